@@ -1,0 +1,3 @@
+"""The operator's window: what the daemon answers when asked.
+Enters: commands, questions.
+Never: training decisions."""

@@ -1,0 +1,42 @@
+"""Time as a port: services read it, machines are given it, tests turn it by hand."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """``now()`` is monotonic seconds for deadlines; ``wall()`` is Unix seconds for records other peers read."""
+
+    def now(self) -> float: ...
+    def wall(self) -> float: ...
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def wall(self) -> float:
+        return time.time()
+
+
+class VirtualClock:
+    """A clock that stands still until told to move. ``wall`` runs ``skew`` seconds beside ``now``."""
+
+    def __init__(self, start: float = 1_000_000.0, skew: float = 0.0) -> None:
+        self._now, self.skew = start, skew
+
+    def now(self) -> float:
+        return self._now
+
+    def wall(self) -> float:
+        return self._now + self.skew
+
+    def advance(self, seconds: float) -> None:
+        """Move forward; raises ValueError for a step back, because monotonic time has none."""
+        if seconds < 0:
+            raise ValueError("time does not go back")
+        self._now += seconds

@@ -1,0 +1,107 @@
+"""Three families of failure, mapped once where they enter the program.
+
+* :class:`PeerFault`     somebody else failed: route around it, count it.
+* :class:`RoundAborted`  this attempt is void: retry under a new round with the survivors.
+* :class:`LocalFault`    we failed, or were asked for the impossible: stop, say why, say the next step.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from node.core.ids import PeerId, short
+
+
+class ExitCode(IntEnum):
+    """Exit codes of the command line, stable for scripts and service managers (docs/operating.md)."""
+
+    OK = 0
+    UNEXPECTED = 1
+    USAGE = 2
+    NOT_RUNNING = 3
+    NETWORK = 4
+    REFUSED = 5
+    PROTOCOL = 6
+    RESOURCES = 7
+    TIMED_OUT = 8
+    DEGRADED = 9
+    RESTART_WANTED = 10
+    INTERRUPTED = 130
+
+
+class TuttiError(Exception):
+    """Root of every error this project raises on purpose."""
+
+
+class PeerFault(TuttiError):
+    """Another peer failed, lied, or could not be reached. Never stops this daemon.
+
+    ``peer`` is who, ``reason`` one sentence, ``weight`` how much it counts towards a ban
+    (0: nobody's fault, such as a closed connection; 1: garbage).
+    """
+
+    def __init__(self, peer: PeerId, reason: str, weight: float = 0.0) -> None:
+        super().__init__(f"peer {short(peer)}: {reason}")
+        self.peer, self.reason, self.weight = peer, reason, weight
+
+
+class WireError(TuttiError):
+    """Bytes from outside that do not parse or exceed a limit; raised before anything is allocated for them."""
+
+
+class RoundAborted(TuttiError):
+    """An averaging round ended without a result; gradients are kept and the round is retried."""
+
+
+class LocalFault(TuttiError):
+    """This daemon or its user must act. ``next_step`` says how, ``code`` becomes the exit code."""
+
+    code: ExitCode = ExitCode.UNEXPECTED
+
+    def __init__(self, what: str, next_step: str = "", code: ExitCode | None = None) -> None:
+        super().__init__(what)
+        self.what, self.next_step = what, next_step
+        if code is not None:
+            self.code = code
+
+
+class UsageFault(LocalFault):
+    """A value the user gave cannot be used (a wrong invite, a bad manifest field, an unknown flag)."""
+
+    code = ExitCode.USAGE
+
+
+class NotRunning(LocalFault):
+    """The command needs a daemon and none answers on the control socket."""
+
+    code = ExitCode.NOT_RUNNING
+
+
+class NetworkFault(LocalFault):
+    """No bootstrap peer answers, a port is taken, or nothing can be reached."""
+
+    code = ExitCode.NETWORK
+
+
+class Refused(LocalFault):
+    """A signature, a hash, a key file's permissions or an admission rule says no."""
+
+    code = ExitCode.REFUSED
+
+
+class ProtocolMismatch(LocalFault):
+    """The other side speaks another version of the protocol."""
+
+    code = ExitCode.PROTOCOL
+
+
+class OutOfResources(LocalFault):
+    """Disk full, memory too small for the stage, no device."""
+
+    code = ExitCode.RESOURCES
+
+
+class TimedOut(LocalFault):
+    """What was waited for did not happen in time."""
+
+    code = ExitCode.TIMED_OUT

@@ -1,0 +1,168 @@
+"""The frozen values that cross rooms: hop, path, member, plan. Standard library only."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from node.core.ids import ENDS, PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One (stage, peer) of a path."""
+
+    stage: int
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """Where one micro-batch goes.
+
+    ``index`` is its number inside the epoch, ``origin`` the ends peer that starts it and computes its loss,
+    ``samples`` the ids of the sequences it is made of, ``hops`` the block stages in visiting order.
+    The full journey is ``origin → hops… → origin`` and back along the same hops.
+    """
+
+    index: int
+    origin: PeerId
+    samples: tuple[int, ...]
+    hops: tuple[Hop, ...]
+
+    @property
+    def journey(self) -> tuple[Hop, ...]:
+        """Every visit of the forward way, the origin's two included."""
+        end = Hop(ENDS, self.origin)
+        return (end, *self.hops, end)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A peer as one epoch's view sees it.
+
+    ``speed``: micro-batches per second its stage can do, quantised by the leader, 0 for unknown.
+    ``current``: holds the parameters of the plan's base; a member that does not is a *listener*: it gets no
+    micro-batch and owns nothing this epoch, but gathers every fresh part and is current afterwards.
+    """
+
+    peer: PeerId
+    stage: int
+    speed: float = 0.0
+    current: bool = True
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The leader's decision for one epoch: views, quotas, paths, owners; named by ``(epoch, term)`` and its hash.
+
+    ``epoch`` is the version of the parameters the plan starts from; committing it makes ``epoch + 1``.
+    ``owners`` maps every parameter name to the peer that reduces and steps it; ``moved`` names, for parts whose
+    owner changed, the peer that holds the optimizer state. ``digests`` are the stage digests of the base.
+    ``cursor`` is the sampler before this epoch took its samples: next position and positions handed back.
+    ``loss`` and ``loss_val`` are nats per token of the epoch before and of the last evaluation (0: none yet),
+    ``tokens`` what the swarm has counted so far: news that every member shows its operator.
+    """
+
+    epoch: int
+    term: int
+    leader: PeerId
+    members: tuple[Member, ...]
+    paths: tuple[Path, ...]
+    owners: dict[str, PeerId]
+    moved: dict[str, PeerId] = field(default_factory=dict)
+    digests: dict[int, str] = field(default_factory=dict)
+    deadline_s: float = 60.0
+    cursor: tuple[int, tuple[int, ...]] = (0, ())
+    loss: float = 0.0
+    loss_val: float = 0.0
+    tokens: int = 0
+
+    def cell(self, stage: int) -> tuple[Member, ...]:
+        """The members that share the optimizer step of ``stage``, listeners included, in PeerId order."""
+        return tuple(sorted((m for m in self.members if m.stage == stage), key=lambda m: m.peer))
+
+    def member(self, peer: PeerId) -> Member | None:
+        return next((m for m in self.members if m.peer == peer), None)
+
+    def canonical(self) -> bytes:
+        """The bytes that are hashed, signed and sent: JSON with sorted keys and peers as indices."""
+        index = {m.peer: i for i, m in enumerate(self.members)}
+        outside = sorted(({self.leader} | set(self.moved.values())) - index.keys())
+        names = [m.peer for m in self.members] + outside
+        index.update({p: i for i, p in enumerate(names)})
+        body: dict[str, Any] = {
+            "epoch": self.epoch,
+            "term": self.term,
+            "leader": index[self.leader],
+            "peers": names,
+            "members": [[m.stage, m.speed, m.current] for m in self.members],
+            "paths": [[p.index, index[p.origin], list(p.samples), [[h.stage, index[h.peer]] for h in p.hops]] for p in self.paths],
+            "owners": {k: index[v] for k, v in self.owners.items()},
+            "moved": {k: index[v] for k, v in self.moved.items()},
+            "digests": {str(k): v for k, v in self.digests.items()},
+            "deadline_s": self.deadline_s,
+            "cursor": [self.cursor[0], list(self.cursor[1])],
+            "news": [self.loss, self.loss_val, self.tokens],
+        }
+        return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+    @cached_property
+    def hash(self) -> str:
+        """Hex sha256 of :meth:`canonical`; every message of the epoch carries it."""
+        return hashlib.sha256(self.canonical()).hexdigest()
+
+    @classmethod
+    def parse(cls, raw: bytes) -> Plan:
+        """The inverse of :meth:`canonical`. Raises ValueError for anything that is not a plan."""
+        try:
+            body = json.loads(raw)
+            names = [PeerId(str(p)) for p in body["peers"]]
+
+            def name(i: Any) -> PeerId:
+                if type(i) is not int or not 0 <= i < len(names):
+                    raise ValueError("peer index out of range")
+                return names[i]
+
+            return cls(
+                epoch=_natural(body["epoch"]),
+                term=_natural(body["term"]),
+                leader=name(body["leader"]),
+                members=tuple(
+                    Member(names[i], _natural(s), _finite(v), bool(c)) for i, (s, v, c) in enumerate(body["members"])
+                ),
+                paths=tuple(
+                    Path(
+                        _natural(i),
+                        name(o),
+                        tuple(_natural(s) for s in samples),
+                        tuple(Hop(_natural(s), name(p)) for s, p in hops),
+                    )
+                    for i, o, samples, hops in body["paths"]
+                ),
+                owners={str(k): name(v) for k, v in body["owners"].items()},
+                moved={str(k): name(v) for k, v in body["moved"].items()},
+                digests={int(k): str(v) for k, v in body["digests"].items()},
+                deadline_s=_finite(body["deadline_s"]),
+                cursor=(_natural(body["cursor"][0]), tuple(_natural(p) for p in body["cursor"][1])),
+                loss=_finite(body["news"][0]),
+                loss_val=_finite(body["news"][1]),
+                tokens=_natural(body["news"][2]),
+            )
+        except (KeyError, TypeError, IndexError, AttributeError, RecursionError, json.JSONDecodeError) as e:
+            raise ValueError(f"not a plan: {e}") from e
+
+
+def _natural(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError("expected a natural number")
+    return value
+
+
+def _finite(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value < 1e18:
+        raise ValueError("expected a finite number that is not negative")
+    return float(value)

@@ -1,0 +1,54 @@
+"""A task has a parent and a name. This is the only file that spawns."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+
+class Tasks:
+    """A service's tasks. Closing it ends them all; an unexpected error in one is told to the parent once.
+
+    ``on_error(name, error)`` is called for a task that raised (not for cancellation), and for an
+    *eternal* task that returned: something that should run for ever and stopped is an error.
+    """
+
+    def __init__(self, owner: str, on_error: Callable[[str, BaseException], None] | None = None) -> None:
+        self.owner, self._on_error = owner, on_error
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.errors: list[tuple[str, BaseException]] = []
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def spawn(self, coro: Coroutine[Any, Any, Any], name: str, *, eternal: bool = False) -> asyncio.Task[Any]:
+        """Run ``coro`` as a child named ``owner.name`` until it ends or the owner closes."""
+        task = asyncio.get_running_loop().create_task(coro, name=f"{self.owner}.{name}")
+        self._tasks.add(task)
+        task.add_done_callback(lambda t: self._done(t, name, eternal))
+        return task
+
+    def _done(self, task: asyncio.Task[Any], name: str, eternal: bool) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None and eternal:
+            error = RuntimeError(f"{self.owner}.{name} ended, but it should run for ever")
+        if error is None:
+            return
+        self.errors.append((name, error))
+        if self._on_error is not None:
+            self._on_error(f"{self.owner}.{name}", error)
+
+    async def close(self) -> None:
+        """Cancel every child and wait for it. Safe to call twice, and from a child (which is left to end by itself)."""
+        me = asyncio.current_task()
+        children = [t for t in self._tasks if t is not me]
+        for task in children:
+            task.cancel()
+        for task in children:
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task

@@ -1,0 +1,19 @@
+"""The noticeboard's knobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DirectorySettings:
+    """Of this peer."""
+
+    refresh_s: float = 3.0
+    """Seconds between two publications of the own record, and between two readings of the others'."""
+    ttl_s: float = 15.0
+    """Life of a record."""
+    max_record: int = 4096
+    """Bytes of one signed record; larger ones are refused unread."""
+    max_ttl_s: float = 600.0
+    """A record that claims to live longer than this from now is refused."""

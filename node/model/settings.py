@@ -1,0 +1,37 @@
+"""The shape of the model. Part of the manifest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """A Llama/Qwen3-compatible decoder."""
+
+    layers: int = 6
+    """Transformer blocks, cut into stages as evenly as possible."""
+    d_model: int = 128
+    """Width of the hidden state."""
+    heads: int = 4
+    """Query heads; head_dim is d_model // heads."""
+    kv_heads: int = 2
+    """Key/value heads (grouped-query attention); divides heads."""
+    d_ff: int = 384
+    """Width of the SwiGLU."""
+    vocab: int = 259
+    """Token ids; 259 for the built-in byte tokenizer."""
+    seq_len: int = 128
+    """Tokens a training sequence predicts."""
+    rope_theta: float = 10000.0
+    """Base of the rotary embedding."""
+    norm_eps: float = 1e-5
+    """RMSNorm epsilon."""
+    qk_norm: bool = False
+    """RMSNorm on queries and keys, as Qwen3."""
+    tied: bool = False
+    """Head shares the embedding matrix."""
+    init_std: float = 0.02
+    """Standard deviation of the initial weights."""
+    init_seed: int = 1234
+    """Seed of the initial weights; each parameter is drawn from (seed, name), so every cut gives the same model."""

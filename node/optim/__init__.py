@@ -1,0 +1,3 @@
+"""The partitioned matrix optimizer: ownership, Newton-Schulz, steps. Pure torch.
+Enters: mean gradients, parameters.
+Never: a network."""

@@ -1,0 +1,29 @@
+"""How micro-batches travel. The first part belongs to the manifest, the second to the peer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PipelineSettings:
+    """Agreed by the swarm."""
+
+    stages: int = 3
+    """Block stages."""
+    micro_batch: int = 16
+    """Sequences in one micro-batch."""
+    wire: str = "fp32"
+    """Number format of activations and their gradients on the wire: fp32, bf16, fp16."""
+    forward_timeout_s: float = 30.0
+    """A hop that has not answered DONE by then is treated as failed for this micro-batch."""
+
+
+@dataclass(frozen=True)
+class PipelineLimits:
+    """Of this peer."""
+
+    stash_bytes: int = 1 << 30
+    """Activations kept for backward; a forward beyond it is answered BUSY."""
+    in_flight: int = 8
+    """Micro-batches an ends peer keeps under way at once."""

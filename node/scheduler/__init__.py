@@ -1,0 +1,3 @@
+"""Where every micro-batch goes and who shares the work.
+Enters: members, speeds.
+Never: I/O, torch."""

@@ -1,0 +1,23 @@
+"""The epoch and the run. Part of the manifest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """What the swarm agreed to do."""
+
+    epochs: int = 150
+    """Epochs of the run; the schedule of the learning rate is laid out over them."""
+    target_batch: int = 256
+    """Sequences behind one update; a multiple of the micro-batch."""
+    epoch_timeout_s: float = 60.0
+    """An epoch that is not done by then is closed with what it has."""
+    eval_every: int = 10
+    """Epochs between evaluations on the held-out text; 0 never evaluates."""
+    eval_batches: int = 4
+    """Micro-batches of one evaluation."""
+    min_replicas: int = 1
+    """Live peers every stage needs before the first epoch is planned."""

@@ -1,0 +1,3 @@
+"""Values to bytes and back, pure: tensor frames.
+Enters: tensors, byte chunks.
+Never: a socket."""

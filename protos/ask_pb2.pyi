@@ -1,0 +1,123 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Ask(_message.Message):
+    __slots__ = ("manifest", "peers", "ping")
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    PING_FIELD_NUMBER: _ClassVar[int]
+    manifest: AskManifest
+    peers: AskPeers
+    ping: AskPing
+    def __init__(self, manifest: _Optional[_Union[AskManifest, _Mapping]] = ..., peers: _Optional[_Union[AskPeers, _Mapping]] = ..., ping: _Optional[_Union[AskPing, _Mapping]] = ...) -> None: ...
+
+class AskManifest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class AskPeers(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AskPing(_message.Message):
+    __slots__ = ("nonce",)
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    def __init__(self, nonce: _Optional[bytes] = ...) -> None: ...
+
+class Answer(_message.Message):
+    __slots__ = ("manifest", "peers", "ping", "refusal")
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    PING_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    manifest: ManifestAnswer
+    peers: PeersAnswer
+    ping: PingAnswer
+    refusal: Refusal
+    def __init__(self, manifest: _Optional[_Union[ManifestAnswer, _Mapping]] = ..., peers: _Optional[_Union[PeersAnswer, _Mapping]] = ..., ping: _Optional[_Union[PingAnswer, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
+
+class ManifestAnswer(_message.Message):
+    __slots__ = ("toml",)
+    TOML_FIELD_NUMBER: _ClassVar[int]
+    toml: bytes
+    def __init__(self, toml: _Optional[bytes] = ...) -> None: ...
+
+class PeersAnswer(_message.Message):
+    __slots__ = ("peers", "swarm")
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    SWARM_FIELD_NUMBER: _ClassVar[int]
+    peers: _containers.RepeatedCompositeFieldContainer[PeerLine]
+    swarm: SwarmLine
+    def __init__(self, peers: _Optional[_Iterable[_Union[PeerLine, _Mapping]]] = ..., swarm: _Optional[_Union[SwarmLine, _Mapping]] = ...) -> None: ...
+
+class PingAnswer(_message.Message):
+    __slots__ = ("nonce", "version", "name")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    version: str
+    name: str
+    def __init__(self, nonce: _Optional[bytes] = ..., version: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("code", "reason")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    reason: str
+    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class PeerLine(_message.Message):
+    __slots__ = ("peer", "name", "state", "stage", "role", "path", "rtt_s", "tokens_per_s", "epoch", "up_s", "version", "seen_s", "progress")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    RTT_S_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    UP_S_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SEEN_S_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    name: str
+    state: str
+    stage: int
+    role: str
+    path: str
+    rtt_s: float
+    tokens_per_s: float
+    epoch: int
+    up_s: float
+    version: str
+    seen_s: float
+    progress: float
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., stage: _Optional[int] = ..., role: _Optional[str] = ..., path: _Optional[str] = ..., rtt_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., epoch: _Optional[int] = ..., up_s: _Optional[float] = ..., version: _Optional[str] = ..., seen_s: _Optional[float] = ..., progress: _Optional[float] = ...) -> None: ...
+
+class SwarmLine(_message.Message):
+    __slots__ = ("name", "run_id", "epoch", "epochs", "loss", "stages")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    run_id: str
+    epoch: int
+    epochs: int
+    loss: float
+    stages: int
+    def __init__(self, name: _Optional[str] = ..., run_id: _Optional[str] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., loss: _Optional[float] = ..., stages: _Optional[int] = ...) -> None: ...

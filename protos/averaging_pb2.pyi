@@ -1,0 +1,54 @@
+from protos import tensor_pb2 as _tensor_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ContributionHead(_message.Message):
+    __slots__ = ("epoch", "term", "attempt", "plan_hash", "ownership_hash", "tokens", "tensors")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PLAN_HASH_FIELD_NUMBER: _ClassVar[int]
+    OWNERSHIP_HASH_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    term: int
+    attempt: int
+    plan_hash: str
+    ownership_hash: str
+    tokens: int
+    tensors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorHead]
+    def __init__(self, epoch: _Optional[int] = ..., term: _Optional[int] = ..., attempt: _Optional[int] = ..., plan_hash: _Optional[str] = ..., ownership_hash: _Optional[str] = ..., tokens: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[_tensor_pb2.TensorHead, _Mapping]]] = ...) -> None: ...
+
+class Contribution(_message.Message):
+    __slots__ = ("head", "chunk")
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    head: ContributionHead
+    chunk: bytes
+    def __init__(self, head: _Optional[_Union[ContributionHead, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+
+class FreshHead(_message.Message):
+    __slots__ = ("tensors", "digest", "tokens", "contributors")
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
+    tensors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorHead]
+    digest: str
+    tokens: int
+    contributors: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, tensors: _Optional[_Iterable[_Union[_tensor_pb2.TensorHead, _Mapping]]] = ..., digest: _Optional[str] = ..., tokens: _Optional[int] = ..., contributors: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Fresh(_message.Message):
+    __slots__ = ("head", "chunk")
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    head: FreshHead
+    chunk: bytes
+    def __init__(self, head: _Optional[_Union[FreshHead, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...

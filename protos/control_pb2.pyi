@@ -1,0 +1,241 @@
+from protos import ask_pb2 as _ask_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Snapshot(_message.Message):
+    __slots__ = ("peer", "name", "version", "up_s", "state", "healthy", "reason", "next_step", "swarm", "stage", "role", "layers", "replicas", "epoch", "phase", "loss", "loss_val", "loss_first", "tokens_per_s", "tokens", "micro_batches", "last_work_s", "bytes_sent", "bytes_received", "peers_direct", "peers_tunnel", "round", "device", "memory_used", "memory_limit", "stash_bytes", "stash_limit", "warnings", "leader", "digest", "time_s", "loss_history", "home", "metrics_url", "addresses", "p2pd_restarts", "digest_mismatches", "progress")
+    class TimeSEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    UP_S_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    HEALTHY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NEXT_STEP_FIELD_NUMBER: _ClassVar[int]
+    SWARM_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_VAL_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIRST_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    LAST_WORK_S_FIELD_NUMBER: _ClassVar[int]
+    BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    PEERS_DIRECT_FIELD_NUMBER: _ClassVar[int]
+    PEERS_TUNNEL_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_USED_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    STASH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STASH_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TIME_S_FIELD_NUMBER: _ClassVar[int]
+    LOSS_HISTORY_FIELD_NUMBER: _ClassVar[int]
+    HOME_FIELD_NUMBER: _ClassVar[int]
+    METRICS_URL_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    P2PD_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_MISMATCHES_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    name: str
+    version: str
+    up_s: float
+    state: str
+    healthy: bool
+    reason: str
+    next_step: str
+    swarm: _ask_pb2.SwarmLine
+    stage: int
+    role: str
+    layers: str
+    replicas: int
+    epoch: int
+    phase: str
+    loss: float
+    loss_val: float
+    loss_first: float
+    tokens_per_s: float
+    tokens: int
+    micro_batches: int
+    last_work_s: float
+    bytes_sent: int
+    bytes_received: int
+    peers_direct: int
+    peers_tunnel: int
+    round: RoundLine
+    device: str
+    memory_used: int
+    memory_limit: int
+    stash_bytes: int
+    stash_limit: int
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    leader: str
+    digest: str
+    time_s: _containers.ScalarMap[str, float]
+    loss_history: _containers.RepeatedScalarFieldContainer[float]
+    home: str
+    metrics_url: str
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    p2pd_restarts: int
+    digest_mismatches: int
+    progress: float
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., up_s: _Optional[float] = ..., state: _Optional[str] = ..., healthy: _Optional[bool] = ..., reason: _Optional[str] = ..., next_step: _Optional[str] = ..., swarm: _Optional[_Union[_ask_pb2.SwarmLine, _Mapping]] = ..., stage: _Optional[int] = ..., role: _Optional[str] = ..., layers: _Optional[str] = ..., replicas: _Optional[int] = ..., epoch: _Optional[int] = ..., phase: _Optional[str] = ..., loss: _Optional[float] = ..., loss_val: _Optional[float] = ..., loss_first: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., tokens: _Optional[int] = ..., micro_batches: _Optional[int] = ..., last_work_s: _Optional[float] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., peers_direct: _Optional[int] = ..., peers_tunnel: _Optional[int] = ..., round: _Optional[_Union[RoundLine, _Mapping]] = ..., device: _Optional[str] = ..., memory_used: _Optional[int] = ..., memory_limit: _Optional[int] = ..., stash_bytes: _Optional[int] = ..., stash_limit: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., digest: _Optional[str] = ..., time_s: _Optional[_Mapping[str, float]] = ..., loss_history: _Optional[_Iterable[float]] = ..., home: _Optional[str] = ..., metrics_url: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., p2pd_restarts: _Optional[int] = ..., digest_mismatches: _Optional[int] = ..., progress: _Optional[float] = ...) -> None: ...
+
+class RoundLine(_message.Message):
+    __slots__ = ("done", "repaired", "failed", "last_s", "members", "contributors", "bytes")
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    REPAIRED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    LAST_S_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    done: int
+    repaired: int
+    failed: int
+    last_s: float
+    members: int
+    contributors: int
+    bytes: int
+    def __init__(self, done: _Optional[int] = ..., repaired: _Optional[int] = ..., failed: _Optional[int] = ..., last_s: _Optional[float] = ..., members: _Optional[int] = ..., contributors: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class PeersRequest(_message.Message):
+    __slots__ = ("all",)
+    ALL_FIELD_NUMBER: _ClassVar[int]
+    all: bool
+    def __init__(self, all: _Optional[bool] = ...) -> None: ...
+
+class PingPeer(_message.Message):
+    __slots__ = ("peer", "count")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    count: int
+    def __init__(self, peer: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
+class PingReport(_message.Message):
+    __slots__ = ("peer", "name", "path", "rtt_s", "error")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    RTT_S_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    name: str
+    path: str
+    rtt_s: _containers.RepeatedScalarFieldContainer[float]
+    error: str
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., path: _Optional[str] = ..., rtt_s: _Optional[_Iterable[float]] = ..., error: _Optional[str] = ...) -> None: ...
+
+class EventsRequest(_message.Message):
+    __slots__ = ("follow", "last", "level")
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    follow: bool
+    last: int
+    level: str
+    def __init__(self, follow: _Optional[bool] = ..., last: _Optional[int] = ..., level: _Optional[str] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("at", "level", "room", "kind", "text", "fields")
+    AT_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    ROOM_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    at: float
+    level: str
+    room: str
+    kind: str
+    text: str
+    fields: str
+    def __init__(self, at: _Optional[float] = ..., level: _Optional[str] = ..., room: _Optional[str] = ..., kind: _Optional[str] = ..., text: _Optional[str] = ..., fields: _Optional[str] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("timeout_s",)
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    timeout_s: float
+    def __init__(self, timeout_s: _Optional[float] = ...) -> None: ...
+
+class StopRequest(_message.Message):
+    __slots__ = ("now",)
+    NOW_FIELD_NUMBER: _ClassVar[int]
+    now: bool
+    def __init__(self, now: _Optional[bool] = ...) -> None: ...
+
+class StopReply(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...
+
+class GenerateRequest(_message.Message):
+    __slots__ = ("prompt", "max_tokens", "temperature", "seed", "top_k")
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    prompt: str
+    max_tokens: int
+    temperature: float
+    seed: int
+    top_k: int
+    def __init__(self, prompt: _Optional[str] = ..., max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., seed: _Optional[int] = ..., top_k: _Optional[int] = ...) -> None: ...
+
+class Piece(_message.Message):
+    __slots__ = ("text", "last", "tokens_per_s")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    last: bool
+    tokens_per_s: float
+    def __init__(self, text: _Optional[str] = ..., last: _Optional[bool] = ..., tokens_per_s: _Optional[float] = ...) -> None: ...
+
+class ExportRequest(_message.Message):
+    __slots__ = ("directory",)
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    directory: str
+    def __init__(self, directory: _Optional[str] = ...) -> None: ...
+
+class InviteRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class InviteReply(_message.Message):
+    __slots__ = ("invite", "addresses")
+    INVITE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    invite: str
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, invite: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...

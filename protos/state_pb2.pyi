@@ -1,0 +1,78 @@
+from protos import tensor_pb2 as _tensor_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    KIND_UNSPECIFIED: _ClassVar[Kind]
+    PARAMETERS: _ClassVar[Kind]
+    OPTIMIZER: _ClassVar[Kind]
+KIND_UNSPECIFIED: Kind
+PARAMETERS: Kind
+OPTIMIZER: Kind
+
+class DescribeRequest(_message.Message):
+    __slots__ = ("stage", "kind", "epoch", "any_epoch", "names")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ANY_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    kind: Kind
+    epoch: int
+    any_epoch: bool
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, stage: _Optional[int] = ..., kind: _Optional[_Union[Kind, str]] = ..., epoch: _Optional[int] = ..., any_epoch: _Optional[bool] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StateManifest(_message.Message):
+    __slots__ = ("epoch", "stage", "kind", "digest", "tensors")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    stage: int
+    kind: Kind
+    digest: str
+    tensors: _containers.RepeatedCompositeFieldContainer[StateTensor]
+    def __init__(self, epoch: _Optional[int] = ..., stage: _Optional[int] = ..., kind: _Optional[_Union[Kind, str]] = ..., digest: _Optional[str] = ..., tensors: _Optional[_Iterable[_Union[StateTensor, _Mapping]]] = ...) -> None: ...
+
+class StateTensor(_message.Message):
+    __slots__ = ("head", "sha256")
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    head: _tensor_pb2.TensorHead
+    sha256: str
+    def __init__(self, head: _Optional[_Union[_tensor_pb2.TensorHead, _Mapping]] = ..., sha256: _Optional[str] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("stage", "kind", "epoch", "name", "offset", "length")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    kind: Kind
+    epoch: int
+    name: str
+    offset: int
+    length: int
+    def __init__(self, stage: _Optional[int] = ..., kind: _Optional[_Union[Kind, str]] = ..., epoch: _Optional[int] = ..., name: _Optional[str] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+
+class StateChunk(_message.Message):
+    __slots__ = ("offset", "data")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    data: bytes
+    def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...

@@ -1,0 +1,150 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Note(_message.Message):
+    __slots__ = ("epoch", "term", "plan", "finished", "round", "committed", "incomplete", "fault", "ready", "leaving")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    INCOMPLETE_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    term: int
+    plan: PlanNote
+    finished: FinishedNote
+    round: RoundNote
+    committed: CommittedNote
+    incomplete: IncompleteNote
+    fault: FaultNote
+    ready: ReadyNote
+    leaving: LeavingNote
+    def __init__(self, epoch: _Optional[int] = ..., term: _Optional[int] = ..., plan: _Optional[_Union[PlanNote, _Mapping]] = ..., finished: _Optional[_Union[FinishedNote, _Mapping]] = ..., round: _Optional[_Union[RoundNote, _Mapping]] = ..., committed: _Optional[_Union[CommittedNote, _Mapping]] = ..., incomplete: _Optional[_Union[IncompleteNote, _Mapping]] = ..., fault: _Optional[_Union[FaultNote, _Mapping]] = ..., ready: _Optional[_Union[ReadyNote, _Mapping]] = ..., leaving: _Optional[_Union[LeavingNote, _Mapping]] = ...) -> None: ...
+
+class NoteReply(_message.Message):
+    __slots__ = ("accepted", "reason")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    accepted: bool
+    reason: str
+    def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class PlanNote(_message.Message):
+    __slots__ = ("plan", "signature")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    plan: bytes
+    signature: bytes
+    def __init__(self, plan: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class FinishedNote(_message.Message):
+    __slots__ = ("plan_hash", "results")
+    PLAN_HASH_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    plan_hash: str
+    results: _containers.RepeatedCompositeFieldContainer[MicroBatchResult]
+    def __init__(self, plan_hash: _Optional[str] = ..., results: _Optional[_Iterable[_Union[MicroBatchResult, _Mapping]]] = ...) -> None: ...
+
+class MicroBatchResult(_message.Message):
+    __slots__ = ("index", "counted", "loss_sum", "tokens")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
+    LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    counted: bool
+    loss_sum: float
+    tokens: int
+    def __init__(self, index: _Optional[int] = ..., counted: _Optional[bool] = ..., loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class RoundNote(_message.Message):
+    __slots__ = ("plan_hash", "attempt", "dead", "owners", "sources", "dropped", "deadline_s")
+    class OwnersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    PLAN_HASH_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    OWNERS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    plan_hash: str
+    attempt: int
+    dead: _containers.RepeatedScalarFieldContainer[str]
+    owners: _containers.ScalarMap[str, str]
+    sources: _containers.RepeatedScalarFieldContainer[str]
+    dropped: _containers.RepeatedScalarFieldContainer[int]
+    deadline_s: float
+    def __init__(self, plan_hash: _Optional[str] = ..., attempt: _Optional[int] = ..., dead: _Optional[_Iterable[str]] = ..., owners: _Optional[_Mapping[str, str]] = ..., sources: _Optional[_Iterable[str]] = ..., dropped: _Optional[_Iterable[int]] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+
+class CommittedNote(_message.Message):
+    __slots__ = ("plan_hash", "attempt", "digest", "tokens", "speed", "contributors")
+    PLAN_HASH_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SPEED_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
+    plan_hash: str
+    attempt: int
+    digest: str
+    tokens: int
+    speed: float
+    contributors: int
+    def __init__(self, plan_hash: _Optional[str] = ..., attempt: _Optional[int] = ..., digest: _Optional[str] = ..., tokens: _Optional[int] = ..., speed: _Optional[float] = ..., contributors: _Optional[int] = ...) -> None: ...
+
+class IncompleteNote(_message.Message):
+    __slots__ = ("plan_hash", "attempt", "holds", "failed")
+    PLAN_HASH_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    plan_hash: str
+    attempt: int
+    holds: _containers.RepeatedScalarFieldContainer[str]
+    failed: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, plan_hash: _Optional[str] = ..., attempt: _Optional[int] = ..., holds: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class FaultNote(_message.Message):
+    __slots__ = ("about", "reason")
+    ABOUT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    about: str
+    reason: str
+    def __init__(self, about: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ReadyNote(_message.Message):
+    __slots__ = ("stage", "parameters_epoch", "digest", "speed", "checkpoints", "term")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SPEED_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    parameters_epoch: int
+    digest: str
+    speed: float
+    checkpoints: _containers.RepeatedScalarFieldContainer[int]
+    term: int
+    def __init__(self, stage: _Optional[int] = ..., parameters_epoch: _Optional[int] = ..., digest: _Optional[str] = ..., speed: _Optional[float] = ..., checkpoints: _Optional[_Iterable[int]] = ..., term: _Optional[int] = ...) -> None: ...
+
+class LeavingNote(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
