@@ -75,7 +75,7 @@ def encode(tensor: torch.Tensor, wire: str) -> memoryview:
     if not tensor.is_floating_point():
         raise ValueError(f"only floating-point tensors travel, not {tensor.dtype}")
     cast = tensor.detach().to(dtype_of(wire)).cpu().contiguous().reshape(-1)
-    return memoryview(_words(cast).view(np.uint8))
+    return _words(cast).view(np.uint8).data
 
 
 def chunks(buffer: Buffer, size: int) -> Iterator[bytes]:
@@ -136,17 +136,24 @@ class TensorReader:
             raise WireError(f"the stream ended {self.remaining} bytes short of {self.nbytes}")
         while len(self._done) < len(self._shapes):  # what is left has no bytes
             self._open()
-        return [tensor.float() for tensor in self._done]
+        self._widen()
+        return self._done
 
     def _target(self) -> memoryview:
         while self._bytes is None or self._filled == len(self._bytes):
             self._bytes, self._filled = self._open(), 0
         return self._bytes
 
+    def _widen(self) -> None:
+        # One tensor at a time, as it gets full: two copies of everything never exist together.
+        if self._done:
+            self._done[-1] = self._done[-1].float()
+
     def _open(self) -> memoryview:
+        self._widen()
         tensor = torch.empty(self._shapes[len(self._done)], dtype=self._dtype)
         self._done.append(tensor)
-        return memoryview(_words(tensor.reshape(-1)).view(np.uint8))
+        return _words(tensor.reshape(-1)).view(np.uint8).data
 
 
 def digest(named: Mapping[str, torch.Tensor]) -> str:

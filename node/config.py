@@ -1,0 +1,357 @@
+"""The settings of this peer, merged from everywhere, and the places of its files. The only reader of the environment.
+
+No manifest can change them. Precedence: flags, then ``TUTTI_*``, then ``--config``, then the user's ``config.toml``,
+then the defaults written in each room's ``settings.py``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+import re
+import tempfile
+import tomllib
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from node.checkpoint.settings import CheckpointSettings
+from node.core.errors import LocalFault, Refused, UsageFault
+from node.core.tables import Rule, check, from_text, unknown
+from node.dht.settings import DirectorySettings
+from node.manifest import PROTOCOL, Manifest, read_manifest
+from node.pipeline.settings import PipelineLimits
+from node.transport.settings import TransportSettings
+
+__all__ = ["ENVIRONMENT", "KNOWN", "PROTOCOL", "Manifest", "NodeConfig", "NodeSettings", "read_manifest", "write_atomically"]
+
+MAX_SOCKET_PATH = 100
+"""Bytes of a unix socket's path that every system takes (Linux 107, macOS 103)."""
+_PORT = Rule(0, 65535)
+NODE_RULES: dict[str, Rule] = {
+    "name": Rule(pattern=r"[\w .-]{0,40}", says="at most 40 letters, digits, spaces, dots, dashes"),
+    "role": Rule(choices=("auto", "ends", "stage", "rendezvous")),
+    "stage": Rule(pattern=r"auto|[1-9][0-9]{0,3}", says='"auto" or the number of a block stage, 1 or more'),
+    "device": Rule(pattern=r"auto|cpu|cuda(:[0-9]{1,2})?|mps", says="auto, cpu, cuda, cuda:N or mps"),
+    "threads": Rule(0, 1024),
+    "memory": Rule(
+        pattern=r"(100|[1-9]?[0-9])%|[0-9]+(\.[0-9]+)?\s*([KMGT]i?B)?", says='a share such as "80%" or a size such as "20GiB"'
+    ),
+    "admission": Rule(pattern=r"([0-9a-fA-F]{2})*", says="the token's bytes in hex"),
+    "metrics_port": Rule(-1, 65535),
+    "log_format": Rule(choices=("auto", "text", "json")),
+    "log_level": Rule(choices=("debug", "info", "warning", "error")),
+    "transport.p2p_port": _PORT,
+    "transport.grpc_port": _PORT,
+    "transport.max_message": Rule(1 << 16, 1 << 30),
+    "transport.chunk": Rule(1 << 10, 1 << 26),
+    "transport.handshake_timeout_s": Rule(0.1, 600),
+    "transport.keepalive_s": Rule(1, 3600),
+    "transport.keepalive_timeout_s": Rule(0.1, 600),
+    "transport.dial_timeout_s": Rule(0.1, 600),
+    "transport.peer_streams": Rule(1, 10000),
+    "directory.refresh_s": Rule(0.1, 3600),
+    "directory.ttl_s": Rule(1, 3600),
+    "directory.max_record": Rule(256, 1 << 20),
+    "directory.max_ttl_s": Rule(1, 86400),
+    "checkpoint.every": Rule(0, 10**9),
+    "checkpoint.keep": Rule(1, 1000),
+    "checkpoint.fetch_chunk": Rule(1 << 10, 1 << 22),
+    "checkpoint.fetch_parallel": Rule(1, 64),
+    "checkpoint.max_up": Rule(0),
+    "limits.stash_bytes": Rule(1 << 16, 1 << 50),
+    "limits.in_flight": Rule(1, 10000),
+}
+ROOMS: dict[str, type] = {
+    "transport": TransportSettings,
+    "directory": DirectorySettings,
+    "checkpoint": CheckpointSettings,
+    "limits": PipelineLimits,
+}
+SHORT_NAMES = {
+    "listen": "transport.host",
+    "p2p_port": "transport.p2p_port",
+    "grpc_port": "transport.grpc_port",
+    "announce": "transport.announce",
+    "force_tunnel": "transport.force_tunnel",
+    "relay": "transport.relay",
+}
+"""Names in flags and the environment for settings that people touch often: TUTTI_LISTEN is transport.host."""
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """The knobs of one peer that belong to no room."""
+
+    name: str = ""
+    """Human name; empty: derived from the identity."""
+    role: str = "auto"
+    """auto | ends | stage | rendezvous."""
+    stage: str = "auto"
+    """Block stage to host, or auto: the one that needs a peer most."""
+    device: str = "auto"
+    """auto | cpu | cuda:N | mps."""
+    threads: int = 0
+    """CPU threads of the device; 0: all cores."""
+    memory: str = "90%"
+    """Most memory of the device to use: a share of it, or a size."""
+    swarm: str = ""
+    """Path of the swarm.toml to run; empty: the one used last."""
+    join: tuple[str, ...] = ()
+    """Invites ("tutti1...") and multiaddrs ("/ip4/...") to start from."""
+    admission: str = ""
+    """Admission token of a private swarm in hex, when the invite does not carry it."""
+    metrics_port: int = 0
+    """TCP port of the metrics page on loopback; 0 a free one, -1 none."""
+    log_format: str = "auto"
+    """auto (text on a terminal, JSON otherwise) | text | json."""
+    log_level: str = "info"
+    """Least level shown on stderr; the event file has everything."""
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """The settings of one peer and the places of its files."""
+
+    home: Path
+    node: NodeSettings = field(default_factory=NodeSettings)
+    transport: TransportSettings = field(default_factory=TransportSettings)
+    directory: DirectorySettings = field(default_factory=DirectorySettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    limits: PipelineLimits = field(default_factory=PipelineLimits)
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Setting to where its value came from: "--p2p-port", "TUTTI_P2P_PORT", a file. Absent: built in."""
+
+    @classmethod
+    def load(cls, flags: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> NodeConfig:
+        """Merge flags, environment, files and defaults.
+
+        ``flags``: setting ("role", "transport.host") or short name ("listen") to value; None is "not given". Two are
+        special: ``home`` (directory of this peer's files) and ``config`` (a TOML file). ``environ`` replaces the
+        process's environment in tests. Raises UsageFault naming the setting, its value and where that came from.
+        """
+        env = os.environ if environ is None else environ
+        given = {k: v for k, v in flags.items() if v is not None}
+        explicit = given.pop("home", None) or env.get("TUTTI_HOME")
+        home = Path(explicit).expanduser().absolute() if explicit else _user_dir("data")
+        user_file = (home if explicit else _user_dir("config")) / "config.toml"
+        named = given.pop("config", None) or env.get("TUTTI_CONFIG")
+
+        merged: dict[str, tuple[Any, str]] = {}
+        if user_file.is_file():
+            merged.update(_from_file(user_file))
+        if named:
+            merged.update(_from_file(Path(named).expanduser()))
+        merged.update(_from_environment(env))
+        for key, value in given.items():
+            name = SHORT_NAMES.get(key, key)
+            if name not in KNOWN:
+                raise unknown(key, [*KNOWN, *SHORT_NAMES])
+            merged[name] = (list(value) if isinstance(value, tuple) else value, "--" + key.replace("_", "-").replace(".", "-"))
+
+        tables: dict[str, dict[str, Any]] = {"": {}, **{room: {} for room in ROOMS}}
+        for name, (value, source) in merged.items():
+            room, _, key = name.rpartition(".")
+            tables[room][key] = check(name, value, KNOWN[name], NODE_RULES.get(name), source=source)
+        rooms = {room: kind(**tables[room]) for room, kind in ROOMS.items()}
+        sources = {name: source for name, (_, source) in merged.items()}
+        return cls(home=home, node=NodeSettings(**tables[""]), sources=sources, **rooms)
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def role(self) -> str:
+        return self.node.role
+
+    @property
+    def stage(self) -> int | None:
+        """The block stage the user asked for; None: choose the one that needs a peer most."""
+        return None if self.node.stage == "auto" else int(self.node.stage)
+
+    @property
+    def device(self) -> str:
+        return self.node.device
+
+    @property
+    def threads(self) -> int:
+        return self.node.threads
+
+    @property
+    def swarm(self) -> Path | None:
+        return Path(self.node.swarm).expanduser() if self.node.swarm else None
+
+    @property
+    def join(self) -> tuple[str, ...]:
+        return self.node.join
+
+    @property
+    def admission(self) -> bytes:
+        return bytes.fromhex(self.node.admission)
+
+    @property
+    def metrics_port(self) -> int | None:
+        """Port of the metrics page, 0 for a free one; None: no page."""
+        return None if self.node.metrics_port < 0 else self.node.metrics_port
+
+    @property
+    def log_format(self) -> str:
+        return self.node.log_format
+
+    @property
+    def log_level(self) -> str:
+        return self.node.log_level
+
+    def memory_limit(self, total: int) -> int:
+        """Bytes this peer may use of a device that has ``total``."""
+        text = self.node.memory.strip()
+        if text.endswith("%"):
+            return total * int(text[:-1]) // 100
+        found = re.fullmatch(r"([0-9.]+)\s*([KMGT]?)(i?)B?", text)
+        if found is None:
+            raise UsageFault(f'memory = "{text}"', f"allowed: {NODE_RULES['memory'].sentence}")
+        step = 1024 if found[3] else 1000
+        return min(total, int(float(found[1]) * step ** " KMGT".index(found[2] or " ")))
+
+    @property
+    def identity_path(self) -> Path:
+        return self.home / "identity.key"
+
+    @property
+    def events_path(self) -> Path:
+        return self.home / "log" / "events.jsonl"
+
+    @property
+    def control_socket(self) -> Path:
+        """Where the control service listens: in home, or in a short private directory when home's path is too long."""
+        here = self.home / "ctl.sock"
+        if len(os.fsencode(here)) <= MAX_SOCKET_PATH:
+            return here
+        tag = hashlib.sha256(os.fsencode(self.home)).hexdigest()[:16]
+        return Path(_runtime_dir()) / f"tutti-{os.getuid()}-{tag}" / "ctl.sock"
+
+    def prepare_control_socket(self) -> Path:
+        """Create the socket's directory (0700, ours alone) and, when it is not home, a pointer file beside it for people."""
+        path = self.control_socket
+        self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if path.parent != self.home:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            seen = path.parent.lstat()
+            if seen.st_uid != os.getuid() or seen.st_mode & 0o077 or not path.parent.is_dir() or path.parent.is_symlink():
+                raise Refused(f"{path.parent} is not a private directory of yours", "remove it, or choose a shorter --home")
+            (self.home / "ctl.sock.path").write_text(f"{path}\n")
+        return path
+
+    def swarm_dir(self, run_id: str) -> Path:
+        return self.home / "swarms" / run_id[:12]
+
+    def manifest_path(self, run_id: str) -> Path:
+        return self.swarm_dir(run_id) / "swarm.toml"
+
+    def checkpoint_dir(self, run_id: str) -> Path:
+        return self.swarm_dir(run_id) / "ckpt"
+
+    def remember(self, manifest: Manifest, invite: str = "") -> Path:
+        """Keep a manifest (and the invite it came by) as the swarm a bare ``tutti start`` runs. Returns its file."""
+        path = self.manifest_path(manifest.run_id)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_atomically(path, manifest.to_toml())
+            if invite:
+                write_atomically(path.parent / "invite", f"{invite}\n".encode())
+            write_atomically(self.home / "swarms" / "current", f"{manifest.run_id[:12]}\n".encode())
+        except OSError as e:
+            raise LocalFault(f"cannot write {path}: {e.strerror}", "check the disk and the rights of --home") from e
+        return path
+
+    def remembered(self, run_id: str = "") -> tuple[Manifest, str] | None:
+        """The swarm used last (or the one named) with its invite, "" for none; None when there is no such swarm."""
+        swarms = self.home / "swarms"
+        try:
+            folder = swarms / (run_id[:12] or (swarms / "current").read_text().strip())
+            raw = (folder / "swarm.toml").read_bytes()
+        except OSError:
+            return None
+        invite = folder / "invite"
+        return Manifest.parse(raw), invite.read_text().strip() if invite.is_file() else ""
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Whole or not at all: a temporary file beside ``path``, synced, renamed over it. Raises OSError."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as f:
+            f.write(content)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(name, path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _known() -> dict[str, Any]:
+    known: dict[str, Any] = dict(typing.get_type_hints(NodeSettings))
+    for room, kind in ROOMS.items():
+        known.update({f"{room}.{key}": hint for key, hint in typing.get_type_hints(kind).items()})
+    return known
+
+
+KNOWN: dict[str, Any] = _known()
+"""Every setting of a peer, dotted, and its type."""
+ENVIRONMENT: dict[str, str] = {
+    **{"TUTTI_" + name.upper().replace(".", "_"): name for name in KNOWN},
+    **{"TUTTI_" + short.upper(): name for short, name in SHORT_NAMES.items()},
+}
+"""Every variable that is read, beside TUTTI_HOME and TUTTI_CONFIG, and the setting it gives."""
+
+
+def _from_environment(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+    """Settings in ``TUTTI_*``. An empty value means "not given"; a name close to a known one is refused as a typing error."""
+    found: dict[str, tuple[Any, str]] = {}
+    reserved = ("TUTTI_HOME", "TUTTI_CONFIG")
+    for variable, text in sorted(env.items()):
+        if not variable.startswith("TUTTI_") or variable in reserved:
+            continue
+        name = ENVIRONMENT.get(variable)
+        if name is None:
+            if difflib.get_close_matches(variable, [*ENVIRONMENT, *reserved], n=1, cutoff=0.85):
+                raise unknown(variable, [*ENVIRONMENT, *reserved], "environment")
+            continue
+        if text.strip():
+            found[name] = (from_text(text, KNOWN[name]), variable)
+    return found
+
+
+def _from_file(path: Path) -> dict[str, tuple[Any, str]]:
+    try:
+        table = tomllib.loads(path.read_text())
+    except OSError as e:
+        raise UsageFault(f"cannot read {path}: {e.strerror}", "name an existing file with --config") from e
+    except (ValueError, RecursionError) as e:
+        raise UsageFault(f"{path} is not TOML: {e}", "see docs/operating.md for an example") from e
+    found: dict[str, tuple[Any, str]] = {}
+    for key, value in table.items():
+        entries = {f"{key}.{k}": v for k, v in value.items()} if key in ROOMS and isinstance(value, dict) else {key: value}
+        for name, entry in entries.items():
+            if name not in KNOWN:
+                raise unknown(name, [*KNOWN, *ROOMS], str(path))
+            found[name] = (entry, str(path))
+    return found
+
+
+def _user_dir(kind: str) -> Path:
+    from platformdirs import PlatformDirs
+
+    dirs = PlatformDirs("tutti", appauthor=False)
+    return dirs.user_data_path if kind == "data" else dirs.user_config_path
+
+
+def _runtime_dir() -> str:
+    """A short directory for sockets: the session's, or /tmp when that is missing or long itself."""
+    session = os.environ.get("XDG_RUNTIME_DIR", "")
+    return session if session and len(session) < 40 and os.path.isdir(session) else "/tmp"

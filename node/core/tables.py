@@ -1,0 +1,152 @@
+"""A table of plain values (from TOML, the environment, flags) into a frozen dataclass, with complaints people can act on."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from node.core.errors import UsageFault
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """What a field may hold: one of ``choices``, a number between ``low`` and ``high``, or text matching ``pattern``.
+
+    ``says`` is the sentence shown when a value breaks the rule; made up from the bounds when empty.
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    choices: tuple[Any, ...] = ()
+    pattern: str = ""
+    says: str = ""
+
+    def allows(self, value: Any) -> bool:
+        if self.choices:
+            return value in self.choices
+        if self.pattern:
+            return isinstance(value, str) and re.fullmatch(self.pattern, value) is not None
+        return isinstance(value, (int, float)) and math.isfinite(value) and self.low <= value <= self.high
+
+    @property
+    def sentence(self) -> str:
+        if self.says:
+            return self.says
+        if self.choices:
+            return "one of " + ", ".join(str(c) for c in self.choices)
+        if self.pattern:
+            return f"text matching {self.pattern}"
+        if math.isinf(self.high):
+            return f"{_plain(self.low)} or more"
+        return f"between {_plain(self.low)} and {_plain(self.high)}"
+
+
+Rules = Mapping[str, Rule]
+"""Field name, with its section in front ("model.layers"), to the rule of that field."""
+
+
+def build(kind: type[T], table: Any, section: str, rules: Rules, *, source: str = "") -> T:
+    """``table`` as an instance of the dataclass ``kind``; missing fields keep their defaults.
+
+    Raises UsageFault naming ``section.field``, the bad value and what is allowed. ``source`` says where the
+    value came from ("in swarm.toml") and ends the first line.
+    """
+    if not isinstance(table, Mapping):
+        raise UsageFault(f"{section or 'the file'} is not a table{_where(source)}", f"write it as  [{section}]")
+    hints = typing.get_type_hints(kind)
+    known = {f.name for f in dataclasses.fields(kind)}  # pyright: ignore[reportArgumentType]
+    values: dict[str, Any] = {}
+    for key, raw in table.items():
+        if key not in known:
+            raise unknown(dotted(section, str(key)), [dotted(section, k) for k in known], source)
+        values[key] = check(dotted(section, key), raw, hints[key], rules.get(dotted(section, key)), source=source)
+    return kind(**values)
+
+
+def check(name: str, raw: Any, hint: Any, rule: Rule | None, *, source: str = "") -> Any:
+    """``raw`` as the type ``hint`` (bool, int, float, str or tuple[str, ...]) if ``rule`` allows it, else UsageFault."""
+    value = _typed(raw, hint)
+    if value is None:
+        raise UsageFault(f"{name} = {show(raw)}{_where(source)}", f"expected {_type_sentence(hint)}" + _also(rule))
+    if rule is not None and not rule.allows(value):
+        raise UsageFault(f"{name} = {show(raw)}{_where(source)}", f"allowed: {rule.sentence}")
+    return value
+
+
+def from_text(text: str, hint: Any) -> Any:
+    """Text from the environment as the value TOML would have given; the text itself when it does not look like one."""
+    word = text.strip()
+    if hint is bool:
+        return {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}.get(
+            word.lower(), text
+        )
+    if typing.get_origin(hint) is tuple:
+        return [w for w in re.split(r"[,\s]+", word) if w]
+    try:
+        if hint is int:
+            return int(word)
+        if hint is float:
+            return float(word)
+    except ValueError:
+        return text
+    return text
+
+
+def unknown(name: str, known: list[str], source: str = "") -> UsageFault:
+    """The complaint about a name nobody reads, with the nearest one that exists."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    hint = f"did you mean  {near[0]}  ?" if near else "known here: " + ", ".join(sorted(known))
+    return UsageFault(f"{name} is not a setting{_where(source)}", hint)
+
+
+def dotted(section: str, key: str) -> str:
+    return f"{section}.{key}" if section else key
+
+
+def show(value: Any) -> str:
+    """A value as it would stand in the file, cut short and without control characters."""
+    text = {True: "true", False: "false"}.get(value, "") if isinstance(value, bool) else ""
+    text = text or (f'"{value}"' if isinstance(value, str) else str(value))
+    text = "".join(c if c.isprintable() else "?" for c in text)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _typed(raw: Any, hint: Any) -> Any:
+    if hint is bool:
+        return raw if isinstance(raw, bool) else None
+    if isinstance(raw, bool):
+        return None
+    if hint is int:
+        return raw if isinstance(raw, int) and abs(raw) < 2**63 else None
+    if hint is float:
+        if isinstance(raw, int) and abs(raw) < 2**53:
+            return float(raw)
+        return raw if isinstance(raw, float) and math.isfinite(raw) else None
+    if typing.get_origin(hint) is tuple:
+        return tuple(raw) if isinstance(raw, (list, tuple)) and all(isinstance(v, str) for v in raw) else None
+    return str(raw) if isinstance(raw, str) else None
+
+
+def _type_sentence(hint: Any) -> str:
+    if typing.get_origin(hint) is tuple:
+        return "a list of texts"
+    return {bool: "true or false", int: "a whole number", float: "a number"}.get(hint, "text in quotes")
+
+
+def _also(rule: Rule | None) -> str:
+    return f", {rule.sentence}" if rule is not None else ""
+
+
+def _where(source: str) -> str:
+    return f"  ({source})" if source else ""
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if float(number).is_integer() and abs(number) < 1e15 else f"{number:g}"

@@ -1,0 +1,211 @@
+"""The identity key: its file, its signatures, and the lock that keeps two daemons from using it at once.
+
+The file is the libp2p protobuf of an Ed25519 private key, so p2pd reads the same file:
+``08 01 12 40`` + 32 bytes of seed + 32 bytes of public key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import stat
+import struct
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from node.core.errors import LocalFault, OutOfResources, Refused, WireError
+from node.core.ids import PeerId
+from node.identity.peers import KEY_BYTES, name_of, peer_id_of, public_key_of
+
+SIGNATURE_BYTES = 64
+_HEADER = bytes((0x08, 0x01, 0x12, 0x40))
+_FILE_BYTES = len(_HEADER) + 2 * KEY_BYTES
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+class Identity:
+    """One Ed25519 key. ``peer_id`` and ``name`` derive from it; ``path`` is its file, None for an ephemeral one."""
+
+    def __init__(self, key: Ed25519PrivateKey, path: Path | None) -> None:
+        self._key, self.path = key, path
+        self.public = key.public_key().public_bytes_raw()
+        """The raw public key, 32 bytes."""
+        self.peer_id: PeerId = peer_id_of(self.public)
+        self.name = name_of(self.peer_id)
+        self._lock_fd: int | None = None
+
+    def __repr__(self) -> str:
+        return f"Identity({self.peer_id})"
+
+    def sign(self, data: bytes, domain: str) -> bytes:
+        """64 bytes that say: this key said ``data`` in ``domain``. A signature of one domain is worth nothing in another."""
+        return self._key.sign(_message(data, domain))
+
+    def key_file_bytes(self) -> bytes:
+        """What the key file holds, for handing the key to p2pd. Secret: write it 0600 or not at all."""
+        return _HEADER + self._key.private_bytes_raw() + self.public
+
+    @classmethod
+    def ephemeral(cls) -> Identity:
+        """A new identity that is never written."""
+        return cls(Ed25519PrivateKey.generate(), None)
+
+    @classmethod
+    def create(cls, path: Path) -> Identity:
+        """A new identity written to ``path``: mode 0600, flushed to disk, there whole or not at all.
+
+        Raises Refused when the file exists or may not be written, OutOfResources when the disk is full.
+        """
+        made = cls(Ed25519PrivateKey.generate(), path)
+        draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except OSError as e:
+            raise _cannot_write(path, e) from e
+        try:
+            with os.fdopen(fd, "wb") as file:
+                os.fchmod(fd, 0o600)  # a strange umask must not lock us out
+                file.write(made.key_file_bytes())
+                file.flush()
+                os.fsync(fd)
+            os.link(draft, path)  # unlike a rename, refuses to replace a key that is there
+            _sync_directory(path.parent)
+        except FileExistsError as e:
+            raise Refused(f"{path} exists already", "use that key, or move it away first") from e
+        except OSError as e:
+            raise _cannot_write(path, e) from e
+        finally:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+        return made
+
+    @classmethod
+    def load(cls, path: Path) -> Identity:
+        """The identity kept at ``path``.
+
+        Raises Refused, with the next step, for a file that is missing, unreadable, readable by others than its
+        owner, or not a whole Ed25519 key.
+        """
+        try:
+            # Not blocking: opening a pipe somebody put there would wait for ever.
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        except FileNotFoundError as e:
+            raise Refused(
+                f"no identity key at {path}", "restore it from your backup, or let `tutti start` make a new one"
+            ) from e
+        except OSError as e:
+            raise Refused(f"cannot read the identity key {path}: {e.strerror}", f"check the owner of {path}") from e
+        with os.fdopen(fd, "rb", buffering=0) as file:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise Refused(f"{path} is not a file", "give the path of the key file itself")
+            if status.st_mode & _OTHERS:
+                mode = stat.S_IMODE(status.st_mode)
+                raise Refused(f"the identity key {path} is open to other users (mode {mode:04o})", f"chmod 600 {path}")
+            raw = file.read(_FILE_BYTES + 1)
+        return cls(_parse(raw, path, status.st_size), path)
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> Identity:
+        """:meth:`load` when the file is there, else :meth:`create`; raises what they raise."""
+        try:
+            return cls.load(path)
+        except Refused as e:
+            if not isinstance(e.__cause__, FileNotFoundError):
+                raise
+        try:
+            return cls.create(path)
+        except Refused as e:
+            if not isinstance(e.__cause__, FileExistsError):
+                raise
+        return cls.load(path)  # somebody was faster: then theirs is the key
+
+    def lock(self) -> None:
+        """Keep the key to this process until :meth:`unlock` or its end. Does nothing for an ephemeral identity.
+
+        Raises Refused when another process holds it. The lock is an flock on the file beside the key,
+        so it vanishes with its holder, however that dies.
+        """
+        if self.path is None or self._lock_fd is not None:
+            return
+        beside = self.path.with_name(self.path.name + ".lock")
+        try:
+            fd = os.open(beside, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as e:
+            raise _cannot_write(beside, e) from e
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as e:
+            holder = os.read(fd, 20).decode("ascii", "replace").strip() or "unknown"
+            os.close(fd)
+            raise Refused(
+                f"identity {self.path} is in use by pid {holder}",
+                f"stop that daemon (`kill {holder}`), or give this one its own home with --home",
+            ) from e
+        except OSError as e:
+            os.close(fd)
+            raise Refused(f"cannot lock {beside}: {e.strerror}", "keep the key on a local file system") from e
+        with contextlib.suppress(OSError):  # a full disk costs the pid in the message, not the lock
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        self._lock_fd = fd
+
+    def unlock(self) -> None:
+        """Give the key back; safe to call at any time. The lock file stays: removing it would let two holders in."""
+        if self._lock_fd is not None:
+            fd, self._lock_fd = self._lock_fd, None
+            with contextlib.suppress(OSError):
+                os.ftruncate(fd, 0)
+            os.close(fd)
+
+
+def verify(peer: PeerId, data: bytes, signature: bytes, domain: str) -> None:
+    """Return quietly when ``peer`` signed ``data`` in ``domain``.
+
+    Raises WireError for what is no PeerId or no signature at all, Refused for a signature that is wrong.
+    """
+    public = public_key_of(peer)
+    if len(signature) != SIGNATURE_BYTES:
+        raise WireError(f"a signature has {SIGNATURE_BYTES} bytes, not {len(signature)}")
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, _message(data, domain))
+    except (InvalidSignature, ValueError) as e:
+        raise Refused(f"the signature in {domain!r} is not by {peer}") from e
+
+
+def _message(data: bytes, domain: str) -> bytes:
+    label = domain.encode()
+    return struct.pack(">I", len(label)) + label + data
+
+
+def _parse(raw: bytes, path: Path, size: int) -> Ed25519PrivateKey:
+    again = "restore it from your backup, or move it away and let `tutti start` make a new one"
+    if raw[:2] != _HEADER[: len(raw[:2])]:
+        raise Refused(f"{path} is not a libp2p Ed25519 key", again)
+    if len(raw) != _FILE_BYTES:
+        raise Refused(f"the identity key {path} has {size} bytes, a whole one has {_FILE_BYTES}", again)
+    seed, public = raw[len(_HEADER) : -KEY_BYTES], raw[-KEY_BYTES:]
+    key = Ed25519PrivateKey.from_private_bytes(seed)
+    if raw[: len(_HEADER)] != _HEADER or key.public_key().public_bytes_raw() != public:
+        raise Refused(f"the identity key {path} is damaged: its two halves do not match", again)
+    return key
+
+
+def _cannot_write(path: Path, error: OSError) -> LocalFault:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return OutOfResources(f"no space left to write {path}", "free some disk space and start again")
+    return Refused(f"cannot write {path}: {error.strerror}", f"make {path.parent} writable, or choose another home")
+
+
+def _sync_directory(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,278 @@
+"""The manifest: what every peer of a run agreed on. The hash of its immutable part names the run.
+
+A manifest arrives from a file or from a stranger, so every field is checked for its type, its range and against the
+others before anybody uses it; the owner's signature proves who wrote it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import hashlib
+import json
+import tomllib
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from node.averaging.settings import AveragingSettings
+from node.core.errors import Refused, UsageFault, WireError
+from node.core.ids import PeerId, RunId
+from node.core.tables import Rule, build, check, unknown
+from node.data.settings import DataSettings
+from node.model.settings import ModelSettings
+from node.optim.settings import OptimSettings
+from node.pipeline.settings import PipelineSettings
+from node.training.settings import TrainingSettings
+
+if TYPE_CHECKING:
+    from node.identity.keys import Identity
+
+PROTOCOL = 1
+SIGNATURE_DOMAIN = "tutti/manifest/1"
+MAX_MANIFEST = 64 * 1024
+"""Bytes of a manifest; a longer one is refused unread."""
+BYTE_VOCAB = 259
+
+_WIRE = Rule(choices=("fp32", "bf16", "fp16"))
+_SHARE = Rule(0.0, 1.0)
+_SEED = Rule(0, 2**63 - 1)
+MANIFEST_RULES: dict[str, Rule] = {
+    "swarm.name": Rule(pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", says="letters, digits, dot, dash, underscore; at most 63"),
+    "swarm.owner": Rule(pattern=r"(12D3Koo[1-9A-HJ-NP-Za-km-z]{45})?", says='a PeerId, "12D3Koo" and 45 more characters'),
+    "swarm.protocol": Rule(1, 1_000_000),
+    "swarm.admission": Rule(choices=("open", "invite")),
+    "model.layers": Rule(1, 4096),
+    "model.d_model": Rule(8, 65536),
+    "model.heads": Rule(1, 1024),
+    "model.kv_heads": Rule(1, 1024),
+    "model.d_ff": Rule(8, 1 << 20),
+    "model.vocab": Rule(2, 1 << 22),
+    "model.seq_len": Rule(2, 1 << 20),
+    "model.rope_theta": Rule(1.0, 1e12),
+    "model.norm_eps": Rule(1e-12, 0.1),
+    "model.init_std": Rule(1e-6, 10.0),
+    "model.init_seed": _SEED,
+    "pipeline.stages": Rule(1, 4096),
+    "pipeline.micro_batch": Rule(1, 65536),
+    "pipeline.wire": _WIRE,
+    "pipeline.forward_timeout_s": Rule(0.1, 3600.0),
+    "averaging.cell": Rule(choices=("all",)),
+    "averaging.wire": _WIRE,
+    "averaging.round_timeout_s": Rule(0.1, 3600.0),
+    "averaging.max_gradient_norm": Rule(1e-9, 1e30),
+    "optimizer.name": Rule(choices=("muon", "adamw")),
+    "optimizer.lr": Rule(0.0, 100.0),
+    "optimizer.momentum": Rule(0.0, 0.9999),
+    "optimizer.ns_steps": Rule(1, 20),
+    "optimizer.adam_lr": Rule(0.0, 100.0),
+    "optimizer.adam_beta1": Rule(0.0, 0.9999),
+    "optimizer.adam_beta2": Rule(0.0, 0.999999),
+    "optimizer.adam_eps": Rule(1e-16, 1.0),
+    "optimizer.weight_decay": Rule(0.0, 10.0),
+    "optimizer.warmup": Rule(0, 10**9),
+    "optimizer.decay": _SHARE,
+    "data.source": Rule(
+        pattern=r"builtin:pydoc|file:.+|hf:.+|synthetic:[0-9]{1,18}", says="builtin:pydoc, file:PATH, hf:NAME or synthetic:SEED"
+    ),
+    "data.sha256": Rule(pattern=r"([0-9a-f]{64})?", says="64 hex digits, or empty"),
+    "data.tokenizer": Rule(pattern=r".{1,4096}", says='"bytes" or the path of a tokenizer.json'),
+    "data.seed": _SEED,
+    "data.holdout": Rule(0.0, 0.5),
+    "training.epochs": Rule(1, 10**9),
+    "training.target_batch": Rule(1, 10**7),
+    "training.epoch_timeout_s": Rule(1.0, 86400.0),
+    "training.eval_every": Rule(0, 10**9),
+    "training.eval_batches": Rule(1, 10**5),
+    "training.min_replicas": Rule(1, 1000),
+}
+
+
+@dataclass(frozen=True)
+class SwarmSettings:
+    """Who runs it and who may come."""
+
+    name: str = "demo"
+    """Name for people; the run id is what counts."""
+    owner: PeerId = PeerId("")
+    """Whose signature the manifest carries; empty only before it is signed."""
+    protocol: int = PROTOCOL
+    """Version of the swarm protocol."""
+    admission: str = "open"
+    """open: anybody with an address | invite: only bearers of a token signed by the owner."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The owner's Ed25519 signature over the canonical immutable part."""
+
+    key: PeerId
+    sig: bytes
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What all peers of one run agreed on. Equal manifests have equal :attr:`run_id`."""
+
+    swarm: SwarmSettings = field(default_factory=SwarmSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    pipeline: PipelineSettings = field(default_factory=PipelineSettings)
+    averaging: AveragingSettings = field(default_factory=AveragingSettings)
+    optimizer: OptimSettings = field(default_factory=OptimSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+    signature: Signature | None = None
+
+    @classmethod
+    def default_demo(cls, owner: PeerId | None = None) -> Manifest:
+        """The swarm of ``tutti start`` and ``tutti demo``: a byte model of the built-in text, a few minutes on a CPU."""
+        return cls(swarm=SwarmSettings(owner=owner or PeerId("")))
+
+    @classmethod
+    def parse(cls, raw: bytes) -> Manifest:
+        """A manifest file. Raises UsageFault naming the field, the bad value and what is allowed; checks no signature."""
+        if len(raw) > MAX_MANIFEST:
+            raise UsageFault(f"the manifest is {len(raw)} bytes long", f"allowed: {MAX_MANIFEST}")
+        try:
+            table = tomllib.loads(raw.decode())
+        except (ValueError, RecursionError) as e:
+            raise UsageFault(f"the manifest is not TOML: {str(e)[:200]}", "check it with  tutti swarm validate FILE") from e
+        for name in table:
+            if name not in SECTIONS and name != "signature":
+                raise unknown(name, [*SECTIONS, "signature"])
+        parts = {name: build(kind, table.get(name, {}), name, MANIFEST_RULES) for name, kind in SECTIONS.items()}
+        manifest = cls(**parts, signature=_signature(table.get("signature")))
+        manifest.check()
+        return manifest
+
+    def check(self) -> None:
+        """Every range and what fields promise each other. Raises UsageFault naming both sides."""
+        for name, rule in MANIFEST_RULES.items():
+            section, key = name.split(".")
+            value = getattr(getattr(self, section), key)
+            if not rule.allows(value):
+                raise UsageFault(f"{name} = {value!r}", f"allowed: {rule.sentence}")
+        m, p, t = self.model, self.pipeline, self.training
+        if self.swarm.protocol != PROTOCOL:
+            raise UsageFault(f"swarm.protocol = {self.swarm.protocol}", f"this tutti speaks protocol {PROTOCOL}")
+        if m.d_model % m.heads or (m.d_model // m.heads) % 2:
+            raise UsageFault(
+                f"model.heads = {m.heads}",
+                f"must cut model.d_model = {m.d_model} into heads of equal, even width (rotary pairs)",
+            )
+        if m.heads % m.kv_heads:
+            raise UsageFault(f"model.kv_heads = {m.kv_heads}", f"must divide model.heads = {m.heads}")
+        if p.stages > m.layers:
+            raise UsageFault(
+                f"pipeline.stages = {p.stages}", f"at most model.layers = {m.layers}: a stage holds a layer or more"
+            )
+        if t.target_batch % p.micro_batch:
+            raise UsageFault(
+                f"training.target_batch = {t.target_batch}", f"must be a multiple of pipeline.micro_batch = {p.micro_batch}"
+            )
+        if self.data.tokenizer == "bytes" and m.vocab < BYTE_VOCAB:
+            raise UsageFault(f"model.vocab = {m.vocab}", f'data.tokenizer = "bytes" needs {BYTE_VOCAB}')
+        if t.eval_every and self.data.holdout == 0.0:
+            raise UsageFault("data.holdout = 0", f"must be above 0 while training.eval_every = {t.eval_every}")
+
+    def immutable(self) -> bytes:
+        """The bytes that are hashed and signed: JSON of everything but the signature, keys sorted, defaults written out."""
+        body = {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
+        return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+    @cached_property
+    def run_id(self) -> RunId:
+        return RunId(hashlib.sha256(self.immutable()).hexdigest())
+
+    def owned_by(self, owner: PeerId) -> Manifest:
+        """The same swarm in another's name, unsigned: another run."""
+        return dataclasses.replace(self, swarm=dataclasses.replace(self.swarm, owner=owner), signature=None)
+
+    def sign(self, identity: Identity) -> bytes:
+        """The signed manifest as a TOML file, ready to be shared and parsed.
+
+        An empty owner is filled in with the signer; Refused when somebody else owns it.
+        """
+        if self.swarm.owner not in ("", identity.peer_id):
+            raise Refused(
+                f"swarm.owner is {self.swarm.owner}, not you", f"sign with the owner's key, or set owner = {identity.peer_id}"
+            )
+        signed = self.owned_by(identity.peer_id)
+        signed.check()
+        return signed.to_toml(Signature(identity.peer_id, identity.sign(signed.immutable(), SIGNATURE_DOMAIN)))
+
+    def to_toml(self, signature: Signature | None = None) -> bytes:
+        """The manifest as a TOML file; with ``signature``, or the one it was parsed with."""
+        import tomlkit
+
+        doc = tomlkit.document()
+        doc.add(tomlkit.comment("What every peer of this swarm agreed on. Changing one character makes another run."))
+        for name, kind in SECTIONS.items():
+            table = tomlkit.table()
+            table.comment((kind.__doc__ or "").strip().splitlines()[0])
+            for key, value in dataclasses.asdict(getattr(self, name)).items():
+                table.add(key, value)
+            doc.add(name, table)
+        signature = signature or self.signature
+        if signature is not None:
+            table = tomlkit.table()
+            table.add("key", str(signature.key))
+            table.add("sig", base64.b64encode(signature.sig).decode())
+            doc.add("signature", table)
+        return tomlkit.dumps(doc).encode()
+
+    def verify(self, expected_run_id: RunId | None = None, expected_owner: PeerId | None = None) -> None:
+        """Raises Refused unless this is the expected run, of the expected owner, truly signed by its owner."""
+        from node.identity.keys import verify
+
+        again = "ask the owner for a fresh invite or swarm.toml"
+        if expected_run_id is not None and self.run_id != expected_run_id:
+            raise Refused(f"the manifest is of run {self.run_id[:12]}, not {expected_run_id[:12]}", again)
+        if expected_owner is not None and self.swarm.owner != expected_owner:
+            raise Refused(f"the manifest belongs to {self.swarm.owner or 'nobody'}, not to {expected_owner}", again)
+        if self.signature is None or not self.swarm.owner:
+            raise Refused("the manifest is not signed", "the owner signs it with  tutti swarm init --from FILE")
+        if self.signature.key != self.swarm.owner:
+            raise Refused(f"the manifest is signed by {self.signature.key}, not by its owner {self.swarm.owner}", again)
+        try:
+            verify(self.swarm.owner, self.immutable(), self.signature.sig, SIGNATURE_DOMAIN)
+        except (Refused, WireError) as e:
+            raise Refused("the manifest's signature does not fit its content: it was changed after signing", again) from e
+
+
+SECTIONS: dict[str, type] = {
+    "swarm": SwarmSettings,
+    "model": ModelSettings,
+    "pipeline": PipelineSettings,
+    "averaging": AveragingSettings,
+    "optimizer": OptimSettings,
+    "data": DataSettings,
+    "training": TrainingSettings,
+}
+
+
+def _signature(table: Any) -> Signature | None:
+    if table is None:
+        return None
+    if not isinstance(table, dict) or set(table) != {"key", "sig"}:
+        raise UsageFault("signature is not a table of key and sig", "the owner signs with  tutti swarm init --from FILE")
+    key = check("signature.key", table["key"], str, MANIFEST_RULES["swarm.owner"])
+    try:
+        sig = base64.b64decode(check("signature.sig", table["sig"], str, None), validate=True)
+    except (binascii.Error, ValueError) as e:
+        raise UsageFault("signature.sig is not base64", "expected 64 bytes in base64") from e
+    if len(sig) != 64:
+        raise UsageFault(f"signature.sig holds {len(sig)} bytes", "expected 64 bytes in base64")
+    return Signature(PeerId(key), sig)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest in a file. UsageFault when it cannot be read or does not hold one; checks no signature."""
+    try:
+        with path.open("rb") as f:
+            raw = f.read(MAX_MANIFEST + 1)
+    except OSError as e:
+        raise UsageFault(f"cannot read {path}: {e.strerror}", "make one with  tutti swarm init") from e
+    return Manifest.parse(raw)

@@ -1,0 +1,125 @@
+"""Which parameter lives on which stage, and how big it is. No tensor library, so that planners may ask.
+
+Stage 0 (the ends) holds the embedding, the final norm and the head; block stage s = 1..S holds a contiguous range of
+transformer layers. Names are those of Hugging Face's Llama and Qwen3, with global layer numbers, so that the stages'
+tensors merge into one whole model by union.
+"""
+
+from __future__ import annotations
+
+from node.core.errors import UsageFault
+from node.core.ids import ENDS
+from node.model.settings import ModelSettings
+
+EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
+HEAD = "lm_head.weight"
+
+_POSITIVE_INTS = ("layers", "d_model", "heads", "kv_heads", "d_ff", "vocab", "seq_len")
+_POSITIVE_FLOATS = ("rope_theta", "norm_eps", "init_std")
+
+
+def check_settings(settings: ModelSettings) -> None:
+    """Raises UsageFault naming the field, for a shape that is no model."""
+    for name in _POSITIVE_INTS:
+        value = getattr(settings, name)
+        if type(value) is not int or not 0 < value < 2**31:
+            raise UsageFault(f"model.{name} is {value!r}", f"give model.{name} a whole number above 0")
+    for name in _POSITIVE_FLOATS:
+        value = getattr(settings, name)
+        if type(value) not in (int, float) or not 0 < value < float("inf"):
+            raise UsageFault(f"model.{name} is {value!r}", f"give model.{name} a finite number above 0")
+    if settings.d_model % (2 * settings.heads):
+        raise UsageFault(
+            f"d_model {settings.d_model} does not split into {settings.heads} heads of even width",
+            "make model.d_model a multiple of 2 x model.heads",
+        )
+    if settings.heads % settings.kv_heads:
+        raise UsageFault(
+            f"{settings.heads} heads cannot share {settings.kv_heads} key/value heads",
+            "make model.heads a multiple of model.kv_heads",
+        )
+
+
+def head_dim(settings: ModelSettings) -> int:
+    """Width of one attention head."""
+    return settings.d_model // settings.heads
+
+
+def layer_cut(settings: ModelSettings, stages: int) -> list[range]:
+    """The layers of block stages 1..``stages`` in order: contiguous, lengths differing by at most one, longer first.
+
+    Raises UsageFault when a stage would be left without a layer.
+    """
+    check_settings(settings)
+    if type(stages) is not int or not 1 <= stages <= settings.layers:
+        raise UsageFault(
+            f"{settings.layers} layers cannot be cut into {stages} stages",
+            f"choose pipeline.stages between 1 and {settings.layers}",
+        )
+    size, longer = divmod(settings.layers, stages)
+    starts = [s * size + min(s, longer) for s in range(stages + 1)]
+    return [range(a, b) for a, b in zip(starts, starts[1:], strict=False)]
+
+
+def ends_shapes(settings: ModelSettings) -> dict[str, tuple[int, ...]]:
+    """Parameters of stage 0; a tied head has no tensor of its own."""
+    shapes: dict[str, tuple[int, ...]] = {
+        EMBEDDING: (settings.vocab, settings.d_model),
+        FINAL_NORM: (settings.d_model,),
+    }
+    if not settings.tied:
+        shapes[HEAD] = (settings.vocab, settings.d_model)
+    return shapes
+
+
+def layer_shapes(settings: ModelSettings, layer: int) -> dict[str, tuple[int, ...]]:
+    """Parameters of one transformer layer. Matrices are [out, in], as in torch's Linear."""
+    d, hd = settings.d_model, head_dim(settings)
+    q, kv = settings.heads * hd, settings.kv_heads * hd
+    shapes: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (d,),
+        "self_attn.q_proj.weight": (q, d),
+        "self_attn.k_proj.weight": (kv, d),
+        "self_attn.v_proj.weight": (kv, d),
+        "self_attn.o_proj.weight": (d, q),
+        "post_attention_layernorm.weight": (d,),
+        "mlp.gate_proj.weight": (settings.d_ff, d),
+        "mlp.up_proj.weight": (settings.d_ff, d),
+        "mlp.down_proj.weight": (d, settings.d_ff),
+    }
+    if settings.qk_norm:
+        shapes |= {"self_attn.q_norm.weight": (hd,), "self_attn.k_norm.weight": (hd,)}
+    return {f"model.layers.{layer}.{name}": shape for name, shape in shapes.items()}
+
+
+def parameter_shapes(settings: ModelSettings, stages: int, stage: int) -> dict[str, tuple[int, ...]]:
+    """Name to shape of everything ``stage`` holds, of a model cut into ``stages`` block stages.
+
+    Raises UsageFault for a cut or a stage number that does not exist.
+    """
+    cut = layer_cut(settings, stages)
+    if type(stage) is not int or not ENDS <= stage <= stages:
+        raise UsageFault(f"there is no stage {stage}", f"choose a stage between 0 and {stages}")
+    if stage == ENDS:
+        return ends_shapes(settings)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer in cut[stage - 1]:
+        shapes |= layer_shapes(settings, layer)
+    return shapes
+
+
+def all_shapes(settings: ModelSettings) -> dict[str, tuple[int, ...]]:
+    """Name to shape of the whole model."""
+    return parameter_shapes(settings, 1, 0) | parameter_shapes(settings, 1, 1)
+
+
+def count(shapes: dict[str, tuple[int, ...]]) -> int:
+    """Numbers held by parameters of these shapes."""
+    total = 0
+    for shape in shapes.values():
+        size = 1
+        for n in shape:
+            size *= n
+        total += size
+    return total

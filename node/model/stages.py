@@ -1,0 +1,272 @@
+"""The model and its cut: ends (embedding, final norm, head, loss) and blocks (a range of layers).
+
+A pre-norm decoder as Hugging Face's Llama, or Qwen3 with ``qk_norm``: RMSNorm, rotary positions in the rotate-half
+convention, grouped-query attention, SwiGLU, no biases. ``Unsplit`` is made of the same modules, so that training in one
+process and training through a pipeline compute the same numbers.
+
+Legend: B sequences, T positions, D d_model, H query heads, K key/value heads, W head width, F d_ff, V vocab.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from node.core.ids import ENDS
+from node.model.settings import ModelSettings
+from node.model.shapes import check_settings, head_dim, layer_cut, parameter_shapes
+
+__all__ = ["Blocks", "Ends", "Unsplit", "build", "initialise", "layer_cut", "parameter_shapes"]
+
+LOGITS_AT_ONCE = 1 << 24
+"""Logits (numbers, not bytes) one piece of the loss may hold; 64 MiB in fp32."""
+
+
+class Rope:
+    """Tables of the rotary embedding (arXiv 2104.09864), kept per device and number format; no parameter, no buffer."""
+
+    def __init__(self, width: int, theta: float, positions: int) -> None:
+        self.width, self.theta, self.positions = width, theta, positions
+        self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
+
+    def tables(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """(cos, sin), each [length, 1, W]: position, broadcast over heads, channel. The first half of ``sin`` is negated,
+        so that rotate-half is ``x * cos + swap_halves(x) * sin``."""
+        key = (like.device, like.dtype)
+        found = self._tables.get(key)
+        if found is None or found[0].shape[0] < length:
+            self.positions = max(self.positions, length)
+            exponents = torch.arange(0, self.width, 2, dtype=torch.int64).float() / self.width
+            angles_TW2 = torch.outer(torch.arange(self.positions).float(), 1.0 / (self.theta**exponents))
+            cos, sin = angles_TW2.cos(), angles_TW2.sin()
+            pair = (torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
+            found = self._tables[key] = cast(
+                tuple[Tensor, Tensor], tuple(t[:, None, :].to(device=like.device, dtype=like.dtype) for t in pair)
+            )
+        return found[0][:length], found[1][:length]
+
+
+def rotate(x_BTHW: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of every head; same shape."""
+    return torch.addcmul(x_BTHW * cos, x_BTHW.roll(x_BTHW.shape[-1] // 2, -1), sin)
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension (arXiv 1910.07467)."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    return cast(nn.Linear, nn.utils.skip_init(nn.Linear, inputs, outputs, bias=False))
+
+
+class Attention(nn.Module):
+    """Causal grouped-query attention (arXiv 2305.13245)."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.width = head_dim(settings)
+        self.q_proj = _linear(settings.d_model, settings.heads * self.width)
+        self.k_proj = _linear(settings.d_model, settings.kv_heads * self.width)
+        self.v_proj = _linear(settings.d_model, settings.kv_heads * self.width)
+        self.o_proj = _linear(settings.heads * self.width, settings.d_model)
+        self.q_norm = RMSNorm(self.width, settings.norm_eps) if settings.qk_norm else None
+        self.k_norm = RMSNorm(self.width, settings.norm_eps) if settings.qk_norm else None
+        self.grouped = settings.heads != settings.kv_heads
+
+    def forward(self, x_BTD: Tensor, rope: Rope) -> Tensor:
+        B, T, _ = x_BTD.shape
+        q_BTHW = self.q_proj(x_BTD).view(B, T, -1, self.width)
+        k_BTKW = self.k_proj(x_BTD).view(B, T, -1, self.width)
+        v_BTKW = self.v_proj(x_BTD).view(B, T, -1, self.width)
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BTHW, k_BTKW = self.q_norm(q_BTHW), self.k_norm(k_BTKW)
+        cos, sin = rope.tables(T, q_BTHW)
+        q, k, v = (x.transpose(1, 2) for x in (rotate(q_BTHW, cos, sin), rotate(k_BTKW, cos, sin), v_BTKW))
+        out_BHTW = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
+        return self.o_proj(out_BHTW.transpose(1, 2).reshape(B, T, -1))
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x)) (arXiv 2002.05202)."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.gate_proj = _linear(settings.d_model, settings.d_ff)
+        self.up_proj = _linear(settings.d_model, settings.d_ff)
+        self.down_proj = _linear(settings.d_ff, settings.d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    """One transformer block: h + attention(norm(h)), then h + mlp(norm(h))."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(settings.d_model, settings.norm_eps)
+        self.self_attn = Attention(settings)
+        self.post_attention_layernorm = RMSNorm(settings.d_model, settings.norm_eps)
+        self.mlp = SwiGLU(settings)
+
+    def forward(self, h_BTD: Tensor, rope: Rope) -> Tensor:
+        h_BTD = h_BTD + self.self_attn(self.input_layernorm(h_BTD), rope)
+        return h_BTD + self.mlp(self.post_attention_layernorm(h_BTD))
+
+
+class _Model(nn.Module):
+    """Carries the prefix ``model.`` of the Hugging Face names; its children are set by the stages."""
+
+    embed_tokens: nn.Embedding
+    norm: RMSNorm
+    layers: nn.ModuleDict
+
+
+class Ends(nn.Module):
+    """Stage 0: tokens in, hidden states out; hidden states back in, loss out. Initialised on construction."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        check_settings(settings)
+        self.settings = settings
+        self.model = _Model()
+        self.model.embed_tokens = cast(nn.Embedding, nn.utils.skip_init(nn.Embedding, settings.vocab, settings.d_model))
+        self.model.norm = RMSNorm(settings.d_model, settings.norm_eps)
+        self.lm_head = None if settings.tied else _linear(settings.d_model, settings.vocab)
+        initialise(self, settings)
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        """Token ids [B, T] int64 to hidden states [B, T, D] fp32. An id outside the vocabulary raises IndexError on CPU."""
+        return self.model.embed_tokens(tokens_BT)
+
+    def logits(self, h_BTD: Tensor) -> Tensor:
+        """Final norm and head: [..., D] to fp32 logits [..., V]."""
+        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        return F.linear(self.model.norm(h_BTD), head.weight).float()
+
+    def loss(self, h_BTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, int]:
+        """(sum over tokens of the cross entropy in nats, a differentiable fp32 scalar; how many tokens that is).
+
+        With a large vocabulary the tokens are taken in pieces of at most ``LOGITS_AT_ONCE`` logits, and backward computes
+        each piece's logits again instead of keeping them.
+        """
+        h_ND, targets_N = h_BTD.reshape(-1, h_BTD.shape[-1]), targets_BT.reshape(-1)
+        tokens = targets_N.numel()
+        at_once = max(1, LOGITS_AT_ONCE // self.settings.vocab)
+        if tokens <= at_once:
+            return self._piece(h_ND, targets_N), tokens
+        total = h_ND.new_zeros((), dtype=torch.float32)
+        for h, targets in zip(h_ND.split(at_once), targets_N.split(at_once), strict=True):
+            total = total + cast(Tensor, checkpoint(self._piece, h, targets, use_reentrant=False))
+        return total, tokens
+
+    def _piece(self, h_ND: Tensor, targets_N: Tensor) -> Tensor:
+        return F.cross_entropy(self.logits(h_ND), targets_N, reduction="sum")
+
+
+class Blocks(nn.Module):
+    """A block stage: layers ``layers`` (global numbers) in order, hidden states to hidden states. Initialised on construction."""
+
+    def __init__(self, settings: ModelSettings, layers: range) -> None:
+        super().__init__()
+        check_settings(settings)
+        self.settings, self.layers = settings, layers
+        self.rope = Rope(head_dim(settings), settings.rope_theta, settings.seq_len)
+        self.model = _Model()
+        self.model.layers = nn.ModuleDict({str(i): Layer(settings) for i in layers})
+        initialise(self, settings)
+
+    def forward(self, h_BTD: Tensor) -> Tensor:
+        """[B, T, D] to [B, T, D]; positions are 0..T-1."""
+        for layer in self.model.layers.values():
+            h_BTD = layer(h_BTD, self.rope)
+        return h_BTD
+
+
+class Unsplit(nn.Module):
+    """The whole model in one process, made of one Ends and one Blocks that share their modules with it."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        ends, blocks = Ends(settings), Blocks(settings, range(settings.layers))
+        self.settings = settings
+        self.model = _Model()
+        self.model.embed_tokens, self.model.norm = ends.model.embed_tokens, ends.model.norm
+        self.model.layers, self.lm_head = blocks.model.layers, ends.lm_head
+        # In a tuple, because torch would register a module attribute and list every parameter twice.
+        self._parts = (ends, blocks)
+
+    @property
+    def ends(self) -> Ends:
+        return self._parts[0]
+
+    @property
+    def blocks(self) -> Blocks:
+        return self._parts[1]
+
+    def logits(self, tokens_BT: Tensor) -> Tensor:
+        """Token ids [B, T] to fp32 logits [B, T, V]."""
+        return self.ends.logits(self.blocks(self.ends.embed(tokens_BT)))
+
+    forward = logits
+
+    def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, int]:
+        """As :meth:`Ends.loss`, from token ids."""
+        return self.ends.loss(self.blocks(self.ends.embed(tokens_BT)), targets_BT)
+
+
+def build(settings: ModelSettings, stages: int, stage: int) -> Ends | Blocks:
+    """The module of ``stage`` in a cut into ``stages``, initialised, on the CPU in fp32.
+
+    Raises UsageFault for a shape, cut or stage that does not exist.
+    """
+    parameter_shapes(settings, stages, stage)
+    return Ends(settings) if stage == ENDS else Blocks(settings, layer_cut(settings, stages)[stage - 1])
+
+
+@torch.no_grad()
+def initialise(module: nn.Module, settings: ModelSettings) -> None:
+    """Overwrite every parameter by its initial value, a function of (init_seed, name, shape) alone.
+
+    Vectors (norms) are one. Matrices are drawn with standard deviation ``init_std``; the two projections that write to
+    the residual stream are scaled by 1/sqrt(2 layers), as in GPT-2.
+    """
+    for name, parameter in module.named_parameters():
+        if parameter.dim() < 2:
+            parameter.fill_(1.0)
+            continue
+        std = settings.init_std
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            std /= (2 * settings.layers) ** 0.5
+        _draw(parameter, f"{settings.init_seed}:{name}", std)
+
+
+def _draw(parameter: Tensor, seed: str, std: float) -> None:
+    """Fill with bell-shaped numbers of mean 0 and deviation ``std``, bit for bit the same on every machine.
+
+    Each number is the sum of the four 16-bit words of one 64-bit draw (Irwin-Hall, within 3.46 deviations): whole-number
+    arithmetic and one rounding, where a normal distribution would depend on the machine's logarithm.
+    """
+    key = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:16], "little")
+    bits = np.random.Philox(key=key)
+    scale = np.float32(std / ((2**32 - 1) / 3) ** 0.5)
+    flat = np.empty(parameter.numel(), dtype=np.float32)
+    piece = 1 << 20  # bounds the memory beside the parameter itself
+    for start in range(0, flat.size, piece):
+        stop = min(start + piece, flat.size)
+        words = bits.random_raw(stop - start).astype("<u8", copy=False).view("<u2").reshape(-1, 4)
+        flat[start:stop] = (words.sum(axis=1, dtype=np.int32) - 2 * 65535).astype(np.float32) * scale
+    parameter.copy_(torch.from_numpy(flat).view(parameter.shape))

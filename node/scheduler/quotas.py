@@ -1,0 +1,71 @@
+"""Who does how many of a number of equal jobs, so that the last one ends as early as possible."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from node.core.ids import PeerId
+
+NOMINAL = 1.0
+"""Speed of every peer when none has been measured; only ratios matter then."""
+
+
+def working_speeds(speeds: Sequence[tuple[PeerId, float]]) -> dict[PeerId, float]:
+    """Speeds that can be divided by.
+
+    A peer nobody has measured yet (0, negative or not finite) is taken to be as fast as the median of those that
+    were, so that it gets work and becomes measurable. Raises ValueError when a peer is named twice.
+    """
+    known = [speed for _, speed in speeds if math.isfinite(speed) and speed > 0]
+    stand_in = median(known) if known else NOMINAL
+    out = {peer: speed if math.isfinite(speed) and speed > 0 else stand_in for peer, speed in speeds}
+    if len(out) != len(speeds):
+        raise ValueError("a peer is named twice")
+    return out
+
+
+def turns(speeds: Sequence[tuple[PeerId, float]]) -> Iterator[PeerId]:
+    """Name the peer of the next job, for ever: always the one that would finish it first.
+
+    This is interleaved weighted round robin (Ryabinin et al., SWARM Parallelism, arXiv 2301.11913) with a job
+    charged before the choice instead of after it. For equal jobs the first n turns have the least possible
+    makespan for every n; ties go to the smaller PeerId. Raises ValueError when there is no peer.
+    """
+    pace = {peer: 1.0 / speed for peer, speed in working_speeds(speeds).items()}
+    if not pace:
+        raise ValueError("nobody to give work to")
+    # The finish time is a product, not a running sum: equal speeds tie exactly, whatever was dealt before.
+    heap = [(seconds, peer, 1) for peer, seconds in pace.items()]
+    heapq.heapify(heap)
+    while True:
+        _, peer, dealt = heap[0]
+        heapq.heapreplace(heap, (pace[peer] * (dealt + 1), peer, dealt + 1))
+        yield peer
+
+
+def quotas(total: int, speeds: Sequence[tuple[PeerId, float]], at_least: int = 0) -> dict[PeerId, int]:
+    """Split ``total`` micro-batches over peers by their speeds.
+
+    Every peer first gets ``at_least`` (a peer without work can never show that it has become faster), the rest is
+    dealt by :func:`turns` on top of that, which minimises ``max(quota / speed)``: the Jefferson apportionment.
+    The quotas sum to ``total``. Raises ValueError when ``total`` is negative, does not cover ``at_least`` each,
+    or there is no peer.
+    """
+    if total < 0 or at_least < 0:
+        raise ValueError("a number of micro-batches is not negative")
+    if total < at_least * len(speeds):
+        raise ValueError(f"{total} micro-batches do not cover {at_least} for each of {len(speeds)} peers")
+    pace = {peer: 1.0 / speed for peer, speed in working_speeds(speeds).items()}
+    if not pace:
+        raise ValueError("nobody to give work to")
+    out = dict.fromkeys(sorted(pace), at_least)
+    heap = [(seconds * (at_least + 1), peer) for peer, seconds in pace.items()]
+    heapq.heapify(heap)
+    for _ in range(total - at_least * len(pace)):
+        _, peer = heap[0]
+        out[peer] += 1
+        heapq.heapreplace(heap, (pace[peer] * (out[peer] + 1), peer))
+    return out

@@ -1,0 +1,131 @@
+"""A member of the epoch. Pure: events and time in, actions out.
+
+    IDLE     a plan arrives                                   -> RUN
+    RUN      the leader closes the epoch                      -> AVERAGE
+    AVERAGE  every fresh part is here: adopt, tell the leader -> DONE
+             parts are missing: tell the leader, wait         -> AVERAGE (next attempt) or COPY
+    DONE     the plan of the next version settles this one; a plan of the same version undoes it
+
+An update is *adopted* at the end of the round and *settled* by the next plan. Between the two the old version is
+kept, so that an epoch that fails in another cell can be undone everywhere.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from node.core.ids import PeerId
+from node.core.journey import Plan
+from node.training import events as ev
+
+
+class State(Enum):
+    """Where this member is in the epoch."""
+
+    IDLE = "idle"
+    RUN = "run"
+    AVERAGE = "average"
+    COPY = "copy"
+    DONE = "done"
+    FINISHED = "finished"
+
+
+class Member:
+    """The machine. ``holds`` is the version in place, ``checkpoints`` the versions it can go to at once."""
+
+    def __init__(self, me: PeerId, holds: int, checkpoints: tuple[int, ...] = ()) -> None:
+        self.me, self.holds, self.checkpoints = me, holds, checkpoints
+        self.state = State.IDLE
+        self.plan: Plan | None = None
+        self.term = 0
+        self.attempt = 0
+        self.settled = holds
+        self._dropped: tuple[int, ...] = ()
+
+    @property
+    def dropped(self) -> tuple[int, ...]:
+        """Micro-batches of the plan in force that do not count, as the leader closed it."""
+        return self._dropped
+
+    def handle(self, event: Any, now: float) -> list[Any]:
+        """One event in, actions out; what is stale or from the wrong term is refused or ignored."""
+        match event:
+            case ev.PlanArrived(plan):
+                return self._planned(plan)
+            case ev.RoundArrived():
+                return self._round(event)
+            case ev.RoundEnded():
+                return self._ended(event)
+            case ev.Adopted():
+                return self._adopted(event)
+        return []
+
+    def _planned(self, plan: Plan) -> list[Any]:
+        me = plan.member(self.me)
+        if plan.term <= self.term:
+            return [ev.Refuse(f"term {plan.term} is over, this is term {self.term}")]
+        if me is None:
+            return [ev.Refuse("this peer is not in the plan")]
+        done: list[Any] = []
+        undo = self.settled if self.holds == self.settled + 1 else None
+        if me.current and plan.epoch == self.holds:
+            if undo is not None:
+                done.append(ev.Settle(plan.epoch))
+                self.settled = plan.epoch
+        elif me.current and plan.epoch == undo:
+            done.append(ev.GoTo(plan.epoch, "roll-back"))
+            self.holds = plan.epoch
+        elif me.current and plan.epoch in self.checkpoints:
+            done.append(ev.GoTo(plan.epoch, "checkpoint"))
+            self.holds = self.settled = plan.epoch
+        elif me.current:
+            return [ev.Refuse(f"epoch {plan.epoch} is not here, only {self.holds}")]
+        elif undo is not None:
+            # A listener's last update was not the swarm's: its optimizer state must not count.
+            done.append(ev.GoTo(undo, "roll-back"))
+            self.holds = undo
+        self.plan, self.term, self.attempt, self._dropped = plan, plan.term, 0, ()
+        if not plan.paths:
+            self.state = State.FINISHED
+            return [*done, ev.Finish(plan)]
+        self.state = State.RUN
+        return [*done, ev.Begin(plan, not me.current)]
+
+    def _round(self, r: ev.RoundArrived) -> list[Any]:
+        plan = self.plan
+        if plan is None or (r.epoch, r.term) != (plan.epoch, plan.term) or r.plan_hash != plan.hash:
+            return [ev.Refuse("this round belongs to a plan that is not in force here")]
+        if r.leader != plan.leader:
+            return [ev.Refuse("only the plan's leader opens its rounds")]
+        if self.state is State.DONE:
+            return []
+        fresh = self.state is State.RUN and r.attempt >= 0
+        if not fresh and not (self.state in (State.AVERAGE, State.COPY) and r.attempt > self.attempt):
+            return [ev.Refuse(f"attempt {r.attempt} is over")]
+        if self.me in r.dead:
+            return [ev.Refuse("the leader counts this peer as dead")]
+        me = plan.member(self.me)
+        self.attempt, self._dropped = r.attempt, r.dropped
+        if r.sources:
+            self.state = State.COPY
+            return [ev.CopyFrom(plan, r)]
+        self.state = State.AVERAGE
+        return [ev.Average(plan, r, me is not None and not me.current)]
+
+    def _ended(self, e: ev.RoundEnded) -> list[Any]:
+        plan = self.plan
+        if plan is None or self.state not in (State.AVERAGE, State.COPY):
+            return []
+        if (e.epoch, e.term, e.attempt) != (plan.epoch, plan.term, self.attempt):
+            return []
+        if e.missing:
+            return [ev.TellIncomplete(plan, e)]
+        return [ev.Adopt(plan, e)]
+
+    def _adopted(self, e: ev.Adopted) -> list[Any]:
+        plan = self.plan
+        if plan is None or (e.epoch, e.term) != (plan.epoch, plan.term) or self.state not in (State.AVERAGE, State.COPY):
+            return []
+        self.state, self.settled, self.holds = State.DONE, plan.epoch, plan.epoch + 1
+        return [ev.TellCommitted(plan, e.attempt, e.digest, e.contributors)]

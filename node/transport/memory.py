@@ -1,0 +1,186 @@
+"""The transport without a network: real gRPC servers of one process, insecure, on loopback.
+
+Same port as ``service.Transport``. Who calls is written in the metadata and believed, so this is for tests and
+one-process demonstrations only. Faults are made with :meth:`MemoryNet.kill`, :meth:`MemoryNet.cut` and
+:meth:`MemoryNet.mute`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from functools import cached_property
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from node.core.errors import PeerFault
+from node.core.ids import PeerId
+from node.transport.channels import LabelledChannel
+from node.transport.port import PeerLink, translate
+
+PEER_KEY = "tutti-peer"
+_OPTIONS = (("grpc.max_receive_message_length", 64 << 20), ("grpc.so_reuseport", 0))
+_CHANNEL_OPTIONS = (("grpc.max_receive_message_length", 64 << 20), ("grpc.use_local_subchannel_pool", 1))
+
+
+class MemoryNet:
+    """All transports of one process that can see each other."""
+
+    def __init__(self) -> None:
+        self.transports: dict[PeerId, MemoryTransport] = {}
+        self._cut: set[tuple[PeerId, PeerId]] = set()
+        self._muted: set[PeerId] = set()
+
+    def transport(self, peer: PeerId | str) -> MemoryTransport:
+        """A new transport for ``peer``; replaces a dead one of the same name. Call its ``start()`` after the servicers are added."""
+        made = MemoryTransport(self, PeerId(peer))
+        self.transports[made.peer_id] = made
+        return made
+
+    async def kill(self, peer: PeerId) -> None:
+        """As SIGKILL: its server and its channels are gone, calls in flight fail at both ends."""
+        await self.transports[peer].close()
+
+    def cut(self, a: PeerId, b: PeerId) -> None:
+        """New calls between the two fail at once, both ways."""
+        self._cut |= {(a, b), (b, a)}
+
+    def mend(self, a: PeerId, b: PeerId) -> None:
+        """Undo :meth:`cut`."""
+        self._cut -= {(a, b), (b, a)}
+
+    def mute(self, peer: PeerId, muted: bool = True) -> None:
+        """New calls to the peer are accepted and never answered: what a frozen process looks like."""
+        (self._muted.add if muted else self._muted.discard)(peer)
+
+    async def close(self) -> None:
+        """End every transport."""
+        for transport in list(self.transports.values()):
+            await transport.close()
+
+    def is_cut(self, a: PeerId, b: PeerId) -> bool:
+        return (a, b) in self._cut
+
+    def is_muted(self, peer: PeerId) -> bool:
+        return peer in self._muted
+
+
+class MemoryTransport:
+    """One peer of a :class:`MemoryNet`."""
+
+    def __init__(self, net: MemoryNet, peer: PeerId) -> None:
+        self._net, self.peer_id = net, peer
+        self._address = ""
+        self._channels: dict[PeerId, tuple[str, LabelledChannel]] = {}
+        self._retired: list[LabelledChannel] = []
+        self._bytes: dict[PeerId, list[int]] = {}
+        self.faults: list[tuple[PeerId, str, float]] = []
+
+    @cached_property
+    def server(self) -> grpc.aio.Server:
+        return grpc.aio.server(interceptors=[_Doorman(self._net, self.peer_id)], options=_OPTIONS)
+
+    async def start(self) -> None:
+        """Begin to serve on a free loopback port."""
+        ping = grpc.unary_unary_rpc_method_handler(_echo)
+        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("tutti.v1.Link", {"Ping": ping}),))
+        port = self.server.add_insecure_port("127.0.0.1:0")
+        await self.server.start()
+        self._address = f"127.0.0.1:{port}"
+
+    async def close(self) -> None:
+        """Stop serving and close every channel; safe to call twice."""
+        self._address = ""
+        channels = [c for _, c in self._channels.values()] + self._retired
+        self._channels.clear()
+        self._retired.clear()
+        for channel in channels:
+            await channel.close()
+        await self.server.stop(None)
+
+    async def channel(self, peer: PeerId) -> grpc.aio.Channel:
+        other = self._net.transports.get(peer)
+        if not self._address or other is None or not other._address or self._net.is_cut(self.peer_id, peer):
+            raise PeerFault(peer, "cannot be reached")
+        address, channel = self._channels.get(peer, ("", None))
+        if channel is None or address != other._address:
+            self.forget(peer)
+            raw = grpc.aio.insecure_channel(other._address, options=_CHANNEL_OPTIONS)
+            channel = LabelledChannel(raw, ((PEER_KEY, self.peer_id),))
+            self._channels[peer] = other._address, channel
+        return channel
+
+    def caller(self, context: Any) -> PeerId:
+        for key, value in context.invocation_metadata() or ():
+            if key == PEER_KEY:
+                return PeerId(str(value))
+        raise PeerFault(PeerId("unknown"), "call without a name")
+
+    def forget(self, peer: PeerId) -> None:
+        _, channel = self._channels.pop(peer, ("", None))
+        if channel is not None:
+            self._retired.append(channel)
+
+    def path(self, peer: PeerId) -> str:
+        return "direct" if peer in self._channels else ""
+
+    def fault(self, peer: PeerId, reason: str, weight: float = 1.0) -> None:
+        self.faults.append((peer, reason, weight))
+
+    def count(self, peer: PeerId, sent: int = 0, received: int = 0) -> None:
+        total = self._bytes.setdefault(peer, [0, 0])
+        total[0] += sent
+        total[1] += received
+
+    def peers(self) -> dict[PeerId, PeerLink]:
+        known = self._channels.keys() | self._bytes.keys()
+        return {p: PeerLink(self.path(p), 0.0, *self._bytes.get(p, (0, 0)), name=p) for p in known}
+
+    async def ping(self, peer: PeerId, timeout: float = 5.0) -> float:
+        channel = await self.channel(peer)
+        began = time.monotonic()
+        try:
+            await channel.unary_unary("/tutti.v1.Link/Ping")(b"", timeout=timeout)
+        except grpc.aio.AioRpcError as e:
+            raise translate(peer, e) from e
+        return time.monotonic() - began
+
+
+class _Doorman(grpc.aio.ServerInterceptor):
+    """Makes the faults of a net true on the side of the called."""
+
+    def __init__(self, net: MemoryNet, me: PeerId) -> None:
+        self._net, self._me = net, me
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        names = [PeerId(str(v)) for k, v in handler_call_details.invocation_metadata or () if k == PEER_KEY]
+        if self._net.is_muted(self._me):
+            return grpc.stream_stream_rpc_method_handler(_silence)
+        if not names:
+            return grpc.stream_stream_rpc_method_handler(_unknown)
+        if self._net.is_cut(names[0], self._me):
+            return grpc.stream_stream_rpc_method_handler(_unreachable)
+        return await continuation(handler_call_details)
+
+
+async def _silence(requests: Any, context: grpc.aio.ServicerContext) -> None:
+    await asyncio.Event().wait()
+
+
+async def _unknown(requests: Any, context: grpc.aio.ServicerContext) -> None:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "who is calling?")
+
+
+async def _unreachable(requests: Any, context: grpc.aio.ServicerContext) -> None:
+    await context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
+
+
+async def _echo(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+    return request

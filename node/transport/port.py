@@ -1,0 +1,99 @@
+"""What the engines need from a transport: a channel to a peer, a server to be called on, and who is calling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from node.core.errors import PeerFault
+from node.core.ids import PeerId
+
+REASON_LENGTH = 200
+"""Characters of a remote error text that are kept; the text is the peer's, so it is clipped and made printable."""
+
+_SAID = {
+    grpc.StatusCode.UNAVAILABLE: "connection lost",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "no answer in time",
+    grpc.StatusCode.CANCELLED: "call cancelled",
+    grpc.StatusCode.UNAUTHENTICATED: "does not know our token",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "over its limits",
+    grpc.StatusCode.PERMISSION_DENIED: "refuses us",
+    grpc.StatusCode.UNIMPLEMENTED: "does not offer this call",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLink:
+    """How one peer is reached now. ``path`` is "direct", "tunnel" or "" (known, no channel); ``rtt`` seconds, 0 unknown."""
+
+    path: str = ""
+    rtt: float = 0.0
+    sent: int = 0
+    received: int = 0
+    name: str = ""
+    version: str = ""
+    since: float = 0.0
+    """Wall clock of the handshake behind the channel, Unix seconds."""
+
+
+class TransportPort(Protocol):
+    """Implemented by ``service.Transport`` (the network) and ``memory.MemoryTransport`` (one process)."""
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Who we are to the others."""
+        ...
+
+    @property
+    def server(self) -> grpc.aio.Server:
+        """The server others call; add servicers to it before the transport starts."""
+        ...
+
+    async def channel(self, peer: PeerId) -> grpc.aio.Channel:
+        """A channel that ``XStub(channel)`` can be made from. Cached and shared: ask for it before each call, never
+        close it. Raises PeerFault when the peer cannot be reached, refuses us, or is banned."""
+        ...
+
+    def caller(self, context: Any) -> PeerId:
+        """Who makes the call that a servicer is handling; ``context`` is its ServicerContext. Raises PeerFault when
+        the caller is unknown (which the server refuses before a servicer sees it)."""
+        ...
+
+    def forget(self, peer: PeerId) -> None:
+        """Drop the channel to a peer, so that the next ``channel()`` dials anew. Calls in flight are left to finish."""
+        ...
+
+    def path(self, peer: PeerId) -> str:
+        """"direct", "tunnel", or "" when there is no channel."""
+        ...
+
+    def fault(self, peer: PeerId, reason: str, weight: float = 1.0) -> None:
+        """Count a fault against a peer; enough of them and it is refused for a while, in both directions."""
+        ...
+
+    def count(self, peer: PeerId, sent: int = 0, received: int = 0) -> None:
+        """Report tensor bytes moved. A room knows its sizes for free; counting inside gRPC would cost every message."""
+        ...
+
+    def peers(self) -> dict[PeerId, PeerLink]:
+        """Every peer a channel or a handshake is known of."""
+        ...
+
+    async def ping(self, peer: PeerId, timeout: float = 5.0) -> float:
+        """Seconds of a round trip on the path work takes. Raises PeerFault."""
+        ...
+
+
+def printable(text: str | None) -> str:
+    """One clipped line of a text that a peer wrote."""
+    return "".join(c if c.isprintable() else " " for c in (text or "")[:REASON_LENGTH]).strip()
+
+
+def translate(peer: PeerId, error: grpc.aio.AioRpcError) -> PeerFault:
+    """The PeerFault behind a failed call, to be raised ``from`` it. Weight 0: a status proves no bad intent."""
+    code, details = error.code(), printable(error.details())
+    said = _SAID.get(code, f"answered {code.name}" if isinstance(code, grpc.StatusCode) else "answered an unknown status")
+    return PeerFault(peer, f"{said}: {details}" if details else said)

@@ -1,0 +1,249 @@
+"""The key file, its refusals, its lock, and what a signature is worth."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.core.errors import ExitCode, OutOfResources, Refused, WireError
+from node.core.ids import PeerId
+from node.identity import keys
+from node.identity.keys import Identity, verify
+from node.identity.peers import name_of, peer_id_of, public_key_of
+
+HOLDER = """
+import sys
+from pathlib import Path
+from node.identity.keys import Identity
+me = Identity.load(Path(sys.argv[1]))
+me.lock()
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "home" / "identity.key"
+
+
+def test_the_file_is_the_libp2p_protobuf_and_private(path: Path) -> None:
+    old = os.umask(0)
+    try:
+        made = Identity.create(path)
+    finally:
+        os.umask(old)
+    raw = path.read_bytes()
+    assert raw[:4] == bytes((0x08, 0x01, 0x12, 0x40))
+    assert raw[36:] == made.public
+    assert len(raw) == 68
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert os.listdir(path.parent) == ["identity.key"]
+    assert raw == made.key_file_bytes()
+
+
+def test_peer_id_of_a_known_key() -> None:
+    # The public key of the Ed25519 example in the libp2p peer-id specification.
+    public = bytes.fromhex("1ed1e8fae2c4a144b8be8fd4b47bf3d3b34b871c3cacf6010f0e42d474fce27e")
+    peer = peer_id_of(public)
+    assert peer == "12D3KooWBtg3aaRMjxwedh83aGiUkwSxDwUZkzuJcfaqUmo7R3pq"
+    assert public_key_of(peer) == public
+
+
+def test_loading_gives_the_same_peer(path: Path) -> None:
+    made = Identity.create(path)
+    again = Identity.load(path)
+    assert (again.peer_id, again.name) == (made.peer_id, made.name)
+    assert again.sign(b"x", "d") == made.sign(b"x", "d")
+    assert Identity.load_or_create(path).peer_id == made.peer_id
+
+
+def test_load_or_create_makes_one_and_keeps_it(path: Path) -> None:
+    first = Identity.load_or_create(path)
+    assert Identity.load_or_create(path).peer_id == first.peer_id
+
+
+def test_the_slower_of_two_creators_takes_the_other_key(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = Identity.create(path)
+    load, looks = Identity.load, []
+
+    def blind_once(p: Path) -> Identity:
+        looks.append(p)
+        if len(looks) == 1:
+            raise Refused("no key") from FileNotFoundError()
+        return load(p)
+
+    monkeypatch.setattr(Identity, "load", blind_once)
+    assert Identity.load_or_create(path).peer_id == fast.peer_id
+    assert len(looks) == 2
+
+
+def test_create_never_replaces_a_key(path: Path) -> None:
+    before = Identity.create(path).key_file_bytes()
+    with pytest.raises(Refused, match="exists already"):
+        Identity.create(path)
+    assert path.read_bytes() == before
+    assert os.listdir(path.parent) == ["identity.key"]
+
+
+def test_missing_key_says_what_to_do(path: Path) -> None:
+    with pytest.raises(Refused, match="no identity key at") as caught:
+        Identity.load(path)
+    assert "backup" in caught.value.next_step
+    assert caught.value.code is ExitCode.REFUSED
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o666, 0o610])
+def test_a_key_others_can_use_is_refused(path: Path, mode: int) -> None:
+    Identity.create(path)
+    path.chmod(mode)
+    with pytest.raises(Refused, match="open to other users") as caught:
+        Identity.load(path)
+    assert caught.value.next_step == f"chmod 600 {path}"
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda raw: b"", "0 bytes"),
+        (lambda raw: raw[:3], "3 bytes"),
+        (lambda raw: raw[:40], "40 bytes"),
+        (lambda raw: raw + b"\0", "69 bytes"),
+        (lambda raw: raw * 2, "136 bytes"),
+        (lambda raw: b"\x08\x00" + raw[2:], "not a libp2p Ed25519 key"),
+        (lambda raw: b"-----BEGIN", "not a libp2p Ed25519 key"),
+        (lambda raw: raw[:10] + bytes([raw[10] ^ 1]) + raw[11:], "damaged"),
+        (lambda raw: raw[:-1] + bytes([raw[-1] ^ 1]), "damaged"),
+        (lambda raw: raw[:3] + b"\x41" + raw[4:], "damaged"),
+    ],
+)
+def test_a_garbled_key_is_one_clear_refusal(path: Path, damage, says: str) -> None:
+    Identity.create(path)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(Refused, match=says) as caught:
+        Identity.load(path)
+    assert caught.value.next_step
+
+
+def test_a_directory_or_a_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="not a file"):
+        Identity.load(tmp_path)
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(Refused, match="not a file"):
+        Identity.load(tmp_path / "pipe")
+
+
+def test_a_full_disk_leaves_nothing_behind(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(keys.os, "fsync", full)
+    with pytest.raises(OutOfResources):
+        Identity.create(path)
+    assert os.listdir(path.parent) == []
+
+
+def test_a_home_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("")
+    with pytest.raises(Refused, match="cannot write"):
+        Identity.create(tmp_path / "home" / "identity.key")
+
+
+def test_two_objects_cannot_hold_one_key(path: Path) -> None:
+    first, second = Identity.create(path), Identity.load(path)
+    first.lock()
+    first.lock()
+    with pytest.raises(Refused, match=f"in use by pid {os.getpid()}$"):
+        second.lock()
+    first.unlock()
+    first.unlock()
+    second.lock()
+    second.unlock()
+
+
+def test_another_process_is_named_and_its_death_frees_the_key(path: Path) -> None:
+    mine = Identity.create(path)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "locked\n"
+        with pytest.raises(Refused, match=f"in use by pid {holder.pid}") as caught:
+            mine.lock()
+        assert str(holder.pid) in caught.value.next_step
+        holder.kill()
+    mine.lock()
+    mine.unlock()
+
+
+def test_ephemeral_identities_differ_and_need_no_lock() -> None:
+    a, b = Identity.ephemeral(), Identity.ephemeral()
+    assert a.peer_id != b.peer_id
+    assert a.path is None
+    a.lock()
+    a.unlock()
+
+
+def test_the_secret_is_not_in_the_repr() -> None:
+    me = Identity.ephemeral()
+    assert repr(me) == f"Identity({me.peer_id})"
+
+
+def test_signatures_hold_for_this_key_data_and_domain_only() -> None:
+    me, other = Identity.ephemeral(), Identity.ephemeral()
+    signature = me.sign(b"data", "plan")
+    verify(me.peer_id, b"data", signature, "plan")
+    for peer, data, domain in [
+        (other.peer_id, b"data", "plan"),
+        (me.peer_id, b"datA", "plan"),
+        (me.peer_id, b"data", "record"),
+    ]:
+        with pytest.raises(Refused):
+            verify(peer, data, signature, domain)
+    with pytest.raises(WireError):
+        verify(me.peer_id, b"data", signature[:-1], "plan")
+
+
+def test_domain_and_data_do_not_run_into_each_other() -> None:
+    me = Identity.ephemeral()
+    with pytest.raises(Refused):
+        verify(me.peer_id, b"c", me.sign(b"bc", "a"), "ab")
+
+
+def test_names_are_stable_and_speakable() -> None:
+    peer = PeerId("12D3KooWBtg3aaRMjxwedh83aGiUkwSxDwUZkzuJcfaqUmo7R3pq")
+    assert name_of(peer) == name_of(peer)
+    adjective, animal = name_of(peer).split("-")
+    assert adjective.isalpha()
+    assert animal.isalpha()
+    assert len({name_of(Identity.ephemeral().peer_id) for _ in range(50)}) > 40
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1", "é", "12D3KooW", " ", "1" * 64, "Q" * 10_000, "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"]
+)
+def test_what_is_no_peer_id(text: str) -> None:
+    with pytest.raises(WireError):
+        public_key_of(text)
+
+
+def test_only_one_spelling_of_a_peer_id() -> None:
+    peer = Identity.ephemeral().peer_id
+    for text in (peer + " ", peer + "\n", "1" + peer, peer[1:]):
+        with pytest.raises(WireError):
+            public_key_of(text)
+
+
+@given(st.text(max_size=70) | st.text(alphabet="123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz", max_size=60))
+def test_any_text_is_a_peer_id_or_a_wire_error(text: str) -> None:
+    try:
+        assert peer_id_of(public_key_of(text)) == text
+    except WireError:
+        pass
