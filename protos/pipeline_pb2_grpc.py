@@ -49,6 +49,11 @@ class PipelineStub:
                 request_serializer=protos_dot_pipeline__pb2.FetchInput.SerializeToString,
                 response_deserializer=protos_dot_pipeline__pb2.Frame.FromString,
                 _registered_method=True)
+        self.Lost = channel.unary_unary(
+                '/tutti.v1.Pipeline/Lost',
+                request_serializer=protos_dot_pipeline__pb2.LostNote.SerializeToString,
+                response_deserializer=protos_dot_pipeline__pb2.LostReply.FromString,
+                _registered_method=True)
 
 
 class PipelineServicer:
@@ -75,6 +80,13 @@ class PipelineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Lost(self, request, context):
+        """to the origin: "nobody is left who can finish this micro-batch"
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PipelineServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,6 +104,11 @@ def add_PipelineServicer_to_server(servicer, server):
                     servicer.Fetch,
                     request_deserializer=protos_dot_pipeline__pb2.FetchInput.FromString,
                     response_serializer=protos_dot_pipeline__pb2.Frame.SerializeToString,
+            ),
+            'Lost': grpc.unary_unary_rpc_method_handler(
+                    servicer.Lost,
+                    request_deserializer=protos_dot_pipeline__pb2.LostNote.FromString,
+                    response_serializer=protos_dot_pipeline__pb2.LostReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -175,6 +192,33 @@ class Pipeline:
             '/tutti.v1.Pipeline/Fetch',
             protos_dot_pipeline__pb2.FetchInput.SerializeToString,
             protos_dot_pipeline__pb2.Frame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Lost(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tutti.v1.Pipeline/Lost',
+            protos_dot_pipeline__pb2.LostNote.SerializeToString,
+            protos_dot_pipeline__pb2.LostReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -100,7 +100,9 @@ class Plan:
             "leader": index[self.leader],
             "peers": names,
             "members": [[m.stage, m.speed, m.current] for m in self.members],
-            "paths": [[p.index, index[p.origin], list(p.samples), [[h.stage, index[h.peer]] for h in p.hops]] for p in self.paths],
+            "paths": [
+                [p.index, index[p.origin], list(p.samples), [[h.stage, index[h.peer]] for h in p.hops]] for p in self.paths
+            ],
             "owners": {k: index[v] for k, v in self.owners.items()},
             "moved": {k: index[v] for k, v in self.moved.items()},
             "digests": {str(k): v for k, v in self.digests.items()},

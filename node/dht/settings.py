@@ -17,3 +17,11 @@ class DirectorySettings:
     """Bytes of one signed record; larger ones are refused unread."""
     max_ttl_s: float = 600.0
     """A record that claims to live longer than this from now is refused."""
+    max_peers: int = 512
+    """Writers remembered and stored for one run; strangers beyond it are refused."""
+    lookup_timeout_s: float = 5.0
+    """One reading or one publication is given up after this; the next one tries again."""
+    rejoin_s: float = 1.0
+    """First pause between attempts to reach bootstrap peers that do not answer; doubles up to ``rejoin_max_s``."""
+    rejoin_max_s: float = 30.0
+    """Longest pause between attempts to reach bootstrap peers that do not answer."""

@@ -101,14 +101,16 @@ class Identity:
             ) from e
         except OSError as e:
             raise Refused(f"cannot read the identity key {path}: {e.strerror}", f"check the owner of {path}") from e
-        with os.fdopen(fd, "rb", buffering=0) as file:
+        try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
                 raise Refused(f"{path} is not a file", "give the path of the key file itself")
             if status.st_mode & _OTHERS:
                 mode = stat.S_IMODE(status.st_mode)
                 raise Refused(f"the identity key {path} is open to other users (mode {mode:04o})", f"chmod 600 {path}")
-            raw = file.read(_FILE_BYTES + 1)
+            raw = os.read(fd, _FILE_BYTES + 1)
+        finally:
+            os.close(fd)
         return cls(_parse(raw, path, status.st_size), path)
 
     @classmethod

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from node.core.ids import PeerId
-from node.scheduler.quotas import working_speeds
+from node.scheduler.quotas import stand_in
 
 View = Mapping[int, Mapping[PeerId, float]]
 """Stage -> its replicas, joining ones included, with their speeds in micro-batches per second (0: unknown)."""
 
 
-def _loads(view: View, stages: Iterable[int]) -> dict[int, float]:
-    """Total speed of every stage; a peer of unknown speed counts as the median of the whole swarm."""
-    everybody = [((stage, peer), speed) for stage, replicas in view.items() for peer, speed in replicas.items()]
-    # working_speeds wants one key per entry; a peer that hosts two stages has one entry in each.
-    speeds = working_speeds([(PeerId(f"{stage}/{peer}"), speed) for (stage, peer), speed in everybody])
-    return {stage: sum(speeds[PeerId(f"{stage}/{peer}")] for peer in view.get(stage, {})) for stage in stages}
+def _speeds(view: View) -> dict[int, dict[PeerId, float]]:
+    """The view with every unknown speed replaced by the median of the swarm: an empty stage has no median."""
+    unknown = stand_in(speed for replicas in view.values() for speed in replicas.values())
+    return {
+        stage: {peer: speed if 0 < speed < math.inf else unknown for peer, speed in replicas.items()}
+        for stage, replicas in view.items()
+    }
 
 
 def choose_stage(view: View, able: Iterable[int], me: PeerId) -> int:
@@ -33,12 +35,12 @@ def choose_stage(view: View, able: Iterable[int], me: PeerId) -> int:
     stages = sorted(set(able))
     if not stages:
         raise ValueError("there is no stage this peer can host")
-    others = {stage: {p: s for p, s in replicas.items() if p != me} for stage, replicas in view.items()}
-    loads = _loads(others, stages)
+    others = _speeds({stage: {p: s for p, s in replicas.items() if p != me} for stage, replicas in view.items()})
 
     def need(stage: int) -> tuple[bool, float, int, bytes]:
-        replicas = len(others.get(stage, {}))
-        return replicas > 0, loads[stage], replicas, hashlib.sha256(f"{stage}/{me}".encode()).digest()
+        replicas = others.get(stage, {})
+        tie = hashlib.sha256(f"{stage}/{me}".encode()).digest()
+        return bool(replicas), sum(replicas.values()), len(replicas), tie
 
     return min(stages, key=need)
 
@@ -64,11 +66,8 @@ def choose_move(
     assumed to be as fast in the new stage as in the old one. A stage is never left empty, and only stages in
     ``movable`` give or take peers.
     """
-    stages = sorted(view)
-    allowed = set(movable)
-    speeds = {
-        stage: working_speeds([(p, s) for p, s in view[stage].items()]) if view[stage] else {} for stage in stages
-    }
+    stages, allowed = sorted(view), set(movable)
+    speeds = _speeds(view)
     loads = {stage: sum(speeds[stage].values()) for stage in stages}
     if len(stages) < 2:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 from node.core.ids import PeerId
@@ -13,15 +13,19 @@ NOMINAL = 1.0
 """Speed of every peer when none has been measured; only ratios matter then."""
 
 
-def working_speeds(speeds: Sequence[tuple[PeerId, float]]) -> dict[PeerId, float]:
-    """Speeds that can be divided by.
+def stand_in(speeds: Iterable[float]) -> float:
+    """The speed of a peer nobody has measured yet: the median of those that were, so that it gets work too."""
+    known = [speed for speed in speeds if 0 < speed < math.inf]
+    return median(known) if known else NOMINAL
 
-    A peer nobody has measured yet (0, negative or not finite) is taken to be as fast as the median of those that
-    were, so that it gets work and becomes measurable. Raises ValueError when a peer is named twice.
+
+def working_speeds(speeds: Sequence[tuple[PeerId, float]]) -> dict[PeerId, float]:
+    """Speeds that can be divided by: 0, negative and not finite become :func:`stand_in`.
+
+    Raises ValueError when a peer is named twice.
     """
-    known = [speed for _, speed in speeds if math.isfinite(speed) and speed > 0]
-    stand_in = median(known) if known else NOMINAL
-    out = {peer: speed if math.isfinite(speed) and speed > 0 else stand_in for peer, speed in speeds}
+    unknown = stand_in(speed for _, speed in speeds)
+    out = {peer: speed if 0 < speed < math.inf else unknown for peer, speed in speeds}
     if len(out) != len(speeds):
         raise ValueError("a peer is named twice")
     return out

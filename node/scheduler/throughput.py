@@ -31,7 +31,7 @@ class Rate:
         if not (0 < units < math.inf and 0 < seconds < math.inf):
             raise ValueError(f"{units} units in {seconds} s is no measurement")
         self.count += 1
-        weight = self.alpha / (1.0 - (1.0 - self.alpha) ** self.count)
+        weight = min(1.0, self.alpha / (1.0 - (1.0 - self.alpha) ** self.count))
         off = seconds / units - self.seconds_per_unit
         self.seconds_per_unit += weight * off
         self.variance = (1.0 - weight) * (self.variance + weight * off * off)

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from node.core.ids import ENDS, PeerId, short
 from node.core.journey import Member, Path, Plan
+from node.scheduler.throughput import quantise
 from node.training import events as ev
 
 
@@ -121,6 +122,7 @@ class Leader:
         self._history = history
         self._cursor = cursor if cursor is not None else self._cursor_after(history, dropped)
         self._agreed: dict[int, str] = {}
+        self._speeds: dict[PeerId, float] = {}
         self._evaluated = -1
         self._changed: float | None = None
         self._stuck_since: float | None = None
@@ -251,6 +253,10 @@ class Leader:
             return None
         return feasible[0]
 
+    def _speed(self, peer: PeerId, measured: float) -> float:
+        self._speeds[peer] = quantise(measured, self._speeds.get(peer, 0.0))
+        return self._speeds[peer]
+
     def _can_start(self, c: Candidate, epoch: int) -> bool:
         """Holds the version, and, where the cell has agreed on its digest, the very same one."""
         if c.holds == epoch and epoch == self.base and self._agreed.get(c.stage, c.digest) != c.digest:
@@ -263,7 +269,7 @@ class Leader:
         if self._history is None or base not in (self._history.epoch, self._history.epoch + 1):
             self._cursor, self._owners = facts.recall(base) or ((base * facts.target_batch, ()), {})
         members = tuple(
-            Member(p, c.stage, _quantise(c.speed), self._can_start(c, base))
+            Member(p, c.stage, self._speed(p, c.speed), self._can_start(c, base))
             for p, c in sorted(self.candidates.items())
             if c.stage <= facts.stages
         )
@@ -528,8 +534,3 @@ def _majority(said: Mapping[PeerId, str]) -> str:
     """The digest most peers report; a tie goes to the one the smallest PeerId reports, for every leader alike."""
     count = Counter(said.values())
     return max(((count[said[p]], -i, said[p]) for i, p in enumerate(sorted(said))), key=lambda t: t[:2])[2]
-
-
-def _quantise(speed: float) -> float:
-    """Two significant digits: measurements that differ less than that must not move parts or paths."""
-    return float(f"{speed:.2g}") if speed > 0 else 0.0

@@ -44,6 +44,12 @@ class Member:
         self._dropped: tuple[int, ...] = ()
 
     @property
+    def reachable(self) -> tuple[int, ...]:
+        """Versions other than ``holds`` that this peer can put in place at once."""
+        undo = (self.settled,) if self.holds == self.settled + 1 else ()
+        return tuple(sorted({*self.checkpoints, *undo} - {self.holds}))
+
+    @property
     def dropped(self) -> tuple[int, ...]:
         """Micro-batches of the plan in force that do not count, as the leader closed it."""
         return self._dropped
@@ -127,5 +133,8 @@ class Member:
         plan = self.plan
         if plan is None or (e.epoch, e.term) != (plan.epoch, plan.term) or self.state not in (State.AVERAGE, State.COPY):
             return []
-        self.state, self.settled, self.holds = State.DONE, plan.epoch, plan.epoch + 1
+        me = plan.member(self.me)
+        # A listener never held the version before, so it has nothing to go back to.
+        self.settled = plan.epoch if me is not None and me.current else plan.epoch + 1
+        self.state, self.holds = State.DONE, plan.epoch + 1
         return [ev.TellCommitted(plan, e.attempt, e.digest, e.contributors)]

@@ -17,6 +17,7 @@ from node.identity import keys
 from node.identity.keys import Identity, verify
 from node.identity.peers import name_of, peer_id_of, public_key_of
 
+ROOT = Path(keys.__file__).parents[2]
 HOLDER = """
 import sys
 from pathlib import Path
@@ -171,7 +172,7 @@ def test_two_objects_cannot_hold_one_key(path: Path) -> None:
 def test_another_process_is_named_and_its_death_frees_the_key(path: Path) -> None:
     mine = Identity.create(path)
     with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDER, str(path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "locked\n"

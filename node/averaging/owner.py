@@ -1,0 +1,373 @@
+"""The owner's side of an exchange: carries out what the machine decides about the streams that others open.
+
+Contributions are buffered whole, one per peer and attempt, and summed only when the machine says so. A stream whose
+round is not open here yet is not read: HTTP/2 flow control holds its bytes at the sender.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+import grpc
+import grpc.aio
+import torch
+
+from node.averaging.machine import (
+    Action,
+    Began,
+    Ended,
+    Event,
+    Fail,
+    Forgot,
+    Gone,
+    Kind,
+    Opened,
+    Read,
+    Refuse,
+    RoundMachine,
+    Serve,
+    Spoiled,
+    Step,
+    StepFailed,
+    Stepped,
+    Ticked,
+    Uploaded,
+    Wait,
+)
+from node.averaging.reduce import as_travelled, digest, mean, settled, unfit
+from node.averaging.request import RoundRequest
+from node.averaging.request import Step as StepCall
+from node.averaging.settings import AveragingSettings
+from node.core.errors import PeerFault, WireError
+from node.core.ids import PeerId, RoundId
+from node.core.tasks import Tasks
+from node.transport.port import TransportPort
+from node.wire.tensors import TensorReader, head_of, stream
+from protos import averaging_pb2, averaging_pb2_grpc
+
+HEAD_TIMEOUT_S = 10.0
+"""A stream that has not said what it is by then is closed."""
+
+_CODES = {
+    Kind.PLAN: grpc.StatusCode.FAILED_PRECONDITION,
+    Kind.OWNERSHIP: grpc.StatusCode.FAILED_PRECONDITION,
+    Kind.STRANGER: grpc.StatusCode.PERMISSION_DENIED,
+    Kind.HEADS: grpc.StatusCode.INVALID_ARGUMENT,
+    Kind.VALUES: grpc.StatusCode.INVALID_ARGUMENT,
+    Kind.BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Kind.LATE: grpc.StatusCode.ABORTED,
+    Kind.SUPERSEDED: grpc.StatusCode.ABORTED,
+    Kind.FORGOTTEN: grpc.StatusCode.NOT_FOUND,
+    Kind.FAILED: grpc.StatusCode.ABORTED,
+}
+
+
+@dataclass(slots=True)
+class Held:
+    """A fresh part: who stepped it, over how many tokens, from whose gradients. The tensor is never written again."""
+
+    tensor: torch.Tensor
+    source: PeerId
+    tokens: int
+    contributors: tuple[PeerId, ...]
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One of our own rounds. ``settled`` resolves to "" when all our parts are fresh, or to what went wrong."""
+
+    request: RoundRequest
+    step: StepCall
+    mine: frozenset[str]
+    settled: asyncio.Future[str]
+    given: dict[PeerId, dict[str, torch.Tensor]] = field(default_factory=dict)
+    refused: dict[PeerId, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Epoch:
+    attempts: dict[RoundId, Attempt] = field(default_factory=dict)
+    held: dict[str, Held] = field(default_factory=dict)
+    stepped: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Line:
+    """One open stream and what the machine has ordered for it."""
+
+    number: int
+    peer: PeerId
+    round: RoundId
+    heads: list
+    orders: asyncio.Queue[Read | Wait | Serve | Refuse] = field(default_factory=asyncio.Queue)
+
+
+class Owner(averaging_pb2_grpc.AveragingServicer):
+    """Servicer of ``Averaging`` and keeper of every fresh part of the epochs that are not forgotten."""
+
+    def __init__(
+        self,
+        transport: TransportPort,
+        settings: AveragingSettings,
+        tasks: Tasks,
+        executor: Executor | None,
+        now: Callable[[], float],
+        chunk: int,
+    ) -> None:
+        self._transport, self._settings, self._tasks, self._executor = transport, settings, tasks, executor
+        self._now, self._chunk = now, chunk
+        self._machine = RoundMachine()
+        self._lines: dict[int, _Line] = {}
+        self._numbers = itertools.count()
+        self._epochs: dict[int, _Epoch] = {}
+        self._stepping = asyncio.Lock()
+
+    # Our own rounds
+
+    def open(self, request: RoundRequest, step: StepCall, tokens: int, contribute_by: float) -> Attempt:
+        """Begin an attempt; ``tokens`` is 0 when our own gradients are not to be used. Raises ValueError if it is not newer."""
+        me = self._transport.peer_id
+        mine = frozenset(request.owned_by(me))
+        epoch = self._epochs.setdefault(request.round.epoch, _Epoch())
+        attempt = Attempt(request, step, mine, asyncio.get_running_loop().create_future())
+        former = epoch.attempts.get(request.round)
+        epoch.attempts[request.round] = attempt
+        opened = Opened(
+            round=request.round,
+            me=me,
+            plan_hash=request.plan_hash,
+            ownership_hash=request.ownership_hash,
+            members=frozenset(request.members),
+            listeners=frozenset(request.listeners),
+            mine=mine,
+            held=mine & epoch.held.keys(),
+            tokens=tokens,
+            contribute_by=contribute_by,
+            token_limit=request.token_limit,
+        )
+        try:
+            self._feed(opened)
+        except ValueError:
+            if former is None:
+                del epoch.attempts[request.round]
+            else:
+                epoch.attempts[request.round] = former
+            raise
+        self._settle(request.round.epoch)
+        return attempt
+
+    def tick(self) -> None:
+        """Let the machine see the time."""
+        self._feed(Ticked())
+
+    def gone(self, peer: PeerId) -> None:
+        """Wait for this peer no longer."""
+        self._feed(Gone(peer))
+
+    def forget(self, epoch: int) -> None:
+        """Drop everything of epochs up to ``epoch``; who still asks is refused."""
+        self._feed(Forgot(epoch))
+        for number in [n for n in self._epochs if n <= epoch]:
+            for attempt in self._epochs.pop(number).attempts.values():
+                if not attempt.settled.done():
+                    attempt.settled.set_result("the epoch is over")
+
+    def held(self, epoch: int) -> Mapping[str, Held]:
+        """The fresh parts of an epoch this peer has, its own and others'."""
+        return self._epochs[epoch].held if epoch in self._epochs else {}
+
+    def stepped(self, epoch: int) -> frozenset[str]:
+        """The parts this peer itself has stepped in an epoch."""
+        return frozenset(self._epochs[epoch].stepped) if epoch in self._epochs else frozenset()
+
+    def keep(self, round_id: RoundId, parts: Mapping[str, Held]) -> None:
+        """Remember parts gathered from other owners, unless a newer attempt has begun or the epoch is over."""
+        epoch = self._epochs.get(round_id.epoch)
+        if epoch is not None and round_id == max(epoch.attempts):
+            epoch.held.update(parts)
+
+    # Others' streams
+
+    async def Exchange(
+        self, request_iterator: AsyncIterator[averaging_pb2.Contribution], context: grpc.aio.ServicerContext
+    ) -> None:
+        try:
+            peer = self._transport.caller(context)
+        except PeerFault as e:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(e))
+        line, tokens, plan_hash, ownership_hash = await self._begin(peer, request_iterator, context)
+        self._lines[line.number] = line
+        names = tuple(h.name for h in line.heads)
+        try:
+            self._feed(Began(line.number, peer, line.round, plan_hash, ownership_hash, tokens, names))
+            await self._converse(line, tokens, request_iterator, context)
+        finally:
+            del self._lines[line.number]
+            self._feed(Ended(line.number))
+
+    async def _begin(
+        self, peer: PeerId, requests: AsyncIterator[averaging_pb2.Contribution], context: grpc.aio.ServicerContext
+    ) -> tuple[_Line, int, str, str]:
+        message = None
+        try:
+            async with asyncio.timeout(HEAD_TIMEOUT_S):
+                message = await anext(requests, None)
+        except TimeoutError:
+            pass
+        if message is None or message.WhichOneof("part") != "head":
+            await context.abort(_CODES[Kind.HEADS], f"{Kind.HEADS.value}: the first message is the head")
+        head = message.head
+        line = _Line(next(self._numbers), peer, RoundId(head.epoch, head.term, head.attempt), list(head.tensors))
+        return line, head.tokens, head.plan_hash, head.ownership_hash
+
+    async def _converse(
+        self,
+        line: _Line,
+        tokens: int,
+        requests: AsyncIterator[averaging_pb2.Contribution],
+        context: grpc.aio.ServicerContext,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._settings.round_timeout_s) as patience:
+                while True:
+                    match await line.orders.get():
+                        case Read():
+                            patience.reschedule(loop.time() + self._deadline_s(line))
+                            await self._receive(line, tokens, requests)
+                        case Wait():
+                            patience.reschedule(loop.time() + self._deadline_s(line))
+                        case Serve(_, names):
+                            patience.reschedule(loop.time() + self._deadline_s(line))
+                            await self._answer(line, names, context)
+                            return
+                        case Refuse(_, kind, text, weight):
+                            patience.reschedule(None)
+                            if weight:
+                                self._transport.fault(line.peer, f"contribution refused, {kind.value}: {text}", weight)
+                            await context.abort(_CODES[kind], f"{kind.value}: {text}")
+        except TimeoutError:
+            await context.abort(_CODES[Kind.LATE], f"{Kind.LATE.value}: the round did not get that far in time")
+
+    def _deadline_s(self, line: _Line) -> float:
+        attempt = self._attempt(line.round)
+        return self._settings.round_timeout_s if attempt is None else attempt.request.deadline_s
+
+    async def _receive(self, line: _Line, tokens: int, requests: AsyncIterator[averaging_pb2.Contribution]) -> None:
+        """Read the tensors; give up quietly when the machine has a newer order for the stream, or the stream breaks off."""
+        attempt = self._attempt(line.round)
+        if attempt is None:
+            return
+        expected = [(h.name, attempt.request.shapes[h.name]) for h in line.heads]
+        try:
+            reader = TensorReader(line.heads, expected, self._settings.wire)
+            while reader.remaining:
+                if not line.orders.empty():
+                    return
+                message = await anext(requests, None)
+                if message is None or not message.chunk:
+                    raise WireError(f"the stream ended or strayed with {reader.remaining} bytes to come")
+                reader.feed(message.chunk)
+            named = dict(zip([name for name, _ in expected], reader.finish(), strict=True))
+        except WireError as e:
+            self._feed(Spoiled(line.number, Kind.HEADS, str(e)))
+            return
+        self._transport.count(line.peer, received=reader.nbytes)
+        fault = await asyncio.to_thread(unfit, named, tokens, self._settings.max_gradient_norm)
+        if fault:
+            attempt.refused[line.peer] = fault
+            self._feed(Spoiled(line.number, Kind.VALUES, fault))
+            return
+        if line.orders.empty():  # nothing newer was decided while the values were looked at
+            attempt.given[line.peer] = named
+            self._feed(Uploaded(line.number))
+
+    async def _answer(self, line: _Line, names: tuple[str, ...], context: grpc.aio.ServicerContext) -> None:
+        parts = self.held(line.round.epoch)
+        if not parts:  # forgotten since the machine gave the order
+            await context.abort(_CODES[Kind.FORGOTTEN], f"{Kind.FORGOTTEN.value}: epoch {line.round.epoch} is over")
+        held = [parts[name] for name in names]
+        tensors = [h.tensor for h in held]
+        head = averaging_pb2.FreshHead(
+            tensors=[head_of(name, tensor, "fp32") for name, tensor in zip(names, tensors, strict=True)],
+            digest=await asyncio.to_thread(digest, tensors),
+            tokens=max((h.tokens for h in held), default=0),
+            contributors=sorted({peer for h in held for peer in h.contributors}),
+        )
+        await context.write(averaging_pb2.Fresh(head=head))
+        for chunk in stream(tensors, "fp32", self._chunk):
+            await context.write(averaging_pb2.Fresh(chunk=chunk))
+        self._transport.count(line.peer, sent=sum(t.nbytes for t in tensors))
+
+    # The machine's hands
+
+    def _feed(self, event: Event) -> None:
+        for action in self._machine.handle(event, self._now()):
+            self._carry_out(action)
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case Read() | Wait() | Serve() | Refuse():
+                if action.stream in self._lines:
+                    self._lines[action.stream].orders.put_nowait(action)
+            case Step():
+                self._tasks.spawn(self._step(action), f"step {action.round.epoch}.{action.round.attempt}")
+            case Fail(number, text):
+                self._settle(number, text)
+
+    async def _step(self, action: Step) -> None:
+        """Sum, step, keep. Whatever goes wrong is told to the machine before it is told to our parent."""
+        number, names = action.round.epoch, frozenset(action.names)
+        event: Stepped | StepFailed = StepFailed(number, names, "the step was interrupted")
+        try:
+            async with self._stepping:
+                fresh = await asyncio.get_running_loop().run_in_executor(self._executor, self._reduce_and_step, action)
+            epoch = self._epochs.get(number)
+            if epoch is not None:
+                epoch.held.update(fresh)
+                epoch.stepped |= names
+            event = Stepped(number, names)
+        except Exception as e:
+            event = StepFailed(number, names, f"the owner's step failed: {type(e).__name__}")
+            raise
+        finally:
+            self._feed(event)
+            self._settle(number)
+
+    def _reduce_and_step(self, action: Step) -> dict[str, Held]:
+        attempt, me = self._attempt(action.round), self._transport.peer_id
+        if attempt is None:
+            return {}
+        request, given = attempt.request, {}
+        for peer in action.contributors:
+            source = request.gradients or {} if peer == me else attempt.given[peer]
+            given[peer] = [as_travelled(source[name], self._settings.wire) for name in action.names]
+        means = dict(zip(action.names, mean(given, action.contributors, action.tokens), strict=True))
+        attempt.given.clear()
+        del given
+        fresh = attempt.step(means)
+        return {
+            name: Held(settled(name, fresh[name], request.shapes[name]), me, action.tokens, action.contributors)
+            for name in action.names
+        }
+
+    def _attempt(self, round_id: RoundId) -> Attempt | None:
+        epoch = self._epochs.get(round_id.epoch)
+        return None if epoch is None else epoch.attempts.get(round_id)
+
+    def _settle(self, number: int, fault: str = "") -> None:
+        """Tell the rounds of an epoch whose own parts are all here, or will not come."""
+        epoch = self._epochs.get(number)
+        for attempt in [] if epoch is None else epoch.attempts.values():
+            fresh = epoch is not None and attempt.mine <= epoch.held.keys()
+            if not attempt.settled.done() and (fresh or fault):
+                attempt.settled.set_result("" if fresh else fault)
+
+
+def contribute_until(started: float, deadline_s: float) -> float:
+    """Contributions have three fifths of a round; what is left is for the step and the way back."""
+    return started + 0.6 * deadline_s

@@ -1,0 +1,58 @@
+"""The owner's arithmetic: which contributions are fit, and their mean, the same bits in whatever order they came."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from node.core.ids import PeerId
+from node.wire.tensors import dtype_of, encode
+
+
+def unfit(named: Mapping[str, torch.Tensor], tokens: int, max_norm: float) -> str:
+    """Why these gradient sums must not be averaged, or "".
+
+    The 2-norm of each tensor over ``tokens`` may be at most ``max_norm``; a NaN or an infinity anywhere makes it not finite.
+    """
+    for name, tensor in named.items():
+        norm = float(torch.linalg.vector_norm(tensor, dtype=torch.float32)) / max(1, tokens)
+        if not math.isfinite(norm):
+            return f"gradient of {name} is not finite"
+        if norm > max_norm:
+            return f"gradient of {name} has norm {norm:.3g} per token, above {max_norm:.3g}"
+    return ""
+
+
+def as_travelled(tensor: torch.Tensor, wire: str) -> torch.Tensor:
+    """fp32 on the CPU with the rounding of the wire, so that a sum does not depend on which peer owns the part."""
+    return tensor.detach().to(dtype_of(wire)).to("cpu", torch.float32)
+
+
+def mean(contributions: Mapping[PeerId, Sequence[torch.Tensor]], order: Sequence[PeerId], tokens: int) -> list[torch.Tensor]:
+    """Sum in ``order`` and divide by ``tokens``: floating-point addition does not commute with arrival."""
+    first, *rest = order
+    totals = [tensor.clone(memory_format=torch.contiguous_format) for tensor in contributions[first]]
+    for peer in rest:
+        for total, tensor in zip(totals, contributions[peer], strict=True):
+            total.add_(tensor)
+    return [total.div_(tokens) for total in totals]
+
+
+def digest(tensors: Sequence[torch.Tensor]) -> str:
+    """Hex sha256 over the fp32 bytes in order: what the receiver compares with what arrived."""
+    sha = hashlib.sha256()
+    for tensor in tensors:
+        sha.update(encode(tensor, "fp32"))
+    return sha.hexdigest()
+
+
+def settled(name: str, tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """A private fp32 CPU copy of a fresh parameter. Raises ValueError when the optimizer gave another shape or no numbers."""
+    if tuple(tensor.shape) != tuple(shape):
+        raise ValueError(f"the step made {name} {tuple(tensor.shape)}, expected {tuple(shape)}")
+    if not bool(torch.isfinite(tensor).all()):
+        raise ValueError(f"the step made {name} not finite")
+    return tensor.detach().to("cpu", torch.float32, copy=True).contiguous()

@@ -1,0 +1,70 @@
+"""What the epoch asks of a round and what it is told afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from node.core.ids import PeerId, RoundId
+
+Step = Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]]
+"""Mean gradients of owned parts (fp32, CPU) to their fresh parameters, same names and shapes. Runs on the given executor."""
+
+TOKENS_LIMIT = 1 << 40
+"""Tokens nobody can have behind one epoch's gradients, when the caller knows no better bound."""
+
+
+@dataclass(frozen=True)
+class RoundRequest:
+    """One attempt of one epoch for one cell, as its plan has it; the same at every member but for the last four fields.
+
+    ``members`` are the live peers of the cell, listeners included; ``owners`` maps every part of the stage to one of
+    them; ``gradients`` are *sums* over ``tokens`` tokens (None or 0 tokens: this peer gives nothing); ``deadline_s``
+    counts from the call. ``token_limit`` bounds what any one member may claim.
+    """
+
+    round: RoundId
+    plan_hash: str
+    members: tuple[PeerId, ...]
+    listeners: frozenset[PeerId]
+    owners: Mapping[str, PeerId]
+    ownership_hash: str
+    shapes: Mapping[str, tuple[int, ...]]
+    gradients: Mapping[str, torch.Tensor] | None
+    tokens: int
+    deadline_s: float
+    token_limit: int = TOKENS_LIMIT
+
+    def owned_by(self, peer: PeerId) -> tuple[str, ...]:
+        """The parts of one owner, sorted by name: the order they travel in."""
+        return tuple(sorted(name for name, owner in self.owners.items() if owner == peer))
+
+
+@dataclass(frozen=True)
+class RoundOutcome:
+    """What one attempt brought.
+
+    ``fresh``: parameters by name (fp32, CPU, not to be changed in place), from this and earlier attempts, each from
+    its owner in *this* attempt. ``stepped``: the parts stepped here this epoch. ``missing``: the rest of the stage,
+    to be asked for in the next attempt. ``failed``: owners that gave nothing, and why (this peer too, when its own
+    step failed). ``refused``: whose contributions were refused here for their values, and why; this peer's own is
+    found out before it is sent. ``tokens`` and ``contributors``: behind the parts' means, the largest and all of them.
+    ``nbytes``: tensor bytes sent and received.
+    """
+
+    fresh: dict[str, torch.Tensor]
+    tokens: int
+    contributors: frozenset[PeerId]
+    failed: dict[PeerId, str]
+    nbytes: int
+    seconds: float
+    stepped: frozenset[str] = frozenset()
+    missing: tuple[str, ...] = ()
+    refused: dict[PeerId, str] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Every part of the stage is fresh."""
+        return not self.missing

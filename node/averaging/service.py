@@ -1,0 +1,191 @@
+"""A cell's round, from gradients to fresh parameters at every member.
+
+Every member opens one exchange with every owner: reduce-scatter is its first half, all-gather its second. Our own
+parts take the same road without a network. A round returns by its deadline with whatever came; what is missing is
+asked for again in the next attempt, from new owners, with the same gradients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any, Protocol
+
+from node.averaging.member import Answer, exchange
+from node.averaging.owner import Attempt, Owner, contribute_until
+from node.averaging.reduce import unfit
+from node.averaging.request import RoundOutcome, RoundRequest, Step
+from node.averaging.settings import AveragingSettings
+from node.core.clock import Clock, SystemClock
+from node.core.errors import PeerFault
+from node.core.ids import PeerId, short
+from node.core.tasks import Tasks
+from node.transport.port import TransportPort
+from protos import averaging_pb2_grpc
+
+CHUNK = 1 << 20
+
+
+class _Journal(Protocol):
+    def emit(self, room: str, kind: str, text: str, level: str = "info", **fields: Any) -> None: ...
+
+
+class CellRound:
+    """Adds the Averaging service to ``transport.server``, so make it before the transport starts.
+
+    ``executor`` runs the step (None: a thread of the loop's own); ``on_error`` is told what a step raised.
+    """
+
+    def __init__(
+        self,
+        transport: TransportPort,
+        settings: AveragingSettings,
+        *,
+        executor: Executor | None = None,
+        journal: _Journal | None = None,
+        clock: Clock | None = None,
+        chunk: int = CHUNK,
+        on_error: Callable[[str, BaseException], None] | None = None,
+    ) -> None:
+        self._transport, self._settings, self._journal, self._chunk = transport, settings, journal, chunk
+        self._clock = clock or SystemClock()
+        self._tasks = Tasks("averaging", on_error)
+        self._owner = Owner(transport, settings, self._tasks, executor, self._clock.now, chunk)
+        averaging_pb2_grpc.add_AveragingServicer_to_server(self._owner, transport.server)
+
+    async def run(self, request: RoundRequest, step: Step) -> RoundOutcome:
+        """One attempt. Never later than ``request.deadline_s`` from now, and with all of the stage unless somebody failed.
+
+        ``step`` gets the mean gradients of those of our parts that no earlier attempt of the epoch stepped, at most
+        once for each part. Its result is kept and served until :meth:`forget`, also after this call has returned.
+        Raises ValueError for a request that contradicts itself or is not newer than the epoch's last.
+        """
+        started = self._clock.now()
+        tokens, refused = await self._fit_to_give(request)
+        attempt = self._owner.open(request, step, tokens, contribute_until(started, request.deadline_s))
+        attempt.refused.update(refused)
+        failed: dict[PeerId, str] = {}
+        answers: list[Answer] = []
+        gathers = [
+            self._tasks.spawn(
+                self._gather(request, owner, names, bool(tokens), answers, failed, started), f"gather {short(owner)}"
+            )
+            for owner, names in self._to_ask(request).items()
+        ]
+        ticker = self._tasks.spawn(self._tick_at(contribute_until(started, request.deadline_s)), "tick")
+        try:
+            await asyncio.wait([*gathers, attempt.settled], timeout=self._left(request, started))
+        finally:
+            for task in (*gathers, ticker):
+                task.cancel()
+        return self._outcome(request, attempt, answers, failed, started)
+
+    def gone(self, peer: PeerId) -> None:
+        """Tell a round in progress that a peer is dead, so that it does not wait for its contribution until the deadline."""
+        self._owner.gone(peer)
+
+    def forget(self, epoch: int) -> None:
+        """Drop gradients and fresh parts of all epochs up to this one; who still asks for them is refused."""
+        self._owner.forget(epoch)
+
+    async def close(self) -> None:
+        """End what is still running; a step in progress is left to its executor and its result dropped."""
+        await self._tasks.close()
+
+    async def _fit_to_give(self, request: RoundRequest) -> tuple[int, dict[PeerId, str]]:
+        """Tokens we give: 0 for a listener, or when our own gradients would be refused by every honest owner."""
+        me = self._transport.peer_id
+        _consistent(request, me)
+        if request.gradients is None or not request.tokens or me in request.listeners:
+            return 0, {}
+        fault = await asyncio.to_thread(unfit, dict(request.gradients), request.tokens, self._settings.max_gradient_norm)
+        if not fault:
+            return request.tokens, {}
+        self._say("own-gradients-unfit", f"{fault}; taking part in this round as a listener", level="error")
+        return 0, {me: fault}
+
+    def _to_ask(self, request: RoundRequest) -> dict[PeerId, tuple[str, ...]]:
+        """Remote owners of this attempt, with the parts we do not have from them yet."""
+        held, ask = self._owner.held(request.round.epoch), {}
+        for owner in sorted(set(request.owners.values()) - {self._transport.peer_id}):
+            names = request.owned_by(owner)
+            if any(name not in held or held[name].source != owner for name in names):
+                ask[owner] = names
+        return ask
+
+    async def _gather(
+        self,
+        request: RoundRequest,
+        owner: PeerId,
+        names: tuple[str, ...],
+        giving: bool,
+        answers: list[Answer],
+        failed: dict[PeerId, str],
+        started: float,
+    ) -> None:
+        held = self._owner.held(request.round.epoch)
+        if giving:
+            names = tuple(name for name in names if name not in held or held[name].source != owner)
+        wire, left = self._settings.wire, self._left(request, started)
+        failed[owner] = "gave no fresh parts in time"
+        try:
+            answer = await exchange(self._transport, owner, request, names, giving, wire, self._chunk, left)
+        except PeerFault as fault:
+            failed[owner] = fault.reason
+            if fault.weight:
+                self._transport.fault(owner, fault.reason, fault.weight)
+            self._say("owner-failed", str(fault), level="warning", epoch=request.round.epoch, peer=owner)
+            return
+        del failed[owner]
+        answers.append(answer)
+        self._owner.keep(request.round, answer.parts)
+
+    async def _tick_at(self, when: float) -> None:
+        await asyncio.sleep(max(0.0, when - self._clock.now()))
+        self._owner.tick()
+
+    def _left(self, request: RoundRequest, started: float) -> float:
+        return max(0.0, started + request.deadline_s - self._clock.now())
+
+    def _outcome(
+        self, request: RoundRequest, attempt: Attempt, answers: list[Answer], failed: dict[PeerId, str], started: float
+    ) -> RoundOutcome:
+        me, held = self._transport.peer_id, self._owner.held(request.round.epoch)
+        own = {n: h for n, h in held.items() if n in attempt.mine}
+        others = {n: h for n, h in held.items() if n in request.owners and h.source == request.owners[n]}
+        parts = {name: (own | others)[name] for name in sorted(own | others)}
+        if not attempt.mine <= parts.keys():
+            failed[me] = attempt.settled.result() if attempt.settled.done() else "own parts were not stepped in time"
+        return RoundOutcome(
+            fresh={name: h.tensor for name, h in parts.items()},
+            tokens=max((h.tokens for h in parts.values()), default=0),
+            contributors=frozenset(p for h in parts.values() for p in h.contributors),
+            failed=dict(sorted(failed.items())),
+            nbytes=sum(a.nbytes for a in answers),
+            seconds=self._clock.now() - started,
+            stepped=self._owner.stepped(request.round.epoch),
+            missing=tuple(sorted(request.owners.keys() - parts.keys())),
+            refused=dict(attempt.refused),
+        )
+
+    def _say(self, kind: str, text: str, level: str = "info", **fields: Any) -> None:
+        if self._journal is not None:
+            with contextlib.suppress(ValueError):
+                self._journal.emit("averaging", kind, text, level, **fields)
+
+
+def _consistent(request: RoundRequest, me: PeerId) -> None:
+    if me not in request.members:
+        raise ValueError("this peer is not in the round it should run")
+    if request.owners.keys() != request.shapes.keys():
+        raise ValueError("owners and shapes name different parts")
+    if not set(request.owners.values()) <= set(request.members):
+        raise ValueError("an owner is not a member")
+    if request.gradients is not None and request.tokens and me not in request.listeners:
+        wrong = [
+            n for n, s in request.shapes.items() if n not in request.gradients or tuple(request.gradients[n].shape) != tuple(s)
+        ]
+        if wrong:
+            raise ValueError(f"gradients of other shapes or none: {', '.join(sorted(wrong)[:3])}")

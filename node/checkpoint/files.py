@@ -1,0 +1,120 @@
+"""Files that are whole or absent: nothing is followed, everything is flushed before it gets its name.
+
+Names are opened relative to a directory's descriptor, so a link planted on the way is refused and not walked.
+:class:`Disk` is the whole of what a checkpoint asks of the operating system when it writes; a test replaces it to
+rehearse a power cut after every single call.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from node.core.errors import LocalFault, OutOfResources, Refused
+
+READ_BLOCK = 4 << 20
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NO_FOLLOW = os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Disk:
+    """Writing calls, each relative to a directory descriptor. All raise OSError."""
+
+    def create(self, name: str, at: int) -> int:
+        """A new file for writing, readable by its owner only; an existing name is an error. Returns a descriptor."""
+        return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW, 0o600, dir_fd=at)
+
+    def write(self, fd: int, data: memoryview) -> None:
+        """All of ``data``; the system may take it in several pieces."""
+        while len(data):
+            data = data[os.write(fd, data) :]
+
+    def fsync(self, fd: int) -> None:
+        """Wait until what was written to this file, or named in this directory, is on the disk."""
+        os.fsync(fd)
+
+    def mkdir(self, name: str, at: int) -> None:
+        os.mkdir(name, 0o700, dir_fd=at)
+
+    def rename(self, old: str, new: str, at: int) -> None:
+        os.rename(old, new, src_dir_fd=at, dst_dir_fd=at)
+
+    def unlink(self, name: str, at: int) -> None:
+        os.unlink(name, dir_fd=at)
+
+    def rmdir(self, name: str, at: int) -> None:
+        os.rmdir(name, dir_fd=at)
+
+
+@contextmanager
+def directory(path: str | Path, at: int | None = None) -> Iterator[int]:
+    """The descriptor of a directory, for the time of a with-block.
+
+    With ``at`` the name is one step below that directory and must not be a link; without, it is a path the user
+    chose, links allowed. Raises OSError.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    fd = os.open(path, flags) if at is None else os.open(path, flags | os.O_NOFOLLOW, dir_fd=at)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def reading(name: str, at: int) -> Iterator[tuple[int, int]]:
+    """(descriptor, size in bytes) of a regular file, for the time of a with-block.
+
+    Raises Refused when ``name`` is missing, a link, a device or a directory, OSError when it cannot be opened.
+    """
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _NO_FOLLOW, dir_fd=at)
+    except FileNotFoundError as e:
+        raise Refused(f"{name} is missing") from e
+    except OSError as e:
+        if e.errno == errno.ELOOP:
+            raise Refused(f"{name} is a link") from e
+        raise
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise Refused(f"{name} is not a regular file")
+        yield fd, found.st_size
+    finally:
+        os.close(fd)
+
+
+def sha256_of(fd: int) -> str:
+    """Hex sha256 of a file from its beginning, whatever the descriptor's position. Raises OSError."""
+    sha, block, at = hashlib.sha256(), bytearray(READ_BLOCK), 0
+    view = memoryview(block)
+    while got := os.preadv(fd, [block], at):
+        sha.update(view[:got])
+        at += got
+    return sha.hexdigest()
+
+
+def remove_tree(disk: Disk, name: str, at: int) -> None:
+    """Remove a directory that holds only files, as every one this room makes does. Raises OSError."""
+    with directory(name, at) as fd:
+        for entry in sorted(os.listdir(fd)):
+            disk.unlink(entry, fd)
+    disk.rmdir(name, at)
+
+
+def local_fault(doing: str, where: Path, error: OSError) -> LocalFault:
+    """What to raise when the disk says no: OutOfResources when it is full, LocalFault otherwise."""
+    reason = error.strerror or str(error)
+    if error.errno in _FULL:
+        return OutOfResources(
+            f"no room to {doing} under {where}: {reason}",
+            f"free space on that disk or keep fewer checkpoints, then go on; what is already under {where} is untouched",
+        )
+    return LocalFault(
+        f"cannot {doing} under {where}: {reason}", f"check that {where} exists and that this user may write there"
+    )

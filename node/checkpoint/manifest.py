@@ -1,0 +1,90 @@
+"""The page that makes a directory a checkpoint: what is in it, of which run, and a hash of every file and of itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from node.core.errors import Refused
+
+FORMAT = 1
+_HEX = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """Bytes and hex sha256 of one file."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """``digest`` is the stage digest of the parameters; ``meta`` is JSON of whoever saved (the sampler's place, …)."""
+
+    run_id: str
+    stage: int
+    epoch: int
+    digest: str
+    files: dict[str, FileEntry]
+    meta: dict[str, Any]
+
+    def encode(self) -> bytes:
+        """The file: the facts and the sha256 of their canonical form. Raises ValueError for meta that is not JSON."""
+        body = {
+            "format": FORMAT,
+            "run_id": self.run_id,
+            "stage": self.stage,
+            "epoch": self.epoch,
+            "digest": self.digest,
+            "files": {name: {"size": entry.size, "sha256": entry.sha256} for name, entry in self.files.items()},
+            "meta": self.meta,
+        }
+        try:
+            page = {"checkpoint": body, "sha256": _hash(body)}
+            written = json.dumps(page, sort_keys=True, indent=1, allow_nan=False)
+        except TypeError as e:
+            raise ValueError(f"meta is not JSON: {e}") from e
+        if json.loads(written) != page:
+            raise ValueError("meta does not survive JSON: use lists for tuples and strings for keys")
+        return written.encode()
+
+    @classmethod
+    def parse(cls, raw: bytes) -> Manifest:
+        """The inverse of :meth:`encode`. Raises Refused for bytes that are torn, garbled or of another format."""
+        try:
+            page = json.loads(raw)
+            body = page["checkpoint"]
+            if page["sha256"] != _hash(body):
+                raise Refused("its manifest is garbled: it does not have the hash it names")
+            if body["format"] != FORMAT:
+                raise Refused(f"its manifest has format {body['format']}, this software reads {FORMAT}")
+            files = {str(name): FileEntry(_natural(f["size"]), _hex(f["sha256"])) for name, f in body["files"].items()}
+            if not isinstance(body["meta"], dict):
+                raise ValueError("meta is no object")
+            return cls(
+                str(body["run_id"]), _natural(body["stage"]), _natural(body["epoch"]), _hex(body["digest"]), files, body["meta"]
+            )
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
+            raise Refused(f"its manifest cannot be read: {e}") from e
+
+
+def _hash(body: Any) -> str:
+    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _natural(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError("expected a natural number")
+    return value
+
+
+def _hex(value: Any) -> str:
+    if not isinstance(value, str) or _HEX.fullmatch(value) is None:
+        raise ValueError("expected a hex sha256")
+    return value

@@ -1,0 +1,102 @@
+"""Snapshots a donor holds still while joiners read them: few, and not for ever.
+
+A pin keeps references to the tensors of one epoch, so training goes on while they are read; the price is the memory
+of an epoch that would otherwise be gone. Hence the bounds: how many, how long unused, how long at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from node.checkpoint.state import WIRE, StateKind
+from node.wire.tensors import digest, encode, head_of
+from protos import state_pb2
+
+PINS = 4
+IDLE_S = 60.0
+LONGEST_S = 3600.0
+
+
+class PinKey(NamedTuple):
+    """What a pin is a snapshot of."""
+
+    stage: int
+    kind: StateKind
+    epoch: int
+
+
+@dataclass
+class Pin:
+    """One snapshot. ``described`` keeps answers by the names asked for; ``views`` the bytes of tensors, made once."""
+
+    key: PinKey
+    tensors: Mapping[str, torch.Tensor]
+    born: float
+    used: float
+    described: dict[tuple[str, ...], state_pb2.StateManifest] = field(default_factory=dict)
+    views: dict[str, memoryview] = field(default_factory=dict)
+
+    def view(self, name: str) -> memoryview:
+        """The fp32 bytes of one tensor; for one on a device this is its copy on the CPU."""
+        if name not in self.views:
+            self.views[name] = encode(self.tensors[name], WIRE)
+        return self.views[name]
+
+    def describe(self, names: tuple[str, ...]) -> state_pb2.StateManifest:
+        """Heads, hashes and digest of ``names``, all of them held. Reads every byte, so run it off the event loop."""
+        if names not in self.described:
+            manifest = state_pb2.StateManifest(epoch=self.key.epoch, stage=self.key.stage, kind=self.key.kind.code)
+            for name in names:
+                sha256 = hashlib.sha256(self.view(name)).hexdigest()
+                manifest.tensors.append(state_pb2.StateTensor(head=head_of(name, self.tensors[name], WIRE), sha256=sha256))
+            manifest.digest = digest({name: self.tensors[name] for name in names})
+            if len(self.described) >= PINS:  # subsets are cheap to describe again
+                self.described.clear()
+            self.described[names] = manifest
+        return self.described[names]
+
+
+class Pins:
+    """All pins of a donor. Pure: ``now`` is monotonic seconds given by the caller."""
+
+    def __init__(self, limit: int = PINS, idle_s: float = IDLE_S, longest_s: float = LONGEST_S) -> None:
+        self.limit, self.idle_s, self.longest_s = limit, idle_s, longest_s
+        self._pins: dict[PinKey, Pin] = {}
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def get(self, key: PinKey, now: float) -> Pin | None:
+        """The pin of ``key``, used now, or None."""
+        self.expire(now)
+        pin = self._pins.get(key)
+        if pin is not None:
+            pin.used = now
+        return pin
+
+    def add(self, key: PinKey, tensors: Mapping[str, torch.Tensor], now: float) -> Pin | None:
+        """A new pin, or None when ``limit`` others are in use; a pin in use is never taken from its readers."""
+        self.expire(now)
+        if len(self._pins) >= self.limit:
+            return None
+        exact = {name: t if t.is_floating_point() else t.float() for name, t in tensors.items()}  # counters travel as numbers
+        self._pins[key] = pin = Pin(key, exact, now, now)
+        return pin
+
+    def expire(self, now: float) -> None:
+        """Let go of what nobody read for ``idle_s``, and of everything older than ``longest_s``."""
+        for key in [k for k, p in self._pins.items() if now - p.used > self.idle_s or now - p.born > self.longest_s]:
+            del self._pins[key]
+
+
+def chosen(held: Iterable[str], asked: Iterable[str]) -> tuple[str, ...] | None:
+    """The names to describe, sorted: all that are held when nothing in particular is asked, None when one is missing."""
+    have, want = set(held), set(asked)
+    if not want <= have:
+        return None
+    return tuple(sorted(want or have))

@@ -1,0 +1,148 @@
+"""The donor: answers what this peer holds and streams it to joiners, no faster and to no more of them than it was told.
+
+The other end is :func:`node.checkpoint.fetch.fetch`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from node.checkpoint.bucket import Bucket
+from node.checkpoint.fetch import fetch
+from node.checkpoint.partial import Partial
+from node.checkpoint.pins import Pin, PinKey, Pins, chosen
+from node.checkpoint.settings import CheckpointSettings
+from node.checkpoint.state import NoDonor, StateKind, StateProvider, StateSnapshot
+from node.core.clock import Clock, SystemClock
+from node.core.ids import PeerId
+from node.transport.port import TransportPort
+from protos import state_pb2, state_pb2_grpc
+
+__all__ = ["NoDonor", "Partial", "StateKind", "StateProvider", "StateService", "StateSnapshot", "fetch"]
+
+MESSAGE = 256 << 10
+"""Bytes of one message: small, so that a joiner on a slow line sees progress before its patience ends."""
+LARGEST = 64 << 20
+"""Bytes one request may ask for."""
+STREAMS = 16
+"""Requests of one joiner served at once."""
+NAMES = 20_000
+"""Tensors a question may name."""
+
+
+class _No(Exception):
+    def __init__(self, code: grpc.StatusCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code, self.reason = code, reason
+
+
+class StateService(state_pb2_grpc.StateServicer):
+    """Serves what ``provider`` holds. Made before the transport starts: it adds itself to the transport's server."""
+
+    def __init__(
+        self,
+        transport: TransportPort,
+        provider: StateProvider,
+        settings: CheckpointSettings,
+        *,
+        clock: Clock | None = None,
+        pins: Pins | None = None,
+    ) -> None:
+        self._transport, self._provider = transport, provider
+        self._clock = clock or SystemClock()
+        self.pins = pins or Pins()
+        self._bucket = Bucket(settings.max_up)
+        self._streams: Counter[PeerId] = Counter()
+        self._hashing = asyncio.Lock()
+        self.bytes_given: Counter[PeerId] = Counter()
+        state_pb2_grpc.add_StateServicer_to_server(self, transport.server)
+
+    async def Describe(self, request: state_pb2.DescribeRequest, context: Any) -> state_pb2.StateManifest:
+        """Heads and hashes of what is held, and from now on pinned: NOT_FOUND when it is not, RESOURCE_EXHAUSTED when busy."""
+        try:
+            with self._stream(self._transport.caller(context)):
+                return await self._describe(request)
+        except _No as no:
+            await context.abort(no.code, no.reason)
+            raise
+
+    async def Fetch(self, request: state_pb2.FetchRequest, context: Any) -> AsyncIterator[state_pb2.StateChunk]:
+        """A byte range of one tensor of a pinned snapshot, in order."""
+        peer = self._transport.caller(context)
+        try:
+            with self._stream(peer):
+                key, view = self._range(request)
+                for at in range(0, len(view), MESSAGE):
+                    data = bytes(view[at : at + MESSAGE])
+                    if wait := self._bucket.reserve(len(data), self._clock.now()):
+                        await asyncio.sleep(wait)
+                    yield state_pb2.StateChunk(offset=request.offset + at, data=data)
+                    self.pins.get(key, self._clock.now())  # in use: does not expire under its reader
+                    self.bytes_given[peer] += len(data)
+                    self._transport.count(peer, sent=len(data))
+        except _No as no:
+            await context.abort(no.code, no.reason)
+
+    async def _describe(self, request: state_pb2.DescribeRequest) -> state_pb2.StateManifest:
+        kind = StateKind.of(request.kind)
+        if kind is None or len(request.names) > NAMES:
+            raise _No(grpc.StatusCode.INVALID_ARGUMENT, "unknown kind of state, or too many names")
+        pin = self._pin(request.stage, kind, None if request.any_epoch else request.epoch)
+        if (names := chosen(pin.tensors, request.names)) is None:
+            raise _No(grpc.StatusCode.NOT_FOUND, "not all of these tensors are held here")
+        async with self._hashing:  # one core at most goes to joiners
+            manifest = await asyncio.to_thread(pin.describe, names)
+        self.pins.get(pin.key, self._clock.now())
+        return manifest
+
+    def _range(self, request: state_pb2.FetchRequest) -> tuple[PinKey, memoryview]:
+        kind = StateKind.of(request.kind)
+        pin = None if kind is None else self.pins.get(PinKey(request.stage, kind, request.epoch), self._clock.now())
+        if pin is None or request.name not in pin.views:
+            raise _No(grpc.StatusCode.NOT_FOUND, "no such tensor is held still here: describe first")
+        view, end = pin.views[request.name], request.offset + request.length
+        if not 0 < request.length <= LARGEST or end > len(view):
+            raise _No(grpc.StatusCode.INVALID_ARGUMENT, f"no such range in {len(view)} bytes")
+        return pin.key, view[request.offset : end]
+
+    def _pin(self, stage: int, kind: StateKind, epoch: int | None) -> Pin:
+        now = self._clock.now()
+        if epoch is not None and (pin := self.pins.get(PinKey(stage, kind, epoch), now)):
+            return pin
+        held = self._provider.describe(stage, kind, epoch)
+        if held is None:
+            raise _No(grpc.StatusCode.NOT_FOUND, "not held here")
+        if not len(self.pins):
+            self._tidy_later()
+        key = PinKey(stage, kind, held[0])
+        if (pin := self.pins.get(key, now) or self.pins.add(key, held[1], now)) is None:
+            raise _No(grpc.StatusCode.RESOURCE_EXHAUSTED, "all snapshots are in use, try again later")
+        return pin
+
+    def _tidy_later(self) -> None:
+        asyncio.get_running_loop().call_later(self.pins.idle_s, self._tidy)
+
+    def _tidy(self) -> None:
+        """An epoch's memory is given back although no joiner asks again."""
+        self.pins.expire(self._clock.now())
+        if len(self.pins):
+            self._tidy_later()
+
+    @contextmanager
+    def _stream(self, peer: PeerId) -> Iterator[None]:
+        if self._streams[peer] >= STREAMS:
+            raise _No(grpc.StatusCode.RESOURCE_EXHAUSTED, "you have enough requests open here")
+        self._streams[peer] += 1
+        try:
+            yield
+        finally:
+            self._streams[peer] -= 1
+            if not self._streams[peer]:
+                del self._streams[peer]

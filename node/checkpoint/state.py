@@ -1,0 +1,64 @@
+"""What state is to the room: two kinds of it, where a donor takes it from, what a joiner ends up with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+import torch
+
+from node.core.errors import PeerFault
+from node.core.ids import PeerId
+from protos import state_pb2
+
+WIRE = "fp32"
+"""State always travels exactly: a rounded copy would not have the digest."""
+
+
+class StateKind(StrEnum):
+    """``PARAMETERS`` of a stage, named as the model names them; ``OPTIMIZER`` state, named "<part>/<state>"."""
+
+    PARAMETERS = "parameters"
+    OPTIMIZER = "optimizer"
+
+    @property
+    def code(self) -> state_pb2.Kind:
+        return state_pb2.PARAMETERS if self is StateKind.PARAMETERS else state_pb2.OPTIMIZER
+
+    @classmethod
+    def of(cls, code: int) -> StateKind | None:
+        """The kind behind a number of the wire, None for one this software does not know."""
+        return next((kind for kind in cls if kind.code == code), None)
+
+
+class StateProvider(Protocol):
+    """The part of the daemon that holds state others may fetch."""
+
+    def describe(self, stage: int, kind: StateKind, epoch: int | None) -> tuple[int, Mapping[str, torch.Tensor]] | None:
+        """The state of ``stage`` at ``epoch`` (None: the newest committed), or None when it is not held.
+
+        The tensors are kept by reference until joiners have read them: a later epoch must replace them and not
+        write into them.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class StateSnapshot:
+    """State fetched whole: fp32 on the CPU, its digest verified. ``sources`` are the bytes each donor gave."""
+
+    epoch: int
+    tensors: dict[str, torch.Tensor]
+    digest: str
+    sources: dict[PeerId, int] = field(default_factory=dict)
+
+
+class NoDonor(PeerFault):
+    """Nobody asked could give the state whole. ``reasons`` says why for each; what was verified is kept for a retry."""
+
+    def __init__(self, what: str, reasons: Mapping[PeerId, str]) -> None:
+        said = "; ".join(f"{peer[-6:]}: {why}" for peer, why in reasons.items()) or "nobody to ask"
+        super().__init__(next(iter(reasons), PeerId("")), f"no donor for {what} ({said})")
+        self.reasons = dict(reasons)

@@ -1,0 +1,335 @@
+"""Checkpoints on disk: a directory a checkpoint, whole or absent.
+
+    <root>/stage-<s>/epoch-<n>/parameters.safetensors
+                               optimizer.safetensors      keys "<part>/<state>"
+                               manifest.json              written last: sha256 and size of both, digest, meta
+
+A checkpoint is written under a hidden name, flushed, then renamed, so that a reader (after a crash, after a power
+cut) finds the old one, the new one, or both, and never half of one. A directory that is torn, garbled or of another
+run is left where it is and reported: deleting what one cannot read is how last copies are lost.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from node.checkpoint.files import Disk, directory, local_fault, reading, remove_tree, sha256_of
+from node.checkpoint.manifest import FileEntry, Manifest
+from node.checkpoint.settings import CheckpointSettings
+from node.checkpoint.tensorfile import read_tensors, write_tensors
+from node.core.errors import LocalFault, Refused
+from node.wire.tensors import digest
+
+PARAMETERS, OPTIMIZER, MANIFEST = "parameters.safetensors", "optimizer.safetensors", "manifest.json"
+MANIFEST_LIMIT = 16 << 20
+_EPOCH = re.compile(r"epoch-(0|[1-9][0-9]{0,17})(\.replaced)?")
+_HIDDEN = re.compile(r"\.(writing|removing)-[0-9]{1,18}-[0-9a-f]{16}")
+_MAX_STAGE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One stage at one epoch, read back and verified; tensors on the CPU."""
+
+    stage: int
+    epoch: int
+    parameters: dict[str, torch.Tensor]
+    optimizer: dict[str, dict[str, torch.Tensor]]
+    meta: dict[str, Any]
+    digest: str
+
+
+class CheckpointStore:
+    """The checkpoints of one run below ``root``. Calls block on the disk: run them outside the event loop.
+
+    ``run_id`` is written into every manifest and asked of every one that is read. ``tell`` hears, in one sentence,
+    of everything that was ignored, set aside or cleared away. One process writes a root at a time.
+    """
+
+    def __init__(
+        self,
+        root: Path | str,
+        settings: CheckpointSettings,
+        run_id: str = "",
+        *,
+        tell: Callable[[str], None] = lambda text: None,
+        disk: Disk | None = None,
+    ) -> None:
+        self.root, self.settings, self.run_id = Path(root), settings, run_id
+        self._tell, self._disk = tell, disk or Disk()
+
+    def save(
+        self,
+        stage: int,
+        epoch: int,
+        parameters: Mapping[str, torch.Tensor],
+        optimizer: Mapping[str, Mapping[str, torch.Tensor]],
+        meta: Mapping[str, Any],
+    ) -> Path:
+        """Write one checkpoint and forget those beyond ``settings.keep``; returns its directory.
+
+        The tensors must not change during the call. Saving what is already there is a no-op. Raises OutOfResources
+        when the disk is full and LocalFault when it refuses (earlier checkpoints are then as they were),
+        ValueError for names, dtypes, numbers or meta that cannot be kept.
+        """
+        _check_numbers(stage, epoch)
+        flat = {f"{part}/{key}": tensor for part, states in optimizer.items() for key, tensor in states.items()}
+        stage_digest = digest(parameters)
+        try:
+            with self._stage(stage, create=True) as at:
+                self._sweep(at)
+                if self._same(at, stage, epoch, stage_digest, meta):
+                    return self.path(stage, epoch)
+                self._write(at, stage, epoch, {PARAMETERS: parameters, OPTIMIZER: flat}, stage_digest, dict(meta))
+                self._prune(at, stage)
+        except OSError as e:
+            raise local_fault("write a checkpoint", self.root, e) from e
+        return self.path(stage, epoch)
+
+    def epochs(self, stage: int) -> list[int]:
+        """Epochs whose checkpoint looks whole (manifest intact, files of the right size), oldest first."""
+        return sorted({epoch for epoch, _, manifest, _ in self._survey(stage) if manifest is not None})
+
+    def digest_of(self, stage: int, epoch: int) -> str:
+        """The stage digest a checkpoint was written with, without reading its tensors. Raises Refused."""
+        for found, _, manifest, _ in self._survey(stage):
+            if found == epoch and manifest is not None:
+                return manifest.digest
+        raise Refused(f"no whole checkpoint of stage {stage} at epoch {epoch} under {self.root}")
+
+    def problems(self, stage: int) -> list[tuple[str, str]]:
+        """(directory, why it is not used) of everything under the stage that is no usable checkpoint."""
+        return [(name, why) for _, name, _, why in self._survey(stage) if why]
+
+    def load(self, stage: int, epoch: int) -> Checkpoint:
+        """Read one checkpoint, verifying every hash. Raises Refused when it is missing, torn, garbled or foreign."""
+        _check_numbers(stage, epoch)
+        reasons: list[str] = []
+        for name in (_named(epoch), _named(epoch) + ".replaced"):
+            try:
+                with self._stage(stage) as at, directory(name, at) as fd:
+                    return self._read(fd, stage, epoch)
+            except FileNotFoundError:
+                continue
+            except (OSError, Refused) as e:
+                reasons.append(f"{name}: {e}")
+        where = self.path(stage, epoch)
+        why = "; ".join(reasons) or "there is none"
+        raise Refused(f"checkpoint {where} cannot be used: {why}", "use another epoch, or fetch the state from a peer")
+
+    def newest(self, stage: int) -> Checkpoint | None:
+        """The newest checkpoint that can be read whole, or None; those passed over are told."""
+        for epoch in reversed(self.epochs(stage)):
+            try:
+                return self.load(stage, epoch)
+            except Refused as e:
+                self._tell(str(e))
+        return None
+
+    def path(self, stage: int, epoch: int) -> Path:
+        """Where the checkpoint of ``stage`` at ``epoch`` is, or would be."""
+        return self.root / f"stage-{stage}" / _named(epoch)
+
+    def _write(
+        self,
+        at: int,
+        stage: int,
+        epoch: int,
+        files: Mapping[str, Mapping[str, torch.Tensor]],
+        stage_digest: str,
+        meta: dict[str, Any],
+    ) -> None:
+        disk, hidden = self._disk, f".writing-{epoch}-{secrets.token_hex(8)}"
+        disk.mkdir(hidden, at)
+        try:
+            with directory(hidden, at) as fd:
+                entries = {name: self._put_tensors(fd, name, tensors) for name, tensors in files.items()}
+                manifest = Manifest(self.run_id, stage, epoch, stage_digest, entries, meta)
+                self._put_bytes(fd, MANIFEST, manifest.encode())
+                disk.fsync(fd)
+        except (OSError, ValueError):
+            remove_tree(disk, hidden, at)
+            raise
+        self._make_way(at, stage, epoch)
+        disk.rename(hidden, _named(epoch), at)
+        disk.fsync(at)
+        if _exists(_named(epoch) + ".replaced", at):
+            self._clear(at, epoch, _named(epoch) + ".replaced")
+
+    def _put_tensors(self, fd: int, name: str, tensors: Mapping[str, torch.Tensor]) -> FileEntry:
+        out = self._disk.create(name, fd)
+        try:
+            size, sha256 = write_tensors(self._disk, out, tensors)
+            self._disk.fsync(out)
+        finally:
+            os.close(out)
+        return FileEntry(size, sha256)
+
+    def _put_bytes(self, fd: int, name: str, data: bytes) -> None:
+        if len(data) > MANIFEST_LIMIT:
+            raise ValueError(f"a manifest of {len(data)} bytes is over the limit of {MANIFEST_LIMIT}")
+        out = self._disk.create(name, fd)
+        try:
+            self._disk.write(out, memoryview(data))
+            self._disk.fsync(out)
+        finally:
+            os.close(out)
+
+    def _same(self, at: int, stage: int, epoch: int, stage_digest: str, meta: Mapping[str, Any]) -> bool:
+        if not _exists(_named(epoch), at):
+            return False
+        manifest, _ = self._look(at, _named(epoch), stage, epoch)
+        if manifest is None or manifest.digest != stage_digest or manifest.meta != dict(meta):
+            return False
+        with directory(_named(epoch), at) as fd:
+            return all(_hash_in(fd, name) == entry.sha256 for name, entry in manifest.files.items())
+
+    def _make_way(self, at: int, stage: int, epoch: int) -> None:
+        """Free the final name. A whole one that differs stays readable as ".replaced" until the new one is named."""
+        name = _named(epoch)
+        if not _exists(name, at):
+            return
+        manifest, why = self._look(at, name, stage, epoch)
+        if manifest is None:
+            aside = f"{name}.aside-{secrets.token_hex(4)}"
+            self._tell(f"stage {stage}: {name} is set aside as {aside}: {why}")
+        else:
+            aside = f"{name}.replaced"
+            self._tell(f"stage {stage}: {name} is replaced by one with other contents")
+            if _exists(aside, at):
+                self._clear(at, epoch, aside)
+        self._disk.rename(name, aside, at)
+        self._disk.fsync(at)
+
+    def _prune(self, at: int, stage: int) -> None:
+        whole = sorted({e for e, _, manifest, _ in self._survey(stage) if manifest is not None}, reverse=True)
+        for epoch in whole[max(1, self.settings.keep) :]:
+            for name in (_named(epoch), _named(epoch) + ".replaced"):
+                if _exists(name, at):
+                    self._clear(at, epoch, name)
+
+    def _clear(self, at: int, epoch: int, name: str) -> None:
+        gone = f".removing-{epoch}-{secrets.token_hex(8)}"
+        self._disk.rename(name, gone, at)
+        self._disk.fsync(at)  # else a power cut could bring the name back with its files gone
+        remove_tree(self._disk, gone, at)
+
+    def _sweep(self, at: int) -> None:
+        """Hidden names are this store's own unfinished work: nobody can read them, and a crash leaves them behind."""
+        for name in sorted(os.listdir(at)):
+            if not _HIDDEN.fullmatch(name):
+                continue
+            try:
+                remove_tree(self._disk, name, at)
+            except OSError as e:
+                self._tell(f"could not clear {name}, left by an interrupted run: {e}")
+            else:
+                self._tell(f"cleared {name}, left by an interrupted run")
+
+    def _survey(self, stage: int) -> list[tuple[int, str, Manifest | None, str]]:
+        """(epoch, directory, manifest or None, why it is not used) of everything in the stage's directory."""
+        found: list[tuple[int, str, Manifest | None, str]] = []
+        try:
+            with self._stage(stage) as at:
+                for name in sorted(os.listdir(at)):
+                    if _HIDDEN.fullmatch(name):
+                        continue
+                    if match := _EPOCH.fullmatch(name):
+                        epoch = int(match[1])
+                        found.append((epoch, name, *self._look(at, name, stage, epoch)))
+                    else:
+                        found.append((-1, name, None, "not a name a checkpoint has"))
+        except FileNotFoundError:
+            return []
+        except OSError as e:
+            raise local_fault("read checkpoints", self.root, e) from e
+        return found
+
+    def _look(self, at: int, name: str, stage: int, epoch: int) -> tuple[Manifest | None, str]:
+        try:
+            with directory(name, at) as fd:
+                manifest = self._manifest(fd, stage, epoch)
+                for file, entry in manifest.files.items():
+                    with reading(file, fd) as (_, size):
+                        _check_size(file, size, entry)
+        except (OSError, LocalFault) as e:
+            return None, str(e)
+        return manifest, ""
+
+    def _manifest(self, fd: int, stage: int, epoch: int) -> Manifest:
+        with reading(MANIFEST, fd) as (file, size):
+            if size > MANIFEST_LIMIT:
+                raise Refused(f"a manifest of {size} bytes is over the limit of {MANIFEST_LIMIT}")
+            manifest = Manifest.parse(os.pread(file, size, 0))
+        if set(manifest.files) != {PARAMETERS, OPTIMIZER}:
+            raise Refused("its manifest names other files than a checkpoint has")
+        if manifest.run_id != self.run_id:
+            raise Refused(f"it belongs to run {manifest.run_id[:12]!r}, not to {self.run_id[:12]!r}")
+        if (manifest.stage, manifest.epoch) != (stage, epoch):
+            raise Refused(f"it was written for stage {manifest.stage} at epoch {manifest.epoch}")
+        return manifest
+
+    def _read(self, fd: int, stage: int, epoch: int) -> Checkpoint:
+        manifest = self._manifest(fd, stage, epoch)
+        parts: dict[str, dict[str, torch.Tensor]] = {}
+        for name, entry in manifest.files.items():
+            with reading(name, fd) as (file, size):
+                _check_size(name, size, entry)
+                if sha256_of(file) != entry.sha256:
+                    raise Refused(f"{name} is not the file its manifest describes")
+                parts[name] = read_tensors(file, size)
+        if not all(t.is_floating_point() for t in parts[PARAMETERS].values()) or digest(parts[PARAMETERS]) != manifest.digest:
+            raise Refused("its parameters do not have the digest its manifest names")
+        optimizer: dict[str, dict[str, torch.Tensor]] = {}
+        for key, tensor in parts[OPTIMIZER].items():
+            part, _, state = key.rpartition("/")
+            optimizer.setdefault(part, {})[state] = tensor
+        return Checkpoint(stage, epoch, parts[PARAMETERS], optimizer, manifest.meta, manifest.digest)
+
+    @contextmanager
+    def _stage(self, stage: int, create: bool = False) -> Iterator[int]:
+        name = f"stage-{stage}"
+        if create:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with directory(self.root) as root:
+            if create and not _exists(name, root):
+                self._disk.mkdir(name, root)
+                self._disk.fsync(root)
+            with directory(name, root) as fd:
+                yield fd
+
+
+def _named(epoch: int) -> str:
+    return f"epoch-{epoch}"
+
+
+def _exists(name: str, at: int) -> bool:
+    try:
+        os.stat(name, dir_fd=at, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _hash_in(fd: int, name: str) -> str:
+    with reading(name, fd) as (file, _):
+        return sha256_of(file)
+
+
+def _check_size(name: str, size: int, entry: FileEntry) -> None:
+    if size != entry.size:
+        raise Refused(f"{name} has {size} bytes, its manifest says {entry.size}")
+
+
+def _check_numbers(stage: int, epoch: int) -> None:
+    if not 0 <= stage < _MAX_STAGE or not 0 <= epoch < 10**18:
+        raise ValueError(f"no checkpoint has stage {stage} and epoch {epoch}")

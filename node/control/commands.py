@@ -1,0 +1,230 @@
+"""The verbs that talk to a running daemon: each asks, prints and says what to exit with. Data on stdout, the rest on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from node.control.client import ControlClient
+from node.control.snapshot import exit_code, plain
+from node.control.text import SORTS, event_line, peers_table, ping_lines, status_lines
+from node.control.words import clean
+from node.core.errors import ExitCode, LocalFault, NotRunning, TimedOut, UsageFault
+from protos.ask_pb2 import PeersAnswer
+from protos.control_pb2 import Event, GenerateRequest, PingReport
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def say_json(document: Any) -> None:
+    """One document on one line of stdout."""
+    print(json.dumps(document, sort_keys=False, allow_nan=False, default=str), flush=True)
+
+
+def say(text: str) -> None:
+    """For people, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def status(client: ControlClient, *, as_json: bool, bare: bool, watch: bool) -> ExitCode:
+    console = _console(bare)
+    if watch and not as_json and console.is_terminal:
+        with Live(console=console, auto_refresh=False) as live:
+            while True:
+                live.update(Group(*status_lines(client.status())), refresh=True)
+                time.sleep(1.0)
+    while True:
+        snapshot = client.status()
+        if as_json:
+            say_json(_finite(plain(snapshot)))
+        else:
+            for line in status_lines(snapshot):
+                console.print(line, no_wrap=bare, soft_wrap=bare)
+        if not watch:
+            return exit_code(snapshot)
+        sys.stdout.flush()
+        time.sleep(1.0)
+
+
+def peers(answer: PeersAnswer, *, as_json: bool, sort: str, stage: int | None) -> ExitCode:
+    if sort not in SORTS:
+        raise UsageFault(f"--sort {sort}", f"allowed: {', '.join(SORTS)}")
+    if as_json:
+        document = _finite(plain(answer))
+        if stage is not None:
+            document["peers"] = [p for p in document["peers"] if p["stage"] == stage]
+        say_json(document)
+    else:
+        _console().print(peers_table(answer, sort=sort, stage=stage))
+    return ExitCode.OK
+
+
+def ping(report: PingReport, *, as_json: bool) -> ExitCode:
+    if as_json:
+        say_json(_finite(plain(report)))
+    else:
+        print("\n".join(ping_lines(report)))
+    return ExitCode.OK if report.rtt_s else ExitCode.NETWORK
+
+
+def drain(client: ControlClient, timeout_s: float, *, as_json: bool) -> ExitCode:
+    _progress(client.drain(timeout_s), as_json)
+    if not client.wait_gone(30.0):
+        raise TimedOut("the daemon has left the swarm but does not end", "end it with  tutti stop --now")
+    say("drained and stopped")
+    return ExitCode.OK
+
+
+def stop(client: ControlClient, *, now: bool) -> ExitCode:
+    """Ask, and wait until nobody listens. ``now``: kill the process when it takes longer than five seconds."""
+    with contextlib.suppress(NotRunning):  # gone before it could answer is what was asked for
+        client.stop(now=now)
+    if not client.wait_gone(5.0 if now else 60.0):
+        if not now or not client.pid:
+            raise TimedOut("the daemon is still there after a minute", "tutti stop --now  kills it")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(client.pid, signal.SIGKILL)
+        if not client.wait_gone(5.0):
+            raise TimedOut(f"pid {client.pid} does not die", "look at it with  ps")
+        say(f"killed pid {client.pid}")
+    say("stopped")
+    return ExitCode.OK
+
+
+def generate(client: ControlClient, request: GenerateRequest, *, as_json: bool) -> ExitCode:
+    text, speed = "", 0.0
+    for piece in client.generate(request):
+        text, speed = text + piece.text, piece.tokens_per_s or speed
+        if not as_json:
+            sys.stdout.write(_printable(piece.text))
+            sys.stdout.flush()
+    if as_json:
+        say_json({"prompt": request.prompt, "text": text, "tokens_per_s": speed})
+        return ExitCode.OK
+    print()
+    if speed:
+        say(f"{speed:.1f} tok/s")
+    return ExitCode.OK
+
+
+def export(client: ControlClient, directory: Path, *, as_json: bool) -> ExitCode:
+    # The daemon has its own working directory: it is told the whole path.
+    if _progress(client.export(str(directory.expanduser().absolute())), as_json) is None:
+        raise LocalFault("the daemon exported nothing", "see  tutti logs --level error")
+    if not as_json:
+        say(f'load it with  transformers.AutoModelForCausalLM.from_pretrained("{directory}")')
+    return ExitCode.OK
+
+
+def logs(client: ControlClient | None, file: Path, *, follow: bool, last: int, level: str, as_json: bool) -> ExitCode:
+    """From the daemon; from its event file when none runs."""
+    if level not in LEVELS:
+        raise UsageFault(f"--level {level}", f"allowed: {', '.join(LEVELS)}")
+    console = _console()
+    events = client.events(follow=follow, last=last, level=level) if client else read_events(file, last, level)
+    try:
+        for event in events:
+            if as_json:
+                say_json(event_document(event))
+            else:
+                console.print(event_line(event, local_time(event.at)), soft_wrap=True)
+    except NotRunning:
+        if not follow:
+            raise
+        say("the daemon ended")
+    return ExitCode.OK
+
+
+def read_events(file: Path, last: int, level: str) -> Iterator[Event]:
+    """The newest ``last`` events of at least ``level`` in an event file; a torn last line is skipped."""
+    if not file.is_file():
+        raise NotRunning(f"no daemon is running and {file} does not exist", "start one with  tutti start")
+    floor = LEVELS.index(level)
+    newest: deque[Event] = deque(maxlen=max(0, last))
+    with file.open(errors="replace") as lines:
+        for line in lines:
+            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+                entry = json.loads(line)
+                if LEVELS.index(entry["level"]) >= floor:
+                    newest.append(
+                        Event(
+                            at=float(entry["at"]),
+                            level=entry["level"],
+                            room=entry["room"],
+                            kind=entry["kind"],
+                            text=entry["text"],
+                            fields=json.dumps(entry.get("fields", {})),
+                        )
+                    )
+    yield from newest
+
+
+def event_document(event: Event) -> dict[str, Any]:
+    """An event as JSON-ready values, its fields as an object."""
+    document = plain(event)
+    try:
+        document["fields"] = json.loads(event.fields or "{}")
+    except ValueError:
+        document["fields"] = {"unreadable": event.fields[:200]}
+    return document
+
+
+def local_time(at: float) -> str:
+    """Unix seconds as the time of day here, with the date when it is another day."""
+    moment = time.localtime(at)
+    form = "%H:%M:%S" if moment[:3] == time.localtime()[:3] else "%Y-%m-%d %H:%M:%S"
+    return time.strftime(form, moment)
+
+
+def _progress(events: Iterable[Event], as_json: bool) -> Event | None:
+    """Show progress; people read it on stderr, a machine gets the last event as its one document."""
+    newest: Event | None = None
+    console = Console(stderr=True)
+    for newest in events:
+        console.print(event_line(newest, local_time(newest.at)), soft_wrap=True)
+    if as_json and newest is not None:
+        say_json(event_document(newest))
+    return newest
+
+
+def _console(bare: bool = False) -> Console:
+    return Console(no_color=True, highlight=False, width=200) if bare else Console(highlight=False)
+
+
+def _printable(text: str) -> str:
+    """Model output may hold any byte: escape sequences must not reach the terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no NaN and no infinity: they become null."""
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_finite(v) for v in value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    return value
+
+
+def show_fault(fault: LocalFault, *, as_json: bool) -> None:
+    """One clear block on stderr: what failed, then the next step; with ``as_json`` also a document on stdout."""
+    if as_json:
+        say_json({"error": fault.what, "next_step": fault.next_step, "exit_code": int(fault.code)})
+    console = Console(stderr=True, highlight=False)
+    first, *rest = fault.what.splitlines() or [""]
+    console.print(Text("tutti: ", "bold red").append(clean(first, 500), ""), soft_wrap=True)
+    for line in (*rest, *fault.next_step.splitlines()):
+        console.print(Text("  " + clean(line, 500)), soft_wrap=True)

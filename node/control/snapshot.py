@@ -1,0 +1,112 @@
+"""Pictures of the swarm from what daemons say about themselves. Pure projections, no I/O."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import Message
+
+from node.core.errors import ExitCode
+from protos.ask_pb2 import PeersAnswer
+from protos.control_pb2 import Snapshot
+
+TIME_KINDS = ("compute", "wire", "wait", "round")
+BUSY_STATES = ("training", "ready", "finished")
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """A message as JSON-ready values: every field present, numbers stay numbers (64-bit ones too)."""
+    result: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            result[field.name] = dict(sorted(value.items()))
+        elif field.is_repeated:
+            result[field.name] = [plain(v) if isinstance(v, Message) else v for v in value]
+        elif isinstance(value, Message):
+            result[field.name] = plain(value)
+        else:
+            result[field.name] = value.hex() if isinstance(value, bytes) else value
+    return result
+
+
+def exit_code(snapshot: Snapshot) -> ExitCode:
+    """What ``tutti status`` exits with."""
+    return ExitCode.OK if snapshot.healthy else ExitCode.DEGRADED
+
+
+def cover(answer: PeersAnswer) -> dict[int, int]:
+    """Live replicas of every stage, 0 (ends) to the last, so that a hole shows as 0."""
+    live = Counter(p.stage for p in answer.peers if p.state not in ("lost", "draining") and p.role != "rendezvous")
+    return {stage: live[stage] for stage in range(max([answer.swarm.stages, *live]) + 1)}
+
+
+def states(answer: PeersAnswer) -> dict[str, int]:
+    """How many peers are in which state, most first."""
+    return dict(Counter(p.state or "unknown" for p in answer.peers).most_common())
+
+
+@dataclass(frozen=True)
+class SwarmView:
+    """A swarm as its own peers' snapshots show it."""
+
+    name: str
+    run_id: str
+    epoch: int
+    epochs: int
+    loss: float
+    loss_first: float
+    loss_val: float
+    history: tuple[float, ...]
+    tokens: int
+    tokens_per_s: float
+    stages: dict[int, tuple[Snapshot, ...]]
+    rounds: tuple[int, int, int]
+    """Most rounds any peer saw done, repaired, failed."""
+    time_s: dict[str, float]
+    compared: int
+    """Replicas whose digest could be compared with another's of the same stage and epoch."""
+    unequal: tuple[int, ...]
+    """Stages where two replicas differ at the same epoch."""
+
+
+def swarm_view(snapshots: Sequence[Snapshot]) -> SwarmView:
+    """Put the snapshots of one swarm's peers together; the peer furthest ahead speaks for the curve."""
+    ahead = max(snapshots, key=lambda s: (s.epoch, len(s.loss_history), s.tokens), default=Snapshot())
+    stages: dict[int, tuple[Snapshot, ...]] = {stage: () for stage in range(1, ahead.swarm.stages + 1)}
+    for snapshot in sorted(snapshots, key=lambda s: (s.stage, s.name, s.peer)):
+        if snapshot.role != "rendezvous":
+            stages[snapshot.stage] = (*stages.get(snapshot.stage, ()), snapshot)
+    compared, unequal = compare_digests(snapshots)
+    spent = {kind: sum(s.time_s[kind] for s in snapshots if kind in s.time_s) for kind in TIME_KINDS}
+    rounds = [(s.round.done, s.round.repaired, s.round.failed) for s in snapshots] or [(0, 0, 0)]
+    return SwarmView(
+        name=ahead.swarm.name,
+        run_id=ahead.swarm.run_id,
+        epoch=ahead.epoch,
+        epochs=ahead.swarm.epochs,
+        loss=ahead.loss,
+        loss_first=ahead.loss_first,
+        loss_val=next((s.loss_val for s in sorted(snapshots, key=lambda s: -s.epoch) if s.loss_val), 0.0),
+        history=tuple(ahead.loss_history),
+        tokens=max((s.tokens for s in snapshots), default=0),
+        tokens_per_s=ahead.tokens_per_s or max((s.tokens_per_s for s in snapshots), default=0.0),
+        stages=dict(sorted(stages.items())),
+        rounds=(max(r[0] for r in rounds), max(r[1] for r in rounds), max(r[2] for r in rounds)),
+        time_s=spent,
+        compared=compared,
+        unequal=unequal,
+    )
+
+
+def compare_digests(snapshots: Iterable[Snapshot]) -> tuple[int, tuple[int, ...]]:
+    """How many replicas could be compared with another at the same (stage, epoch), and the stages that differ."""
+    at: dict[tuple[int, int], list[str]] = {}
+    for s in snapshots:
+        if s.digest and s.state != "lost":
+            at.setdefault((s.stage, s.epoch), []).append(s.digest)
+    together = {key: digests for key, digests in at.items() if len(digests) > 1}
+    return sum(map(len, together.values())), tuple(sorted({stage for (stage, _), d in together.items() if len(set(d)) > 1}))

@@ -1,0 +1,46 @@
+"""The socket between the command line and the daemon: who listens on it, and what its answers carry beside themselves."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import stat
+import struct
+from pathlib import Path
+
+from node.core.errors import Refused
+
+CODE_KEY, NEXT_KEY = "tutti-exit-code", "tutti-next-step-bin"
+"""Trailing metadata that carries a LocalFault to the command line whole."""
+
+
+def clear_stale(path: Path) -> None:
+    """Remove a socket nobody listens on. Refused when somebody does (naming the process), or it is no socket."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(status.st_mode):
+        raise Refused(f"{path} is in the way and is not a socket", "move it away")
+    pid = listener(path)
+    if pid is not None:
+        who = f", pid {pid}" if pid else ""
+        raise Refused(
+            f"a daemon is already running here{who}", "see  tutti status ; end it with  tutti stop ; or use another --home"
+        )
+    path.unlink(missing_ok=True)
+
+
+def listener(path: Path) -> int | None:
+    """Pid of the process that listens on a unix socket, 0 when the system does not tell, None when nobody does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except TimeoutError:
+            return 0  # it exists but is too busy to take us: alive
+        except OSError as e:
+            return 0 if e.errno == errno.EAGAIN else None
+        if not hasattr(socket, "SO_PEERCRED"):
+            return 0
+        return struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]

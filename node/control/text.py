@@ -1,0 +1,288 @@
+"""What an operator reads: status, peers, the banner at start, the picture of a whole swarm. For 80 columns; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from node.control.snapshot import TIME_KINDS, SwarmView, cover, states, swarm_view
+from node.control.words import chart, clean, count, milliseconds, size, span, stacked
+from node.core.ids import ENDS, PeerId, short
+from protos.ask_pb2 import PeerLine, PeersAnswer
+from protos.control_pb2 import Event, PingReport, Snapshot
+
+STATE_STYLE = {
+    "training": "green", "ready": "green", "finished": "bold green", "joining": "cyan", "starting": "cyan", "waiting": "yellow",
+    "draining": "yellow", "stopping": "yellow", "lost": "red",
+}  # fmt: skip
+TIME_STYLE = {"compute": "green", "wire": "blue", "wait": "bright_black", "round": "magenta"}
+TIME_GLYPH = {"compute": "█", "wire": "▓", "wait": "░", "round": "▒"}
+LEVEL_STYLE = {"debug": "dim", "info": "", "warning": "yellow", "error": "bold red"}
+MARK = {"training": "●", "ready": "●", "finished": "●", "lost": "✗", "draining": "◐", "stopping": "◐"}
+
+
+def status_lines(s: Snapshot) -> list[Text]:
+    """One screen about one daemon. What is not known yet is left out, never made up."""
+    lines = [_headline(s)]
+    if not s.healthy:
+        lines.append(_line("  cause", clean(s.reason) or "not said", "yellow"))
+        if s.next_step:
+            lines.append(_line("  fix", clean(s.next_step)))
+    if s.swarm.run_id:
+        lines.append(_line("swarm", f"{clean(s.swarm.name, 24)} {s.swarm.run_id[:8]}   {_progress(s)}"))
+    if s.role == "rendezvous":
+        lines.append(_line("my work", "rendezvous: helps others find each other, holds no part of the model"))
+    elif s.role or s.layers:
+        place = "the ends" if s.stage == ENDS else f"stage {s.stage} of {s.swarm.stages}"
+        last = f"   last useful work {span(s.last_work_s)} ago" if s.micro_batches else "   no micro-batch yet"
+        replicas = f", {s.replicas} replica{'s' * (s.replicas != 1)}" if s.replicas else ""
+        lines.append(_line("my work", f"{place} ({clean(s.layers, 24)}){replicas}{last}"))
+    if s.tokens or s.micro_batches:
+        done = f"{count(s.micro_batches)} micro-batches here, {count(s.tokens)} tokens by the swarm"
+        lines.append(_line("counted", done + (f"   {count(s.tokens_per_s)} tok/s" if s.tokens_per_s else "")))
+    if s.round.done or s.round.failed:
+        r = s.round
+        last = f"last {r.last_s:.2f} s with {r.contributors}/{r.members}, {size(r.bytes)}"
+        lines.append(_line("rounds", f"{count(r.done)} ok, {r.repaired} repaired, {r.failed} failed   {last}"))
+    spent = _shares(s.time_s)
+    if spent:
+        lines.append(_line("time", spent))
+    traffic = f"   sent {size(s.bytes_sent)}, received {size(s.bytes_received)}"
+    lines.append(_line("network", f"{s.peers_direct} direct, {s.peers_tunnel} tunnel{traffic}"))
+    if s.device:
+        lines.append(_line("device", clean(s.device, 34) + _memory(s)))
+    if s.metrics_url:
+        lines.append(_line("metrics", clean(s.metrics_url)))
+    if s.leader:
+        lines.append(_line("leader", f"{short(PeerId(clean(s.leader)))}" + (" (this node)" if s.leader == s.peer else "")))
+    if s.digest_mismatches:
+        lines.append(_line("warning", f"{s.digest_mismatches} digest mismatches: replicas disagreed on parameters", "red"))
+    if s.p2pd_restarts:
+        lines.append(_line("warning", f"the p2p daemon was restarted {s.p2pd_restarts} times", "yellow"))
+    lines.extend(_line("warning", clean(w), "yellow") for w in s.warnings)
+    return lines
+
+
+def peers_table(answer: PeersAnswer, *, sort: str = "stage", stage: int | None = None) -> Group:
+    """The peers in sight, sorted, perhaps of one stage only, and the sum below."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("PEER", no_wrap=True, min_width=8)
+    table.add_column("NAME", no_wrap=True, overflow="ellipsis", max_width=16)
+    for title, right in (
+        ("STATE", 0),
+        ("STAGE", 0),
+        ("PATH", 0),
+        ("RTT", 1),
+        ("TOK/S", 1),
+        ("EPOCH", 1),
+        ("UP", 1),
+        ("VER", 1),
+    ):
+        table.add_column(title, no_wrap=True, justify="right" if right else "left")
+    lines = sorted((p for p in answer.peers if stage is None or p.stage == stage), key=lambda p: sort_key(p, sort))
+    for p in lines:
+        table.add_row(*peer_cells(p, answer.swarm.stages))
+    seen = ", ".join(f"{n} {clean(state, 12)}" for state, n in states(answer).items()) or "none in sight"
+    holes = Text("Stage cover ")
+    for number, n in cover(answer).items():
+        holes.append(f" {'ends' if number == ENDS else number}:{n}", style="bold red" if n == 0 else "yellow" if n == 1 else "")
+    total = len(answer.peers)
+    return Group(table, Text(f"{total} peer{'s' * (total != 1)}: {seen}.   ").append_text(holes))
+
+
+def peer_cells(p: PeerLine, stages: int) -> tuple[Text, ...]:
+    """PEER NAME STATE STAGE PATH RTT TOK/S EPOCH UP VER of one peer."""
+    state = clean(p.state, 9)
+    if p.state == "joining" and p.progress:
+        state += f" {p.progress:.0%}"
+    if p.state == "lost":
+        state += f" {span(p.seen_s)}"
+    place = "-" if p.role == "rendezvous" else "ends" if p.stage == ENDS else f"{p.stage}/{stages}" if stages else str(p.stage)
+    path = "" if p.path == "self" else clean(p.path, 6)
+    me = "* " if p.path == "self" else "  "
+    return (
+        Text(me + short(PeerId(clean(p.peer, 64)))), Text(clean(p.name, 16)), Text(state, STATE_STYLE.get(p.state, "")), Text(place),
+        Text(path or "-"), Text(milliseconds(p.rtt_s)), Text(count(p.tokens_per_s) if p.tokens_per_s else "-"), Text(str(p.epoch)),
+        Text(span(p.up_s) if p.up_s else "-"), Text(clean(p.version, 8)),
+    )  # fmt: skip
+
+
+def sort_key(p: PeerLine, by: str) -> tuple[object, ...]:
+    """Order of ``tutti peers --sort``: names upward, numbers best first, unknown last."""
+    if by == "rtt":
+        return (p.rtt_s <= 0, p.rtt_s, p.peer)
+    if by == "speed":
+        return (-p.tokens_per_s, p.peer)
+    if by in ("epoch", "up"):
+        return (-(p.epoch if by == "epoch" else p.up_s), p.peer)
+    if by in ("name", "state"):
+        return (p.name if by == "name" else p.state, p.peer)
+    return (p.stage, p.name, p.peer)
+
+
+SORTS = ("stage", "name", "state", "rtt", "speed", "epoch", "up")
+
+
+def ping_lines(report: PingReport) -> list[str]:
+    """One line a round trip and the sum; the reason when nothing came back."""
+    who = f"{short(PeerId(clean(report.peer, 80)))} {clean(report.name, 40)}".strip()
+    lines = [f"{who}: {clean(report.path, 10) or 'unknown path'}   {t * 1000:.1f} ms" for t in report.rtt_s]
+    if report.rtt_s:
+        times = sorted(report.rtt_s)
+        lines.append(f"{len(times)} answers   least {times[0] * 1000:.1f} ms, median {times[len(times) // 2] * 1000:.1f} ms")
+    if report.error:
+        lines.append(f"{who}: {clean(report.error)}")
+    return lines
+
+
+def event_line(event: Event, clock: str) -> Text:
+    """``clock`` is the time as text: this room reads no clock and knows no time zone."""
+    mark = {"warning": "! ", "error": "!! "}.get(event.level, "")
+    return Text(f"{clock} ", "dim").append(f"{mark}{clean(event.text, 400)}", LEVEL_STYLE.get(event.level, ""))
+
+
+def banner(
+    *, version: str, name: str, peer: str, key_path: str, new_key: bool = False, solo: bool = False, swarm: str = "",
+    run_id: str = "", model: str = "", role: str = "", device: str = "", listening: Sequence[str] = (), metrics_url: str = "",
+    invite: str = "", home_flag: str = "",
+) -> list[str]:  # fmt: skip
+    """What a daemon prints when it starts; empty values leave their line out. ``home_flag`` is " --home DIR" when not the default."""
+    solo_note = "no swarm configured: starting a solo one (built-in data, nothing leaves this machine)"
+    lines = [f"tutti {version}" + (f"   {solo_note}" if solo else "")]
+    key = f"{key_path} (new key; keep a backup)" if new_key else key_path
+    lines.append(_plain("identity", f"{name}  {short(PeerId(peer))}   {key}"))
+    if swarm:
+        lines.append(_plain("swarm", f"{clean(swarm, 40)} {run_id[:8]}" + (f"   {model}" if model else "")))
+    for label, value in (("role", role), ("device", device)):
+        if value:
+            lines.append(_plain(label, value))
+    lines.extend(_plain("network" if i == 0 else "", address) for i, address in enumerate(listening))
+    if metrics_url:
+        lines.append(_plain("metrics", metrics_url))
+    lines.append(f"Watch it:                tutti monitor{home_flag}")
+    if invite:
+        lines.append(f"Invite another machine:  tutti join {invite}")
+    return lines
+
+
+def swarm_picture(snapshots: Sequence[Snapshot], *, width: int = 80, height: int = 24, note: str = "") -> Group:
+    """A whole swarm: loss curve, a row for each replica of each stage, where its time goes, whether replicas agree.
+
+    Never more than ``height`` lines nor ``width`` columns. A peer known to be gone is a snapshot whose state is "lost".
+    """
+    view = swarm_view(snapshots)
+    rows = _replica_rows(view, width, max(4, height - 8))
+    curve_height = max(1, min(7, height - 6 - len(rows) - bool(note)))
+    curve = [Text("  " + row, "cyan") for row in chart(view.history, width - 4, curve_height)]
+    head = Text(f"{clean(view.name, 20)} {view.run_id[:8]}", "bold").append(f"   epoch {view.epoch}/{view.epochs}", "")
+    if view.loss:
+        head.append(f"   loss {view.loss:.3f}", "bold").append(f" from {view.loss_first:.3f}" if view.loss_first else "")
+    if view.loss_val:
+        head.append(f"   held out {view.loss_val:.3f}")
+    if view.tokens_per_s:
+        head.append(f"   {count(view.tokens_per_s)} tok/s")
+    lines = [head, *curve, Text(""), *rows, Text(""), _legend(view), _agreement(view)]
+    if note:
+        lines.append(Text(clean(note, width), "bold yellow"))
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+        line.no_wrap = True
+    return Group(*lines[:height])
+
+
+def _replica_rows(view: SwarmView, width: int, most: int) -> list[Text]:
+    """A row for each replica; when there are too many, the stage's last row counts the rest."""
+    total = sum(max(1, len(members)) for members in view.stages.values())
+    each = 1000 if total <= most else max(1, most // max(1, len(view.stages)))
+    rows: list[Text] = []
+    for stage, members in view.stages.items():
+        place = "ends" if stage == ENDS else f"stage {stage}"
+        if not members:
+            rows.append(Text(f"{place:<9}", "bold").append("✗ nobody holds it", "bold red"))
+        for i, s in enumerate(members[:each]):
+            row = Text(f"{place if i == 0 else '':<9}", "bold")
+            row.append(f"{MARK.get(s.state, '○')} ", STATE_STYLE.get(s.state, ""))
+            row.append(f"{clean(s.name, 16):<17}").append(f"{_activity(s):<17}", STATE_STYLE.get(s.state, ""))
+            row.append(f"epoch {s.epoch:<6}")
+            row.append_text(_time_bar(s.time_s, max(8, width - 9 - 2 - 17 - 17 - 12 - 1)))
+            if i == each - 1 and len(members) > each:
+                row.append(f" +{len(members) - each}", "dim")
+            rows.append(row)
+    return rows[:most]
+
+
+def _activity(s: Snapshot) -> str:
+    state = clean(s.state, 9)
+    if s.state == "joining" and s.progress:
+        return f"{state} {s.progress:.0%}"
+    return f"{state} {clean(s.phase, 6)}".strip() if s.state == "training" else state
+
+
+def _time_bar(time_s: Mapping[str, float], width: int) -> Text:
+    bar = Text()
+    runs = stacked([time_s.get(k, 0.0) for k in TIME_KINDS], [TIME_GLYPH[k] for k in TIME_KINDS], width)
+    for kind, run in zip(TIME_KINDS, runs, strict=True):
+        bar.append(run, TIME_STYLE[kind])
+    return bar
+
+
+def _legend(view: SwarmView) -> Text:
+    total = sum(view.time_s.values())
+    line = Text("time      ")
+    for kind in TIME_KINDS:
+        share = f" {view.time_s[kind] / total:.0%}" if total > 0 else ""
+        line.append(TIME_GLYPH[kind], TIME_STYLE[kind]).append(f" {kind}{share}   ")
+    return line
+
+
+def _agreement(view: SwarmView) -> Text:
+    done, repaired, failed = view.rounds
+    line = Text(f"rounds    {done} ok, {repaired} repaired, {failed} failed   ")
+    if view.unequal:
+        return line.append(f"replicas DIFFER in stage {', '.join(map(str, view.unequal))}", "bold red")
+    if view.compared:
+        line.append("replicas bit-identical ✓", "green")
+    return line.append(f"   {count(view.tokens)} tokens" if view.tokens else "")
+
+
+def _headline(s: Snapshot) -> Text:
+    state = s.state.upper() + (f" {s.progress:.0%}" if s.state == "joining" and s.progress else "")
+    head = Text(f"{clean(s.name, 24)} ({short(PeerId(clean(s.peer, 64)))})   ", "bold").append(
+        state, STATE_STYLE.get(s.state, "")
+    )
+    if s.state == "training" and s.phase:
+        head.append(f" {clean(s.phase, 8)}", "dim")
+    head.append("   healthy" if s.healthy else "   degraded", "green" if s.healthy else "bold yellow")
+    right = f"up {span(s.up_s)}   tutti {clean(s.version, 16)}"
+    return head.append(" " * max(3, 80 - head.cell_len - len(right))).append(right, "dim")
+
+
+def _progress(s: Snapshot) -> str:
+    text = f"epoch {s.epoch:,}" + (f" / {s.swarm.epochs:,}" if s.swarm.epochs else "")
+    if s.loss:
+        arrow = "↓" if s.loss_first > s.loss else "↑" if s.loss_first and s.loss_first < s.loss else ""
+        text += f"   loss {s.loss:.3f}" + (f" {arrow} from {s.loss_first:.3f}" if arrow else "")
+    return text + (f"   held out {s.loss_val:.3f}" if s.loss_val else "")
+
+
+def _shares(time_s: Mapping[str, float]) -> str:
+    total = sum(time_s.get(k, 0.0) for k in TIME_KINDS)
+    return "  ".join(f"{k} {time_s.get(k, 0.0) / total:.0%}" for k in TIME_KINDS) if total > 0 else ""
+
+
+def _memory(s: Snapshot) -> str:
+    text = ""
+    if s.memory_used:
+        text += f"   memory {size(s.memory_used)}" + (f" of {size(s.memory_limit)}" if s.memory_limit else "")
+    return text + (f"   stash {size(s.stash_bytes)}" if s.stash_limit else "")
+
+
+def _line(label: str, value: str, style: str = "") -> Text:
+    return Text(f"{label:<10}", "dim").append(value, style)
+
+
+def _plain(label: str, value: str) -> str:
+    return f"{label:<10} {value}"

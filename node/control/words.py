@@ -1,0 +1,93 @@
+"""Numbers and curves as short text: counts, sizes, spans, sparklines. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+
+
+def clean(text: str, limit: int = 200) -> str:
+    """Text from outside made safe for a terminal: one line, no control or escape characters, at most ``limit`` long."""
+    text = "".join(c if c.isprintable() else " " for c in text[: 4 * limit])
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def count(number: float) -> str:
+    """1204 -> "1,204", 18204 -> "18.2k", 41_200_000 -> "41.2M"."""
+    if not math.isfinite(number):
+        return "-"
+    if abs(number) < 10_000:
+        return f"{number:,.0f}"
+    for unit, step in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(number) >= step * 0.9995:
+            return f"{number / step:.1f}{unit}"
+    return f"{number:,.0f}"
+
+
+def size(number: float) -> str:
+    """Bytes with a binary unit: "512 B", "3.1 MiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1024:
+            return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} TiB"
+
+
+def span(seconds: float) -> str:
+    """At most five characters: "41s", "18m", "3h12m", "2d04h"."""
+    whole = int(max(0.0, seconds)) if math.isfinite(seconds) else 0
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m" if whole < 36000 else f"{whole // 3600}h"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h" if whole < 864000 else f"{whole // 86400}d"
+
+
+def milliseconds(seconds: float) -> str:
+    """A round trip, "-" for unknown."""
+    if seconds <= 0:
+        return "-"
+    return f"{seconds * 1000:.0f}ms" if seconds >= 0.0095 else f"{seconds * 1000:.1f}ms"
+
+
+def resample(values: Sequence[float], width: int) -> list[float]:
+    """At most ``width`` points: finite values, averaged in equal buckets when there are more."""
+    finite = [v for v in values if math.isfinite(v)]
+    if len(finite) <= width:
+        return finite
+    edges = [round(i * len(finite) / width) for i in range(width + 1)]
+    return [sum(finite[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+
+
+def chart(values: Sequence[float], width: int, height: int) -> list[str]:
+    """A bar for every point, ``height`` rows, highest value at the top; every bar shows at least its foot."""
+    points = resample(values, width)
+    if not points or height < 1:
+        return [""] * max(0, height)
+    low, high = min(points), max(points)
+    reach = high - low
+    steps = [1 + round((v - low) / reach * (8 * height - 1)) if reach > 0 else 4 for v in points]
+    return ["".join(BLOCKS[min(8, max(0, s - 8 * row))] for s in steps) for row in reversed(range(height))]
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """:func:`chart` on one row."""
+    return chart(values, width, 1)[0]
+
+
+def stacked(shares: Sequence[float], glyphs: Sequence[str], width: int) -> list[str]:
+    """One run of glyphs per share, together exactly ``width`` long (all empty when nothing was measured)."""
+    total = sum(s for s in shares if s > 0)
+    if total <= 0:
+        return [""] * len(shares)
+    runs, done, so_far = [], 0, 0.0
+    for share, glyph in zip(shares, glyphs, strict=True):
+        so_far += max(0.0, share)
+        edge = round(so_far / total * width)
+        runs.append(glyph * (edge - done))
+        done = edge
+    return runs

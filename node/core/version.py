@@ -1,0 +1,3 @@
+"""The version of this software; pyproject.toml says the same."""
+
+VERSION = "0.1.0"

@@ -1,0 +1,175 @@
+"""File formats to bytes of text. Everything is read in pieces: a source may be larger than memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from node.core.errors import NetworkFault, UsageFault
+
+PIECE = 1 << 22
+"""Bytes read at once."""
+
+_INSTALL = 'pip install "tutti[data]"'
+
+
+def pydoc() -> bytes:
+    """The topics of Python's own help, in key order, as UTF-8: about half a megabyte of English."""
+    from pydoc_data.topics import topics
+
+    return "".join(topics[name] for name in sorted(topics)).encode()
+
+
+def file_sha256(path: Path) -> str:
+    """Hex sha256 of a file. Raises UsageFault when it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as e:
+        raise UsageFault(f"cannot read {path}: {e.strerror}", "check the path after file:") from e
+
+
+def documents_sha256(documents: Iterable[bytes]) -> str:
+    """Hex sha256 over each document's length (8 bytes, little-endian) and bytes."""
+    digest = hashlib.sha256()
+    for document in documents:
+        digest.update(len(document).to_bytes(8, "little"))
+        digest.update(document)
+    return digest.hexdigest()
+
+
+def mapped(path: Path, dtype: np.dtype) -> np.ndarray:
+    """A file as an array of ``dtype``, mapped read-only. Raises UsageFault when its size is no multiple of an item's."""
+    size = path.stat().st_size
+    if size % dtype.itemsize:
+        raise UsageFault(
+            f"{path} has {size} bytes, no multiple of {dtype.itemsize}", f"write it as {dtype.name}, little-endian"
+        )
+    return np.memmap(path, dtype=dtype, mode="r") if size else np.empty(0, dtype=dtype)
+
+
+def text_pieces(path: Path) -> Iterator[bytes]:
+    """A text file in order, in pieces that end behind a line end where there is one, else at a character's end."""
+    with open(path, "rb") as file:
+        rest = b""
+        while more := file.read(PIECE):
+            rest += more
+            cut = rest.rfind(b"\n") + 1
+            if not cut and len(rest) >= 4 * PIECE:
+                cut = len(rest)
+                for _ in range(4):  # back to the first byte of the last character, which may go on in the next piece
+                    cut -= 1
+                    if rest[cut] & 0xC0 != 0x80:
+                        break
+            if cut:
+                yield rest[:cut]
+                rest = rest[cut:]
+        if rest:
+            yield rest
+
+
+def jsonl(path: Path) -> Iterator[bytes]:
+    """The field "text" of each line. Raises UsageFault, with the line number, for a line without one."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                text = json.loads(line)["text"]
+                yield text.encode("utf-8", errors="replace")
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+                raise UsageFault(
+                    f'{path}, line {number}: not a JSON object with a string "text"', 'write {"text": "…"} on every line'
+                ) from e
+
+
+def parquet(path: Path, column: str = "text") -> Iterator[bytes]:
+    """The strings of one column; nulls are left out. Raises UsageFault without pyarrow, or for another kind of file."""
+    try:
+        import pyarrow
+        import pyarrow.parquet as pq
+    except ImportError as e:
+        raise UsageFault("reading parquet needs pyarrow, which is not installed", _INSTALL) from e
+    try:
+        with pq.ParquetFile(path) as file:
+            if column not in file.schema_arrow.names:
+                raise UsageFault(f"{path} has no column {column!r}", f"it has {', '.join(file.schema_arrow.names[:8])}")
+            for rows in file.iter_batches(columns=[column], batch_size=1024):
+                for value in rows.column(0).to_pylist():
+                    if value is not None:
+                        yield _text(value, f"{path}, column {column}")
+    except (pyarrow.ArrowException, OSError) as e:
+        raise UsageFault(f"cannot read {path}: {e}", "check that it is a parquet file") from e
+
+
+def pretokenised(path: Path, vocab: int) -> tuple[np.ndarray, int]:
+    """(ids, vocab) of a little-endian array of uint16 or uint32.
+
+    ``path`` + ".json" may say ``{"dtype": "uint16" | "uint32", "vocab": n}``; otherwise ``vocab`` ids are assumed, two
+    bytes wide when they fit. Raises UsageFault for a bad note, or when an id is out of range: it would be a wild read later.
+    """
+    note: Any = {}
+    side = path.with_name(f"{path.name}.json")
+    if side.is_file():
+        try:
+            note = json.loads(side.read_bytes())
+            vocab = note.get("vocab", vocab)
+        except (OSError, ValueError, AttributeError, RecursionError) as e:
+            raise UsageFault(f"cannot read {side}: {e}", 'write {"dtype": "uint16", "vocab": 50257}') from e
+    if type(vocab) is not int or not 0 < vocab <= 1 << 32:
+        raise UsageFault(f"{side}: vocab is {vocab!r}", "give the number of token ids")
+    name = note.get("dtype", "uint16" if vocab <= 1 << 16 else "uint32")
+    if name not in ("uint16", "uint32"):
+        raise UsageFault(f"{side}: dtype is {name!r}", 'use "uint16" or "uint32"')
+    ids = mapped(path, np.dtype("<u2") if name == "uint16" else np.dtype("<u4"))
+    for start in range(0, len(ids), PIECE):
+        largest = int(ids[start : start + PIECE].max())
+        if largest >= vocab:
+            raise UsageFault(f"{path} holds the id {largest}, but only {vocab} exist", f"say dtype and vocab in {side.name}")
+    return ids, vocab
+
+
+def hub(name: str) -> tuple[Any, str]:
+    """(dataset, column) for NAME[:SPLIT[:COLUMN]]; NAME is a directory written by ``save_to_disk``, or a name on the Hub.
+
+    Raises UsageFault without the extra, or for a name, split or column that is not there; NetworkFault when the Hub cannot
+    be reached.
+    """
+    try:
+        import datasets
+    except ImportError as e:
+        raise UsageFault("hf: needs the datasets library, which is not installed", _INSTALL) from e
+    where, split, column = (*name.split(":", 2), "", "")[:3]
+    split, column = split or "train", column or "text"
+    try:
+        if Path(where).expanduser().is_dir():
+            found = datasets.load_from_disk(str(Path(where).expanduser()))
+            if isinstance(found, datasets.DatasetDict):
+                found = found[split]
+        else:
+            found = datasets.load_dataset(where, split=split)
+    except ConnectionError as e:
+        raise NetworkFault(f"cannot download {where}: {e}", "check the network, or give a directory saved to disk") from e
+    except (OSError, ValueError, KeyError) as e:
+        raise UsageFault(f"cannot open the data set {where!r}, split {split!r}: {e}", "check hf:NAME[:SPLIT[:COLUMN]]") from e
+    if column not in (found.column_names or ()):
+        raise UsageFault(f"{where} has no column {column!r}", f"it has {', '.join(map(str, found.column_names or ()))}")
+    return found, column
+
+
+def hub_documents(dataset: Any, column: str) -> Iterator[bytes]:
+    """The strings of one column; nulls are left out."""
+    for row in dataset.select_columns([column]):
+        if row[column] is not None:
+            yield _text(row[column], f"column {column}")
+
+
+def _text(value: Any, where: str) -> bytes:
+    if not isinstance(value, str):
+        raise UsageFault(f"{where} holds {type(value).__name__}, not text", "name a column of strings")
+    return value.encode("utf-8", errors="replace")

@@ -1,0 +1,151 @@
+"""Text to token ids and back: bytes, or any Hugging Face tokenizer.json."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from tokenizers import Tokenizer as RustTokenizer
+
+from node.core.errors import UsageFault
+
+PIECE = 1 << 20
+"""Characters given to a trained tokenizer at once; longer texts are cut behind a line end near it."""
+
+
+class Tokenizer(Protocol):
+    """``vocab`` ids, of which ``eos`` (if there is one) ends a document; ``digest`` names it, for caches."""
+
+    vocab: int
+    bos: int | None
+    eos: int | None
+    pad: int | None
+    digest: str
+
+    def encode(self, text: str | bytes) -> np.ndarray:
+        """Ids [n] of the text, unsigned, no special ids added. Bytes are taken as UTF-8."""
+        ...
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids; special and unknown ids leave nothing, broken UTF-8 becomes U+FFFD."""
+        ...
+
+    def to_json(self) -> bytes:
+        """A Hugging Face tokenizer.json."""
+        ...
+
+
+class ByteTokenizer:
+    """Ids 0..255 are the bytes of UTF-8, then bos, eos, pad. Nothing to train, nothing to download."""
+
+    vocab = 259
+    bos: int | None = 256
+    eos: int | None = 257
+    pad: int | None = 258
+    digest = "bytes-1"
+    SPECIAL = {"<|bos|>": 256, "<|eos|>": 257, "<|pad|>": 258}
+
+    def encode(self, text: str | bytes) -> np.ndarray:
+        """As :meth:`Tokenizer.encode`, uint8. A lone surrogate, which UTF-8 cannot say, becomes "?"."""
+        raw = text if isinstance(text, bytes) else text.encode("utf-8", errors="replace")
+        return np.frombuffer(raw, dtype=np.uint8)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return bytes(i for i in map(int, ids) if 0 <= i < 256).decode("utf-8", errors="replace")
+
+    def to_json(self) -> bytes:
+        """Encodes as :meth:`encode` does in the ``tokenizers`` library: byte-level BPE without merges.
+
+        Only the three special words themselves are read as their ids there, unless ``encode_special_tokens`` is set.
+        """
+        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+        body = {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": [{"id": i, "content": word, **flags} for word, i in self.SPECIAL.items()],
+            "normalizer": None,
+            "pre_tokenizer": level,
+            "post_processor": None,
+            "decoder": level,
+            "model": {
+                "type": "BPE",
+                "dropout": None,
+                "unk_token": None,
+                "continuing_subword_prefix": None,
+                "end_of_word_suffix": None,
+                "fuse_unk": False,
+                "byte_fallback": False,
+                "ignore_merges": False,
+                "vocab": {letter: byte for byte, letter in enumerate(byte_letters())} | self.SPECIAL,
+                "merges": [],
+            },
+        }
+        return json.dumps(body, ensure_ascii=False, indent=1).encode()
+
+
+def byte_letters() -> list[str]:
+    """GPT-2's letter for each byte: itself where it prints, else the next free letter from U+0100 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    shown, letters, spare = set(printable), [], 256
+    for byte in range(256):
+        letters.append(chr(byte if byte in shown else spare))
+        spare += byte not in shown
+    return letters
+
+
+class FileTokenizer:
+    """A trained tokenizer from a Hugging Face tokenizer.json."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises UsageFault when the file is missing or not a tokenizer."""
+        try:
+            self._json = path.read_bytes()
+            self._inner = RustTokenizer.from_buffer(self._json)
+        except (OSError, ValueError) as e:  # the library's own errors for bad JSON are ValueError
+            raise UsageFault(f"cannot read the tokenizer {path}: {e}", 'give "bytes" or the path of a tokenizer.json') from e
+        self._inner.no_truncation()
+        self._inner.no_padding()
+        ids = self._inner.get_vocab(with_added_tokens=True).values()
+        self.vocab = max(ids, default=-1) + 1
+        self.digest = hashlib.sha256(self._json).hexdigest()
+        self.bos = self._special("<|bos|>", "<s>", "<|begin_of_text|>")
+        self.eos = self._special("<|eos|>", "</s>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>")
+        self.pad = self._special("<|pad|>", "<pad>")
+
+    def _special(self, *words: str) -> int | None:
+        return next((i for i in map(self._inner.token_to_id, words) if i is not None), None)
+
+    def encode(self, text: str | bytes) -> np.ndarray:
+        """As :meth:`Tokenizer.encode`, uint32."""
+        whole = text.decode("utf-8", errors="replace") if isinstance(text, bytes) else text
+        ids = [np.asarray(self._inner.encode(p, add_special_tokens=False).ids, dtype=np.uint32) for p in pieces(whole)]
+        return np.concatenate(ids) if ids else np.empty(0, dtype=np.uint32)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self._inner.decode([i for i in map(int, ids) if 0 <= i < self.vocab], skip_special_tokens=True)
+
+    def to_json(self) -> bytes:
+        return self._json
+
+
+def pieces(text: str, size: int = PIECE) -> Iterable[str]:
+    """The text in order, in pieces of about ``size`` characters that end behind a line end where there is one in reach."""
+    start = 0
+    while start < len(text):
+        stop = min(start + size, len(text))
+        if stop < len(text):
+            line = text.rfind("\n", start, stop)
+            stop = stop if line < 0 else line + 1
+        yield text[start:stop]
+        start = stop
+
+
+def load_tokenizer(spec: str) -> Tokenizer:
+    """The tokenizer a manifest names: "bytes", or the path of a tokenizer.json. Raises UsageFault for anything else."""
+    return ByteTokenizer() if spec == "bytes" else FileTokenizer(Path(spec).expanduser())

@@ -1,0 +1,39 @@
+"""The writer's side of a record: numbers, expiry, seal."""
+
+from __future__ import annotations
+
+from node.core.errors import UsageFault
+from node.core.ids import RunId
+from node.dht.record import peers_key
+from node.dht.settings import DirectorySettings
+from node.identity.keys import Identity
+from node.identity.records import seal
+
+
+class Author:
+    """Seals one identity's records for one run's noticeboard, each newer and longer-lived than the one before.
+
+    Sequence numbers are the milliseconds of the writer's wall clock, so they keep growing over restarts without a
+    file. The expiry must grow too: storages keep whichever record expires later. Raises UsageFault for a life that
+    others would refuse.
+    """
+
+    def __init__(self, identity: Identity, run_id: RunId, settings: DirectorySettings) -> None:
+        if not 0 < settings.ttl_s <= settings.max_ttl_s:
+            raise UsageFault(f"ttl_s {settings.ttl_s} is not between 0 and max_ttl_s {settings.max_ttl_s}", "lower ttl_s")
+        self.key = peers_key(run_id)
+        self._identity, self._settings = identity, settings
+        self._seq, self._not_after = 0, 0.0
+
+    def seal(self, body: bytes, now: float, heard: tuple[int, float] = (0, 0.0)) -> tuple[bytes, float]:
+        """The sealed record of ``body`` (empty: a withdrawal) and the Unix time until which it holds.
+
+        ``heard`` is the number and expiry of the newest own record seen on the board: after a restart with a clock
+        that was set back, others still hold that one.
+        """
+        self._seq = max(self._seq + 1, heard[0] + 1, int(now * 1000))
+        until, after_last = now + self._settings.ttl_s, max(self._not_after, heard[1]) + 0.002
+        if until < after_last <= now + self._settings.max_ttl_s:  # further off: the clock was wrong, nobody took it
+            until = after_last
+        self._not_after = round(until, 3)  # within SLACK_S of board.py, and the same number on every way it travels
+        return seal(self._identity, self.key, body, self._seq, self._not_after), self._not_after

@@ -1,0 +1,229 @@
+"""The noticeboard on hivemind's DHT: posts the own record, reads everybody's, keeps in touch with bootstrap peers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from hivemind.dht.node import DHTNode
+from hivemind.p2p import P2P, PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerError
+from hivemind.utils.multiaddr import Multiaddr
+
+from node.core.clock import Clock
+from node.core.errors import UsageFault
+from node.core.ids import PeerId, RunId, short
+from node.core.tasks import Tasks
+from node.dht import guard
+from node.dht.author import Author
+from node.dht.board import Board
+from node.dht.record import PeerBody, PeerEntry
+from node.dht.settings import DirectorySettings
+
+if TYPE_CHECKING:
+    from node.identity.keys import Identity
+    from node.telemetry.events import Journal
+
+_DOWN = (P2PDaemonError, P2PHandlerError, OSError, EOFError, ValueError, AssertionError, TimeoutError, asyncio.TimeoutError)
+"""What hivemind raises when its p2pd, the network or the other side fails; AssertionError for a malformed node id."""
+
+
+class Directory:
+    """Who is in the swarm (see ``DirectoryPort``), over the p2pd of :meth:`attach`.
+
+    Before the first :meth:`attach`, and while p2pd is down, publishing keeps the record for later and reading gives
+    what was heard so far. Only its own p2pd's connections are used; no public bootstrap peers.
+    """
+
+    def __init__(
+        self, identity: Identity, settings: DirectorySettings, clock: Clock, run_id: RunId, journal: Journal | None = None
+    ) -> None:
+        self.me = identity.peer_id
+        self._settings, self._clock, self._journal = settings, clock, journal
+        self._board = Board(run_id, settings, self.me)
+        self._author = Author(identity, run_id, settings)
+        self._body: PeerBody | None = None
+        self._node: DHTNode | None = None
+        self._company: asyncio.Task[None] | None = None
+        self._heartbeat: asyncio.Task[None] | None = None
+        self._posted_at = 0.0
+        self._tasks = Tasks("dht", self._task_failed)
+
+    @property
+    def refused(self) -> int:
+        """Records of others refused since the start."""
+        return self._board.refused
+
+    @property
+    def neighbours(self) -> int:
+        """Peers this node can ask; 0 means it is alone."""
+        return len(self._node.protocol.routing_table.uid_to_peer_id) if self._node is not None else 0
+
+    async def attach(self, p2p: P2P, initial_peers: Sequence[str] = ()) -> None:
+        """Use ``p2p`` from now on: at the start, and again after every restart of p2pd.
+
+        ``initial_peers`` are multiaddrs with /p2p/; none for the first peer of a run. Those that do not answer are
+        tried again in the background, for as long as they are missing. Raises UsageFault for one that is not a
+        multiaddr with /p2p/.
+        """
+        seeds = _by_peer(initial_peers)
+        guard.install()
+        await self._detach(keep=p2p)
+        self._node = await DHTNode.create(
+            p2p=p2p,
+            node_id=guard.node_id_of(p2p.peer_id),
+            record_validator=guard.EnvelopeValidator(self._board, self._clock, self._settings.max_record),
+            # The board is our cache, and it knows which records still hold; a cached dictionary would be stale.
+            cache_locally=False,
+            cache_nearest=0,
+            cache_on_store=False,
+            cache_refresh_before_expiry=0,
+            reuse_get_requests=False,
+        )
+        self._company = self._tasks.spawn(self._keep_company(self._node, seeds), "company", eternal=True)
+        if self._body is not None:
+            await self._post(self._body.pack())
+
+    async def publish(self, body: PeerBody) -> bool:
+        """Post ``body``, and again every ``refresh_s`` until :meth:`withdraw` or the next :meth:`publish`.
+
+        False when no storage took it, this node's own included: not attached, or p2pd is down; the refresh tries
+        again. Raises WireError for a body that others would refuse.
+        """
+        packed = body.pack()
+        self._body = body
+        if self._heartbeat is None:
+            self._heartbeat = self._tasks.spawn(self._refresh(), "refresh", eternal=True)
+        return await self._post(packed)
+
+    async def withdraw(self) -> None:
+        """Replace the own record by a signed withdrawal; others stop seeing this peer with their next reading."""
+        if self._body is not None:
+            self._body = None
+            await self._post(b"")
+
+    async def read(self) -> dict[PeerId, PeerEntry]:
+        """Everybody's verified, unexpired record in PeerId order, the own one included.
+
+        Asks the DHT for at most ``lookup_timeout_s``; what was heard earlier and still holds is there in any case.
+        """
+        if self._node is not None:
+            with contextlib.suppress(*_DOWN):
+                await asyncio.wait_for(self._node.get(self._board.key, latest=True), self._settings.lookup_timeout_s)
+        return self._board.entries(self._clock.wall())
+
+    async def close(self) -> None:
+        """Leave the DHT and stop refreshing. The record is left to expire: :meth:`withdraw` first to be gone at once."""
+        await self._tasks.close()
+        self._heartbeat = None
+        await self._detach(keep=None)
+
+    async def _post(self, packed: bytes) -> bool:
+        now = self._clock.wall()
+        raw, expires = self._author.seal(packed, now, self._board.newest(self.me))
+        self._board.offer(self.me, raw, expires, now)
+        self._posted_at = self._clock.now()
+        if self._node is None:
+            return False
+        try:
+            return await asyncio.wait_for(
+                self._node.store(self._board.key, raw, expires, subkey=str(self.me)), self._settings.lookup_timeout_s
+            )
+        except _DOWN:
+            return False
+
+    async def _refresh(self) -> None:
+        pause = self._settings.refresh_s
+        while True:
+            await asyncio.sleep(pause)
+            idle = self._clock.now() - self._posted_at
+            if idle < self._settings.refresh_s:  # somebody published meanwhile
+                pause = self._settings.refresh_s - idle
+                continue
+            pause = self._settings.refresh_s
+            if self._body is not None:
+                await self._post(self._body.pack())
+
+    async def _keep_company(self, node: DHTNode, seeds: dict[PeerId, list[Multiaddr]]) -> None:
+        """Meet the bootstrap peers, and whoever is on the board when nobody is left to ask."""
+        pause, complained = self._settings.rejoin_s, False
+        while True:
+            table = node.protocol.routing_table
+            wanted = dict(seeds)
+            if not table.uid_to_peer_id:
+                wanted |= _by_peer_leniently(self._board.entries(self._clock.wall()).values(), self.me)
+            missing = {p: addrs for p, addrs in wanted.items() if PeerID.from_base58(p) not in table.peer_id_to_uid}
+            met = await asyncio.gather(*(self._meet(node, peer, addrs) for peer, addrs in missing.items()))
+            if any(met):
+                await self._settle(node)
+                self._tell("joined", f"{sum(met)} bootstrap peers answered", peers=sum(met))
+                pause, complained = self._settings.rejoin_s, False
+            elif missing and not table.uid_to_peer_id and not complained:
+                complained = True
+                names = ", ".join(short(p) for p in missing)
+                self._tell("alone", f"no bootstrap peer answers ({names}); trying on", level="warning", peers=len(missing))
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, self._settings.rejoin_max_s)
+
+    async def _meet(self, node: DHTNode, peer: PeerId, addresses: list[Multiaddr]) -> bool:
+        who, timeout = PeerID.from_base58(peer), self._settings.lookup_timeout_s
+        try:
+            await asyncio.wait_for(node.p2p._client.connect(who, addresses), timeout)
+            return await asyncio.wait_for(node.protocol.call_ping(who), timeout) == guard.node_id_of(who)
+        except _DOWN:
+            return False
+
+    async def _settle(self, node: DHTNode) -> None:
+        """Having met somebody: find the nodes near this one, and post the record among them."""
+        with contextlib.suppress(*_DOWN):
+            await asyncio.wait_for(node.find_nearest_nodes([node.node_id]), self._settings.lookup_timeout_s)
+        if self._body is not None:
+            await self._post(self._body.pack())
+
+    async def _detach(self, keep: P2P | None) -> None:
+        """Let go of the node. Its handlers are removed unless p2pd is gone, which is all a dead one needs."""
+        node, self._node = self._node, None
+        company, self._company = self._company, None
+        if company is not None:
+            company.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await company
+        if node is None:
+            return
+        if keep is None or keep is node.p2p:
+            with contextlib.suppress(*_DOWN):
+                await asyncio.wait_for(node.shutdown(), 1.0)
+        node.is_alive = False
+
+    def _task_failed(self, name: str, error: BaseException) -> None:
+        self._tell("task_failed", f"{name}: {error!r}", level="error")
+
+    def _tell(self, kind: str, text: str, level: str = "info", **fields: int) -> None:
+        if self._journal is not None:
+            self._journal.emit("dht", kind, text, level=level, **fields)
+
+
+def _by_peer(multiaddrs: Iterable[str]) -> dict[PeerId, list[Multiaddr]]:
+    """Addresses to dial, grouped by the PeerId at their end. Raises UsageFault."""
+    out: dict[PeerId, list[Multiaddr]] = {}
+    for text in multiaddrs:
+        try:
+            address = Multiaddr(text)
+            peer = PeerId(str(address["p2p"]))
+            PeerID.from_base58(peer)
+        except (ValueError, KeyError, LookupError) as e:
+            raise UsageFault(f"not a multiaddr with /p2p/: {text}", "copy it from `tutti peers` of a running peer") from e
+        out.setdefault(peer, []).append(address)
+    return out
+
+
+def _by_peer_leniently(entries: Iterable[PeerEntry], me: PeerId) -> dict[PeerId, list[Multiaddr]]:
+    """The same for addresses that others claim: only those that end in the writer's own PeerId, the rest is dropped."""
+    out: dict[PeerId, list[Multiaddr]] = {}
+    for entry in entries:
+        for text in entry.body.maddrs if entry.peer != me else ():
+            with contextlib.suppress(UsageFault):
+                out.setdefault(entry.peer, []).extend(_by_peer([text]).get(entry.peer, []))
+    return {peer: addresses for peer, addresses in out.items() if addresses}

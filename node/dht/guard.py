@@ -1,0 +1,180 @@
+"""hivemind's DHT, made to distrust what strangers send.
+
+``install()`` before the first node starts: it bounds how deep msgpack extensions may nest (each level is a C stack
+frame in hivemind's decoder, which runs before any validator is asked), and makes nodes speak
+:class:`SwarmProtocol`, which limits requests and keeps only the records that the validator accepts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Collection
+from typing import Any
+
+import hivemind.dht.node
+import msgpack
+from hivemind.dht.crypto import DHTRecord, RecordValidatorBase
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.p2p import P2PContext, PeerID
+from hivemind.proto import dht_pb2
+from hivemind.utils import MSGPackSerializer
+from hivemind.utils.timed_storage import ValueWithExpiration, get_dht_time
+
+from node.core.clock import Clock
+from node.core.errors import WireError
+from node.dht.board import Board
+
+MAX_NESTING = 4
+"""Extensions inside extensions; a dictionary of records needs one."""
+MAX_KEYS = 8
+"""Keys in one request; we use one, and every key of a search costs a whole dictionary in the answer."""
+MAX_ENTRIES = 4096
+"""Records in one dictionary; more are not even looked at."""
+MAX_SUBKEY = 128
+"""Bytes of a packed subkey; a PeerId has 52."""
+
+_depth = threading.local()
+_decode_unbounded = MSGPackSerializer._decode_ext_types.__func__  # type: ignore[attr-defined]
+
+
+def _decode_bounded(cls: type[MSGPackSerializer], type_code: int, data: bytes) -> Any:
+    depth = getattr(_depth, "value", 0)
+    if depth >= MAX_NESTING:
+        raise ValueError(f"more than {MAX_NESTING} msgpack extensions inside each other")
+    _depth.value = depth + 1
+    try:
+        return _decode_unbounded(cls, type_code, data)
+    finally:
+        _depth.value = depth
+
+
+def install() -> None:
+    """Put the bounds in place, for every DHT node of this process. Safe to call again."""
+    MSGPackSerializer._decode_ext_types = classmethod(_decode_bounded)  # type: ignore[method-assign, assignment]
+    hivemind.dht.node.DHTProtocol = SwarmProtocol  # type: ignore[attr-defined]
+    # Whatever a stranger sends may end up in these lines, and a stranger decides how many there are.
+    logging.getLogger("hivemind.utils.serializer").setLevel(logging.ERROR)
+
+
+def node_id_of(peer: PeerID) -> DHTID:
+    """Where a peer stands in the DHT: derived from its PeerId, so that nobody can choose a place next to a key."""
+    return DHTID.generate(source=b"tutti/node/" + peer.to_bytes())
+
+
+def _refuse_extension(code: int, data: bytes) -> Any:
+    raise ValueError("no extensions inside a record")
+
+
+def _unpack_flat(packed: bytes, longest: int) -> Any:
+    """One msgpack scalar; raises WireError for containers, extensions, anything longer, or bytes left over."""
+    if not isinstance(packed, bytes) or len(packed) > longest + 5:
+        raise WireError(f"not a packed value of at most {longest} bytes")
+    try:
+        return msgpack.unpackb(
+            packed,
+            raw=False,
+            ext_hook=_refuse_extension,
+            max_str_len=longest,
+            max_bin_len=longest,
+            max_array_len=0,
+            max_map_len=0,
+            max_ext_len=0,
+        )
+    except (ValueError, TypeError, msgpack.UnpackException) as e:
+        raise WireError("not a packed scalar") from e
+
+
+class EnvelopeValidator(RecordValidatorBase):
+    """Lets through what the board takes: our signed records, under our key and the signer's PeerId; nothing else."""
+
+    def __init__(self, board: Board, clock: Clock, max_record: int) -> None:
+        self._board, self._clock, self._max_record = board, clock, max_record
+        self._key = DHTID.generate(source=board.key).to_bytes()
+
+    def validate(self, record: DHTRecord) -> bool:
+        try:
+            if record.key != self._key:
+                raise WireError("not the key of this run")
+            writer, raw = _unpack_flat(record.subkey, MAX_SUBKEY), _unpack_flat(record.value, self._max_record)
+            if not isinstance(writer, str) or not isinstance(raw, bytes) or not isinstance(record.expiration_time, float):
+                raise WireError("not a record of ours")
+            self._board.offer(writer, raw, record.expiration_time, self._clock.wall())
+        except WireError:
+            return False
+        return True
+
+
+class SwarmProtocol(DHTProtocol):
+    """hivemind's protocol with limits. Its other name keeps nodes without them from taking part."""
+
+    # hivemind caches these on the class; inherited, they would still carry the parent's name.
+    _rpc_handlers = None
+    _stub_type = None
+
+    async def rpc_ping(self, request: dht_pb2.PingRequest, context: P2PContext) -> dht_pb2.PingResponse:
+        if _pretender(request.peer, context):
+            return dht_pb2.PingResponse(peer=self.node_info, dht_time=get_dht_time(), available=False)
+        return await super().rpc_ping(request, context)
+
+    async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
+        count = len(request.keys)
+        aligned = count == len(request.subkeys) == len(request.values) == len(request.expiration_time) == len(request.in_cache)
+        if not aligned or count > MAX_KEYS or any(request.in_cache) or _pretender(request.peer, context):
+            return dht_pb2.StoreResponse(store_ok=[False] * min(count, MAX_KEYS), peer=self.node_info)
+        try:
+            return await super().rpc_store(request, context)
+        except (ValueError, TypeError, AttributeError, AssertionError, msgpack.UnpackException):
+            return dht_pb2.StoreResponse(store_ok=[False] * count, peer=self.node_info)
+
+    async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
+        if len(request.keys) > MAX_KEYS or _pretender(request.peer, context):
+            return dht_pb2.FindResponse(results=[], peer=self.node_info)
+        return await super().rpc_find(request, context)
+
+    async def call_find(self, peer: PeerID, keys: Collection[DHTID]) -> Any:
+        """As the parent, but an answer lives as long as its records, not as long as its sender says."""
+        found = await super().call_find(peer, keys)
+        if found is None:
+            return None
+        return {
+            key: (
+                ValueWithExpiration(item.value, item.value.latest_expiration_time)
+                if item is not None and isinstance(item.value, DictionaryDHTValue)
+                else None,
+                {n: p for n, p in itertools.islice(nearest.items(), self.bucket_size) if n == node_id_of(p)},
+            )
+            for key, (item, nearest) in found.items()
+        }
+
+    async def update_routing_table(self, node_id: DHTID | None, peer_id: PeerID, responded: bool = True) -> None:
+        if node_id is not None and node_id != node_id_of(peer_id):
+            return
+        await super().update_routing_table(node_id, peer_id, responded)
+
+    def _validate_dictionary(self, key_bytes: bytes, dictionary: Any) -> bool:
+        """Keep the good records of a dictionary; True when there are any.
+
+        The parent refuses the whole dictionary for one bad record, so that a single record that expired on its
+        way, or is older than what we know, would hide everybody else's.
+        """
+        if not isinstance(dictionary, DictionaryDHTValue) or self.record_validator is None:
+            return False
+        if len(dictionary.data) > MAX_ENTRIES:
+            return False
+        with dictionary.freeze():
+            offered = [(subkey, value, expires) for subkey, (value, expires) in dictionary.items()]
+            dictionary.clear()
+            dictionary.maxsize, dictionary.latest_expiration_time = float("inf"), float("-inf")
+            for subkey, value, expires in offered:
+                if isinstance(subkey, str) and self._validate_record(key_bytes, self.serializer.dumps(subkey), value, expires):
+                    dictionary.store(subkey, value, expires)
+        return bool(dictionary.data)
+
+
+def _pretender(claim: dht_pb2.NodeInfo, context: P2PContext) -> bool:
+    """Does the caller claim a place in the DHT that is not its own?"""
+    return bool(claim.node_id) and claim.node_id != node_id_of(context.remote_id).to_bytes()

@@ -1,0 +1,72 @@
+"""The noticeboard inside one process: the same records and the same checks, without a network."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+
+from node.core.clock import Clock
+from node.core.errors import WireError
+from node.core.ids import PeerId, RunId
+from node.dht.author import Author
+from node.dht.board import Board
+from node.dht.record import PeerBody, PeerEntry
+from node.dht.settings import DirectorySettings
+from node.identity.keys import Identity
+
+
+@dataclass
+class Wall:
+    """Where the directories of one process pin their sealed records: (key, subkey) -> (record, expiry)."""
+
+    pinned: dict[tuple[str, str], tuple[bytes, float]] = field(default_factory=dict)
+    down: bool = False
+    """Nobody reaches it: records of others stay as they were last heard."""
+
+
+class MemoryDirectory:
+    """A directory over a shared :class:`Wall`. Unlike the real one it does not refresh by itself: time is the test's."""
+
+    def __init__(self, identity: Identity, settings: DirectorySettings, clock: Clock, run_id: RunId, wall: Wall) -> None:
+        self.me = identity.peer_id
+        self._clock, self._wall = clock, wall
+        self._board = Board(run_id, settings, self.me)
+        self._author = Author(identity, run_id, settings)
+        self._published = self._closed = False
+
+    @property
+    def refused(self) -> int:
+        """Records of others refused since the start."""
+        return self._board.refused
+
+    async def publish(self, body: PeerBody) -> bool:
+        """See ``DirectoryPort``. Raises WireError for a body that others would refuse."""
+        packed = body.pack()
+        self._published = True
+        return self._post(packed)
+
+    async def withdraw(self) -> None:
+        if self._published:
+            self._published = False
+            self._post(b"")
+
+    async def read(self) -> dict[PeerId, PeerEntry]:
+        now = self._clock.wall()
+        if not self._wall.down and not self._closed:
+            for (key, writer), (raw, expires) in list(self._wall.pinned.items()):
+                if key == self._board.key and expires > now:
+                    with contextlib.suppress(WireError):
+                        self._board.offer(writer, raw, expires, now)
+        return self._board.entries(now)
+
+    async def close(self) -> None:
+        self._closed = True
+
+    def _post(self, packed: bytes) -> bool:
+        now = self._clock.wall()
+        raw, expires = self._author.seal(packed, now, self._board.newest(self.me))
+        self._board.offer(self.me, raw, expires, now)
+        if self._wall.down or self._closed:
+            return False
+        self._wall.pinned[self._board.key, str(self.me)] = raw, expires
+        return True

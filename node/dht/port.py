@@ -1,0 +1,28 @@
+"""What the rest of the daemon needs from the noticeboard."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from node.core.ids import PeerId
+from node.dht.record import PeerBody, PeerEntry
+
+
+class DirectoryPort(Protocol):
+    """Post the own record, read everybody's. No call raises for a network that is down: the board is what was heard."""
+
+    async def publish(self, body: PeerBody) -> bool:
+        """Post ``body`` and keep it posted until :meth:`withdraw`. False: no storage took it this time."""
+        ...
+
+    async def withdraw(self) -> None:
+        """Take the own record down; others stop seeing it with their next reading."""
+        ...
+
+    async def read(self) -> dict[PeerId, PeerEntry]:
+        """Everybody's verified, unexpired record in PeerId order, the own one included."""
+        ...
+
+    async def close(self) -> None:
+        """Stop refreshing. Does not withdraw: a record left behind expires by itself."""
+        ...

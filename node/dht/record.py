@@ -1,0 +1,138 @@
+"""What a peer says about itself on the noticeboard: compact JSON, checked field by field when it comes from outside."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from node.core.errors import WireError
+from node.core.ids import PeerId, RunId
+
+MAX_BODY = 2048
+"""Bytes of a packed body."""
+MAX_MADDRS = 16
+MAX_MADDR = 256
+_WORD = re.compile(r"[a-z][a-z-]{0,15}")
+_MADDR = re.compile(r"/[!-~]+")
+
+
+def peers_key(run_id: RunId) -> str:
+    """The key under which the peers of a run post their records, one subkey per PeerId."""
+    return f"tutti/{run_id}/peers"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerBody:
+    """One peer's account of itself.
+
+    ``stage`` is 0 for the ends and 1..S for block stages; ``role`` is "ends", "stage" or "rendezvous"; ``state`` one
+    lower-case word such as "joining", "ready", "training", "draining". ``epoch`` is the version of the parameters it
+    holds, ``tokens_per_s`` and ``speed`` (micro-batches per second) are its own claims, ``maddrs`` the libp2p
+    addresses to dial it at, best first, ``started`` the Unix time its daemon started.
+    """
+
+    stage: int
+    role: str
+    state: str
+    epoch: int
+    name: str
+    version: str
+    tokens_per_s: float = 0.0
+    speed: float = 0.0
+    maddrs: tuple[str, ...] = field(default=())
+    started: float = 0.0
+
+    def pack(self) -> bytes:
+        """At most ``MAX_BODY`` bytes of JSON, with as many addresses as fit.
+
+        Raises WireError when other peers would refuse what is left.
+        """
+        body = replace(self, maddrs=tuple(self.maddrs[:MAX_MADDRS]))
+        while True:
+            raw = json.dumps(asdict(body), separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+            if len(raw) <= MAX_BODY or not body.maddrs:
+                break
+            body = replace(body, maddrs=body.maddrs[:-1])
+        PeerBody.parse(raw)
+        return raw
+
+    @classmethod
+    def parse(cls, raw: bytes) -> PeerBody:
+        """The inverse of :meth:`pack`. Raises WireError for anything that is not a whole and plausible body."""
+        if len(raw) > MAX_BODY:
+            raise WireError(f"a peer's record has at most {MAX_BODY} bytes, not {len(raw)}")
+        try:
+            body = json.loads(raw)
+        except (ValueError, RecursionError) as e:
+            raise WireError("a peer's record is not JSON") from e
+        if not isinstance(body, dict):
+            raise WireError("a peer's record is not an object")
+        return cls(
+            stage=_natural(body, "stage", 2**16),
+            role=_word(body, "role"),
+            state=_word(body, "state"),
+            epoch=_natural(body, "epoch", 2**53),
+            name=_label(body, "name", 64),
+            version=_label(body, "version", 32),
+            tokens_per_s=_amount(body, "tokens_per_s"),
+            speed=_amount(body, "speed"),
+            maddrs=_addresses(body),
+            started=_amount(body, "started"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PeerEntry:
+    """A verified record: ``body`` was signed by ``peer`` and holds until ``not_after`` (Unix seconds, its clock)."""
+
+    peer: PeerId
+    body: PeerBody
+    seq: int
+    not_after: float
+
+    @property
+    def refreshed(self) -> float:
+        """When its writer signed it, Unix seconds by the writer's clock: sequence numbers are milliseconds."""
+        return self.seq / 1000.0
+
+
+def _natural(body: dict[str, Any], name: str, below: int) -> int:
+    value = body.get(name)
+    if type(value) is not int or not 0 <= value < below:
+        raise WireError(f"{name} in a peer's record is not a number from 0 to {below - 1}")
+    return value
+
+
+def _amount(body: dict[str, Any], name: str) -> float:
+    value = body.get(name)
+    if type(value) not in (int, float) or not 0 <= value < 1e15 or not math.isfinite(value):
+        raise WireError(f"{name} in a peer's record is not a finite number that is not negative")
+    return float(value)
+
+
+def _word(body: dict[str, Any], name: str) -> str:
+    value = body.get(name)
+    if not isinstance(value, str) or not _WORD.fullmatch(value):
+        raise WireError(f"{name} in a peer's record is not a word")
+    return value
+
+
+def _label(body: dict[str, Any], name: str, longest: int) -> str:
+    # Printable only: these end up on terminals, where a control character could rewrite the screen.
+    value = body.get(name)
+    if not isinstance(value, str) or len(value) > longest or not value.isprintable():
+        raise WireError(f"{name} in a peer's record is not a short printable text")
+    return value
+
+
+def _addresses(body: dict[str, Any]) -> tuple[str, ...]:
+    value = body.get("maddrs")
+    if not isinstance(value, list) or len(value) > MAX_MADDRS:
+        raise WireError(f"maddrs in a peer's record is not a list of at most {MAX_MADDRS}")
+    for item in value:
+        if not isinstance(item, str) or len(item) > MAX_MADDR or not _MADDR.fullmatch(item):
+            raise WireError("an address in a peer's record is not a multiaddr")
+    return tuple(value)

@@ -1,0 +1,80 @@
+"""How often a peer has wronged us lately, and for how long it is not listened to. Pure: time is an argument."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+from node.core.ids import PeerId
+
+_REMEMBERED = 64  # faults of one peer that count at once
+
+
+@dataclass(slots=True)
+class _Page:
+    recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))  # (when, weight)
+    until: float = -math.inf
+    bans: int = 0
+
+
+class FaultBook:
+    """Bans for ``base_ban_s`` when weights within ``window_s`` reach ``threshold``; twice as long each time after that.
+
+    A ban is at most ``max_ban_s`` long. A peer that behaved for ``forgive_s`` after its ban starts afresh. Only the
+    ``max_peers`` peers heard of last are remembered, so strangers with many keys cannot fill the memory. Times are
+    monotonic seconds, given by the caller.
+    """
+
+    def __init__(
+        self,
+        threshold: float = 3.0,
+        window_s: float = 100.0,
+        base_ban_s: float = 10.0,
+        *,
+        max_ban_s: float = 3600.0,
+        forgive_s: float = 3600.0,
+        max_peers: int = 4096,
+    ) -> None:
+        self._threshold, self._window = threshold, window_s
+        self._base, self._longest, self._forgive, self._max_peers = base_ban_s, max_ban_s, forgive_s, max_peers
+        self._pages: OrderedDict[PeerId, _Page] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def count(self, peer: PeerId, weight: float, now: float) -> float:
+        """Note a fault; returns the length in seconds of the ban it caused, else 0.
+
+        Weight 0 is nobody's fault and leaves no trace. During a ban nothing is counted: late messages of the same
+        misdeed must not lengthen it. Raises ValueError for a weight that is negative or not finite.
+        """
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ValueError(f"a weight is not negative and finite, not {weight}")
+        if weight == 0:
+            return 0.0
+        page = self._pages.setdefault(peer, _Page())
+        self._pages.move_to_end(peer)
+        if len(self._pages) > self._max_peers:
+            self._pages.popitem(last=False)
+        if now < page.until:
+            return 0.0
+        if page.bans and now - page.until >= self._forgive:
+            page.bans = 0
+        page.recent.append((now, weight))
+        if sum(w for at, w in page.recent if now - at < self._window) < self._threshold:
+            return 0.0
+        length = min(self._longest, self._base * 2.0 ** min(page.bans, 60))
+        page.recent.clear()
+        page.bans += 1
+        page.until = now + length
+        return length
+
+    def banned(self, peer: PeerId, now: float) -> float:
+        """Seconds until the peer is listened to again; 0 when it is now."""
+        page = self._pages.get(peer)
+        return max(0.0, page.until - now) if page is not None else 0.0
+
+    def forgive(self, peer: PeerId) -> None:
+        """Forget everything about a peer: an operator's wish."""
+        self._pages.pop(peer, None)

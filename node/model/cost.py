@@ -1,0 +1,190 @@
+"""What a stage costs in bytes and operations, and whether it fits; answered before anything is loaded.
+
+Pure arithmetic over the shapes. What torch adds for its own use (kernels' scratch space, fragmentation) is covered by
+``RESERVE``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from node.core.errors import OutOfResources
+from node.core.ids import ENDS
+from node.model.settings import ModelSettings
+from node.model.shapes import EMBEDDING, FINAL_NORM, HEAD, count, head_dim, layer_cut, parameter_shapes
+
+RESERVE = 0.1
+"""Share of the memory that a plan leaves free."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageBytes:
+    """Bytes of one stage on one peer. ``optimizer`` is this peer's share of the cell's state, ``work`` what one forward and
+    backward needs beside the stashes."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    stash: int
+    work: int
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.optimizer + self.stash + self.work
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer of :func:`fits`: ``text`` is one sentence with the numbers."""
+
+    ok: bool
+    needed: int
+    available: int
+    text: str
+
+    def require(self) -> None:
+        """Raises OutOfResources when it does not fit."""
+        if not self.ok:
+            raise OutOfResources(
+                self.text,
+                "take a smaller micro-batch, fewer micro-batches in flight, more stages, or a device with more memory",
+            )
+
+
+def optimizer_bytes(settings: ModelSettings, stages: int, stage: int, optimizer: str = "muon") -> int:
+    """Optimizer state of the whole stage, fp32: Muon keeps one momentum per number of a layer's matrices, AdamW two of everything."""
+    shapes = parameter_shapes(settings, stages, stage)
+    single = sum(
+        count({name: shape})
+        for name, shape in shapes.items()
+        if optimizer == "muon" and len(shape) == 2 and name not in (EMBEDDING, HEAD, FINAL_NORM)
+    )
+    return 4 * (2 * count(shapes) - single)
+
+
+def stash_bytes(settings: ModelSettings, stages: int, stage: int, micro_batch: int, recompute: bool = False) -> int:
+    """Bytes kept for one micro-batch of ``micro_batch`` sequences from its forward to its backward, fp32.
+
+    Without ``recompute`` that is every tensor autograd saves, as counted by torch's saved-tensor hooks on the CPU; with it
+    only the stage's input. The ends keep token ids and the hidden states they sent and got back.
+    """
+    tokens, d = micro_batch * settings.seq_len, settings.d_model
+    if stage == ENDS:
+        return tokens * (2 * 4 * d + 2 * 8)
+    layers = len(layer_cut(settings, stages)[stage - 1])
+    if recompute:
+        return tokens * 4 * d
+    q, kv = settings.heads * head_dim(settings), settings.kv_heads * head_dim(settings)
+    # Each norm keeps its input, the normalised input, its output (input of the projections) and one root a token.
+    per_token = 2 * (3 * d + 1)
+    # Attention keeps rotated q and k, v, its output and one log-sum a head; q/k norms keep as the others do.
+    per_token += 2 * q + 2 * kv + settings.heads
+    if settings.qk_norm:
+        per_token += 2 * (q + kv) + settings.heads + settings.kv_heads
+    # SwiGLU keeps gate, silu(gate), up and their product.
+    per_token += 4 * settings.d_ff
+    return layers * tokens * 4 * per_token
+
+
+def work_bytes(settings: ModelSettings, stage: int, micro_batch: int) -> int:
+    """The largest passing tensors of one backward: logits and their gradients at the ends, the SwiGLU's gradients in a block."""
+    tokens = micro_batch * settings.seq_len
+    if stage == ENDS:
+        # logits, log-probabilities, gradient; pieces of the loss are bounded (stages.LOGITS_AT_ONCE)
+        return 3 * 4 * min(tokens * settings.vocab, max(1 << 24, settings.vocab))
+    return 4 * tokens * (3 * settings.d_ff + 2 * settings.d_model)
+
+
+def stage_bytes(
+    settings: ModelSettings,
+    stages: int,
+    stage: int,
+    *,
+    replicas: int = 1,
+    micro_batch: int = 16,
+    in_flight: int = 8,
+    recompute: bool = False,
+    optimizer: str = "muon",
+) -> StageBytes:
+    """What ``stage`` takes on one of ``replicas`` peers that share its optimizer state, with ``in_flight`` micro-batches stashed.
+
+    Raises UsageFault for a shape, cut or stage that does not exist.
+    """
+    parameters = 4 * count(parameter_shapes(settings, stages, stage))
+    stash = in_flight * stash_bytes(settings, stages, stage, micro_batch, recompute)
+    if recompute and stage != ENDS:
+        stash += stash_bytes(settings, stages, stage, micro_batch)  # the one being recomputed
+    return StageBytes(
+        parameters=parameters,
+        gradients=parameters,
+        optimizer=-(-optimizer_bytes(settings, stages, stage, optimizer) // max(1, replicas)),
+        stash=stash,
+        work=work_bytes(settings, stage, micro_batch),
+    )
+
+
+def flops_per_token(settings: ModelSettings, stages: int, stage: int, backward: bool = True) -> int:
+    """Floating-point operations one token costs at ``stage``: 2 a weight forward, 4 backward, plus the attention scores.
+
+    Attention counts the causal half: T/2 keys a query on average. An embedding look-up is free, the head is a matrix.
+    """
+    shapes = parameter_shapes(settings, stages, stage)
+    weights = sum(count({n: s}) for n, s in shapes.items() if len(s) == 2 and n != EMBEDDING)
+    scores = 0
+    if stage == ENDS:
+        weights += settings.vocab * settings.d_model if settings.tied else 0
+    else:
+        scores = len(layer_cut(settings, stages)[stage - 1]) * 2 * settings.seq_len * settings.d_model
+    return (2 * weights + scores) * (3 if backward else 1)
+
+
+def fits(
+    settings: ModelSettings,
+    stages: int,
+    stage: int,
+    available: int,
+    *,
+    replicas: int = 1,
+    micro_batch: int = 16,
+    in_flight: int = 8,
+    recompute: bool = False,
+    optimizer: str = "muon",
+) -> Verdict:
+    """Whether ``stage`` fits into ``available`` bytes with ``RESERVE`` of them left free.
+
+    Call ``.require()`` on the verdict to refuse before loading.
+    """
+    need = stage_bytes(
+        settings,
+        stages,
+        stage,
+        replicas=replicas,
+        micro_batch=micro_batch,
+        in_flight=in_flight,
+        recompute=recompute,
+        optimizer=optimizer,
+    )
+    ok = need.total <= available * (1 - RESERVE)
+    parts = ", ".join(
+        f"{label} {human(value)}"
+        for label, value in (
+            ("parameters", need.parameters),
+            ("gradients", need.gradients),
+            ("optimizer", need.optimizer),
+            (f"activations of {in_flight} micro-batches", need.stash),
+            ("work space", need.work),
+        )
+    )
+    verb = "needs" if ok else "does not fit: it needs"
+    text = f"stage {stage} of {stages} {verb} {human(need.total)} of {human(available)} ({RESERVE:.0%} kept free): {parts}"
+    return Verdict(ok, need.total, available, text)
+
+
+def human(size: int) -> str:
+    """Bytes for people: "9.8 GiB"."""
+    value, unit = float(size), "B"
+    for bigger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, bigger
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"

@@ -1,0 +1,115 @@
+"""Where the arithmetic happens: one device, its number format, its threads, its memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from node.core.errors import OutOfResources, UsageFault
+
+
+@dataclass(frozen=True)
+class Device:
+    """One torch device. CPU computes in fp32; CUDA in bf16 under autocast, with fp32 parameters and logits."""
+
+    device: torch.device
+
+    @classmethod
+    def pick(cls, name: str = "auto") -> Device:
+        """The device called ``name``: "auto" (the CUDA device with the most free memory, else the CPU), "cpu", "cuda", "cuda:N".
+
+        Raises UsageFault for another name, OutOfResources for a device this machine does not have.
+        """
+        wanted = name.strip().lower()
+        there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if wanted == "cpu" or (wanted == "auto" and not there):
+            return cls(torch.device("cpu"))
+        if wanted in ("auto", "cuda"):
+            wanted = f"cuda:{max(range(there), key=lambda i: torch.cuda.mem_get_info(i)[0], default=0)}"
+        kind, _, number = wanted.partition(":")
+        if kind != "cuda" or not (number.isascii() and number.isdigit()):
+            raise UsageFault(f"unknown device {name!r}", 'use "auto", "cpu" or "cuda:0"')
+        if int(number) >= there:
+            raise OutOfResources(f"there is no device {wanted} here: {_why_no_cuda(there)}", _next_step(there))
+        return cls(torch.device("cuda", int(number)))
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """The context every forward runs in: bf16 autocast on CUDA, nothing on the CPU."""
+        return torch.autocast("cuda", dtype=torch.bfloat16) if self.is_cuda else contextlib.nullcontext()
+
+    def describe(self) -> str:
+        """One line for people, such as "cpu, 8 threads, 15.5 GiB (9.1 free)"."""
+        free, total = self.memory_free(), self.memory_limit()
+        what = (
+            f"{self.device} {torch.cuda.get_device_name(self.device)}"
+            if self.is_cuda
+            else f"cpu, {torch.get_num_threads()} threads"
+        )
+        return f"{what}, {total / 2**30:.1f} GiB ({free / 2**30:.1f} free)"
+
+    def memory_used(self) -> int:
+        """Bytes this process holds on the device: torch's reservation on CUDA, the resident set on the CPU."""
+        return torch.cuda.memory_reserved(self.device) if self.is_cuda else psutil.Process().memory_info().rss
+
+    def memory_limit(self) -> int:
+        """Bytes the device has, whoever uses them; on the CPU the container's limit when that is lower than the machine's."""
+        if self.is_cuda:
+            return torch.cuda.mem_get_info(self.device)[1]
+        return min(psutil.virtual_memory().total, _container_limit())
+
+    def memory_free(self) -> int:
+        """Bytes that can still be taken."""
+        if self.is_cuda:
+            return torch.cuda.mem_get_info(self.device)[0]
+        return min(psutil.virtual_memory().available, max(0, _container_limit() - psutil.Process().memory_info().rss))
+
+    def synchronise(self) -> None:
+        """Wait until the work given to the device is done; nothing to wait for on the CPU."""
+        if self.is_cuda:
+            torch.cuda.synchronize(self.device)
+
+
+def set_threads(threads: int = 0) -> int:
+    """Let torch use ``threads`` CPU threads, 0 for every core this process may run on; returns how many.
+
+    Daemons that share a machine should share its cores too: more threads than cores cost a factor, not a percentage.
+    Raises UsageFault for a negative number.
+    """
+    if threads < 0:
+        raise UsageFault(f"{threads} threads", "give 0 for all cores, or a number above 0")
+    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+    return torch.get_num_threads()
+
+
+def _container_limit() -> int:
+    """The memory limit of this process's cgroup (version 2, as seen from inside a container), or a number beyond any machine."""
+    try:
+        with open("/sys/fs/cgroup/memory.max") as file:
+            text = file.read().strip()
+    except OSError:
+        return 1 << 62
+    return int(text) if text.isdigit() else 1 << 62
+
+
+def _why_no_cuda(there: int) -> str:
+    if there:
+        return f"cuda:0 to cuda:{there - 1} are" if there > 1 else "only cuda:0 is"
+    if torch.version.cuda is None:
+        return "this torch is built without CUDA"
+    return f"torch for CUDA {torch.version.cuda} sees no usable GPU"
+
+
+def _next_step(there: int) -> str:
+    if there:
+        return "choose one of these, or device auto"
+    if torch.version.cuda is None:
+        return "use device cpu, or install a CUDA build of torch"
+    return "use device cpu, or check that nvidia-smi lists the GPU and its driver is recent enough"

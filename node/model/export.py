@@ -1,0 +1,201 @@
+"""A finished model as a Hugging Face directory, written whole or not at all.
+
+The files are written here, without that library: config.json, model.safetensors, generation_config.json and, when there is
+a tokenizer, tokenizer.json and tokenizer_config.json.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from node.core.errors import OutOfResources, Refused, UsageFault
+from node.model.settings import ModelSettings
+from node.model.shapes import all_shapes, head_dim
+
+MARK = "tutti"
+"""Key in config.json by which a directory is known as an export of this program."""
+
+
+def config_of(
+    settings: ModelSettings, bos: int | None = None, eos: int | None = None, pad: int | None = None
+) -> dict[str, Any]:
+    """config.json: Llama without q/k norms, Qwen3 with them. Old and new readers each find the rotary base where they look."""
+    qwen = settings.qk_norm
+    config: dict[str, Any] = {
+        "architectures": ["Qwen3ForCausalLM" if qwen else "LlamaForCausalLM"],
+        "model_type": "qwen3" if qwen else "llama",
+        "vocab_size": settings.vocab,
+        "hidden_size": settings.d_model,
+        "intermediate_size": settings.d_ff,
+        "num_hidden_layers": settings.layers,
+        "num_attention_heads": settings.heads,
+        "num_key_value_heads": settings.kv_heads,
+        "head_dim": head_dim(settings),
+        "max_position_embeddings": settings.seq_len,
+        "hidden_act": "silu",
+        "rms_norm_eps": settings.norm_eps,
+        "rope_theta": settings.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": settings.rope_theta},
+        "rope_scaling": None,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": settings.tied,
+        "initializer_range": settings.init_std,
+        "use_cache": True,
+        "torch_dtype": "float32",
+        "bos_token_id": bos,
+        "eos_token_id": eos,
+        "pad_token_id": pad,
+        MARK: {"format": 1},
+    }
+    if qwen:
+        config |= {"use_sliding_window": False, "sliding_window": None, "max_window_layers": settings.layers}
+    else:
+        config |= {"mlp_bias": False, "pretraining_tp": 1}
+    return config
+
+
+def write_hf(
+    directory: Path, settings: ModelSettings, tensors: Mapping[str, Tensor], tokenizer_json: bytes | None = None
+) -> Path:
+    """Write the whole model (the union of the stages' tensors, fp32) to ``directory``; returns it.
+
+    Replaces an earlier export, by renaming, so a reader sees the old model or the new one. Raises UsageFault when tensors
+    are missing, unknown or of another shape; Refused when ``directory`` holds something that is not an export of this
+    program; OutOfResources when the disk is full, leaving what was there.
+    """
+    _check(settings, tensors)
+    directory = Path(directory).absolute()
+    if not replaceable(directory):
+        raise Refused(f"{directory} is not empty and not an earlier export", "choose a new directory")
+    staged = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}")
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        staged.mkdir()
+        _fill(staged, settings, tensors, tokenizer_json)
+        _swap(staged, directory)
+    except (OSError, SafetensorError) as e:
+        if _disk_full(e):
+            raise OutOfResources(f"no space for the model at {directory}", "free some space, or choose another disk") from e
+        raise UsageFault(f"cannot write {directory}: {e}", "choose a directory you may write to") from e
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+    return directory
+
+
+def replaceable(directory: Path) -> bool:
+    """Whether an export may take this place: nothing there, an empty directory, or an earlier export."""
+    if not directory.exists() and not directory.is_symlink():
+        return True
+    if directory.is_symlink() or not directory.is_dir():
+        return False
+    if not any(directory.iterdir()):
+        return True
+    try:
+        return isinstance(json.loads((directory / "config.json").read_bytes()).get(MARK), dict)
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _check(settings: ModelSettings, tensors: Mapping[str, Tensor]) -> None:
+    shapes = all_shapes(settings)
+    missing, unknown = sorted(shapes.keys() - tensors.keys()), sorted(tensors.keys() - shapes.keys())
+    if missing or unknown:
+        raise UsageFault(
+            f"not the whole model: {len(missing)} tensors missing {missing[:3]}, {len(unknown)} unknown {unknown[:3]}",
+            "give the tensors of every stage of this run, and only those",
+        )
+    for name, shape in shapes.items():
+        if tuple(tensors[name].shape) != shape:
+            raise UsageFault(f"{name} has shape {tuple(tensors[name].shape)}, not {shape}", "use the settings of this run")
+
+
+def _fill(staged: Path, settings: ModelSettings, tensors: Mapping[str, Tensor], tokenizer_json: bytes | None) -> None:
+    whole = {name: tensors[name].detach().to("cpu", torch.float32).contiguous() for name in sorted(tensors)}
+    save_file(whole, staged / "model.safetensors", metadata={"format": "pt"})
+    special = _special(tokenizer_json)
+    ids = {name: token[1] for name, token in special.items()}
+    _json(staged / "config.json", config_of(settings, ids.get("bos"), ids.get("eos"), ids.get("pad")))
+    _json(staged / "generation_config.json", {f"{name}_token_id": i for name, i in ids.items()} | {"do_sample": True})
+    if tokenizer_json is not None:
+        (staged / "tokenizer.json").write_bytes(tokenizer_json)
+        words = {f"{name}_token": token[0] for name, token in special.items()}
+        _json(
+            staged / "tokenizer_config.json",
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "model_max_length": settings.seq_len,
+                "clean_up_tokenization_spaces": False,
+                **words,
+            },
+        )
+    for file in staged.iterdir():
+        _sync(file)
+
+
+def _disk_full(error: OSError | SafetensorError) -> bool:
+    full = (errno.ENOSPC, errno.EDQUOT)
+    if isinstance(error, OSError):
+        return error.errno in full
+    return any(f"os error {number})" in str(error) for number in full)  # safetensors tells the number in its text only
+
+
+_ROLES = {
+    "bos": ("<|bos|>", "<s>", "<|begin_of_text|>", "<|im_start|>"),
+    "eos": ("<|eos|>", "</s>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>"),
+    "pad": ("<|pad|>", "<pad>", "<|endoftext|>"),
+}
+
+
+def _special(tokenizer_json: bytes | None) -> dict[str, tuple[str, int]]:
+    """Role to (word, id) of the special tokens, found by their usual words. Raises UsageFault for JSON that is no tokenizer."""
+    if tokenizer_json is None:
+        return {}
+    try:
+        added = {str(t["content"]): int(t["id"]) for t in json.loads(tokenizer_json).get("added_tokens", [])}
+    except (ValueError, TypeError, KeyError, AttributeError) as e:
+        raise UsageFault("the tokenizer is not a Hugging Face tokenizer.json", "check the manifest's data.tokenizer") from e
+    found = {role: next((w for w in words if w in added), None) for role, words in _ROLES.items()}
+    return {role: (word, added[word]) for role, word in found.items() if word is not None}
+
+
+def _json(file: Path, value: dict[str, Any]) -> None:
+    file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _swap(staged: Path, directory: Path) -> None:
+    """Put ``staged`` in the place of ``directory``. A rename cannot replace a full directory, so the old one steps aside."""
+    aside = directory.with_name(f"{staged.name}.old")
+    had_old = directory.is_dir() and any(directory.iterdir())
+    if had_old:
+        directory.rename(aside)
+    try:
+        staged.rename(directory)
+    except OSError:
+        if had_old:
+            aside.rename(directory)
+        raise
+    _sync(directory.parent)
+    with contextlib.suppress(OSError):
+        shutil.rmtree(aside)

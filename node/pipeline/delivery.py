@@ -1,0 +1,91 @@
+"""Which replica gets a tensor, and which one after that. Pure: peers and times in, a peer or a pause out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from node.core.ids import PeerId
+
+SUSPECT_S = 10.0
+"""A peer that just failed somebody is asked last for so long: eight micro-batches need not all find out by themselves."""
+ATTEMPTS = 2
+"""Failures of one peer, for one tensor, before it counts as gone: a single reset connection is not a death."""
+PAUSE_S = (0.02, 0.64)
+"""First and longest pause when everybody was asked and nobody took it; doubles in between."""
+
+
+class Trouble(Enum):
+    """Why a peer did not finish with a tensor."""
+
+    BUSY = "busy"
+    """Its stash is full; it may be asked again."""
+    REFUSED = "refused"
+    """It will not take this tensor, ever."""
+    FAILED = "failed"
+    """The stream broke or timed out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Everybody who might take it was asked; ask again after so many seconds."""
+
+    seconds: float
+
+
+class Suspects:
+    """Peers that failed lately."""
+
+    def __init__(self) -> None:
+        self._until: dict[PeerId, float] = {}
+
+    def add(self, peer: PeerId, now: float) -> None:
+        self._until[peer] = now + SUSPECT_S
+
+    def clear(self, peer: PeerId) -> None:
+        """The peer was heard of: it lives."""
+        self._until.pop(peer, None)
+
+    def has(self, peer: PeerId, now: float) -> bool:
+        return self._until.get(peer, 0.0) > now
+
+
+@dataclass(slots=True)
+class Delivery:
+    """One tensor on its way to one stage.
+
+    ``spread`` (the micro-batch's index) turns the order of the replicas, so that the work of a dead one is shared.
+    """
+
+    spread: int
+    failures: dict[PeerId, int] = field(default_factory=dict)
+    refused: set[PeerId] = field(default_factory=set)
+    asked: set[PeerId] = field(default_factory=set)
+    pauses: int = 0
+
+    def turned(self, peer: PeerId, trouble: Trouble) -> None:
+        """Record what came of asking ``peer``."""
+        self.asked.add(peer)
+        if trouble is Trouble.REFUSED:
+            self.refused.add(peer)
+        elif trouble is Trouble.FAILED:
+            self.failures[peer] = self.failures.get(peer, 0) + 1
+
+    def choose(self, preferred: PeerId, replicas: Sequence[PeerId], suspects: Suspects, now: float) -> PeerId | Pause | None:
+        """Who is asked next: ``preferred`` if it may be, then the other ``replicas``, suspects last; None when all are gone."""
+        others = sorted(set(replicas) - {preferred})
+        turn = self.spread % len(others) if others else 0
+        able = [p for p in (preferred, *others[turn:], *others[:turn]) if self._may(p)]
+        if not able:
+            return None
+        fresh = [p for p in able if p not in self.asked]
+        if fresh:
+            return min(fresh, key=lambda p: suspects.has(p, now))
+        self.asked.clear()
+        seconds = min(PAUSE_S[0] * 2**self.pauses, PAUSE_S[1])
+        self.pauses = min(self.pauses + 1, 16)
+        return Pause(seconds)
+
+    def _may(self, peer: PeerId) -> bool:
+        return peer not in self.refused and self.failures.get(peer, 0) < ATTEMPTS

@@ -1,0 +1,115 @@
+"""The one thread that touches tensors. Everything else stays on the event loop, which never computes."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from enum import IntEnum
+from functools import partial
+from itertools import count
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Priority(IntEnum):
+    """Smaller goes first; equal ones go in order of arrival."""
+
+    COMMIT = 0
+    """Adding finished gradients: short, and frees memory."""
+    BACKWARD = 1
+    """Frees a stash entry and lets the peer before us go on."""
+    LOSS = 2
+    FORWARD = 3
+    ERRAND = 4
+    """Evaluation and generation."""
+    OTHER = 5
+
+
+class DeviceThread(Executor):
+    """A single worker thread with a priority queue.
+
+    It is also a ``concurrent.futures.Executor``, so the optimizer step can share it with
+    ``loop.run_in_executor(device, fn)`` and never runs beside a forward. ``busy_s`` and ``idle_s`` are seconds
+    since the start. With ``backward_first`` False, everything but COMMIT is served in order of arrival.
+    """
+
+    def __init__(self, name: str = "device", *, backward_first: bool = True) -> None:
+        self.backward_first = backward_first
+        self.busy_s = self.idle_s = 0.0
+        self._queue: list[tuple[int, int, Future[Any], Callable[[], Any]]] = []
+        self._order = count()
+        self._wake = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def __len__(self) -> int:
+        """Jobs that wait."""
+        return len(self._queue)
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Executor's way in, at the lowest priority."""
+        return self.enqueue(Priority.OTHER, partial(fn, *args, **kwargs))
+
+    def enqueue(self, priority: Priority, fn: Callable[[], T]) -> Future[T]:
+        """Queue ``fn``. Raises RuntimeError after :meth:`close`."""
+        rank = int(priority) if self.backward_first or priority is Priority.COMMIT else int(Priority.BACKWARD)
+        future: Future[T] = Future()
+        with self._wake:
+            if self._closed:
+                raise RuntimeError("the device thread is closed")
+            heapq.heappush(self._queue, (rank, next(self._order), future, fn))
+            self._wake.notify()
+        return future
+
+    async def run(self, fn: Callable[[], T], priority: Priority = Priority.OTHER) -> T:
+        """Run ``fn`` on the device thread; raises what it raises. A cancelled waiter takes its job out of the queue."""
+        return await asyncio.wrap_future(self.enqueue(priority, fn))
+
+    def close(self) -> None:
+        """Cancel what waits, let the running job end, and stop. Safe to call twice."""
+        self.shutdown(wait=True, cancel_futures=True)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        with self._wake:
+            self._closed = True
+            if cancel_futures:
+                for _, _, future, _ in self._queue:
+                    future.cancel()
+            self._wake.notify()
+        if wait and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
+        with self._wake:
+            while not self._queue and not self._closed:
+                self._wake.wait()
+            if not self._queue:
+                return None
+            _, _, future, fn = heapq.heappop(self._queue)
+            return future, fn
+
+    def _work(self) -> None:
+        last = time.perf_counter()
+        while (job := self._next()) is not None:
+            future, fn = job
+            if not future.set_running_or_notify_cancel():
+                continue
+            start = time.perf_counter()
+            self.idle_s += start - last
+            try:
+                result = fn()
+            except BaseException as error:  # noqa: BLE001 - handed to the waiter whole; the thread must survive its jobs
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+                del result
+            last = time.perf_counter()
+            self.busy_s += last - start
+            del job, future, fn  # an idle worker must not keep the last micro-batch's graph alive

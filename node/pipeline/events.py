@@ -1,0 +1,330 @@
+"""What a peer's pipeline machine hears, and what it answers. Frozen values; no tensor among them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from node.core.ids import PeerId
+from node.core.journey import Hop, Plan
+from node.pipeline.delivery import Trouble
+
+
+class Way(Enum):
+    """Which direction a tensor goes."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+class Key(NamedTuple):
+    """One visit: this peer's part in one micro-batch. The origin has two, at position 0 and at the last."""
+
+    epoch: int
+    index: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a frame says about itself before its tensor is read. ``position`` is the receiver's index in ``journey``."""
+
+    epoch: int
+    plan_hash: str
+    index: int
+    journey: tuple[Hop, ...]
+    position: int
+
+    @property
+    def key(self) -> Key:
+        return Key(self.epoch, self.index, self.position)
+
+
+class Say(Enum):
+    """Answers to another peer."""
+
+    TAKE = "take"
+    """Go on: read the tensor, or hand it over."""
+    AGAIN = "again"
+    """I hold this already from you or from a peer you replace: ACCEPTED, then DONE when it is done."""
+    SETTLED = "settled"
+    """I hold this gradient already, from another replica of your stage: DONE alone. Yours must not count."""
+    BUSY = "busy"
+    REFUSED = "refused"
+    AWAIT_PLAN = "await plan"
+    """Not yet: the plan this belongs to may still be on its way to us."""
+
+
+# Events ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """A new plan is in force, or none. Everything of an earlier one is freed."""
+
+    plan: Plan | None
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The gradients of the epoch were taken for the round: nothing more may count."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The origin begins a micro-batch of its own."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The origin gives a micro-batch up; its samples return to the sampler."""
+
+    index: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A frame's head is here, its tensor is not. ``room``: the stash would take it."""
+
+    way: Way
+    claim: Claim
+    caller: PeerId
+    room: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The whole tensor of a frame is here."""
+
+    way: Way
+    claim: Claim
+    caller: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A replacement asks for the output we sent to the hop whose place it takes; ``claim.position`` is its own."""
+
+    epoch: int
+    plan_hash: str
+    index: int
+    position: int
+    caller: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """We took a dead replica's place and got its input from ``peer``."""
+
+    key: Key
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class NotFetched:
+    """Nobody gave us the input. ``settled``: because the hop before us has the gradient already."""
+
+    key: Key
+    settled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    key: Key
+    way: Way
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The device could not compute it (out of memory, numbers that are not finite)."""
+
+    key: Key
+    way: Way
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """``peer`` said ACCEPTED."""
+
+    key: Key
+    way: Way
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """``peer`` said DONE."""
+
+    key: Key
+    way: Way
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """``peer`` did not finish with what we sent."""
+
+    key: Key
+    way: Way
+    peer: PeerId
+    trouble: Trouble
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """The pause of a :class:`Later` is over."""
+
+    key: Key
+    way: Way
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A hop tells the origin that nobody can finish this micro-batch."""
+
+    epoch: int
+    plan_hash: str
+    index: int
+    caller: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """The stash is full and this entry's micro-batch is past its deadline."""
+
+    key: Key
+
+
+Event = (
+    Adopt | Close | Start | Drop | Arrived | Held | Asked | Fetched | NotFetched | Computed | Broken
+    | Passed | Settled | Turned | Retry | Lost | Expired
+)  # fmt: skip
+
+# Actions ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """To the peer whose frame or question this event was; exactly one per Arrived, Held, Asked and Lost."""
+
+    say: Say
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    key: Key
+    way: Way
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Ask ``peers``, in order, for the input of ``key``."""
+
+    key: Key
+    peers: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Stream what was computed to ``journey[position]``; replaces an attempt that is still under way."""
+
+    key: Key
+    way: Way
+    journey: tuple[Hop, ...]
+    position: int
+
+    @property
+    def peer(self) -> PeerId:
+        return self.journey[self.position].peer
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Come back with :class:`Retry` after ``seconds``."""
+
+    key: Key
+    way: Way
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Add this visit's parameter gradients to the sum. At most once per visit."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Void:
+    """Throw this visit's parameter gradients away: another replica's count."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Say DONE to whoever waits for this visit."""
+
+    key: Key
+    way: Way
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Say REFUSED to whoever waits: somebody else may succeed."""
+
+    key: Key
+    way: Way
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TellOrigin:
+    """Nobody before us will notice any more; the origin must hear that this micro-batch is lost."""
+
+    key: Key
+    origin: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FreeGraph:
+    """Input, output and autograd graph are needed no more."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Nothing of this visit is needed any more."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The gradient came home: the micro-batch counts."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """The micro-batch does not count."""
+
+    index: int
+    reason: str
+
+
+Action = (
+    Answer | Compute | Fetch | Send | Later | Commit | Void | Told | Failed | TellOrigin | FreeGraph | Free | Finished | Dropped
+)

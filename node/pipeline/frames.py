@@ -1,0 +1,102 @@
+"""A frame's head: written for the next hop, and checked before a byte of its tensor is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from node.core.errors import WireError
+from node.core.ids import PeerId
+from node.core.journey import Hop
+from node.pipeline.events import Claim
+from node.wire.tensors import Buffer, chunks, expected_head
+from protos import pipeline_pb2 as pb
+
+PEER_ID_LENGTH = 128
+DEADLINE_MAX_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class FrameShape:
+    """What activations of this run look like: at most ``sequences`` x ``length``, always ``width``; ``wire`` format."""
+
+    sequences: int
+    length: int
+    width: int
+    wire: str
+    stages: int
+    chunk: int = 1 << 20
+
+    def nbytes(self, sequences: int, length: int) -> int:
+        return sequences * length * self.width * (4 if self.wire == "fp32" else 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A head that parsed. ``claim`` is still to be compared with the plan, ``tensor`` with the expected shape."""
+
+    claim: Claim
+    purpose: int
+    tensor: pb.FrameHead
+    deadline_s: float
+
+    @property
+    def train(self) -> bool:
+        return self.purpose == pb.TRAIN
+
+
+def parse_head(frame: pb.Frame, shape: FrameShape) -> Incoming:
+    """Read the first message of a stream. Raises WireError for anything that no honest peer sends."""
+    if frame.WhichOneof("part") != "head":
+        raise WireError("a stream starts with a head")
+    head = frame.head
+    if head.purpose not in (pb.TRAIN, pb.EVALUATE, pb.GENERATE):
+        raise WireError(f"unknown purpose {head.purpose}")
+    if not 3 <= len(head.journey) <= shape.stages + 2:
+        raise WireError(f"a journey of {len(head.journey)} hops")
+    if any(not 0 < len(hop.peer) <= PEER_ID_LENGTH or hop.stage > shape.stages for hop in head.journey):
+        raise WireError("a journey with an impossible hop")
+    journey = tuple(Hop(hop.stage, PeerId(hop.peer)) for hop in head.journey)
+    if journey[0] != journey[-1] or journey[0].stage != 0 or len({h.stage for h in journey}) != len(journey) - 1:
+        raise WireError("a journey goes from its origin through different block stages back to it")
+    if head.position >= len(journey):
+        raise WireError("a position outside the journey")
+    if not (math.isfinite(head.deadline_s) and 0 < head.deadline_s <= DEADLINE_MAX_S):
+        raise WireError("an impossible deadline")
+    if len(head.plan_hash) > 64 or (head.purpose == pb.TRAIN) != bool(head.plan_hash):
+        raise WireError("training work carries a plan hash and other work none")
+    claim = Claim(head.epoch, head.plan_hash, head.index, journey, head.position)
+    return Incoming(claim, head.purpose, head, head.deadline_s)
+
+
+def loose_shape(incoming: Incoming, shape: FrameShape) -> tuple[int, int, int]:
+    """The shape a forward-only frame announces. Raises WireError when it exceeds the run's limits."""
+    dims = incoming.tensor.tensor.shape
+    if len(dims) != 3:
+        raise WireError(f"an activation has 3 dimensions, not {len(dims)}")
+    if not (1 <= dims[0] <= shape.sequences and 1 <= dims[1] <= shape.length and dims[2] == shape.width):
+        raise WireError(
+            f"an activation of shape {list(dims)} is beyond this run's {shape.sequences}x{shape.length}x{shape.width}"
+        )
+    return dims[0], dims[1], dims[2]
+
+
+def frames(
+    claim: Claim, purpose: int, deadline_s: float, tensor_shape: tuple[int, ...], buffer: Buffer, shape: FrameShape
+) -> Iterator[pb.Frame]:
+    """One activation or gradient as messages: the head, then chunks cut only when they are sent."""
+    yield pb.Frame(
+        head=pb.FrameHead(
+            epoch=claim.epoch,
+            plan_hash=claim.plan_hash,
+            index=claim.index,
+            purpose=purpose,  # pyright: ignore[reportArgumentType] - an enum's int
+            journey=[pb.PathHop(stage=hop.stage, peer=hop.peer) for hop in claim.journey],
+            position=claim.position,
+            tensor=expected_head("", tensor_shape, shape.wire),
+            deadline_s=min(max(deadline_s, 0.001), DEADLINE_MAX_S),
+        )
+    )
+    for chunk in chunks(buffer, shape.chunk):
+        yield pb.Frame(chunk=chunk)

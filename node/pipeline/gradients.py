@@ -1,0 +1,66 @@
+"""The sum of parameter gradients of one epoch, to which a micro-batch adds wholly or not at all."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+Share = Mapping[str, Tensor]
+"""Parameter gradients of one micro-batch, by name; parameters it did not touch are left out."""
+
+
+class GradientSum:
+    """Adds shares in the order in which micro-batches finish here.
+
+    That order differs between runs, and so do the last bits of a fp32 sum. Replicas need no equal sums: what they
+    share is the round's result. :meth:`offer` is cheap and may be called from the event loop; the additions run in
+    :meth:`drain` on the device thread. :meth:`take` finishes what was offered, so that a share offered before it
+    is in the result whichever thread was late.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._offered: deque[tuple[Sequence[Share], int]] = deque()
+        self._sums: dict[str, Tensor] = {}
+        self._tokens = 0
+        self._closed = False
+
+    def offer(self, shares: Sequence[Share], tokens: int) -> None:
+        """Count one micro-batch; its shares are given away and must not be used afterwards."""
+        if not self._closed:
+            self._offered.append((shares, tokens))
+
+    def drain(self) -> None:
+        """Add everything offered so far."""
+        with self._lock:
+            while self._offered:
+                shares, tokens = self._offered.popleft()
+                for share in shares:
+                    self._add(share)
+                self._tokens += tokens
+
+    def take(self) -> tuple[dict[str, Tensor], int]:
+        """The sums, and the number of tokens behind them. Closes: later offers are ignored. May be called again."""
+        self._closed = True
+        self.drain()
+        return dict(self._sums), self._tokens
+
+    def reset(self) -> None:
+        """Start an epoch: everything is forgotten."""
+        with self._lock:
+            self._offered.clear()
+            self._sums, self._tokens, self._closed = {}, 0, False
+
+    @torch.no_grad()
+    def _add(self, share: Share) -> None:
+        known = [name for name in share if name in self._sums]
+        if known:
+            torch._foreach_add_([self._sums[n] for n in known], [share[n] for n in known])
+        for name in share.keys() - self._sums.keys():
+            gradient = share[name]
+            # The first share becomes the sum; autograd may hand out an expanded view, which cannot be added to.
+            self._sums[name] = gradient if gradient.is_contiguous() else gradient.contiguous()

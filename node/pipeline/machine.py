@@ -1,0 +1,497 @@
+"""Who does what with a micro-batch, and what happens when somebody dies. Pure: events in, actions out.
+
+Responsibility moves with the receipts. ACCEPTED means "I hold it": from then on the receiver finds the next hop.
+DONE means "and the hop after me holds my result": only then may the sender forget. So any one peer can die at any
+moment and somebody still holds what is needed: the hop before keeps its output, the hop after keeps the gradient.
+
+A micro-batch counts at most once at a stage: parameter gradients stay apart until the previous hop has ACCEPTED the
+gradient that belongs to them, and a hop accepts that gradient from one replica of the next stage only. The other
+replica, if there is one because of a time-out, hears SETTLED and throws its share away. (Two faults on the same
+micro-batch at the same time can still cost a count or, if two separated peers pass to two separated peers, add one.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from node.core.ids import ENDS, PeerId
+from node.core.journey import Hop, Path, Plan
+from node.pipeline.delivery import Delivery, Pause, Suspects, Trouble
+from node.pipeline.events import (
+    Action,
+    Adopt,
+    Answer,
+    Arrived,
+    Asked,
+    Broken,
+    Claim,
+    Close,
+    Commit,
+    Compute,
+    Computed,
+    Drop,
+    Dropped,
+    Event,
+    Expired,
+    Failed,
+    Fetch,
+    Fetched,
+    Finished,
+    Free,
+    FreeGraph,
+    Held,
+    Key,
+    Later,
+    Lost,
+    NotFetched,
+    Passed,
+    Retry,
+    Say,
+    Send,
+    Settled,
+    Start,
+    TellOrigin,
+    Told,
+    Turned,
+    Void,
+    Way,
+)
+
+FORWARD, BACKWARD = Way.FORWARD, Way.BACKWARD
+
+
+class Step(IntEnum):
+    """How far one direction of a visit is."""
+
+    ABSENT = 0
+    HELD = 1
+    """The tensor is here."""
+    COMPUTED = 2
+    PASSED = 3
+    """The next peer ACCEPTED the result."""
+    SETTLED = 4
+    """The next peer is DONE with it."""
+
+
+@dataclass(slots=True)
+class Leg:
+    """One direction of a visit: its step, and the delivery of its result."""
+
+    step: Step = Step.ABSENT
+    told: bool = False
+    delivery: Delivery | None = None
+    target: PeerId | None = None
+    """Whom the attempt under way goes to; None between attempts and after giving up."""
+
+
+@dataclass(slots=True)
+class Visit:
+    """This peer's part in one micro-batch."""
+
+    journey: list[Hop]
+    forward: Leg = field(default_factory=Leg)
+    backward: Leg = field(default_factory=Leg)
+    gradient_from: PeerId | None = None
+    committed: bool = False
+
+    def leg(self, way: Way) -> Leg:
+        return self.forward if way is FORWARD else self.backward
+
+
+class PipelineMachine:
+    """The decisions of one peer. :meth:`handle` is the only way in."""
+
+    def __init__(self, me: PeerId) -> None:
+        self.me = me
+        self.plan: Plan | None = None
+        self.closed = False
+        self.visits: dict[Key, Visit] = {}
+        self.suspects = Suspects()
+        self._paths: dict[int, Path] = {}
+        self._replicas: dict[int, tuple[PeerId, ...]] = {}
+
+    def replicas(self, stage: int) -> tuple[PeerId, ...]:
+        """Peers that hold ``stage`` in the plan's parameters, in PeerId order; none without a plan."""
+        return self._replicas.get(stage, ())
+
+    def told(self, key: Key, way: Way) -> bool:
+        """True when whoever sent this may hear DONE."""
+        visit = self.visits.get(key)
+        return visit is not None and visit.leg(way).told
+
+    def path(self, index: int) -> Path | None:
+        """The plan's path of a micro-batch."""
+        return self._paths.get(index)
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Take one event at clock time ``now``; the actions are to be carried out in order."""
+        match event:
+            case Arrived():
+                return self._arrived(event, now)
+            case Held():
+                return self._held(event, now)
+            case Computed(key, way):
+                return self._computed(key, way, now)
+            case Passed(key, way, peer):
+                return self._passed(key, way, peer)
+            case Settled(key, way, peer):
+                return self._settled(key, way, peer)
+            case Turned(key, way, peer, trouble):
+                return self._turned(key, way, peer, trouble, now)
+            case Retry(key, way):
+                visit = self.visits.get(key)
+                return [] if visit is None or visit.leg(way).target is not None else self._send(key, visit, way, now)
+            case Broken(key, way, reason):
+                return self._broken(key, way, reason)
+            case Asked():
+                return self._asked(event)
+            case Fetched(key, peer):
+                return self._fetched(key, peer)
+            case NotFetched(key, settled):
+                return self._not_fetched(key, settled)
+            case Start(index):
+                return self._start(index)
+            case Drop(index, reason):
+                return self._drop(index, reason)
+            case Lost():
+                return self._lost(event)
+            case Expired(key):
+                return self._expired(key)
+            case Close(epoch):
+                return self._close(epoch)
+            case Adopt(plan):
+                return self._adopt(plan)
+
+    # Plans -------------------------------------------------------------------------------------------------------------
+
+    def _adopt(self, plan: Plan | None) -> list[Action]:
+        if plan is not None and self.plan is not None and plan.hash == self.plan.hash:
+            return []
+        actions: list[Action] = [Free(key) for key in self.visits]
+        actions += [
+            Dropped(k.index, "the epoch is over") for k, v in self.visits.items() if k.position == 0 and not v.committed
+        ]
+        self.visits.clear()
+        self.plan, self.closed = plan, False
+        self._paths = {p.index: p for p in plan.paths} if plan else {}
+        stages: dict[int, list[PeerId]] = {}
+        for member in plan.members if plan else ():
+            if member.current:
+                stages.setdefault(member.stage, []).append(member.peer)
+        self._replicas = {stage: tuple(sorted(peers)) for stage, peers in stages.items()}
+        return actions
+
+    def _close(self, epoch: int) -> list[Action]:
+        if self.plan is None or self.plan.epoch != epoch or self.closed:
+            return []
+        self.closed = True
+        return [a for key in list(self.visits) if key.position == 0 for a in self._drop(key.index, "the epoch was closed")]
+
+    def _in_force(self, epoch: int, plan_hash: str) -> Answer | None:
+        """None when work under this plan may go on."""
+        if self.plan is None or epoch > self.plan.epoch:
+            return Answer(Say.AWAIT_PLAN, f"epoch {epoch} has not begun here")
+        if epoch < self.plan.epoch or self.closed:
+            return Answer(Say.REFUSED, f"epoch {epoch} is over here")
+        if plan_hash != self.plan.hash:  # a new term's plan reaches us a little later than our neighbours
+            return Answer(Say.AWAIT_PLAN, "another plan is in force here")
+        return None
+
+    def _allowed(self, path: Path, stage: int) -> tuple[PeerId, ...]:
+        return (path.origin,) if stage == ENDS else self.replicas(stage)
+
+    def _misfit(self, way: Way, claim: Claim, caller: PeerId) -> str:
+        """Why this journey is not the plan's with replicas swapped, or not the caller's to send; empty when it is fine."""
+        path = self._paths.get(claim.index)
+        if path is None:
+            return "the plan has no such micro-batch"
+        planned = path.journey
+        if len(planned) != len(claim.journey) or any(
+            hop.stage != meant.stage or (hop.peer != meant.peer and hop.peer not in self._allowed(path, hop.stage))
+            for hop, meant in zip(claim.journey, planned, strict=True)
+        ):
+            return "the journey is not the plan's"
+        sender = claim.position + (-1 if way is FORWARD else 1)
+        if not (0 <= claim.position < len(planned) and 0 <= sender < len(planned)):
+            return "no such position"
+        if claim.journey[claim.position].peer != self.me:
+            return "not for me"
+        if claim.journey[sender].peer != caller:
+            return "not yours to send"
+        return ""
+
+    # Frames ------------------------------------------------------------------------------------------------------------
+
+    def _unfit(self, event: Arrived | Held) -> Answer | None:
+        claim = event.claim
+        answer = self._in_force(claim.epoch, claim.plan_hash)
+        if answer is None and (misfit := self._misfit(event.way, claim, event.caller)):
+            answer = Answer(Say.REFUSED, misfit)
+        if answer is None and claim.journey[0].peer == self.me and Key(claim.epoch, claim.index, 0) not in self.visits:
+            answer = Answer(Say.REFUSED, "not under way here")
+        return answer
+
+    def _arrived(self, event: Arrived, now: float) -> list[Action]:
+        if (answer := self._unfit(event)) is not None:
+            return [answer]
+        self.suspects.clear(event.caller)
+        known = self._known(event, now)
+        if known:
+            return known
+        if event.way is FORWARD and not event.room:
+            return [Answer(Say.BUSY, "my stash is full")]
+        return [Answer(Say.TAKE)]
+
+    def _held(self, event: Held, now: float) -> list[Action]:
+        if (answer := self._unfit(event)) is not None:
+            return [answer]
+        known = self._known(event, now)
+        if known:
+            return known
+        key, claim = event.claim.key, event.claim
+        visit = self.visits.setdefault(key, Visit(list(claim.journey)))
+        self._learn(visit, event)
+        if event.way is FORWARD:
+            visit.forward.step = Step.HELD
+            return [Answer(Say.TAKE), Compute(key, FORWARD)]
+        visit.backward.step, visit.gradient_from = Step.HELD, event.caller
+        if visit.forward.step >= Step.COMPUTED:
+            return [Answer(Say.TAKE), Compute(key, BACKWARD)]
+        if visit.forward.step is Step.HELD:  # backward follows when forward is computed
+            return [Answer(Say.TAKE)]
+        before = visit.journey[key.position - 1]
+        others = [p for p in self._allowed(self._paths[key.index], before.stage) if p != before.peer]
+        return [Answer(Say.TAKE), Fetch(key, (before.peer, *others))]
+
+    def _known(self, event: Arrived | Held, now: float) -> list[Action]:
+        """The answer to a tensor that is here already; empty when it is not."""
+        key = event.claim.key
+        visit = self.visits.get(key)
+        if visit is None or visit.leg(event.way).step is Step.ABSENT:
+            return []
+        if event.way is BACKWARD and visit.gradient_from != event.caller:
+            return [Answer(Say.SETTLED, "another replica's gradient is here")]
+        self._learn(visit, event)
+        actions: list[Action] = [Answer(Say.AGAIN)]
+        leg, back = visit.leg(event.way), visit.backward
+        if leg.delivery is not None and leg.target is None and leg.step is Step.COMPUTED:
+            leg.delivery = None  # we gave up before, or pause; the sender's news may be better than ours
+            actions += self._send(key, visit, event.way, now)
+        elif event.way is FORWARD and back.delivery is not None and back.step < Step.SETTLED and back.target != event.caller:
+            back.delivery = None  # the hop we gave the gradient to was replaced by the caller
+            actions += self._send(key, visit, BACKWARD, now)
+        return actions
+
+    @staticmethod
+    def _learn(visit: Visit, event: Arrived | Held) -> None:
+        """The sender knows best who stands on its side of us."""
+        here = event.claim.position
+        if event.way is FORWARD:
+            visit.journey[:here] = event.claim.journey[:here]
+        else:
+            visit.journey[here + 1 :] = event.claim.journey[here + 1 :]
+
+    # Computing ---------------------------------------------------------------------------------------------------------
+
+    def _computed(self, key: Key, way: Way, now: float) -> list[Action]:
+        visit = self.visits.get(key)
+        if visit is None or visit.leg(way).step is not Step.HELD:
+            return []
+        visit.leg(way).step = Step.COMPUTED
+        if way is BACKWARD:
+            if key.position > 0:
+                return [FreeGraph(key), *self._send(key, visit, BACKWARD, now)]
+            visit.backward.step = Step.SETTLED
+            return [*self._commit(key, visit), *self._tell(key, visit, BACKWARD), *self._finish(key)]
+        if key.position == len(visit.journey) - 1:  # the origin: the loss is its forward and gives the gradient as well
+            visit.backward.step = Step.COMPUTED
+            return [*self._tell(key, visit, FORWARD), FreeGraph(key), *self._send(key, visit, BACKWARD, now)]
+        if visit.backward.step is Step.HELD:  # we replace somebody whose output has long arrived
+            visit.forward.step = Step.SETTLED
+            return [*self._tell(key, visit, FORWARD), Compute(key, BACKWARD)]
+        return self._send(key, visit, FORWARD, now)
+
+    def _broken(self, key: Key, way: Way, reason: str) -> list[Action]:
+        visit = self.visits.get(key)
+        if visit is None:
+            return []
+        if visit.journey[0].peer == self.me:
+            return self._drop(key.index, reason)
+        del self.visits[key]
+        return [*self._fail_open(key, visit, reason), Free(key)]
+
+    def _commit(self, key: Key, visit: Visit) -> list[Action]:
+        """Position 0 commits for both of the origin's visits, so that head and embedding count the same micro-batches."""
+        last = len(visit.journey) - 1
+        if visit.committed or self.closed or key.position == last:
+            return []
+        visit.committed = True
+        return [Commit(key)] if key.position else [Commit(Key(key.epoch, key.index, last)), Commit(key)]
+
+    @staticmethod
+    def _tell(key: Key, visit: Visit, way: Way) -> list[Action]:
+        leg = visit.leg(way)
+        if leg.told:
+            return []
+        leg.told = True
+        return [Told(key, way)]
+
+    @staticmethod
+    def _fail_open(key: Key, visit: Visit, reason: str) -> list[Action]:
+        return [Failed(key, w, reason) for w in Way if visit.leg(w).step is not Step.ABSENT and not visit.leg(w).told]
+
+    # Sending -----------------------------------------------------------------------------------------------------------
+
+    def _send(self, key: Key, visit: Visit, way: Way, now: float) -> list[Action]:
+        leg = visit.leg(way)
+        if leg.delivery is None:
+            leg.delivery = Delivery(key.index)
+        position = key.position + (1 if way is FORWARD else -1)
+        there = visit.journey[position]
+        choice = leg.delivery.choose(there.peer, self._allowed(self._paths[key.index], there.stage), self.suspects, now)
+        leg.target = None
+        if isinstance(choice, Pause):
+            return [Later(key, way, choice.seconds)]
+        if choice is None:
+            return self._give_up(key, visit, way, f"no live replica of stage {there.stage}")
+        leg.target = choice
+        visit.journey[position] = Hop(there.stage, choice)
+        return [Send(key, way, tuple(visit.journey), position)]
+
+    def _give_up(self, key: Key, visit: Visit, way: Way, reason: str) -> list[Action]:
+        origin = visit.journey[0].peer
+        if origin == self.me:
+            return self._drop(key.index, reason)
+        if visit.leg(way).told:
+            return [TellOrigin(key, origin, reason)]
+        return [Failed(key, way, reason)]
+
+    def _passed(self, key: Key, way: Way, peer: PeerId) -> list[Action]:
+        self.suspects.clear(peer)
+        visit = self.visits.get(key)
+        if visit is None:
+            return []
+        leg = visit.leg(way)
+        leg.step = max(leg.step, Step.PASSED)
+        return [*(self._commit(key, visit) if way is BACKWARD else ()), *self._tell(key, visit, way)]
+
+    def _settled(self, key: Key, way: Way, peer: PeerId) -> list[Action]:
+        self.suspects.clear(peer)
+        visit = self.visits.get(key)
+        if visit is None:
+            return []
+        leg = visit.leg(way)
+        leg.step, leg.target = Step.SETTLED, None
+        actions = self._tell(key, visit, way)
+        if way is FORWARD or visit.journey[0].peer == self.me:
+            return actions
+        if not visit.committed:  # DONE without ACCEPTED: another replica was first
+            visit.committed = True
+            actions.append(Void(key))
+        return [*actions, Free(key)]
+
+    def _turned(self, key: Key, way: Way, peer: PeerId, trouble: Trouble, now: float) -> list[Action]:
+        if trouble is Trouble.FAILED:
+            self.suspects.add(peer, now)
+        visit = self.visits.get(key)
+        if visit is None:
+            return []
+        leg = visit.leg(way)
+        if leg.step is Step.SETTLED or leg.delivery is None or leg.target != peer:
+            return []
+        leg.target = None
+        if way is FORWARD and visit.backward.step is not Step.ABSENT:  # its gradient is here: it got there after all
+            leg.step = Step.SETTLED
+            return self._tell(key, visit, FORWARD)
+        leg.delivery.turned(peer, trouble)
+        return self._send(key, visit, way, now)
+
+    # Standing in for a dead replica ------------------------------------------------------------------------------------
+
+    def _asked(self, event: Asked) -> list[Action]:
+        if (answer := self._in_force(event.epoch, event.plan_hash)) is not None:
+            return [Answer(Say.REFUSED, answer.reason)]
+        key = Key(event.epoch, event.index, event.position - 1)
+        visit = self.visits.get(key)
+        if visit is None or event.position >= len(visit.journey):
+            return [Answer(Say.REFUSED, "I have not been there")]
+        stage = visit.journey[event.position].stage
+        if event.caller not in self._allowed(self._paths[event.index], stage):
+            return [Answer(Say.REFUSED, "not yours to ask")]
+        if visit.backward.step is not Step.ABSENT:
+            return [Answer(Say.SETTLED, "its gradient is here")]
+        if visit.forward.step < Step.COMPUTED:
+            return [Answer(Say.REFUSED, "not computed yet")]
+        visit.journey[event.position] = Hop(stage, event.caller)
+        return [Answer(Say.TAKE)]
+
+    def _fetched(self, key: Key, peer: PeerId) -> list[Action]:
+        visit = self.visits.get(key)
+        if visit is None or visit.forward.step is not Step.ABSENT:
+            return []
+        before = visit.journey[key.position - 1]
+        visit.journey[key.position - 1] = Hop(before.stage, peer)
+        visit.forward.step = Step.HELD
+        return [Compute(key, FORWARD)]
+
+    def _not_fetched(self, key: Key, settled: bool) -> list[Action]:
+        visit = self.visits.get(key)
+        if visit is None or visit.forward.step is not Step.ABSENT:
+            return []
+        if settled:
+            visit.backward.step, visit.committed = Step.SETTLED, True
+            return [*self._tell(key, visit, BACKWARD), Free(key)]
+        del self.visits[key]
+        return [Failed(key, BACKWARD, "the input cannot be had again"), Free(key)]
+
+    def _expired(self, key: Key) -> list[Action]:
+        visit = self.visits.get(key)
+        if visit is None or visit.journey[0].peer == self.me:
+            return []
+        if visit.backward.step is not Step.ABSENT or visit.forward.step is Step.HELD:
+            return []
+        del self.visits[key]
+        return [*self._fail_open(key, visit, "too late"), Free(key)]
+
+    # The origin --------------------------------------------------------------------------------------------------------
+
+    def _start(self, index: int) -> list[Action]:
+        path = self._paths.get(index)
+        if self.plan is None or self.closed or path is None or path.origin != self.me or not path.hops:
+            return [Dropped(index, "not a micro-batch of mine under this plan")]
+        key = Key(self.plan.epoch, index, 0)
+        if key in self.visits:
+            return []
+        visit = self.visits[key] = Visit(list(path.journey))
+        visit.forward.step = Step.HELD
+        return [Compute(key, FORWARD)]
+
+    def _finish(self, key: Key) -> list[Action]:
+        last = Key(key.epoch, key.index, len(self._paths[key.index].hops) + 1)
+        return [Finished(key.index), Free(last), Free(key)]
+
+    def _drop(self, index: int, reason: str) -> list[Action]:
+        mine = self._mine(index)
+        if not mine or self.visits[mine[0]].committed:
+            return []
+        actions: list[Action] = [Dropped(index, reason)]
+        for key in mine:
+            visit = self.visits.pop(key)
+            actions += [*self._fail_open(key, visit, reason), Free(key)]
+        return actions
+
+    def _mine(self, index: int) -> Sequence[Key]:
+        if self.plan is None or (path := self._paths.get(index)) is None or path.origin != self.me:
+            return ()
+        keys = (Key(self.plan.epoch, index, 0), Key(self.plan.epoch, index, len(path.hops) + 1))
+        return [k for k in keys if k in self.visits]
+
+    def _lost(self, event: Lost) -> list[Action]:
+        if self._in_force(event.epoch, event.plan_hash) is not None:
+            return [Answer(Say.REFUSED, "not the plan in force")]
+        path = self._paths.get(event.index)
+        if path is None or not any(event.caller in self.replicas(hop.stage) for hop in path.hops):
+            return [Answer(Say.REFUSED, "not yours to say")]
+        return [Answer(Say.TAKE), *self._drop(event.index, event.reason)]

@@ -1,0 +1,215 @@
+"""Facts as they happen: one journal, a short memory, live listeners, sinks that write elsewhere.
+
+Any thread may emit. Emitting costs a few microseconds, never waits for a disk, a terminal or a listener, and never
+raises because of one: whoever cannot keep up loses its oldest events and can read how many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from node.core.clock import Clock, SystemClock
+
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+MAX_TEXT = 2_000
+MAX_LINE = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One fact. ``at`` Unix seconds, ``kind`` a stable word for machines, ``text`` a sentence for people.
+
+    ``fields`` are plain values (numbers, strings, lists of them); they are read later, on other threads: leave them be.
+    """
+
+    at: float
+    level: str
+    room: str
+    kind: str
+    text: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    def fields_json(self) -> str:
+        """``fields`` as a JSON object, always valid: what JSON cannot say (nan, infinity, objects) becomes a string."""
+        try:
+            written = json.dumps(self.fields, allow_nan=False, default=str)
+        except (ValueError, TypeError, RecursionError):
+            written = json.dumps({str(k): _plain(v) for k, v in self.fields.items()})
+        return written if len(written) <= MAX_LINE else json.dumps({"omitted_characters": len(written)})
+
+    def to_json(self) -> str:
+        """One line: ``{"at": …, "level": …, "room": …, "kind": …, "text": …, "fields": {…}}``."""
+        head = json.dumps({"at": self.at, "level": self.level, "room": self.room, "kind": self.kind, "text": self.text})
+        return f'{head[:-1]}, "fields": {self.fields_json()}}}'
+
+
+class Sink(Protocol):
+    """Where events go. ``accept`` neither blocks nor raises, from any thread; ``close`` writes what is left."""
+
+    def accept(self, event: Event) -> None: ...
+    def close(self) -> None: ...
+
+
+class Subscription:
+    """Events from now on for one asynchronous reader; made by :meth:`Journal.subscribe` inside a running loop.
+
+    Holds at most ``size`` unread events, the newest; ``dropped`` counts the others. Iteration ends when it is closed.
+    """
+
+    def __init__(self, journal: Journal, size: int, level: str) -> None:
+        self._journal, self._floor = journal, LEVELS.get(level, 0)
+        self._unread: deque[Event] = deque(maxlen=size)
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._asleep = self._closed = False
+        self.dropped = 0
+
+    def __aiter__(self) -> Subscription:
+        return self
+
+    async def __anext__(self) -> Event:
+        while True:
+            if self._unread:
+                return self._unread.popleft()
+            if self._closed:
+                raise StopAsyncIteration
+            self._wake.clear()
+            self._asleep = True
+            if not self._unread and not self._closed:  # something may have come between the first look and this line
+                await self._wake.wait()
+
+    def put(self, event: Event) -> None:
+        """For the journal, under its lock, from any thread."""
+        if LEVELS[event.level] < self._floor:
+            return
+        self.dropped += len(self._unread) == self._unread.maxlen
+        self._unread.append(event)
+        self._rouse()
+
+    def close(self) -> None:
+        """Stop listening; unread events can still be read. Safe to call twice."""
+        self._journal.forget(self)
+        self._closed = True
+        self._rouse()
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _rouse(self) -> None:
+        if not self._asleep:  # one wake-up for a burst of events
+            return
+        self._asleep = False
+        try:
+            self._loop.call_soon_threadsafe(self._wake.set)
+        except RuntimeError:  # the reader's loop is gone, and the reader with it
+            self._closed = True
+
+
+class Journal:
+    """The record of one process. ``keep`` newest events stay readable; every event goes to every sink."""
+
+    def __init__(self, sinks: Iterable[Sink] = (), *, clock: Clock | None = None, keep: int = 2_000) -> None:
+        self._clock = clock or SystemClock()
+        self._sinks = tuple(sinks)
+        self._ring: deque[Event] = deque(maxlen=keep)
+        self._subscriptions: list[Subscription] = []
+        # Re-entrant: a destructor or signal handler that emits may interrupt an emit on its own thread.
+        self._lock = threading.RLock()
+        self._closed = False
+
+    def emit(self, room: str, kind: str, text: str, level: str = "info", **fields: Any) -> None:
+        """Record a fact, from any thread. An unknown level counts as "info"; text is cut at 2000 characters."""
+        event = Event(self._clock.wall(), level if level in LEVELS else "info", room, kind, str(text)[:MAX_TEXT], fields)
+        with self._lock:
+            self._ring.append(event)
+            for subscription in self._subscriptions:
+                subscription.put(event)
+        if not self._closed:
+            for sink in self._sinks:
+                sink.accept(event)
+
+    def recent(self, n: int | None = None, level: str = "debug") -> list[Event]:
+        """The newest ``n`` (all that are kept: None) of at least this level, oldest first."""
+        floor = LEVELS.get(level, 0)
+        with self._lock:
+            chosen = [e for e in self._ring if LEVELS[e.level] >= floor]
+        return chosen if n is None else chosen[max(0, len(chosen) - n) :]
+
+    def subscribe(self, size: int = 1_000, level: str = "debug", last: int = 0) -> Subscription:
+        """Listen, from inside a running loop, starting with the ``last`` newest events: none missed, none twice."""
+        subscription = Subscription(self, size, level)
+        with self._lock:
+            for event in self.recent(last, level):
+                subscription.put(event)
+            self._subscriptions.append(subscription)
+        return subscription
+
+    def forget(self, subscription: Subscription) -> None:
+        """Drop a subscription; :meth:`Subscription.close` calls it."""
+        with self._lock:
+            if subscription in self._subscriptions:
+                self._subscriptions.remove(subscription)
+
+    def close(self) -> None:
+        """End every subscription and close the sinks, waiting shortly for their last lines. Later events are only kept."""
+        self._closed = True
+        for subscription in list(self._subscriptions):
+            subscription.close()
+        for sink in self._sinks:
+            sink.close()
+
+
+class JournalHandler(logging.Handler):
+    """Leads the log lines of libraries into a journal: room is the logger's first name, kind is "log"."""
+
+    def __init__(self, journal: Journal, level: int = logging.WARNING) -> None:
+        super().__init__(level)
+        self._journal = journal
+        self._inside = threading.local()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with self._once() as first:
+            if first:
+                level = next((name for name in reversed(LEVELS) if record.levelno >= LEVELS[name]), "debug")
+                self._journal.emit(record.name.partition(".")[0], "log", _message(record), level, logger=record.name)
+
+    @contextmanager
+    def _once(self) -> Iterator[bool]:
+        # A sink that logs while it accepts must not call itself for ever.
+        first = not getattr(self._inside, "busy", False)
+        self._inside.busy = True
+        try:
+            yield first
+        finally:
+            if first:
+                self._inside.busy = False
+
+
+def _message(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except (TypeError, ValueError, KeyError):  # arguments that do not fit the format are the caller's mistake, not ours
+        return str(record.msg)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    try:
+        return json.loads(json.dumps(value, allow_nan=False, default=str))
+    except (ValueError, TypeError, RecursionError):
+        return f"<{type(value).__name__}>"

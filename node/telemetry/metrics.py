@@ -1,0 +1,115 @@
+"""Numbers for graphs: counters and gauges in Prometheus form, served on loopback only.
+
+The attribute of a metric is its name without ``tutti_``: ``metrics.epoch.set(3)``,
+``metrics.bytes_sent_total.labels(plane="pipeline").inc(4096)``. All are safe from any thread.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import threading
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
+
+from node.core.errors import NetworkFault, UsageFault
+
+TIME_KINDS = ("compute", "wire", "wait", "round")
+
+
+class Metrics:
+    """Everything one daemon measures, in its own registry, so that several daemons fit into one process."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"tutti_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"tutti_{name}", text, labels, registry=registry)
+
+        self.epoch = gauge("epoch", "Version of the parameters held here")
+        self.stage = gauge("stage", "Stage hosted here, 0 for the ends")
+        self.loss = gauge("loss", "Nats per token, last epoch")
+        self.loss_held_out = gauge("loss_held_out", "Nats per token on held-out text, last evaluation")
+        self.tokens_per_second = gauge("tokens_per_second", "Tokens the swarm counts per second, last epochs")
+        self.replicas = gauge("replicas", "Live peers of this stage, this one included")
+        self.peers = gauge("peers", "Peers with an open channel, by its path (direct, tunnel)", "path")
+        self.stash_bytes = gauge("stash_bytes", "Activations kept for backward")
+        self.memory_bytes = gauge("memory_bytes", "Memory used, resident or on the device")
+        self.tokens_total = counter("tokens_total", "Tokens counted by the swarm since this daemon started")
+        self.micro_batches_total = counter("micro_batches_total", "Micro-batches that ended here (counted, dropped)", "result")
+        self.bytes_sent_total = counter("bytes_sent_total", "Payload bytes sent", "plane")
+        self.bytes_received_total = counter("bytes_received_total", "Payload bytes received", "plane")
+        self.rounds_total = counter("rounds_total", "Averaging rounds (done, repaired, failed)", "result")
+        self.faults_total = counter("faults_total", "Faults of other peers, by the room that saw them", "room")
+        self.bans_total = counter("bans_total", "Times a peer was refused for a while")
+        self.p2pd_restarts_total = counter("p2pd_restarts_total", "Restarts of the libp2p daemon")
+        self.digest_mismatches_total = counter("digest_mismatches_total", "Epochs after which replicas differed")
+        self.time_seconds_total = counter("time_seconds_total", "Where the time went (compute, wire, wait, round)", "kind")
+        self.epoch_seconds = Histogram(
+            "tutti_epoch_seconds",
+            "Seconds from plan to commit",
+            registry=registry,
+            buckets=(0.5, 1, 2, 5, 10, 20, 60, 120, 300),
+        )
+        self._times = {kind: self.time_seconds_total.labels(kind=kind) for kind in TIME_KINDS}
+        self._server: tuple[WSGIServer, threading.Thread] | None = None
+
+    def time_spent(self, kind: str, seconds: float) -> None:
+        """Add seconds of "compute", "wire", "wait" or "round"; a clock that went back adds nothing. Raises KeyError for another kind."""
+        self._times[kind].inc(max(0.0, seconds))
+
+    def totals(self) -> dict[str, float]:
+        """Seconds since the start by kind: {"compute": …, "wire": …, "wait": …, "round": …}."""
+        values = self.values()
+        return {kind: values[f'tutti_time_seconds_total{{kind="{kind}"}}'] for kind in TIME_KINDS}
+
+    def values(self) -> dict[str, float]:
+        """Every sample now, by its exposition name: {"tutti_epoch": 3.0, 'tutti_bytes_sent_total{plane="state"}': 10.0, …}."""
+        found = {}
+        for family in self.registry.collect():
+            for sample in family.samples:
+                labels = ",".join(f'{k}="{v}"' for k, v in sample.labels.items())
+                found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+        return found
+
+    def total(self, name: str) -> float:
+        """The sum of a metric over its labels; ``name`` as the attribute: ``total("bytes_sent_total")``. 0 when unknown."""
+        wanted = f"tutti_{name}"
+        return sum(s.value for family in self.registry.collect() for s in family.samples if s.name == wanted)
+
+    def exposition(self) -> bytes:
+        """The Prometheus text format."""
+        return generate_latest(self.registry)
+
+    def serve(self, host: str = "127.0.0.1", port: int = 0) -> str:
+        """Answer scrapes on a thread of its own, even while the event loop is busy; returns the URL. Port 0 picks a free one.
+
+        Raises UsageFault for a host that is not loopback, NetworkFault when the port is taken.
+        """
+        address = "127.0.0.1" if host == "localhost" else host
+        try:
+            loopback = ipaddress.ip_address(address).is_loopback
+        except ValueError:
+            loopback = False
+        if not loopback:
+            raise UsageFault(f"metrics are served on loopback only, not on {host}", "use 127.0.0.1 and scrape through a tunnel")
+        if self._server is None:
+            try:
+                self._server = start_http_server(port, address, self.registry)
+            except OSError as e:
+                raise NetworkFault(
+                    f"cannot serve metrics on {host}:{port}: {e.strerror}", "choose another --metrics-port"
+                ) from e
+        shown = f"[{address}]" if ":" in address else address
+        return f"http://{shown}:{self._server[0].server_port}/metrics"
+
+    def close(self) -> None:
+        """Stop serving. Safe to call twice."""
+        if self._server is not None:
+            (server, thread), self._server = self._server, None
+            server.shutdown()
+            server.server_close()
+            thread.join(2.0)

@@ -1,0 +1,182 @@
+"""Where the journal is written: a rotated JSONL file, or a terminal. Each sink writes on its own thread.
+
+A slow or full disk, a terminal nobody reads, a closed pipe: the sink drops events, counts them, and says so
+in its next line that gets through.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import TextIO
+
+from node.telemetry.events import LEVELS, Event
+
+
+class _Threaded:
+    """A bounded queue and the one thread that empties it through :meth:`_write`."""
+
+    def __init__(self, name: str, limit: int, level: str) -> None:
+        self._waiting: deque[Event] = deque()
+        self._limit, self._floor = limit, LEVELS[level]
+        self._wake = threading.Condition(threading.RLock())
+        self._closing = False
+        self._untold = 0
+        self.dropped = 0
+        """Events lost since the start."""
+        self._thread = threading.Thread(target=self._run, name=f"tutti-{name}", daemon=True)
+        self._thread.start()
+
+    def accept(self, event: Event) -> None:
+        """Queue for writing; the oldest one waiting is dropped when ``limit`` are. Never blocks, never raises."""
+        if LEVELS[event.level] < self._floor:
+            return
+        with self._wake:
+            if self._closing:
+                return
+            if len(self._waiting) >= self._limit:
+                self._waiting.popleft()
+                self._lost(1)
+            self._waiting.append(event)
+            self._wake.notify()
+
+    def close(self, timeout: float = 2.0) -> None:
+        """Write what waits, for at most ``timeout`` seconds, and end the thread. Safe to call twice."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join(timeout)
+
+    def _lost(self, count: int) -> None:
+        with self._wake:
+            self.dropped += count
+            self._untold += count
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not self._waiting and not self._closing:
+                    self._wake.wait()
+                batch = list(self._waiting)
+                self._waiting.clear()
+                untold, self._untold = self._untold, 0
+            if not batch:
+                break
+            if untold:
+                text = f"{untold} events could not be written"
+                batch.insert(0, Event(time.time(), "warning", "telemetry", "events-dropped", text, {"count": untold}))
+            failed = self._write(batch)
+            if untold and failed == len(batch):  # not even the notice got through: say it next time
+                failed -= 1
+                with self._wake:
+                    self._untold += untold
+            self._lost(failed)
+        self._finish()
+
+    def _write(self, batch: list[Event]) -> int:
+        """Write in order; returns how many at the end of ``batch`` could not be written. Raises nothing."""
+        raise NotImplementedError
+
+    def _finish(self) -> None:
+        """Release what the thread holds."""
+
+
+class JsonlSink(_Threaded):
+    """One JSON object a line, appended to ``path`` (0600).
+
+    When the file would pass ``max_bytes`` it becomes ``path.1``, that one ``path.2``, up to ``keep``: the disk
+    holds ``(keep + 1) * max_bytes`` at most. A line is written whole or taken back.
+    """
+
+    def __init__(
+        self, path: Path, max_bytes: int = 16 << 20, keep: int = 2, *, limit: int = 10_000, level: str = "debug"
+    ) -> None:
+        self._path, self._max_bytes, self._keep = Path(path), max_bytes, keep
+        self._fd: int | None = None
+        self._size = 0
+        super().__init__("jsonl", limit, level)
+
+    def _write(self, batch: list[Event]) -> int:
+        for done, event in enumerate(batch):
+            line = event.to_json().encode() + b"\n"
+            try:
+                fd = self._open() if self._fd is None else self._fd
+                if self._size and self._size + len(line) > self._max_bytes:
+                    self._rotate()
+                    fd = self._open()
+                self._append(fd, line)
+            except OSError:
+                self._finish()  # the next batch opens it again, perhaps on a disk with room
+                return len(batch) - done
+        return 0
+
+    def _append(self, fd: int, line: bytes) -> None:
+        try:
+            left = memoryview(line)
+            while left:
+                left = left[os.write(fd, left) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(fd, self._size)
+            raise
+        self._size += len(line)
+
+    def _open(self) -> int:
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._size = os.fstat(self._fd).st_size
+        return self._fd
+
+    def _rotate(self) -> None:
+        self._finish()
+        for number in range(self._keep, 0, -1):
+            older = self._path if number == 1 else self._numbered(number - 1)
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(older, self._numbered(number))
+        if not self._keep:
+            self._path.unlink(missing_ok=True)
+
+    def _numbered(self, number: int) -> Path:
+        return self._path.with_name(f"{self._path.name}.{number}")
+
+    def _finish(self) -> None:
+        if self._fd is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._fd)
+            self._fd = None
+
+
+class StreamSink(_Threaded):
+    """Lines for a terminal or a service manager. ``form``: "text", "json", or "auto" (text on a terminal, else json)."""
+
+    def __init__(self, stream: TextIO | None = None, form: str = "auto", *, limit: int = 2_000, level: str = "info") -> None:
+        self._stream = stream if stream is not None else sys.stderr
+        if form not in ("auto", "text", "json"):
+            raise ValueError(f"form is auto, text or json, not {form!r}")
+        self._json = form == "json" or (form == "auto" and not self._stream.isatty())
+        super().__init__("stderr", limit, level)
+
+    def _write(self, batch: list[Event]) -> int:
+        try:
+            for event in batch:
+                self._stream.write((event.to_json() if self._json else as_text(event)) + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):  # a closed pipe, a closed file
+            return len(batch)
+        return 0
+
+
+def as_text(event: Event) -> str:
+    """One line for people, local time; control characters, which could repaint a terminal, are made visible."""
+    clock = time.strftime("%H:%M:%S", time.localtime(event.at))
+    mark = "" if event.level == "info" else f"{event.level}: "
+    return f"{clock} {_visible(event.room):<10} {mark}{_visible(event.text)}"
+
+
+def _visible(text: str) -> str:
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

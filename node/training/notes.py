@@ -1,0 +1,109 @@
+"""Notes on the wire to events and back. Pure; what does not parse raises WireError."""
+
+from __future__ import annotations
+
+import math
+
+from node.core.errors import WireError
+from node.core.ids import PeerId
+from node.core.journey import Plan
+from node.training import events as ev
+from protos import training_pb2 as pb
+
+DOMAIN = "tutti/plan/1"
+"""What a leader's signature under a plan is for."""
+MAX_PLAN = 4 << 20
+"""Bytes of the largest plan that is read."""
+
+
+def plan_note(plan: Plan, signature: bytes) -> pb.Note:
+    """"Here is the epoch.\""""
+    return pb.Note(epoch=plan.epoch, term=plan.term, plan=pb.PlanNote(plan=plan.canonical(), signature=signature))
+
+
+def round_note(a: ev.SendRound) -> pb.Note:
+    """"Average now.\""""
+    body = pb.RoundNote(
+        plan_hash=a.plan.hash, attempt=a.attempt, dead=a.dead, owners=a.owners, sources=a.sources,
+        dropped=a.dropped, deadline_s=a.deadline_s,
+    )  # fmt: skip
+    return pb.Note(epoch=a.plan.epoch, term=a.plan.term, round=body)
+
+
+def finished_note(plan: Plan, results: tuple[ev.Result, ...]) -> pb.Note:
+    """"These micro-batches are done.\""""
+    rows = [pb.MicroBatchResult(index=r.index, counted=r.counted, loss_sum=r.loss_sum, tokens=r.tokens) for r in results]
+    return pb.Note(epoch=plan.epoch, term=plan.term, finished=pb.FinishedNote(plan_hash=plan.hash, results=rows))
+
+
+def committed_note(a: ev.TellCommitted, speed: float) -> pb.Note:
+    """"I hold every fresh part.\""""
+    body = pb.CommittedNote(
+        plan_hash=a.plan.hash, attempt=a.attempt, digest=a.digest, speed=speed, contributors=a.contributors
+    )
+    return pb.Note(epoch=a.plan.epoch, term=a.plan.term, committed=body)
+
+
+def incomplete_note(a: ev.TellIncomplete) -> pb.Note:
+    """"Parts are missing.\""""
+    e = a.ended
+    body = pb.IncompleteNote(plan_hash=a.plan.hash, attempt=e.attempt, holds=e.holds, failed=e.failed)
+    return pb.Note(epoch=a.plan.epoch, term=a.plan.term, incomplete=body)
+
+
+def ready_note(stage: int, holds: int, digest: str, speed: float, checkpoints: tuple[int, ...], term: int) -> pb.Note:
+    """"I am alive, and this is what I hold.\""""
+    body = pb.ReadyNote(
+        stage=stage, parameters_epoch=holds, digest=digest, speed=speed, checkpoints=checkpoints, term=term
+    )
+    return pb.Note(epoch=holds, term=term, ready=body)
+
+
+def parse_plan(note: pb.PlanNote) -> Plan:
+    """The plan inside; its signature is the caller's to check."""
+    if len(note.plan) > MAX_PLAN:
+        raise WireError(f"a plan of {len(note.plan)} bytes, at most {MAX_PLAN} are read")
+    try:
+        return Plan.parse(note.plan)
+    except ValueError as e:
+        raise WireError(str(e)) from e
+
+
+def leader_event(note: pb.Note, peer: PeerId) -> object | None:
+    """What a member's note means to the leader; None for a note that is not for it."""
+    match note.WhichOneof("say"):
+        case "ready":
+            r = note.ready
+            return ev.Heard(peer, r.stage, r.parameters_epoch, r.digest, _finite(r.speed), tuple(r.checkpoints[:64]), r.term)
+        case "finished":
+            rows = tuple(
+                ev.Result(r.index, r.counted, _finite(r.loss_sum), r.tokens) for r in note.finished.results
+            )
+            return ev.Finished(peer, note.finished.plan_hash, rows)
+        case "committed":
+            c = note.committed
+            return ev.Committed(peer, c.plan_hash, c.attempt, c.digest, _finite(c.speed), c.contributors)
+        case "incomplete":
+            i = note.incomplete
+            return ev.Incomplete(peer, i.plan_hash, i.attempt, tuple(i.holds), tuple(PeerId(p) for p in i.failed))
+        case "fault":
+            return ev.Accused(PeerId(note.fault.about), peer, note.fault.reason[:200])
+        case "leaving":
+            return ev.Left(peer)
+    return None
+
+
+def round_event(note: pb.Note, leader: PeerId) -> ev.RoundArrived:
+    """What the leader's round note means to a member."""
+    r = note.round
+    return ev.RoundArrived(
+        leader, note.epoch, note.term, r.plan_hash, r.attempt, tuple(PeerId(p) for p in r.dead),
+        {k: PeerId(v) for k, v in r.owners.items()}, tuple(PeerId(p) for p in r.sources), tuple(r.dropped),
+        min(_finite(r.deadline_s), 3600.0),
+    )  # fmt: skip
+
+
+def _finite(value: float) -> float:
+    if not (math.isfinite(value) and value >= 0):
+        raise WireError("expected a finite number that is not negative")
+    return value

@@ -1,0 +1,355 @@
+"""The conversation of the epoch: who leads, who hears what, who is alive. It feeds the two machines and carries out
+what they decide; the work itself (pipeline, round, optimizer, state) is done by :class:`~node.training.work.Work`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from node.core.clock import Clock
+from node.core.errors import PeerFault, Refused, WireError
+from node.core.ids import ENDS, PeerId, short
+from node.core.journey import Plan
+from node.core.tasks import Tasks
+from node.identity.keys import Identity, verify
+from node.telemetry.events import Journal
+from node.training import events as ev
+from node.training import notes
+from node.training.leader import Leader, Phase, RunFacts
+from node.training.member import Member, State
+from node.training.work import Work
+from node.transport.port import TransportPort, translate
+from protos import training_pb2 as pb
+from protos import training_pb2_grpc as rpc
+
+HEARTBEAT_S = 1.0
+"""Between two words to the leader. Four missed ones mean death (RunFacts.late_s)."""
+TICK_S = 0.25
+"""Between two looks at the clock."""
+TELL_TIMEOUT_S = 10.0
+"""For a note whose receiver may have to load a checkpoint first."""
+PROBE_TIMEOUT_S = 1.5
+"""For a sign of life."""
+SHUN_S = 10.0
+"""An ends peer that did not answer is not taken for the leader for so long."""
+
+
+class Training(rpc.TrainingServicer):
+    """One peer's part in the epochs of a run.
+
+    ``ends()`` names the ends peers the directory sees alive; the smallest reachable PeerId among them leads.
+    """
+
+    def __init__(
+        self, identity: Identity, stage: int, facts: RunFacts, transport: TransportPort, work: Work,
+        ends: Callable[[], set[PeerId]], clock: Clock, journal: Journal,
+    ) -> None:  # fmt: skip
+        self.identity, self.me, self.stage, self.facts = identity, identity.peer_id, stage, facts
+        self.transport, self.work, self._ends, self.clock, self.journal = transport, work, ends, clock, journal
+        self.member = Member(self.me, work.stage.epoch, work.checkpoints())
+        self.leader: Leader | None = None
+        self.leaving = False
+        self.tasks = Tasks("training", self._failed)
+        self._epoch_tasks: list[asyncio.Task[Any]] = []
+        self._member_lock = asyncio.Lock()
+        self._leader_lock = asyncio.Lock()
+        self._shunned: dict[PeerId, float] = {}
+        self._results: list[ev.Result] = []
+        self._result_plan: Plan | None = None
+        self._flushing = False
+        self._accused: dict[PeerId, float] = {}
+        self.loss_first = 0.0
+        self.last_commit = 0.0
+        self.finished = asyncio.Event()
+        self.fatal: Callable[[BaseException], None] = lambda error: None
+        rpc.add_TrainingServicer_to_server(self, transport.server)
+
+    def start(self) -> None:
+        """Begin to take part: the state in place is what this peer offers."""
+        self.member.holds = self.member.settled = self.work.stage.epoch
+        self.member.checkpoints = self.work.checkpoints()
+        self.tasks.spawn(self._beat(), "heartbeat", eternal=True)
+        self.tasks.spawn(self._clockwork(), "clock", eternal=True)
+
+    async def close(self) -> None:
+        """Stop taking part at once. :meth:`leave` is the polite way."""
+        await self.tasks.close()
+
+    async def leave(self, reason: str) -> None:
+        """Finish the epoch under way (bounded by the caller), then tell the leader to plan without this peer."""
+        self.leaving = True
+        while self.member.state in (State.RUN, State.AVERAGE, State.COPY):
+            await asyncio.sleep(TICK_S)
+        note = pb.Note(leaving=pb.LeavingNote(reason=reason))
+        for peer in {self.leader_id()} - {None, self.me}:
+            with contextlib.suppress(PeerFault):
+                await self._tell(PeerId(str(peer)), note, PROBE_TIMEOUT_S)
+
+    # ------------------------------------------------------------ who leads
+
+    def leader_id(self) -> PeerId | None:
+        """The smallest PeerId among the live ends, as far as this peer can tell; None when it sees none."""
+        now = self.clock.now()
+        ends = {p for p in self._ends() if self._shunned.get(p, 0.0) < now or p == self.me}
+        if self.stage == ENDS and not self.leaving:
+            ends.add(self.me)
+        return min(ends, default=None)
+
+    def _take_or_drop_the_lead(self) -> None:
+        leads = self.leader_id() == self.me
+        if leads and self.leader is None:
+            m = self.member
+            self.leader = Leader(self.me, self.facts, term=m.term, history=m.plan, dropped=m.dropped)
+            self.journal.emit("training", "leading", "this peer leads the epochs", term=m.term)
+        elif not leads and self.leader is not None:
+            self.leader = None
+            self.journal.emit("training", "follows", "another peer leads the epochs now")
+
+    async def _beat(self) -> None:
+        while True:
+            self._take_or_drop_the_lead()
+            await self._say_ready()
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def _say_ready(self) -> None:
+        leader = self.leader_id()
+        if leader is None or self.leaving:
+            return
+        # One word at a time: an old heartbeat must not arrive after the news of a commit.
+        async with self._leader_lock:
+            m = self.member
+            digest = self.work.stage.digest
+            note = notes.ready_note(self.stage, m.holds, digest, self.work.speed(), m.reachable, m.term)
+            if leader == self.me:
+                self._lead(notes.leader_event(note, self.me))
+                return
+            try:
+                await self._tell(leader, note, PROBE_TIMEOUT_S * 2)
+            except PeerFault as e:
+                self._shunned[leader] = self.clock.now() + SHUN_S
+                self.journal.emit("training", "leader-silent", f"leader {short(leader)}: {e.reason}", "warning")
+
+    async def _clockwork(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            if self.leader is not None:
+                self._lead(ev.Tick())
+
+    # ------------------------------------------------------------ notes in and out
+
+    async def Tell(self, request: pb.Note, context: Any) -> pb.NoteReply:
+        """A note from another peer. A note that does not parse counts as a fault of its sender."""
+        peer = self.transport.caller(context)
+        try:
+            reason = await self._hear(peer, request)
+        except WireError as e:
+            self.transport.fault(peer, str(e), 1.0)
+            reason = str(e)
+        return pb.NoteReply(accepted=reason is None, reason=reason or "")
+
+    async def _hear(self, peer: PeerId, note: pb.Note) -> str | None:
+        match note.WhichOneof("say"):
+            case None:
+                return None
+            case "plan":
+                return await self._hear_plan(peer, note.plan)
+            case "round":
+                return await self._happens(notes.round_event(note, peer))
+        if self.leader is None:
+            return "this peer does not lead"
+        self._lead(notes.leader_event(note, peer))
+        return None
+
+    async def _hear_plan(self, peer: PeerId, note: pb.PlanNote) -> str | None:
+        plan = notes.parse_plan(note)
+        if plan.leader != peer:
+            raise WireError("a plan that its sender does not lead")
+        try:
+            verify(peer, note.plan, note.signature, notes.DOMAIN)
+        except Refused as e:
+            raise WireError("a plan whose signature is wrong") from e
+        return await self._happens(ev.PlanArrived(plan))
+
+    async def _tell(self, peer: PeerId, note: pb.Note, timeout: float) -> str | None:
+        """None when the peer accepted, else its reason. Raises PeerFault when it did not answer in time."""
+        try:
+            async with asyncio.timeout(timeout):
+                stub = rpc.TrainingStub(await self.transport.channel(peer))
+                reply = await stub.Tell(note, timeout=timeout)
+        except TimeoutError as e:
+            raise PeerFault(peer, "no answer in time") from e
+        except grpc.aio.AioRpcError as e:
+            raise translate(peer, e) from e
+        return None if reply.accepted else reply.reason
+
+    async def _tell_leader(self, plan: Plan, note: pb.Note) -> None:
+        async with self._leader_lock:
+            if plan.leader == self.me:
+                self._lead(notes.leader_event(note, self.me))
+                return
+            for _ in range(3):
+                with contextlib.suppress(PeerFault):
+                    await self._tell(plan.leader, note, TELL_TIMEOUT_S)
+                    return
+                await asyncio.sleep(TICK_S)
+
+    def accuse(self, peer: PeerId, reason: str) -> None:
+        """An engine could not get an answer from ``peer``: let the leader find out whether it is dead."""
+        plan, now = self.member.plan, self.clock.now()
+        if plan is None or now - self._accused.get(peer, -1e9) < 0.5:
+            return
+        self._accused[peer] = now
+        note = pb.Note(epoch=plan.epoch, term=plan.term, fault=pb.FaultNote(about=peer, reason=reason[:200]))
+        self.tasks.spawn(self._tell_leader(plan, note), "accuse")
+
+    # ------------------------------------------------------------ leading
+
+    def _lead(self, event: Any) -> None:
+        if self.leader is None or event is None:
+            return
+        for action in self.leader.handle(event, self.clock.now()):
+            match action:
+                case ev.SendPlan(plan):
+                    signature = self.identity.sign(plan.canonical(), notes.DOMAIN)
+                    for m in plan.members:
+                        self.tasks.spawn(self._deliver(m.peer, notes.plan_note(plan, signature), ev.PlanArrived(plan)), "plan")
+                case ev.SendRound():
+                    note = notes.round_note(action)
+                    for peer in action.to:
+                        self.tasks.spawn(self._deliver(peer, note, notes.round_event(note, self.me)), "round")
+                case ev.Probe(peer):
+                    self.tasks.spawn(self._probe(peer), "probe")
+                case ev.Evaluate(epoch, plan):
+                    self.tasks.spawn(self._evaluate(epoch, plan), "evaluate")
+                case ev.Report():
+                    self._report(action)
+
+    async def _deliver(self, peer: PeerId, note: pb.Note, event: Any) -> None:
+        try:
+            reason = await self._happens(event) if peer == self.me else await self._tell(peer, note, TELL_TIMEOUT_S)
+        except PeerFault as e:
+            reason = e.reason
+        if reason is not None:
+            self.journal.emit("training", "note-refused", f"peer {short(peer)}: {reason}", "warning", peer=peer)
+            self._lead(ev.Unreachable(peer))
+
+    async def _probe(self, peer: PeerId) -> None:
+        # A refused channel may be a stale one; the probe dials anew.
+        self.transport.forget(peer)
+        try:
+            await self._tell(peer, pb.Note(), PROBE_TIMEOUT_S)
+        except PeerFault:
+            self._lead(ev.Unreachable(peer))
+
+    async def _evaluate(self, epoch: int, plan: Plan) -> None:
+        loss = 0.0
+        try:
+            loss = await self.work.evaluate(plan)
+        except PeerFault as e:
+            self.journal.emit("training", "evaluation-failed", f"the held-out loss could not be measured: {e}", "warning")
+        self._lead(ev.Evaluated(epoch, loss))
+
+    # ------------------------------------------------------------ taking part
+
+    async def _happens(self, event: Any) -> str | None:
+        """Feed the member and carry out what it decides, in order. A refusal's reason, or None."""
+        async with self._member_lock:
+            queue, refused = [event], None
+            while queue:
+                for action in self.member.handle(queue.pop(0), self.clock.now()):
+                    if isinstance(action, ev.Refuse):
+                        refused = action.reason
+                    elif (follow := await self._act(action)) is not None:
+                        queue.append(follow)
+            return refused
+
+    async def _act(self, action: Any) -> Any:
+        match action:
+            case ev.GoTo(epoch, how):
+                await self._stop_epoch()
+                await self.work.go_to(epoch, how)
+            case ev.Settle(epoch):
+                await self.work.settle(epoch, self.member.plan)
+                self.member.checkpoints = self.work.checkpoints()
+            case ev.Begin(plan, listener):
+                await self._stop_epoch()
+                self._results, self._result_plan = [], plan
+                await self.work.begin(plan, listener)
+                if self.stage == ENDS and not listener:
+                    self._epoch_tasks.append(self.tasks.spawn(self.work.run(plan, self._done), "run"))
+            case ev.Average():
+                self._epoch_tasks.append(self.tasks.spawn(self._average(action), "average"))
+            case ev.CopyFrom():
+                self._epoch_tasks.append(self.tasks.spawn(self._copy(action), "copy"))
+            case ev.Adopt(plan, ended):
+                digest = await self.work.adopt(plan)
+                return ev.Adopted(plan.epoch, plan.term, ended.attempt, digest, ended.contributors)
+            case ev.TellCommitted(plan):
+                self.last_commit = self.clock.now()
+                self.tasks.spawn(self._tell_leader(plan, notes.committed_note(action, self.work.speed())), "committed")
+            case ev.TellIncomplete(plan, ended):
+                for peer in ended.failed:
+                    self.accuse(peer, "its fresh parts did not come")
+                self.tasks.spawn(self._tell_leader(plan, notes.incomplete_note(action)), "incomplete")
+            case ev.Finish(plan):
+                await self._stop_epoch()
+                await self.work.finish(plan)
+                self.finished.set()
+                self.journal.emit("training", "run-finished", f"the run is complete at epoch {plan.epoch}", epoch=plan.epoch)
+        return None
+
+    async def _stop_epoch(self) -> None:
+        me = asyncio.current_task()
+        running = [t for t in self._epoch_tasks if t is not me and not t.done()]
+        self._epoch_tasks = []
+        for task in running:
+            task.cancel()
+        for task in running:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _average(self, action: ev.Average) -> None:
+        await self._happens(await self.work.average(action.plan, action.round, action.listener))
+
+    async def _copy(self, action: ev.CopyFrom) -> None:
+        await self._happens(await self.work.copy(action.plan, action.round))
+
+    def _done(self, result: ev.Result) -> None:
+        self._results.append(result)
+        if not self._flushing and self._result_plan is not None:
+            self._flushing = True
+            self.tasks.spawn(self._flush(self._result_plan), "results")
+
+    async def _flush(self, plan: Plan) -> None:
+        # What finishes while a note is on its way travels in the next one.
+        try:
+            while self._results and self._result_plan is plan:
+                batch, self._results = tuple(self._results), []
+                await self._tell_leader(plan, notes.finished_note(plan, batch))
+        finally:
+            self._flushing = False
+
+    # ------------------------------------------------------------ the record
+
+    def _report(self, report: ev.Report) -> None:
+        if report.kind == "epoch-committed" and not self.loss_first:
+            self.loss_first = float(str(report.facts.get("loss", 0.0)))
+        self.journal.emit("training", report.kind, report.text, report.level, **report.facts)
+
+    def _failed(self, name: str, error: BaseException) -> None:
+        self.journal.emit("training", "task-failed", f"{name}: {error!r}", "error")
+        self.fatal(error)
+
+    def waiting_for(self) -> str:
+        """Why no epoch is under way, in a few words; empty when one is."""
+        if self.member.state in (State.RUN, State.AVERAGE, State.COPY, State.FINISHED):
+            return ""
+        if self.leader is not None:
+            return self.leader.waiting_for if self.leader.phase is Phase.GATHER else ""
+        leader = self.leader_id()
+        return "an ends peer" if leader is None else f"a plan from {short(leader)}"

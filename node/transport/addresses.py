@@ -1,0 +1,62 @@
+"""Addresses as text: multiaddrs of p2p daemons, and host:port of gRPC servers. What strangers write is checked here."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+from node.core.errors import WireError
+from node.core.ids import PeerId
+
+ADDRESS_LENGTH = 512
+_PEER = re.compile(r"[1-9A-HJ-NP-Za-km-z]{32,64}")
+_HOST = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*\.?")
+
+
+def split_multiaddr(text: str) -> tuple[str, PeerId]:
+    """("/ip4/1.2.3.4/tcp/9", peer) of "/ip4/1.2.3.4/tcp/9/p2p/12D3Koo…". Raises WireError when it is not of that form."""
+    address, mark, peer = text.strip().rpartition("/p2p/")
+    if not mark or len(text) > ADDRESS_LENGTH or not address.startswith("/") or not _PEER.fullmatch(peer):
+        raise WireError(f"not a multiaddr with a PeerId at its end: {text[:80]!r}")
+    return address, PeerId(peer)
+
+
+def part_of(multiaddr: str, protocol: str) -> str:
+    """The value behind ``protocol``, as "7001" for "tcp" in "/ip4/1.2.3.4/tcp/7001"; empty when it is not there."""
+    words = multiaddr.split("/")
+    return words[words.index(protocol) + 1] if protocol in words[:-1] else ""
+
+
+def grpc_target(address: str) -> str:
+    """What gRPC dials for an announced "host:port", "1.2.3.4:port" or "[v6]:port".
+
+    Raises WireError for anything else: gRPC would also understand "unix:…" or "xds:…", which no peer may make us dial.
+    """
+    host, mark, port = address.rpartition(":")
+    if not mark or len(address) > 260 or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise WireError(f"not an address: {address[:80]!r}")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    try:
+        version = ipaddress.ip_address(bare).version
+    except ValueError:
+        if not _HOST.fullmatch(host) or host.replace(".", "").isdigit():
+            raise WireError(f"not an address: {address[:80]!r}") from None
+        return f"dns:///{host}:{port}"
+    if version == 4:
+        return f"ipv4:{bare}:{port}"
+    if "%" in bare or not host.startswith("["):
+        raise WireError(f"not an address: {address[:80]!r}")
+    return f"ipv6:[{bare}]:{port}"
+
+
+def join_host(host: str, port: int) -> str:
+    """ "host:port", with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,87 @@
+"""Questions anybody may put to us over libp2p: one question, one answer, one stream. See protos/ask.proto."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from google.protobuf.message import DecodeError
+
+from node.core.errors import ExitCode, LocalFault, PeerFault, WireError
+from node.core.ids import PeerId
+from node.transport.frames import read_frame, write_frame
+from node.transport.handshake import Facts, Streams
+from node.transport.limits import Rate
+from protos.ask_pb2 import Answer, Ask, PingAnswer, Refusal
+
+STREAM = "/tutti/ask/1"
+QUESTION_BYTES = 16 * 1024
+ANSWER_BYTES = 1 << 20
+NONCE_BYTES = 64
+READ_TIMEOUT_S, ANSWER_TIMEOUT_S = 5.0, 15.0
+QUESTIONS_PER_S, QUESTIONS_AT_ONCE = 5.0, 50.0
+
+Answerer = Callable[[PeerId, Ask], Awaitable[Answer]]
+
+
+class Asking:
+    """Asks and answers. Pings are answered here; all else by ``answerer`` when there is one."""
+
+    def __init__(self, streams: Streams, facts: Callable[[], Facts]) -> None:
+        self._streams, self._facts = streams, facts
+        self._rate = Rate(QUESTIONS_PER_S, QUESTIONS_AT_ONCE)
+        self.answerer: Answerer | None = None
+
+    async def ask(self, peer: PeerId, question: Ask, timeout: float) -> Answer:
+        """The peer's answer, which may be a Refusal. Raises PeerFault when none comes or it makes no sense."""
+        try:
+            async with asyncio.timeout(timeout):
+                reader, writer = await self._streams.open_stream(peer, STREAM, timeout)
+                try:
+                    await write_frame(writer, question.SerializeToString())
+                    return Answer.FromString(await read_frame(reader, ANSWER_BYTES))
+                finally:
+                    writer.close()
+        except TimeoutError as e:
+            raise PeerFault(peer, f"no answer in {timeout:g} s") from e
+        except OSError as e:
+            raise PeerFault(peer, f"the question broke off: {e}") from e
+        except WireError as e:
+            raise PeerFault(peer, f"no answer: {e}") from e
+        except DecodeError as e:
+            raise PeerFault(peer, "an answer that makes no sense", 1.0) from e
+
+    async def serve(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one question. Raises WireError or TimeoutError when there is none."""
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            raw = await read_frame(reader, QUESTION_BYTES)
+        try:
+            question = Ask.FromString(raw)
+        except DecodeError as e:
+            raise WireError(f"not a question: {e}") from e
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            answer = await self._answer(peer, question)
+            reply = answer.SerializeToString()
+            if len(reply) > ANSWER_BYTES:
+                reply = _refuse(ExitCode.RESOURCES, "the answer is too long").SerializeToString()
+            await write_frame(writer, reply)
+
+    async def _answer(self, peer: PeerId, question: Ask) -> Answer:
+        if not self._rate.allow(peer, time.monotonic()):
+            return _refuse(ExitCode.RESOURCES, "you ask too much; wait a while")
+        kind = question.WhichOneof("question")
+        if kind == "ping":
+            facts = self._facts()
+            nonce = question.ping.nonce[:NONCE_BYTES]
+            return Answer(ping=PingAnswer(nonce=nonce, version=facts.version, name=facts.name))
+        if kind is None or self.answerer is None:
+            return _refuse(ExitCode.PROTOCOL, "this question is not understood here")
+        try:
+            return await self.answerer(peer, question)
+        except LocalFault as e:
+            return _refuse(e.code, str(e))
+
+
+def _refuse(code: int, reason: str) -> Answer:
+    return Answer(refusal=Refusal(code=code, reason=reason))

@@ -1,0 +1,126 @@
+"""A channel that says who is calling, without the price of client interceptors.
+
+gRPC's asyncio interceptors put a queue and a task between a stream and its caller; a label on the metadata needs
+neither. So the label is added where a call begins, and the call object is gRPC's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any
+
+import grpc
+import grpc.aio
+
+Label = tuple[tuple[str, str], ...]
+Fresh = Callable[[], Awaitable["LabelledChannel"]]
+"""Makes a new channel to the same peer after it refused the label of the old one."""
+
+
+class LabelledChannel(grpc.aio.Channel):
+    """``raw`` with ``label`` added to the metadata of every call.
+
+    ``fresh`` (optional) is used once by a unary call that the peer refused as UNAUTHENTICATED: it never reached a
+    servicer, so repeating it is safe. ``on_stream`` sees every streaming call, for the owner to watch how it ends.
+    """
+
+    def __init__(
+        self, raw: grpc.aio.Channel, label: Label, fresh: Fresh | None = None, on_stream: Callable[[Any], None] | None = None
+    ) -> None:
+        self.raw, self.label, self.fresh, self.on_stream = raw, label, fresh, on_stream
+        self._made: dict[str, Any] = {}
+
+    def _labelled(self, kind: str, method: str, args: tuple[Any, ...], registered: bool | None) -> Callable[..., Any]:
+        made = self._made.get(method)
+        if made is not None:
+            return made
+        inner = getattr(self.raw, kind)(method, *args, _registered_method=registered)
+
+        def begin(request: Any = None, *, metadata: Any = None, **options: Any) -> Any:
+            label = (*self.label, *metadata) if metadata else self.label
+            given = (request,) if kind.startswith("unary") else (request,) if request is not None else ()
+            try:
+                call = inner(*given, metadata=label, **options)
+            except grpc.aio.UsageError as e:
+                # Whoever closed the channel meanwhile ended this peer's calls: to the caller that is a lost connection.
+                raise grpc.aio.AioRpcError(
+                    grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), f"channel closed: {e}"
+                ) from e
+            if kind == "unary_unary":
+                if self.fresh is None:
+                    return call
+                return _UnaryCall(call, lambda other: other._labelled(kind, method, args, registered)(request, **options), self)
+            if self.on_stream is not None:
+                self.on_stream(call)
+            return call
+
+        if registered:
+            # Generated stubs come by again for every call with the same serialisers; others may bring new ones.
+            self._made[method] = begin
+        return begin
+
+    def unary_unary(
+        self, method: str, request_serializer: Any = None, response_deserializer: Any = None, _registered_method: bool | None = False
+    ) -> Any:
+        return self._labelled("unary_unary", method, (request_serializer, response_deserializer), _registered_method)
+
+    def unary_stream(
+        self, method: str, request_serializer: Any = None, response_deserializer: Any = None, _registered_method: bool | None = False
+    ) -> Any:
+        return self._labelled("unary_stream", method, (request_serializer, response_deserializer), _registered_method)
+
+    def stream_unary(
+        self, method: str, request_serializer: Any = None, response_deserializer: Any = None, _registered_method: bool | None = False
+    ) -> Any:
+        return self._labelled("stream_unary", method, (request_serializer, response_deserializer), _registered_method)
+
+    def stream_stream(
+        self, method: str, request_serializer: Any = None, response_deserializer: Any = None, _registered_method: bool | None = False
+    ) -> Any:
+        return self._labelled("stream_stream", method, (request_serializer, response_deserializer), _registered_method)
+
+    async def __aenter__(self) -> LabelledChannel:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        # The transport owns the channel and shares it; a caller's `async with` must not end it for the others.
+        return None
+
+    async def close(self, grace: float | None = None) -> None:
+        await self.raw.close(grace)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        return self.raw.get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        await self.raw.wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        await self.raw.channel_ready()
+
+
+class _UnaryCall:
+    """A unary call that asks for a fresh channel once if its label is refused. Everything else is gRPC's call."""
+
+    def __init__(self, call: Any, again: Callable[[LabelledChannel], Any], channel: LabelledChannel) -> None:
+        self._call, self._again, self._channel = call, again, channel
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._answer().__await__()
+
+    async def _answer(self) -> Any:
+        try:
+            return await self._call
+        except grpc.aio.AioRpcError as e:
+            if e.code() is not grpc.StatusCode.UNAUTHENTICATED or self._channel.fresh is None:
+                raise
+        except asyncio.CancelledError:
+            self._call.cancel()
+            raise
+        fresh = await self._channel.fresh()
+        self._call = self._again(LabelledChannel(fresh.raw, fresh.label))
+        return await self._call

@@ -1,0 +1,204 @@
+"""How two peers meet: over a libp2p stream, where Noise has proven both PeerIds, each hands the other what the bulk
+plane needs: gRPC addresses, the certificate to pin, and a token that means "it is you" in later calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from google.protobuf.message import DecodeError
+
+from node.core.errors import ExitCode, LocalFault, PeerFault, Refused, WireError
+from node.core.ids import PeerId
+from node.transport.addresses import grpc_target
+from node.transport.frames import read_frame, write_frame
+from node.transport.limits import PEERS_KEPT
+from node.transport.port import printable
+from node.transport.tls import check_certificate
+from protos.handshake_pb2 import Farewell, HandshakeFrame, Hello
+
+PROTOCOL = 1
+STREAM = "/tutti/handshake/1"
+FRAME_BYTES = 32 * 1024
+TOKEN_BYTES = 32
+ADDRESSES = 6
+"""Addresses of one peer that are tried; each one that is dead costs a dial timeout."""
+
+
+class Streams(Protocol):
+    """What is needed of ``p2p.P2pDaemon``."""
+
+    async def open_stream(
+        self, peer: PeerId, name: str, timeout: float = ...
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]: ...
+
+
+class Parted(PeerFault):
+    """The other side said Farewell: ``code`` is the exit code its reason maps to (5 refused, 6 protocol or run)."""
+
+    def __init__(self, peer: PeerId, reason: str, code: int) -> None:
+        super().__init__(peer, f"says farewell: {reason}")
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What we say about ourselves. ``run_id`` is empty for a rendezvous, which has no bulk plane."""
+
+    run_id: str
+    name: str
+    version: str
+    admission: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Acquaintance:
+    """A checked Hello. ``targets`` are what gRPC dials, best first; ``token`` is what we show this peer."""
+
+    peer: PeerId
+    targets: tuple[str, ...]
+    certificate: bytes
+    server_name: str
+    token: str
+    name: str
+    version: str
+
+
+class Tokens:
+    """One token for each peer, as long as this process lives or 4096 other peers have met us meanwhile."""
+
+    def __init__(self) -> None:
+        self._of: OrderedDict[PeerId, bytes] = OrderedDict()
+        self._owner: dict[bytes, PeerId] = {}
+
+    def issue(self, peer: PeerId) -> bytes:
+        """The token ``peer`` shall show us; the same when asked again, so that its older channels stay valid."""
+        token = self._of.pop(peer, None) or secrets.token_bytes(TOKEN_BYTES)
+        self._of[peer] = token
+        self._owner[_key(token.hex())] = peer
+        if len(self._of) > PEERS_KEPT:
+            self.revoke(next(iter(self._of)))
+        return token
+
+    def owner(self, shown: str) -> PeerId | None:
+        """Who was given this token (hex); None for nobody. What is compared is a hash, so timing tells nothing."""
+        return self._owner.get(_key(shown))
+
+    def knows(self, peer: PeerId) -> bool:
+        return peer in self._of
+
+    def revoke(self, peer: PeerId) -> None:
+        """Forget the peer's token; its next call is refused until it has met us again."""
+        token = self._of.pop(peer, None)
+        if token is not None:
+            del self._owner[_key(token.hex())]
+
+
+class Handshake:
+    """Both sides of the meeting. ``admit(peer, hello)`` raises Refused for whom we do not want; it is asked at both sides."""
+
+    def __init__(
+        self,
+        streams: Streams,
+        tokens: Tokens,
+        facts: Callable[[], Facts],
+        addresses: Callable[[], list[str]],
+        certificate: bytes,
+        admit: Callable[[PeerId, Hello], None],
+    ) -> None:
+        self._streams, self._tokens, self._facts = streams, tokens, facts
+        self._addresses, self._certificate, self._admit = addresses, certificate, admit
+
+    async def greet(self, peer: PeerId, timeout: float) -> Acquaintance:
+        """Meet ``peer``. Raises PeerFault: unreachable, silent, talking nonsense (weight 1), or Parted."""
+        if not self._facts().run_id:
+            raise PeerFault(peer, "we serve no run, so there is nothing to call it for")
+        try:
+            async with asyncio.timeout(timeout):
+                reader, writer = await self._streams.open_stream(peer, STREAM, timeout)
+                try:
+                    await write_frame(writer, HandshakeFrame(hello=self._hello(peer)).SerializeToString())
+                    frame = _parse(await read_frame(reader, FRAME_BYTES))
+                finally:
+                    writer.close()
+            if frame.WhichOneof("say") == "farewell":
+                raise Parted(peer, printable(frame.farewell.reason), frame.farewell.code)
+            return self._check(peer, frame.hello)
+        except TimeoutError as e:
+            raise PeerFault(peer, f"no handshake in {timeout:g} s") from e
+        except OSError as e:
+            raise PeerFault(peer, f"the handshake broke off: {e}") from e
+        except WireError as e:
+            ended = str(e).startswith("the stream ended")
+            raise PeerFault(peer, f"bad handshake: {e}", 0.0 if ended else 1.0) from e
+        except Refused as e:
+            raise PeerFault(peer, f"not admitted by us: {e}") from e
+        except LocalFault as e:
+            raise PeerFault(peer, str(e)) from e
+
+    async def answer(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Acquaintance | None:
+        """Answer a greeting with Hello, or with Farewell and None. Raises WireError for what is no greeting at all."""
+        frame = _parse(await read_frame(reader, FRAME_BYTES))
+        met = None
+        try:
+            met = self._check(peer, frame.hello)
+            reply = HandshakeFrame(hello=self._hello(peer))
+        except LocalFault as e:
+            reply = HandshakeFrame(farewell=Farewell(code=e.code, reason=str(e)))
+        await write_frame(writer, reply.SerializeToString())
+        return met
+
+    def _hello(self, peer: PeerId) -> Hello:
+        facts = self._facts()
+        return Hello(
+            protocol=PROTOCOL,
+            run_id=facts.run_id,
+            addresses=self._addresses()[:ADDRESSES],
+            certificate=self._certificate,
+            token=self._tokens.issue(peer),
+            admission=facts.admission,
+            name=facts.name,
+            version=facts.version,
+        )
+
+    def _check(self, peer: PeerId, hello: Hello) -> Acquaintance:
+        """Raises LocalFault with the code of a Farewell for a stranger, WireError for nonsense."""
+        ours = self._facts().run_id
+        if hello.protocol != PROTOCOL:
+            text = f"you speak protocol {hello.protocol}, we speak {PROTOCOL}"
+            raise LocalFault(text, "install the same version of tutti", ExitCode.PROTOCOL)
+        if not ours or hello.run_id != ours:
+            text = f"you train run {printable(hello.run_id)[:12] or '(none)'}, we train {ours[:12] or '(none)'}"
+            raise LocalFault(text, "check the invite", ExitCode.PROTOCOL)
+        self._admit(peer, hello)
+        if len(hello.token) != TOKEN_BYTES:
+            raise WireError(f"a token has {TOKEN_BYTES} bytes, not {len(hello.token)}")
+        return Acquaintance(
+            peer=peer,
+            targets=tuple(grpc_target(a) for a in hello.addresses[:ADDRESSES]),
+            certificate=hello.certificate,
+            server_name=check_certificate(hello.certificate),
+            token=hello.token.hex(),
+            name=printable(hello.name)[:64],
+            version=printable(hello.version)[:32],
+        )
+
+
+def _parse(raw: bytes) -> HandshakeFrame:
+    try:
+        frame = HandshakeFrame.FromString(raw)
+    except DecodeError as e:
+        raise WireError(f"not a handshake: {e}") from e
+    if frame.WhichOneof("say") is None:
+        raise WireError("an empty handshake")
+    return frame
+
+
+def _key(shown: str) -> bytes:
+    return hashlib.sha256(shown.encode()).digest()

@@ -1,0 +1,28 @@
+"""Runs a program that must not outlive the process that wanted it: ``leash.py PARENT_PID PROGRAM ARGUMENT…``.
+
+The kernel kills it when its parent dies, whatever the parent died of, and a Ctrl-C typed at the parent's terminal
+does not reach it, so that the parent can still say goodbye through it. Replaces itself by the program (same pid).
+Standard library only and started as a script: this runs in the child.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    parent, program = int(sys.argv[1]), sys.argv[2:]
+    os.setpgid(0, 0)
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        # The parent died before the kernel knew whom to tell us about.
+        sys.exit(1)
+    os.execv(program[0], program)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,413 @@
+"""The p2p daemon (hivemind's p2pd, go-libp2p) under supervision: streams between proven PeerIds, whatever the NAT.
+
+p2pd is a child process spoken to over unix sockets in a directory of our own. hivemind starts it but never notices
+its death; this file does, starts it again with the same identity and ports, and gives it the stream handlers back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hivemind.p2p import P2P
+from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID, StreamInfo
+from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure, P2PDaemonError, raise_if_failed, read_pbmsg_safe, write_pbmsg
+from hivemind.proto import p2pd_pb2
+from hivemind.utils.logging import use_hivemind_log_handler
+from hivemind.utils.multiaddr import Multiaddr
+
+from node.core.errors import LocalFault, NetworkFault, PeerFault, TuttiError, WireError
+from node.core.ids import PeerId, short
+from node.core.tasks import Tasks
+from node.transport.addresses import is_loopback, part_of, split_multiaddr
+from node.transport.limits import PEERS_KEPT, Seats
+from node.transport.ports import check_free
+from node.transport.settings import TransportSettings
+
+if TYPE_CHECKING:
+    from node.identity.keys import Identity
+    from node.telemetry.events import Journal
+
+StreamHandler = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+UpCallback = Callable[[P2P], Awaitable[None]]
+
+STREAM_BUFFER = 1 << 20
+"""Bytes read ahead of the reader of a stream; above it p2pd, and so the sender, has to wait."""
+HEALTH_EVERY_S, HEALTH_TIMEOUT_S = 10.0, 15.0
+FIRST_DELAY_S, LONGEST_DELAY_S, STABLE_S = 0.05, 10.0, 60.0
+CONNECT_TIMEOUT_S = 10.0
+STREAMS_PER_PEER, STREAMS = 64, 1024
+SOCKET_PATH = 104
+"""Longest unix socket path on every system; the names in our directory need 30 of it."""
+_LEASH = str(Path(__file__).with_name("leash.py"))
+_GONE = (OSError, EOFError, P2PDaemonError)
+"""What talking to a p2pd that is dead or dying raises."""
+
+
+class P2pDaemon:
+    """p2pd of ``identity``. ``restarts`` counts how often it had to be started again."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        settings: TransportSettings,
+        journal: Journal,
+        on_error: Callable[[str, BaseException], None] | None = None,
+    ) -> None:
+        self.peer_id, self.restarts = identity.peer_id, 0
+        self.bootstrap: dict[str, str] = {}
+        """Each initial peer's multiaddr: "" when connected, else why not (yet)."""
+        self.runtime = _runtime_directory()
+        """A directory 0700 for sockets, gone after :meth:`close`."""
+        self._identity, self._settings, self._journal = identity, settings, journal
+        self._tasks = Tasks("p2p", on_error)
+        self._handlers: dict[str, StreamHandler] = {}
+        self._on_up: list[UpCallback] = []
+        self._learned: OrderedDict[PeerId, tuple[str, ...]] = OrderedDict()
+        self._seats = Seats(STREAMS_PER_PEER, STREAMS)
+        self._up = asyncio.Event()
+        self._p2p: P2P | None = None
+        self._addresses: tuple[str, ...] = ()
+        self._ports = settings.p2p_port, settings.p2p_port
+        self._kind = _leashed(self.runtime)
+
+    @property
+    def p2p(self) -> P2P:
+        """The P2P of the running child; another object after a restart. Raises NetworkFault while there is none."""
+        if self._p2p is None:
+            raise NetworkFault("the p2p daemon is not running", "wait a moment; it is restarted by itself")
+        return self._p2p
+
+    @property
+    def pid(self) -> int:
+        """Process id of the child."""
+        return self.p2p._child.pid
+
+    def addresses(self) -> list[str]:
+        """Multiaddrs under which others may reach us, each ending in our PeerId. Refreshed every few seconds."""
+        return list(self._addresses)
+
+    def on_up(self, callback: UpCallback) -> None:
+        """Await ``callback(p2p)`` after every start and restart of the child."""
+        self._on_up.append(callback)
+
+    async def start(self, initial_peers: Sequence[str] = ()) -> None:
+        """Start the child; connecting to ``initial_peers`` goes on in the background and may fail (see ``bootstrap``).
+
+        Raises NetworkFault when a port is taken or p2pd does not start.
+        """
+        for address in initial_peers:
+            self.learn(split_multiaddr(address)[1], [address])
+        self.bootstrap = {address: "not tried yet" for address in initial_peers}
+        _quiet_hivemind(self._journal)
+        if self._identity.path is None:
+            key = self.runtime / "key"
+            key.touch(0o600)
+            key.write_bytes(self._identity.key_file_bytes())
+        try:
+            p2p = await self._launch()
+        except _GONE as e:
+            raise NetworkFault(f"p2pd did not start: {e}", "check transport.host, or look for the cause in the log") from e
+        for callback in self._on_up:
+            await callback(p2p)
+        self._tasks.spawn(self._supervise(), "supervise", eternal=True)
+        self._tasks.spawn(self._join(), "join")
+
+    async def close(self) -> None:
+        """End the child and remove the sockets. Safe to call twice."""
+        self._up.clear()
+        await self._tasks.close()
+        await self._end()
+        shutil.rmtree(self.runtime, ignore_errors=True)
+
+    def learn(self, peer: PeerId, multiaddrs: Sequence[str]) -> None:
+        """Remember where a peer may be dialled (the newest eight); text that is no multiaddr of that peer is ignored."""
+        good = []
+        for text in multiaddrs:
+            with contextlib.suppress(WireError, ValueError):
+                address, named = split_multiaddr(text)
+                if named == peer and Multiaddr(address).to_bytes():
+                    good.append(address)
+        if not good or peer == self.peer_id:
+            return
+        old = [a for a in self._learned.pop(peer, ()) if a not in good]
+        self._learned[peer] = tuple((good + old)[:8])
+        if len(self._learned) > PEERS_KEPT:
+            self._learned.popitem(last=False)
+
+    async def connect(self, multiaddrs: Sequence[str], timeout: float = CONNECT_TIMEOUT_S) -> dict[str, str]:
+        """Dial each multiaddr (which names its peer). Returns for each "" or the reason it failed; raises nothing."""
+
+        async def one(text: str) -> str:
+            try:
+                address, peer = split_multiaddr(text)
+                async with asyncio.timeout(timeout):
+                    await self._up.wait()
+                    await self._dial(peer, (address,))
+            except TimeoutError:
+                return f"no answer in {timeout:g} s"
+            except (WireError, ValueError) as e:
+                return str(e)
+            except _GONE as e:
+                return _short(e)
+            self.learn(peer, [text])
+            return ""
+
+        return dict(zip(multiaddrs, await asyncio.gather(*map(one, multiaddrs)), strict=True))
+
+    async def connected(self) -> list[PeerId]:
+        """Peers p2pd has a connection to. Raises NetworkFault while it is down."""
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                return [PeerId(p.peer_id.to_base58()) for p in await self.p2p.list_peers()]
+        except (*_GONE, TimeoutError) as e:
+            raise NetworkFault("the p2p daemon does not answer", "wait a moment; it is restarted by itself") from e
+
+    async def add_stream(self, name: str, handler: StreamHandler) -> None:
+        """Call ``handler(peer, reader, writer)`` for each stream a peer opens under ``name``, also after restarts.
+
+        ``peer`` is proven by libp2p's handshake. The writer is closed when the handler returns or raises.
+        """
+        self._handlers[name] = handler
+        if self._p2p is not None:
+            await self._p2p.add_binary_stream_handler(name, self._entrance(handler))
+
+    async def open_stream(
+        self, peer: PeerId, name: str, timeout: float = CONNECT_TIMEOUT_S
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A stream to the handler ``name`` of ``peer``; the caller closes the writer.
+
+        Waits for a restart that is going on. Raises PeerFault after ``timeout`` seconds, when the peer cannot be
+        reached or has no such handler, and at once when our own p2pd dies meanwhile.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                await self._up.wait()
+                known = self._learned.get(peer)
+                if known:
+                    # Nothing new is dialled when p2pd has a connection already, also one the peer made from behind a NAT.
+                    with contextlib.suppress(ControlFailure, TimeoutError):
+                        async with asyncio.timeout(timeout / 2):
+                            await self._dial(peer, known)
+                return await self._open(peer, name)
+        except TimeoutError as e:
+            raise PeerFault(peer, f"no stream {name} in {timeout:g} s") from e
+        except ControlFailure as e:
+            raise PeerFault(peer, f"cannot be reached: {_short(e)}") from e
+        except ValueError as e:
+            raise PeerFault(peer, f"not a PeerId: {e}") from e
+        except _GONE as e:
+            raise PeerFault(peer, "our own p2p daemon went away") from e
+
+    async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        await self.p2p._client.connect(PeerID.from_base58(peer), [Multiaddr(a) for a in addresses])
+
+    async def _open(self, peer: PeerId, name: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        path = str(self.p2p.daemon_listen_maddr["unix"])
+        reader, writer = await asyncio.open_unix_connection(path, limit=STREAM_BUFFER)
+        try:
+            ask = p2pd_pb2.StreamOpenRequest(peer=PeerID.from_base58(peer).to_bytes(), proto=[name])
+            await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=ask))
+            answer: Any = p2pd_pb2.Response()
+            await read_pbmsg_safe(reader, answer)
+            raise_if_failed(answer)
+        except BaseException:
+            writer.close()
+            raise
+        return reader, writer
+
+    def _entrance(self, handler: StreamHandler) -> Callable[[StreamInfo, Any, Any], Awaitable[None]]:
+        async def enter(info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            peer = PeerId(info.peer_id.to_base58())
+            if not self._seats.take(peer):
+                writer.close()
+                return
+            try:
+                await handler(peer, reader, writer)
+            except (TuttiError, TimeoutError, *_GONE) as e:
+                self._journal.emit("transport", "stream-failed", f"{info.proto} of {short(peer)}: {e}", level="debug")
+            finally:
+                self._seats.leave(peer)
+                writer.close()
+
+        return enter
+
+    async def _launch(self) -> P2P:
+        """A child that answers and has every handler. Raises NetworkFault for taken ports, one of ``_GONE`` otherwise."""
+        settings, (tcp, udp) = self._settings, self._ports
+        check_free(settings.host, tcp, "transport.p2p_port")
+        check_free(settings.host, udp, "transport.p2p_port", socket.SOCK_DGRAM)
+        version, local = "ip6" if ":" in settings.host else "ip4", is_loopback(settings.host)
+        made = await self._kind.create(
+            host_maddrs=[f"/{version}/{settings.host}/tcp/{tcp}", f"/{version}/{settings.host}/udp/{udp}/quic-v1"],
+            announce_maddrs=self._announced() or None,
+            identity_path=str(self._identity.path or self.runtime / "key"),
+            check_if_identity_free=False,
+            use_auto_relay=settings.relay,
+            trusted_relays=list(self.bootstrap) or None,
+            nat_port_map=not local,
+            auto_nat=not local,
+            dht_mode="server",
+        )
+        self._p2p = made
+        try:
+            await self._identify(made)
+            for name, handler in self._handlers.items():
+                await made.add_binary_stream_handler(name, self._entrance(handler))
+        except BaseException:
+            await self._end()
+            raise
+        self._up.set()
+        return made
+
+    def _announced(self) -> list[str]:
+        if not self._settings.p2p_port:
+            return []
+        hosts = dict.fromkeys(a.rpartition(":")[0].strip("[]") for a in self._settings.announce)
+        kinds = {h: "ip6" if ":" in h else "ip4" if h.replace(".", "").isdigit() else "dns" for h in hosts}
+        return [f"/{kind}/{host}/tcp/{self._settings.p2p_port}" for host, kind in kinds.items()]
+
+    async def _identify(self, p2p: P2P) -> None:
+        async with asyncio.timeout(HEALTH_TIMEOUT_S):
+            peer, found = await p2p._client.identify()
+        if peer.to_base58() != self.peer_id:
+            raise LocalFault(f"p2pd runs as {peer}, not as {self.peer_id}", "check the identity key file")
+        # p2pd leaves its PeerId off the addresses it was told to announce.
+        mark = f"/p2p/{self.peer_id}"
+        self._addresses = tuple(a if a.endswith(mark) else a + mark for a in map(str, found))
+        if not self._settings.p2p_port:
+            tcp = next((int(p) for a in self._addresses if (p := part_of(a, "tcp"))), 0)
+            udp = next((int(p) for a in self._addresses if (p := part_of(a, "udp"))), 0)
+            self._ports = self._ports[0] or tcp, self._ports[1] or udp
+
+    async def _end(self) -> None:
+        self._up.clear()
+        p2p, self._p2p = self._p2p, None
+        if p2p is None:
+            return
+        try:
+            async with asyncio.timeout(3.0):
+                await p2p.shutdown()
+        except TimeoutError:
+            p2p._child.kill()
+            await p2p._child.wait()
+
+    async def _supervise(self) -> None:
+        delay = FIRST_DELAY_S
+        while True:
+            began = time.monotonic()
+            why = await self._death(self.p2p)
+            await self._end()
+            self.restarts += 1
+            text = f"p2pd {why}; starting it again"
+            self._journal.emit("transport", "p2pd-died", text, level="warning", restarts=self.restarts)
+            delay = FIRST_DELAY_S if time.monotonic() - began > STABLE_S else delay
+            p2p = await self._revive(delay)
+            delay = min(2 * delay, LONGEST_DELAY_S)
+            self._journal.emit("transport", "p2pd-up", "p2pd runs again", restarts=self.restarts)
+            for number, callback in enumerate(self._on_up):
+                self._tasks.spawn(callback(p2p), f"on-up-{number}")
+            self._tasks.spawn(self._join(), "join")
+
+    async def _revive(self, delay: float) -> P2P:
+        for attempt in range(sys.maxsize):
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, LONGEST_DELAY_S)
+            try:
+                return await self._launch()
+            except (NetworkFault, TimeoutError, *_GONE) as e:
+                self._journal.emit("transport", "p2pd-down", f"p2pd does not start: {e}", level="error", attempt=attempt)
+                if attempt == 5 and not self._settings.p2p_port:
+                    # Somebody took the port that was only ours by chance: any other will do, the directory will tell.
+                    self._ports = 0, 0
+        raise NetworkFault("p2pd does not start", "see the log")
+
+    async def _death(self, p2p: P2P) -> str:
+        """Returns how the child died, once it has; a child that does not answer is killed first."""
+        end = self._tasks.spawn(p2p._child.wait(), "child")
+        while True:
+            done, _ = await asyncio.wait({end}, timeout=HEALTH_EVERY_S)
+            if done:
+                return f"ended with code {end.result()}"
+            try:
+                await self._identify(p2p)
+            except TimeoutError:
+                p2p._child.kill()
+                await end
+                return f"did not answer for {HEALTH_TIMEOUT_S:g} s"
+            except _GONE:
+                continue  # it is dying; the wait above tells when it is dead
+
+    async def _join(self) -> None:
+        """Connect to the initial peers, however long they take to come up."""
+        delay, missing = 1.0, list(self.bootstrap)
+        while missing:
+            results = await self.connect(missing)
+            for address, why in results.items():
+                if why != self.bootstrap[address]:
+                    said = f"cannot reach bootstrap peer {address}: {why}" if why else f"connected to {address}"
+                    self._journal.emit("transport", "bootstrap", said, level="warning" if why else "info", address=address)
+                self.bootstrap[address] = why
+            missing = [address for address, why in results.items() if why]
+            if missing:
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, 30.0)
+
+
+def _leashed(runtime: Path) -> type[P2P]:
+    class Leashed(P2P):
+        """Sockets in our directory, and a child that dies with us and not of our Ctrl-C."""
+
+        _UNIX_SOCKET_PREFIX = f"/unix{runtime}/"
+
+        @staticmethod
+        def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
+            return [sys.executable, "-I", "-S", _LEASH, str(os.getpid()), *P2P._make_process_args(*args, **kwargs)]
+
+    return Leashed
+
+
+def _runtime_directory() -> Path:
+    made = tempfile.mkdtemp(prefix="tutti-")
+    if len(made) > SOCKET_PATH - 30:
+        os.rmdir(made)
+        made = tempfile.mkdtemp(prefix="tutti-", dir="/tmp")
+    return Path(made)
+
+
+def _short(error: BaseException) -> str:
+    """p2pd's reason in one line: the last clause of Go's chain of errors, which names the cause."""
+    text = str(error).replace("Connect failed. msg=", "").strip() or type(error).__name__
+    lines = [line.strip(" *\t") for line in text.splitlines() if line.strip()]
+    return (lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}")[:300]
+
+
+class _ToJournal(logging.Handler):
+    """hivemind and p2pd write for developers; their warnings go to the journal's debug level, not to the terminal."""
+
+    def __init__(self, journal: Journal) -> None:
+        super().__init__(logging.WARNING)
+        self.journal = journal
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.journal.emit("transport", "p2pd-says", record.getMessage()[:500], level="debug")
+
+
+def _quiet_hivemind(journal: Journal) -> None:
+    use_hivemind_log_handler("nowhere")
+    logger = logging.getLogger("hivemind")
+    logger.propagate = False
+    for handler in [h for h in logger.handlers if isinstance(h, _ToJournal)]:
+        logger.removeHandler(handler)
+    logger.addHandler(_ToJournal(journal))

@@ -1,0 +1,189 @@
+"""What an owner refuses: every case is a hand-made stream from a peer that may be lying."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+
+import grpc
+import grpc.aio
+import pytest
+import torch
+
+from node.averaging.member import exchange, refused_us
+from node.averaging.settings import AveragingSettings
+from node.core.errors import PeerFault
+from node.core.ids import PeerId
+from node.wire.tensors import encode, head_of
+from protos import averaging_pb2, averaging_pb2_grpc
+
+
+def head_for(cell, sender, names, tensors, **changes):
+    facts = {"epoch": 7, "term": 1, "attempt": 0, "plan_hash": "plan", "ownership_hash": "owners", "tokens": 20}
+    heads = [head_of(n, t, "fp32") for n, t in zip(names, tensors, strict=True)]
+    return averaging_pb2.Contribution(head=averaging_pb2.ContributionHead(**(facts | {"tensors": heads} | changes)))
+
+
+async def send(cell, sender, owner, messages):
+    """The owner's answer to these messages: (status code, text, fresh names)."""
+    stub = averaging_pb2_grpc.AveragingStub(await cell.transports[sender].channel(owner))
+    call, names = stub.Exchange(iter(messages), timeout=10), []
+    try:
+        async for message in call:
+            names += [h.name for h in message.head.tensors]
+    except grpc.aio.AioRpcError as e:
+        return e.code(), e.details(), names
+    return await call.code(), "", names
+
+
+class Duel:
+    """p0 owns everything and runs its round; p1 is made by hand."""
+
+    def __init__(self, cell, grads):
+        self.cell, (self.p0, self.p1) = cell, cell.peers
+        self.names = tuple(sorted(cell.owners()))
+        self.tensors = [grads(self.p1)[n] for n in self.names]
+
+    def messages(self, tensors=None, chunks=None, **changes):
+        tensors = self.tensors if tensors is None else tensors
+        body = [bytes(encode(t, "fp32")) for t in tensors] if chunks is None else chunks
+        head = head_for(self.cell, self.p1, self.names, tensors, **changes)
+        return [head, *(averaging_pb2.Contribution(chunk=c) for c in body)]
+
+    async def against(self, messages, **request):
+        running = asyncio.ensure_future(
+            self.cell.run(self.cell.request(self.p0, owners=dict.fromkeys(self.names, self.p0), **request), self.p0)
+        )
+        answer = await send(self.cell, self.p1, self.p0, messages)
+        self.cell.rounds[self.p0].gone(self.p1)
+        return answer, await running
+
+
+@pytest.fixture
+async def duel(cell_of, grads):
+    return Duel(await cell_of(2), grads)
+
+
+async def test_a_fair_contribution_by_hand_is_summed(duel, bits):
+    answer, outcome = await duel.against(duel.messages())
+    assert answer == (grpc.StatusCode.OK, "", list(duel.names))
+    assert bits(outcome.fresh, duel.cell.expected(duel.cell.peers))
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e30])
+async def test_poison_is_refused_counted_and_left_out(duel, bits, poison):
+    bad = [t.clone() for t in duel.tensors]
+    bad[1][2, 3] = poison
+    (code, text, _), outcome = await duel.against(duel.messages(bad))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert text.startswith("values: ")
+    assert bits(outcome.fresh, duel.cell.expected([duel.p0]))
+    assert set(outcome.refused) == {duel.p1}
+    assert [(p, w) for p, _, w in duel.cell.transports[duel.p0].faults] == [(duel.p1, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "code"),
+    [
+        ({"plan_hash": "other"}, "plan-hash", grpc.StatusCode.FAILED_PRECONDITION),
+        ({"ownership_hash": "other"}, "ownership-hash", grpc.StatusCode.FAILED_PRECONDITION),
+        ({"tokens": 0}, "heads", grpc.StatusCode.INVALID_ARGUMENT),
+        ({"tensors": []}, "heads", grpc.StatusCode.INVALID_ARGUMENT),
+        ({"tokens": 1 << 50}, "values", grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+)
+async def test_a_head_that_does_not_fit_the_round_is_refused(duel, bits, changes, kind, code):
+    (got, text, _), outcome = await duel.against(duel.messages(**changes))
+    assert (got, text.split(":")[0]) == (code, kind)
+    assert refused_us(text)
+    assert bits(outcome.fresh, duel.cell.expected([duel.p0]))
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (1 << 20, 1 << 20), ()])
+async def test_heads_of_other_shapes_are_refused_before_anything_is_set_aside(duel, bits, monkeypatch, shape):
+    def never(*_, **__):
+        raise AssertionError("memory was set aside")
+
+    messages = duel.messages()[:1]
+    messages[0].head.tensors[0].shape[:] = shape
+    messages[0].head.tensors[0].nbytes = math.prod(shape) * 4
+    monkeypatch.setattr(torch, "empty", never)
+    (code, text, _), outcome = await duel.against(messages)
+    assert (code, text.split(":")[0]) == (grpc.StatusCode.INVALID_ARGUMENT, "heads")
+    assert bits(outcome.fresh, duel.cell.expected([duel.p0]))
+
+
+async def test_too_many_and_too_few_bytes_are_refused(cell_of, grads, bits):
+    for body in ([b"\0" * 5000], [b"\0" * 8], [b""]):
+        duel = Duel(await cell_of(2), grads)
+        (code, text, _), outcome = await duel.against(duel.messages(chunks=body))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert text.startswith("heads: ")
+        assert bits(outcome.fresh, duel.cell.expected([duel.p0]))
+
+
+async def test_an_upload_that_breaks_off_is_left_out_without_waiting(duel, bits):
+    owners = dict.fromkeys(duel.names, duel.p0)
+    running = asyncio.ensure_future(duel.cell.run(duel.cell.request(duel.p0, owners=owners, deadline_s=300.0), duel.p0))
+    stub = averaging_pb2_grpc.AveragingStub(await duel.cell.transports[duel.p1].channel(duel.p0))
+    call = stub.Exchange()
+    await call.write(duel.messages()[0])
+    await call.write(duel.messages()[1])
+    while not (lines := duel.cell.rounds[duel.p0]._owner._machine._streams):
+        await asyncio.sleep(0.005)
+    assert len(lines) == 1
+    call.cancel()
+    outcome = await asyncio.wait_for(running, 20)
+    assert bits(outcome.fresh, duel.cell.expected([duel.p0]))
+    assert outcome.contributors == {duel.p0}
+
+
+async def test_a_stranger_is_refused(duel):
+    running = asyncio.ensure_future(
+        duel.cell.run(duel.cell.request(duel.p0, owners=dict.fromkeys(duel.names, duel.p0), members=(duel.p0,)), duel.p0)
+    )
+    code, text, _ = await send(duel.cell, duel.p1, duel.p0, duel.messages())
+    assert (code, text.split(":")[0]) == (grpc.StatusCode.PERMISSION_DENIED, "not-a-member")
+    assert (await running).complete
+
+
+async def test_streams_for_a_round_that_never_opens_are_bounded_in_number_and_time(cell_of, grads):
+    duel = Duel(await cell_of(2, AveragingSettings(round_timeout_s=0.5)), grads)
+    sends = [send(duel.cell, duel.p1, duel.p0, duel.messages(epoch=9)) for _ in range(6)]
+    answers = await asyncio.gather(*sends)
+    kinds = sorted(text.split(":")[0] for _, text, _ in answers)
+    assert kinds == ["busy"] * 2 + ["late"] * 4
+    assert not duel.cell.rounds[duel.p0]._owner._machine._streams
+
+
+class Liar(averaging_pb2_grpc.AveragingServicer):
+    """An owner that answers whatever it is told to."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    async def Exchange(self, request_iterator, context):
+        for message in self.answer:
+            await context.write(message)
+
+
+@pytest.mark.parametrize("lie", ["digest", "shape", "nan", "short", "long", "empty", "nothing behind it"])
+async def test_a_member_believes_no_answer_that_does_not_hold_together(cell_of, lie):
+    cell = await cell_of(1)
+    liar = PeerId("p9")
+    tensor = torch.tensor([1.0, float("nan") if lie == "nan" else 2.0, 3.0, 4.0, 5.0])
+    body = bytes(encode(tensor, "fp32"))
+    sha = hashlib.sha256(b"x" if lie == "digest" else body).hexdigest()
+    heads = [head_of("c.weight", torch.zeros(4) if lie == "shape" else tensor, "fp32")]
+    tokens = 0 if lie == "nothing behind it" else 5
+    body = {"short": body[:-1], "long": body + b"\0"}.get(lie, body)
+    head = averaging_pb2.FreshHead(tensors=heads, digest=sha, tokens=tokens, contributors=["p9"])
+    answer = [averaging_pb2.Fresh(head=head), averaging_pb2.Fresh(chunk=body)]
+    transport = cell.net.transport(liar)
+    averaging_pb2_grpc.add_AveragingServicer_to_server(Liar([] if lie == "empty" else answer), transport.server)
+    await transport.start()
+    request = cell.request(cell.peers[0])
+    with pytest.raises(PeerFault) as caught:
+        await exchange(cell.transports[cell.peers[0]], liar, request, ("c.weight",), True, "fp32", 64, 10.0)
+    assert caught.value.weight == 1.0

@@ -1,0 +1,208 @@
+"""Whole rounds over real gRPC between peers of one process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+import torch
+
+from node.averaging.settings import AveragingSettings
+from node.core.ids import RoundId
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+async def test_everybody_holds_the_same_weighted_mean_step(cell_of, bits, count):
+    cell = await cell_of(count)
+    outcomes = await cell.run_all({p: cell.request(p) for p in reversed(cell.peers)})
+    for peer, outcome in outcomes.items():
+        assert bits(outcome.fresh, cell.expected(cell.peers))
+        assert outcome.complete
+        assert not outcome.failed
+        assert outcome.contributors == set(cell.peers)
+        assert outcome.tokens == sum(map(cell.tokens, cell.peers))
+        assert outcome.stepped == {n for n, o in cell.owners().items() if o == peer}
+    assert all(len(steps) <= 1 for steps in cell.steps.values())
+
+
+async def test_the_wire_rounds_the_owners_own_gradients_too(cell_of, bits):
+    results = []
+    for shift in (0, 1):
+        cell = await cell_of(3, AveragingSettings(wire="bf16", round_timeout_s=10.0))
+        owners = {n: cell.peers[(i + shift) % 3] for i, n in enumerate(sorted(cell.owners()))}
+        outcomes = await cell.run_all({p: cell.request(p, owners=owners) for p in cell.peers})
+        assert all(bits(o.fresh, outcomes[cell.peers[0]].fresh) for o in outcomes.values())
+        results.append(outcomes[cell.peers[0]].fresh)
+    assert bits(*results)
+    exact = cell.expected(cell.peers)
+    assert all(torch.allclose(results[0][n], exact[n], atol=1e-2) for n in exact)
+    assert not bits(results[0], exact)
+
+
+async def test_a_listener_gathers_and_gives_nothing(cell_of, bits):
+    cell = await cell_of(3)
+    p0, p1, p2 = cell.peers
+    changes = {"listeners": frozenset({p2}), "owners": cell.owners([p0, p1])}
+    requests = {p: cell.request(p, **changes) for p in (p0, p1)}
+    requests[p2] = cell.request(p2, gradients=None, tokens=0, **changes)
+    outcomes = await cell.run_all(requests)
+    assert all(bits(o.fresh, cell.expected([p0, p1])) for o in outcomes.values())
+    assert cell.steps[p2] == []
+
+
+async def test_a_late_listener_and_a_late_duplicate_are_served_the_same_bytes(cell_of, bits):
+    cell = await cell_of(3)
+    p0, p1, p2 = cell.peers
+    changes = {"listeners": frozenset({p2}), "owners": cell.owners([p0, p1])}
+    first = await cell.run_all({p: cell.request(p, **changes) for p in (p0, p1)})
+    steps = {p: list(s) for p, s in cell.steps.items()}
+    late = await cell.run(cell.request(p2, gradients=None, tokens=0, **changes), p2)
+    assert bits(late.fresh, first[p0].fresh)
+    again = await cell.run_all({p: cell.request(p, round=RoundId(7, 1, 1), **changes) for p in (p0, p1)})
+    assert bits(again[p1].fresh, first[p0].fresh)
+    assert cell.steps == steps, "a part was stepped twice in its epoch"
+
+
+async def test_members_may_be_faster_than_the_owner(cell_of, bits):
+    cell = await cell_of(3)
+    p0, p1, p2 = cell.peers
+    early = [asyncio.ensure_future(cell.run(cell.request(p), p)) for p in (p1, p2)]
+    while len(cell.rounds[p0]._owner._lines) < 2:
+        await asyncio.sleep(0.005)
+    assert not any(line.orders.qsize() for line in cell.rounds[p0]._owner._lines.values())
+    outcomes = [await cell.run(cell.request(p0), p0), *await asyncio.gather(*early)]
+    assert all(bits(o.fresh, cell.expected(cell.peers)) for o in outcomes)
+
+
+async def test_a_member_dead_before_its_upload_is_left_out_at_the_deadline(cell_of, bits):
+    cell = await cell_of(3)
+    p0, p1, p2 = cell.peers
+    await cell.net.kill(p2)
+    owners = cell.owners([p0, p1])
+    outcomes = await cell.run_all({p: cell.request(p, owners=owners, deadline_s=1.0) for p in (p0, p1)})
+    assert all(bits(o.fresh, cell.expected([p0, p1])) for o in outcomes.values())
+    assert all(o.contributors == {p0, p1} for o in outcomes.values())
+
+
+async def test_a_member_told_dead_is_not_waited_for(cell_of, bits):
+    cell = await cell_of(2)
+    p0, p1 = cell.peers
+    running = asyncio.ensure_future(cell.run(cell.request(p0, owners=cell.owners([p0]), deadline_s=300.0), p0))
+    while 7 not in cell.rounds[p0]._owner._epochs:
+        await asyncio.sleep(0.005)
+    cell.rounds[p0].gone(p1)
+    outcome = await asyncio.wait_for(running, 20)
+    assert bits(outcome.fresh, cell.expected([p0]))
+
+
+async def test_a_dead_owner_is_replaced_by_a_repair(cell_of, bits):
+    cell = await cell_of(4)
+    *alive, dead = cell.peers
+    await cell.net.kill(dead)
+    first = await cell.run_all({p: cell.request(p, deadline_s=1.5) for p in alive})
+    lost = sorted(n for n, o in cell.owners().items() if o == dead)
+    for outcome in first.values():
+        assert list(outcome.missing) == lost
+        assert set(outcome.failed) == {dead}
+        assert bits(outcome.fresh, {n: t for n, t in cell.expected(alive).items() if n not in lost})
+    repaired = {n: o if o != dead else alive[1] for n, o in cell.owners().items()}
+    second = await cell.run_all({p: cell.repair(p, alive, repaired) for p in alive})
+    assert all(o.complete for o in second.values())
+    assert all(bits(o.fresh, cell.expected(alive)) for o in second.values())
+    assert cell.steps[alive[1]][-1] == tuple(lost), "only the orphans may be stepped in a repair"
+    assert all(o.nbytes < f.nbytes for o, f in zip(second.values(), first.values(), strict=True))
+
+
+async def test_a_survivor_that_has_the_dead_owners_bytes_serves_them(cell_of, bits):
+    cell = await cell_of(3)
+    p0, p1, p2 = cell.peers
+    await cell.run_all({p: cell.request(p) for p in cell.peers})
+    await cell.net.kill(p2)
+    repaired = {n: o if o != p2 else p0 for n, o in cell.owners().items()}
+    again = await cell.run_all({p: cell.repair(p, [p0, p1], repaired) for p in (p0, p1)})
+    assert all(bits(o.fresh, cell.expected(cell.peers)) for o in again.values())
+    assert len(cell.steps[p0]) == 1
+
+
+async def test_an_owner_that_dies_while_stepping_fails_alone(cell_of, bits):
+    cell = await cell_of(3)
+    p0, p1, p2 = cell.peers
+    stuck, loop = threading.Event(), asyncio.get_running_loop()
+    stepping = asyncio.Event()
+
+    def hang(means):
+        loop.call_soon_threadsafe(stepping.set)
+        stuck.wait(20)
+        return means
+
+    victim = asyncio.ensure_future(cell.rounds[p2].run(cell.request(p2), hang))
+    others = [asyncio.ensure_future(cell.run(cell.request(p), p)) for p in (p0, p1)]
+    await stepping.wait()
+    await cell.net.kill(p2)
+    stuck.set()
+    left, right = await asyncio.gather(*others)
+    victim.cancel()
+    await asyncio.gather(victim, return_exceptions=True)
+    assert set(left.failed) == set(right.failed) == {p2}
+    assert left.missing == tuple(sorted(n for n, o in cell.owners().items() if o == p2))
+    assert bits(left.fresh, right.fresh)
+
+
+async def test_own_gradients_that_are_not_finite_make_a_listener(cell_of, bits, grads):
+    cell = await cell_of(3)
+    p0, p1, p2 = cell.peers
+    spoiled = grads(p2)
+    spoiled["a.weight"][0, 0] = float("nan")
+    requests = {p: cell.request(p) for p in (p0, p1)} | {p2: cell.request(p2, gradients=spoiled)}
+    outcomes = await cell.run_all(requests)
+    assert all(bits(o.fresh, cell.expected([p0, p1])) for o in outcomes.values())
+    assert "not finite" in outcomes[p2].refused[p2]
+    assert cell.transports[p0].faults == []
+
+
+async def test_a_step_that_fails_fails_the_owner_and_can_be_repaired(cell_of, bits):
+    cell = await cell_of(2)
+    p0, p1 = cell.peers
+
+    def broken(means):
+        raise RuntimeError("out of memory")
+
+    failing = cell.rounds[p1].run(cell.request(p1), broken)
+    good, bad = await asyncio.gather(cell.run(cell.request(p0), p0), failing)
+    assert set(good.failed) == set(bad.failed) == {p1}
+    assert "RuntimeError" in bad.failed[p1]
+    assert "out of memory" not in good.failed[p1], "our exceptions are not for other peers"
+    assert [str(e) for e in cell.errors] == ["out of memory"]
+    repaired = dict.fromkeys(cell.owners(), p0)
+    outcomes = await cell.run_all({p: cell.repair(p, [p0, p1], repaired) for p in (p0, p1)})
+    assert all(bits(o.fresh, cell.expected(cell.peers)) for o in outcomes.values())
+
+
+async def test_a_silent_owner_costs_no_more_than_the_deadline(cell_of, bits):
+    cell = await cell_of(2)
+    p0, p1 = cell.peers
+    cell.net.mute(p1)
+    outcome = await asyncio.wait_for(cell.run(cell.request(p0, deadline_s=0.5), p0), 20)
+    assert set(outcome.failed) == {p1}
+    expected = cell.expected([p0])
+    assert bits(outcome.fresh, {n: expected[n] for n, o in cell.owners().items() if o == p0})
+
+
+async def test_requests_that_contradict_themselves_are_ours_to_fix(cell_of, grads):
+    cell = await cell_of(2)
+    p0, p1 = cell.peers
+    wrong = grads(p0) | {"a.weight": torch.zeros(4, 6)}
+    for changes in ({"members": (p1,)}, {"owners": {"a.weight": p0}}, {"gradients": wrong}, {"members": (p0,)}):
+        with pytest.raises(ValueError, match="member|owner|gradients|round"):
+            await cell.run(cell.request(p0, **changes), p0)
+
+
+async def test_a_forgotten_epoch_is_refused(cell_of):
+    cell = await cell_of(2)
+    p0, p1 = cell.peers
+    cell.rounds[p1].forget(7)
+    outcome = await cell.run(cell.request(p0, deadline_s=2.0), p0)
+    assert "forgotten" in outcome.failed[p1]
+    with pytest.raises(ValueError, match="over"):
+        await cell.run(cell.request(p1), p1)

@@ -1,0 +1,186 @@
+"""A power cut after every single call a checkpoint makes: the loader finds the old one, the new one, whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from node.checkpoint.files import Disk
+from node.checkpoint.settings import CheckpointSettings
+from node.checkpoint.store import CheckpointStore
+
+KEEP = CheckpointSettings(keep=2)
+
+
+class PowerCut(BaseException):
+    """Nothing may catch this: after a power cut no cleaning up runs."""
+
+
+class FailingDisk(Disk):
+    """Loses power before call number ``until``, and with it whatever was not flushed.
+
+    A file that was written and not flushed may hold anything afterwards: it is cut to half. A name that was given
+    and whose directory was not flushed may be there or not: ``forgetful`` decides.
+    """
+
+    def __init__(self, until: int, forgetful: bool) -> None:
+        self.until, self.forgetful, self.calls = until, forgetful, 0
+        self.dirty: dict[tuple[int, int], Path] = {}
+        self.unsaid: list[tuple[Path, Path | None, Path | None]] = []  # (directory, new name, old name)
+
+    def _tick(self) -> None:
+        if self.calls == self.until:
+            raise PowerCut
+        self.calls += 1
+
+    @staticmethod
+    def _path(fd: int) -> Path:
+        return Path(os.readlink(f"/proc/self/fd/{fd}"))
+
+    def create(self, name: str, at: int) -> int:
+        self._tick()
+        fd = super().create(name, at)
+        self.unsaid.append((self._path(at), self._path(at) / name, None))
+        return fd
+
+    def write(self, fd: int, data: memoryview) -> None:
+        self._tick()
+        super().write(fd, data)
+        found = os.fstat(fd)
+        self.dirty[found.st_dev, found.st_ino] = self._path(fd)
+
+    def fsync(self, fd: int) -> None:
+        self._tick()
+        found = os.fstat(fd)
+        self.dirty.pop((found.st_dev, found.st_ino), None)
+        here = self._path(fd)
+        self.unsaid = [entry for entry in self.unsaid if entry[0] != here]
+
+    def mkdir(self, name: str, at: int) -> None:
+        self._tick()
+        super().mkdir(name, at)
+        self.unsaid.append((self._path(at), self._path(at) / name, None))
+
+    def rename(self, old: str, new: str, at: int) -> None:
+        self._tick()
+        super().rename(old, new, at)
+        here = self._path(at)
+        self.unsaid = [(d.parent / new if d == here / old else d, *self._moved(e, here / old, here / new)) for d, *e in self.unsaid]
+        self.dirty = {key: here / new / p.name if p.parent == here / old else p for key, p in self.dirty.items()}
+        self.unsaid.append((here, here / new, here / old))
+
+    @staticmethod
+    def _moved(entry: list[Path | None], old: Path, new: Path) -> list[Path | None]:
+        return [new / p.name if p is not None and p.parent == old else p for p in entry]
+
+    def unlink(self, name: str, at: int) -> None:
+        self._tick()
+        super().unlink(name, at)
+
+    def rmdir(self, name: str, at: int) -> None:
+        self._tick()
+        super().rmdir(name, at)
+
+    def come_back(self) -> None:
+        """What the disk looks like when the power is on again."""
+        for path in self.dirty.values():
+            if path.exists():
+                os.truncate(path, path.stat().st_size // 2)
+        if not self.forgetful:
+            return
+        for _, new, old in reversed(self.unsaid):
+            if new is None or not new.exists():
+                continue
+            if old is not None:
+                os.rename(new, old)
+            elif new.is_dir():
+                shutil.rmtree(new)
+            else:
+                new.unlink()
+
+
+def tensors(value: float) -> dict[str, torch.Tensor]:
+    return {"a.weight": torch.full((50,), value), "b.weight": torch.full((3, 3), value)}
+
+
+def save(root: Path, epoch: int, value: float, disk: Disk | None = None) -> None:
+    optimizer = {"a.weight": {"momentum": torch.full((50,), -value)}}
+    CheckpointStore(root, KEEP, "run", disk=disk).save(1, epoch, tensors(value), optimizer, {"value": value})
+
+
+def whole(root: Path, epoch: int) -> float:
+    """The value every tensor of a checkpoint has; fails when they do not agree."""
+    found = CheckpointStore(root, KEEP, "run").load(1, epoch)
+    values = {float(x) for t in found.parameters.values() for x in t.flatten()}
+    values |= {-float(x) for x in found.optimizer["a.weight"]["momentum"]} | {found.meta["value"]}
+    assert len(values) == 1
+    return values.pop()
+
+
+@pytest.mark.parametrize("forgetful", [True, False])
+def test_every_prefix_of_a_first_save(tmp_path: Path, forgetful: bool) -> None:
+    seen = set()
+    for until in range(200):
+        root, disk = tmp_path / str(until), FailingDisk(until, forgetful)
+        try:
+            save(root, 1, 1.0, disk)
+        except PowerCut:
+            disk.come_back()
+            store = CheckpointStore(root, KEEP, "run")
+            seen.add(tuple(store.epochs(1)))
+            assert [whole(root, e) for e in store.epochs(1)] in ([], [1.0])
+            assert store.problems(1) == []
+            continue
+        break
+    assert until > 10, "the rehearsal must reach into the write"
+    assert () in seen
+    assert whole(root, 1) == 1.0
+
+
+@pytest.mark.parametrize("forgetful", [True, False])
+def test_every_prefix_of_a_save_that_also_prunes(tmp_path: Path, forgetful: bool) -> None:
+    """Epochs 1 and 2 are there, 3 is written, 1 is pruned: 2 is always whole, and 3 once it is named."""
+    outcomes = set()
+    for until in range(200):
+        root, disk = tmp_path / str(until), FailingDisk(until, forgetful)
+        save(root, 1, 1.0)
+        save(root, 2, 2.0)
+        try:
+            save(root, 3, 3.0, disk)
+        except PowerCut:
+            disk.come_back()
+            store = CheckpointStore(root, KEEP, "run")
+            epochs = store.epochs(1)
+            assert epochs in ([1, 2], [1, 2, 3], [2, 3])
+            assert [whole(root, e) for e in epochs] == [float(e) for e in epochs]
+            assert store.problems(1) == []
+            outcomes.add(tuple(epochs))
+            save(root, 4, 4.0)  # the next save clears what the cut left behind
+            assert set(os.listdir(root / "stage-1")) == {f"epoch-{e}" for e in store.epochs(1)}
+            continue
+        break
+    assert outcomes == {(1, 2), (1, 2, 3), (2, 3)}
+
+
+@pytest.mark.parametrize("forgetful", [True, False])
+def test_every_prefix_of_replacing_an_epoch(tmp_path: Path, forgetful: bool) -> None:
+    """A branch that was given up leaves the same epoch with other contents: one of the two is always there."""
+    outcomes = set()
+    for until in range(200):
+        root, disk = tmp_path / str(until), FailingDisk(until, forgetful)
+        save(root, 5, 1.0)
+        try:
+            save(root, 5, 2.0, disk)
+        except PowerCut:
+            disk.come_back()
+            assert CheckpointStore(root, KEEP, "run").epochs(1) == [5]
+            outcomes.add(whole(root, 5))
+            save(root, 5, 3.0)
+            assert whole(root, 5) == 3.0
+            continue
+        break
+    assert outcomes == {1.0, 2.0}

@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from node.checkpoint.settings import CheckpointSettings
+from node.checkpoint.store import CheckpointStore
+from node.core.errors import LocalFault, OutOfResources, Refused
+from node.wire.tensors import digest
+
+RUN = "ab" * 32
+
+
+def state(seed: int) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, torch.Tensor]], dict[str, object]]:
+    g = torch.Generator().manual_seed(seed)
+    parameters = {
+        "model.layers.0.mlp.up_proj.weight": torch.randn(8, 5, generator=g),
+        "model.norm.weight": torch.randn(5, generator=g).bfloat16(),
+        "transposed": torch.randn(4, 3, generator=g).t(),
+        "scalar": torch.tensor(float(seed)),
+        "empty": torch.empty(0, 3),
+    }
+    optimizer = {"model.norm.weight": {"momentum": torch.randn(5, generator=g), "step": torch.tensor(seed)}}
+    return parameters, optimizer, {"sampler": {"position": seed, "back": [1, 2]}, "loss": 2.5}
+
+
+def store_in(root: Path, keep: int = 3, said: list[str] | None = None, run: str = RUN) -> CheckpointStore:
+    return CheckpointStore(root, CheckpointSettings(keep=keep), run, tell=(said if said is not None else []).append)
+
+
+def names(root: Path, stage: int = 1) -> set[str]:
+    return set(os.listdir(root / f"stage-{stage}"))
+
+
+def test_what_is_saved_comes_back(tmp_path: Path) -> None:
+    parameters, optimizer, meta = state(1)
+    path = store_in(tmp_path).save(1, 20, parameters, optimizer, meta)
+    assert path == tmp_path / "stage-1" / "epoch-20"
+
+    found = store_in(tmp_path).load(1, 20)
+    assert (found.stage, found.epoch, found.meta) == (1, 20, meta)
+    assert found.digest == digest(parameters) == store_in(tmp_path).digest_of(1, 20)
+    assert found.parameters.keys() == parameters.keys()
+    for name, tensor in parameters.items():
+        assert found.parameters[name].dtype == tensor.dtype
+        assert torch.equal(found.parameters[name], tensor)
+    assert torch.equal(found.optimizer["model.norm.weight"]["momentum"], optimizer["model.norm.weight"]["momentum"])
+    assert found.optimizer["model.norm.weight"]["step"].dtype == torch.int64
+
+
+def test_files_are_safetensors_that_others_can_read_and_only_the_owner_may(tmp_path: Path) -> None:
+    parameters, optimizer, meta = state(1)
+    path = store_in(tmp_path).save(1, 20, parameters, optimizer, meta)
+    assert torch.equal(load_file(path / "parameters.safetensors")["transposed"], parameters["transposed"])
+    assert set(load_file(path / "optimizer.safetensors")) == {"model.norm.weight/momentum", "model.norm.weight/step"}
+    assert {os.stat(path / n).st_mode & 0o777 for n in os.listdir(path)} == {0o600}
+
+
+def test_without_optimizer_state(tmp_path: Path) -> None:
+    store_in(tmp_path).save(0, 0, {"w": torch.ones(2)}, {}, {})
+    assert store_in(tmp_path).load(0, 0).optimizer == {}
+
+
+def test_loaded_tensors_outlive_their_file(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    path = store.save(1, 1, {"w": torch.full((1000,), 7.0)}, {}, {})
+    found = store.load(1, 1)
+    (path / "parameters.safetensors").write_bytes(b"")
+    assert found.parameters["w"].sum() == 7000
+
+
+def test_newest_are_kept(tmp_path: Path) -> None:
+    store = store_in(tmp_path, keep=2)
+    for epoch in (9, 10, 11, 100):
+        store.save(1, epoch, *state(epoch))
+    store.save(2, 5, *state(5))
+    assert store.epochs(1) == [11, 100]
+    assert names(tmp_path) == {"epoch-11", "epoch-100"}
+    assert store.epochs(2) == [5]
+    assert store.epochs(3) == []
+    assert store.newest(3) is None
+
+
+def test_saving_the_same_again_changes_nothing(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    before = os.stat(store.save(1, 4, *state(4))).st_ino
+    assert os.stat(store.save(1, 4, *state(4))).st_ino == before
+
+
+def test_another_branch_replaces_the_epoch(tmp_path: Path) -> None:
+    said: list[str] = []
+    store = store_in(tmp_path, said=said)
+    store.save(1, 4, *state(4))
+    store.save(1, 4, *state(5))
+    assert store.load(1, 4).digest == digest(state(5)[0])
+    assert names(tmp_path) == {"epoch-4"}
+    assert any("replaced" in text for text in said)
+
+
+def truncate(path: Path) -> None:
+    target = path / "parameters.safetensors"
+    target.write_bytes(target.read_bytes()[:-1])
+
+
+def flip(path: Path) -> None:
+    target = path / "parameters.safetensors"
+    data = bytearray(target.read_bytes())
+    data[-1] ^= 1
+    target.write_bytes(data)
+
+
+def edit_manifest(path: Path) -> None:
+    target = path / "manifest.json"
+    target.write_text(target.read_text().replace('"epoch": 2', '"epoch": 3'))
+
+
+def link_out(path: Path) -> None:
+    (path / "parameters.safetensors").rename(path.parent.parent / "elsewhere")
+    (path / "parameters.safetensors").symlink_to(path.parent.parent / "elsewhere")
+
+
+def fifo(path: Path) -> None:
+    (path / "manifest.json").unlink()
+    os.mkfifo(path / "manifest.json")
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "short": (truncate, "manifest says"),
+    "flipped bit": (flip, "not the file"),
+    "no manifest": (lambda p: (p / "manifest.json").unlink(), "is missing"),
+    "torn manifest": (lambda p: os.truncate(p / "manifest.json", 40), "cannot be read"),
+    "edited manifest": (edit_manifest, "garbled"),
+    "deep manifest": (lambda p: (p / "manifest.json").write_text("[" * 100_000), "cannot be read"),
+    "no tensors": (lambda p: (p / "optimizer.safetensors").unlink(), "is missing"),
+    "link": (link_out, "is a link"),
+    "fifo": (fifo, "not a regular file"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_one_is_passed_over_and_stays(tmp_path: Path, kind: str) -> None:
+    said: list[str] = []
+    store = store_in(tmp_path, said=said)
+    store.save(1, 1, *state(1))
+    damage, reason = DAMAGE[kind]
+    damage(store.save(1, 2, *state(2)))
+
+    with pytest.raises(Refused, match=reason) as caught:
+        store.load(1, 2)
+    assert caught.value.next_step
+    found = store.newest(1)
+    assert found is not None
+    assert found.epoch == 1
+    if kind != "flipped bit":  # seen by hashing only
+        assert store.epochs(1) == [1]
+        assert [name for name, why in store.problems(1) if reason in why] == ["epoch-2"]
+    for epoch in range(3, 9):
+        store.save(1, epoch, *state(epoch))
+    assert (tmp_path / "stage-1" / "epoch-2").exists() == (kind != "flipped bit")
+
+
+def test_saving_over_a_damaged_one_sets_it_aside(tmp_path: Path) -> None:
+    said: list[str] = []
+    store = store_in(tmp_path, said=said)
+    truncate(store.save(1, 2, *state(2)))
+    store.save(1, 2, *state(2))
+    assert store.load(1, 2).epoch == 2
+    (aside,) = names(tmp_path) - {"epoch-2"}
+    assert aside.startswith("epoch-2.aside-")
+    assert any(aside in text for text in said)
+    assert (aside, "not a name a checkpoint has") in store.problems(1)
+
+
+def test_of_another_run_or_stage_is_foreign(tmp_path: Path) -> None:
+    store_in(tmp_path, run="cd" * 32).save(1, 7, *state(7))
+    store = store_in(tmp_path)
+    assert store.epochs(1) == []
+    with pytest.raises(Refused, match="belongs to run 'cdcdcdcdcdcd'"):
+        store.load(1, 7)
+    store.save(1, 8, *state(8))
+    os.rename(tmp_path / "stage-1" / "epoch-8", tmp_path / "stage-1" / "epoch-9")
+    with pytest.raises(Refused, match="written for stage 1 at epoch 8"):
+        store.load(1, 9)
+
+
+def test_a_linked_directory_is_not_followed(tmp_path: Path) -> None:
+    store = store_in(tmp_path / "mine")
+    store_in(tmp_path / "theirs").save(1, 3, *state(3))
+    store.save(1, 1, *state(1))
+    (tmp_path / "mine" / "stage-1" / "epoch-3").symlink_to(tmp_path / "theirs" / "stage-1" / "epoch-3")
+    assert store.epochs(1) == [1]
+    (tmp_path / "mine" / "stage-2").symlink_to(tmp_path / "theirs" / "stage-1")
+    with pytest.raises(LocalFault):
+        store.save(2, 1, *state(1))
+
+
+def test_a_header_bomb_never_reaches_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from node.checkpoint import tensorfile
+
+    def never(*args: object, **kwargs: object) -> None:
+        raise AssertionError("the library was called")
+
+    monkeypatch.setattr(tensorfile, "safe_open", never)
+    bomb = tmp_path / "bomb"
+    bomb.write_bytes((64 << 20).to_bytes(8, "little"))
+    os.truncate(bomb, 100 << 20)
+    fd = os.open(bomb, os.O_RDONLY)
+    try:
+        with pytest.raises(Refused, match="over the limit"):
+            tensorfile.read_tensors(fd, 100 << 20)
+        with pytest.raises(Refused, match="longer than the file"):
+            tensorfile.read_tensors(fd, 1 << 20)
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "a..b", "/abs", "a/b/c", "", "a\nb", "x" * 300, "__metadata__/../x"])
+def test_names_that_look_like_paths_are_refused(tmp_path: Path, name: str) -> None:
+    store = store_in(tmp_path)
+    with pytest.raises(ValueError, match="not a tensor name"):
+        store.save(1, 1, {name: torch.ones(1)}, {}, {})
+    assert names(tmp_path) == set()
+
+
+def test_values_that_cannot_be_kept_leave_nothing_behind(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    with pytest.raises(ValueError, match="survive JSON"):
+        store.save(1, 1, {"w": torch.ones(1)}, {}, {"tuple": (1, 2)})
+    with pytest.raises(ValueError, match="not JSON"):
+        store.save(1, 1, {"w": torch.ones(1)}, {}, {"object": object()})
+    with pytest.raises(ValueError, match="complex"):
+        store.save(1, 1, {"w": torch.ones(1)}, {"w": {"m": torch.ones(1, dtype=torch.complex64)}}, {})
+    with pytest.raises(ValueError, match="stage -1"):
+        store.save(-1, 1, {"w": torch.ones(1)}, {}, {})
+    assert names(tmp_path) == set()
+
+
+def test_unfinished_work_of_a_crash_is_cleared_and_told(tmp_path: Path) -> None:
+    said: list[str] = []
+    store = store_in(tmp_path, said=said)
+    store.save(1, 1, *state(1))
+    left = tmp_path / "stage-1" / (".writing-2-" + "0" * 16)
+    left.mkdir()
+    (left / "parameters.safetensors").write_bytes(b"half")
+    store.save(1, 3, *state(3))
+    assert names(tmp_path) == {"epoch-1", "epoch-3"}
+    assert any(left.name in text for text in said)
+
+
+def test_a_full_disk_says_so_and_costs_nothing_old(tmp_path: Path) -> None:
+    """A file size limit stops the write in the middle, as a full disk does, whoever runs the tests."""
+    script = (
+        "import resource, signal, sys, torch\n"
+        "from node.checkpoint.store import CheckpointStore\n"
+        "from node.checkpoint.settings import CheckpointSettings\n"
+        "from node.core.errors import OutOfResources\n"
+        "store = CheckpointStore(sys.argv[1], CheckpointSettings(), 'run')\n"
+        "store.save(1, 1, {'w': torch.ones(1000)}, {}, {})\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))\n"
+        "try:\n"
+        "    store.save(1, 2, {'w': torch.ones(100_000)}, {}, {})\n"
+        "except OutOfResources as e:\n"
+        "    print(int(e.code), bool(e.next_step), store.epochs(1), float(store.load(1, 1).parameters['w'].sum()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.strip() == "7 True [1] 1000.0", done.stderr
+    assert names(tmp_path) == {"epoch-1"}
+
+
+@pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE") or not hasattr(signal, "SIGXFSZ"), reason="no file size limits")
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_any_write_may_find_the_disk_full(tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from node.checkpoint.files import Disk
+
+    class Full(Disk):
+        left = 0
+
+        def write(self, fd: int, data: memoryview) -> None:
+            if self.left == 0:
+                raise OSError(code, os.strerror(code))
+            self.left -= 1
+            super().write(fd, data)
+
+    disk = Full()
+    store = CheckpointStore(tmp_path, CheckpointSettings(keep=1), RUN, disk=disk)
+    disk.left = 1000
+    store.save(1, 1, *state(1))
+    for left in range(9):
+        disk.left = left
+        with pytest.raises(OutOfResources) as caught:
+            store.save(1, 2, *state(2))
+        assert str(tmp_path) in caught.value.next_step
+        assert names(tmp_path) == {"epoch-1"}
+        assert store.load(1, 1).digest == digest(state(1)[0])
+
+
+def test_a_manifest_that_hashes_but_means_nothing_is_refused(tmp_path: Path) -> None:
+    from node.checkpoint import manifest
+
+    store = store_in(tmp_path)
+    path = store.save(1, 2, *state(2)) / "manifest.json"
+    good = json.loads(path.read_text())["checkpoint"]
+    for change in ({"format": 2}, {"epoch": True}, {"epoch": -1}, {"digest": "x"}, {"files": []}, {"meta": 1}, {"files": {}}):
+        body = {**good, **change}
+        path.write_text(json.dumps({"checkpoint": body, "sha256": manifest._hash(body)}))
+        with pytest.raises(Refused):
+            store.load(1, 2)
+    path.write_text(json.dumps({"checkpoint": good, "sha256": manifest._hash(good)}))
+    assert store.load(1, 2).epoch == 2

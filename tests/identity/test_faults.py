@@ -1,0 +1,108 @@
+"""Bans: when, how long, how they grow and are forgiven, and that strangers cannot fill the book."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.core.ids import PeerId
+from node.identity.faults import FaultBook
+
+A, B = PeerId("a"), PeerId("b")
+
+
+def test_the_third_strike_bans_only_its_peer() -> None:
+    book = FaultBook()
+    assert [book.count(A, 1, t) for t in (0.0, 1.0, 2.0)] == [0, 0, 10]
+    assert book.banned(A, 2.0) == 10
+    assert book.banned(A, 11.5) == 0.5
+    assert book.banned(A, 12.0) == 0
+    assert book.banned(B, 2.0) == 0
+
+
+def test_old_faults_do_not_count() -> None:
+    book = FaultBook()
+    assert [book.count(A, 1, t) for t in (0.0, 50.0, 100.0, 149.0)] == [0, 0, 0, 10]
+
+
+def test_weights_add_up() -> None:
+    book = FaultBook()
+    assert book.count(A, 0.5, 0) == 0
+    assert book.count(A, 2.5, 0) == 10
+    assert book.count(B, 5, 0) == 10
+
+
+def test_nobodys_fault_leaves_no_trace() -> None:
+    book = FaultBook()
+    for _ in range(100):
+        assert book.count(A, 0, 0) == 0
+    assert len(book) == 0
+
+
+@pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf])
+def test_a_weight_is_a_weight(weight: float) -> None:
+    with pytest.raises(ValueError, match="weight"):
+        FaultBook().count(A, weight, 0)
+
+
+def test_bans_double_up_to_a_limit_and_good_behaviour_is_rewarded() -> None:
+    book, now, lengths = FaultBook(max_ban_s=60, forgive_s=500), 0.0, []
+    for _ in range(5):
+        lengths.append(book.count(A, 3, now))
+        now += lengths[-1]
+    assert lengths == [10, 20, 40, 60, 60]
+    assert book.count(A, 3, now + 499) == 60
+    assert book.count(A, 3, now + 499 + 60 + 500) == 10
+
+
+def test_late_messages_of_the_same_misdeed_do_not_lengthen_the_ban() -> None:
+    book = FaultBook()
+    book.count(A, 3, 0)
+    assert [book.count(A, 3, t) for t in (1.0, 5.0, 9.9)] == [0, 0, 0]
+    assert book.banned(A, 9.9) == pytest.approx(0.1)
+    assert book.count(A, 1, 10) == 0
+
+
+def test_forgetting_is_possible() -> None:
+    book = FaultBook()
+    book.count(A, 3, 0)
+    book.forgive(A)
+    assert book.banned(A, 0) == 0
+
+
+def test_a_thousand_bans_do_not_overflow() -> None:
+    book, now = FaultBook(), 0.0
+    for _ in range(2000):
+        now += book.count(A, 3, now)
+    assert book.banned(A, now - 1) == 1
+
+
+def test_strangers_cannot_fill_the_book() -> None:
+    book = FaultBook(max_peers=10)
+    for i in range(1000):
+        book.count(PeerId(str(i)), 1e-9, 0)
+    assert len(book) == 10
+    for _ in range(10_000):
+        book.count(A, 1e-9, 0)
+    assert book.banned(A, 0) == 0
+
+
+@given(st.lists(st.tuples(st.sampled_from([A, B]), st.floats(0, 4), st.floats(0, 50))))
+def test_a_ban_comes_from_enough_weight_within_the_window(faults: list[tuple[PeerId, float, float]]) -> None:
+    book, now, counted = FaultBook(), 0.0, {A: [], B: []}
+    for peer, weight, gap in faults:
+        now += gap
+        free = book.banned(peer, now) == 0
+        length = book.count(peer, weight, now)
+        if free and weight:
+            counted[peer].append((now, weight))
+            enough = sum(w for at, w in counted[peer] if now - at < 100) >= 3
+            assert (length > 0) == enough
+        else:
+            assert length == 0
+        if length:
+            counted[peer].clear()
+            assert book.banned(peer, now) == pytest.approx(length)

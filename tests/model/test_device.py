@@ -1,0 +1,66 @@
+import os
+
+import pytest
+import torch
+
+from node.core.errors import OutOfResources, UsageFault
+from node.model import device as module
+from node.model.device import Device, set_threads
+
+
+def test_auto_without_a_gpu_is_the_cpu_in_fp32(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    device = Device.pick("auto")
+    assert device.device == torch.device("cpu")
+    with device.autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+    device.synchronise()
+
+
+def test_auto_takes_the_gpu_with_most_free_memory(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda i: ((5, 9, 7)[i], 10))
+    assert Device.pick("auto").device == torch.device("cuda", 1)
+    assert Device.pick("cuda:2").device == torch.device("cuda", 2)
+    with pytest.raises(OutOfResources, match="cuda:0 to cuda:2"):
+        Device.pick("cuda:3")
+
+
+def test_an_absent_gpu_is_out_of_resources_with_a_next_step(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for name in ("cuda", "cuda:0"):
+        with pytest.raises(OutOfResources) as caught:
+            Device.pick(name)
+        assert "device cpu" in caught.value.next_step
+
+
+@pytest.mark.parametrize("name", ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:²", "mps"])
+def test_unknown_names_are_refused(name):
+    with pytest.raises(UsageFault) as caught:
+        Device.pick(name)
+    assert "auto" in caught.value.next_step
+
+
+def test_memory_is_told_in_bytes():
+    device = Device.pick("cpu")
+    assert 10 << 20 < device.memory_used() < device.memory_limit()
+    assert 0 < device.memory_free() < device.memory_limit()
+    assert "cpu" in device.describe()
+    assert "GiB" in device.describe()
+
+
+def test_a_container_limit_counts(monkeypatch):
+    monkeypatch.setattr(module, "_container_limit", lambda: 1 << 20)
+    assert Device.pick("cpu").memory_limit() == 1 << 20
+    assert Device.pick("cpu").memory_free() == 0
+
+
+def test_threads():
+    try:
+        assert set_threads(1) == 1
+        assert set_threads() == len(os.sched_getaffinity(0))
+        with pytest.raises(UsageFault):
+            set_threads(-1)
+    finally:
+        torch.set_num_threads(1)

@@ -1,0 +1,130 @@
+import errno
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from node.core.errors import OutOfResources, Refused, UsageFault
+from node.model import export
+from node.model.export import write_hf
+from node.model.settings import ModelSettings
+from node.model.stages import Unsplit, build
+
+SMALL = ModelSettings(layers=3, d_model=32, heads=4, kv_heads=2, d_ff=48, vocab=259, seq_len=16, init_std=0.1)
+TOKENIZER = json.dumps(
+    {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "normalizer": None,
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": None,
+        "added_tokens": [
+            {"id": i, "content": w, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+            for i, w in ((256, "<|bos|>"), (257, "<|eos|>"), (258, "<|pad|>"))
+        ],
+        "model": {"type": "WordLevel", "vocab": {"a": 0, "<|bos|>": 256, "<|eos|>": 257, "<|pad|>": 258}, "unk_token": "a"},
+    }
+).encode()
+
+
+def merged(settings, stages=2):
+    tensors = {}
+    for stage in range(stages + 1):
+        tensors |= build(settings, stages, stage).state_dict()
+    return tensors
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+def test_transformers_loads_it_with_equal_logits(tmp_path, qk_norm, tied):
+    transformers = pytest.importorskip("transformers")
+    settings = replace(SMALL, qk_norm=qk_norm, tied=tied, rope_theta=777.0)
+    where = write_hf(tmp_path / "out", settings, merged(settings), TOKENIZER)
+    theirs, info = transformers.AutoModelForCausalLM.from_pretrained(where, output_loading_info=True)
+    assert type(theirs).__name__ == ("Qwen3ForCausalLM" if qk_norm else "LlamaForCausalLM")
+    assert not any(info.values()), info
+    assert theirs.dtype == torch.float32
+    tokens = torch.randint(0, 259, (2, 16))
+    with torch.no_grad():
+        torch.testing.assert_close(Unsplit(settings).logits(tokens), theirs(tokens).logits, atol=1e-5, rtol=1e-5)
+    assert theirs.generation_config.eos_token_id == 257
+    tokenizer = transformers.AutoTokenizer.from_pretrained(where)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (256, 257, 258)
+
+
+def test_the_file_says_it_is_torch_and_nothing_else_is_left(tmp_path):
+    from safetensors import safe_open
+
+    where = write_hf(tmp_path / "a" / "out", SMALL, merged(SMALL))
+    with safe_open(where / "model.safetensors", framework="pt") as file:
+        assert file.metadata() == {"format": "pt"}
+        assert set(file.keys()) == set(merged(SMALL))
+    assert sorted(p.name for p in where.iterdir()) == ["config.json", "generation_config.json", "model.safetensors"]
+    assert [p.name for p in where.parent.iterdir()] == ["out"]
+
+
+def test_an_earlier_export_is_replaced_and_strangers_are_not(tmp_path):
+    where = tmp_path / "out"
+    where.mkdir()
+    write_hf(where, SMALL, merged(SMALL), TOKENIZER)
+    other = replace(SMALL, init_seed=2)
+    write_hf(where, other, merged(other))
+    assert not (where / "tokenizer.json").exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+    for name, content in (("config.json", '{"model_type": "llama"}'), ("config.json", "[]"), ("notes.txt", "mine")):
+        stranger = tmp_path / f"stranger-{len(list(tmp_path.iterdir()))}"
+        stranger.mkdir()
+        (stranger / name).write_text(content)
+        with pytest.raises(Refused):
+            write_hf(stranger, SMALL, merged(SMALL))
+        assert (stranger / name).read_text() == content
+    with pytest.raises(Refused):
+        write_hf(stranger / "notes.txt", SMALL, merged(SMALL))
+
+
+def test_half_a_model_is_refused(tmp_path):
+    tensors = merged(SMALL)
+    missing = {k: v for k, v in tensors.items() if k != "lm_head.weight"}
+    with pytest.raises(UsageFault, match="1 tensors missing"):
+        write_hf(tmp_path / "out", SMALL, missing)
+    with pytest.raises(UsageFault, match="1 unknown"):
+        write_hf(tmp_path / "out", SMALL, tensors | {"x": torch.zeros(1)})
+    with pytest.raises(UsageFault, match="shape"):
+        write_hf(tmp_path / "out", SMALL, tensors | {"lm_head.weight": torch.zeros(1, 2)})
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("where", ["_json", "_sync"])
+def test_a_full_disk_leaves_the_old_export(tmp_path, monkeypatch, where):
+    out = write_hf(tmp_path / "out", SMALL, merged(SMALL))
+    before = (out / "model.safetensors").read_bytes()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(export, where, full)
+    other = replace(SMALL, init_seed=9)
+    with pytest.raises(OutOfResources):
+        write_hf(out, other, merged(other))
+    assert (out / "model.safetensors").read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_disk_that_fills_while_tensors_are_written(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise export.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(export, "save_file", full)
+    with pytest.raises(OutOfResources):
+        write_hf(tmp_path / "out", SMALL, merged(SMALL))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tokenizer_that_is_none_is_refused(tmp_path):
+    with pytest.raises(UsageFault, match="tokenizer"):
+        write_hf(tmp_path / "out", SMALL, merged(SMALL), b"[]")
+    assert list(tmp_path.iterdir()) == []

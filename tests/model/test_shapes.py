@@ -1,0 +1,70 @@
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.core.errors import UsageFault
+from node.model.settings import ModelSettings
+from node.model.shapes import all_shapes, check_settings, count, layer_cut, parameter_shapes
+
+
+@given(st.integers(1, 40), st.data())
+def test_cut_is_contiguous_even_and_complete(layers, data):
+    stages = data.draw(st.integers(1, layers))
+    cut = layer_cut(ModelSettings(layers=layers), stages)
+    assert [i for r in cut for i in r] == list(range(layers))
+    sizes = [len(r) for r in cut]
+    assert len(cut) == stages
+    assert max(sizes) - min(sizes) <= 1
+    assert sizes == sorted(sizes, reverse=True)
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("stages", [1, 3, 4, 6])
+def test_stages_partition_the_whole_model(qk_norm, tied, stages):
+    settings = ModelSettings(qk_norm=qk_norm, tied=tied)
+    parts = [parameter_shapes(settings, stages, s) for s in range(stages + 1)]
+    merged = {name: shape for part in parts for name, shape in part.items()}
+    assert sum(map(len, parts)) == len(merged)
+    assert merged == all_shapes(settings)
+    assert ("lm_head.weight" in merged) is not tied
+
+
+def test_default_model_is_as_large_as_its_matrices_say():
+    layer = 2 * 128 * 128 + 2 * 64 * 128 + 3 * 128 * 384 + 2 * 128
+    assert count(all_shapes(ModelSettings())) == 6 * layer + 2 * 259 * 128 + 128
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"layers": 0},
+        {"d_model": 130},
+        {"d_model": 4},
+        {"heads": 4, "kv_heads": 3},
+        {"vocab": -1},
+        {"seq_len": 1.5},
+        {"rope_theta": float("nan")},
+        {"norm_eps": 0.0},
+        {"layers": True},
+    ],
+)
+def test_impossible_shapes_are_refused_with_a_next_step(change):
+    with pytest.raises(UsageFault) as caught:
+        check_settings(replace(ModelSettings(), **change))
+    assert "model." in caught.value.next_step
+
+
+@pytest.mark.parametrize(("stages", "stage"), [(0, 0), (7, 1), (3, 4), (3, -1)])
+def test_stages_that_do_not_exist_are_refused(stages, stage):
+    with pytest.raises(UsageFault):
+        parameter_shapes(ModelSettings(), stages, stage)
+
+
+def test_shapes_need_no_torch():
+    code = "import sys, node.model.shapes, node.model.cost; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

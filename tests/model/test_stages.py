@@ -1,0 +1,208 @@
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from node.core.errors import UsageFault
+from node.model import stages as stages_module
+from node.model.settings import ModelSettings
+from node.model.shapes import all_shapes, parameter_shapes
+from node.model.stages import Blocks, Ends, Unsplit, build, initialise
+
+SMALL = ModelSettings(layers=4, d_model=32, heads=4, kv_heads=2, d_ff=48, vocab=61, seq_len=16, init_std=0.1)
+
+
+def tokens_of(settings, batch=3, length=None):
+    drawn = torch.randint(0, settings.vocab, (batch, (length or settings.seq_len) + 1))
+    return drawn[:, :-1], drawn[:, 1:]
+
+
+@pytest.mark.parametrize("settings", [SMALL, replace(SMALL, qk_norm=True), replace(SMALL, tied=True)])
+@pytest.mark.parametrize("stages", [1, 3])
+def test_every_cut_holds_the_bits_of_the_unsplit_model(settings, stages):
+    whole = dict(Unsplit(settings).named_parameters())
+    assert {name: tuple(p.shape) for name, p in whole.items()} == all_shapes(settings)
+    seen = set()
+    for stage in range(stages + 1):
+        module = build(settings, stages, stage)
+        shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
+        assert shapes == parameter_shapes(settings, stages, stage)
+        assert set(module.state_dict()) == set(shapes)
+        for name, parameter in module.named_parameters():
+            assert torch.equal(parameter, whole[name])
+            seen.add(name)
+    assert seen == set(whole)
+
+
+def test_initial_values_are_the_same_on_every_machine_and_bell_shaped():
+    settings = ModelSettings()
+    whole = dict(Unsplit(settings).named_parameters())
+    embedding = whole["model.embed_tokens.weight"]
+    # The first numbers, written down: another machine or library version that draws others would split a swarm.
+    assert embedding[0, :4].tolist() == pytest.approx(FIRST, rel=0, abs=0)
+    assert embedding.std().item() == pytest.approx(settings.init_std, rel=0.02)
+    assert embedding.mean().item() == pytest.approx(0, abs=5e-4)
+    assert (embedding.abs() < settings.init_std).float().mean().item() == pytest.approx(0.67, abs=0.02)
+    down = whole["model.layers.0.mlp.down_proj.weight"]
+    assert down.std().item() == pytest.approx(settings.init_std / 12**0.5, rel=0.02)
+    assert not torch.equal(whole["model.layers.0.mlp.up_proj.weight"], whole["model.layers.1.mlp.up_proj.weight"])
+
+
+FIRST = [-0.009926626458764076, 0.0, 0.0, 0.0]
+
+
+def test_another_seed_is_another_model_and_initialise_repeats():
+    a, b = Ends(SMALL), Ends(replace(SMALL, init_seed=1))
+    assert not torch.equal(a.model.embed_tokens.weight, b.model.embed_tokens.weight)
+    initialise(b, SMALL)
+    assert torch.equal(a.model.embed_tokens.weight, b.model.embed_tokens.weight)
+
+
+@pytest.mark.parametrize("settings", [SMALL, replace(SMALL, qk_norm=True), replace(SMALL, tied=True)])
+def test_pipeline_by_hand_gives_the_bits_of_the_unsplit_model(settings):
+    """Forward and backward with detached hidden states at every stage border, as they travel between peers."""
+    tokens, targets = tokens_of(settings)
+    whole = Unsplit(settings)
+    expected, n = whole.loss(tokens, targets)
+    expected.backward()
+    assert n == tokens.numel()
+
+    ends, *blocks = (build(settings, 3, s) for s in range(4))
+    first = ends.embed(tokens)
+    inputs, outputs, h = [], [], first
+    for block in blocks:
+        inputs.append(h.detach().requires_grad_())
+        h = block(inputs[-1])
+        outputs.append(h)
+    last = h.detach().requires_grad_()
+    loss, _ = ends.loss(last, targets)
+    loss.backward()
+    gradient = last.grad
+    for x, y in zip(reversed(inputs), reversed(outputs), strict=True):
+        y.backward(gradient)
+        gradient = x.grad
+    first.backward(gradient)
+
+    assert torch.equal(loss, expected)
+    wanted = {name: p.grad for name, p in whole.named_parameters()}
+    for module in (ends, *blocks):
+        for name, parameter in module.named_parameters():
+            assert torch.equal(parameter.grad, wanted[name]), name
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+def test_logits_equal_those_of_transformers(qk_norm, tied):
+    transformers = pytest.importorskip("transformers")
+    settings = replace(SMALL, qk_norm=qk_norm, tied=tied, rope_theta=5000.0, norm_eps=1e-6)
+    kind = "Qwen3" if qk_norm else "Llama"
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=settings.vocab,
+        hidden_size=settings.d_model,
+        intermediate_size=settings.d_ff,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        num_key_value_heads=settings.kv_heads,
+        head_dim=settings.d_model // settings.heads,
+        rms_norm_eps=settings.norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": settings.rope_theta},
+        tie_word_embeddings=tied,
+    )
+    theirs = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    ours = Unsplit(settings)
+    with torch.no_grad():
+        for parameter in ours.parameters():  # norms away from one, so that a norm left out would show
+            if parameter.dim() == 1:
+                parameter.uniform_(0.5, 1.5)
+    merged = {}
+    for part in (ours.ends, ours.blocks):
+        merged |= part.state_dict()
+    missing, unexpected = theirs.load_state_dict(merged, strict=False)
+    assert not unexpected
+    assert missing == (["lm_head.weight"] if tied else [])
+    tokens, _ = tokens_of(settings)
+    with torch.no_grad():
+        logits = ours.logits(tokens)
+        assert logits.std() > 0.1
+        torch.testing.assert_close(logits, theirs(tokens).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_loss_is_the_sum_over_tokens_in_nats():
+    tokens, targets = tokens_of(SMALL)
+    model = Unsplit(SMALL)
+    loss, n = model.loss(tokens, targets)
+    log_p = model.logits(tokens).log_softmax(-1).gather(-1, targets[..., None])
+    assert loss.item() == pytest.approx(-log_p.sum().item(), rel=1e-5)
+    assert loss.dtype == torch.float32
+    assert n == 3 * SMALL.seq_len
+
+
+@pytest.mark.parametrize("at_once", [1, 61 * 7, 61 * 48 - 1])
+def test_loss_in_pieces_is_the_loss(monkeypatch, at_once):
+    tokens, targets = tokens_of(SMALL)
+    whole, pieces = Unsplit(SMALL), Unsplit(SMALL)
+    a, _ = whole.loss(tokens, targets)
+    a.backward()
+    monkeypatch.setattr(stages_module, "LOGITS_AT_ONCE", at_once)
+    sizes = []
+    real = F.cross_entropy
+    monkeypatch.setattr(F, "cross_entropy", lambda x, *r, **k: (sizes.append(x.numel()), real(x, *r, **k))[1])
+    b, n = pieces.loss(tokens, targets)
+    b.backward()
+    assert n == tokens.numel()
+    assert max(sizes) <= max(at_once, SMALL.vocab)
+    torch.testing.assert_close(a, b)
+    for p, q in zip(whole.parameters(), pieces.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, atol=1e-5, rtol=1e-4)
+
+
+def test_the_future_does_not_leak():
+    model = Unsplit(SMALL)
+    tokens, _ = tokens_of(SMALL)
+    changed = tokens.clone()
+    changed[:, 9] = (changed[:, 9] + 1) % SMALL.vocab
+    with torch.no_grad():
+        a, b = model.logits(tokens), model.logits(changed)
+    torch.testing.assert_close(a[:, :9], b[:, :9])
+    assert (a[:, 9:] - b[:, 9:]).abs().amax(-1).min() > 1e-4
+
+
+def test_a_sequence_may_be_shorter_or_longer_than_seq_len():
+    model = Unsplit(SMALL)
+    tokens, _ = tokens_of(SMALL, length=40)
+    with torch.no_grad():
+        long = model.logits(tokens)
+        short = model.logits(tokens[:, :5])
+    torch.testing.assert_close(long[:, :5], short, atol=1e-5, rtol=1e-5)
+
+
+def test_unsplit_shares_its_parameters_with_its_parts():
+    model = Unsplit(SMALL)
+    model.load_state_dict(Unsplit(replace(SMALL, init_seed=5)).state_dict())
+    assert torch.equal(model.ends.model.embed_tokens.weight, Ends(replace(SMALL, init_seed=5)).model.embed_tokens.weight)
+    assert len(list(model.parameters())) == len(all_shapes(SMALL))
+    double = model.to(torch.float64)
+    assert double.blocks(torch.zeros(1, 4, SMALL.d_model, dtype=torch.float64)).dtype == torch.float64
+
+
+def test_it_learns():
+    model = Unsplit(replace(SMALL, layers=2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    tokens, targets = tokens_of(SMALL)
+    losses = []
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss, n = model.loss(tokens, targets)
+        (loss / n).backward()
+        optimizer.step()
+        losses.append(loss.item() / n)
+    assert losses[0] == pytest.approx(torch.tensor(61.0).log().item(), abs=0.5)
+    assert losses[-1] < losses[0] / 3
+
+
+def test_a_stage_that_does_not_exist_is_refused():
+    with pytest.raises(UsageFault):
+        build(SMALL, 3, 4)
+    with pytest.raises(UsageFault):
+        Blocks(replace(SMALL, heads=5), range(1))

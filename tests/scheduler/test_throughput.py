@@ -1,0 +1,65 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.core.ids import PeerId
+from node.scheduler.throughput import Rate, believed, quantise
+
+
+def test_the_first_measurement_is_taken_as_it_is_and_later_ones_move_the_average() -> None:
+    rate = Rate(alpha=0.5)
+    assert rate.per_second == 0.0
+    rate.observe(4, 2.0)
+    assert (rate.per_second, rate.deviation) == (2.0, 0.0)
+    rate.observe(1, 2.0)  # weight 0.5 / (1 - 0.25) = 2/3
+    assert rate.seconds_per_unit == pytest.approx(0.5 + 2 / 3 * 1.5)
+    assert rate.variance == pytest.approx(1 / 3 * 2 / 3 * 1.5**2)
+
+
+def test_a_constant_is_found_exactly_and_noise_shows_as_deviation() -> None:
+    steady, noisy = Rate(), Rate()
+    for i in range(500):
+        steady.observe(1, 0.25)
+        noisy.observe(1, 0.25 + (0.1 if i % 2 else -0.1))
+    assert steady.per_second == pytest.approx(4.0)
+    assert steady.deviation == pytest.approx(0.0, abs=1e-9)
+    assert noisy.deviation == pytest.approx(0.1, rel=0.1)
+
+
+def test_overlapping_work_is_not_charged_twice() -> None:
+    rate = Rate()
+    rate.observe_span(1, 0.0, 1.0)
+    rate.observe_span(1, 0.0, 2.0)
+    rate.observe_span(1, 0.5, 1.5)  # nothing new
+    assert (rate.count, rate.per_second) == (2, 1.0)
+
+
+@pytest.mark.parametrize(("units", "seconds"), [(0, 1), (1, 0), (-1, 1), (1, math.inf), (math.nan, 1)])
+def test_what_is_no_measurement_is_refused(units: float, seconds: float) -> None:
+    with pytest.raises(ValueError, match="no measurement"):
+        Rate().observe(units, seconds)
+
+
+@given(st.floats(1e-6, 1e9))
+def test_quantise_is_close_and_idempotent(speed: float) -> None:
+    q = quantise(speed)
+    assert abs(math.log2(q / speed)) <= 1 / 8 + 1e-9
+    assert quantise(q) == q
+
+
+def test_quantise_keeps_the_old_value_until_the_speed_really_changed() -> None:
+    old = quantise(10.0)
+    assert quantise(10.0 * 2**0.12, old) == old
+    assert quantise(20.0, old) != old
+    assert [quantise(x) for x in (0.0, -1.0, math.nan, math.inf)] == [0.0] * 4
+    assert quantise(10.0, math.nan) == old
+
+
+def test_claims_are_capped_and_measurements_stand() -> None:
+    a, b, c, d = (PeerId(x) for x in "abcd")
+    got = believed({a: 2.0, b: 4.0, d: 0.0}, {a: 1e30, c: 1e30, d: math.inf})
+    assert got == {a: 2.0, b: 4.0, c: 6.0, d: 0.0}
+    assert believed({}, {a: 1.0, b: 1.0, c: 1e30}) == {a: 1.0, b: 1.0, c: 2.0}
+    assert believed({}, {}) == {}

@@ -1,0 +1,182 @@
+"""The journal: order, memory, listeners, threads, and that emitting hurts nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+
+import pytest
+
+from node.core.clock import VirtualClock
+from node.telemetry.events import MAX_LINE, Event, Journal, JournalHandler
+
+
+class Pile:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.closed = 0
+
+    def accept(self, event: Event) -> None:
+        self.events.append(event)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def kinds(events: list[Event]) -> list[str]:
+    return [e.kind for e in events]
+
+
+def test_an_event_carries_what_was_said_and_when() -> None:
+    journal = Journal(clock=VirtualClock(100.0, skew=5.0))
+    journal.emit("dht", "peer-seen", "saw a peer", "warning", peer="abc", n=3)
+    assert journal.recent() == [Event(105.0, "warning", "dht", "peer-seen", "saw a peer", {"peer": "abc", "n": 3})]
+
+
+def test_the_ring_keeps_the_newest_and_filters_by_level() -> None:
+    journal = Journal(keep=4)
+    for i, level in enumerate(["error", "debug", "info", "warning", "error", "debug"]):
+        journal.emit("r", str(i), "", level)
+    assert kinds(journal.recent()) == ["2", "3", "4", "5"]
+    assert kinds(journal.recent(2)) == ["4", "5"]
+    assert kinds(journal.recent(10, "warning")) == ["3", "4"]
+    assert kinds(journal.recent(1, "warning")) == ["4"]
+    assert journal.recent(0) == []
+
+
+def test_odd_input_is_recorded_rather_than_raised() -> None:
+    journal = Journal()
+    journal.emit("r", "k", "x" * 10_000, "shouting")
+    (event,) = journal.recent()
+    assert (event.level, len(event.text)) == ("info", 2000)
+
+
+async def test_a_listener_hears_history_then_live_without_gap_or_repeat() -> None:
+    journal = Journal()
+    for i in range(3):
+        journal.emit("r", str(i), "")
+    with journal.subscribe(last=2) as feed:
+        journal.emit("r", "3", "")
+        assert [(await anext(feed)).kind for _ in range(3)] == ["1", "2", "3"]
+    with pytest.raises(StopAsyncIteration):
+        await anext(feed)
+    journal.emit("r", "4", "")
+    with pytest.raises(StopAsyncIteration):
+        await anext(feed)
+
+
+async def test_a_slow_listener_loses_its_oldest_and_knows_it() -> None:
+    journal = Journal()
+    feed = journal.subscribe(size=2)
+    for i in range(5):
+        journal.emit("r", str(i), "")
+    feed.close()
+    assert [e.kind async for e in feed] == ["3", "4"]
+    assert feed.dropped == 3
+
+
+async def test_a_listener_may_ask_for_a_level() -> None:
+    journal = Journal()
+    feed = journal.subscribe(level="warning")
+    for level in ("debug", "error", "info", "warning"):
+        journal.emit("r", level, "", level)
+    journal.close()
+    assert [e.kind async for e in feed] == ["error", "warning"]
+
+
+async def test_threads_emit_and_a_waiting_listener_hears_all_in_order() -> None:
+    pile = Pile()
+    journal = Journal([pile], keep=10_000)
+    feed = journal.subscribe(size=10_000)
+    count, each = 4, 500
+
+    def device(number: int) -> None:
+        for i in range(each):
+            journal.emit("device", str(number), "", i=i)
+
+    heard: dict[str, list[int]] = {str(n): [] for n in range(count)}
+
+    async def listen() -> None:
+        for _ in range(count * each):
+            event = await anext(feed)
+            heard[event.kind].append(event.fields["i"])
+
+    listening = asyncio.ensure_future(listen())
+    threads = [threading.Thread(target=device, args=(n,)) for n in range(count)]
+    for thread in threads:
+        thread.start()
+    await asyncio.wait_for(listening, 20)
+    for thread in threads:
+        thread.join()
+    assert heard == {str(n): list(range(each)) for n in range(count)}
+    assert len(pile.events) == len(journal.recent()) == count * each
+
+
+def test_a_listener_whose_loop_is_gone_does_not_disturb() -> None:
+    journal = Journal()
+
+    async def abandon() -> None:
+        feed = journal.subscribe()
+        waiting = asyncio.ensure_future(anext(feed))
+        await asyncio.sleep(0)
+        waiting.cancel()
+
+    asyncio.run(abandon())
+    journal.emit("r", "after", "")
+    assert kinds(journal.recent()) == ["after"]
+
+
+def test_closing_closes_the_sinks_and_later_events_are_only_kept() -> None:
+    pile = Pile()
+    journal = Journal([pile])
+    journal.emit("r", "a", "")
+    journal.close()
+    journal.emit("r", "b", "")
+    assert (kinds(pile.events), pile.closed, kinds(journal.recent())) == (["a"], 1, ["a", "b"])
+
+
+def test_json_lines_are_valid_whatever_the_fields_hold() -> None:
+    circle: list[object] = []
+    circle.append(circle)
+    odd = Event(
+        1.5, "info", "r", "k", "line\nbreak \x1b[2J", {"nan": float("nan"), "obj": object, "circle": circle, "s": "\ud800"}
+    )
+    line = odd.to_json()
+    assert "\n" not in line
+    assert "\x1b" not in line
+    read = json.loads(line)
+    assert (read["at"], read["kind"], read["text"]) == (1.5, "k", "line\nbreak \x1b[2J")
+    assert read["fields"]["nan"] == "nan"
+    assert read["fields"]["circle"] == "<list>"
+    assert json.loads(Event(0, "info", "r", "k", "t", {"a": [1, "x"]}).to_json())["fields"] == {"a": [1, "x"]}
+    assert json.loads(Event(0, "info", "r", "k", "t", {"a": "x" * MAX_LINE}).fields_json()) == {
+        "omitted_characters": MAX_LINE + 9
+    }
+
+
+def test_library_logs_come_in_and_do_not_loop() -> None:
+    class Chatty(Pile):
+        def accept(self, event: Event) -> None:
+            super().accept(event)
+            logging.getLogger("chatty.inner").error("again")
+
+    pile = Chatty()
+    journal = Journal([pile])
+    handler = JournalHandler(journal)
+    log = logging.getLogger("chatty")
+    log.addHandler(handler)
+    log.propagate = False
+    try:
+        log.error("broken %s", "pipe")
+        log.warning("too many %s")
+        log.warning("does not fit %d", "x")
+        log.info("hush")
+    finally:
+        log.removeHandler(handler)
+    assert [(e.room, e.kind, e.level, e.text) for e in pile.events] == [
+        ("chatty", "log", "error", "broken pipe"),
+        ("chatty", "log", "warning", "too many %s"),
+        ("chatty", "log", "warning", "does not fit %d"),
+    ]

@@ -1,0 +1,104 @@
+"""Numbers in, a valid exposition out, on loopback only."""
+
+from __future__ import annotations
+
+import threading
+import urllib.request
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from node.core.errors import NetworkFault, UsageFault
+from node.telemetry.metrics import Metrics
+
+
+def scrape(url: str) -> dict[tuple[str, tuple], float]:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain")
+        text = answer.read().decode()
+    return {
+        (s.name, tuple(sorted(s.labels.items()))): s.value
+        for family in text_string_to_metric_families(text)
+        for s in family.samples
+    }
+
+
+def test_a_scrape_reads_back_what_was_counted() -> None:
+    metrics = Metrics()
+    metrics.epoch.set(7)
+    metrics.loss.set(2.5)
+    metrics.tokens_total.inc(1024)
+    metrics.bytes_sent_total.labels(plane="pipeline").inc(10)
+    metrics.time_spent("compute", 1.5)
+    url = metrics.serve("127.0.0.1", 0)
+    try:
+        assert metrics.serve() == url
+        found = scrape(url)
+    finally:
+        metrics.close()
+        metrics.close()
+    assert found["tutti_epoch", ()] == 7
+    assert found["tutti_loss", ()] == 2.5
+    assert found["tutti_tokens_total", ()] == 1024
+    assert found["tutti_bytes_sent_total", (("plane", "pipeline"),)] == 10
+    assert found["tutti_time_seconds_total", (("kind", "compute"),)] == 1.5
+    assert all(name.startswith("tutti_") for name, _ in found)
+
+
+def test_totals_say_where_the_time_went() -> None:
+    metrics = Metrics()
+    metrics.time_spent("wire", 0.25)
+    metrics.time_spent("wire", 0.5)
+    metrics.time_spent("wait", -3.0)
+    assert metrics.totals() == {"compute": 0.0, "wire": 0.75, "wait": 0.0, "round": 0.0}
+    with pytest.raises(KeyError):
+        metrics.time_spent("lunch", 1.0)
+
+
+def test_values_and_sums_over_labels() -> None:
+    metrics = Metrics()
+    metrics.bytes_sent_total.labels(plane="pipeline").inc(3)
+    metrics.bytes_sent_total.labels(plane="state").inc(4)
+    assert metrics.values()['tutti_bytes_sent_total{plane="state"}'] == 4
+    assert metrics.total("bytes_sent_total") == 7
+    assert metrics.total("no_such_thing") == 0
+
+
+def test_two_daemons_in_one_process_do_not_share_numbers() -> None:
+    a, b = Metrics(), Metrics()
+    a.epoch.set(1)
+    assert b.values()["tutti_epoch"] == 0
+
+
+def test_threads_lose_no_count() -> None:
+    metrics = Metrics()
+
+    def work() -> None:
+        for _ in range(1000):
+            metrics.tokens_total.inc()
+            metrics.time_spent("compute", 1.0)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert metrics.total("tokens_total") == 4000
+    assert metrics.totals()["compute"] == 4000
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.com", ""])
+def test_nobody_outside_can_read_them(host: str) -> None:
+    with pytest.raises(UsageFault, match="loopback"):
+        Metrics().serve(host, 0)
+
+
+def test_a_taken_port_is_one_clear_fault() -> None:
+    first, second = Metrics(), Metrics()
+    port = int(first.serve().rpartition(":")[2].partition("/")[0])
+    try:
+        with pytest.raises(NetworkFault, match=str(port)) as caught:
+            second.serve("localhost", port)
+        assert "port" in caught.value.next_step
+    finally:
+        first.close()

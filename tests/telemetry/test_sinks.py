@@ -1,0 +1,190 @@
+"""Files that rotate, disks that fill up, pipes that close."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from node.telemetry.events import Event, Journal
+from node.telemetry.sinks import JsonlSink, StreamSink, as_text
+
+
+def event(kind: str, level: str = "info", text: str = "text") -> Event:
+    return Event(1_700_000_000.0, level, "room", kind, text, {"n": 1})
+
+
+def read(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+class Moody(JsonlSink):
+    """A disk that is full when told so; ``seen`` is set after every attempt."""
+
+    def __init__(self, path: Path) -> None:
+        self.full, self.seen = True, threading.Event()
+        super().__init__(path)
+
+    def _write(self, batch: list[Event]) -> int:
+        try:
+            return super()._write(batch)
+        finally:
+            self.seen.set()
+
+    def _append(self, fd: int, line: bytes) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super()._append(fd, line)
+
+
+class Stuck(io.StringIO):
+    """A terminal that takes nothing until let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.go = threading.Event(), threading.Event()
+
+    def write(self, text: str) -> int:
+        self.entered.set()
+        self.go.wait(20)
+        return super().write(text)
+
+
+def test_lines_are_whole_in_order_and_private(tmp_path: Path) -> None:
+    path = tmp_path / "log" / "events.jsonl"
+    sink = JsonlSink(path)
+    for i in range(100):
+        sink.accept(event(str(i)))
+    sink.close()
+    sink.close()
+    sink.accept(event("late"))
+    assert [line["kind"] for line in read(path)] == [str(i) for i in range(100)]
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert sink.dropped == 0
+
+
+def test_a_restart_appends(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    for kind in ("first", "second"):
+        sink = JsonlSink(path)
+        sink.accept(event(kind))
+        sink.close()
+    assert [line["kind"] for line in read(path)] == ["first", "second"]
+
+
+@pytest.mark.parametrize("keep", [0, 1, 3])
+def test_rotation_bounds_the_disk_and_loses_only_the_oldest(tmp_path: Path, keep: int) -> None:
+    path = tmp_path / "events.jsonl"
+    size = len(event("000").to_json()) + 1
+    sink = JsonlSink(path, max_bytes=size * 10, keep=keep)
+    for i in range(95):
+        sink.accept(event(f"{i:03}"))
+    sink.close()
+    files = [path.with_name(f"{path.name}.{n}") for n in range(keep, 0, -1)] + [path]
+    assert sorted(tmp_path.iterdir()) == sorted(files)
+    assert all(f.stat().st_size <= size * 10 for f in files)
+    kept = [line["kind"] for f in files for line in read(f)]
+    assert kept == [f"{i:03}" for i in range(90 - 10 * keep, 95)]
+
+
+def test_a_full_disk_drops_counts_and_says_so_when_it_is_over(tmp_path: Path) -> None:
+    sink = Moody(tmp_path / "events.jsonl")
+    for kind in ("a", "b"):
+        sink.seen.clear()
+        sink.accept(event(kind))
+        assert sink.seen.wait(20)
+    sink.full = False
+    sink.accept(event("c"))
+    sink.close()
+    lines = read(tmp_path / "events.jsonl")
+    assert [line["kind"] for line in lines] == ["events-dropped", "c"]
+    assert lines[0]["fields"] == {"count": 2}
+    assert sink.dropped == 2
+
+
+def test_the_kernel_says_no_space() -> None:
+    sink = JsonlSink(Path("/dev/full"))
+    journal = Journal([sink])
+    for i in range(10):
+        journal.emit("r", str(i), "")
+    journal.close()
+    assert sink.dropped == 10
+    assert len(journal.recent()) == 10
+
+
+def test_a_torn_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "events.jsonl"
+    sink = JsonlSink(path)
+    sink.close()  # its thread is gone: the file is driven from here
+    assert sink._write([event("a")]) == 0
+    from node.telemetry import sinks
+
+    real, calls = sinks.os.write, []
+
+    def half(fd: int, data: memoryview) -> int:
+        calls.append(fd)
+        if len(calls) == 1:
+            return real(fd, data[:5])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sinks.os, "write", half)
+        assert sink._write([event("b"), event("c")]) == 2
+    assert sink._write([event("d")]) == 0
+    assert [line["kind"] for line in read(path)] == ["a", "d"]
+
+
+def test_an_impossible_path_is_survived(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    sink = JsonlSink(tmp_path / "file" / "events.jsonl")
+    sink.accept(event("a"))
+    sink.close()
+    assert sink.dropped == 1
+
+
+def test_a_reader_that_stalls_never_blocks_the_speaker() -> None:
+    stream = Stuck()
+    sink = StreamSink(stream, "json", limit=3)
+    sink.accept(event("first"))
+    assert stream.entered.wait(20)
+    for i in range(10):
+        sink.accept(event(str(i)))
+    assert sink.dropped == 7
+    stream.go.set()
+    sink.close(20)
+    kinds = [json.loads(line)["kind"] for line in stream.getvalue().splitlines()]
+    assert kinds == ["first", "events-dropped", "7", "8", "9"]
+
+
+def test_a_closed_terminal_is_survived() -> None:
+    stream = io.StringIO()
+    stream.close()
+    sink = StreamSink(stream, "text")
+    sink.accept(event("a"))
+    sink.close()
+    assert sink.dropped == 1
+
+
+def test_text_is_for_people_and_cannot_repaint_the_terminal() -> None:
+    stream = io.StringIO()
+    sink = StreamSink(stream, "text")
+    sink.accept(event("a", "debug"))
+    sink.accept(event("b", "error", "bad \x1b[2J name\nroom  info: all fine"))
+    sink.close()
+    (line,) = stream.getvalue().splitlines()
+    assert line.endswith("room       error: bad \\x1b[2J name\\nroom  info: all fine")
+    assert as_text(event("a", text="é 漢")).endswith("é 漢")
+
+
+def test_auto_is_json_away_from_a_terminal() -> None:
+    stream = io.StringIO()
+    sink = StreamSink(stream)
+    sink.accept(event("a"))
+    sink.close()
+    assert json.loads(stream.getvalue())["kind"] == "a"
+    with pytest.raises(ValueError, match="form"):
+        StreamSink(stream, "xml")

@@ -1,0 +1,90 @@
+"""The in-process transport keeps the promises of the port that engines are tested against."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from node.core.errors import PeerFault
+from node.core.ids import PeerId
+from node.transport.memory import MemoryNet, MemoryTransport
+from node.transport.port import translate
+from protos import training_pb2, training_pb2_grpc
+
+A, B = PeerId("peer-a"), PeerId("peer-b")
+
+
+class Parrot(training_pb2_grpc.TrainingServicer):
+    """Answers with the caller's name."""
+
+    def __init__(self, transport: MemoryTransport) -> None:
+        self.transport = transport
+
+    async def Tell(self, request, context):  # noqa: N802
+        return training_pb2.NoteReply(accepted=True, reason=self.transport.caller(context))
+
+
+@pytest.fixture
+async def net():
+    made = MemoryNet()
+    for peer in (A, B):
+        transport = made.transport(peer)
+        training_pb2_grpc.add_TrainingServicer_to_server(Parrot(transport), transport.server)
+        await transport.start()
+    yield made
+    await made.close()
+
+
+async def tell(net: MemoryNet, source: PeerId, to: PeerId, timeout: float = 5.0) -> str:
+    stub = training_pb2_grpc.TrainingStub(await net.transports[source].channel(to))
+    try:
+        return (await stub.Tell(training_pb2.Note(), timeout=timeout)).reason
+    except grpc.aio.AioRpcError as e:
+        raise translate(to, e) from e
+
+
+async def test_the_called_knows_who_calls_and_channels_are_shared(net):
+    assert await tell(net, A, B) == A
+    assert await tell(net, B, A) == B
+    assert await net.transports[A].channel(B) is await net.transports[A].channel(B)
+    assert net.transports[A].path(B) == "direct"
+    assert await net.transports[A].ping(B) > 0
+
+
+async def test_a_killed_peer_cannot_be_called_and_its_successor_can(net):
+    await tell(net, A, B)
+    stale = training_pb2_grpc.TrainingStub(await net.transports[A].channel(B))
+    await net.kill(B)
+    with pytest.raises(PeerFault):
+        await tell(net, A, B)
+    with pytest.raises(grpc.aio.AioRpcError):
+        await stale.Tell(training_pb2.Note(), timeout=5)
+    again = net.transport(B)
+    training_pb2_grpc.add_TrainingServicer_to_server(Parrot(again), again.server)
+    await again.start()
+    assert await tell(net, A, B) == A
+
+
+async def test_cut_refuses_at_once_and_mute_runs_into_the_timeout(net):
+    stub = training_pb2_grpc.TrainingStub(await net.transports[A].channel(B))
+    net.cut(A, B)
+    with pytest.raises(PeerFault, match="cannot be reached"):
+        await net.transports[A].channel(B)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await stub.Tell(training_pb2.Note(), timeout=5)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    net.mend(A, B)
+    assert await tell(net, A, B) == A
+    net.mute(B)
+    with pytest.raises(PeerFault, match="no answer in time"):
+        await tell(net, A, B, timeout=0.2)
+    net.mute(B, False)
+    assert await tell(net, A, B) == A
+
+
+async def test_a_call_on_a_closed_channel_is_a_lost_connection_not_a_usage_error(net):
+    stub = training_pb2_grpc.TrainingStub(await net.transports[A].channel(B))
+    await net.kill(A)
+    with pytest.raises(grpc.aio.AioRpcError) as lost:
+        await stub.Tell(training_pb2.Note(), timeout=5)
+    assert lost.value.code() is grpc.StatusCode.UNAVAILABLE
