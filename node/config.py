@@ -38,7 +38,7 @@ NODE_RULES: dict[str, Rule] = {
     "device": Rule(pattern=r"auto|cpu|cuda(:[0-9]{1,2})?|mps", says="auto, cpu, cuda, cuda:N or mps"),
     "threads": Rule(0, 1024),
     "memory": Rule(
-        pattern=r"(100|[1-9]?[0-9])%|[0-9]+(\.[0-9]+)?\s*([KMGT]i?B)?", says='a share such as "80%" or a size such as "20GiB"'
+        pattern=r"(100|[1-9]?[0-9])%|[0-9]+(\.[0-9]+)?\s*([KMGT]i?)?B?", says='a share such as "80%" or a size such as "20GiB"'
     ),
     "admission": Rule(pattern=r"([0-9a-fA-F]{2})*", says="the token's bytes in hex"),
     "metrics_port": Rule(-1, 65535),
@@ -150,7 +150,8 @@ class NodeConfig:
             name = SHORT_NAMES.get(key, key)
             if name not in KNOWN:
                 raise unknown(key, [*KNOWN, *SHORT_NAMES])
-            merged[name] = (list(value) if isinstance(value, tuple) else value, "--" + key.replace("_", "-").replace(".", "-"))
+            value = from_text(value, KNOWN[name]) if isinstance(value, str) else value
+            merged[name] = (value, "--" + key.replace("_", "-").replace(".", "-"))
 
         tables: dict[str, dict[str, Any]] = {"": {}, **{room: {} for room in ROOMS}}
         for name, (value, source) in merged.items():

@@ -12,6 +12,8 @@ import dataclasses
 import hashlib
 import json
 import tomllib
+import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from node.averaging.settings import AveragingSettings
 from node.core.errors import Refused, UsageFault, WireError
 from node.core.ids import PeerId, RunId
-from node.core.tables import Rule, build, check, unknown
+from node.core.tables import Rule, build, check, from_text, unknown
+from node.core.version import PROTOCOL
 from node.data.settings import DataSettings
 from node.model.settings import ModelSettings
 from node.optim.settings import OptimSettings
@@ -30,7 +33,6 @@ from node.training.settings import TrainingSettings
 if TYPE_CHECKING:
     from node.identity.keys import Identity
 
-PROTOCOL = 1
 SIGNATURE_DOMAIN = "tutti/manifest/1"
 MAX_MANIFEST = 64 * 1024
 """Bytes of a manifest; a longer one is refused unread."""
@@ -186,6 +188,14 @@ class Manifest:
     def run_id(self) -> RunId:
         return RunId(hashlib.sha256(self.immutable()).hexdigest())
 
+    def parameter_count(self) -> int:
+        """Numbers in the whole model."""
+        m = self.model
+        head_dim = m.d_model // m.heads
+        attention = 2 * m.d_model * m.d_model + 2 * m.d_model * m.kv_heads * head_dim + 2 * head_dim * m.qk_norm
+        block = attention + 3 * m.d_model * m.d_ff + 2 * m.d_model
+        return m.vocab * m.d_model * (1 if m.tied else 2) + m.layers * block + m.d_model
+
     def owned_by(self, owner: PeerId) -> Manifest:
         """The same swarm in another's name, unsigned: another run."""
         return dataclasses.replace(self, swarm=dataclasses.replace(self.swarm, owner=owner), signature=None)
@@ -276,3 +286,23 @@ def read_manifest(path: Path) -> Manifest:
     except OSError as e:
         raise UsageFault(f"cannot read {path}: {e.strerror}", "make one with  tutti swarm init") from e
     return Manifest.parse(raw)
+
+
+def amended(manifest: Manifest, changes: Mapping[str, Any]) -> Manifest:
+    """The manifest with some fields changed ("model.layers": 12; text is read as the field's type), checked, unsigned.
+
+    Raises UsageFault as :meth:`Manifest.parse` does.
+    """
+    parts: dict[str, Any] = {}
+    for name, value in changes.items():
+        section, _, key = name.partition(".")
+        hints = typing.get_type_hints(SECTIONS[section]) if section in SECTIONS else {}
+        if key not in hints:
+            raise unknown(name, [f"{s}.{f.name}" for s, kind in SECTIONS.items() for f in dataclasses.fields(kind)])
+        if isinstance(value, str):
+            value = from_text(value, hints[key])
+        parts.setdefault(section, {})[key] = check(name, value, hints[key], MANIFEST_RULES.get(name))
+    changed = {s: dataclasses.replace(getattr(manifest, s), **fields) for s, fields in parts.items()}
+    result = dataclasses.replace(manifest, signature=None, **changed)
+    result.check()
+    return result

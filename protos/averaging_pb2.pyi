@@ -1,11 +1,37 @@
 from protos import tensor_pb2 as _tensor_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class RefusalKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REFUSAL_UNSPECIFIED: _ClassVar[RefusalKind]
+    PLAN: _ClassVar[RefusalKind]
+    OWNERSHIP: _ClassVar[RefusalKind]
+    STRANGER: _ClassVar[RefusalKind]
+    HEADS: _ClassVar[RefusalKind]
+    VALUES: _ClassVar[RefusalKind]
+    BUSY: _ClassVar[RefusalKind]
+    LATE: _ClassVar[RefusalKind]
+    SUPERSEDED: _ClassVar[RefusalKind]
+    FORGOTTEN: _ClassVar[RefusalKind]
+    FAILED: _ClassVar[RefusalKind]
+REFUSAL_UNSPECIFIED: RefusalKind
+PLAN: RefusalKind
+OWNERSHIP: RefusalKind
+STRANGER: RefusalKind
+HEADS: RefusalKind
+VALUES: RefusalKind
+BUSY: RefusalKind
+LATE: RefusalKind
+SUPERSEDED: RefusalKind
+FORGOTTEN: RefusalKind
+FAILED: RefusalKind
 
 class ContributionHead(_message.Message):
     __slots__ = ("epoch", "term", "attempt", "plan_hash", "ownership_hash", "tokens", "tensors")
@@ -46,9 +72,19 @@ class FreshHead(_message.Message):
     def __init__(self, tensors: _Optional[_Iterable[_Union[_tensor_pb2.TensorHead, _Mapping]]] = ..., digest: _Optional[str] = ..., tokens: _Optional[int] = ..., contributors: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Fresh(_message.Message):
-    __slots__ = ("head", "chunk")
+    __slots__ = ("head", "chunk", "refusal")
     HEAD_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
     head: FreshHead
     chunk: bytes
-    def __init__(self, head: _Optional[_Union[FreshHead, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+    refusal: Refusal
+    def __init__(self, head: _Optional[_Union[FreshHead, _Mapping]] = ..., chunk: _Optional[bytes] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("kind", "text")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    kind: RefusalKind
+    text: str
+    def __init__(self, kind: _Optional[_Union[RefusalKind, str]] = ..., text: _Optional[str] = ...) -> None: ...

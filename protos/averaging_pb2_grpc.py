@@ -35,7 +35,7 @@ class AveragingStub:
             channel: A grpc.Channel.
         """
         self.Exchange = channel.stream_stream(
-                '/tutti.v1.Averaging/Exchange',
+                '/tutti.averaging.v1.Averaging/Exchange',
                 request_serializer=protos_dot_averaging__pb2.Contribution.SerializeToString,
                 response_deserializer=protos_dot_averaging__pb2.Fresh.FromString,
                 _registered_method=True)
@@ -60,9 +60,9 @@ def add_AveragingServicer_to_server(servicer, server):
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'tutti.v1.Averaging', rpc_method_handlers)
+            'tutti.averaging.v1.Averaging', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('tutti.v1.Averaging', rpc_method_handlers)
+    server.add_registered_method_handlers('tutti.averaging.v1.Averaging', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
@@ -83,7 +83,7 @@ class Averaging:
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/tutti.v1.Averaging/Exchange',
+            '/tutti.averaging.v1.Averaging/Exchange',
             protos_dot_averaging__pb2.Contribution.SerializeToString,
             protos_dot_averaging__pb2.Fresh.FromString,
             options,

@@ -14,13 +14,13 @@ Pure: no clock, no socket, no tensor.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 
 from node.core.ids import PeerId, RoundId, short
 
 
-class Kind(str, Enum):
-    """Why an exchange is refused; travels as the first word of the status text."""
+class Kind(StrEnum):
+    """Why an exchange is refused. The names are those of ``RefusalKind`` on the wire."""
 
     PLAN = "plan-hash"
     """The other side works from another plan."""

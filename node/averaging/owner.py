@@ -7,6 +7,7 @@ round is not open here yet is not read: HTTP/2 flow control holds its bytes at t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor
@@ -52,18 +53,9 @@ from protos import averaging_pb2, averaging_pb2_grpc
 HEAD_TIMEOUT_S = 10.0
 """A stream that has not said what it is by then is closed."""
 
-_CODES = {
-    Kind.PLAN: grpc.StatusCode.FAILED_PRECONDITION,
-    Kind.OWNERSHIP: grpc.StatusCode.FAILED_PRECONDITION,
-    Kind.STRANGER: grpc.StatusCode.PERMISSION_DENIED,
-    Kind.HEADS: grpc.StatusCode.INVALID_ARGUMENT,
-    Kind.VALUES: grpc.StatusCode.INVALID_ARGUMENT,
-    Kind.BUSY: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Kind.LATE: grpc.StatusCode.ABORTED,
-    Kind.SUPERSEDED: grpc.StatusCode.ABORTED,
-    Kind.FORGOTTEN: grpc.StatusCode.NOT_FOUND,
-    Kind.FAILED: grpc.StatusCode.ABORTED,
-}
+DRAIN_TIMEOUT_S = 5.0
+"""After an answer that came before the end of an upload, the sender has this long to hang up. We do not hang up first:
+a client of gRPC's asyncio stack whose write fails loses what it had been sent."""
 
 
 @dataclass(slots=True)
@@ -102,6 +94,7 @@ class _Line:
     number: int
     peer: PeerId
     round: RoundId
+    tokens: int
     heads: list
     orders: asyncio.Queue[Read | Wait | Serve | Refuse] = field(default_factory=asyncio.Queue)
 
@@ -199,65 +192,64 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
             peer = self._transport.caller(context)
         except PeerFault as e:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(e))
-        line, tokens, plan_hash, ownership_hash = await self._begin(peer, request_iterator, context)
+            return
+        head = await _head(request_iterator)
+        if head is None:
+            await context.write(_refusal(Kind.HEADS, "the first message is the head"))
+        else:
+            await self._attend(peer, head, request_iterator, context)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_TIMEOUT_S):
+                async for _ in request_iterator:
+                    pass
+
+    async def _attend(
+        self,
+        peer: PeerId,
+        head: averaging_pb2.ContributionHead,
+        requests: AsyncIterator[averaging_pb2.Contribution],
+        context: grpc.aio.ServicerContext,
+    ) -> None:
+        round_id = RoundId(head.epoch, head.term, head.attempt)
+        line = _Line(next(self._numbers), peer, round_id, head.tokens, list(head.tensors))
         self._lines[line.number] = line
         names = tuple(h.name for h in line.heads)
         try:
-            self._feed(Began(line.number, peer, line.round, plan_hash, ownership_hash, tokens, names))
-            await self._converse(line, tokens, request_iterator, context)
+            self._feed(Began(line.number, peer, round_id, head.plan_hash, head.ownership_hash, head.tokens, names))
+            await self._converse(line, requests, context)
+        except TimeoutError:
+            await context.write(_refusal(Kind.LATE, "the round did not get that far in time"))
         finally:
             del self._lines[line.number]
             self._feed(Ended(line.number))
 
-    async def _begin(
-        self, peer: PeerId, requests: AsyncIterator[averaging_pb2.Contribution], context: grpc.aio.ServicerContext
-    ) -> tuple[_Line, int, str, str]:
-        message = None
-        try:
-            async with asyncio.timeout(HEAD_TIMEOUT_S):
-                message = await anext(requests, None)
-        except TimeoutError:
-            pass
-        if message is None or message.WhichOneof("part") != "head":
-            await context.abort(_CODES[Kind.HEADS], f"{Kind.HEADS.value}: the first message is the head")
-        head = message.head
-        line = _Line(next(self._numbers), peer, RoundId(head.epoch, head.term, head.attempt), list(head.tensors))
-        return line, head.tokens, head.plan_hash, head.ownership_hash
-
     async def _converse(
-        self,
-        line: _Line,
-        tokens: int,
-        requests: AsyncIterator[averaging_pb2.Contribution],
-        context: grpc.aio.ServicerContext,
+        self, line: _Line, requests: AsyncIterator[averaging_pb2.Contribution], context: grpc.aio.ServicerContext
     ) -> None:
+        """Do what the machine orders until the stream is answered. Raises TimeoutError when no order, or no byte, comes in time."""
         loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(self._settings.round_timeout_s) as patience:
-                while True:
-                    match await line.orders.get():
-                        case Read():
-                            patience.reschedule(loop.time() + self._deadline_s(line))
-                            await self._receive(line, tokens, requests)
-                        case Wait():
-                            patience.reschedule(loop.time() + self._deadline_s(line))
-                        case Serve(_, names):
-                            patience.reschedule(loop.time() + self._deadline_s(line))
-                            await self._answer(line, names, context)
-                            return
-                        case Refuse(_, kind, text, weight):
-                            patience.reschedule(None)
-                            if weight:
-                                self._transport.fault(line.peer, f"contribution refused, {kind.value}: {text}", weight)
-                            await context.abort(_CODES[kind], f"{kind.value}: {text}")
-        except TimeoutError:
-            await context.abort(_CODES[Kind.LATE], f"{Kind.LATE.value}: the round did not get that far in time")
+        async with asyncio.timeout(self._settings.round_timeout_s) as patience:
+            while True:
+                order = await line.orders.get()
+                patience.reschedule(loop.time() + self._deadline_s(line))
+                match order:
+                    case Read():
+                        await self._receive(line, requests)
+                    case Wait():
+                        pass
+                    case Serve(_, names):
+                        return await self._answer(line, names, context)
+                    case Refuse(_, kind, text, weight):
+                        if weight:
+                            self._transport.fault(line.peer, f"contribution refused, {kind.value}: {text}", weight)
+                        await context.write(_refusal(kind, text))
+                        return None
 
     def _deadline_s(self, line: _Line) -> float:
         attempt = self._attempt(line.round)
         return self._settings.round_timeout_s if attempt is None else attempt.request.deadline_s
 
-    async def _receive(self, line: _Line, tokens: int, requests: AsyncIterator[averaging_pb2.Contribution]) -> None:
+    async def _receive(self, line: _Line, requests: AsyncIterator[averaging_pb2.Contribution]) -> None:
         """Read the tensors; give up quietly when the machine has a newer order for the stream, or the stream breaks off."""
         attempt = self._attempt(line.round)
         if attempt is None:
@@ -277,7 +269,7 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
             self._feed(Spoiled(line.number, Kind.HEADS, str(e)))
             return
         self._transport.count(line.peer, received=reader.nbytes)
-        fault = await asyncio.to_thread(unfit, named, tokens, self._settings.max_gradient_norm)
+        fault = await asyncio.to_thread(unfit, named, line.tokens, self._settings.max_gradient_norm)
         if fault:
             attempt.refused[line.peer] = fault
             self._feed(Spoiled(line.number, Kind.VALUES, fault))
@@ -289,7 +281,8 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
     async def _answer(self, line: _Line, names: tuple[str, ...], context: grpc.aio.ServicerContext) -> None:
         parts = self.held(line.round.epoch)
         if not parts:  # forgotten since the machine gave the order
-            await context.abort(_CODES[Kind.FORGOTTEN], f"{Kind.FORGOTTEN.value}: epoch {line.round.epoch} is over")
+            await context.write(_refusal(Kind.FORGOTTEN, f"epoch {line.round.epoch} is over"))
+            return
         held = [parts[name] for name in names]
         tensors = [h.tensor for h in held]
         head = averaging_pb2.FreshHead(
@@ -366,6 +359,20 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
             fresh = epoch is not None and attempt.mine <= epoch.held.keys()
             if not attempt.settled.done() and (fresh or fault):
                 attempt.settled.set_result("" if fresh else fault)
+
+
+async def _head(requests: AsyncIterator[averaging_pb2.Contribution]) -> averaging_pb2.ContributionHead | None:
+    """The head a stream begins with, or None when something else comes, or nothing in time."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(HEAD_TIMEOUT_S):
+            message = await anext(requests, None)
+            if message is not None and message.WhichOneof("part") == "head":
+                return message.head
+    return None
+
+
+def _refusal(kind: Kind, text: str) -> averaging_pb2.Fresh:
+    return averaging_pb2.Fresh(refusal=averaging_pb2.Refusal(kind=kind.name, text=text))
 
 
 def contribute_until(started: float, deadline_s: float) -> float:

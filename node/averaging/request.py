@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from node.averaging.machine import Kind
 from node.core.ids import PeerId, RoundId
 
 Step = Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]]
@@ -50,7 +51,7 @@ class RoundOutcome:
     its owner in *this* attempt. ``stepped``: the parts stepped here this epoch. ``missing``: the rest of the stage,
     to be asked for in the next attempt. ``failed``: owners that gave nothing, and why (this peer too, when its own
     step failed). ``refused``: whose contributions were refused here for their values, and why; this peer's own is
-    found out before it is sent. ``tokens`` and ``contributors``: behind the parts' means, the largest and all of them.
+    found out before it is sent. ``unwelcome``: those of ``failed`` that live and said why they refused us. ``tokens`` and ``contributors``: behind the parts' means, the largest and all of them.
     ``nbytes``: tensor bytes sent and received.
     """
 
@@ -63,6 +64,7 @@ class RoundOutcome:
     stepped: frozenset[str] = frozenset()
     missing: tuple[str, ...] = ()
     refused: dict[PeerId, str] = field(default_factory=dict)
+    unwelcome: dict[PeerId, Kind] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:

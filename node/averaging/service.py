@@ -13,7 +13,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, Protocol
 
-from node.averaging.member import Answer, exchange
+from node.averaging.machine import Kind
+from node.averaging.member import Answer, Unwelcome, exchange
 from node.averaging.owner import Attempt, Owner, contribute_until
 from node.averaging.reduce import unfit
 from node.averaging.request import RoundOutcome, RoundRequest, Step
@@ -67,10 +68,11 @@ class CellRound:
         attempt = self._owner.open(request, step, tokens, contribute_until(started, request.deadline_s))
         attempt.refused.update(refused)
         failed: dict[PeerId, str] = {}
+        unwelcome: dict[PeerId, Kind] = {}
         answers: list[Answer] = []
         gathers = [
             self._tasks.spawn(
-                self._gather(request, owner, names, bool(tokens), answers, failed, started), f"gather {short(owner)}"
+                self._gather(request, owner, names, bool(tokens), answers, failed, unwelcome, started), f"gather {short(owner)}"
             )
             for owner, names in self._to_ask(request).items()
         ]
@@ -80,7 +82,7 @@ class CellRound:
         finally:
             for task in (*gathers, ticker):
                 task.cancel()
-        return self._outcome(request, attempt, answers, failed, started)
+        return self._outcome(request, attempt, answers, failed, unwelcome, started)
 
     def gone(self, peer: PeerId) -> None:
         """Tell a round in progress that a peer is dead, so that it does not wait for its contribution until the deadline."""
@@ -123,6 +125,7 @@ class CellRound:
         giving: bool,
         answers: list[Answer],
         failed: dict[PeerId, str],
+        unwelcome: dict[PeerId, Kind],
         started: float,
     ) -> None:
         held = self._owner.held(request.round.epoch)
@@ -134,6 +137,8 @@ class CellRound:
             answer = await exchange(self._transport, owner, request, names, giving, wire, self._chunk, left)
         except PeerFault as fault:
             failed[owner] = fault.reason
+            if isinstance(fault, Unwelcome):
+                unwelcome[owner] = fault.kind
             if fault.weight:
                 self._transport.fault(owner, fault.reason, fault.weight)
             self._say("owner-failed", str(fault), level="warning", epoch=request.round.epoch, peer=owner)
@@ -150,7 +155,13 @@ class CellRound:
         return max(0.0, started + request.deadline_s - self._clock.now())
 
     def _outcome(
-        self, request: RoundRequest, attempt: Attempt, answers: list[Answer], failed: dict[PeerId, str], started: float
+        self,
+        request: RoundRequest,
+        attempt: Attempt,
+        answers: list[Answer],
+        failed: dict[PeerId, str],
+        unwelcome: dict[PeerId, Kind],
+        started: float,
     ) -> RoundOutcome:
         me, held = self._transport.peer_id, self._owner.held(request.round.epoch)
         own = {n: h for n, h in held.items() if n in attempt.mine}
@@ -168,6 +179,7 @@ class CellRound:
             stepped=self._owner.stepped(request.round.epoch),
             missing=tuple(sorted(request.owners.keys() - parts.keys())),
             refused=dict(attempt.refused),
+            unwelcome=dict(unwelcome),
         )
 
     def _say(self, kind: str, text: str, level: str = "info", **fields: Any) -> None:

@@ -57,7 +57,7 @@ class StateService(state_pb2_grpc.StateServicer):
     ) -> None:
         self._transport, self._provider = transport, provider
         self._clock = clock or SystemClock()
-        self.pins = pins or Pins()
+        self.pins = Pins() if pins is None else pins
         self._bucket = Bucket(settings.max_up)
         self._streams: Counter[PeerId] = Counter()
         self._hashing = asyncio.Lock()

@@ -20,11 +20,11 @@ T = TypeVar("T")
 class ControlClient:
     """A conversation with the daemon whose socket is ``path``. Raises NotRunning when none listens there."""
 
-    def __init__(self, path: Path, timeout_s: float = 5.0) -> None:
+    def __init__(self, path: Path, timeout_s: float = 5.0, home: Path | None = None) -> None:
         self.path, self.timeout_s = path, timeout_s
         pid = listener(path)
         if pid is None:
-            raise not_running(path)
+            raise not_running(home or path.parent)
         self.pid = pid
         """Process id of the daemon, 0 when the system does not tell."""
         options = [("grpc.max_receive_message_length", 8 << 20), ("grpc.enable_http_proxy", 0)]
@@ -111,8 +111,6 @@ class ControlClient:
         return LocalFault(f"the daemon failed to answer: {details[:300]}", "see  tutti logs --level error")
 
 
-def not_running(path: Path) -> NotRunning:
+def not_running(home: Path) -> NotRunning:
     """The error of every command that needs a daemon."""
-    return NotRunning(
-        f"no daemon is running in {path.parent}", "start one with  tutti start , or name its directory with  --home DIR"
-    )
+    return NotRunning(f"no daemon is running in {home}", "start one with  tutti start , or name its directory with  --home DIR")

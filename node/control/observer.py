@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from libp2p import new_host
 from libp2p.abc import IHost
 from libp2p.custom_types import TProtocol
-from libp2p.exceptions import BaseLibp2pError
+from libp2p.exceptions import BaseLibp2pError, MultiError
 from libp2p.io.abc import ReadWriteCloser
 from libp2p.network.config import ConnectionConfig
 from libp2p.peer.id import ID
@@ -34,6 +34,8 @@ from protos.ask_pb2 import Answer, Ask
 PROTOCOL = TProtocol("/tutti/ask/1")
 MAX_MESSAGE = 1 << 20
 """Bytes of a question or an answer."""
+CLOSING_S = 1.0
+"""Longest wait for an orderly end of the connection."""
 _HOSTS = {"ip4", "ip6", "dns", "dns4", "dns6"}
 _NEXT_STEP = "check the address with whoever gave it to you, and that its port is open"
 
@@ -98,7 +100,13 @@ async def _ask(target: PeerInfo, question: bytes, timeout: float) -> Answer:
         try:
             host = _host(timeout)
             async with host.run([]):
-                answers.append(await _exchange(host, target, question, doing))
+                try:
+                    answers.append(await _exchange(host, target, question, doing))
+                finally:
+                    # Shielded: a time-out that also stopped the closing would leave the socket open.
+                    with trio.move_on_after(CLOSING_S) as scope:
+                        scope.shield = True
+                        await host.close()
         except* (BaseLibp2pError, WireError, OSError, EOFError, trio.BrokenResourceError, trio.ClosedResourceError) as group:
             why = _first(group)
     if not answers:  # once there is one, how the connection came apart is of no interest
@@ -117,7 +125,12 @@ def _host(timeout: float) -> IHost:
         bootstrap=None,
         enable_quic=False,
         negotiate_timeout=max(1, math.ceil(timeout)),
-        connection_config=ConnectionConfig(dial_timeout=timeout, outbound_upgrade_timeout=timeout),
+        connection_config=ConnectionConfig(
+            dial_timeout=timeout,
+            outbound_upgrade_timeout=timeout,
+            min_connections=0,  # else it keeps dialling whoever it has heard of until it has that many
+            low_watermark=0,
+        ),
         disable_identify_address_discovery=True,
     )
 
@@ -150,12 +163,16 @@ async def _exactly(stream: ReadWriteCloser, count: int) -> bytes:
     return bytes(buffer)
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> str:
-    """One line about the innermost cause."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    while error.__cause__ is not None and not str(error).strip():
-        error = error.__cause__
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:300]
+def _first(error: BaseException) -> str:
+    """One line about the innermost cause: libp2p wraps "connection refused" in four layers that do not say so."""
+    said = type(error).__name__
+    inner: BaseException | None = error
+    while inner is not None:
+        if isinstance(inner, BaseExceptionGroup):
+            inner = inner.exceptions[0]
+        elif isinstance(inner, MultiError) and inner.errors:
+            inner = inner.errors[-1]
+        else:
+            said = str(inner).strip() or said
+            inner = inner.__cause__ if isinstance(inner, BaseLibp2pError) else None
+    return said.splitlines()[0][:300]

@@ -14,7 +14,8 @@ from protos.ask_pb2 import PeersAnswer
 from protos.control_pb2 import Snapshot
 
 TIME_KINDS = ("compute", "wire", "wait", "round")
-BUSY_STATES = ("training", "ready", "finished")
+ABSENT = ("lost", "draining", "joining", "starting", "stopping")
+"""States in which a peer does no work for its stage."""
 
 
 def plain(message: Message) -> dict[str, Any]:
@@ -39,8 +40,8 @@ def exit_code(snapshot: Snapshot) -> ExitCode:
 
 
 def cover(answer: PeersAnswer) -> dict[int, int]:
-    """Live replicas of every stage, 0 (ends) to the last, so that a hole shows as 0."""
-    live = Counter(p.stage for p in answer.peers if p.state not in ("lost", "draining") and p.role != "rendezvous")
+    """Working replicas of every stage, 0 (ends) to the last, so that a hole shows as 0."""
+    live = Counter(p.stage for p in answer.peers if p.state not in ABSENT and p.role != "rendezvous")
     return {stage: live[stage] for stage in range(max([answer.swarm.stages, *live]) + 1)}
 
 

@@ -90,7 +90,7 @@ def peers_table(answer: PeersAnswer, *, sort: str = "stage", stage: int | None =
     for number, n in cover(answer).items():
         holes.append(f" {'ends' if number == ENDS else number}:{n}", style="bold red" if n == 0 else "yellow" if n == 1 else "")
     total = len(answer.peers)
-    return Group(table, Text(f"{total} peer{'s' * (total != 1)}: {seen}.   ").append_text(holes))
+    return Group(table, Text(f"{total} peer{'s' * (total != 1)}: {seen}."), holes)
 
 
 def peer_cells(p: PeerLine, stages: int) -> tuple[Text, ...]:
@@ -165,6 +165,28 @@ def banner(
     lines.append(f"Watch it:                tutti monitor{home_flag}")
     if invite:
         lines.append(f"Invite another machine:  tutti join {invite}")
+    return lines
+
+
+def consent_lines(
+    *, name: str, run_id: str, owner: str, signed: bool, admission: str, model: str, parameters: int, data: str, cut: str,
+    work: str, fetches_data: bool,
+) -> list[str]:  # fmt: skip
+    """What a person accepts who joins: whose swarm, what is trained on what, what others see."""
+    signature = f"signed by its owner {owner}" if signed else "NOT SIGNED"
+    lines = [
+        _plain("swarm", f"{clean(name, 64)}   run {run_id[:12]}   {'private' if admission == 'invite' else 'open'}"),
+        _plain("", signature),
+        _plain("model", f"{count(parameters)} parameters: {clean(model)}"),
+        _plain("memory", f"{size(4 * parameters)} of parameters in all, as much again for gradients; you hold one stage"),
+        _plain("data", clean(data)),
+        _plain("pipeline", clean(cut)),
+        _plain("work", clean(work)),
+        _plain("code", "none is downloaded: this tutti trains, the swarm only sends numbers"),
+        _plain("others see", "your IP addresses, node name, version and speed; peers of your stage your gradients"),
+    ]
+    if fetches_data:
+        lines.append(_plain("download", "a peer that hosts the ends fetches this data from the Hugging Face hub"))
     return lines
 
 
@@ -261,10 +283,10 @@ def _headline(s: Snapshot) -> Text:
 
 
 def _progress(s: Snapshot) -> str:
-    text = f"epoch {s.epoch:,}" + (f" / {s.swarm.epochs:,}" if s.swarm.epochs else "")
+    text = f"epoch {s.epoch}" + (f"/{s.swarm.epochs}" if s.swarm.epochs else "")
     if s.loss:
         arrow = "↓" if s.loss_first > s.loss else "↑" if s.loss_first and s.loss_first < s.loss else ""
-        text += f"   loss {s.loss:.3f}" + (f" {arrow} from {s.loss_first:.3f}" if arrow else "")
+        text += f"   loss {s.loss:.3f}" + (f" {arrow} {s.loss_first:.3f}" if arrow else "")
     return text + (f"   held out {s.loss_val:.3f}" if s.loss_val else "")
 
 

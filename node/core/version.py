@@ -1,3 +1,6 @@
-"""The version of this software; pyproject.toml says the same."""
+"""Which tutti this is."""
 
 VERSION = "0.1.0"
+"""Of the software; pyproject.toml says the same."""
+PROTOCOL = 1
+"""Of what peers say to each other; unequal versions part politely."""

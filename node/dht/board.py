@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from node.core.errors import Refused, WireError
+from node.core.errors import WireError
 from node.core.ids import PeerId, RunId
 from node.dht.record import PeerBody, PeerEntry, peers_key
 from node.dht.settings import DirectorySettings
@@ -50,9 +50,6 @@ class Board:
         """
         try:
             return self._offer(writer, raw, expires, now)
-        except Refused as e:
-            self.refused += 1
-            raise WireError(e.what) from e
         except WireError:
             self.refused += 1
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import P2P, PeerID
@@ -13,7 +13,7 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerErr
 from hivemind.utils.multiaddr import Multiaddr
 
 from node.core.clock import Clock
-from node.core.errors import UsageFault
+from node.core.errors import UsageFault, WireError
 from node.core.ids import PeerId, RunId, short
 from node.core.tasks import Tasks
 from node.dht import guard
@@ -21,6 +21,7 @@ from node.dht.author import Author
 from node.dht.board import Board
 from node.dht.record import PeerBody, PeerEntry
 from node.dht.settings import DirectorySettings
+from node.identity.peers import peer_id_of, public_key_of
 
 if TYPE_CHECKING:
     from node.identity.keys import Identity
@@ -46,6 +47,7 @@ class Directory:
         self._author = Author(identity, run_id, settings)
         self._body: PeerBody | None = None
         self._node: DHTNode | None = None
+        self._p2p: P2P | None = None
         self._company: asyncio.Task[None] | None = None
         self._heartbeat: asyncio.Task[None] | None = None
         self._posted_at = 0.0
@@ -73,7 +75,7 @@ class Directory:
         await self._detach(keep=p2p)
         self._node = await DHTNode.create(
             p2p=p2p,
-            node_id=guard.node_id_of(p2p.peer_id),
+            node_id=guard.node_id_of(PeerID.from_base58(str(p2p.peer_id))),
             record_validator=guard.EnvelopeValidator(self._board, self._clock, self._settings.max_record),
             # The board is our cache, and it knows which records still hold; a cached dictionary would be stale.
             cache_locally=False,
@@ -82,7 +84,8 @@ class Directory:
             cache_refresh_before_expiry=0,
             reuse_get_requests=False,
         )
-        self._company = self._tasks.spawn(self._keep_company(self._node, seeds), "company", eternal=True)
+        self._p2p = p2p
+        self._company = self._tasks.spawn(self._keep_company(p2p, self._node, seeds), "company", eternal=True)
         if self._body is not None:
             await self._post(self._body.pack())
 
@@ -146,7 +149,7 @@ class Directory:
             if self._body is not None:
                 await self._post(self._body.pack())
 
-    async def _keep_company(self, node: DHTNode, seeds: dict[PeerId, list[Multiaddr]]) -> None:
+    async def _keep_company(self, p2p: P2P, node: DHTNode, seeds: dict[PeerId, list[Multiaddr]]) -> None:
         """Meet the bootstrap peers, and whoever is on the board when nobody is left to ask."""
         pause, complained = self._settings.rejoin_s, False
         while True:
@@ -155,7 +158,7 @@ class Directory:
             if not table.uid_to_peer_id:
                 wanted |= _by_peer_leniently(self._board.entries(self._clock.wall()).values(), self.me)
             missing = {p: addrs for p, addrs in wanted.items() if PeerID.from_base58(p) not in table.peer_id_to_uid}
-            met = await asyncio.gather(*(self._meet(node, peer, addrs) for peer, addrs in missing.items()))
+            met = await asyncio.gather(*(self._meet(p2p, node, peer, addrs) for peer, addrs in missing.items()))
             if any(met):
                 await self._settle(node)
                 self._tell("joined", f"{sum(met)} bootstrap peers answered", peers=sum(met))
@@ -167,10 +170,11 @@ class Directory:
             await asyncio.sleep(pause)
             pause = min(2 * pause, self._settings.rejoin_max_s)
 
-    async def _meet(self, node: DHTNode, peer: PeerId, addresses: list[Multiaddr]) -> bool:
+    async def _meet(self, p2p: P2P, node: DHTNode, peer: PeerId, addresses: list[Multiaddr]) -> bool:
         who, timeout = PeerID.from_base58(peer), self._settings.lookup_timeout_s
         try:
-            await asyncio.wait_for(node.p2p._client.connect(who, addresses), timeout)
+            client: Any = p2p._client  # the public face of P2P has no way to dial an address
+            await asyncio.wait_for(client.connect(who, addresses), timeout)
             return await asyncio.wait_for(node.protocol.call_ping(who), timeout) == guard.node_id_of(who)
         except _DOWN:
             return False
@@ -192,7 +196,7 @@ class Directory:
                 await company
         if node is None:
             return
-        if keep is None or keep is node.p2p:
+        if keep is None or keep is self._p2p:
             with contextlib.suppress(*_DOWN):
                 await asyncio.wait_for(node.shutdown(), 1.0)
         node.is_alive = False
@@ -209,11 +213,11 @@ def _by_peer(multiaddrs: Iterable[str]) -> dict[PeerId, list[Multiaddr]]:
     """Addresses to dial, grouped by the PeerId at their end. Raises UsageFault."""
     out: dict[PeerId, list[Multiaddr]] = {}
     for text in multiaddrs:
+        # p2pd wants the address without the PeerId it leads to; behind a relay there is a second one, which stays.
+        where, _, who = text.rpartition("/p2p/")
         try:
-            address = Multiaddr(text)
-            peer = PeerId(str(address["p2p"]))
-            PeerID.from_base58(peer)
-        except (ValueError, KeyError, LookupError) as e:
+            address, peer = Multiaddr(where), peer_id_of(public_key_of(who))
+        except (ValueError, LookupError, WireError) as e:
             raise UsageFault(f"not a multiaddr with /p2p/: {text}", "copy it from `tutti peers` of a running peer") from e
         out.setdefault(peer, []).append(address)
     return out

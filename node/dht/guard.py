@@ -5,6 +5,9 @@ frame in hivemind's decoder, which runs before any validator is asked), and make
 :class:`SwarmProtocol`, which limits requests and keeps only the records that the validator accepts.
 """
 
+# hivemind ships no types for its generated messages.
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import itertools
@@ -38,7 +41,7 @@ MAX_SUBKEY = 128
 """Bytes of a packed subkey; a PeerId has 52."""
 
 _depth = threading.local()
-_decode_unbounded = MSGPackSerializer._decode_ext_types.__func__  # type: ignore[attr-defined]
+_decode_unbounded = MSGPackSerializer._decode_ext_types.__func__
 
 
 def _decode_bounded(cls: type[MSGPackSerializer], type_code: int, data: bytes) -> Any:
@@ -54,8 +57,8 @@ def _decode_bounded(cls: type[MSGPackSerializer], type_code: int, data: bytes) -
 
 def install() -> None:
     """Put the bounds in place, for every DHT node of this process. Safe to call again."""
-    MSGPackSerializer._decode_ext_types = classmethod(_decode_bounded)  # type: ignore[method-assign, assignment]
-    hivemind.dht.node.DHTProtocol = SwarmProtocol  # type: ignore[attr-defined]
+    MSGPackSerializer._decode_ext_types = classmethod(_decode_bounded)
+    hivemind.dht.node.DHTProtocol = SwarmProtocol
     # Whatever a stranger sends may end up in these lines, and a stranger decides how many there are.
     logging.getLogger("hivemind.utils.serializer").setLevel(logging.ERROR)
 

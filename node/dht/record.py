@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -107,8 +106,8 @@ def _natural(body: dict[str, Any], name: str, below: int) -> int:
 
 
 def _amount(body: dict[str, Any], name: str) -> float:
-    value = body.get(name)
-    if type(value) not in (int, float) or not 0 <= value < 1e15 or not math.isfinite(value):
+    value: Any = body.get(name)
+    if type(value) not in (int, float) or not 0 <= value < 1e15:  # false for NaN as well
         raise WireError(f"{name} in a peer's record is not a finite number that is not negative")
     return float(value)
 

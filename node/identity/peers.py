@@ -7,6 +7,7 @@ PeerId = base58btc of the identity multihash of the libp2p public key, RFC "libp
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 
 import base58
 
@@ -38,6 +39,7 @@ def peer_id_of(public: bytes) -> PeerId:
     return PeerId(base58.b58encode(_PREFIX + public).decode())
 
 
+@lru_cache(maxsize=4096)  # a swarm hears the same few peers all day
 def public_key_of(peer: str) -> bytes:
     """The 32 bytes of the key inside a PeerId. Raises WireError for anything but the one spelling of an Ed25519 PeerId."""
     if len(peer) > _LONGEST:

@@ -73,7 +73,7 @@ def write_hf(
 ) -> Path:
     """Write the whole model (the union of the stages' tensors, fp32) to ``directory``; returns it.
 
-    Replaces an earlier export, by renaming, so a reader sees the old model or the new one. Raises UsageFault when tensors
+    Replaces an earlier export by renaming: a reader finds the old one, the new one or, for an instant, none; never half. Raises UsageFault when tensors
     are missing, unknown or of another shape; Refused when ``directory`` holds something that is not an export of this
     program; OutOfResources when the disk is full, leaving what was there.
     """

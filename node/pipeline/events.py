@@ -22,7 +22,7 @@ class Key(NamedTuple):
     """One visit: this peer's part in one micro-batch. The origin has two, at position 0 and at the last."""
 
     epoch: int
-    index: int
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride] - the glossary's word; nobody searches this tuple
     position: int
 
 
@@ -258,7 +258,8 @@ class Later:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Add this visit's parameter gradients to the sum. At most once per visit."""
+    """Add this visit's parameter gradients to the sum. At most once per visit; at position 0 together with those of the
+    origin's last position, so that head and embedding count the same micro-batches."""
 
     key: Key
 

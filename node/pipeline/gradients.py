@@ -59,8 +59,7 @@ class GradientSum:
     def _add(self, share: Share) -> None:
         known = [name for name in share if name in self._sums]
         if known:
-            torch._foreach_add_([self._sums[n] for n in known], [share[n] for n in known])
+            torch._foreach_add_([self._sums[n] for n in known], [share[n] for n in known])  # pyright: ignore[reportPrivateImportUsage]
         for name in share.keys() - self._sums.keys():
-            gradient = share[name]
-            # The first share becomes the sum; autograd may hand out an expanded view, which cannot be added to.
-            self._sums[name] = gradient if gradient.is_contiguous() else gradient.contiguous()
+            # A copy, once an epoch: autograd may give one tensor to two parameters, or to a parameter and the wire.
+            self._sums[name] = share[name].clone(memory_format=torch.contiguous_format)

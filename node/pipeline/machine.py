@@ -240,7 +240,8 @@ class PipelineMachine:
         known = self._known(event, now)
         if known:
             return known
-        if event.way is FORWARD and not event.room:
+        # What comes home to its origin was let in when it began; turning it away would hold up everybody's stash.
+        if event.way is FORWARD and not event.room and event.claim.journey[0].peer != self.me:
             return [Answer(Say.BUSY, "my stash is full")]
         return [Answer(Say.TAKE)]
 
@@ -323,12 +324,10 @@ class PipelineMachine:
         return [*self._fail_open(key, visit, reason), Free(key)]
 
     def _commit(self, key: Key, visit: Visit) -> list[Action]:
-        """Position 0 commits for both of the origin's visits, so that head and embedding count the same micro-batches."""
-        last = len(visit.journey) - 1
-        if visit.committed or self.closed or key.position == last:
+        if visit.committed or self.closed or key.position == len(visit.journey) - 1:
             return []
         visit.committed = True
-        return [Commit(key)] if key.position else [Commit(Key(key.epoch, key.index, last)), Commit(key)]
+        return [Commit(key)]
 
     @staticmethod
     def _tell(key: Key, visit: Visit, way: Way) -> list[Action]:

@@ -27,3 +27,5 @@ class PipelineLimits:
     """Activations kept for backward; a forward beyond it is answered BUSY."""
     in_flight: int = 8
     """Micro-batches an ends peer keeps under way at once."""
+    backward_first: bool = True
+    """Backward jobs go before forward ones on the device; False serves them in order of arrival."""

@@ -48,13 +48,14 @@ class Training(rpc.TrainingServicer):
     def __init__(
         self, identity: Identity, stage: int, facts: RunFacts, transport: TransportPort, work: Work,
         ends: Callable[[], set[PeerId]], clock: Clock, journal: Journal,
+        on_error: Callable[[str, BaseException], None] | None = None,
     ) -> None:  # fmt: skip
         self.identity, self.me, self.stage, self.facts = identity, identity.peer_id, stage, facts
         self.transport, self.work, self._ends, self.clock, self.journal = transport, work, ends, clock, journal
         self.member = Member(self.me, work.stage.epoch, work.checkpoints())
         self.leader: Leader | None = None
         self.leaving = False
-        self.tasks = Tasks("training", self._failed)
+        self.tasks = Tasks("training", on_error)
         self._epoch_tasks: list[asyncio.Task[Any]] = []
         self._member_lock = asyncio.Lock()
         self._leader_lock = asyncio.Lock()
@@ -63,10 +64,8 @@ class Training(rpc.TrainingServicer):
         self._result_plan: Plan | None = None
         self._flushing = False
         self._accused: dict[PeerId, float] = {}
-        self.loss_first = 0.0
-        self.last_commit = 0.0
         self.finished = asyncio.Event()
-        self.fatal: Callable[[BaseException], None] = lambda error: None
+        self.on_plan: Callable[[Plan], None] = lambda plan: None
         rpc.add_TrainingServicer_to_server(self, transport.server)
 
     def start(self) -> None:
@@ -279,6 +278,7 @@ class Training(rpc.TrainingServicer):
             case ev.Begin(plan, listener):
                 await self._stop_epoch()
                 self._results, self._result_plan = [], plan
+                self.on_plan(plan)
                 await self.work.begin(plan, listener)
                 if self.stage == ENDS and not listener:
                     self._epoch_tasks.append(self.tasks.spawn(self.work.run(plan, self._done), "run"))
@@ -290,7 +290,6 @@ class Training(rpc.TrainingServicer):
                 digest = await self.work.adopt(plan)
                 return ev.Adopted(plan.epoch, plan.term, ended.attempt, digest, ended.contributors)
             case ev.TellCommitted(plan):
-                self.last_commit = self.clock.now()
                 self.tasks.spawn(self._tell_leader(plan, notes.committed_note(action, self.work.speed())), "committed")
             case ev.TellIncomplete(plan, ended):
                 for peer in ended.failed:
@@ -299,6 +298,7 @@ class Training(rpc.TrainingServicer):
             case ev.Finish(plan):
                 await self._stop_epoch()
                 await self.work.finish(plan)
+                self.on_plan(plan)
                 self.finished.set()
                 self.journal.emit("training", "run-finished", f"the run is complete at epoch {plan.epoch}", epoch=plan.epoch)
         return None
@@ -337,13 +337,7 @@ class Training(rpc.TrainingServicer):
     # ------------------------------------------------------------ the record
 
     def _report(self, report: ev.Report) -> None:
-        if report.kind == "epoch-committed" and not self.loss_first:
-            self.loss_first = float(str(report.facts.get("loss", 0.0)))
         self.journal.emit("training", report.kind, report.text, report.level, **report.facts)
-
-    def _failed(self, name: str, error: BaseException) -> None:
-        self.journal.emit("training", "task-failed", f"{name}: {error!r}", "error")
-        self.fatal(error)
 
     def waiting_for(self) -> str:
         """Why no epoch is under way, in a few words; empty when one is."""

@@ -14,29 +14,30 @@ from torch import Tensor
 
 from node.averaging.request import RoundRequest
 from node.averaging.service import CellRound
-from node.checkpoint.service import fetch
+from node.checkpoint.fetch import fetch
 from node.checkpoint.state import NoDonor, StateKind
 from node.checkpoint.store import CheckpointStore
 from node.core.errors import LocalFault, OutOfResources, PeerFault
 from node.core.ids import ENDS, PeerId, RoundId, short
 from node.core.journey import Hop, Path, Plan
-from node.data.batches import Batches
-from node.optim.owner import Owner
+from node.core.tasks import Tasks
+from node.optim.owner import Owner, state_shapes
+from node.optim.settings import OptimSettings
 from node.optim.ownership import ownership_hash
 from node.pipeline.service import MicroBatchDone, Pipeline
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
 from node.training import events as ev
+from node.training.meter import Meter
 from node.training.settings import TrainingSettings
 from node.training.stage import StageState
+from node.training.text import Text
 from node.transport.port import TransportPort
-
-Progress = Callable[[int, int, float, PeerId], None]
 
 
 @dataclass(frozen=True)
 class Engines:
-    """Everything a member works with; ``batches`` only at the ends. ``heavy`` runs what must not hold up the loop."""
+    """Everything a member works with; ``text`` only at the ends. ``heavy`` runs what must not hold up the loop."""
 
     transport: TransportPort
     pipeline: Pipeline
@@ -46,7 +47,8 @@ class Engines:
     heavy: Executor
     journal: Journal
     metrics: Metrics
-    batches: Batches | None = None
+    meter: Meter
+    text: Text | None = None
 
 
 @dataclass
@@ -58,14 +60,19 @@ class _Epoch:
     tokens: int = 0
     fresh: dict[str, Tensor] | None = None
     arriving: asyncio.Task[None] | None = None
+    compute_s: float = 0.0
 
 
 class Work:
     """One stage's labour. Not reentrant: the service calls one member action after another."""
 
-    def __init__(self, stage: StageState, engines: Engines, settings: TrainingSettings, checkpoint_every: int, me: PeerId) -> None:
+    def __init__(
+        self, stage: StageState, engines: Engines, settings: TrainingSettings, optimizer: OptimSettings, sequence: int, me: PeerId,
+        on_error: Callable[[str, BaseException], None] | None = None,
+    ) -> None:  # fmt: skip
         self.stage, self.engines, self.settings, self.me = stage, engines, settings, me
-        self._every = checkpoint_every
+        self._optimizer, self._sequence, self._every = optimizer, sequence, engines.store.settings.every
+        self._tasks = Tasks("work", on_error)
         self._epoch: _Epoch | None = None
         self._plan: Plan | None = None
         self._saving: asyncio.Task[None] | None = None
@@ -84,7 +91,7 @@ class Work:
 
     def speed(self) -> float:
         """Micro-batches per second this stage's device does, forward and backward; 0 before it was measured."""
-        return self.engines.pipeline.speed()
+        return self.engines.meter.speed
 
     def describe(self, stage: int, kind: StateKind, epoch: int | None) -> tuple[int, Mapping[str, Tensor]] | None:
         """The state this peer can give others (the donor's side of a fetch)."""
@@ -100,18 +107,18 @@ class Work:
 
     async def begin(self, plan: Plan, listener: bool) -> None:
         """Take part: the pipeline accepts the plan's frames, and state of parts gained is fetched meanwhile."""
-        self._epoch = epoch = _Epoch(plan)
+        self._epoch = epoch = _Epoch(plan, compute_s=self.engines.meter.compute_s)
         self._plan = plan
         self.engines.pipeline.reset(plan.epoch)
         self.engines.pipeline.set_plan(plan)
         gained = [p for p, o in plan.owners.items() if o == self.me and p in self._shapes and plan.moved.get(p, o) != o]
         if gained and not listener:
-            epoch.arriving = asyncio.ensure_future(self._take_over(plan, gained))
+            epoch.arriving = self._tasks.spawn(self._take_over(plan, gained), "take-over")
 
     async def run(self, plan: Plan, done: Callable[[ev.Result], None]) -> None:
         """Start this ends peer's micro-batches and report each as it finishes."""
-        batches = self.engines.batches
-        if batches is None:
+        text = self.engines.text
+        if text is None:
             return
         mine = [p for p in plan.paths if p.origin == self.me]
 
@@ -119,7 +126,7 @@ class Work:
             done(ev.Result(result.index, result.counted, result.loss_sum, result.tokens))
 
         def batch_of(path: Path) -> tuple[Tensor, Tensor]:
-            return batches.at(path.samples)
+            return text.at(path.samples)
 
         await self.engines.pipeline.run(mine, batch_of, finished)
 
@@ -127,7 +134,8 @@ class Work:
         """One attempt of the cell's round: gradients to their owners, the owners' steps, fresh parameters to all."""
         epoch = self._of(plan)
         if epoch.gradients is None and not listener:
-            epoch.gradients, epoch.tokens = await self.engines.pipeline.take_gradients(plan.epoch)
+            epoch.gradients, epoch.tokens = self.engines.pipeline.take_gradients(plan.epoch)
+            self._measure(epoch)
         if epoch.arriving is not None:
             await epoch.arriving
         owners = self._owners(plan, r)
@@ -207,9 +215,10 @@ class Work:
         found = await self._heavy(e.store.load, self.stage.stage, epoch)
         await self._heavy(self.stage.adopt, found.parameters, epoch)
         self.stage.settle()
-        e.owner.forget_all()
+        for name in e.owner.names():
+            e.owner.drop(name)
         for name, state in found.optimizer.items():
-            e.owner.load_state(name, state)
+            e.owner.load_state(name, self._shapes[name], state, epoch - 1)
 
     async def join(self, donors: Sequence[PeerId], epoch: int | None) -> None:
         """Fetch the stage's parameters from members at their committed epoch. Raises NoDonor."""
@@ -246,7 +255,7 @@ class Work:
         for part in parts:
             by_donor.setdefault(plan.moved[part], []).append(part)
         for donor, names in by_donor.items():
-            shapes = {f"{n}/{k}": s for n in names for k, s in e.owner.state_shapes(n, self._shapes[n]).items()}
+            shapes = {f"{n}/{k}": s for n in names for k, s in state_shapes(n, self._shapes[n], self._optimizer).items()}
             try:
                 got = await fetch(
                     e.transport, [donor], self.stage.stage, StateKind.OPTIMIZER, plan.epoch, shapes, None,
@@ -256,7 +265,8 @@ class Work:
                 e.journal.emit("optim", "state-not-moved", f"optimizer state of {len(names)} parts did not come: {error}", "warning")
                 continue
             for name in names:
-                e.owner.load_state(name, {k.rpartition("/")[2]: t for k, t in got.tensors.items() if k.rpartition("/")[0] == name})
+                state = {k.rpartition("/")[2]: t for k, t in got.tensors.items() if k.rpartition("/")[0] == name}
+                e.owner.load_state(name, self._shapes[name], state, plan.epoch - 1)
             e.journal.emit("optim", "state-moved", f"took over the optimizer state of {len(names)} parts from {short(donor)}", parts=len(names))
 
     async def _save(self, epoch: int, plan: Plan | None) -> None:
@@ -278,7 +288,12 @@ class Work:
             except (OutOfResources, LocalFault) as error:
                 e.journal.emit("checkpoint", "checkpoint-failed", f"{error} {error.next_step}", "error", epoch=epoch)
 
-        self._saving = asyncio.ensure_future(write())
+        self._saving = self._tasks.spawn(write(), "checkpoint")
+
+    async def close(self) -> None:
+        """Let a checkpoint that is being written finish, end the rest."""
+        await self.saved()
+        await self._tasks.close()
 
     async def saved(self) -> None:
         """Wait for the checkpoint that is being written, if any."""
@@ -298,11 +313,10 @@ class Work:
 
     async def evaluate(self, plan: Plan) -> float:
         """Mean loss, nats per token, on the held-out text through the live swarm. Raises PeerFault."""
-        batches = self.engines.batches
-        if batches is None:
+        text = self.engines.text
+        if text is None:
             return 0.0
-        size, count = self.settings.eval_batches, batches.held_out_count()
-        pairs = [batches.held_out(i) for i in range(min(size, count))]
+        pairs = [text.held_out(i) for i in range(min(self.settings.eval_batches, text.held_out_count()))]
         hops = [self.route(plan, i) for i in range(len(pairs))]
         sums = await asyncio.gather(*(self.engines.pipeline.evaluate(h, x, y) for h, (x, y) in zip(hops, pairs, strict=True)))
         tokens = sum(n for _, n in sums)
@@ -332,11 +346,8 @@ class Work:
         return owners
 
     def _step(self, epoch: int, mean: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        live = self.stage.parameters()
-        return {
-            name: self.engines.owner.step(name, live[name], gradient.to(live[name].device), epoch).cpu()
-            for name, gradient in mean.items()
-        }
+        fresh = self.engines.owner.step_parts(self.stage.parameters(), mean, epoch)
+        return {name: t.cpu() for name, t in fresh.items()}
 
     def _say_what_is_lost(self, plan: Plan, owners: Mapping[str, PeerId]) -> None:
         if plan.epoch == 0:
@@ -349,6 +360,12 @@ class Work:
                 epoch=plan.epoch, parts=len(bare),
             )  # fmt: skip
 
+    def _measure(self, epoch: _Epoch) -> None:
+        meter, paths = self.engines.meter, epoch.plan.paths
+        if paths and epoch.tokens:
+            each = len(paths[0].samples) * self._sequence
+            meter.epoch_done(round(epoch.tokens / each), epoch.tokens, meter.compute_s - epoch.compute_s)
+
     def _count(self, seconds: float, nbytes: int, members: int, contributors: int, complete: bool) -> None:
         self.rounds_done += complete
         self.rounds_failed += not complete
@@ -357,8 +374,3 @@ class Work:
 
     async def _heavy(self, fn: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self.engines.heavy, fn, *args)
-
-
-def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors in main memory, for the disk and the wire."""
-    return {name: t.detach().to("cpu", torch.float32) for name, t in tensors.items()}

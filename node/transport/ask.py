@@ -10,8 +10,8 @@ from google.protobuf.message import DecodeError
 
 from node.core.errors import ExitCode, LocalFault, PeerFault, WireError
 from node.core.ids import PeerId
-from node.transport.frames import read_frame, write_frame
-from node.transport.handshake import Facts, Streams
+from node.transport.frames import Streams, converse, read_frame, see_off, write_frame
+from node.transport.handshake import Facts
 from node.transport.limits import Rate
 from protos.ask_pb2 import Answer, Ask, PingAnswer, Refusal
 
@@ -35,20 +35,9 @@ class Asking:
 
     async def ask(self, peer: PeerId, question: Ask, timeout: float) -> Answer:
         """The peer's answer, which may be a Refusal. Raises PeerFault when none comes or it makes no sense."""
+        raw = await converse(self._streams, peer, STREAM, question.SerializeToString(), ANSWER_BYTES, timeout)
         try:
-            async with asyncio.timeout(timeout):
-                reader, writer = await self._streams.open_stream(peer, STREAM, timeout)
-                try:
-                    await write_frame(writer, question.SerializeToString())
-                    return Answer.FromString(await read_frame(reader, ANSWER_BYTES))
-                finally:
-                    writer.close()
-        except TimeoutError as e:
-            raise PeerFault(peer, f"no answer in {timeout:g} s") from e
-        except OSError as e:
-            raise PeerFault(peer, f"the question broke off: {e}") from e
-        except WireError as e:
-            raise PeerFault(peer, f"no answer: {e}") from e
+            return Answer.FromString(raw)
         except DecodeError as e:
             raise PeerFault(peer, "an answer that makes no sense", 1.0) from e
 
@@ -66,6 +55,7 @@ class Asking:
             if len(reply) > ANSWER_BYTES:
                 reply = _refuse(ExitCode.RESOURCES, "the answer is too long").SerializeToString()
             await write_frame(writer, reply)
+        await see_off(reader, READ_TIMEOUT_S)
 
     async def _answer(self, peer: PeerId, question: Ask) -> Answer:
         if not self._rate.allow(peer, time.monotonic()):

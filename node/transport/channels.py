@@ -61,22 +61,38 @@ class LabelledChannel(grpc.aio.Channel):
         return begin
 
     def unary_unary(
-        self, method: str, request_serializer: Any = None, response_deserializer: Any = None, _registered_method: bool | None = False
+        self,
+        method: str,
+        request_serializer: Any = None,
+        response_deserializer: Any = None,
+        _registered_method: bool | None = False,
     ) -> Any:
         return self._labelled("unary_unary", method, (request_serializer, response_deserializer), _registered_method)
 
     def unary_stream(
-        self, method: str, request_serializer: Any = None, response_deserializer: Any = None, _registered_method: bool | None = False
+        self,
+        method: str,
+        request_serializer: Any = None,
+        response_deserializer: Any = None,
+        _registered_method: bool | None = False,
     ) -> Any:
         return self._labelled("unary_stream", method, (request_serializer, response_deserializer), _registered_method)
 
     def stream_unary(
-        self, method: str, request_serializer: Any = None, response_deserializer: Any = None, _registered_method: bool | None = False
+        self,
+        method: str,
+        request_serializer: Any = None,
+        response_deserializer: Any = None,
+        _registered_method: bool | None = False,
     ) -> Any:
         return self._labelled("stream_unary", method, (request_serializer, response_deserializer), _registered_method)
 
     def stream_stream(
-        self, method: str, request_serializer: Any = None, response_deserializer: Any = None, _registered_method: bool | None = False
+        self,
+        method: str,
+        request_serializer: Any = None,
+        response_deserializer: Any = None,
+        _registered_method: bool | None = False,
     ) -> Any:
         return self._labelled("stream_stream", method, (request_serializer, response_deserializer), _registered_method)
 

@@ -3,24 +3,76 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from typing import Protocol
 
-from node.core.errors import WireError
+from node.core.errors import PeerFault, WireError
+from node.core.ids import PeerId
 
 _LENGTH = 4
 
 
+class Streams(Protocol):
+    """What is needed of ``p2p.P2pDaemon``."""
+
+    async def open_stream(
+        self, peer: PeerId, name: str, timeout: float = ...
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]: ...
+
+
+class StreamEnded(WireError):
+    """The stream ended inside a message: nobody's fault until it happens again."""
+
+
 async def read_frame(reader: asyncio.StreamReader, limit: int) -> bytes:
-    """The next message. Raises WireError above ``limit`` bytes, before they are read, and when the stream ends early."""
+    """The next message. Raises WireError above ``limit`` bytes, before they are read, StreamEnded when it ends early."""
     try:
         length = int.from_bytes(await reader.readexactly(_LENGTH), "big")
         if length > limit:
             raise WireError(f"a message of {length} bytes, {limit} are allowed")
         return await reader.readexactly(length)
     except asyncio.IncompleteReadError as e:
-        raise WireError("the stream ended inside a message") from e
+        raise StreamEnded("the stream ended inside a message") from e
 
 
 async def write_frame(writer: asyncio.StreamWriter, message: bytes) -> None:
     """Send one message."""
     writer.write(len(message).to_bytes(_LENGTH, "big") + message)
     await writer.drain()
+
+
+async def see_off(reader: asyncio.StreamReader, timeout: float) -> None:
+    """Wait until the other side hangs up, at most ``timeout`` seconds. Who speaks last on a stream must do so before
+    closing it: p2pd makes a reset of our end, and that eats what the other side has not read yet."""
+    with contextlib.suppress(TimeoutError, OSError):
+        async with asyncio.timeout(timeout):
+            await reader.read(1)
+
+
+async def converse(streams: Streams, peer: PeerId, name: str, message: bytes, limit: int, timeout: float) -> bytes:
+    """One message to the handler ``name`` of ``peer``, one of at most ``limit`` bytes back. May be sent twice.
+
+    Raises PeerFault, also after ``timeout`` seconds; weight 1 for a message that is too long.
+    """
+    try:
+        async with asyncio.timeout(timeout):
+            try:
+                return await _once(streams, peer, name, message, limit, timeout)
+            except (OSError, StreamEnded):
+                # A connection to a p2pd that was started again looks alive until it is used; the second try makes a new one.
+                return await _once(streams, peer, name, message, limit, timeout)
+    except TimeoutError as e:
+        raise PeerFault(peer, f"no answer on {name} in {timeout:g} s") from e
+    except (OSError, StreamEnded) as e:
+        raise PeerFault(peer, f"{name} broke off: {e}") from e
+    except WireError as e:
+        raise PeerFault(peer, f"{name}: {e}", 1.0) from e
+
+
+async def _once(streams: Streams, peer: PeerId, name: str, message: bytes, limit: int, timeout: float) -> bytes:
+    reader, writer = await streams.open_stream(peer, name, timeout)
+    try:
+        await write_frame(writer, message)
+        return await read_frame(reader, limit)
+    finally:
+        writer.close()

@@ -10,14 +10,13 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
 from node.core.errors import ExitCode, LocalFault, PeerFault, Refused, WireError
 from node.core.ids import PeerId
 from node.transport.addresses import grpc_target
-from node.transport.frames import read_frame, write_frame
+from node.transport.frames import Streams, converse, read_frame, see_off, write_frame
 from node.transport.limits import PEERS_KEPT
 from node.transport.port import printable
 from node.transport.tls import check_certificate
@@ -27,16 +26,9 @@ PROTOCOL = 1
 STREAM = "/tutti/handshake/1"
 FRAME_BYTES = 32 * 1024
 TOKEN_BYTES = 32
+SEE_OFF_S = 3.0
 ADDRESSES = 6
 """Addresses of one peer that are tried; each one that is dead costs a dial timeout."""
-
-
-class Streams(Protocol):
-    """What is needed of ``p2p.P2pDaemon``."""
-
-    async def open_stream(
-        self, peer: PeerId, name: str, timeout: float = ...
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]: ...
 
 
 class Parted(PeerFault):
@@ -71,11 +63,15 @@ class Acquaintance:
 
 
 class Tokens:
-    """One token for each peer, as long as this process lives or 4096 other peers have met us meanwhile."""
+    """One token for each peer, as long as this process lives or 4096 other peers have met us meanwhile.
+
+    A token is worth something only after :meth:`accept`: we hand ours over before we have seen who the other is.
+    """
 
     def __init__(self) -> None:
         self._of: OrderedDict[PeerId, bytes] = OrderedDict()
         self._owner: dict[bytes, PeerId] = {}
+        self._accepted: set[PeerId] = set()
 
     def issue(self, peer: PeerId) -> bytes:
         """The token ``peer`` shall show us; the same when asked again, so that its older channels stay valid."""
@@ -88,14 +84,22 @@ class Tokens:
 
     def owner(self, shown: str) -> PeerId | None:
         """Who was given this token (hex); None for nobody. What is compared is a hash, so timing tells nothing."""
-        return self._owner.get(_key(shown))
+        peer = self._owner.get(_key(shown))
+        return peer if peer in self._accepted else None
+
+    def accept(self, peer: PeerId) -> None:
+        """The peer's Hello was good: from now on its token speaks for it."""
+        self.issue(peer)
+        self._accepted.add(peer)
 
     def knows(self, peer: PeerId) -> bool:
-        return peer in self._of
+        """Whether the peer has met us and was accepted."""
+        return peer in self._accepted
 
     def revoke(self, peer: PeerId) -> None:
         """Forget the peer's token; its next call is refused until it has met us again."""
         token = self._of.pop(peer, None)
+        self._accepted.discard(peer)
         if token is not None:
             del self._owner[_key(token.hex())]
 
@@ -119,24 +123,15 @@ class Handshake:
         """Meet ``peer``. Raises PeerFault: unreachable, silent, talking nonsense (weight 1), or Parted."""
         if not self._facts().run_id:
             raise PeerFault(peer, "we serve no run, so there is nothing to call it for")
+        greeting = HandshakeFrame(hello=self._hello(peer)).SerializeToString()
+        raw = await converse(self._streams, peer, STREAM, greeting, FRAME_BYTES, timeout)
         try:
-            async with asyncio.timeout(timeout):
-                reader, writer = await self._streams.open_stream(peer, STREAM, timeout)
-                try:
-                    await write_frame(writer, HandshakeFrame(hello=self._hello(peer)).SerializeToString())
-                    frame = _parse(await read_frame(reader, FRAME_BYTES))
-                finally:
-                    writer.close()
+            frame = _parse(raw)
             if frame.WhichOneof("say") == "farewell":
                 raise Parted(peer, printable(frame.farewell.reason), frame.farewell.code)
             return self._check(peer, frame.hello)
-        except TimeoutError as e:
-            raise PeerFault(peer, f"no handshake in {timeout:g} s") from e
-        except OSError as e:
-            raise PeerFault(peer, f"the handshake broke off: {e}") from e
         except WireError as e:
-            ended = str(e).startswith("the stream ended")
-            raise PeerFault(peer, f"bad handshake: {e}", 0.0 if ended else 1.0) from e
+            raise PeerFault(peer, f"bad handshake: {e}", 1.0) from e
         except Refused as e:
             raise PeerFault(peer, f"not admitted by us: {e}") from e
         except LocalFault as e:
@@ -150,8 +145,10 @@ class Handshake:
             met = self._check(peer, frame.hello)
             reply = HandshakeFrame(hello=self._hello(peer))
         except LocalFault as e:
+            self._tokens.revoke(peer)
             reply = HandshakeFrame(farewell=Farewell(code=e.code, reason=str(e)))
         await write_frame(writer, reply.SerializeToString())
+        await see_off(reader, SEE_OFF_S)
         return met
 
     def _hello(self, peer: PeerId) -> Hello:
@@ -179,7 +176,7 @@ class Handshake:
         self._admit(peer, hello)
         if len(hello.token) != TOKEN_BYTES:
             raise WireError(f"a token has {TOKEN_BYTES} bytes, not {len(hello.token)}")
-        return Acquaintance(
+        met = Acquaintance(
             peer=peer,
             targets=tuple(grpc_target(a) for a in hello.addresses[:ADDRESSES]),
             certificate=hello.certificate,
@@ -188,6 +185,8 @@ class Handshake:
             name=printable(hello.name)[:64],
             version=printable(hello.version)[:32],
         )
+        self._tokens.accept(peer)
+        return met
 
 
 def _parse(raw: bytes) -> HandshakeFrame:

@@ -130,7 +130,7 @@ class MemoryTransport:
     def fault(self, peer: PeerId, reason: str, weight: float = 1.0) -> None:
         self.faults.append((peer, reason, weight))
 
-    def count(self, peer: PeerId, sent: int = 0, received: int = 0) -> None:
+    def count(self, peer: PeerId, sent: int = 0, received: int = 0, plane: str = "bulk") -> None:
         total = self._bytes.setdefault(peer, [0, 0])
         total[0] += sent
         total[1] += received
@@ -157,9 +157,9 @@ class _Doorman(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
+    ) -> Any:
         names = [PeerId(str(v)) for k, v in handler_call_details.invocation_metadata or () if k == PEER_KEY]
         if self._net.is_muted(self._me):
             return grpc.stream_stream_rpc_method_handler(_silence)

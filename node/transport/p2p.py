@@ -15,15 +15,15 @@ import socket
 import sys
 import tempfile
 import time
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hivemind.p2p import P2P
 from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID, StreamInfo
 from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure, P2PDaemonError, raise_if_failed, read_pbmsg_safe, write_pbmsg
-from hivemind.proto import p2pd_pb2
+from hivemind.proto import p2pd_pb2 as _p2pd_pb2
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 
@@ -40,14 +40,16 @@ if TYPE_CHECKING:
     from node.telemetry.events import Journal
 
 StreamHandler = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-UpCallback = Callable[[P2P], Awaitable[None]]
+UpCallback = Callable[[P2P], Coroutine[Any, Any, None]]
 
+p2pd_pb2: Any = _p2pd_pb2  # generated at run time, so a type checker sees nothing in it
 STREAM_BUFFER = 1 << 20
 """Bytes read ahead of the reader of a stream; above it p2pd, and so the sender, has to wait."""
 HEALTH_EVERY_S, HEALTH_TIMEOUT_S = 10.0, 15.0
 FIRST_DELAY_S, LONGEST_DELAY_S, STABLE_S = 0.05, 10.0, 60.0
 CONNECT_TIMEOUT_S = 10.0
 STREAMS_PER_PEER, STREAMS = 64, 1024
+NOT_TRIED = "not tried yet"
 SOCKET_PATH = 104
 """Longest unix socket path on every system; the names in our directory need 30 of it."""
 _LEASH = str(Path(__file__).with_name("leash.py"))
@@ -77,14 +79,17 @@ class P2pDaemon:
         self._learned: OrderedDict[PeerId, tuple[str, ...]] = OrderedDict()
         self._seats = Seats(STREAMS_PER_PEER, STREAMS)
         self._up = asyncio.Event()
-        self._p2p: P2P | None = None
+        # hivemind is not typed, and what supervision needs of it (client and child process) is private there.
+        self._p2p: Any = None
+        self._joining: asyncio.Task[None] | None = None
         self._addresses: tuple[str, ...] = ()
         self._ports = settings.p2p_port, settings.p2p_port
-        self._kind = _leashed(self.runtime)
+        self._said: deque[str] = deque(maxlen=100)
+        self._kind = _leashed(self.runtime, self._said)
 
     @property
-    def p2p(self) -> P2P:
-        """The P2P of the running child; another object after a restart. Raises NetworkFault while there is none."""
+    def p2p(self) -> Any:
+        """The hivemind P2P of the running child; another object after a restart. Raises NetworkFault while there is none."""
         if self._p2p is None:
             raise NetworkFault("the p2p daemon is not running", "wait a moment; it is restarted by itself")
         return self._p2p
@@ -109,7 +114,7 @@ class P2pDaemon:
         """
         for address in initial_peers:
             self.learn(split_multiaddr(address)[1], [address])
-        self.bootstrap = {address: "not tried yet" for address in initial_peers}
+        self.bootstrap = {address: NOT_TRIED for address in initial_peers}
         _quiet_hivemind(self._journal)
         if self._identity.path is None:
             key = self.runtime / "key"
@@ -118,11 +123,12 @@ class P2pDaemon:
         try:
             p2p = await self._launch()
         except _GONE as e:
-            raise NetworkFault(f"p2pd did not start: {e}", "check transport.host, or look for the cause in the log") from e
+            cause = next((line for line in self._said if "panic:" in line or "ERROR" in line), str(e))
+            raise NetworkFault(f"p2pd did not start: {cause}", "check transport.host and transport.announce") from e
         for callback in self._on_up:
             await callback(p2p)
         self._tasks.spawn(self._supervise(), "supervise", eternal=True)
-        self._tasks.spawn(self._join(), "join")
+        self._rejoin()
 
     async def close(self) -> None:
         """End the child and remove the sockets. Safe to call twice."""
@@ -230,20 +236,25 @@ class P2pDaemon:
     def _entrance(self, handler: StreamHandler) -> Callable[[StreamInfo, Any, Any], Awaitable[None]]:
         async def enter(info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             peer = PeerId(info.peer_id.to_base58())
-            if not self._seats.take(peer):
-                writer.close()
-                return
-            try:
-                await handler(peer, reader, writer)
-            except (TuttiError, TimeoutError, *_GONE) as e:
-                self._journal.emit("transport", "stream-failed", f"{info.proto} of {short(peer)}: {e}", level="debug")
-            finally:
-                self._seats.leave(peer)
+            if self._seats.take(peer):
+                self._tasks.spawn(self._host(handler, peer, info.proto, reader, writer), f"stream-{short(peer)}")
+            else:
                 writer.close()
 
         return enter
 
-    async def _launch(self) -> P2P:
+    async def _host(
+        self, handler: StreamHandler, peer: PeerId, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        try:
+            await handler(peer, reader, writer)
+        except (TuttiError, TimeoutError, *_GONE) as e:
+            self._journal.emit("transport", "stream-failed", f"{name} of {short(peer)}: {e}", level="debug")
+        finally:
+            self._seats.leave(peer)
+            writer.close()
+
+    async def _launch(self) -> Any:
         """A child that answers and has every handler. Raises NetworkFault for taken ports, one of ``_GONE`` otherwise."""
         settings, (tcp, udp) = self._settings, self._ports
         check_free(settings.host, tcp, "transport.p2p_port")
@@ -255,7 +266,8 @@ class P2pDaemon:
             identity_path=str(self._identity.path or self.runtime / "key"),
             check_if_identity_free=False,
             use_auto_relay=settings.relay,
-            trusted_relays=list(self.bootstrap) or None,
+            # p2pd panics when it is given relays it may not use.
+            trusted_relays=(list(self.bootstrap) or None) if settings.relay else None,
             nat_port_map=not local,
             auto_nat=not local,
             dht_mode="server",
@@ -278,7 +290,7 @@ class P2pDaemon:
         kinds = {h: "ip6" if ":" in h else "ip4" if h.replace(".", "").isdigit() else "dns" for h in hosts}
         return [f"/{kind}/{host}/tcp/{self._settings.p2p_port}" for host, kind in kinds.items()]
 
-    async def _identify(self, p2p: P2P) -> None:
+    async def _identify(self, p2p: Any) -> None:
         async with asyncio.timeout(HEALTH_TIMEOUT_S):
             peer, found = await p2p._client.identify()
         if peer.to_base58() != self.peer_id:
@@ -318,9 +330,9 @@ class P2pDaemon:
             self._journal.emit("transport", "p2pd-up", "p2pd runs again", restarts=self.restarts)
             for number, callback in enumerate(self._on_up):
                 self._tasks.spawn(callback(p2p), f"on-up-{number}")
-            self._tasks.spawn(self._join(), "join")
+            self._rejoin()
 
-    async def _revive(self, delay: float) -> P2P:
+    async def _revive(self, delay: float) -> Any:
         for attempt in range(sys.maxsize):
             await asyncio.sleep(delay)
             delay = min(2 * delay, LONGEST_DELAY_S)
@@ -333,7 +345,7 @@ class P2pDaemon:
                     self._ports = 0, 0
         raise NetworkFault("p2pd does not start", "see the log")
 
-    async def _death(self, p2p: P2P) -> str:
+    async def _death(self, p2p: Any) -> str:
         """Returns how the child died, once it has; a child that does not answer is killed first."""
         end = self._tasks.spawn(p2p._child.wait(), "child")
         while True:
@@ -349,23 +361,30 @@ class P2pDaemon:
             except _GONE:
                 continue  # it is dying; the wait above tells when it is dead
 
+    def _rejoin(self) -> None:
+        if self._joining is not None:
+            self._joining.cancel()
+        self._joining = self._tasks.spawn(self._join(), "join")
+
     async def _join(self) -> None:
         """Connect to the initial peers, however long they take to come up."""
         delay, missing = 1.0, list(self.bootstrap)
         while missing:
             results = await self.connect(missing)
             for address, why in results.items():
-                if why != self.bootstrap[address]:
+                before, again = self.bootstrap[address], "dial backoff" in why
+                if bool(why) != bool(before) or before == NOT_TRIED:
                     said = f"cannot reach bootstrap peer {address}: {why}" if why else f"connected to {address}"
                     self._journal.emit("transport", "bootstrap", said, level="warning" if why else "info", address=address)
-                self.bootstrap[address] = why
+                # "backoff" only says that it was tried a moment ago; the earlier reason tells more.
+                self.bootstrap[address] = before if again and before != NOT_TRIED else why
             missing = [address for address, why in results.items() if why]
             if missing:
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, 30.0)
 
 
-def _leashed(runtime: Path) -> type[P2P]:
+def _leashed(runtime: Path, said: deque[str]) -> type[P2P]:
     class Leashed(P2P):
         """Sockets in our directory, and a child that dies with us and not of our Ctrl-C."""
 
@@ -374,6 +393,10 @@ def _leashed(runtime: Path) -> type[P2P]:
         @staticmethod
         def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
             return [sys.executable, "-I", "-S", _LEASH, str(os.getpid()), *P2P._make_process_args(*args, **kwargs)]
+
+        @staticmethod
+        def _log_p2pd_message(line: str) -> None:
+            said.append(line)
 
     return Leashed
 
@@ -387,10 +410,9 @@ def _runtime_directory() -> Path:
 
 
 def _short(error: BaseException) -> str:
-    """p2pd's reason in one line: the last clause of Go's chain of errors, which names the cause."""
-    text = str(error).replace("Connect failed. msg=", "").strip() or type(error).__name__
-    lines = [line.strip(" *\t") for line in text.splitlines() if line.strip()]
-    return (lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}")[:300]
+    """p2pd's reason in one line: of Go's chain of errors the end, which names the cause."""
+    text = str(error).replace("Connect failed. msg=", "").rpartition("all dials failed")[2].strip() or type(error).__name__
+    return "; ".join(line.strip(" *\t") for line in text.splitlines() if line.strip())[:300]
 
 
 class _ToJournal(logging.Handler):

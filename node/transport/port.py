@@ -67,15 +67,18 @@ class TransportPort(Protocol):
         ...
 
     def path(self, peer: PeerId) -> str:
-        """"direct", "tunnel", or "" when there is no channel."""
+        """ "direct", "tunnel", or "" when there is no channel."""
         ...
 
     def fault(self, peer: PeerId, reason: str, weight: float = 1.0) -> None:
         """Count a fault against a peer; enough of them and it is refused for a while, in both directions."""
         ...
 
-    def count(self, peer: PeerId, sent: int = 0, received: int = 0) -> None:
-        """Report tensor bytes moved. A room knows its sizes for free; counting inside gRPC would cost every message."""
+    def count(self, peer: PeerId, sent: int = 0, received: int = 0, plane: str = "bulk") -> None:
+        """Report tensor bytes moved; ``plane`` labels them in the metrics ("pipeline", "averaging", "state").
+
+        A room knows its sizes for free; counting inside gRPC would cost every message.
+        """
         ...
 
     def peers(self) -> dict[PeerId, PeerLink]:

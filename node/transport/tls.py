@@ -60,9 +60,7 @@ def make_certificate(wall: float) -> ServerCertificate:
         .add_extension(_USAGE, critical=True)
         .sign(key, hashes.SHA256())
     )
-    secret = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+    secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     return ServerCertificate(secret, made.public_bytes(serialization.Encoding.PEM), name)
 
 

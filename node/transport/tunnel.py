@@ -6,13 +6,13 @@ caller: gRPC channel → unix socket → Tunnel → libp2p stream … → Tunnel
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
 from node.core.errors import PeerFault
-from node.core.ids import PeerId
-from node.transport.handshake import Streams
+from node.core.ids import PeerId, short
+from node.core.tasks import Tasks
+from node.transport.frames import Streams
 from node.transport.limits import Seats
 
 STREAM = "/tutti/tunnel/1"
@@ -20,8 +20,8 @@ PIECE = 1 << 18
 """Bytes moved at once."""
 BUFFER = 1 << 20
 """Bytes that may wait on their way out, each direction; above it the sender waits."""
-LINGER_S = 5.0
-"""After one direction has ended, the other gets this long to finish."""
+LINGER_S = 1.0
+"""Time for the last bytes of a connection to arrive at its other end."""
 CONNECTIONS_PER_PEER, CONNECTIONS = 8, 256
 
 
@@ -31,7 +31,7 @@ class Tunnel:
     def __init__(self, streams: Streams, peer: PeerId, path: Path, timeout: float) -> None:
         self._streams, self._peer, self._path, self._timeout = streams, peer, path, timeout
         self._server: asyncio.Server | None = None
-        self._open: set[asyncio.StreamWriter] = set()
+        self._tasks = Tasks(f"tunnel-{short(peer)}")
 
     @property
     def target(self) -> str:
@@ -39,7 +39,12 @@ class Tunnel:
         return f"unix:{self._path}"
 
     async def start(self) -> None:
-        self._server = await asyncio.start_unix_server(self._connected, self._path, limit=BUFFER)
+        """Listen."""
+
+        def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self._tasks.spawn(self._carry(reader, writer), "connection")
+
+        self._server = await asyncio.start_unix_server(connected, self._path, limit=BUFFER)
 
     async def close(self) -> None:
         """End the listener and every connection. Safe to call twice."""
@@ -47,22 +52,17 @@ class Tunnel:
             self._server.close()
             self._server = None
             self._path.unlink(missing_ok=True)
-        for writer in list(self._open):
-            writer.transport.abort()
+        await self._tasks.close()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open.add(writer)
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             far_reader, far_writer = await self._streams.open_stream(self._peer, STREAM, self._timeout)
+            await splice(reader, writer, far_reader, far_writer)
         except PeerFault:
             # gRPC sees its connection end and reports the peer as unavailable.
-            writer.transport.abort()
-            self._open.discard(writer)
-            return
-        try:
-            await splice(reader, writer, far_reader, far_writer)
+            pass
         finally:
-            self._open.discard(writer)
+            writer.transport.abort()
 
 
 class TunnelEnd:
@@ -89,33 +89,29 @@ async def splice(
     right_reader: asyncio.StreamReader,
     right_writer: asyncio.StreamWriter,
 ) -> None:
-    """Join two connections until both directions have ended; both are closed then, also when cancelled."""
+    """Join two connections until either ends; both are closed then, also when cancelled.
+
+    p2pd knows no half-close: it turns the end of one direction into a reset of both, which eats what is still on its
+    way. So an end is passed on only LINGER_S after it was seen, when the last bytes have arrived.
+    """
     writers = left_writer, right_writer
     for writer in writers:
         writer.transport.set_write_buffer_limits(high=BUFFER)
-
-    def abort() -> None:
-        for writer in writers:
-            writer.transport.abort()
+    over = False
 
     async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        nonlocal over
         try:
             while piece := await source.read(PIECE):
                 sink.write(piece)
                 await sink.drain()
-            if sink.can_write_eof():
-                sink.write_eof()
-            # An end that never answers our end must not hold sockets for ever.
-            lingers.append(asyncio.get_running_loop().call_later(LINGER_S, abort))
+            if not over:
+                over = True
+                await asyncio.sleep(LINGER_S)
         except OSError:
-            abort()
+            over = True
+        finally:
+            for writer in writers:
+                writer.transport.abort()
 
-    lingers: list[asyncio.TimerHandle] = []
-    try:
-        await asyncio.gather(pump(left_reader, right_writer), pump(right_reader, left_writer))
-    finally:
-        for timer in lingers:
-            timer.cancel()
-        for writer in writers:
-            with contextlib.suppress(OSError):
-                writer.close()
+    await asyncio.gather(pump(left_reader, right_writer), pump(right_reader, left_writer))

@@ -68,7 +68,7 @@ async def test_members_may_be_faster_than_the_owner(cell_of, bits):
     cell = await cell_of(3)
     p0, p1, p2 = cell.peers
     early = [asyncio.ensure_future(cell.run(cell.request(p), p)) for p in (p1, p2)]
-    while len(cell.rounds[p0]._owner._lines) < 2:
+    while len(cell.rounds[p0]._owner._lines) < 2:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
     assert not any(line.orders.qsize() for line in cell.rounds[p0]._owner._lines.values())
     outcomes = [await cell.run(cell.request(p0), p0), *await asyncio.gather(*early)]
@@ -89,7 +89,7 @@ async def test_a_member_told_dead_is_not_waited_for(cell_of, bits):
     cell = await cell_of(2)
     p0, p1 = cell.peers
     running = asyncio.ensure_future(cell.run(cell.request(p0, owners=cell.owners([p0]), deadline_s=300.0), p0))
-    while 7 not in cell.rounds[p0]._owner._epochs:
+    while 7 not in cell.rounds[p0]._owner._epochs:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
     cell.rounds[p0].gone(p1)
     outcome = await asyncio.wait_for(running, 20)

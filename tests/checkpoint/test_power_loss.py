@@ -69,7 +69,9 @@ class FailingDisk(Disk):
         self._tick()
         super().rename(old, new, at)
         here = self._path(at)
-        self.unsaid = [(d.parent / new if d == here / old else d, *self._moved(e, here / old, here / new)) for d, *e in self.unsaid]
+        self.unsaid = [
+            (d.parent / new if d == here / old else d, *self._moved(e, here / old, here / new)) for d, *e in self.unsaid
+        ]
         self.dirty = {key: here / new / p.name if p.parent == here / old else p for key, p in self.dirty.items()}
         self.unsaid.append((here, here / new, here / old))
 

@@ -274,7 +274,9 @@ def test_a_full_disk_says_so_and_costs_nothing_old(tmp_path: Path) -> None:
         "except OutOfResources as e:\n"
         "    print(int(e.code), bool(e.next_step), store.epochs(1), float(store.load(1, 1).parameters['w'].sum()))\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.stdout.strip() == "7 True [1] 1000.0", done.stderr
     assert names(tmp_path) == {"epoch-1"}
 

@@ -22,7 +22,15 @@ TOKENIZER = json.dumps(
         "post_processor": None,
         "decoder": None,
         "added_tokens": [
-            {"id": i, "content": w, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+            {
+                "id": i,
+                "content": w,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
             for i, w in ((256, "<|bos|>"), (257, "<|eos|>"), (258, "<|pad|>"))
         ],
         "model": {"type": "WordLevel", "vocab": {"a": 0, "<|bos|>": 256, "<|eos|>": 257, "<|pad|>": 258}, "unk_token": "a"},
@@ -110,6 +118,23 @@ def test_a_full_disk_leaves_the_old_export(tmp_path, monkeypatch, where):
     other = replace(SMALL, init_seed=9)
     with pytest.raises(OutOfResources):
         write_hf(out, other, merged(other))
+    assert (out / "model.safetensors").read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_when_the_new_cannot_take_its_place_the_old_comes_back(tmp_path, monkeypatch):
+    out = write_hf(tmp_path / "out", SMALL, merged(SMALL))
+    before = (out / "model.safetensors").read_bytes()
+    real = export.Path.rename
+
+    def once_refused(self, target):
+        if (self / "model.safetensors").exists() and target == out and not self.name.endswith(".old"):
+            raise OSError(errno.EIO, "input/output error")
+        return real(self, target)
+
+    monkeypatch.setattr(export.Path, "rename", once_refused)
+    with pytest.raises(UsageFault):
+        write_hf(out, SMALL, merged(SMALL))
     assert (out / "model.safetensors").read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 

@@ -49,7 +49,7 @@ def test_initial_values_are_the_same_on_every_machine_and_bell_shaped():
     assert not torch.equal(whole["model.layers.0.mlp.up_proj.weight"], whole["model.layers.1.mlp.up_proj.weight"])
 
 
-FIRST = [-0.009926626458764076, 0.0, 0.0, 0.0]
+FIRST = [0.013582918792963028, 0.02771661803126335, 0.0102290790528059, -0.045073069632053375]
 
 
 def test_another_seed_is_another_model_and_initialise_repeats():
@@ -182,8 +182,18 @@ def test_unsplit_shares_its_parameters_with_its_parts():
     model.load_state_dict(Unsplit(replace(SMALL, init_seed=5)).state_dict())
     assert torch.equal(model.ends.model.embed_tokens.weight, Ends(replace(SMALL, init_seed=5)).model.embed_tokens.weight)
     assert len(list(model.parameters())) == len(all_shapes(SMALL))
-    double = model.to(torch.float64)
-    assert double.blocks(torch.zeros(1, 4, SMALL.d_model, dtype=torch.float64)).dtype == torch.float64
+
+
+def test_rotary_tables_follow_the_number_format():
+    blocks = Blocks(SMALL, range(2))
+    h = torch.randn(1, 8, SMALL.d_model)
+    with torch.no_grad():
+        single = blocks(h)
+        double = blocks.to(torch.float64)(h.double())
+    assert double.dtype == torch.float64
+    torch.testing.assert_close(single.double(), double, atol=1e-5, rtol=1e-5)
+    q = torch.zeros(1, dtype=torch.bfloat16)
+    assert {t.dtype for t in blocks.rope.tables(4, q)} == {torch.bfloat16}
 
 
 def test_it_learns():

@@ -20,7 +20,7 @@ class Parrot(training_pb2_grpc.TrainingServicer):
     def __init__(self, transport: MemoryTransport) -> None:
         self.transport = transport
 
-    async def Tell(self, request, context):  # noqa: N802
+    async def Tell(self, request, context):
         return training_pb2.NoteReply(accepted=True, reason=self.transport.caller(context))
 
 

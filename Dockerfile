@@ -1,0 +1,39 @@
+# One image for every role; TUTTI_* says what a container is (docker-compose.yml, docs/operating.md).
+FROM python:3.11-slim AS build
+# A few dependencies come as sources and are compiled here; the compiler stays behind in this stage.
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev libgmp-dev make \
+    && rm -rf /var/lib/apt/lists/*
+RUN python -m venv /opt/tutti
+ENV PATH=/opt/tutti/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /src
+# torch first and alone, from its own layer: it is large and changes least. A CPU build is enough for this image;
+# `--build-arg TORCH_INDEX=` with an index of CPU builds keeps it small.
+ARG TORCH_INDEX=
+RUN pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch==2.13.0"
+COPY pyproject.toml constraints.txt README.md ./
+COPY cli.py ./
+COPY node ./node
+COPY protos ./protos
+RUN pip install -c constraints.txt .
+
+FROM python:3.11-slim
+RUN groupadd --gid 10001 tutti \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /state --shell /usr/sbin/nologin tutti \
+    && install -d -o 10001 -g 10001 -m 0700 /state /swarm
+COPY --from=build /opt/tutti /opt/tutti
+ENV PATH=/opt/tutti/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    HOME=/state \
+    TUTTI_HOME=/state \
+    TUTTI_LISTEN=0.0.0.0 \
+    TUTTI_P2P_PORT=31337 \
+    TUTTI_GRPC_PORT=31338
+USER 10001:10001
+WORKDIR /state
+VOLUME ["/state"]
+EXPOSE 31337/tcp 31337/udp 31338/tcp
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=15s --timeout=10s --start-period=120s --retries=4 CMD ["tutti", "status", "--plain"]
+ENTRYPOINT ["tutti"]
+CMD ["start"]

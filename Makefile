@@ -1,0 +1,54 @@
+# The one door for people. `make help` lists what it opens; everything happens in .venv, nothing outside is touched.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+DEMO ?=
+TESTS ?= tests
+BENCH ?=
+
+.PHONY: help setup demo test check format protos bench clean
+
+help:  ## show this list
+	@awk -F':.*## *' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## create .venv and install everything (fast when nothing changed)
+
+# torch goes first and alone: pip then takes the build this machine is meant to have, and nothing later replaces it.
+$(STAMP): pyproject.toml constraints.txt
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; name one with  make PYTHON=..." >&2; exit 1; }
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup  ## a whole swarm on this machine (options: make demo DEMO="--kill")
+	$(BIN)/tutti demo $(DEMO)
+
+test: check  ## everything a change must pass: check, then the tests (fewer: make test TESTS=tests/core)
+	$(BIN)/python -m pytest $(TESTS)
+
+check: setup  ## style, types, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: setup  ## repair style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+protos: setup  ## generate Python from protos/*.proto
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. --pyi_out=. protos/*.proto
+
+bench: setup  ## run the benchmarks (one: make bench BENCH=wire)
+	@shopt -s nullglob; found=(benchmarks/$(if $(BENCH),$(BENCH),[a-z]*).py); \
+	test $${#found[@]} -gt 0 || { echo "no benchmark $(BENCH)" >&2; exit 1; }; \
+	for file in "$${found[@]}"; do echo "== $$file"; $(BIN)/python "$$file"; done
+
+clean:  ## remove .venv and everything generated that git does not keep
+	rm -rf $(VENV) build dist ./*.egg-info .demo .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,724 @@
+"""The command ``tutti``: argv to one call. Answers at once: torch, hivemind and libp2p are imported only by the verbs that need them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from typer import Argument, Option
+
+from node.core.errors import ExitCode, LocalFault, NotRunning, PeerFault, Refused, UsageFault, WireError
+from node.core.ids import PeerId, RunId
+from node.core.version import PROTOCOL, VERSION
+
+if TYPE_CHECKING:
+    from node.config import NodeConfig
+    from node.control.client import ControlClient
+    from node.identity.invites import Invite
+    from node.manifest import Manifest
+    from protos.ask_pb2 import Answer
+
+RUN, WATCH, OWN, MODEL, ABOUT = "Run", "Watch", "Swarm owner", "Model", "About"
+STYLE: dict[str, Any] = {"no_args_is_help": True, "context_settings": {"help_option_names": ["-h", "--help"]}}
+app = typer.Typer(
+    help="Train one language model together, peer to peer.",
+    epilog="--home DIR, anywhere in the line: directory of this node's files (or TUTTI_HOME).",
+    rich_markup_mode="rich",
+    add_completion=False,  # its two options would load pydantic at every start
+    **STYLE,
+)
+swarm_app = typer.Typer(help="Make, check and hand out swarms.", **STYLE)
+id_app = typer.Typer(help="Who this node is.", **STYLE)
+app.add_typer(swarm_app, name="swarm", rich_help_panel=OWN)
+app.add_typer(id_app, name="id", rich_help_panel=ABOUT)
+
+Json = Annotated[bool, Option("--json", help="One JSON document on stdout.")]
+Sets = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Any other setting, e.g. limits.in_flight=4.")]
+ConfigFile = Annotated[Path | None, Option("--config", help="A TOML file of settings for this node.")]
+Name = Annotated[str | None, Option("--name", help="Human name of this node.")]
+Device = Annotated[str | None, Option("--device", help="auto, cpu, cuda:N, mps.")]
+Listen = Annotated[str | None, Option("--listen", metavar="HOST", help="Address to listen on; 0.0.0.0 for all.")]
+P2pPort = Annotated[int | None, Option("--p2p-port", "--port", help="Port of the p2p daemon; 0 picks one.")]
+GrpcPort = Annotated[int | None, Option("--grpc-port", help="Port of the gRPC server; 0 picks one.")]
+Announce = Annotated[list[str] | None, Option("--announce", metavar="HOST:PORT", help="Where others should dial.")]
+Joins = Annotated[list[str] | None, Option("--join", metavar="INVITE|MULTIADDR", help="Whom to start from.")]
+HOME: dict[str, str] = {}
+"""``--home``, which may stand anywhere on the command line."""
+
+
+@app.callback()
+def _everywhere() -> None:
+    """Takes no option of its own: typer would load pydantic (0.1 s) to convert it. ``main`` takes ``--home`` out before."""
+
+
+# ------------------------------------------------------------------------------------------------ run
+
+
+@app.command(rich_help_panel=RUN)
+def start(
+    what: Annotated[
+        str | None, Argument(metavar="[INVITE|swarm.toml]", help="Default: the swarm used last, else a solo one.")
+    ] = None,
+    name: Name = None,
+    role: Annotated[str | None, Option(help="auto, ends, stage, rendezvous.")] = None,
+    stage: Annotated[str | None, Option(help="auto, or the block stage to host.")] = None,
+    device: Device = None,
+    threads: Annotated[int | None, Option(help="CPU threads; 0 for all cores.")] = None,
+    memory: Annotated[str | None, Option(help="Most device memory: 80% or 20GiB.")] = None,
+    listen: Listen = None,
+    p2p_port: P2pPort = None,
+    grpc_port: GrpcPort = None,
+    announce: Announce = None,
+    force_tunnel: Annotated[bool | None, Option("--force-tunnel", help="Be reached through libp2p only.")] = None,
+    join: Joins = None,
+    metrics_port: Annotated[int | None, Option(help="Port of the metrics page; 0 picks one, -1 none.")] = None,
+    log_format: Annotated[str | None, Option(help="auto, text, json.")] = None,
+    config: ConfigFile = None,
+    settings: Sets = None,
+) -> int:
+    """Run a node in the foreground. With nothing configured: a solo swarm on built-in data that others can join."""
+    flags = dict(name=name, role=role, stage=stage, device=device, threads=threads, memory=memory, listen=listen)
+    flags |= dict(p2p_port=p2p_port, grpc_port=grpc_port, announce=_some(announce), force_tunnel=force_tunnel)
+    flags |= dict(join=_some(join), metrics_port=metrics_port, log_format=log_format, config=config, **_assignments(settings))
+    ours = _config(flags)
+    _refuse_second(ours)
+    manifest, invite = _choose(ours, what)
+    return _run_daemon(ours, manifest, invite)
+
+
+@app.command(rich_help_panel=RUN)
+def join(
+    invite: Annotated[str, Argument(metavar="INVITE|MULTIADDR", help="What the other side's  tutti swarm invite  printed.")],
+    yes: Annotated[bool, Option("--yes", "-y", help="Accept without asking.")] = False,
+    no_start: Annotated[bool, Option("--no-start", help="Only remember the swarm.")] = False,
+    name: Name = None,
+    role: Annotated[str | None, Option(help="auto, ends, stage.")] = None,
+    stage: Annotated[str | None, Option(help="auto, or the block stage to host.")] = None,
+    device: Device = None,
+    listen: Listen = None,
+    p2p_port: P2pPort = None,
+    grpc_port: GrpcPort = None,
+    config: ConfigFile = None,
+    settings: Sets = None,
+) -> int:
+    """Look at a swarm, accept it, remember it, and start. Nothing of it runs before you said yes."""
+    flags = dict(name=name, role=role, stage=stage, device=device, listen=listen, p2p_port=p2p_port, grpc_port=grpc_port)
+    flags |= dict(config=config, **_assignments(settings))
+    ours = _config(flags)
+    if not no_start:
+        _refuse_second(ours)
+    manifest, text = _inspect(ours, invite)
+    _say("\n".join(_sheet(manifest, signed=True)))
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageFault("joining needs your consent", "look at the above and repeat with  --yes")
+        if not typer.confirm("Join this swarm?", err=True):
+            return ExitCode.REFUSED
+    path = ours.remember(manifest, text)
+    _say(f"remembered in {path}")
+    if no_start:
+        _say("start it with  tutti start")
+        return ExitCode.OK
+    # The observer's libp2p and the daemon's hivemind cannot live in one process: the daemon gets a fresh one.
+    _again(["start", *(w for k, v in flags.items() if v is not None for w in _as_flag(k, v))])
+
+
+@app.command(rich_help_panel=RUN)
+def demo(
+    ends: Annotated[int, Option(min=1, max=16, help="Peers that hold the ends.")] = 1,
+    stages: Annotated[int, Option(min=1, max=16, help="Block stages.")] = 3,
+    replicas: Annotated[int, Option(min=1, max=16, help="Peers a block stage.")] = 2,
+    kill: Annotated[bool, Option("--kill", help="Kill peers in the middle and watch the swarm go on.")] = False,
+    epochs: Annotated[int, Option(min=0, help="Stop after so many epochs; 0: the default.")] = 0,
+    seconds: Annotated[float, Option(min=0, help="Stop after so many seconds; 0: no limit.")] = 0.0,
+    keep: Annotated[bool, Option("--keep", help="Keep the peers' directories.")] = False,
+    as_json: Json = False,
+) -> int:
+    """A whole swarm on this machine, real daemons and real sockets, training in front of your eyes."""
+    from node.demo import DemoOptions, run
+
+    nodes = (ends, *([replicas] * stages))
+    home = Path(HOME["home"]) if "home" in HOME else None
+    return run(DemoOptions(nodes=nodes, kill=kill, json=as_json, epochs=epochs, seconds=seconds, home=home, keep=keep))
+
+
+@app.command(rich_help_panel=RUN)
+def bootstrap(
+    port: Annotated[int, Option("--port", "--p2p-port", min=0, max=65535, help="Port of the p2p daemon.")] = 31337,
+    listen: Annotated[str, Option("--listen", metavar="HOST", help="Address to listen on.")] = "0.0.0.0",
+    join: Joins = None,
+    swarm: Annotated[Path | None, Option("--swarm", help="swarm.toml this rendezvous serves.")] = None,
+    config: ConfigFile = None,
+    settings: Sets = None,
+) -> int:
+    """Run a rendezvous: helps peers find each other, holds no part of the model."""
+    flags: dict[str, Any] = dict(role="rendezvous", p2p_port=port, listen=listen, join=_some(join), config=config)
+    ours = _config(flags | _assignments(settings) | (dict(swarm=str(swarm)) if swarm else {}))
+    _refuse_second(ours)
+    manifest, invite = _choose(ours, None)
+    return _run_daemon(ours, manifest, invite)
+
+
+@app.command(rich_help_panel=RUN)
+def drain(timeout: Annotated[float, Option(min=1, help="Seconds to finish in.")] = 600.0, as_json: Json = False) -> int:
+    """Finish what is in flight, hand over, leave the swarm and stop."""
+    from node.control import commands
+
+    with _client() as client:
+        return commands.drain(client, timeout, as_json=as_json)
+
+
+@app.command(rich_help_panel=RUN)
+def stop(now: Annotated[bool, Option("--now", help="Kill it when it takes longer than five seconds.")] = False) -> int:
+    """Stop the daemon and wait until it is gone."""
+    from node.control import commands
+
+    with _client() as client:
+        return commands.stop(client, now=now)
+
+
+# ------------------------------------------------------------------------------------------------ watch
+
+
+@app.command(rich_help_panel=WATCH)
+def status(
+    as_json: Json = False,
+    plain: Annotated[bool, Option("--plain", help="No colour, no wrapping.")] = False,
+    watch: Annotated[bool, Option("--watch", "-w", help="Again every second.")] = False,
+) -> int:
+    """One screen about this node. Exits with 0 healthy, 9 degraded, 3 not running."""
+    from node.control import commands
+
+    with _client() as client:
+        return commands.status(client, as_json=as_json, bare=plain, watch=watch)
+
+
+@app.command(rich_help_panel=WATCH)
+def peers(
+    everybody: Annotated[bool, Option("--all", "-a", help="Lost peers and rendezvous too.")] = False,
+    stage: Annotated[int | None, Option(min=0, help="Only this stage; 0 is the ends.")] = None,
+    sort: Annotated[str, Option(help="stage, name, state, rtt, speed, epoch, up.")] = "stage",
+    join: Annotated[
+        str | None, Option("--join", metavar="MULTIADDR", help="Ask that node instead; no daemon needed here.")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Who is in the swarm, as this node sees it."""
+    from node.control import commands
+    from protos.ask_pb2 import Ask, AskPeers
+
+    if join is None:
+        with _client() as client:
+            answer = client.peers(everybody=everybody)
+    else:
+        answer = _observe((join,), Ask(peers=AskPeers()), "peers").peers
+        if not everybody:
+            kept = [p for p in answer.peers if p.state != "lost" and p.role != "rendezvous"]
+            del answer.peers[:]
+            answer.peers.extend(kept)
+    return commands.peers(answer, as_json=as_json, sort=sort, stage=stage)
+
+
+@app.command(rich_help_panel=WATCH)
+def ping(
+    peer: Annotated[str, Argument(metavar="PEER|MULTIADDR", help="A PeerId, its last letters, or an address.")],
+    count: Annotated[int, Option("--count", "-c", min=1, max=1000)] = 3,
+    as_json: Json = False,
+) -> int:
+    """Measure the way to a peer. An address is dialled from here even when no daemon runs."""
+    from node.control import commands
+    from protos.ask_pb2 import Ask, AskPing
+    from protos.control_pb2 import PingReport
+
+    try:
+        with _client() as client:
+            report = client.ping(peer, count)
+    except NotRunning:
+        if not peer.startswith("/"):
+            raise
+        report = PingReport(peer=peer.rpartition("/p2p/")[2], path="dialled")
+        for _ in range(count):
+            nonce, begin = os.urandom(16), time.perf_counter()
+            answer = _observe((peer,), Ask(ping=AskPing(nonce=nonce)), "ping").ping
+            if answer.nonce != nonce:
+                raise WireError("the node answered something else than it was asked") from None
+            report.rtt_s.append(time.perf_counter() - begin)
+            report.name = answer.name
+    return commands.ping(report, as_json=as_json)
+
+
+@app.command(rich_help_panel=WATCH)
+def monitor() -> int:
+    """Full screen view of the running node. Leaving it with q leaves the node running."""
+    with _client() as client:
+        if not sys.stdout.isatty():
+            raise UsageFault("monitor needs a terminal", "use  tutti status --watch --plain")
+        from node.tui.app import Monitor
+
+        last_word = Monitor(client).run()
+        if last_word:
+            _say(last_word)
+    return ExitCode.OK
+
+
+@app.command(rich_help_panel=WATCH)
+def logs(
+    follow: Annotated[bool, Option("--follow", "-f", help="Go on until interrupted.")] = False,
+    last: Annotated[int, Option("--lines", "-n", min=0, max=10_000)] = 50,
+    level: Annotated[str, Option(help="Least level: debug, info, warning, error.")] = "info",
+    as_json: Json = False,
+) -> int:
+    """What happened. Without a running daemon: from its event file."""
+    from node.control import commands
+
+    ours = _config({})
+    try:
+        client = _client(ours)
+    except NotRunning:
+        if follow:
+            raise
+        return commands.logs(None, ours.events_path, follow=False, last=last, level=level, as_json=as_json)
+    with client:
+        return commands.logs(client, ours.events_path, follow=follow, last=last, level=level, as_json=as_json)
+
+
+# ------------------------------------------------------------------------------------------------ swarm
+
+
+@swarm_app.command("init")
+def swarm_init(
+    out: Annotated[Path, Argument(help="File to write.")] = Path("swarm.toml"),
+    name: Annotated[str | None, Option(help="Name of the swarm.")] = None,
+    stages: Annotated[int | None, Option(help="Block stages.")] = None,
+    epochs: Annotated[int | None, Option(help="Epochs of the run.")] = None,
+    data: Annotated[str | None, Option(help="builtin:pydoc, file:PATH, hf:NAME or synthetic:SEED.")] = None,
+    private: Annotated[bool, Option("--private", help="Admit only bearers of an invite signed by you.")] = False,
+    source: Annotated[Path | None, Option("--from", help="Start from this manifest; it becomes yours.")] = None,
+    settings: Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Any field, e.g. model.layers=12.")] = None,
+    address: Annotated[list[str] | None, Option("--address", metavar="MULTIADDR", help="A rendezvous for the invite.")] = None,
+    force: Annotated[bool, Option("--force", help="Replace the file.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Write a manifest signed with this node's key, and print how to start and join it."""
+    from node.config import write_atomically
+    from node.identity.keys import Identity
+    from node.manifest import Manifest, amended, read_manifest
+
+    if out.exists() and not force:
+        raise UsageFault(f"{out} exists already", "choose another name, or replace it with  --force")
+    changes = dict(_assignments(settings))
+    named = {"swarm.name": name, "pipeline.stages": stages, "training.epochs": epochs, "data.source": data}
+    changes |= {k: v for k, v in named.items() if v is not None} | ({"swarm.admission": "invite"} if private else {})
+    identity = Identity.load_or_create(_config({}).identity_path)
+    base = read_manifest(source) if source else Manifest.default_demo()
+    raw = amended(base.owned_by(identity.peer_id), changes).sign(identity)
+    manifest = Manifest.parse(raw)
+    try:
+        write_atomically(out, raw)
+    except OSError as e:
+        raise LocalFault(f"cannot write {out}: {e.strerror}", "choose another place") from e
+    invite = _invite_text(manifest, tuple(address or ()), identity) if address else ""
+    if as_json:
+        _json({"file": str(out), "run_id": manifest.run_id, "owner": manifest.swarm.owner, "invite": invite or None})
+        return ExitCode.OK
+    print(f"wrote    {out}   run {manifest.run_id[:12]}, signed by {identity.name}")
+    print(f"start    tutti start {out}")
+    print(
+        f"join     tutti join {invite}" if invite else "join     when it runs:  tutti swarm invite   prints the line for others"
+    )
+    return ExitCode.OK
+
+
+@swarm_app.command("validate")
+def swarm_validate(file: Path, as_json: Json = False) -> int:
+    """Check every field of a manifest, and its signature when it has one."""
+    from node.manifest import read_manifest
+
+    manifest = read_manifest(file)
+    if manifest.signature is not None:
+        manifest.verify()
+    signed = manifest.signature is not None
+    if as_json:
+        _json({"valid": True, "signed": signed, "run_id": manifest.run_id})
+    else:
+        note = "" if signed else f"   not signed yet:  tutti swarm init --from {file}"
+        print(f"ok   {file}   run {manifest.run_id[:12]}   {'signature good' if signed else ''}{note}".rstrip())
+    return ExitCode.OK
+
+
+@swarm_app.command("inspect")
+def swarm_inspect(
+    what: Annotated[str | None, Argument(metavar="[FILE|INVITE|MULTIADDR]", help="Default: the swarm used last.")] = None,
+    as_json: Json = False,
+) -> int:
+    """Show what a swarm is, without joining it."""
+    import dataclasses
+
+    from node.manifest import SECTIONS, read_manifest
+
+    ours = _config({})
+    if what is None:
+        known = ours.remembered()
+        if known is None:
+            raise UsageFault("no swarm is remembered here", "name a swarm.toml, an invite or an address")
+        manifest = known[0]
+    elif what.startswith(("tutti", "/ip", "/dns")) and not Path(what).is_file():
+        manifest, _ = _inspect(ours, what)
+    else:
+        manifest = read_manifest(Path(what))
+    if manifest.signature is not None:
+        manifest.verify()
+    if as_json:
+        parts = {name: dataclasses.asdict(getattr(manifest, name)) for name in SECTIONS}
+        _json({"run_id": manifest.run_id, "signed": manifest.signature is not None, **parts})
+    else:
+        print("\n".join(_sheet(manifest, signed=manifest.signature is not None)))
+    return ExitCode.OK
+
+
+@swarm_app.command("invite")
+def swarm_invite(
+    peer: Annotated[str | None, Option("--peer", metavar="PEERID", help="Of a private swarm: for this peer only.")] = None,
+    days: Annotated[float, Option(min=0.001, max=3650, help="Of a private swarm: how long it is good.")] = 30.0,
+    as_json: Json = False,
+) -> int:
+    """Print the string that brings another machine into the swarm this node runs."""
+    from node.identity.invites import Invite
+    from node.identity.keys import Identity
+
+    ours = _config({})
+    with _client(ours) as client:
+        reply = client.invite()
+    invite, known = Invite.decode(reply.invite), ours.remembered()
+    if known is not None and known[0].run_id == invite.run_id and known[0].swarm.admission == "invite":
+        identity = Identity.load(ours.identity_path)
+        text = _invite_text(known[0], invite.addresses, identity, PeerId(peer) if peer else None, days)
+    else:
+        text = reply.invite
+    if as_json:
+        _json({"invite": text, "addresses": list(invite.addresses), "run_id": invite.run_id})
+    else:
+        print(text)
+    return ExitCode.OK
+
+
+# ------------------------------------------------------------------------------------------------ model
+
+
+@app.command(rich_help_panel=MODEL)
+def generate(
+    prompt: str,
+    max_tokens: Annotated[int, Option(min=1, max=4096)] = 100,
+    temperature: Annotated[float, Option(min=0.0, max=10.0, help="0 always takes the likeliest.")] = 0.8,
+    top_k: Annotated[int, Option(min=0, help="Choose among so many; 0 among all.")] = 0,
+    seed: Annotated[int, Option(min=0, max=2**63 - 1)] = 0,
+    as_json: Json = False,
+) -> int:
+    """Let the model speak, through the live swarm."""
+    from node.control import commands
+    from protos.control_pb2 import GenerateRequest
+
+    request = GenerateRequest(prompt=prompt, max_tokens=max_tokens, temperature=temperature, seed=seed, top_k=top_k)
+    with _client() as client:
+        return commands.generate(client, request, as_json=as_json)
+
+
+@app.command(rich_help_panel=MODEL)
+def export(directory: Annotated[Path, Argument(metavar="DIR")], as_json: Json = False) -> int:
+    """Gather every stage and write a Hugging Face directory."""
+    from node.control import commands
+
+    with _client() as client:
+        return commands.export(client, directory, as_json=as_json)
+
+
+# ------------------------------------------------------------------------------------------------ about
+
+
+@app.command(rich_help_panel=ABOUT)
+def version(as_json: Json = False) -> int:
+    """The version of this software and of the protocol it speaks."""
+    if as_json:
+        _json({"tutti": VERSION, "protocol": PROTOCOL, "python": sys.version.split()[0]})
+    else:
+        print(f"tutti {VERSION}   protocol {PROTOCOL}   python {sys.version.split()[0]}")
+    return ExitCode.OK
+
+
+@id_app.command("show")
+def id_show(as_json: Json = False) -> int:
+    """PeerId, name and key file."""
+    from node.identity.keys import Identity
+
+    path = _config({}).identity_path
+    identity = Identity.load(path)
+    if as_json:
+        _json({"peer": identity.peer_id, "name": identity.name, "key": str(path)})
+    else:
+        print(f"{identity.peer_id}   {identity.name}\nkey   {path}   (keep a backup; never share it)")
+    return ExitCode.OK
+
+
+# ------------------------------------------------------------------------------------------------ shared by the verbs
+
+
+def _config(flags: dict[str, Any]) -> NodeConfig:
+    from node.config import NodeConfig
+
+    return NodeConfig.load({**HOME, **flags})
+
+
+def _client(ours: NodeConfig | None = None) -> ControlClient:
+    ours = ours or _config({})
+    from node.control.client import ControlClient
+
+    return ControlClient(ours.control_socket, home=ours.home)
+
+
+def _refuse_second(ours: NodeConfig) -> None:
+    from node.control.sockets import clear_stale
+
+    clear_stale(ours.control_socket)
+
+
+def _run_daemon(ours: NodeConfig, manifest: Manifest | None, invite: Invite | None) -> int:
+    if "libp2p" in sys.modules:
+        _again(sys.argv[1:])
+    if sys.stderr.isatty():
+        _say(f"tutti {VERSION}   loading torch and hivemind, a few seconds")
+    from node.daemon import main as run
+
+    return run(ours, manifest, invite)
+
+
+def _choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite | None]:
+    """The swarm to run: the one named, that of an invite, the one used last, or a new solo one."""
+    from node.identity.invites import Invite
+    from node.manifest import read_manifest
+
+    places = [*([what] if what and what.startswith("/") and "/p2p/" in what else []), *ours.join]
+    invite = next((Invite.decode(text) for text in ([what] if what else []) + places if text.startswith("tutti1")), None)
+    addresses = tuple(p for p in places if p.startswith("/"))
+    file = Path(what) if what and invite is None and what not in places else ours.swarm
+    if file is not None:
+        manifest = read_manifest(file)
+        manifest.verify(invite.run_id if invite else None)
+        ours.remember(manifest)
+    elif invite is not None:
+        known = ours.remembered(invite.run_id)
+        # Not known yet: the daemon asks the swarm for it and checks it against the invite.
+        manifest = known[0] if known else None
+    elif addresses and ours.role != "rendezvous":
+        manifest, _ = _inspect(ours, *addresses)
+        ours.remember(manifest)
+    else:
+        manifest, invite = _last_or_solo(ours)
+    if manifest is not None and addresses:
+        known_addresses = invite.addresses if invite else ()
+        admission = invite.admission if invite else ours.admission
+        invite = Invite(
+            manifest.run_id, manifest.swarm.owner, tuple(dict.fromkeys((*addresses, *known_addresses)))[:8], admission
+        )
+    return manifest, invite
+
+
+def _last_or_solo(ours: NodeConfig) -> tuple[Manifest | None, Invite | None]:
+    from node.identity.invites import Invite
+    from node.identity.keys import Identity
+    from node.manifest import Manifest
+
+    known = ours.remembered()
+    if known is not None:
+        manifest, text = known
+        manifest.verify()
+        return manifest, Invite.decode(text) if text else None
+    if ours.role == "rendezvous":
+        return None, None
+    identity = Identity.load_or_create(ours.identity_path)
+    manifest = Manifest.parse(Manifest.default_demo().sign(identity))
+    ours.remember(manifest)
+    return manifest, None
+
+
+def _inspect(ours: NodeConfig, *places: str) -> tuple[Manifest, str]:
+    """The verified manifest behind an invite or addresses, asked from the swarm unless remembered; and the invite as text."""
+    from node.identity.invites import Invite
+    from node.manifest import Manifest
+    from protos.ask_pb2 import Ask, AskManifest
+
+    if places[0].startswith("/"):
+        answer = _observe(places, Ask(manifest=AskManifest()), "manifest")
+        manifest = Manifest.parse(answer.manifest.toml)
+        manifest.verify()
+        _say(f"run {manifest.run_id[:12]} is taken on the word of {places[0]}: an address proves no swarm, an invite does")
+        return manifest, Invite(manifest.run_id, manifest.swarm.owner, places[:8]).encode()
+    invite = Invite.decode(places[0])
+    known = ours.remembered(invite.run_id)
+    if known is not None:
+        manifest = known[0]
+    else:
+        answer = _observe(invite.addresses, Ask(manifest=AskManifest(run_id=invite.run_id)), "manifest")
+        manifest = Manifest.parse(answer.manifest.toml)
+    manifest.verify(invite.run_id, invite.owner)
+    return manifest, invite.encode()
+
+
+def _observe(places: tuple[str, ...], question: Any, kind: str) -> Answer:
+    """Ask a node from outside the swarm. Its refusal is Refused; another kind of answer is WireError."""
+    from node.control.observer import ask_first
+
+    answer = ask_first(places, question)
+    said = answer.WhichOneof("answer")
+    if said == "refusal":
+        raise Refused(f"{places[0]} refused: {answer.refusal.reason[:300]}", "ask its owner, or try another peer")
+    if said != kind:
+        raise WireError(f"{places[0]} answered something else than it was asked")
+    return answer
+
+
+def _invite_text(
+    manifest: Manifest, addresses: tuple[str, ...], identity: Any, peer: PeerId | None = None, days: float = 30.0
+) -> str:
+    """An invite; with an admission token when the swarm is private. Refused for a private swarm of somebody else."""
+    from node.identity.invites import Invite, admission_token
+
+    token = b""
+    if manifest.swarm.admission == "invite":
+        if identity.peer_id != manifest.swarm.owner:
+            raise Refused("this swarm is private and you are not its owner", "ask the owner for an invite")
+        token = admission_token(identity, RunId(manifest.run_id), peer, time.time() + days * 86400)
+    return Invite(manifest.run_id, manifest.swarm.owner, addresses, token).encode()
+
+
+def _sheet(manifest: Manifest, *, signed: bool) -> list[str]:
+    """What joining means."""
+    from node.control.text import consent_lines
+
+    m, t, p = manifest.model, manifest.training, manifest.pipeline
+    return consent_lines(
+        name=manifest.swarm.name,
+        run_id=manifest.run_id,
+        owner=manifest.swarm.owner,
+        signed=signed,
+        admission=manifest.swarm.admission,
+        model=f"{m.layers} layers, width {m.d_model}, vocabulary {m.vocab}, sequences of {m.seq_len}",
+        parameters=manifest.parameter_count(),
+        data=f"{manifest.data.source}, tokenizer {manifest.data.tokenizer}",
+        cut=f"ends and {p.stages} block stages, activations as {p.wire}, gradients as {manifest.averaging.wire}",
+        work=f"{t.epochs:,} epochs of {t.target_batch * m.seq_len:,} tokens, {manifest.optimizer.name}",
+        fetches_data=manifest.data.source.startswith("hf:"),
+    )
+
+
+def _some(values: list[str] | None) -> list[str] | None:
+    return values or None
+
+
+def _assignments(pairs: list[str] | None) -> dict[str, Any]:
+    """``key=value`` words; the value stays text until the type of its setting is known."""
+    found = {}
+    for pair in pairs or ():
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageFault(f"--set {pair}", "write  --set section.key=value")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def _as_flag(key: str, value: Any) -> list[str]:
+    if key == "config":
+        return ["--config", str(value)]
+    return ["--set", f"{key}={','.join(value) if isinstance(value, list | tuple) else value}"]
+
+
+def _again(words: list[str]) -> NoReturn:
+    """Become a fresh ``tutti`` with these words."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    home = ["--home", HOME["home"]] if "home" in HOME else []
+    os.execv(sys.executable, [sys.executable, str(Path(__file__).resolve()), *home, *words])
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _json(document: Any) -> None:
+    from node.control.commands import say_json
+
+    say_json(document)
+
+
+def _hoist_home(words: list[str]) -> list[str]:
+    """Take ``--home DIR`` out of the line, wherever it stands."""
+    rest: list[str] = []
+    it = iter(words)
+    for word in it:
+        if word == "--":
+            return [*rest, word, *it]
+        if word == "--home":
+            value = next(it, None)
+            if value is None:
+                raise UsageFault("--home needs a directory", "tutti --home DIR status")
+            HOME["home"] = value
+        elif word.startswith("--home="):
+            HOME["home"] = word.partition("=")[2]
+        else:
+            rest.append(word)
+    return rest
+
+
+def _crashed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """The last resort: the whole story into a file, one sentence to the person."""
+    import traceback
+
+    story = "".join(traceback.format_exception(kind, error, trace))
+    folder = Path(HOME.get("home") or os.path.expanduser("~/.cache/tutti"))
+    try:
+        (folder / "log").mkdir(parents=True, exist_ok=True)
+        path = folder / "log" / "crash.log"
+        path.write_text(story)
+        where = f"the whole story is in {path}; please send it with your report"
+    except OSError:
+        where = story
+    _say(f"tutti: unexpected {kind.__name__}: {error}\n  {where}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    sys.excepthook = _crashed
+    HOME.clear()
+    try:
+        code = typer.main.get_command(app).main(args=_hoist_home(words), prog_name="tutti", standalone_mode=False)
+        sys.stdout.flush()
+        return int(code or 0)
+    except LocalFault as fault:
+        return _fail(fault, words)
+    except (PeerFault, WireError) as error:
+        return _fail(LocalFault(str(error), "try another peer, or again", ExitCode.NETWORK), words)
+    except typer.TyperException as error:
+        return _fail(UsageFault(error.format_message() or "no command given", "see  tutti -h"), words)
+    except (KeyboardInterrupt, typer.Abort):
+        _say("interrupted")
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough; the interpreter must not try to flush into the closed pipe again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.OK
+
+
+def _fail(fault: LocalFault, words: list[str]) -> int:
+    from node.control.commands import show_fault
+
+    show_fault(fault, as_json="--json" in words)
+    return int(fault.code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

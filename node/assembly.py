@@ -1,0 +1,144 @@
+"""Putting one peer's engines together: model, data, pipeline, round, optimizer, state, for the stage it hosts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from node.averaging.service import CellRound
+from node.checkpoint.service import StateService
+from node.checkpoint.settings import CheckpointSettings
+from node.checkpoint.store import CheckpointStore
+from node.config import NodeConfig
+from node.core.clock import Clock
+from node.core.ids import ENDS, PeerId
+from node.data.order import SampleOrder, Sampler
+from node.data.sources import open_source
+from node.data.tokenizer import Tokenizer, load_tokenizer
+from node.identity.keys import Identity
+from node.manifest import Manifest
+from node.model.cost import fits
+from node.model.device import Device, set_threads
+from node.model.shapes import layer_cut, parameter_shapes
+from node.model.stages import Ends, build
+from node.optim.owner import Owner
+from node.optim.ownership import assign
+from node.optim.parts import parts_of
+from node.pipeline.device import DeviceThread
+from node.pipeline.service import Pipeline
+from node.scheduler.paths import assign_paths
+from node.scheduler.quotas import quotas
+from node.telemetry.events import Journal
+from node.telemetry.metrics import Metrics
+from node.training.leader import RunFacts
+from node.training.meter import Meter
+from node.training.presence import Presence
+from node.training.service import Training
+from node.training.stage import StageState
+from node.training.text import Text
+from node.training.work import Engines, Work
+from node.transport.service import Transport
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """One stage, ready to take part."""
+
+    stage: StageState
+    ends: Ends | None
+    tokenizer: Tokenizer | None
+    device: Device
+    memory_limit: int
+    layers: str
+    seq_len: int
+    pipeline: Pipeline
+    thread: DeviceThread
+    meter: Meter
+    cell: CellRound
+    work: Work
+    training: Training
+    checkpoint: CheckpointSettings
+
+
+async def assemble(
+    config: NodeConfig, manifest: Manifest, stage: int, identity: Identity, transport: Transport, presence: Presence,
+    clock: Clock, journal: Journal, metrics: Metrics, on_error: Callable[[str, BaseException], None],
+) -> Assembled:  # fmt: skip
+    """Build everything for ``stage``. Raises OutOfResources when it does not fit, UsageFault for data that cannot be read."""
+    m, p, t = manifest.model, manifest.pipeline, manifest.training
+    set_threads(config.threads)
+    device = Device.pick(config.device)
+    limit = config.memory_limit(device.memory_limit())
+    fits(
+        m, p.stages, stage, limit, replicas=t.min_replicas, micro_batch=p.micro_batch, in_flight=config.limits.in_flight,
+        optimizer=manifest.optimizer.name,
+    ).require()  # fmt: skip
+    loop = asyncio.get_running_loop()
+    module = await loop.run_in_executor(None, build, m, p.stages, stage)
+    module.to(device.device)
+    tokenizer = load_tokenizer(manifest.data.tokenizer) if stage == ENDS else None
+    text = await loop.run_in_executor(None, _text, config.home, manifest) if stage == ENDS else None
+    state = StageState(module, stage, 0)
+    thread, meter = DeviceThread(backward_first=config.limits.backward_first), Meter(journal, metrics)
+    pipeline = Pipeline(
+        transport, module, thread, p, config.limits, stage=stage, model=m, telemetry=meter, clock=clock, autocast=device.autocast
+    )
+    cell = CellRound(transport, manifest.averaging, executor=thread, journal=journal, clock=clock, on_error=on_error)
+    store = CheckpointStore(
+        config.checkpoint_dir(manifest.run_id), config.checkpoint, manifest.run_id,
+        tell=lambda why: journal.emit("checkpoint", "checkpoint-ignored", why, "warning"),
+    )  # fmt: skip
+    engines = Engines(
+        transport, pipeline, cell, Owner(manifest.optimizer, t.epochs), store, ThreadPoolExecutor(1, "heavy"), journal, metrics,
+        meter, text,
+    )
+    work = Work(state, engines, t, manifest.optimizer, m.seq_len, identity.peer_id, on_error)
+    StateService(transport, work, config.checkpoint, clock=clock)
+    training = Training(identity, stage, run_facts(manifest, work), transport, work, presence.ends, clock, journal, on_error)
+    meter.accuse = training.accuse
+    layers = layer_cut(m, p.stages)[stage - 1] if stage else None
+    said = f"{layers.start}-{layers.stop - 1}" if layers else "embedding, head"
+    return Assembled(
+        state, module if isinstance(module, Ends) else None, tokenizer, device, limit, said, m.seq_len, pipeline, thread, meter, cell,
+        work, training, config.checkpoint,
+    )  # fmt: skip
+
+
+def run_facts(manifest: Manifest, work: Work) -> RunFacts:
+    """What the leader plans with: the manifest's numbers and the engines' pure functions."""
+    m, p, t = manifest.model, manifest.pipeline, manifest.training
+    parts = {s: parts_of(parameter_shapes(m, p.stages, s), manifest.optimizer) for s in range(p.stages + 1)}
+    order = SampleOrder(1, manifest.data.seed)  # the cursor counts positions; which window one is matters at the ends only
+
+    def place(stage: int, cell: Sequence[tuple[PeerId, float]], previous: Mapping[str, PeerId] | None) -> dict[str, PeerId]:
+        names = {part.name for part in parts[stage]}
+        mine = {k: v for k, v in (previous or {}).items() if k in names}
+        return dict(assign(parts[stage], cell, mine or None))
+
+    def lay(ends: Sequence[tuple[PeerId, float]], stages: Mapping[int, Sequence[tuple[PeerId, float]]], samples: Sequence[tuple[int, ...]]):  # noqa: ANN202
+        share = quotas(len(samples), list(ends))
+        return assign_paths(sorted(share.items()), stages, samples)
+
+    def sampler(cursor: tuple[int, tuple[int, ...]]) -> Sampler:
+        s = Sampler(order)
+        s.restore({"next": cursor[0], "returned": list(cursor[1])})
+        return s
+
+    def cursor(s: Sampler) -> tuple[int, tuple[int, ...]]:
+        state = s.state()
+        return state["next"], tuple(state["returned"])
+
+    return RunFacts(
+        stages=p.stages, epochs=t.epochs, target_batch=t.target_batch, micro_batch=p.micro_batch,
+        min_replicas=t.min_replicas, epoch_timeout_s=t.epoch_timeout_s, round_timeout_s=manifest.averaging.round_timeout_s,
+        eval_every=t.eval_every, assign=place, assign_paths=lay, sampler=sampler, cursor=cursor, recall=work.recall,
+    )  # fmt: skip
+
+
+def _text(home: Path, manifest: Manifest) -> Text:
+    corpus = open_source(manifest.data, manifest.model.seq_len, home)
+    corpus.require_vocab(manifest.model.vocab)
+    return Text(corpus, SampleOrder(corpus.windows, manifest.data.seed), manifest.pipeline.micro_batch)

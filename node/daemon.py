@@ -1,0 +1,364 @@
+"""The daemon: finds its swarm, hosts one stage, answers its operator, and ends in order. The only file that knows
+every service; it decides nothing about training."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+import uvloop
+
+from node.assembly import Assembled, assemble
+from node.config import NodeConfig
+from node.control.service import ControlService
+from node.control.text import banner
+from node.core.clock import SystemClock
+from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, ProtocolMismatch, Refused, WireError
+from node.core.ids import ENDS, PeerId
+from node.core.tasks import Tasks
+from node.core.version import VERSION
+from node.dht.directory import Directory
+from node.dht.record import PeerBody
+from node.identity.invites import Invite, check_admission
+from node.identity.keys import Identity
+from node.launch import Child, stop_all
+from node.manifest import Manifest
+from node.scheduler.placement import choose_stage
+from node.telemetry.events import Journal, JournalHandler
+from node.telemetry.metrics import Metrics
+from node.telemetry.sinks import JsonlSink, StreamSink
+from node.training.member import State
+from node.training.presence import Presence
+from node.transport.handshake import Facts
+from node.transport.service import Transport
+from node.view import View
+from protos.ask_pb2 import Ask, AskManifest
+from protos.handshake_pb2 import Hello
+
+FIND_S = 60.0
+"""How long a joiner looks for a peer that has the manifest before it gives up."""
+LOOK_S = 8.0
+"""How long a joiner reads the noticeboard for company before it chooses a stage."""
+RETRY_S = 1.0
+
+
+class Daemon:
+    """One peer. :meth:`run` returns the exit code."""
+
+    def __init__(self, config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -> None:
+        self.config, self.manifest, self.invite = config, manifest, invite
+        self.clock, self.started = SystemClock(), time.monotonic()
+        self.identity = Identity.load_or_create(config.identity_path)
+        self.name = config.name or self.identity.name
+        sinks = [JsonlSink(config.events_path), StreamSink(sys.stderr, config.log_format, level=config.log_level)]
+        self.journal, self.metrics = Journal(sinks), Metrics()
+        self.tasks = Tasks("daemon", self._failed)
+        self.role = config.role
+        self.transport = Transport(
+            self.identity, config.transport, self.journal, self.metrics, self._facts, self._admit, self._failed
+        )
+        self.view = View(self)
+        self.presence: Presence | None = None
+        self.assembled: Assembled | None = None
+        self.metrics_url = ""
+        self.draining = False
+        self.problem = self.problem_next = ""
+        self.children: list[Child] = []
+        self._ending = asyncio.Event()
+        self._code = ExitCode.OK
+        self._why = ""
+        self.fault: LocalFault | None = None
+
+    # ------------------------------------------------------------ life
+
+    async def run(self) -> int:
+        """Until a signal, ``stop``, ``drain`` or a fault ends it. Raises LocalFault for what stops it from starting."""
+        self.identity.lock()
+        self._catch_signals()
+        control = ControlService(self.view, self.config.prepare_control_socket())
+        try:
+            await control.start()
+            if self.config.metrics_port is not None:
+                self.metrics_url = self.metrics.serve("127.0.0.1", self.config.metrics_port)
+            self.transport.answer_with(self.view.answer)
+            self._quiet_logs()
+            await self.transport.start(self._bootstrap())
+            self.tasks.spawn(self._take_part(), "start")
+            await self._ending.wait()
+        finally:
+            await self._close(control)
+        return int(self._code)
+
+    async def _take_part(self) -> None:
+        if self.manifest is None and self.invite is not None:
+            self.manifest = await self._find_manifest(self.invite)
+        solo = self._solo()
+        self._banner(solo)
+        if self.manifest is None:
+            self.role = "rendezvous"
+            self.journal.emit("daemon", "rendezvous", "serving as a rendezvous: helps peers find each other")
+            return
+        directory = Directory(self.identity, self.config.directory, self.clock, self.manifest.run_id, self.journal)
+        bootstrap = self._bootstrap()
+
+        async def attach(p2p: object) -> None:
+            await directory.attach(p2p, bootstrap)  # type: ignore[arg-type]
+
+        await attach(self.transport.p2p.p2p)
+        self.transport.p2p.on_up(attach)
+        self.presence = Presence(
+            self.identity.peer_id, directory, self.clock, self.config.directory.refresh_s, self.transport.learn, self._failed
+        )
+        self.presence.start()
+        if self.role == "rendezvous":
+            self.presence.announce(self.body)
+            self.journal.emit("daemon", "rendezvous", "serving as a rendezvous: helps peers find each other")
+            return
+        stage = ENDS if solo or self.role == "ends" else await self._choose_stage(self.presence, bool(bootstrap))
+        self.role = "ends" if stage == ENDS else "stage"
+        a = await assemble(
+            self.config, self.manifest, stage, self.identity, self.transport, self.presence, self.clock, self.journal,
+            self.metrics, self._failed,
+        )  # fmt: skip
+        self.assembled = a
+        a.training.on_plan = lambda plan: self.view.tally.planned(
+            plan.epoch, plan.loss, plan.loss_val, plan.tokens, time.monotonic()
+        )
+        self.presence.announce(self.body)
+        self.journal.emit("daemon", "hosting", f"hosting {self._what(stage, a)} on {a.device.describe()}", stage=stage)
+        if solo:
+            self._host_the_rest(self.manifest)
+        await self._catch_up(a, self.presence, stage)
+        a.training.start()
+        self.presence.changed()
+
+    async def _catch_up(self, a: Assembled, presence: Presence, stage: int) -> None:
+        """Take the newest state at hand: what the swarm has committed, else this peer's own newest checkpoint."""
+        epochs = a.work.checkpoints()
+        if epochs:
+            try:
+                await a.work.restore(epochs[-1])
+                self.journal.emit("checkpoint", "restored", f"epoch {epochs[-1]} is back from the disk", epoch=epochs[-1])
+            except Refused as e:
+                self.journal.emit("checkpoint", "restore-failed", str(e), "error")
+        for _ in range(5):
+            donors = {p: e.body.epoch for p, e in presence.replicas(stage).items() if e.body.state in ("training", "ready", "finished")}
+            newest = max(donors.values(), default=0)
+            if newest <= max(0, a.stage.epoch):
+                return
+            try:
+                await a.work.join(sorted(p for p, e in donors.items() if e >= newest - 1), None)
+                return
+            except PeerFault as e:
+                self.journal.emit("checkpoint", "fetch-failed", f"{e}; trying again", "warning")
+                await asyncio.sleep(RETRY_S)
+        # The first round it takes part in brings every fresh parameter anyway: it joins as a listener.
+
+    def _host_the_rest(self, manifest: Manifest) -> None:
+        """A solo swarm: every block stage in a child of this daemon, until somebody else joins."""
+        near = [a for a in self.addresses() if "/tcp/" in a][:1]
+        swarm = str(self.config.manifest_path(manifest.run_id))
+        for stage in range(1, manifest.pipeline.stages + 1):
+            arguments = ("start", swarm, "--role", "stage", "--stage", str(stage), "--join", near[0], "--metrics-port", "-1",
+                         "--listen", self.config.transport.host, "--threads", "1", "--name", f"{self.name}-{stage}"[:32])  # fmt: skip
+            child = Child(f"stage {stage}", self.config.home / "local" / f"stage-{stage}", arguments)
+            child.start()
+            self.children.append(child)
+        self.tasks.spawn(self._mind_children(), "children", eternal=True)
+
+    async def _mind_children(self) -> None:
+        while True:
+            await asyncio.sleep(RETRY_S)
+            for child in self.children:
+                if not child.running:
+                    self.journal.emit("daemon", "child-ended", f"the local daemon of {child.label} ended; starting it again", "warning")
+                    child.start()
+
+    async def _close(self, control: ControlService) -> None:
+        self.journal.emit("daemon", "stopping", self._why or "stopping")
+        stop_all(self.children)
+        await self.tasks.close()
+        a = self.assembled
+        if a is not None:
+            await a.training.close()
+            await a.work.close()
+            await a.pipeline.close()
+            await a.cell.close()
+            a.thread.close()
+        if self.presence is not None:
+            await self.presence.close()
+        await self.transport.close()
+        await control.close()
+        self.metrics.close()
+        self.journal.close()
+        self.identity.unlock()
+
+    def stop(self, why: str, code: ExitCode = ExitCode.OK) -> None:
+        """End the daemon soon, in order. The first reason counts."""
+        if not self._ending.is_set():
+            self._why, self._code = why, code
+            self._ending.set()
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._signalled, number)
+
+    def _signalled(self, number: int) -> None:
+        if self._ending.is_set():
+            # Asked twice: skip the clean-up.
+            os._exit(int(ExitCode.INTERRUPTED))
+        self.stop(f"signal {signal.Signals(number).name}")
+
+    def _failed(self, name: str, error: BaseException) -> None:
+        """A task of any room raised what nobody expected: say so, and end, for half a daemon helps nobody."""
+        if isinstance(error, LocalFault):
+            self.problem, self.problem_next = error.what, error.next_step
+            self.fault = error
+            self.stop(str(error), error.code)
+            return
+        text = f"{name}: {type(error).__name__}: {error}"
+        self.journal.emit("daemon", "task-failed", text, "error")
+        logging.getLogger("tutti").error("task %s failed", name, exc_info=error)
+        self.fault = LocalFault(f"internal error in {text}", f"the log has more: {self.config.events_path}")
+        self.stop(text, ExitCode.UNEXPECTED)
+
+    def _quiet_logs(self) -> None:
+        root = logging.getLogger()
+        root.handlers[:] = [JournalHandler(self.journal)]
+        faulthandler.enable()
+
+    # ------------------------------------------------------------ the swarm
+
+    def _bootstrap(self) -> list[str]:
+        addresses = list(self.invite.addresses) if self.invite else []
+        addresses += [p for p in self.config.join if p.startswith("/")]
+        return list(dict.fromkeys(a for a in addresses if not a.endswith(self.identity.peer_id)))
+
+    def _solo(self) -> bool:
+        m = self.manifest
+        return m is not None and self.role == "auto" and not self._bootstrap() and m.swarm.owner == self.identity.peer_id
+
+    async def _find_manifest(self, invite: Invite) -> Manifest:
+        """Ask the peers of the invite for the manifest; hash and signature decide, not the peer that gave it."""
+        deadline, reasons = time.monotonic() + FIND_S, {}
+        question = Ask(manifest=AskManifest(run_id=invite.run_id))
+        while time.monotonic() < deadline:
+            for address in invite.addresses:
+                try:
+                    answer = await self.transport.ask(address, question)
+                except (PeerFault, WireError) as e:
+                    reasons[address] = str(e)
+                    continue
+                if answer.WhichOneof("answer") != "manifest":
+                    reasons[address] = answer.refusal.reason[:200] or "answered something else"
+                    continue
+                manifest = Manifest.parse(answer.manifest.toml)
+                manifest.verify(invite.run_id, invite.owner)
+                self.config.remember(manifest, invite.encode())
+                return manifest
+            await asyncio.sleep(RETRY_S)
+        listed = "".join(f"\n  {a}: {why}" for a, why in reasons.items())
+        raise NetworkFault(
+            f"cannot join: none of {len(invite.addresses)} bootstrap peers answered ({FIND_S:.0f} s){listed}",
+            "ask for a fresh invite, or check the way with  tutti ping ADDRESS",
+        )
+
+    async def _choose_stage(self, presence: Presence, company: bool) -> int:
+        m = self.manifest
+        if m is None:
+            return ENDS
+        if self.config.stage is not None:
+            if not 1 <= self.config.stage <= m.pipeline.stages:
+                raise Refused(f"stage {self.config.stage} is not in this swarm", f"it has block stages 1 to {m.pipeline.stages}")
+            return self.config.stage
+        until = time.monotonic() + (LOOK_S if company else 0.0)
+        while not presence.others() and time.monotonic() < until:
+            await asyncio.sleep(0.2)
+        first = ENDS if self.role == "auto" else ENDS + 1
+        able = range(first, m.pipeline.stages + 1)
+        view = {s: {p: e.body.speed for p, e in presence.replicas(s).items()} for s in able}
+        return choose_stage(view, able, self.identity.peer_id)
+
+    def _facts(self) -> Facts:
+        run_id = self.manifest.run_id if self.manifest and self.role != "rendezvous" else ""
+        admission = self.invite.admission if self.invite else self.config.admission
+        return Facts(str(run_id), self.name, VERSION, admission)
+
+    def _admit(self, peer: PeerId, hello: Hello) -> None:
+        m = self.manifest
+        if m is None or hello.run_id != m.run_id:
+            raise ProtocolMismatch("we are of another run")
+        if m.swarm.admission != "open" and peer != m.swarm.owner:
+            check_admission(hello.admission, run_id=m.run_id, owner=m.swarm.owner, peer=peer, now_wall=self.clock.wall())
+
+    # ------------------------------------------------------------ what others see
+
+    def addresses(self) -> list[str]:
+        """Multiaddrs with the PeerId, for --join."""
+        return self.transport.p2p.addresses()
+
+    def state(self) -> str:
+        """One word for the screen and the noticeboard."""
+        a = self.assembled
+        if self._ending.is_set():
+            return "stopping"
+        if self.draining:
+            return "draining"
+        if self.role == "rendezvous":
+            return "ready"
+        if a is None:
+            return "starting"
+        if a.work.fetching < 1.0:
+            return "joining"
+        return {State.FINISHED: "finished", State.IDLE: "waiting" if a.training.waiting_for() else "ready"}.get(
+            a.training.member.state, "training"
+        )
+
+    def body(self) -> PeerBody:
+        """This peer's record on the noticeboard."""
+        a, state = self.assembled, self.state()
+        return PeerBody(
+            stage=a.stage.stage if a else 0, role=self.role, state="ready" if state == "waiting" else state,
+            epoch=max(0, a.stage.epoch) if a else 0, name=self.name[:64], version=VERSION,
+            tokens_per_s=a.meter.tokens_per_s if a else 0.0, speed=a.work.speed() if a else 0.0,
+            maddrs=tuple(self.addresses()), started=self.clock.wall() - (time.monotonic() - self.started),
+        )  # fmt: skip
+
+    def _what(self, stage: int, a: Assembled) -> str:
+        return "the ends (embedding, head, data)" if stage == ENDS else f"stage {stage}, layers {a.layers}"
+
+    def _banner(self, solo: bool) -> None:
+        m = self.manifest
+        lines = banner(
+            version=VERSION, name=self.name, peer=self.identity.peer_id, key_path=str(self.config.identity_path), solo=solo,
+            swarm=m.swarm.name if m else "", run_id=m.run_id if m else "", listening=self.addresses()[:2],
+            metrics_url=self.metrics_url, invite=self.view.invite().invite if m else "",
+        )  # fmt: skip
+        print("\n".join(lines), flush=True)
+
+
+def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -> int:
+    """Run a daemon until it ends; the exit code. Raises LocalFault with the next step for what stopped it."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+    async def body() -> int:
+        daemon = Daemon(config, manifest, invite)
+        code = await daemon.run()
+        if daemon.fault is not None:
+            raise daemon.fault
+        return code
+
+    with contextlib.suppress(KeyboardInterrupt):
+        return uvloop.run(body())
+    return int(ExitCode.INTERRUPTED)
+
+
+__all__: Sequence[str] = ["Daemon", "main"]

@@ -1,0 +1,72 @@
+"""Daemons on this machine as child processes: for the demo, and for a solo swarm that hosts every stage itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PATIENCE_S = 10.0
+"""A child that was asked to end and has not ended by then is killed."""
+
+
+@dataclass
+class Child:
+    """One daemon: its home, what it was started with, the process."""
+
+    label: str
+    home: Path
+    arguments: tuple[str, ...]
+    process: subprocess.Popen[bytes] | None = None
+    log: Path = field(default=Path())
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid if self.process else 0
+
+    def start(self) -> None:
+        """Run ``tutti start`` with this child's home. Its words go to ``daemon.out`` in that home."""
+        self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.log = self.home / "daemon.out"
+        command = [sys.executable, "-m", "cli", "--home", str(self.home), *self.arguments]
+        with self.log.open("ab") as out:
+            # A group of its own: Ctrl-C reaches the parent, which ends its children in order.
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )  # fmt: skip
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would: no goodbye."""
+        if self.running and self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def tail(self, lines: int = 12) -> str:
+        """The last words of a child that failed."""
+        with contextlib.suppress(OSError):
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        return ""
+
+
+def stop_all(children: Sequence[Child], patience_s: float = PATIENCE_S) -> None:
+    """Ask all to end, then wait; who does not end is killed."""
+    for child in children:
+        if child.running and child.process is not None:
+            child.process.send_signal(signal.SIGTERM)
+    for child in children:
+        if child.process is None:
+            continue
+        try:
+            child.process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            child.kill()

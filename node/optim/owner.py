@@ -1,0 +1,138 @@
+"""An owner's optimizer: fresh parameters from mean gradients, state that changes only when an epoch commits.
+
+A step stages the new state under its epoch. A round may be attempted several times: stepping a part again in the same
+epoch starts from the same committed state and gives the same bits. ``commit`` makes the staged state the state, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from node.optim.muon import State, adamw, muon_direction, muon_fresh
+from node.optim.newton_schulz import newton_schulz_all
+from node.optim.parts import is_matrix
+from node.optim.schedule import adam_learning_rate, learning_rate
+from node.optim.settings import OptimSettings
+
+__all__ = ["Owner", "learning_rate", "state_shapes"]
+
+
+def state_shapes(name: str, shape: tuple[int, ...], settings: OptimSettings) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a part's whole optimizer state, what a receiver of it must insist on."""
+    moments = ("momentum",) if is_matrix(name, shape, settings) else ("exp_avg", "exp_avg_sq")
+    return {**dict.fromkeys(moments, shape), "steps": (1,)}
+
+
+class Owner:
+    """Optimizer of the parts one peer owns; which those are is decided elsewhere, a part without state starts from zero.
+
+    ``total_epochs``: length of the run for the schedule, 0 if unknown. ``stack``: step small same-shape matrices
+    together where that is faster; then bits may depend on which parts are stepped together.
+    """
+
+    def __init__(self, settings: OptimSettings, total_epochs: int, *, stack: bool = False) -> None:
+        self._settings, self._total, self._stack = settings, total_epochs, stack
+        self._state: dict[str, State] = {}
+        self._through: dict[str, int] = {}
+        self._staged: dict[int, dict[str, State]] = {}
+
+    def step(self, name: str, parameter: torch.Tensor, mean_gradient: torch.Tensor, epoch: int) -> torch.Tensor:
+        """The fresh parameter, fp32 on the parameter's device; neither argument is changed. See :meth:`step_parts`."""
+        return self.step_parts({name: parameter}, {name: mean_gradient}, epoch)[name]
+
+    def step_parts(
+        self, parameters: Mapping[str, torch.Tensor], mean_gradients: Mapping[str, torch.Tensor], epoch: int
+    ) -> dict[str, torch.Tensor]:
+        """Fresh parameters for the names in ``mean_gradients``, their state staged for ``epoch``.
+
+        Raises ValueError for a gradient of another shape, or an epoch already committed for the part, and then stages nothing.
+        """
+        for name, gradient in mean_gradients.items():
+            if gradient.shape != parameters[name].shape:
+                raise ValueError(f"gradient of {name} is {tuple(gradient.shape)}, not {tuple(parameters[name].shape)}")
+            if epoch <= self._through.get(name, -1):
+                raise ValueError(f"{name} is committed through epoch {self._through[name]}, it cannot be stepped in {epoch}")
+        with torch.no_grad():
+            fresh, staged = self._step(parameters, mean_gradients, epoch)
+        self._staged.setdefault(epoch, {}).update(staged)
+        return fresh
+
+    def step_all(
+        self, parameters: Mapping[str, torch.Tensor], mean_gradients: Mapping[str, torch.Tensor], epoch: int
+    ) -> dict[str, torch.Tensor]:
+        """Step every parameter and commit: what one process that owns everything does in an epoch."""
+        fresh = self.step_parts(parameters, mean_gradients, epoch)
+        self.commit(epoch)
+        return fresh
+
+    def commit(self, epoch: int, names: Iterable[str] | None = None) -> frozenset[str]:
+        """Make the state staged for ``epoch`` the state, of ``names`` only if given, and drop all that was staged up to it.
+
+        Gives the names committed. A second call finds nothing and changes nothing.
+        """
+        staged = self._staged.pop(epoch, {})
+        chosen = staged.keys() if names is None else staged.keys() & set(names)
+        for name in chosen:
+            self._state[name], self._through[name] = staged[name], epoch
+        for older in [e for e in self._staged if e < epoch]:
+            del self._staged[older]
+        return frozenset(chosen)
+
+    def abort(self, epoch: int) -> None:
+        """Drop what was staged for ``epoch``; the parts can be stepped again."""
+        self._staged.pop(epoch, None)
+
+    def names(self) -> tuple[str, ...]:
+        """Parts there is committed state of, sorted."""
+        return tuple(sorted(self._state))
+
+    def state(self, name: str) -> dict[str, torch.Tensor]:
+        """Committed state of a part as CPU fp32 tensors for a checkpoint or the next owner; empty if there is none."""
+        return {key: value.detach().to("cpu", torch.float32) for key, value in self._state.get(name, {}).items()}
+
+    def load_state(self, name: str, shape: tuple[int, ...], state: Mapping[str, torch.Tensor], epoch: int = -1) -> None:
+        """Take over a part. ``epoch`` is the last one behind the state (-1: not known).
+
+        Raises ValueError for tensors of other names or shapes than :func:`state_shapes`, for numbers that are not finite, and for a
+        negative second moment or step count, and then keeps what it had.
+        """
+        expected = state_shapes(name, tuple(shape), self._settings)
+        if {key: tuple(value.shape) for key, value in state.items()} != expected:
+            raise ValueError(f"optimizer state of {name} should have {expected}")
+        if not all(bool(torch.isfinite(value).all()) for value in state.values()):
+            raise ValueError(f"optimizer state of {name} is not finite")
+        if any(bool((state[key] < 0).any()) for key in ("exp_avg_sq", "steps") if key in state):
+            raise ValueError(f"optimizer state of {name} has a negative second moment or step count")
+        self._state[name] = {key: value.detach().to(torch.float32, copy=True) for key, value in state.items()}
+        self._through.pop(name, None)
+        if epoch >= 0:
+            self._through[name] = epoch
+
+    def drop(self, name: str) -> None:
+        """Forget a part that has another owner now, what is staged for it included."""
+        self._state.pop(name, None)
+        self._through.pop(name, None)
+        for staged in self._staged.values():
+            staged.pop(name, None)
+
+    def _step(
+        self, parameters: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor], epoch: int
+    ) -> tuple[dict[str, torch.Tensor], dict[str, State]]:
+        settings, fresh, staged = self._settings, {}, {}
+        muon_lr = learning_rate(settings, epoch, self._total)
+        adam_lr = adam_learning_rate(settings, epoch, self._total)
+        directions: dict[str, torch.Tensor] = {}
+        for name in sorted(gradients):
+            parameter = parameters[name].detach().float()
+            gradient = gradients[name].detach().to(parameter.device, torch.float32)
+            state = self._state.get(name, {})
+            if is_matrix(name, tuple(parameter.shape), settings):
+                directions[name], staged[name] = muon_direction(settings, gradient, state)
+            else:
+                fresh[name], staged[name] = adamw(settings, parameter, gradient, state, adam_lr)
+        orthogonal = newton_schulz_all(list(directions.values()), settings.ns_steps, self._stack)
+        for name, update in zip(directions, orthogonal, strict=True):
+            fresh[name] = muon_fresh(settings, parameters[name].detach().float(), update, muon_lr)
+        return fresh, staged

@@ -1,0 +1,174 @@
+"""Forward-only work: evaluation and generation. It meets the parameters of the moment, and nothing is kept for backward."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from node.core.errors import PeerFault
+from node.core.ids import ENDS, PeerId
+from node.core.journey import Hop
+from node.pipeline.delivery import Delivery, Pause, Trouble
+from node.pipeline.device import Priority
+from node.pipeline.events import Claim, Way
+from node.pipeline.frames import Incoming, frames, loose_shape
+from node.pipeline.inbound import say
+from node.pipeline.outbound import read_chunks
+from node.pipeline.work import COMPUTE_ERRORS
+from node.wire.tensors import Buffer, TensorReader
+from protos import pipeline_pb2 as pb
+
+if TYPE_CHECKING:
+    from node.pipeline.service import Pipeline
+
+
+class Errands:
+    """Both sides of a forward-only visit. A lost errand is an error for whoever asked; nothing is resumed."""
+
+    def __init__(self, room: Pipeline) -> None:
+        self._room = room
+        self._numbers = count(1)
+        self._waiting: dict[tuple[int, int], tuple[tuple[int, ...], asyncio.Future[TensorReader]]] = {}
+
+    async def go(self, purpose: int, hops: tuple[Hop, ...], tokens: Tensor) -> TensorReader:
+        """Send ``tokens`` [B, T] through ``hops``; what comes back is h [B, T, D], or [B, 1, D] for GENERATE.
+
+        Raises ValueError for an impossible path or batch, PeerFault when no answer comes back in time.
+        """
+        room, (sequences, length) = self._room, tokens.shape
+        if not hops or not (1 <= sequences <= room.shape.sequences and 1 <= length <= room.shape.length):
+            raise ValueError(f"an errand of {len(hops)} hops and {sequences}x{length} tokens")
+        shape = (sequences, length, room.shape.width)
+        index, me = next(self._numbers), Hop(ENDS, room.me)
+        claim = Claim(0, "", index, (me, *hops, me), 1)
+        back: asyncio.Future[TensorReader] = asyncio.get_running_loop().create_future()
+        self._waiting[purpose, index] = ((sequences, 1, shape[2]) if purpose == pb.GENERATE else shape), back
+        timeout = room.settings.forward_timeout_s * (len(hops) + 1)
+        try:
+            async with asyncio.timeout(timeout):
+                output = await room.device.run(partial(room.math.embed_only, tokens), Priority.ERRAND)
+                await self._pass_on(claim, purpose, timeout, shape, output, _ignore)
+                return await back
+        except TimeoutError as e:
+            raise PeerFault(hops[-1].peer, f"no result of the forward in {timeout:.0f} s") from e
+        finally:
+            del self._waiting[purpose, index]
+
+    async def receive(self, way: Way, caller: PeerId, incoming: Incoming, context: Any) -> None:
+        """A forward-only frame from ``caller``. Raises WireError for one that is malformed."""
+        claim = incoming.claim
+        here = claim.position
+        if (
+            way is not Way.FORWARD
+            or here == 0
+            or claim.journey[here].peer != self._room.me
+            or claim.journey[here - 1].peer != caller
+        ):
+            return await say(context, pb.REFUSED, "not yours to send, or not for me")
+        if here == len(claim.journey) - 1:
+            return await self._come_home(incoming, context)
+        if claim.journey[here].stage != self._room.stage:
+            return await say(context, pb.REFUSED, f"I host stage {self._room.stage}")
+        await self._visit(incoming, context)
+
+    async def _come_home(self, incoming: Incoming, context: Any) -> None:
+        shape, back = self._waiting.get((incoming.purpose, incoming.claim.index), ((), None))
+        if back is None or back.done():
+            return await say(context, pb.REFUSED, "nobody waits for this")
+        reader = await self._read(incoming, shape, context)
+        if not back.done():
+            back.set_result(reader)
+        await say(context, pb.ACCEPTED)
+        await say(context, pb.DONE)
+
+    async def _visit(self, incoming: Incoming, context: Any) -> None:
+        room, shape = self._room, loose_shape(incoming, self._room.shape)
+        cost = 2 * room.shape.nbytes(shape[0], shape[1])
+        if not room.make_room(cost):
+            return await say(context, pb.BUSY, "my stash is full")
+        ticket = room.stash.reserve(cost)
+        try:
+            reader = await self._read(incoming, shape, context)
+        except BaseException:
+            room.stash.cancel(ticket)
+            raise
+        accepted: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        # A task of its own: after ACCEPTED the frame is ours, also when the sender's stream ends.
+        room.tasks.spawn(self._work(incoming, reader, ticket, accepted), "errand")
+        await say(context, pb.ACCEPTED)
+        try:
+            await say(context, pb.DONE, compute_s=await accepted)
+        except PeerFault as e:
+            await say(context, pb.REFUSED, e.reason)
+
+    async def _work(self, incoming: Incoming, reader: TensorReader, ticket: int, accepted: asyncio.Future[float]) -> None:
+        room, claim = self._room, incoming.claim
+        last_only = incoming.purpose == pb.GENERATE and claim.position == len(claim.journey) - 2
+        onward = Claim(claim.epoch, "", claim.index, claim.journey, claim.position + 1)
+        try:
+            async with asyncio.timeout(incoming.deadline_s):
+                began = room.clock.now()
+                output, shape = await room.device.run(partial(room.math.forward_only, reader, last_only), Priority.ERRAND)
+                seconds = room.clock.now() - began
+
+                def tell() -> None:
+                    if not accepted.done():
+                        accepted.set_result(seconds)
+
+                await self._pass_on(onward, incoming.purpose, incoming.deadline_s, shape, output, tell)
+        except (PeerFault, TimeoutError, *COMPUTE_ERRORS) as e:
+            room.telemetry.emit("errand-lost", f"forward-only work was lost: {e}", "warning", index=claim.index)
+            if not accepted.done():
+                accepted.set_exception(PeerFault(room.me, str(e)))
+                accepted.exception()  # the sender may be gone: then nobody else looks at it
+        finally:
+            room.stash.cancel(ticket)
+
+    async def _read(self, incoming: Incoming, shape: tuple[int, ...], context: Any) -> TensorReader:
+        room = self._room
+        reader = TensorReader([incoming.tensor.tensor], [("", shape)], room.shape.wire)
+        async with asyncio.timeout(room.settings.forward_timeout_s):
+            await read_chunks(context.read, reader)
+        room.received(incoming.claim.journey[incoming.claim.position - 1].peer, reader.nbytes)
+        return reader
+
+    async def _pass_on(
+        self, claim: Claim, purpose: int, deadline_s: float, shape: tuple[int, ...], buffer: Buffer, accepted: Any
+    ) -> None:
+        """Deliver to ``claim.position``, or to another replica of its stage. Raises PeerFault when nobody takes it."""
+        room, delivery, target = self._room, Delivery(claim.index), claim.journey[claim.position]
+        replicas = () if target.stage == ENDS else room.machine.replicas(target.stage)
+        until = room.clock.now() + deadline_s
+        while True:
+            choice = delivery.choose(target.peer, replicas, room.machine.suspects, room.clock.now())
+            if choice is None:
+                raise PeerFault(target.peer, f"no live replica of stage {target.stage}")
+            if isinstance(choice, Pause):
+                await asyncio.sleep(choice.seconds)
+                continue
+            journey = (*claim.journey[: claim.position], Hop(target.stage, choice), *claim.journey[claim.position + 1 :])
+            onward = Claim(claim.epoch, "", claim.index, journey, claim.position)
+            messages = frames(onward, purpose, until - room.clock.now(), shape, buffer, room.shape)
+            outcome = await room.outbound.send(
+                choice, Way.FORWARD, messages, len(buffer), room.settings.forward_timeout_s, accepted
+            )
+            if outcome.trouble is None:
+                return
+            if outcome.trouble is Trouble.FAILED:
+                room.machine.suspects.add(choice, room.clock.now())
+            delivery.turned(choice, outcome.trouble)
+
+    def close(self) -> None:
+        """Nobody will answer any more."""
+        for _, back in self._waiting.values():
+            with suppress(asyncio.InvalidStateError):
+                back.cancel()
+
+
+def _ignore() -> None:
+    return None

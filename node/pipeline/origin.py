@@ -1,0 +1,114 @@
+"""The ends' own micro-batches: a window of them under way, each reported exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from node.core.journey import Path
+from node.pipeline.events import Drop, Key, Start
+from node.pipeline.work import Work
+
+if TYPE_CHECKING:
+    from node.pipeline.service import Pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchDone:
+    """How a micro-batch ended. ``loss_sum`` in nats over its ``tokens``; both 0 when it is not counted."""
+
+    index: int
+    counted: bool
+    loss_sum: float = 0.0
+    tokens: int = 0
+
+
+class Origin:
+    """Starts micro-batches and hears how they end."""
+
+    def __init__(self, room: Pipeline) -> None:
+        self._room = room
+        self._results: dict[int, asyncio.Future[MicroBatchDone]] = {}
+
+    async def run(
+        self,
+        paths: Iterable[Path],
+        batch_of: Callable[[Path], tuple[Tensor, Tensor]],
+        on_result: Callable[[MicroBatchDone], None],
+    ) -> None:
+        """See ``Pipeline.run``."""
+        queue = iter(paths)
+        walkers = [
+            self._room.tasks.spawn(self._walk(queue, batch_of, on_result), f"window{i}")
+            for i in range(max(1, self._room.limits.in_flight))
+        ]
+        try:
+            await asyncio.gather(*walkers)
+        finally:
+            for walker in walkers:
+                walker.cancel()
+
+    async def _walk(
+        self,
+        queue: Iterator[Path],
+        batch_of: Callable[[Path], tuple[Tensor, Tensor]],
+        on_result: Callable[[MicroBatchDone], None],
+    ) -> None:
+        for path in queue:
+            on_result(await self._one(path, partial(batch_of, path)))
+
+    async def _one(self, path: Path, batch: Callable[[], tuple[Tensor, Tensor]]) -> MicroBatchDone:
+        room, index = self._room, path.index
+        plan, left = room.machine.plan, room.time_left(path)
+        if plan is None or room.machine.path(index) != path or index in self._results:
+            return MicroBatchDone(index, False)  # of a plan that is not in force any more
+        result = self._results[index] = asyncio.get_running_loop().create_future()
+        work = Work(room.clock.now() + left, room.shape_of(index), batch=batch)
+        room.stash.put(Key(plan.epoch, index, 0), work, room.cost(index), work.deadline)
+        room.do(Start(index))
+        try:
+            await asyncio.wait((result,), timeout=max(0.0, left))
+        finally:
+            if not result.done() and room.machine.plan is plan:
+                room.do(Drop(index, f"not finished in {left:.1f} s"))
+            if self._results.get(index) is result:
+                del self._results[index]
+        return result.result() if result.done() else MicroBatchDone(index, False)
+
+    def forget(self) -> None:
+        """Another plan is in force: its micro-batches may have the same numbers."""
+        self._results.clear()
+
+    def finished(self, index: int) -> None:
+        """The gradient came home."""
+        plan = self._room.machine.plan
+        head = None if plan is None else self.at_last(Key(plan.epoch, index, 0))
+        if head is not None:
+            self._end(MicroBatchDone(index, True, head.loss_sum, head.tokens))
+
+    def dropped(self, index: int, reason: str) -> None:
+        if self._end(MicroBatchDone(index, False)):
+            self._room.telemetry.emit("micro-batch-dropped", reason, "warning", index=index)
+
+    def at_last(self, key: Key) -> Work | None:
+        """What this origin holds at the end of the journey of ``key``."""
+        path = self._room.machine.path(key.index)
+        return None if path is None else self._room.stash.get(Key(key.epoch, key.index, len(path.hops) + 1))
+
+    def lend_targets(self, key: Key, work: Work) -> None:
+        """Bring the targets from where the micro-batch began to where its loss is computed."""
+        if key.position and self._room.at_origin(key):
+            start = self._room.stash.get(Key(key.epoch, key.index, 0))
+            work.targets = None if start is None else start.targets
+
+    def _end(self, done: MicroBatchDone) -> bool:
+        result = self._results.get(done.index)
+        if result is None or result.done():
+            return False
+        result.set_result(done)
+        return True

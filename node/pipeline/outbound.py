@@ -1,0 +1,162 @@
+"""Calls to other peers: one frame and its two receipts, an activation fetched again, a micro-batch reported lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from node.core.clock import Clock
+from node.core.errors import PeerFault, WireError
+from node.core.ids import PeerId
+from node.pipeline.delivery import Trouble
+from node.pipeline.events import Key, Way
+from node.transport.port import TransportPort, printable, translate
+from node.wire.tensors import TensorReader
+from protos import pipeline_pb2 as pb
+from protos.pipeline_pb2_grpc import PipelineStub
+
+EOF: Any = grpc.aio.EOF  # pyright: ignore[reportAttributeAccessIssue] - missing in the stubs
+
+
+class Telemetry(Protocol):
+    """What the room reports. Never blocks, never raises."""
+
+    def spent(self, kind: str, seconds: float) -> None:
+        """Seconds of ``compute`` (device busy), ``wire`` (first byte to ACCEPTED) or ``wait`` (device idle inside an epoch)."""
+        ...
+
+    def bytes(self, sent: int, received: int) -> None:
+        """Tensor bytes moved."""
+        ...
+
+    def emit(self, kind: str, text: str, level: str = "info", **fields: Any) -> None:
+        """One fact for the record."""
+        ...
+
+
+class Silence:
+    """A telemetry nobody listens to."""
+
+    def spent(self, kind: str, seconds: float) -> None: ...
+    def bytes(self, sent: int, received: int) -> None: ...
+    def emit(self, kind: str, text: str, level: str = "info", **fields: Any) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a stream ended: DONE (``trouble`` None) with the receiver's device seconds, or not."""
+
+    trouble: Trouble | None
+    reason: str = ""
+    compute_s: float = 0.0
+
+
+class AlreadyThere(Exception):
+    """The peer has the gradient of the activation we asked for."""
+
+
+class Outbound:
+    """The calling side of the Pipeline service. Every call ends within its timeout."""
+
+    def __init__(self, transport: TransportPort, clock: Clock, telemetry: Telemetry) -> None:
+        self._transport, self._clock, self._telemetry = transport, clock, telemetry
+
+    async def send(
+        self, peer: PeerId, way: Way, messages: Iterable[pb.Frame], nbytes: int, timeout: float, accepted: Callable[[], None]
+    ) -> Outcome:
+        """Stream one frame and wait for DONE; ``accepted`` is called at ACCEPTED. Never raises for the peer's failures."""
+        call: Any = None
+        try:
+            async with asyncio.timeout(timeout):
+                stub = PipelineStub(await self._transport.channel(peer))
+                call = (stub.Forward if way is Way.FORWARD else stub.Backward)(messages)
+                return await self._receipts(peer, call, nbytes, accepted)
+        except PeerFault as e:
+            return Outcome(Trouble.FAILED, e.reason)
+        except TimeoutError:
+            return Outcome(Trouble.FAILED, f"no answer in {timeout:.1f} s")
+        except grpc.aio.AioRpcError as e:
+            if e.code() is grpc.StatusCode.UNAVAILABLE:
+                self._transport.forget(peer)
+            return Outcome(Trouble.FAILED, translate(peer, e).reason)
+        finally:
+            if call is not None and not call.done():
+                call.cancel()
+
+    async def _receipts(self, peer: PeerId, call: Any, nbytes: int, accepted: Callable[[], None]) -> Outcome:
+        began, held = self._clock.now(), False
+        while True:
+            receipt = await call.read()
+            if receipt is EOF:
+                # A receiver ends its stream in good order only after DONE; that receipt may be lost when both come at once.
+                return Outcome(None) if held else Outcome(Trouble.FAILED, "no receipt")
+            match receipt.verdict:
+                case pb.ACCEPTED:
+                    held = True
+                    self._telemetry.spent("wire", self._clock.now() - began)
+                    self._telemetry.bytes(nbytes, 0)
+                    self._transport.count(peer, sent=nbytes)
+                    accepted()
+                case pb.DONE:
+                    return Outcome(None, compute_s=receipt.compute_s)
+                case pb.BUSY:
+                    return Outcome(Trouble.BUSY, printable(receipt.reason))
+                case pb.REFUSED:
+                    return Outcome(Trouble.REFUSED, printable(receipt.reason))
+                case _:
+                    self._transport.fault(peer, "unknown verdict", 1.0)
+                    return Outcome(Trouble.REFUSED, "unknown verdict")
+
+    async def fetch(
+        self, peer: PeerId, key: Key, plan_hash: str, reader_of: Callable[[Any], TensorReader], timeout: float
+    ) -> TensorReader:
+        """The input of ``key`` from the hop before it. Raises AlreadyThere, PeerFault, or WireError for a bad tensor."""
+        call: Any = None
+        try:
+            async with asyncio.timeout(timeout):
+                stub = PipelineStub(await self._transport.channel(peer))
+                wanted = pb.FetchInput(epoch=key.epoch, plan_hash=plan_hash, index=key.index, position=key.position)
+                call = stub.Fetch(wanted)
+                first = await call.read()
+                if first is EOF or first.WhichOneof("part") != "head":
+                    raise WireError("no head")
+                reader = reader_of(first.head.tensor)
+                await read_chunks(call.read, reader)
+                self._telemetry.bytes(0, reader.nbytes)
+                self._transport.count(peer, received=reader.nbytes)
+                return reader
+        except TimeoutError as e:
+            raise PeerFault(peer, f"no activation in {timeout:.1f} s") from e
+        except grpc.aio.AioRpcError as e:
+            if e.code() is grpc.StatusCode.ALREADY_EXISTS:
+                raise AlreadyThere from e
+            raise translate(peer, e) from e
+        finally:
+            if call is not None and not call.done():
+                call.cancel()
+
+    async def lost(self, origin: PeerId, key: Key, plan_hash: str, reason: str, timeout: float) -> None:
+        """Tell the origin. Raises PeerFault; the origin's own time-out then does the rest."""
+        try:
+            stub = PipelineStub(await self._transport.channel(origin))
+            await stub.Lost(
+                pb.LostNote(epoch=key.epoch, plan_hash=plan_hash, index=key.index, reason=reason[:200]), timeout=timeout
+            )
+        except grpc.aio.AioRpcError as e:
+            raise translate(origin, e) from e
+
+
+async def read_chunks(read: Callable[[], Any], reader: TensorReader) -> None:
+    """Feed ``reader`` until it is full. Raises WireError for a stream that is too short, too long, or not made of chunks."""
+    while reader.remaining:
+        frame = await read()
+        if frame is EOF:
+            raise WireError(f"the stream ended {reader.remaining} bytes early")
+        if frame.WhichOneof("part") != "chunk" or not frame.chunk:
+            raise WireError("expected a chunk")
+        reader.feed(frame.chunk)

@@ -1,0 +1,441 @@
+"""One peer's share of the pipeline: carries out what the machine decides, on the event loop, with one device thread.
+
+The loop only moves bytes and messages. Tensors are made, used and encoded on the device thread; a job ends with its
+result encoded, so that a frame crosses between the threads once each way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from functools import partial
+
+from torch import Tensor, nn
+
+from node.core.clock import Clock, SystemClock
+from node.core.errors import PeerFault, WireError
+from node.core.ids import PeerId
+from node.core.journey import Hop, Path, Plan
+from node.core.tasks import Tasks
+from node.model.settings import ModelSettings
+from node.pipeline import events as ev
+from node.pipeline.device import DeviceThread, Priority
+from node.pipeline.errands import Errands
+from node.pipeline.events import Answer, Claim, Event, Key, Say, Way
+from node.pipeline.frames import FrameShape, frames
+from node.pipeline.gradients import GradientSum
+from node.pipeline.inbound import Inbound
+from node.pipeline.machine import PipelineMachine
+from node.pipeline.origin import MicroBatchDone, Origin
+from node.pipeline.outbound import AlreadyThere, Outbound, Silence, Telemetry
+from node.pipeline.settings import PipelineLimits, PipelineSettings
+from node.pipeline.stash import Stash
+from node.pipeline.work import COMPUTE_ERRORS, Autocast, StageMath, Work
+from node.transport.port import TransportPort
+from node.wire.tensors import TensorReader
+from protos import pipeline_pb2 as pb
+from protos.pipeline_pb2_grpc import add_PipelineServicer_to_server
+
+Batch = tuple[Tensor, Tensor]
+Waiter = asyncio.Future[tuple[bool, str, float]]
+
+
+class Pipeline:
+    """What ``training`` sees of this room. Make it before the transport starts: it adds its service to the server.
+
+    ``module`` is ``Ends`` for stage 0, else ``Blocks``; its device is where it computes. ``autocast`` makes the
+    context every forward runs in. Gradients and losses are sums over tokens; the round divides. The parameters must
+    not change between :meth:`set_plan` and :meth:`reset`.
+    """
+
+    def __init__(
+        self,
+        transport: TransportPort,
+        module: nn.Module,
+        device: DeviceThread,
+        settings: PipelineSettings,
+        limits: PipelineLimits,
+        *,
+        stage: int,
+        model: ModelSettings,
+        telemetry: Telemetry | None = None,
+        clock: Clock | None = None,
+        autocast: Autocast = nullcontext,
+        plan_wait_s: float = 5.0,
+    ) -> None:
+        self.transport, self.device, self.settings, self.limits = transport, device, settings, limits
+        self.telemetry: Telemetry = telemetry or Silence()
+        self.clock: Clock = clock or SystemClock()
+        self.plan_wait_s = plan_wait_s
+        self.me = transport.peer_id
+        self.shape = FrameShape(settings.micro_batch, model.seq_len, model.d_model, settings.wire, settings.stages)
+        self._autocast = autocast
+        self.host(stage, module)
+        self.machine = PipelineMachine(self.me)
+        self.stash: Stash[Key, Work] = Stash(limits.stash_bytes)
+        self.tasks = Tasks("pipeline", self._on_error)
+        self.outbound = Outbound(transport, self.clock, self.telemetry)
+        self.errands = Errands(self)
+        self.plan_changed = asyncio.Event()
+        self.hop_seconds: dict[tuple[PeerId, Way], tuple[int, float]] = {}
+        """(frames, device seconds) of other peers in the plan in force, as their receipts say."""
+        self._gradients = GradientSum()
+        self._origin = Origin(self)
+        self._waiters: dict[tuple[Key, Way], list[Waiter]] = {}
+        self._sending: dict[tuple[Key, Way], asyncio.Task[None] | asyncio.TimerHandle] = {}
+        self._seconds: dict[tuple[Key, Way], float] = {}
+        self._plan_until = 0.0
+        self._idle_seen = 0.0
+        add_PipelineServicer_to_server(Inbound(self), transport.server)
+
+    # What training calls -----------------------------------------------------------------------------------------------
+
+    def host(self, stage: int, module: nn.Module) -> None:
+        """Serve another stage, or a rebuilt module, from now on. Only between epochs (no plan set)."""
+        self.stage, self.module = stage, module
+        self.math = StageMath(module, self.settings.wire, self._autocast)
+
+    def set_plan(self, plan: Plan | None) -> None:
+        """Put a plan in force; frames that came early are let in. Work and gradients of any other plan are forgotten."""
+        known = self.machine.plan
+        if plan is not None and known is not None and plan.hash == known.hash:
+            return
+        self.do(ev.Adopt(plan))
+        self._origin.forget()
+        self._gradients.reset()
+        self._plan_until = self.clock.now() + (plan.deadline_s if plan else 0.0)
+        self._idle_seen = self.device.idle_s
+        self.hop_seconds.clear()
+        self.plan_changed.set()
+        self.plan_changed = asyncio.Event()
+
+    def reset(self, epoch: int) -> None:
+        """Forget everything of ``epoch``: its plan, stash and gradients. Does nothing when another epoch is in force."""
+        if self.machine.plan is not None and self.machine.plan.epoch == epoch:
+            self.set_plan(None)
+
+    def replicas(self, stage: int) -> list[PeerId]:
+        """Peers that can stand in for each other at ``stage``, from the plan in force."""
+        return list(self.machine.replicas(stage))
+
+    def take_gradients(self, epoch: int) -> tuple[dict[str, Tensor], int]:
+        """Parameter gradient sums of this stage by name, and the tokens behind them; ({}, 0) for another epoch.
+
+        Closes the epoch: what is still under way counts nowhere any more, micro-batches of :meth:`run` end not
+        counted. May be called again until :meth:`reset`. Blocks for the additions that are pending (milliseconds).
+        """
+        if self.machine.plan is None or self.machine.plan.epoch != epoch:
+            return {}, 0
+        self.do(ev.Close(epoch))
+        return self._gradients.take()
+
+    async def run(
+        self, paths: Iterable[Path], batch_of: Callable[[Path], Batch], on_result: Callable[[MicroBatchDone], None]
+    ) -> None:
+        """Origin: take every path through the swarm, ``limits.in_flight`` at a time, and report each exactly once.
+
+        ``batch_of`` gives (tokens, targets), int64 [B, T]; it is called on the device thread. ``on_result`` is called
+        on the loop. Returns when all have ended, counted or not; cancelling drops what is under way, unreported.
+        """
+        await self._origin.run(paths, batch_of, on_result)
+
+    async def evaluate(self, hops: Sequence[Hop], tokens: Tensor, targets: Tensor) -> tuple[float, int]:
+        """(loss sum in nats, tokens) of one batch [B, T] through ``hops``, no gradients. Raises PeerFault."""
+        back = await self.errands.go(pb.EVALUATE, tuple(hops), tokens)
+        return await self.device.run(partial(self.math.loss_only, back, targets), Priority.ERRAND)
+
+    async def logits(self, hops: Sequence[Hop], tokens: Tensor) -> Tensor:
+        """Logits [B, V] after the last of ``tokens`` [B, T], fp32 on the CPU. Raises PeerFault."""
+        back = await self.errands.go(pb.GENERATE, tuple(hops), tokens)
+        return await self.device.run(partial(self.math.logits_only, back), Priority.ERRAND)
+
+    async def close(self) -> None:
+        """End everything under way. The device thread stays its owner's."""
+        self.set_plan(None)
+        self.errands.close()
+        await self.tasks.close()
+
+    # What the service's other side asks --------------------------------------------------------------------------------
+
+    def ask(self, event: Event) -> Answer:
+        """The machine's answer to an event that has one; its other actions are carried out."""
+        answer = Answer(Say.REFUSED, "no answer")
+        for action in self.machine.handle(event, self.clock.now()):
+            if isinstance(action, Answer):
+                answer = action
+            else:
+                self._carry_out(action)
+        return answer
+
+    def hold(self, event: ev.Held, reader: TensorReader, deadline_s: float, ticket: int) -> Answer:
+        """A whole tensor is here. The machine's actions need it in the stash, so it goes there in between."""
+        actions = self.machine.handle(event, self.clock.now())
+        first = actions[0]
+        answer = first if isinstance(first, Answer) else Answer(Say.REFUSED)
+        key = event.claim.key
+        if answer.say is Say.TAKE:
+            work = self.stash.get(key)
+            if work is None:
+                work = Work(self.clock.now() + deadline_s, self.shape_of(key.index))
+                self.stash.put(key, work, self.cost(key.index), work.deadline, ticket)
+            if event.way is Way.FORWARD:
+                work.input = reader
+                self._origin.lend_targets(key, work)
+            else:
+                work.gradient = reader
+        for action in actions[1:]:
+            self._carry_out(action)
+        return answer
+
+    def outcome(self, key: Key, way: Way) -> Waiter:
+        """Resolves to (DONE or not, reason, device seconds)."""
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        if self.machine.told(key, way):
+            waiter.set_result((True, "", self._seconds.get((key, way), 0.0)))
+        elif key not in self.machine.visits:
+            waiter.set_result((False, "freed", 0.0))
+        else:
+            self._waiters.setdefault((key, way), []).append(waiter)
+        return waiter
+
+    def shape_of(self, index: int) -> tuple[int, ...]:
+        """(B, T, D) of a planned micro-batch."""
+        path = self.machine.path(index)
+        return (len(path.samples) if path else 0, self.shape.length, self.shape.width)
+
+    def cost(self, index: int) -> int:
+        """Bytes one micro-batch keeps here: its input, its output, and its autograd graph once that is known."""
+        shape = self.shape_of(index)
+        return 2 * self.shape.nbytes(shape[0], shape[1]) + self.math.graph_bytes.get(shape, 0)
+
+    def at_origin(self, key: Key) -> bool:
+        path = self.machine.path(key.index)
+        return path is not None and path.origin == self.me
+
+    def make_room(self, nbytes: int) -> bool:
+        """Whether the stash takes ``nbytes`` more; work past its deadline makes way."""
+        if self.stash.room(nbytes):
+            return True
+        for key in self.stash.expired(self.clock.now()):
+            self.do(ev.Expired(key))
+        return self.stash.room(nbytes)
+
+    def claim_for(self, key: Key, position: int) -> Claim:
+        """The claim of a frame this visit sends to ``position``."""
+        plan = self.machine.plan
+        return Claim(key.epoch, plan.hash if plan else "", key.index, tuple(self.machine.visits[key].journey), position)
+
+    def sent(self, peer: PeerId, nbytes: int) -> None:
+        self.telemetry.bytes(nbytes, 0)
+        self.transport.count(peer, sent=nbytes)
+
+    def received(self, peer: PeerId, nbytes: int) -> None:
+        self.telemetry.bytes(0, nbytes)
+        self.transport.count(peer, received=nbytes)
+
+    def time_left(self, path: Path) -> float:
+        """Seconds a micro-batch that starts now may take."""
+        return min(self.settings.forward_timeout_s * (len(path.hops) + 1), self._plan_until - self.clock.now())
+
+    # Carrying out ------------------------------------------------------------------------------------------------------
+
+    def do(self, event: Event) -> None:
+        """Give the machine an event that nobody waits to be answered."""
+        for action in self.machine.handle(event, self.clock.now()):
+            self._carry_out(action)
+
+    def _carry_out(self, action: ev.Action) -> None:
+        match action:
+            case ev.Compute(key, way):
+                self.tasks.spawn(self._compute(key, way), "compute")
+            case ev.Send(key, way, journey, position):
+                self._replace(key, way, self.tasks.spawn(self._send(key, way, journey, position), "send"))
+            case ev.Later(key, way, seconds):
+                self._replace(key, way, asyncio.get_running_loop().call_later(seconds, self._retry, key, way))
+            case ev.Fetch(key, peers):
+                self.tasks.spawn(self._fetch(key, peers), "fetch")
+            case ev.Commit(key):
+                self._commit(key)
+            case ev.Void(key):
+                if (work := self.stash.get(key)) is not None:
+                    work.share = None
+                self.telemetry.emit("share-void", "another replica's gradients count for this micro-batch", index=key.index)
+            case ev.Told(key, way):
+                self._resolve(key, way, True, "")
+            case ev.Failed(key, way, reason):
+                self._resolve(key, way, False, reason)
+            case ev.TellOrigin(key, origin, reason):
+                self.tasks.spawn(self._tell_origin(key, origin, reason), "lost")
+            case ev.FreeGraph(key):
+                if (work := self.stash.get(key)) is not None:
+                    work.free_graph()
+                    self.stash.recharge(key, len(work.upstream or b""))
+            case ev.Free(key):
+                self._free(key)
+            case ev.Finished(index):
+                self._origin.finished(index)
+            case ev.Dropped(index, reason):
+                self._origin.dropped(index, reason)
+            case Answer():
+                pass
+
+    async def _compute(self, key: Key, way: Way) -> None:
+        work = self.stash.get(key)
+        if work is None:
+            return
+        job, priority = self._job(key, way)
+
+        def timed() -> float:
+            if work.dead:
+                return 0.0
+            began = time.perf_counter()
+            job(work)
+            return time.perf_counter() - began
+
+        try:
+            seconds = await self.device.run(timed, priority)
+        except COMPUTE_ERRORS as e:
+            self.telemetry.emit("compute-broken", f"{way.value} of a micro-batch failed: {e}", "error", index=key.index)
+            if self.stash.get(key) is work:
+                self.do(ev.Broken(key, way, str(e)[:200]))
+            return
+        self._account(seconds)
+        if self.stash.get(key) is not work:
+            return  # freed meanwhile
+        self._seconds[key, way] = seconds
+        if way is Way.FORWARD and not self.at_origin(key):
+            self.stash.recharge(key, self.cost(key.index))
+        self.do(ev.Computed(key, way))
+
+    def _job(self, key: Key, way: Way) -> tuple[Callable[[Work], None], Priority]:
+        if not self.at_origin(key):
+            return (self.math.forward, Priority.FORWARD) if way is Way.FORWARD else (self.math.backward, Priority.BACKWARD)
+        if way is Way.BACKWARD:
+            return self.math.embed_backward, Priority.BACKWARD
+        return (self.math.embed, Priority.FORWARD) if key.position == 0 else (self.math.loss, Priority.LOSS)
+
+    def _account(self, seconds: float) -> None:
+        self.telemetry.spent("compute", seconds)
+        idle = self.device.idle_s
+        self.telemetry.spent("wait", idle - self._idle_seen)
+        self._idle_seen = idle
+
+    async def _send(self, key: Key, way: Way, journey: tuple[Hop, ...], position: int) -> None:
+        work, plan = self.stash.get(key), self.machine.plan
+        buffer = None if work is None else work.output if way is Way.FORWARD else work.upstream
+        if work is None or buffer is None or plan is None:
+            return
+        peer = journey[position].peer
+        claim = Claim(key.epoch, plan.hash, key.index, journey, position)
+        messages = frames(claim, pb.TRAIN, work.deadline - self.clock.now(), work.shape, buffer, self.shape)
+
+        def accepted() -> None:
+            if self.machine.plan is plan:
+                self.do(ev.Passed(key, way, peer))
+
+        outcome = await self.outbound.send(peer, way, messages, len(buffer), self.settings.forward_timeout_s, accepted)
+        if self.machine.plan is not plan:
+            return
+        self._sending.pop((key, way), None)  # this task is at its end; what comes next must not cancel it
+        if outcome.trouble is None:
+            frames_so_far, seconds = self.hop_seconds.get((peer, way), (0, 0.0))
+            self.hop_seconds[peer, way] = frames_so_far + 1, seconds + outcome.compute_s
+            self.do(ev.Settled(key, way, peer))
+            return
+        self.telemetry.emit(
+            "hop-turned",
+            f"{way.value} not done: {outcome.reason}",
+            "debug",
+            peer=peer,
+            index=key.index,
+            trouble=outcome.trouble.value,
+        )
+        self.do(ev.Turned(key, way, peer, outcome.trouble))
+
+    def _retry(self, key: Key, way: Way) -> None:
+        self._sending.pop((key, way), None)
+        work = self.stash.get(key)
+        if work is None:
+            return
+        self.do(ev.Expired(key) if work.deadline < self.clock.now() else ev.Retry(key, way))
+
+    async def _fetch(self, key: Key, peers: tuple[PeerId, ...]) -> None:
+        work, plan = self.stash.get(key), self.machine.plan
+        settled = False
+        for peer in peers:
+            if work is None or plan is None or self.stash.get(key) is not work:
+                return
+            try:
+                reader = await self.outbound.fetch(
+                    peer,
+                    key,
+                    plan.hash,
+                    lambda head: TensorReader([head], [("", self.shape_of(key.index))], self.shape.wire),
+                    self.settings.forward_timeout_s,
+                )
+            except AlreadyThere:
+                settled = True
+                break
+            except WireError as e:
+                self.transport.fault(peer, str(e), 1.0)
+            except PeerFault as e:
+                self.telemetry.emit("fetch-failed", str(e), "debug", peer=peer, index=key.index)
+            else:
+                if self.stash.get(key) is work:
+                    work.input = reader if work.y is None and work.x is None else work.input
+                    self.do(ev.Fetched(key, peer))
+                return
+        if self.stash.get(key) is work:
+            self.do(ev.NotFetched(key, settled))
+
+    async def _tell_origin(self, key: Key, origin: PeerId, reason: str) -> None:
+        plan = self.machine.plan
+        self.telemetry.emit("micro-batch-lost", reason, "warning", index=key.index)
+        if plan is not None:
+            try:
+                await self.outbound.lost(origin, key, plan.hash, reason, self.settings.forward_timeout_s)
+            except PeerFault as e:
+                self.telemetry.emit("origin-silent", str(e), "debug", index=key.index)
+
+    def _commit(self, key: Key) -> None:
+        work = self.stash.get(key)
+        if work is None:
+            return
+        if key.position == 0:
+            head = self._origin.at_last(key)
+            shares, tokens = (
+                [w.share for w in (head, work) if w is not None and w.share is not None],
+                head.tokens if head else 0,
+            )
+        else:
+            shares, tokens = ([] if work.share is None else [work.share]), work.tokens
+        work.share = None
+        self._gradients.offer(shares, tokens)
+        self.device.enqueue(Priority.COMMIT, self._gradients.drain)
+
+    def _free(self, key: Key) -> None:
+        work = self.stash.pop(key)
+        if work is not None:
+            work.dead = True
+        for way in Way:
+            if (task := self._sending.pop((key, way), None)) is not None:
+                task.cancel()
+            self._seconds.pop((key, way), None)
+            self._resolve(key, way, False, "freed")
+
+    def _replace(self, key: Key, way: Way, task: asyncio.Task[None] | asyncio.TimerHandle) -> None:
+        old = self._sending.get((key, way))
+        self._sending[key, way] = task
+        if old is not None:
+            old.cancel()
+
+    def _resolve(self, key: Key, way: Way, done: bool, reason: str) -> None:
+        seconds = self._seconds.get((key, way), 0.0)
+        for waiter in self._waiters.pop((key, way), ()):
+            if not waiter.done():
+                waiter.set_result((done, reason, seconds))
+
+    def _on_error(self, name: str, error: BaseException) -> None:
+        self.telemetry.emit("task-died", f"{name}: {error!r}", "error")

@@ -1,0 +1,188 @@
+"""The arithmetic of one visit: forward, loss, backward. Runs on the device thread and nowhere else.
+
+Activations are (sequences B, length T, width D) fp32 at every boundary; inside, the autocast context decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from node.core.errors import WireError
+from node.pipeline.gradients import Share
+from node.wire.tensors import TensorReader, encode
+
+T = TypeVar("T")
+Autocast = Callable[[], AbstractContextManager[object]]
+COMPUTE_ERRORS = (RuntimeError, ValueError, IndexError, OSError, WireError)
+"""What a broken micro-batch looks like: torch's own errors (out of memory among them), bad numbers, bad data."""
+
+
+class EndsModule(Protocol):
+    """What stage 0 offers; ``node.model.stages.Ends``."""
+
+    def embed(self, tokens_BT: Tensor) -> Tensor: ...
+    def logits(self, h_BTD: Tensor) -> Tensor: ...
+    def loss(self, h_BTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, int]: ...
+
+
+@dataclass(slots=True)
+class Work:
+    """What one visit holds. Fields are dropped as soon as nothing needs them."""
+
+    deadline: float
+    shape: tuple[int, ...]
+    batch: Callable[[], tuple[Tensor, Tensor]] | None = None
+    targets: Tensor | None = None
+    input: TensorReader | None = None
+    gradient: TensorReader | None = None
+    x: Tensor | None = None
+    y: Tensor | None = None
+    output: memoryview | None = None
+    upstream: memoryview | None = None
+    """Gradient of the input as bytes, kept until the hop before us is DONE with it."""
+    share: Share | None = None
+    loss_sum: float = 0.0
+    tokens: int = 0
+    dead: bool = False
+    """Freed while its job was queued; the job then does nothing."""
+
+    def free_graph(self) -> None:
+        self.input = self.gradient = self.x = self.y = self.output = self.targets = None
+
+
+class StageMath:
+    """Forward and backward of the module this peer hosts.
+
+    Gradients are made by ``torch.autograd.grad`` into fresh tensors, so a backward that fails half-way leaves
+    nothing behind. ``graph_bytes`` tells what one micro-batch of a shape keeps for backward, measured at its first
+    forward; before that it is 0.
+    """
+
+    def __init__(self, module: nn.Module, wire: str, autocast: Autocast = nullcontext) -> None:
+        self.module, self.wire, self.autocast = module, wire, autocast
+        named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        self._names = [n for n, _ in named]
+        self._parameters = [p for _, p in named]
+        self._device = next((p.device for _, p in named), torch.device("cpu"))
+        self._own = {p.untyped_storage().data_ptr() for p in self._parameters}
+        self.graph_bytes: dict[tuple[int, ...], int] = {}
+
+    # Block stages ------------------------------------------------------------------------------------------------------
+
+    def forward(self, work: Work) -> None:
+        """Input → output, graph kept."""
+        work.x = self._take(_there(work.input)).requires_grad_()
+        work.input = None
+        if work.shape in self.graph_bytes:
+            work.y = self._module(work.x)
+        else:
+            with self._measured(work.shape):
+                work.y = self._module(work.x)
+        work.output = encode(work.y, self.wire)
+        work.tokens = work.shape[0] * work.shape[1]
+
+    def backward(self, work: Work) -> None:
+        """Output gradient → input gradient and this micro-batch's share of the parameter gradients."""
+        x, y, reader = _there(work.x), _there(work.y), _there(work.gradient)
+        dx, *grads = self._grad(y, [x, *self._parameters], self._take(reader))
+        work.upstream, work.share = encode(_some(dx, x), self.wire), self._share(grads)
+
+    @torch.no_grad()
+    def forward_only(self, reader: TensorReader, last_only: bool) -> tuple[memoryview, tuple[int, ...]]:
+        """Input → (output bytes, their shape); only the last position when that is all the origin needs."""
+        y = self._module(self._take(reader))
+        y = y[:, -1:] if last_only else y
+        return encode(y, self.wire), tuple(y.shape)
+
+    # The ends ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def _ends(self) -> EndsModule:
+        return cast(EndsModule, self.module)
+
+    def embed(self, work: Work) -> None:
+        """Tokens → hidden states, graph kept."""
+        tokens, targets = _there(work.batch)()
+        work.batch, work.targets = None, targets
+        with self.autocast():
+            work.y = self._ends.embed(tokens.to(self._device))
+        if tuple(work.y.shape) != work.shape:
+            raise ValueError(f"the batch is {tuple(work.y.shape)}, the plan's micro-batches are {work.shape}")
+        work.output = encode(work.y, self.wire)
+
+    def loss(self, work: Work) -> None:
+        """Hidden states → loss sum in nats, gradient of the hidden states, the head's share. ``targets`` come with the work."""
+        h = self._take(_there(work.input)).requires_grad_()
+        with self.autocast():
+            total, work.tokens = self._ends.loss(h, _there(work.targets).to(self._device))
+        dh, *grads = self._grad(total, [h, *self._parameters], None)
+        work.loss_sum = total.item()
+        if not torch.isfinite(torch.tensor(work.loss_sum)):
+            raise ValueError("the loss is not finite")
+        work.upstream, work.share = encode(_some(dh, h), self.wire), self._share(grads)
+
+    def embed_backward(self, work: Work) -> None:
+        """Gradient of the hidden states → the embedding's share."""
+        work.share = self._share(self._grad(_there(work.y), self._parameters, self._take(_there(work.gradient))))
+
+    @torch.no_grad()
+    def embed_only(self, tokens: Tensor) -> memoryview:
+        with self.autocast():
+            return encode(self._ends.embed(tokens.to(self._device)), self.wire)
+
+    @torch.no_grad()
+    def loss_only(self, reader: TensorReader, targets: Tensor) -> tuple[float, int]:
+        with self.autocast():
+            total, tokens = self._ends.loss(self._take(reader), targets.to(self._device))
+        return total.item(), tokens
+
+    @torch.no_grad()
+    def logits_only(self, reader: TensorReader) -> Tensor:
+        """Logits [B, V] of the last position, fp32 on the CPU."""
+        with self.autocast():
+            return self._ends.logits(self._take(reader))[:, -1].float().cpu()
+
+    # Shared ------------------------------------------------------------------------------------------------------------
+
+    def _take(self, reader: TensorReader) -> Tensor:
+        return reader.finish()[0].to(self._device)
+
+    def _module(self, x: Tensor) -> Tensor:
+        with self.autocast():
+            return self.module(x)
+
+    def _grad(self, output: Tensor, inputs: Sequence[Tensor], gradient: Tensor | None) -> tuple[Tensor | None, ...]:
+        seed = None if gradient is None else gradient.to(output.dtype)
+        return torch.autograd.grad(output, inputs, seed, allow_unused=True)
+
+    def _share(self, grads: Sequence[Tensor | None]) -> Share:
+        return {name: g for name, g in zip(self._names, grads, strict=True) if g is not None}
+
+    def _measured(self, shape: tuple[int, ...]) -> AbstractContextManager[object]:
+        seen: dict[int, int] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in self._own:
+                seen[storage.data_ptr()] = storage.nbytes()
+            self.graph_bytes[shape] = sum(seen.values())
+            return tensor.detach()  # the same tensor would make its own graph node keep itself alive
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+
+
+def _some(gradient: Tensor | None, like: Tensor) -> Tensor:
+    """A loss that does not depend on its input has gradient zero."""
+    return torch.zeros_like(like) if gradient is None else gradient
+
+
+def _there(value: T | None) -> T:
+    if value is None:
+        raise ValueError("what this visit needs was freed")
+    return value

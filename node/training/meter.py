@@ -1,0 +1,60 @@
+"""What the pipeline tells while it works: seconds to the metrics, facts to the journal, silent peers to the leader."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from node.core.ids import PeerId
+from node.scheduler.throughput import Rate
+from node.telemetry.events import Journal
+from node.telemetry.metrics import Metrics
+
+ACCUSING = ("gone", "late")
+"""Kinds of trouble on a hop that may mean the peer is dead."""
+
+
+class Meter:
+    """The pipeline's telemetry port. ``accuse(peer, reason)`` is told of peers that did not answer."""
+
+    def __init__(self, journal: Journal, metrics: Metrics) -> None:
+        self._journal, self._metrics = journal, metrics
+        self.accuse: Callable[[PeerId, str], None] = lambda peer, reason: None
+        self.compute_s = 0.0
+        self.micro_batches = 0
+        self.last_work = time.monotonic()
+        self._rate, self._tokens = Rate(), Rate()
+
+    @property
+    def speed(self) -> float:
+        """Micro-batches per second of device time, forward and backward; 0 before the first epoch."""
+        return self._rate.per_second
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second of device time."""
+        return self._tokens.per_second
+
+    def epoch_done(self, micro_batches: int, tokens: int, compute_s: float) -> None:
+        """What this peer did in one epoch."""
+        self.micro_batches += micro_batches
+        if micro_batches > 0 and compute_s > 0:
+            self._rate.observe(micro_batches, compute_s)
+            self._tokens.observe(tokens, compute_s)
+
+    def spent(self, kind: str, seconds: float) -> None:
+        """Seconds of compute, wire or wait."""
+        if kind == "compute":
+            self.compute_s += seconds
+            self.last_work = time.monotonic()
+        self._metrics.time_spent(kind, max(0.0, seconds))
+
+    def bytes(self, sent: int, received: int) -> None:
+        """Counted by the transport already."""
+
+    def emit(self, kind: str, text: str, level: str = "info", **fields: Any) -> None:
+        """One fact; a hop that died is also an accusation."""
+        self._journal.emit("pipeline", kind, text, level, **fields)
+        if kind == "hop-turned" and fields.get("trouble") in ACCUSING and "peer" in fields:
+            self.accuse(PeerId(str(fields["peer"])), text)

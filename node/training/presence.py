@@ -1,0 +1,94 @@
+"""Who is in the swarm, as this peer's noticeboard shows it: posts the own record, reads everybody's, now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from node.core.clock import Clock
+from node.core.ids import ENDS, PeerId
+from node.core.tasks import Tasks
+from node.dht.port import DirectoryPort
+from node.dht.record import PeerBody, PeerEntry
+
+LOST_FOR_S = 300.0
+"""A peer whose record has expired is still shown, as lost, for so long."""
+
+
+class Presence:
+    """``learn(peer, multiaddrs)`` is told where everybody can be dialled."""
+
+    def __init__(
+        self, me: PeerId, directory: DirectoryPort, clock: Clock, every_s: float,
+        learn: Callable[[PeerId, tuple[str, ...]], None],
+        on_error: Callable[[str, BaseException], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.me, self.directory, self._clock, self._every, self._learn = me, directory, clock, every_s, learn
+        self._tasks = Tasks("presence", on_error)
+        self._body: Callable[[], PeerBody] | None = None
+        self._changed = asyncio.Event()
+        self._seen: dict[PeerId, PeerEntry] = {}
+        self._lost: dict[PeerId, tuple[PeerEntry, float]] = {}
+        self.looked = asyncio.Event()
+
+    def start(self) -> None:
+        """Begin to read; nothing is posted before :meth:`announce`."""
+        self._tasks.spawn(self._watch(), "watch", eternal=True)
+
+    async def close(self) -> None:
+        """Take the record down and stop reading."""
+        await self._tasks.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2.0):
+                await self.directory.withdraw()
+        await self.directory.close()
+
+    def announce(self, body: Callable[[], PeerBody]) -> None:
+        """Post what ``body()`` says from now on, at once and with every refresh."""
+        self._body = body
+        self._changed.set()
+
+    def changed(self) -> None:
+        """The own state is another one: post it now rather than with the next refresh."""
+        self._changed.set()
+
+    def others(self) -> dict[PeerId, PeerEntry]:
+        """Everybody but this peer whose record holds."""
+        return {p: e for p, e in self._seen.items() if p != self.me}
+
+    def lost(self) -> dict[PeerId, tuple[PeerEntry, float]]:
+        """Peers whose record has gone lately, with the wall-clock time it was first missed."""
+        return dict(self._lost)
+
+    def ends(self) -> set[PeerId]:
+        """Other ends peers that can lead."""
+        return {p for p, e in self.others().items() if e.body.stage == ENDS and e.body.role == "ends" and _works(e)}
+
+    def replicas(self, stage: int) -> dict[PeerId, PeerEntry]:
+        """Other peers that host ``stage``."""
+        role = "ends" if stage == ENDS else "stage"
+        return {p: e for p, e in self.others().items() if e.body.stage == stage and e.body.role == role}
+
+    async def _watch(self) -> None:
+        while True:
+            if self._body is not None:
+                await self.directory.publish(self._body())
+            now = self._clock.wall()
+            seen = await self.directory.read()
+            for peer, entry in self._seen.items():
+                if peer not in seen and peer != self.me:
+                    self._lost[peer] = (entry, now)
+            self._lost = {p: (e, t) for p, (e, t) in self._lost.items() if p not in seen and now - t < LOST_FOR_S}
+            self._seen = seen
+            for peer, entry in self.others().items():
+                self._learn(peer, entry.body.maddrs)
+            self.looked.set()
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._every if len(seen) > 1 else min(0.5, self._every)):
+                    await self._changed.wait()
+
+
+def _works(entry: PeerEntry) -> bool:
+    return entry.body.state not in ("joining", "draining", "stopping", "finished-leaving")

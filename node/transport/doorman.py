@@ -1,0 +1,102 @@
+"""Who may call our gRPC server: the token in the metadata names the caller, before a byte of the body is read."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from node.core.ids import PeerId
+from node.transport.handshake import Tokens
+from node.transport.limits import Seats
+
+TOKEN_KEY = "tutti-token"
+
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
+_MAKERS = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+
+
+class Doorman(grpc.aio.ServerInterceptor):
+    """Refuses unknown tokens (UNAUTHENTICATED), banned peers (PERMISSION_DENIED) and a peer's call too many
+    (RESOURCE_EXHAUSTED). ``banned(peer)`` is the seconds a peer has left outside, 0 for none."""
+
+    def __init__(self, tokens: Tokens, seats: Seats, banned: Callable[[PeerId], float]) -> None:
+        self._tokens, self._seats, self._banned = tokens, seats, banned
+        # A servicer's methods never change, so the wrapped ones are made once.
+        self._counted = functools.lru_cache(maxsize=256)(self._count)
+
+    def caller(self, metadata: Any) -> PeerId | None:
+        """Whom the metadata of a call names; None for nobody."""
+        for key, value in metadata or ():
+            if key == TOKEN_KEY:
+                return self._tokens.owner(str(value))
+        return None
+
+    async def intercept_service(self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        peer = self.caller(handler_call_details.invocation_metadata)
+        if peer is None:
+            return _turn_away(grpc.StatusCode.UNAUTHENTICATED, "unknown token; shake hands first")
+        if (left := self._banned(peer)) > 0:
+            return _turn_away(grpc.StatusCode.PERMISSION_DENIED, f"you are refused for {left:.0f} s")
+        if not self._seats.free(peer):
+            return _turn_away(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._seats.per_peer} calls of yours are open")
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:
+            return handler
+        kind = handler.request_streaming, handler.response_streaming
+        inner = getattr(handler, f"{'stream' if kind[0] else 'unary'}_{'stream' if kind[1] else 'unary'}")
+        return _MAKERS[kind](self._counted(inner), handler.request_deserializer, handler.response_serializer)
+
+    def _count(self, inner: Any) -> Any:
+        """``inner`` holding a seat while it runs; a generator function or a coroutine function, as it was."""
+        if inspect.isasyncgenfunction(inner):
+
+            @functools.wraps(inner)
+            async def generate(request: Any, context: Any) -> Any:
+                peer = await self._seat(context)
+                answers = inner(request, context)
+                try:
+                    async for answer in answers:
+                        yield answer
+                finally:
+                    self._seats.leave(peer)
+                    await answers.aclose()
+
+            return generate
+
+        @functools.wraps(inner)
+        async def run(request: Any, context: Any) -> Any:
+            peer = await self._seat(context)
+            try:
+                return await inner(request, context)
+            finally:
+                self._seats.leave(peer)
+
+        return run
+
+    async def _seat(self, context: grpc.aio.ServicerContext[Any, Any]) -> PeerId:
+        peer = self.caller(context.invocation_metadata())
+        if peer is None:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "unknown token; shake hands first")
+            raise RuntimeError("unreachable")
+        if not self._seats.take(peer):
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._seats.per_peer} calls of yours are open")
+        return peer
+
+
+@functools.lru_cache(maxsize=64)
+def _turn_away(code: grpc.StatusCode, why: str) -> grpc.RpcMethodHandler:
+    async def refuse(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await context.abort(code, why)
+
+    # Stream to stream whatever the method is: gRPC reads a unary request before the method runs, a stream's only on demand.
+    return grpc.stream_stream_rpc_method_handler(refuse)

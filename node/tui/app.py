@@ -1,0 +1,215 @@
+"""The monitor: a full screen view of a running daemon through its control socket. Leaving it leaves the daemon running."""
+
+from __future__ import annotations
+
+import threading
+from typing import ClassVar
+
+from rich.console import Group
+from rich.text import Text
+from textual import events, work
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.screen import ModalScreen
+from textual.widgets import DataTable, Footer, RichLog, Static
+
+from node.control.client import ControlClient
+from node.control.commands import local_time
+from node.control.text import event_line, peer_cells, sort_key
+from node.control.words import clean
+from node.core.errors import LocalFault
+from node.core.ids import PeerId, short
+from node.tui.boxes import loss_rows, node_lines, swarm_lines, warnings
+from protos.ask_pb2 import PeersAnswer
+from protos.control_pb2 import Event, Snapshot
+
+SMALLEST = (64, 20)
+"""Columns and rows below which the boxes would lie."""
+COLUMNS = ("PEER", "NAME", "STATE", "STAGE", "PATH", "RTT", "TOK/S", "EPOCH")
+HELP = """[b]tutti monitor[/b]
+
+q   detach: the node goes on training
+d   drain: finish, hand over, leave the swarm, stop the node
+?   this help          arrows, page keys: scroll peers and events
+
+[b]time[/b]    [green]█[/] compute  [blue]▓[/] wire  [bright_black]░[/] wait  [magenta]▒[/] round (averaging)
+[b]cover[/b]   live peers of every stage; red: nobody, yellow: only one
+
+any key closes this"""
+
+
+class Question(ModalScreen[bool]):
+    """A text over the screen. With ``yes`` that key answers True; every other key answers False."""
+
+    def __init__(self, text: str, yes: str = "") -> None:
+        super().__init__()
+        self._text, self._yes = text, yes
+
+    def compose(self) -> ComposeResult:
+        yield Static(self._text)
+
+    def on_key(self, event: events.Key) -> None:
+        event.stop()
+        self.dismiss(bool(self._yes) and event.key == self._yes)
+
+
+class Monitor(App[str]):
+    """Asks for the status every ``every_s`` seconds and listens to the events. Returns a last word to print."""
+
+    CSS_PATH = "monitor.tcss"
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "detach", "Detach"),
+        Binding("d", "drain", "Drain"),
+        Binding("question_mark", "help", "Help", key_display="?"),
+    ]
+
+    def __init__(self, client: ControlClient, every_s: float = 1.0) -> None:
+        super().__init__()
+        self._ask, self._every_s = client, every_s
+        self._leaving = threading.Event()
+        self._snapshot, self._answer = Snapshot(), PeersAnswer()
+
+    def compose(self) -> ComposeResult:
+        with Horizontal(id="top"):
+            yield Static(id="node", classes="box")
+            yield Static(id="swarm", classes="box")
+        yield Static(id="loss", classes="box")
+        yield DataTable(id="peers", classes="box", cursor_type="none", zebra_stripes=False)
+        yield RichLog(id="events", classes="box", max_lines=1000, wrap=False, min_width=20)
+        yield Static(id="small")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        for name, title in (
+            ("node", "this node"),
+            ("swarm", "swarm"),
+            ("loss", "loss"),
+            ("peers", "peers"),
+            ("events", "events"),
+        ):
+            self.query_one(f"#{name}").border_title = title
+        table = self.query_one("#peers", DataTable)
+        for name in COLUMNS:
+            table.add_column(name, key=name)
+        self._poll()
+        self._listen()
+
+    def on_unmount(self) -> None:
+        # Ends the two readers' calls: the program would wait for their threads otherwise.
+        self._leaving.set()
+        self._ask.close()
+
+    def on_resize(self, event: events.Resize) -> None:
+        columns, rows = event.size
+        self.screen_stack[0].set_class(columns < SMALLEST[0] or rows < SMALLEST[1], "small")
+        need = f"this terminal has {columns}x{rows}, the monitor needs {SMALLEST[0]}x{SMALLEST[1]}"
+        self.query_one("#small", Static).update(f"{need}\nenlarge it, or leave with q and use\ntutti status --watch")
+        self.call_after_refresh(self._draw)
+        self.call_after_refresh(self.query_one("#events", RichLog).scroll_end, animate=False)
+
+    def action_detach(self) -> None:
+        self.exit("detached; the node goes on. See it again with  tutti monitor")
+
+    def action_help(self) -> None:
+        self.push_screen(Question(HELP))
+
+    def action_drain(self) -> None:
+        name = clean(self._snapshot.name, 24) or "this node"
+        text = f"Drain {name}?\n\nIt finishes what is in flight, hands over, leaves the swarm\nand stops.\n\n\\[y] drain    any other key: go back"
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._drain()
+
+        self.push_screen(Question(text, yes="y"), answered)
+
+    @work(thread=True, group="poll")
+    def _poll(self) -> None:
+        while not self._leaving.is_set():
+            try:
+                snapshot, answer = self._ask.status(), self._ask.peers(everybody=True)
+            except LocalFault as fault:
+                self._tell(self._lost, fault)
+            else:
+                self._tell(self._show, snapshot, answer)
+            self._leaving.wait(self._every_s)
+
+    @work(thread=True, group="listen")
+    def _listen(self) -> None:
+        last = 100
+        while not self._leaving.is_set():
+            try:
+                for event in self._ask.events(follow=True, last=last):
+                    self._tell(self._write, event)
+            except LocalFault:
+                last = 0  # what was shown is not told again when the daemon is back
+            self._leaving.wait(self._every_s)
+
+    @work(thread=True, group="drain")
+    def _drain(self) -> None:
+        try:
+            for _ in self._ask.drain(600.0):
+                pass  # the journal tells the same, and the events box shows it
+        except LocalFault as fault:
+            self._tell(self._refused, fault)
+        else:
+            self._tell(self.exit, "drained; the node has left the swarm")
+
+    def _tell(self, what: object, *args: object) -> None:
+        """Call back into the screen from a reader's thread, unless the screen is going away."""
+        if not self._leaving.is_set() and callable(what):
+            self.call_from_thread(what, *args)
+
+    def _refused(self, fault: LocalFault) -> None:
+        self.notify(f"{fault.what}\n{fault.next_step}", title="drain failed", severity="error", timeout=15, markup=False)
+
+    def _lost(self, fault: LocalFault) -> None:
+        node = self.query_one("#node", Static)
+        node.set_class(True, "trouble")
+        node.update(
+            Group(
+                Text("no answer", "bold yellow"), Text(clean(fault.what)), Text(clean(fault.next_step)), Text("asking again…")
+            )
+        )
+
+    def _show(self, snapshot: Snapshot, answer: PeersAnswer) -> None:
+        self._snapshot, self._answer = snapshot, answer
+        self._draw()
+
+    def _write(self, event: Event) -> None:
+        self.query_one("#events", RichLog).write(event_line(event, local_time(event.at)))
+
+    def _draw(self) -> None:
+        s, answer = self._snapshot, self._answer
+        if not s.peer:
+            return
+        node = self.query_one("#node", Static)
+        node.border_title = f"this node {short(PeerId(clean(s.peer, 64)))} {clean(s.name, 20)}"
+        node.border_subtitle = clean(s.device, 30)
+        node.set_class(not s.healthy, "trouble")
+        node.update(_stack(node_lines(s, node.content_size.width)))
+        swarm = self.query_one("#swarm", Static)
+        swarm.border_title = "swarm " + ("healthy" if s.healthy else "degraded")
+        swarm.update(_stack(swarm_lines(s, answer)))
+        loss = self.query_one("#loss", Static)
+        loss.border_title = f"loss {s.loss:.3f}, last {len(s.loss_history)} epochs" if s.loss_history else "loss"
+        loss.update(loss_rows(s, max(10, loss.content_size.width), max(1, loss.content_size.height)))
+        self._draw_peers(answer, warnings(s))
+
+    def _draw_peers(self, answer: PeersAnswer, trouble: list[str]) -> None:
+        table = self.query_one("#peers", DataTable)
+        table.border_title = f"peers ({len(answer.peers)})"
+        table.border_subtitle = trouble[0][:70] if trouble else ""
+        at = table.scroll_y
+        table.clear()
+        for line in sorted(answer.peers, key=lambda p: sort_key(p, "stage")):
+            table.add_row(*peer_cells(line, answer.swarm.stages)[: len(COLUMNS)])
+        table.scroll_to(y=at, animate=False)
+
+
+def _stack(lines: list[Text]) -> Group:
+    for line in lines:
+        line.no_wrap, line.overflow = True, "ellipsis"
+    return Group(*lines)

@@ -1,0 +1,76 @@
+"""The words inside the monitor's boxes: a snapshot in, lines out. Pure."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from node.control.snapshot import TIME_KINDS, cover
+from node.control.text import STATE_STYLE, TIME_GLYPH, TIME_STYLE
+from node.control.words import chart, clean, count, size, span, stacked
+from node.core.ids import ENDS
+from protos.ask_pb2 import PeersAnswer
+from protos.control_pb2 import Snapshot
+
+
+def node_lines(s: Snapshot, width: int) -> list[Text]:
+    """This node in five lines; why it is not healthy comes before everything else."""
+    state = s.state.upper() + (f" {s.progress:.0%}" if s.state == "joining" and s.progress else "")
+    head = _row("state", "").append(state, STATE_STYLE.get(s.state, "")).append(f" {clean(s.phase, 8)}", "dim")
+    lines = [head.append(f"  up {span(s.up_s)}")]
+    if not s.healthy:
+        lines.append(Text(clean(s.reason, 200) or "degraded", "bold yellow"))
+        if s.next_step:
+            lines.append(Text("→ " + clean(s.next_step, 200)))
+    place = "rendezvous" if s.role == "rendezvous" else "ends" if s.stage == ENDS else f"{s.stage}/{s.swarm.stages}"
+    lines.append(_row("stage", f"{place} {clean(s.layers, 18)}  {s.replicas} replica{'s' * (s.replicas != 1)}"))
+    last = f", last {span(s.last_work_s)} ago" if s.micro_batches else ""
+    lines.append(_row("work", f"{count(s.micro_batches)} mb here{last}"))
+    lines.append(
+        _row("net", f"{s.peers_direct} direct {s.peers_tunnel} tunnel  ↑{_brief(s.bytes_sent)} ↓{_brief(s.bytes_received)}")
+    )
+    bar = _row("time", "")
+    runs = stacked(
+        [s.time_s[k] if k in s.time_s else 0.0 for k in TIME_KINDS], [TIME_GLYPH[k] for k in TIME_KINDS], max(8, width - 7)
+    )
+    for kind, run in zip(TIME_KINDS, runs, strict=True):
+        bar.append(run, TIME_STYLE[kind])
+    return [*lines, bar]
+
+
+def swarm_lines(s: Snapshot, answer: PeersAnswer) -> list[Text]:
+    """The swarm in five lines."""
+    lines = [_row("epoch", f"{s.epoch:,} of {s.swarm.epochs:,}   {clean(s.swarm.name, 14)} {s.swarm.run_id[:6]}")]
+    loss = f"{s.loss:.3f}" if s.loss else "-"
+    if s.loss and s.loss_first:
+        loss += f" {'↓' if s.loss < s.loss_first else '↑'} {s.loss_first:.3f}"
+    lines.append(_row("loss", loss + (f" held out {s.loss_val:.3f}" if s.loss_val else "")))
+    lines.append(_row("speed", f"{count(s.tokens_per_s)} tok/s   {count(s.tokens)} tokens"))
+    lines.append(_row("rounds", f"{s.round.done} ok  {s.round.repaired} repaired  {s.round.failed} failed"))
+    holes = _row("cover", "")
+    for stage, n in cover(answer).items():
+        holes.append(f"{'ends' if stage == ENDS else stage}:{n} ", style="bold red" if n == 0 else "yellow" if n == 1 else "")
+    return [*lines, holes]
+
+
+def warnings(s: Snapshot) -> list[str]:
+    """What deserves a line below the peers."""
+    found = [clean(w) for w in s.warnings]
+    if s.digest_mismatches:
+        found.insert(0, f"{s.digest_mismatches} digest mismatches: replicas disagreed on parameters")
+    return found
+
+
+def loss_rows(s: Snapshot, width: int, height: int) -> Text:
+    """The loss curve, highest at the top."""
+    if not s.loss_history:
+        return Text("no epoch has been committed yet", "dim")
+    return Text("\n".join(chart(list(s.loss_history), width, height)), "cyan")
+
+
+def _row(label: str, value: str) -> Text:
+    return Text(f"{label:<7}", "dim").append(value, "")
+
+
+def _brief(number: float) -> str:
+    """Bytes, "3.0 GiB" as "3.0G", for narrow places."""
+    return size(number).replace(" ", "").replace("iB", "")

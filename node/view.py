@@ -1,0 +1,304 @@
+"""What the operator sees and may ask of a running daemon: the control window, and the answers strangers get over libp2p."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from node.control.service import as_event
+from node.control.window import Window
+from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, TimedOut, UsageFault
+from node.core.ids import ENDS, PeerId
+from node.identity.invites import Invite
+from node.manifest import Manifest
+from node.telemetry.events import Event, Journal
+from node.core.version import VERSION
+from protos import ask_pb2 as ask
+from protos import control_pb2 as pb
+
+if TYPE_CHECKING:
+    from node.daemon import Daemon
+
+HISTORY = 256
+"""Losses kept for the picture."""
+STALL_S = 30.0
+"""A training peer that has done nothing useful for so long is not healthy."""
+
+
+@dataclass
+class Tally:
+    """What the journal told so far, for the screen: counted once here instead of asked of every room."""
+
+    loss: float = 0.0
+    loss_first: float = 0.0
+    loss_val: float = 0.0
+    losses: list[float] = field(default_factory=list)
+    tokens: int = 0
+    tokens_per_s: float = 0.0
+    seen_epoch: int = -1
+    last_plan_at: float = 0.0
+    mismatches: int = 0
+    waits: Counter[str] = field(default_factory=Counter)
+
+    def planned(self, epoch: int, loss: float, loss_val: float, tokens: int, now: float) -> None:
+        """News that travels with every plan: the epoch before it, as the whole swarm saw it."""
+        if epoch <= self.seen_epoch:
+            return
+        if loss > 0:
+            self.loss, self.loss_first = loss, self.loss_first or loss
+            self.losses = [*self.losses, loss][-HISTORY:]
+        self.loss_val = loss_val or self.loss_val
+        if self.last_plan_at and now > self.last_plan_at and tokens > self.tokens > 0:
+            rate = (tokens - self.tokens) / (now - self.last_plan_at)
+            self.tokens_per_s = rate if not self.tokens_per_s else 0.7 * self.tokens_per_s + 0.3 * rate
+        self.tokens, self.seen_epoch, self.last_plan_at = tokens, epoch, now
+
+
+class View(Window):
+    """The daemon behind the unix socket. ``stop`` and ``drain`` end it through ``daemon``."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._d = daemon
+        self.tally = Tally()
+
+    @property
+    def journal(self) -> Journal:
+        return self._d.journal
+
+    # ------------------------------------------------------------ status
+
+    def snapshot(self) -> pb.Snapshot:
+        """Everything one screen needs; no waiting."""
+        d, t = self._d, self.tally
+        now = time.monotonic()
+        s = pb.Snapshot(
+            peer=d.identity.peer_id, name=d.name, version=VERSION, up_s=now - d.started, state=d.state(), home=str(d.config.home),
+            metrics_url=d.metrics_url, addresses=d.addresses(), p2pd_restarts=d.transport.p2p.restarts,
+            role=d.role, loss=t.loss, loss_val=t.loss_val, loss_first=t.loss_first, tokens=t.tokens,
+            tokens_per_s=t.tokens_per_s, loss_history=t.losses,
+        )  # fmt: skip
+        if d.manifest is not None:
+            s.swarm.CopyFrom(self._swarm(d.manifest))
+        links = d.transport.peers()
+        s.bytes_sent, s.bytes_received = sum(p.sent for p in links.values()), sum(p.received for p in links.values())
+        s.peers_direct = sum(p.path == "direct" for p in links.values())
+        s.peers_tunnel = sum(p.path == "tunnel" for p in links.values())
+        if d.assembled is not None:
+            self._work(s)
+        s.healthy, s.reason, s.next_step = self._health(s)
+        return s
+
+    def _work(self, s: pb.Snapshot) -> None:
+        d = self._d
+        a = d.assembled
+        if a is None or d.manifest is None:
+            return
+        work, training = a.work, a.training
+        s.stage, s.layers = a.stage.stage, a.layers
+        s.replicas = 1 + len(d.presence.replicas(a.stage.stage)) if d.presence else 1
+        s.epoch, s.digest = a.stage.epoch, a.stage.digest
+        s.phase = training.member.state.value
+        s.leader = training.leader_id() or ""
+        s.device, s.memory_used, s.memory_limit = a.device.describe(), a.device.memory_used(), a.memory_limit
+        s.stash_bytes, s.stash_limit = a.pipeline.stash.used, d.config.limits.stash_bytes
+        s.micro_batches, s.last_work_s = a.meter.micro_batches, max(0.0, time.monotonic() - a.meter.last_work)
+        for kind, seconds in d.metrics.totals().items():
+            s.time_s[kind] = seconds
+        s.round.CopyFrom(
+            pb.RoundLine(
+                done=work.rounds_done, failed=work.rounds_failed, last_s=work.round_s, members=work.round_members,
+                contributors=work.round_contributors, bytes=work.round_bytes,
+                repaired=training.leader.repaired if training.leader else 0,
+            )  # fmt: skip
+        )
+        s.digest_mismatches = training.leader.mismatches if training.leader else 0
+        s.progress = work.fetching
+        if s.replicas == 1 and d.manifest.training.epochs > s.epoch:
+            what = "the ends have" if a.stage.stage == ENDS else f"stage {a.stage.stage} has"
+            s.warnings.append(f"{what} one peer only: when it leaves, training waits")
+
+    def _health(self, s: pb.Snapshot) -> tuple[bool, str, str]:
+        d = self._d
+        if d.problem:
+            return False, d.problem, d.problem_next
+        if s.state in ("starting", "joining", "finished", "draining", "stopping"):
+            return True, "", ""
+        if d.role == "rendezvous":
+            return True, "", ""
+        if d.assembled is None:
+            return True, "", ""
+        waiting = d.assembled.training.waiting_for()
+        if waiting:
+            return False, f"waiting for {waiting}", "invite one: tutti swarm invite" if "a peer for" in waiting else "nothing to do if it comes; see tutti peers"
+        if s.last_work_s > STALL_S and s.epoch:
+            return False, f"no useful work for {s.last_work_s:.0f} s", "see tutti logs"
+        return True, "", ""
+
+    def _swarm(self, m: Manifest) -> ask.SwarmLine:
+        epoch = self._d.assembled.stage.epoch if self._d.assembled else 0
+        return ask.SwarmLine(
+            name=m.swarm.name, run_id=m.run_id, epoch=max(0, epoch), epochs=m.training.epochs, loss=self.tally.loss,
+            stages=m.pipeline.stages,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------ peers
+
+    def peers(self) -> ask.PeersAnswer:
+        """Every peer in sight, this one first."""
+        d = self._d
+        answer = ask.PeersAnswer()
+        if d.manifest is not None:
+            answer.swarm.CopyFrom(self._swarm(d.manifest))
+        now = d.clock.wall()
+        me = d.body()
+        answer.peers.append(
+            ask.PeerLine(
+                peer=d.identity.peer_id, name=d.name, state=me.state, stage=me.stage, role=me.role, path="self",
+                epoch=me.epoch, tokens_per_s=me.tokens_per_s, up_s=time.monotonic() - d.started, version=VERSION,
+                progress=d.assembled.work.fetching if d.assembled else 0.0,
+            )  # fmt: skip
+        )
+        if d.presence is None:
+            return answer
+        links = d.transport.peers()
+        for peer, entry in sorted(d.presence.others().items()):
+            b, link = entry.body, links.get(peer)
+            answer.peers.append(
+                ask.PeerLine(
+                    peer=peer, name=b.name, state=b.state, stage=b.stage, role=b.role, path=link.path if link else "",
+                    rtt_s=link.rtt if link else 0.0, tokens_per_s=b.tokens_per_s, epoch=b.epoch,
+                    up_s=max(0.0, now - b.started), version=b.version, seen_s=max(0.0, now - entry.refreshed),
+                )  # fmt: skip
+            )
+        for peer, (entry, since) in sorted(d.presence.lost().items()):
+            b = entry.body
+            answer.peers.append(
+                ask.PeerLine(
+                    peer=peer, name=b.name, state="lost", stage=b.stage, role=b.role, epoch=b.epoch, version=b.version,
+                    seen_s=max(0.0, now - since),
+                )  # fmt: skip
+            )
+        return answer
+
+    async def answer(self, peer: PeerId, question: ask.Ask) -> ask.Answer:
+        """A stranger's question over libp2p. Private facts (addresses, files) are not among the answers."""
+        kind = question.WhichOneof("question")
+        m = self._d.manifest
+        if kind == "manifest" and m is not None and question.manifest.run_id in ("", m.run_id):
+            return ask.Answer(manifest=ask.ManifestAnswer(toml=m.to_toml()))
+        if kind == "peers":
+            return ask.Answer(peers=self.peers())
+        raise LocalFault("this node has no such thing to tell", code=ExitCode.PROTOCOL)
+
+    async def ping(self, peer: str, count: int) -> pb.PingReport:
+        """Round trips on the path that work takes."""
+        d = self._d
+        found = self._resolve(peer)
+        entry = d.presence.others().get(found) if d.presence else None
+        report = pb.PingReport(peer=found, name=entry.body.name if entry else "")
+        try:
+            for i in range(count):
+                report.rtt_s.append(await d.transport.ping(found, 5.0))
+                if i + 1 < count:
+                    await asyncio.sleep(0.2)
+        except PeerFault as e:
+            report.error = e.reason
+        report.path = d.transport.path(found)
+        return report
+
+    def _resolve(self, text: str) -> PeerId:
+        if text.startswith("/"):
+            peer = PeerId(text.rpartition("/p2p/")[2])
+            self._d.transport.learn(peer, [text])
+            return peer
+        known = set(self._d.presence.others()) if self._d.presence else set()
+        by_name = [p for p in known if self._d.presence and self._d.presence.others()[p].body.name == text]
+        hits = by_name or [p for p in known if p.endswith(text) or p == text]
+        if len(hits) != 1:
+            why = f"{len(hits)} peers match {text!r}" if hits else f"no peer in sight ends in {text!r}"
+            raise UsageFault(why, "see tutti peers")
+        return hits[0]
+
+    # ------------------------------------------------------------ leaving
+
+    def stop(self) -> None:
+        """End the daemon soon."""
+        self._d.stop("asked to stop")
+
+    async def drain(self, timeout_s: float) -> None:
+        """Finish the epoch under way, leave the swarm, end. Raises TimedOut."""
+        d = self._d
+        d.draining = True
+        if d.presence is not None:
+            d.presence.changed()
+        self.journal.emit("daemon", "draining", "finishing the epoch under way, then leaving")
+        if d.assembled is not None:
+            try:
+                async with asyncio.timeout(timeout_s or 120.0):
+                    await d.assembled.training.leave("drain")
+                    await d.assembled.work.saved()
+            except TimeoutError as e:
+                d.draining = False
+                raise TimedOut(f"the epoch did not end in {timeout_s:.0f} s", "try again, or tutti stop") from e
+        self.journal.emit("daemon", "drained", "left the swarm: it is safe to switch off")
+        d.stop("drained")
+
+    # ------------------------------------------------------------ the model
+
+    async def generate(self, request: pb.GenerateRequest) -> AsyncIterator[pb.Piece]:
+        """Text through the live swarm, a piece a token."""
+        from node.generate import sample
+
+        a = self._d.assembled
+        if a is None or a.ends is None or a.tokenizer is None:
+            raise UsageFault(
+                "this peer hosts no ends, so it cannot start a sentence",
+                "ask the daemon of an ends peer: tutti --home ITS_HOME generate ...",
+            )
+        plan = a.work.plan
+        if plan is None:
+            raise NetworkFault("the swarm has not begun: no plan yet", "wait for every stage to have a peer; see tutti status")
+        began, count = time.monotonic(), 0
+        async for text in sample(a.pipeline, lambda turn: a.work.route(plan, turn), a.tokenizer, request, a.seq_len):
+            count += 1
+            yield pb.Piece(text=text)
+        yield pb.Piece(last=True, tokens_per_s=count / max(1e-9, time.monotonic() - began))
+
+    async def export(self, directory: str) -> AsyncIterator[pb.Event]:
+        """Gather every stage at one epoch and write a Hugging Face directory."""
+        from node.export import gather
+
+        a, m = self._d.assembled, self._d.manifest
+        if a is None or m is None:
+            raise NetworkFault("the daemon has not joined yet", "try again when tutti status says ready")
+        feed: asyncio.Queue[Event | None] = asyncio.Queue()
+
+        def say(kind: str, text: str, **fields: object) -> None:
+            feed.put_nowait(Event(self._d.clock.wall(), "info", "export", kind, text, dict(fields)))
+
+        async def work() -> None:
+            try:
+                await gather(a, m, self._d.transport, Path(directory), say)
+            finally:
+                feed.put_nowait(None)
+
+        task = self._d.tasks.spawn(work(), "export")
+        with contextlib.suppress(asyncio.CancelledError):
+            while (event := await feed.get()) is not None:
+                yield as_event(event)
+            await task
+
+    def invite(self) -> pb.InviteReply:
+        """The line another machine needs."""
+        d = self._d
+        if d.manifest is None:
+            raise NetworkFault("no swarm yet", "wait until tutti status shows one")
+        addresses = tuple(d.addresses())
+        text = Invite(d.manifest.run_id, d.manifest.swarm.owner, addresses[:4], d.config.admission).encode()
+        return pb.InviteReply(invite=text, addresses=addresses)

@@ -1,0 +1,298 @@
+"""The owner's decisions, with no network and time turned by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from node.averaging.machine import (
+    Began,
+    Ended,
+    Fail,
+    Forgot,
+    Gone,
+    Kind,
+    Opened,
+    Read,
+    Refuse,
+    RoundMachine,
+    Serve,
+    Spoiled,
+    Step,
+    StepFailed,
+    Stepped,
+    Ticked,
+    Uploaded,
+    Wait,
+)
+from node.core.ids import PeerId, RoundId
+
+A, B, C, D = map(PeerId, "abcd")
+P, Q = "p.weight", "q.weight"
+R0, R1 = RoundId(3, 1, 0), RoundId(3, 1, 1)
+
+OPEN = Opened(
+    round=R0,
+    me=A,
+    plan_hash="plan",
+    ownership_hash="own",
+    members=frozenset({A, B, C}),
+    listeners=frozenset(),
+    mine=frozenset({P}),
+    held=frozenset(),
+    tokens=10,
+    contribute_by=100.0,
+    token_limit=1000,
+)
+
+
+def began(stream, peer, tokens=5, names=(P,), round_id=R0, **changes):
+    return replace(Began(stream, peer, round_id, "plan", "own", tokens, names if tokens else ()), **changes)
+
+
+def feed(machine, *events, now=0.0):
+    return [action for event in events for action in machine.handle(event, now)]
+
+
+def opened(**changes):
+    machine = RoundMachine()
+    feed(machine, replace(OPEN, **changes))
+    return machine
+
+
+def test_it_steps_once_when_all_have_given_and_serves_all():
+    machine = opened()
+    assert feed(machine, began(1, C), began(2, B)) == [Read(1), Read(2)]
+    assert feed(machine, Uploaded(2)) == []
+    assert feed(machine, Uploaded(1)) == [Step(R0, (P,), (A, B, C), 20)]
+    assert feed(machine, Stepped(3, frozenset({P}))) == [Serve(1, (P,)), Serve(2, (P,))]
+    assert feed(machine, began(3, B)) == [Serve(3, (P,))]
+
+
+def test_the_late_are_left_out_and_served_nevertheless():
+    machine = opened()
+    assert feed(machine, began(1, B), Ticked(), now=99.9) == [Read(1)]
+    assert feed(machine, Ticked(), now=100.0) == [Step(R0, (P,), (A,), 10)]
+    assert feed(machine, Stepped(3, frozenset({P}))) == [Serve(1, (P,))]
+    assert feed(machine, Uploaded(1), Ticked(), now=101.0) == []
+
+
+def test_a_dead_member_is_not_waited_for():
+    machine = opened()
+    feed(machine, began(1, B), Uploaded(1), began(2, C))
+    assert feed(machine, Ended(2)) == [Step(R0, (P,), (A, B), 15)]
+    machine = opened()
+    feed(machine, began(1, B), Uploaded(1))
+    assert feed(machine, Gone(C)) == [Step(R0, (P,), (A, B), 15)]
+
+
+def test_what_is_given_stays_given_when_its_peer_dies():
+    machine = opened()
+    feed(machine, began(1, B), Uploaded(1), Ended(1), began(2, C))
+    assert feed(machine, Uploaded(2)) == [Step(R0, (P,), (A, B, C), 20)]
+
+
+def test_a_peer_that_dialled_anew_is_waited_for_again():
+    machine = opened(members=frozenset({A, B, C, D}))
+    feed(machine, began(1, B), Ended(1), began(2, B), began(3, C), Uploaded(3))
+    assert feed(machine, Gone(D)) == []
+    assert feed(machine, Uploaded(2)) == [Step(R0, (P,), (A, B, C), 20)]
+
+
+def test_a_newer_stream_of_a_peer_takes_the_place_of_the_one_being_read():
+    machine = opened()
+    actions = feed(machine, began(1, B), began(2, B))
+    assert [type(a) for a in actions] == [Read, Refuse, Read]
+    assert actions[1].kind is Kind.SUPERSEDED
+    assert feed(machine, Uploaded(1), Ended(1)) == []
+    assert feed(machine, began(3, C), Uploaded(3)) == [Read(3)]
+    assert feed(machine, Uploaded(2)) == [Step(R0, (P,), (A, B, C), 20)]
+
+
+def test_spoiled_values_cost_the_contribution_and_are_not_tried_again():
+    machine = opened(members=frozenset({A, B}))
+    actions = feed(machine, began(1, B), Spoiled(1, Kind.VALUES, "nan"))
+    assert actions == [Read(1), Refuse(1, Kind.VALUES, "nan", 1.0), Step(R0, (P,), (A,), 10)]
+    machine = opened()
+    feed(machine, began(1, B), Spoiled(1, Kind.VALUES, "nan"))
+    assert feed(machine, began(2, B))[0].kind is Kind.VALUES
+
+
+def test_listeners_are_not_waited_for_and_are_served():
+    machine = opened(listeners=frozenset({C}))
+    assert feed(machine, began(1, C, tokens=0)) == [Wait(1)]
+    assert feed(machine, began(2, B), Uploaded(2)) == [Read(2), Step(R0, (P,), (A, B), 15)]
+    assert feed(machine, Stepped(3, frozenset({P}))) == [Serve(1, (P,)), Serve(2, (P,))]
+    assert feed(machine, began(3, C))[0].kind is Kind.STRANGER
+
+
+def test_streams_wait_for_their_round():
+    machine = RoundMachine()
+    assert feed(machine, began(1, B), began(2, C, plan_hash="other")) == []
+    actions = feed(machine, OPEN)
+    assert actions[0] == Read(1)
+    assert actions[1].kind is Kind.PLAN
+
+
+def test_waiting_for_a_round_is_bounded_per_peer_and_in_all():
+    machine = RoundMachine(held_per_peer=2, held_total=3)
+    assert feed(machine, began(1, B), began(2, B)) == []
+    assert feed(machine, began(3, B))[0].kind is Kind.BUSY
+    assert feed(machine, began(4, C)) == []
+    assert feed(machine, began(5, D))[0].kind is Kind.BUSY
+    assert feed(machine, Ended(1), began(6, D)) == []
+
+
+def test_a_repair_steps_only_what_is_new():
+    machine = opened(tokens=10)
+    feed(machine, began(1, B), Uploaded(1), began(2, C), Uploaded(2), Stepped(3, frozenset({P})), Ended(1), Ended(2))
+    repair = replace(
+        OPEN, round=R1, members=frozenset({A, B}), mine=frozenset({P, Q}), held=frozenset({P}), ownership_hash="new"
+    )
+    assert feed(machine, repair) == []
+    attempt = {"round_id": R1, "ownership_hash": "new"}
+    assert feed(machine, began(3, B, names=(Q,), **attempt), Uploaded(3)) == [Read(3), Step(R1, (Q,), (A, B), 15)]
+    assert feed(machine, Stepped(3, frozenset({Q}))) == [Serve(3, (Q,))]
+    assert feed(machine, began(4, B, names=(P, Q), **attempt)) == [Serve(4, (P, Q))]
+    assert feed(machine, began(5, B)) == [Serve(5, (P,))], "the former attempt is still served"
+
+
+def test_a_new_attempt_refuses_who_waits_in_the_old_one_for_what_is_not_stepped():
+    machine = opened()
+    feed(machine, began(1, B), Uploaded(1))
+    actions = feed(machine, replace(OPEN, round=R1, members=frozenset({A, B})))
+    assert [(a.stream, a.kind) for a in actions] == [(1, Kind.SUPERSEDED)]
+    assert feed(machine, began(2, B))[0].kind is Kind.SUPERSEDED
+    with pytest.raises(ValueError, match="not newer"):
+        feed(machine, OPEN)
+
+
+def test_a_part_held_from_a_former_owner_is_served_and_not_stepped():
+    machine = RoundMachine()
+    assert feed(machine, replace(OPEN, held=frozenset({P})), Ticked(), now=500.0) == []
+    assert feed(machine, began(1, B)) == [Serve(1, (P,))]
+
+
+def test_the_first_fault_latches_until_the_next_attempt():
+    machine = opened()
+    feed(machine, began(1, B), Uploaded(1), began(2, C), Uploaded(2))
+    actions = feed(machine, StepFailed(3, frozenset({P}), "broken"))
+    assert [a.kind for a in actions[:2]] == [Kind.FAILED, Kind.FAILED]
+    assert actions[2] == Fail(3, "broken")
+    assert feed(machine, began(3, B))[0].kind is Kind.FAILED
+    assert feed(machine, Ticked(), now=500.0) == []
+    feed(machine, replace(OPEN, round=R1, members=frozenset({A, B})))
+    assert feed(machine, began(4, B, round_id=R1), Uploaded(4)) == [Read(4), Step(R1, (P,), (A, B), 15)]
+
+
+def test_no_gradients_from_anybody_is_a_fault_not_a_division_by_zero():
+    machine = opened(tokens=0, members=frozenset({A, B}))
+    actions = feed(machine, began(1, B, tokens=0))
+    assert actions[0] == Wait(1)
+    assert actions[1].kind is Kind.FAILED
+    assert isinstance(actions[2], Fail)
+
+
+def test_a_contribution_must_cover_all_that_is_not_stepped():
+    machine = opened(mine=frozenset({P, Q}))
+    assert feed(machine, began(1, B))[0].kind is Kind.HEADS
+    assert feed(machine, began(2, B, names=(P, P)))[0].kind is Kind.HEADS
+    assert feed(machine, began(3, B, names=(P, Q, "r")))[0].kind is Kind.HEADS
+    assert feed(machine, began(4, B, names=(Q, P))) == [Read(4)]
+
+
+def test_a_forgotten_epoch_is_over_for_everybody():
+    machine = opened()
+    feed(machine, began(1, B), began(2, C, round_id=RoundId(4, 1, 0)))
+    assert [(a.stream, a.kind) for a in feed(machine, Forgot(3))] == [(1, Kind.FORGOTTEN)]
+    assert feed(machine, began(3, B))[0].kind is Kind.FORGOTTEN
+    with pytest.raises(ValueError, match="over"):
+        feed(machine, OPEN)
+    assert feed(machine, Stepped(3, frozenset({P})), Uploaded(1), Ended(1)) == []
+
+
+EVENTS = st.one_of(
+    st.tuples(
+        st.just("began"),
+        st.sampled_from("bcdx"),
+        st.sampled_from([0, 5]),
+        st.integers(0, 2),
+        st.sampled_from([(P,), (Q,), (P, Q)]),
+    ),
+    st.tuples(st.sampled_from(["uploaded", "spoiled", "ended"]), st.integers(0, 12)),
+    st.tuples(st.sampled_from(["open", "tick", "stepped", "failed", "forget"])),
+    st.tuples(st.just("gone"), st.sampled_from("bcd")),
+)
+
+
+@settings(max_examples=400)
+@given(st.lists(EVENTS, max_size=40))
+def test_whatever_happens_no_part_is_stepped_twice_and_every_stream_gets_one_answer(script):
+    machine, now, streams, attempt = RoundMachine(), 0.0, 0, -1
+    running: list[Step] = []
+    fresh: set[str] = set()
+    answered: set[int] = set()
+    uploaded: set[tuple[str, int]] = set()
+    began_of: dict[int, Began] = {}
+    ended: set[int] = set()
+
+    def apply(event):
+        for action in machine.handle(event, now):
+            if isinstance(action, Step):
+                assert not set(action.names) & (fresh | {n for s in running for n in s.names}), "stepped twice"
+                assert list(action.contributors) == sorted(set(action.contributors))
+                assert all(p == A or (p, action.round.attempt) in uploaded for p in action.contributors)
+                assert action.tokens == sum(10 if p == A else 5 for p in action.contributors)
+                running.append(action)
+            elif isinstance(action, Serve | Refuse):
+                assert action.stream not in answered
+                assert action.stream not in ended
+                answered.add(action.stream)
+                if isinstance(action, Serve):
+                    assert set(action.names) <= fresh
+
+    for kind, *rest in script:
+        if kind == "began":
+            peer, tokens, number, names = rest
+            streams += 1
+            began_of[streams] = began(streams, PeerId(peer), tokens, names, RoundId(3, 1, number))
+            apply(began_of[streams])
+        elif kind in ("uploaded", "spoiled", "ended") and rest[0] in began_of and rest[0] not in ended:
+            number = rest[0]
+            if kind == "ended":
+                ended.add(number)
+                apply(Ended(number))
+            elif kind == "uploaded":
+                uploaded.add((began_of[number].peer, began_of[number].round.attempt))
+                apply(Uploaded(number))
+            else:
+                apply(Spoiled(number, Kind.VALUES, "x"))
+        elif kind == "open" and attempt < 2 and machine._floor < 3:
+            attempt += 1
+            mine = frozenset({P} if attempt == 0 else {P, Q})
+            apply(replace(OPEN, round=RoundId(3, 1, attempt), mine=mine, held=mine & fresh, contribute_by=now + 100))
+        elif kind == "tick":
+            now += 60
+            apply(Ticked())
+        elif kind == "gone":
+            apply(Gone(PeerId(rest[0])))
+        elif kind in ("stepped", "failed") and running:
+            step = running.pop(0)
+            if kind == "stepped":
+                fresh |= set(step.names)
+                apply(Stepped(3, frozenset(step.names)))
+            else:
+                apply(StepFailed(3, frozenset(step.names), "x"))
+        elif kind == "forget":
+            apply(Forgot(3))
+    now += 1000
+    apply(Ticked())
+    while running:
+        step = running.pop(0)
+        fresh |= set(step.names)
+        apply(Stepped(3, frozenset(step.names)))
+    apply(Forgot(3))
+    assert answered | ended == set(began_of), "somebody hangs"

@@ -1,0 +1,454 @@
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from node.checkpoint.fetch import Patience
+from node.checkpoint.pins import Pins
+from node.checkpoint.service import NoDonor, Partial, StateKind, StateService, fetch
+from node.checkpoint.settings import CheckpointSettings
+from node.core.clock import VirtualClock
+from node.core.errors import OutOfResources
+from node.core.ids import PeerId
+from node.transport.memory import MemoryNet, MemoryTransport
+from node.wire.tensors import digest
+from protos import state_pb2, state_pb2_grpc, tensor_pb2
+
+SETTINGS = CheckpointSettings(fetch_chunk=10_000, fetch_parallel=3)
+QUICK = Patience(describe_s=5, stall_s=1, request_s=5, tries=2, pause_s=0.01)
+ME = PeerId("joiner")
+SHAPES = {
+    "embed.weight": (300, 50),
+    "layer.0.weight": (40, 40),
+    "layer.1.weight": (40, 40),
+    "norm": (7,),
+    "scalar": (),
+    "none": (0, 4),
+}
+
+
+def values(seed: int = 1) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=g) for name, shape in SHAPES.items()}
+
+
+class Held:
+    """A provider: epoch -> tensors, the last one newest; counts how often it is asked."""
+
+    def __init__(self, epochs: Mapping[int, Mapping[str, torch.Tensor]], kind: StateKind = StateKind.PARAMETERS) -> None:
+        self.epochs, self.kind, self.asked = dict(epochs), kind, 0
+
+    def describe(self, stage: int, kind: StateKind, epoch: int | None) -> tuple[int, Mapping[str, torch.Tensor]] | None:
+        self.asked += 1
+        epoch = max(self.epochs) if epoch is None else epoch
+        if stage != 1 or kind != self.kind or epoch not in self.epochs:
+            return None
+        return epoch, self.epochs[epoch]
+
+
+class Liar(StateService):
+    """A donor that spoils what it sends: ``spoil`` sees every message on its way out."""
+
+    def describes(self, manifest: state_pb2.StateManifest) -> state_pb2.StateManifest:
+        return manifest
+
+    def sends(self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk) -> state_pb2.StateChunk | None:
+        return chunk
+
+    async def Describe(self, request: state_pb2.DescribeRequest, context: Any) -> state_pb2.StateManifest:
+        return self.describes(await super().Describe(request, context))
+
+    async def Fetch(self, request: state_pb2.FetchRequest, context: Any) -> AsyncIterator[state_pb2.StateChunk]:
+        async for chunk in super().Fetch(request, context):
+            if (spoilt := self.sends(request, chunk)) is not None:
+                yield spoilt
+
+
+class Swarm:
+    def __init__(self) -> None:
+        self.net = MemoryNet()
+        self.me = self.net.transport(ME)
+        self.services: dict[PeerId, StateService] = {}
+
+    async def donor(self, name: str, held: Held, made: type[StateService] = StateService, **more: Any) -> PeerId:
+        transport = self.net.transport(name)
+        self.services[PeerId(name)] = made(transport, held, more.pop("settings", SETTINGS), **more)
+        await transport.start()
+        return PeerId(name)
+
+    async def fetch(self, donors: list[PeerId], epoch: int | None = 3, **more: Any) -> Any:
+        more = {"settings": SETTINGS, "patience": QUICK, **more}
+        return await fetch(self.me, donors, 1, more.pop("kind", "parameters"), epoch, more.pop("shapes", SHAPES), **more)
+
+    def blamed(self) -> set[PeerId]:
+        return {peer for peer, _, weight in self.me.faults if weight >= 1}
+
+    def transport(self, peer: PeerId) -> MemoryTransport:
+        return self.net.transports[peer]
+
+
+@pytest.fixture
+async def swarm() -> AsyncIterator[Swarm]:
+    made = Swarm()
+    await made.me.start()
+    yield made
+    await made.net.close()
+
+
+def files(where: Path) -> list[str]:
+    return sorted(p.name for p in where.iterdir())
+
+
+def same(got: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> bool:
+    return got.keys() == expected.keys() and all(torch.equal(got[n], expected[n]) for n in got)
+
+
+async def test_state_comes_from_all_donors_and_is_exact(swarm: Swarm) -> None:
+    donors = [await swarm.donor(f"donor{i}", Held({3: values()})) for i in range(3)]
+    told: list[tuple[int, int, float, PeerId]] = []
+    snapshot = await swarm.fetch(donors, expected_digest=digest(values()), progress=lambda *a: told.append(a))
+    assert same(snapshot.tensors, values())
+    assert (snapshot.epoch, snapshot.digest) == (3, digest(values()))
+    total = sum(t.numel() for t in values().values()) * 4
+    assert set(snapshot.sources) == set(donors)
+    assert sum(snapshot.sources.values()) == total == sum(s.bytes_given[ME] for s in swarm.services.values())
+    assert told[-1][:2] == (total, total)
+    assert [a[0] for a in told] == sorted(a[0] for a in told)
+    assert all(rate > 0 and donor in donors for _, _, rate, donor in told)
+    assert swarm.me.faults == []
+
+
+async def test_optimizer_state_of_the_parts_that_are_asked(swarm: Swarm) -> None:
+    state = {"a/momentum": torch.randn(4, 4), "a/step": torch.tensor(12), "b/momentum": torch.randn(2)}
+    donor = await swarm.donor("owner", Held({3: state}, StateKind.OPTIMIZER))
+    snapshot = await swarm.fetch([donor], kind=StateKind.OPTIMIZER, shapes={"a/momentum": (4, 4), "a/step": ()})
+    assert torch.equal(snapshot.tensors["a/momentum"], state["a/momentum"])
+    assert snapshot.tensors["a/step"] == 12
+    with pytest.raises(NoDonor, match="not all of these"):
+        await swarm.fetch([donor], kind="optimizer", shapes={"c/momentum": (2,)})
+    assert swarm.blamed() == set()
+
+
+async def test_the_newest_epoch_most_donors_agree_on(swarm: Swarm) -> None:
+    ahead = await swarm.donor("ahead", Held({9: values(9)}))
+    others = [await swarm.donor(f"d{i}", Held({3: values(), 4: values(4)})) for i in range(2)]
+    snapshot = await swarm.fetch([ahead, *others], epoch=None)
+    assert snapshot.epoch == 4
+    assert same(snapshot.tensors, values(4))
+
+
+async def test_training_goes_on_while_a_joiner_reads(swarm: Swarm) -> None:
+    """The donor's parameters are replaced between two requests; the joiner still gets the epoch it asked for."""
+    held = Held({3: values()})
+    donor = await swarm.donor("donor", held)
+
+    def replace(*args: object) -> None:
+        held.epochs = {4: values(4)}
+
+    assert same((await swarm.fetch([donor], progress=replace)).tensors, values())
+    assert same((await swarm.fetch([donor], epoch=3)).tensors, values()), "pinned until it expires"
+    with pytest.raises(NoDonor, match="not held"):
+        await swarm.fetch([donor], epoch=2)
+
+
+# Donors that fail.
+
+
+async def test_a_donor_that_dies_in_the_middle(swarm: Swarm) -> None:
+    donors = [await swarm.donor(f"donor{i}", Held({3: values()})) for i in range(2)]
+    kills: list[asyncio.Future[None]] = []
+
+    def kill(done: int, total: int, rate: float, donor: PeerId) -> None:
+        if not kills and done > total // 4:
+            kills.append(asyncio.ensure_future(swarm.net.kill(donor)))
+
+    snapshot = await swarm.fetch(donors, expected_digest=digest(values()), progress=kill)
+    assert same(snapshot.tensors, values())
+    assert len(kills) == 1
+    assert swarm.blamed() == set()
+
+
+async def test_a_silent_donor_costs_only_patience(swarm: Swarm) -> None:
+    donors = [await swarm.donor(f"donor{i}", Held({3: values()})) for i in range(2)]
+    swarm.net.mute(donors[0])
+    snapshot = await swarm.fetch(donors, patience=Patience(describe_s=0.3, stall_s=0.3, tries=1))
+    assert set(snapshot.sources) == {donors[1]}
+
+
+async def test_a_donor_that_goes_silent_while_sending(swarm: Swarm) -> None:
+    class Stalls(Liar):
+        async def Fetch(self, request: state_pb2.FetchRequest, context: Any) -> AsyncIterator[state_pb2.StateChunk]:
+            async for chunk in super().Fetch(request, context):
+                if request.offset:
+                    await asyncio.Event().wait()
+                yield chunk
+
+    stalled = await swarm.donor("stalls", Held({3: values()}), Stalls)
+    good = await swarm.donor("good", Held({3: values()}))
+    snapshot = await swarm.fetch([stalled, good], patience=Patience(describe_s=5, stall_s=0.2, tries=1))
+    assert same(snapshot.tensors, values())
+    assert swarm.blamed() == set()
+
+
+async def test_nobody_left_is_said_with_reasons(swarm: Swarm) -> None:
+    donor = await swarm.donor("donor", Held({3: values()}))
+    with pytest.raises(NoDonor) as caught:
+        await swarm.fetch([donor, PeerId("gone")], epoch=7)
+    assert caught.value.reasons.keys() == {donor, "gone"}
+    with pytest.raises(NoDonor, match="nobody to ask"):
+        await swarm.fetch([])
+
+
+# Donors that lie.
+
+
+class SpoilsBytes(Liar):
+    def sends(self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk) -> state_pb2.StateChunk | None:
+        if request.name == "embed.weight":
+            chunk.data = bytes([chunk.data[0] ^ 1]) + chunk.data[1:]
+        return chunk
+
+
+class SendsTooMuch(Liar):
+    def sends(self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk) -> state_pb2.StateChunk | None:
+        chunk.data += b"x"
+        return chunk
+
+
+class SendsElsewhere(Liar):
+    def sends(self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk) -> state_pb2.StateChunk | None:
+        chunk.offset += 4
+        return chunk
+
+
+class SendsNothing(Liar):
+    def sends(self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk) -> state_pb2.StateChunk | None:
+        return None
+
+
+class SendsEmpty(Liar):
+    def sends(self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk) -> state_pb2.StateChunk | None:
+        return state_pb2.StateChunk(offset=chunk.offset)
+
+
+@pytest.mark.parametrize("lie", [SpoilsBytes, SendsTooMuch, SendsElsewhere, SendsNothing, SendsEmpty])
+async def test_a_donor_that_sends_garbage_is_counted_and_replaced(swarm: Swarm, lie: type[Liar]) -> None:
+    liar = await swarm.donor("liar", Held({3: values()}), lie)
+    with pytest.raises(NoDonor):
+        await swarm.fetch([liar])
+    assert swarm.blamed() == {liar}
+    good = await swarm.donor("good", Held({3: values()}))
+    snapshot = await swarm.fetch([liar, good], expected_digest=digest(values()))
+    assert same(snapshot.tensors, values())
+
+
+class Bomb(Liar):
+    def describes(self, manifest: state_pb2.StateManifest) -> state_pb2.StateManifest:
+        head = next(t.head for t in manifest.tensors if t.head.name == "norm")
+        head.shape[:] = [1 << 40]
+        head.nbytes = 4 << 40
+        return manifest
+
+
+class HalfPrecision(Liar):
+    def describes(self, manifest: state_pb2.StateManifest) -> state_pb2.StateManifest:
+        manifest.tensors[0].head.wire = tensor_pb2.FP16
+        return manifest
+
+
+class Extra(Liar):
+    def describes(self, manifest: state_pb2.StateManifest) -> state_pb2.StateManifest:
+        manifest.tensors.add().head.name = "../../extra"
+        return manifest
+
+
+class Twice(Liar):
+    def describes(self, manifest: state_pb2.StateManifest) -> state_pb2.StateManifest:
+        manifest.tensors.append(manifest.tensors[0])
+        return manifest
+
+
+class PathHash(Liar):
+    def describes(self, manifest: state_pb2.StateManifest) -> state_pb2.StateManifest:
+        manifest.tensors[0].sha256 = "../" * 20 + "etcd"
+        return manifest
+
+
+class OtherEpoch(Liar):
+    def describes(self, manifest: state_pb2.StateManifest) -> state_pb2.StateManifest:
+        manifest.epoch += 1
+        return manifest
+
+
+@pytest.mark.parametrize("lie", [Bomb, HalfPrecision, Extra, Twice, PathHash, OtherEpoch])
+async def test_a_false_description_is_refused_before_a_byte(swarm: Swarm, lie: type[Liar], tmp_path: Path) -> None:
+    liar = await swarm.donor("liar", Held({3: values()}), lie)
+    good = await swarm.donor("good", Held({3: values()}))
+    snapshot = await swarm.fetch([liar, good], partial=Partial(tmp_path / "partial"))
+    assert set(snapshot.sources) == {good}
+    assert swarm.blamed() == {liar}
+
+
+async def test_another_state_than_the_swarm_agreed_on_is_refused(swarm: Swarm) -> None:
+    liars = [await swarm.donor(f"liar{i}", Held({3: values(666)})) for i in range(3)]
+    good = await swarm.donor("good", Held({3: values()}))
+    snapshot = await swarm.fetch([*liars, good], expected_digest=digest(values()))
+    assert same(snapshot.tensors, values())
+    assert swarm.blamed() == set(liars)
+
+
+class ClaimsTheDigest(Liar):
+    """Describes poisoned tensors under the true digest: every tensor hashes as it says, the whole does not."""
+
+    def describes(self, manifest: state_pb2.StateManifest) -> state_pb2.StateManifest:
+        manifest.digest = digest(values())
+        return manifest
+
+
+async def test_a_majority_that_lies_about_the_parts_is_found_by_the_whole(swarm: Swarm, tmp_path: Path) -> None:
+    poisoned = {**values(), "norm": torch.zeros(7)}
+    liars = [await swarm.donor(f"liar{i}", Held({3: poisoned}), ClaimsTheDigest) for i in range(2)]
+    good = await swarm.donor("good", Held({3: values()}))
+    partial = Partial(tmp_path / "partial")
+    snapshot = await swarm.fetch([*liars, good], expected_digest=digest(values()), partial=partial)
+    assert same(snapshot.tensors, values())
+    assert swarm.blamed() == set(liars)
+    assert snapshot.sources[good] == 7 * 4, "what both groups describe alike was not fetched twice"
+
+
+async def test_one_spoiler_among_many_is_found_even_when_tensors_are_mixed(swarm: Swarm) -> None:
+    class SpoilsThenFails(SpoilsBytes):
+        def sends(self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk) -> state_pb2.StateChunk | None:
+            if request.offset:
+                raise RuntimeError("broken on purpose")
+            return super().sends(request, chunk)
+
+    bad = await swarm.donor("bad", Held({3: values()}), SpoilsThenFails)
+    good = [await swarm.donor(f"good{i}", Held({3: values()})) for i in range(2)]
+    for _ in range(3):
+        assert same((await swarm.fetch([bad, *good])).tensors, values())
+    assert not swarm.blamed() & set(good), "an honest donor is never blamed for bytes of another"
+
+
+# Going on where it stopped.
+
+
+async def test_verified_tensors_survive_a_broken_donor_and_a_restart(swarm: Swarm, tmp_path: Path) -> None:
+    class Breaks(Liar):
+        def sends(self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk) -> state_pb2.StateChunk | None:
+            if request.name == "norm":
+                raise RuntimeError("broken on purpose")
+            return chunk
+
+    breaks, one_by_one = await swarm.donor("breaks", Held({3: values()}), Breaks), CheckpointSettings(fetch_parallel=1)
+    with pytest.raises(NoDonor):
+        await swarm.fetch([breaks], partial=Partial(tmp_path / "state"), settings=one_by_one)
+    large = [t for n, t in values().items() if n.endswith(".weight")]  # largest first, so these are done
+    assert set(files(tmp_path / "state")) == {hashlib.sha256(t.numpy().tobytes()).hexdigest() + ".tensor" for t in large}
+
+    good = await swarm.donor("good", Held({3: values()}))
+    told: list[int] = []
+    snapshot = await swarm.fetch(
+        [good],
+        partial=Partial(tmp_path / "state"),
+        expected_digest=digest(values()),
+        progress=lambda done, *_: told.append(done),
+    )
+    assert same(snapshot.tensors, values())
+    assert snapshot.sources == {good: 8 * 4}, "only what was missing"
+    assert told[0] > sum(t.numel() for t in large) * 4, "what was kept counts as done"
+    assert files(tmp_path) == [], "nothing is left lying about"
+
+
+async def test_kept_files_are_believed_only_by_their_hash(swarm: Swarm, tmp_path: Path) -> None:
+    sha = hashlib.sha256(values()["norm"].numpy().tobytes()).hexdigest()
+    (tmp_path / f"{sha}.tensor").write_bytes(b"\0" * 28)
+    (tmp_path / "mine.txt").write_text("not of this room")
+    donor = await swarm.donor("donor", Held({3: values()}))
+    snapshot = await swarm.fetch([donor], partial=Partial(tmp_path))
+    assert same(snapshot.tensors, values())
+    assert files(tmp_path) == ["mine.txt"]
+
+
+async def test_a_full_disk_stops_a_fetch_that_keeps_files(swarm: Swarm, tmp_path: Path) -> None:
+    from node.checkpoint.files import Disk
+
+    class Full(Disk):
+        def write(self, fd: int, data: memoryview) -> None:
+            raise OSError(28, "No space left on device")
+
+    donor = await swarm.donor("donor", Held({3: values()}))
+    with pytest.raises(OutOfResources):
+        await swarm.fetch([donor], partial=Partial(tmp_path, disk=Full()))
+    assert files(tmp_path) == []
+
+
+# The donor's own limits.
+
+
+async def test_few_snapshots_are_held_and_not_for_ever(swarm: Swarm) -> None:
+    clock = VirtualClock()
+    held = Held({e: values(e) for e in range(1, 6)})
+    donor = await swarm.donor("donor", held, clock=clock, pins=Pins(limit=2, idle_s=60))
+    pins = swarm.services[donor].pins
+    assert (await swarm.fetch([donor], epoch=1)).epoch == 1
+    assert (await swarm.fetch([donor], epoch=2)).epoch == 2
+    with pytest.raises(NoDonor, match="in use"):
+        await swarm.fetch([donor], epoch=3)
+    assert swarm.blamed() == set()
+    clock.advance(61)
+    assert (await swarm.fetch([donor], epoch=3)).epoch == 3
+    assert len(pins) == 1
+
+
+async def test_one_joiner_cannot_hash_a_donor_to_death(swarm: Swarm) -> None:
+    held = Held({3: values()})
+    donor = await swarm.donor("donor", held)
+    for _ in range(3):
+        await swarm.fetch([donor])
+    assert held.asked == 1, "an epoch is described once"
+
+
+async def test_requests_outside_what_is_held_get_a_status(swarm: Swarm) -> None:
+    donor = await swarm.donor("donor", Held({3: values()}))
+    stub = state_pb2_grpc.StateStub(await swarm.me.channel(donor))
+
+    async def ask(**fields: Any) -> str:
+        request = state_pb2.FetchRequest(
+            **{"stage": 1, "kind": state_pb2.PARAMETERS, "epoch": 3, "name": "norm", "length": 28, **fields}
+        )
+        try:
+            return str(sum([len(c.data) async for c in stub.Fetch(request, timeout=5)]))
+        except Exception as e:  # noqa: BLE001 - the code is the result
+            return e.code().name  # type: ignore[attr-defined]
+
+    assert await ask() == "NOT_FOUND", "not described yet"
+    await stub.Describe(state_pb2.DescribeRequest(stage=1, kind=state_pb2.PARAMETERS, any_epoch=True), timeout=5)
+    assert await ask() == "28"
+    assert await ask(offset=4, length=24) == "24"
+    assert await ask(offset=4) == "INVALID_ARGUMENT"
+    assert await ask(length=0) == "INVALID_ARGUMENT"
+    assert await ask(offset=2**63, length=2**63) == "INVALID_ARGUMENT"
+    assert await ask(length=2**64 - 1) == "INVALID_ARGUMENT"
+    for wrong in ({"name": "x"}, {"stage": 2}, {"epoch": 4}, {"kind": 2}, {"kind": 0}, {"kind": 99}):
+        assert await ask(**wrong) == "NOT_FOUND"
+
+
+async def test_more_streams_than_one_joiner_may_open_are_refused(swarm: Swarm) -> None:
+    donor = await swarm.donor("donor", Held({3: values()}), settings=CheckpointSettings(max_up=1.0))
+    stub = state_pb2_grpc.StateStub(await swarm.me.channel(donor))
+    await stub.Describe(state_pb2.DescribeRequest(stage=1, kind=state_pb2.PARAMETERS, epoch=3), timeout=5)
+    request = state_pb2.FetchRequest(stage=1, kind=state_pb2.PARAMETERS, epoch=3, name="norm", length=28)
+    calls = [stub.Fetch(request, timeout=20) for _ in range(17)]  # held open by the rate limit
+    codes = [asyncio.ensure_future(call.code()) for call in calls]
+    done, _ = await asyncio.wait(codes, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+    first = [code for code in done if code.result().name != "OK"]
+    for call in calls:
+        call.cancel()
+    assert [code.result().name for code in first] == ["RESOURCE_EXHAUSTED"]

@@ -1,0 +1,129 @@
+import os
+import stat
+
+import pytest
+
+from node.config import MAX_SOCKET_PATH, NodeConfig
+from node.core.errors import Refused, UsageFault
+from node.identity.keys import Identity
+from node.manifest import Manifest
+
+
+def test_flags_beat_environment_beats_named_file_beats_user_file_beats_default(tmp_path):
+    (tmp_path / "config.toml").write_text("threads = 1\nrole = 'ends'\n[limits]\nin_flight = 2\n[transport]\np2p_port = 1\n")
+    named = tmp_path / "named.toml"
+    named.write_text("threads = 2\nrole = 'stage'\n[transport]\np2p_port = 2\n")
+    env = {"TUTTI_HOME": str(tmp_path), "TUTTI_ROLE": "rendezvous", "TUTTI_P2P_PORT": "3", "HOME": "/nowhere"}
+    config = NodeConfig.load({"config": named, "p2p_port": 4, "grpc_port": None}, env)
+    assert config.home == tmp_path
+    assert config.limits.in_flight == 2
+    assert config.threads == 2
+    assert config.role == "rendezvous"
+    assert config.transport.p2p_port == 4
+    assert config.transport.grpc_port == 0
+    assert config.sources["role"] == "TUTTI_ROLE"
+    assert config.sources["transport.p2p_port"] == "--p2p-port"
+
+
+def test_every_variable_of_a_container_is_read(tmp_path):
+    env = {
+        "TUTTI_HOME": str(tmp_path), "TUTTI_STAGE": "2", "TUTTI_SWARM": "/etc/swarm.toml", "TUTTI_LISTEN": "0.0.0.0",
+        "TUTTI_JOIN": "tutti1abc, /dns4/b/tcp/1/p2p/X", "TUTTI_GRPC_PORT": "7", "TUTTI_NAME": "n", "TUTTI_ANNOUNCE": "a:1 b:2",
+        "TUTTI_FORCE_TUNNEL": "yes", "TUTTI_DIRECTORY_TTL_S": "20", "TUTTI_METRICS_PORT": "-1", "TUTTI_DEVICE": "",
+    }  # fmt: skip
+    config = NodeConfig.load({}, env)
+    assert config.stage == 2
+    assert str(config.swarm) == "/etc/swarm.toml"
+    assert config.join == ("tutti1abc", "/dns4/b/tcp/1/p2p/X")
+    assert config.transport.host == "0.0.0.0"
+    assert config.transport.announce == ("a:1", "b:2")
+    assert config.transport.force_tunnel is True
+    assert config.directory.ttl_s == 20.0
+    assert config.metrics_port is None
+    assert config.device == "auto"  # empty means not given
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "says", "where"),
+    [
+        ({}, {"TUTTI_P2P_PORT": "many"}, 'transport.p2p_port = "many"', "TUTTI_P2P_PORT"),
+        ({}, {"TUTTI_P2P_PORT": "70000"}, "transport.p2p_port = 70000", "TUTTI_P2P_PORT"),
+        ({}, {"TUTTI_FORCE_TUNNEL": "perhaps"}, "transport.force_tunnel", "TUTTI_FORCE_TUNNEL"),
+        ({"role": "boss"}, {}, 'role = "boss"', "--role"),
+        ({"stage": "0"}, {}, 'stage = "0"', "--stage"),
+        ({"memory": "lots"}, {}, 'memory = "lots"', "--memory"),
+        ({"limits.in_fligt": "3"}, {}, "limits.in_fligt is not a setting", ""),
+        ({}, {"TUTTI_P2P_PORTS": "1"}, "TUTTI_P2P_PORTS is not a setting", "environment"),
+    ],
+)
+def test_a_bad_setting_is_named_with_the_place_it_came_from(tmp_path, flags, env, says, where):
+    with pytest.raises(UsageFault) as fault:
+        NodeConfig.load({"home": tmp_path, **flags}, env)
+    assert fault.value.what.startswith(says)
+    assert where in fault.value.what
+    assert fault.value.next_step
+
+
+def test_a_bad_file_names_itself(tmp_path):
+    (tmp_path / "config.toml").write_text("[transport]\nport = 1\n")
+    with pytest.raises(UsageFault, match="transport.port is not a setting") as fault:
+        NodeConfig.load({"home": tmp_path}, {})
+    assert "p2p_port" in fault.value.next_step
+    with pytest.raises(UsageFault, match="cannot read"):
+        NodeConfig.load({"home": tmp_path / "other", "config": tmp_path / "none.toml"}, {})
+
+
+@pytest.mark.parametrize(("text", "bytes_"), [("80%", 800), ("500B", 500), ("0.5kB", None), ("1KiB", 1000), ("100", 100), ("100%", 1000)])
+def test_memory_is_a_share_or_a_size_and_never_more_than_there_is(tmp_path, text, bytes_):
+    if bytes_ is None:
+        with pytest.raises(UsageFault):
+            NodeConfig.load({"home": tmp_path, "memory": text}, {})
+    else:
+        assert NodeConfig.load({"home": tmp_path, "memory": text}, {}).memory_limit(1000) == bytes_
+
+
+def test_text_flags_are_read_as_the_setting_type(tmp_path):
+    config = NodeConfig.load({"home": tmp_path, "limits.in_flight": "3", "transport.announce": "a:1,b:2"}, {})
+    assert config.limits.in_flight == 3
+    assert config.transport.announce == ("a:1", "b:2")
+
+
+def test_files_of_a_peer_live_under_home(tmp_path):
+    config = NodeConfig.load({"home": tmp_path}, {})
+    assert config.identity_path == tmp_path / "identity.key"
+    assert config.control_socket == tmp_path / "ctl.sock"
+    assert config.manifest_path("a" * 64) == tmp_path / "swarms" / ("a" * 12) / "swarm.toml"
+    assert config.checkpoint_dir("a" * 64) == tmp_path / "swarms" / ("a" * 12) / "ckpt"
+    assert config.events_path == tmp_path / "log" / "events.jsonl"
+
+
+def test_a_long_home_gets_a_short_private_socket_and_a_pointer(tmp_path, monkeypatch):
+    short = tmp_path / "run"
+    short.mkdir()
+    monkeypatch.setattr("node.config._runtime_dir", lambda: str(short))
+    home = tmp_path / ("deep" * 40)
+    config = NodeConfig.load({"home": home}, {})
+    path = config.prepare_control_socket()
+    assert path == config.control_socket
+    assert len(os.fsencode(path)) <= MAX_SOCKET_PATH + len(str(short))
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert (home / "ctl.sock.path").read_text().strip() == str(path)
+    assert NodeConfig.load({"home": tmp_path / ("deeq" * 40)}, {}).control_socket != path
+    path.parent.chmod(0o755)
+    with pytest.raises(Refused, match="private directory"):
+        config.prepare_control_socket()
+
+
+def test_the_swarm_used_last_is_remembered_with_its_invite(tmp_path):
+    config = NodeConfig.load({"home": tmp_path}, {})
+    assert config.remembered() is None
+    one = Manifest.parse(Manifest.default_demo().sign(Identity.ephemeral()))
+    two = Manifest.parse(Manifest.default_demo().sign(Identity.ephemeral()))
+    config.remember(one, "tutti1x")
+    assert config.remembered() == (one, "tutti1x")
+    config.remember(two)
+    assert config.remembered() == (two, "")
+    assert config.remembered(one.run_id) == (one, "tutti1x")
+    config.remember(one)  # started again by file: the invite is kept
+    assert config.remembered() == (one, "tutti1x")
+    assert not [p for p in tmp_path.rglob(".*") if p.is_file()]  # no temporary file left

@@ -1,0 +1,141 @@
+import dataclasses
+
+import pytest
+
+from node.core.errors import Refused, UsageFault
+from node.core.ids import RunId
+from node.identity.keys import Identity
+from node.manifest import MAX_MANIFEST, Manifest, amended, read_manifest
+
+DEMO = Manifest.default_demo()
+
+
+def toml_with(section: str, line: str) -> bytes:
+    """The default manifest with one line replacing, or added to, a section."""
+    key = line.split("=")[0].strip()
+    out, inside = [], False
+    for old in DEMO.to_toml().decode().splitlines():
+        if old.startswith("["):
+            inside = old.startswith(f"[{section}]")
+            out.append(old)
+            if inside:
+                out.append(line)
+        elif not (inside and old.split("=")[0].strip() == key):
+            out.append(old)
+    return "\n".join(out).encode()
+
+
+def test_a_manifest_survives_its_file():
+    assert Manifest.parse(DEMO.to_toml()) == DEMO
+    assert Manifest.parse(b"") == DEMO  # every field has a default
+    assert Manifest.parse(DEMO.to_toml()).run_id == DEMO.run_id
+
+
+def test_the_run_id_follows_every_field_and_not_the_way_it_is_written():
+    assert Manifest.parse(b"[optimizer]\nlr = 1").run_id == Manifest.parse(b"# note\n[optimizer]\nlr = 1.0\n").run_id
+    seen = {DEMO.run_id}
+    for section, line in (("model", "layers = 7"), ("data", "seed = 43"), ("swarm", 'name = "other"'), ("averaging", 'wire = "bf16"')):
+        seen.add(Manifest.parse(toml_with(section, line)).run_id)
+    assert len(seen) == 5
+
+
+@pytest.mark.parametrize(
+    ("section", "line", "says"),
+    [
+        ("model", "layers = 0", "model.layers = 0"),
+        ("model", 'layers = "six"', 'model.layers = "six"'),
+        ("model", "layers = true", "model.layers = true"),
+        ("model", "layers = 6.5", "model.layers = 6.5"),
+        ("model", "layerz = 6", "model.layerz is not a setting"),
+        ("optimizer", "lr = nan", "optimizer.lr = nan"),
+        ("optimizer", "lr = -1", "optimizer.lr = -1"),
+        ("averaging", 'wire = "int4"', 'averaging.wire = "int4"'),
+        ("data", 'source = "http://x"', "data.source"),
+        ("data", 'sha256 = "zz"', "data.sha256"),
+        ("swarm", 'name = "a b\\u001b[2J"', "swarm.name"),
+        ("swarm", "protocol = 2", "swarm.protocol = 2"),
+        ("swarm", 'owner = "me"', "swarm.owner"),
+    ],
+)
+def test_a_bad_field_is_named_with_its_value_and_what_is_allowed(section: str, line: str, says: str):
+    with pytest.raises(UsageFault) as fault:
+        Manifest.parse(toml_with(section, line))
+    assert fault.value.what.startswith(says)
+    assert fault.value.next_step
+    assert "\x1b" not in fault.value.what
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model.heads": 3}, "model.heads = 3"),
+        ({"model.kv_heads": 3}, "model.kv_heads = 3"),
+        ({"pipeline.stages": 7}, "pipeline.stages = 7"),
+        ({"training.target_batch": 100}, "training.target_batch = 100"),
+        ({"model.vocab": 100}, "model.vocab = 100"),
+        ({"data.holdout": 0.0}, "data.holdout"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(changes: dict[str, object], says: str):
+    with pytest.raises(UsageFault) as fault:
+        amended(DEMO, changes)
+    assert fault.value.what.startswith(says)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"\xff\xfe", b"[swarm", b"x = 1", b"[extra]\n", b"swarm = 3", b"x = " + b"[" * 20_000, b"#" * (MAX_MANIFEST + 1), b"signature = 1"],
+)
+def test_rubbish_from_a_stranger_is_refused_and_never_crashes(raw: bytes):
+    with pytest.raises(UsageFault):
+        Manifest.parse(raw)
+
+
+def test_signed_by_its_owner_it_verifies():
+    owner = Identity.ephemeral()
+    signed = Manifest.parse(DEMO.sign(owner))
+    signed.verify()
+    signed.verify(signed.run_id, owner.peer_id)
+    assert signed.swarm.owner == owner.peer_id
+    assert Manifest.parse(signed.to_toml()) == signed  # the signature survives too
+
+
+def test_one_changed_character_breaks_it():
+    raw = DEMO.sign(Identity.ephemeral())
+    changed = Manifest.parse(raw.replace(b"layers = 6", b"layers = 7"))
+    with pytest.raises(Refused, match="changed after signing"):
+        changed.verify()
+
+
+def test_another_run_another_owner_another_signer_and_no_signature_are_refused():
+    owner, thief = Identity.ephemeral(), Identity.ephemeral()
+    signed = Manifest.parse(DEMO.sign(owner))
+    with pytest.raises(Refused, match="is of run"):
+        signed.verify(RunId("0" * 64))
+    with pytest.raises(Refused, match="belongs to"):
+        signed.verify(None, thief.peer_id)
+    with pytest.raises(Refused, match="not signed"):
+        DEMO.verify()
+    with pytest.raises(Refused, match="not you"):
+        signed.sign(thief)
+    stolen = Manifest.parse(DEMO.sign(thief)).signature
+    with pytest.raises(Refused, match="signed by"):
+        dataclasses.replace(signed, signature=stolen).verify()
+
+
+def test_amended_reads_text_as_the_field_type():
+    changed = amended(DEMO, {"model.layers": "12", "optimizer.lr": "0.5", "model.qk_norm": "true", "swarm.name": "x"})
+    assert (changed.model.layers, changed.optimizer.lr, changed.model.qk_norm, changed.swarm.name) == (12, 0.5, True, "x")
+    with pytest.raises(UsageFault, match="model.layer"):
+        amended(DEMO, {"model.layer": "12"})
+
+
+def test_the_parameter_count_of_the_demo_is_that_of_its_shapes():
+    # 2 * 259 * 128 embedding and head, 128 last norm, 6 blocks of q o (128*128), k v (128*64), 3 of 128*384, two norms
+    assert DEMO.parameter_count() == 2 * 259 * 128 + 128 + 6 * (2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 384 + 2 * 128)
+
+
+def test_a_missing_file_says_how_to_make_one(tmp_path):
+    with pytest.raises(UsageFault) as fault:
+        read_manifest(tmp_path / "no.toml")
+    assert "swarm init" in fault.value.next_step

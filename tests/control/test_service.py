@@ -1,0 +1,164 @@
+import asyncio
+import os
+import socket as sockets
+import stat
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from node.control.client import ControlClient
+from node.control.memory import CannedWindow, training_snapshot
+from node.control.service import ControlService
+from node.control.sockets import clear_stale, listener
+from node.core.errors import ExitCode, LocalFault, NotRunning, OutOfResources, Refused, TimedOut
+from protos.control_pb2 import GenerateRequest
+
+
+async def ask(path: Any, question: Callable[[ControlClient], Any]) -> Any:
+    """The synchronous client in a thread, as the command line is a process of its own."""
+
+    def run() -> Any:
+        with ControlClient(path, timeout_s=5.0) as client:
+            return question(client)
+
+    return await asyncio.to_thread(run)
+
+
+async def test_the_socket_is_for_its_owner_only(socket):
+    assert stat.S_IMODE(socket.stat().st_mode) == 0o600
+
+
+async def test_status_and_invite_arrive_whole(socket, window):
+    assert await ask(socket, lambda c: c.status()) == window.said
+    window.said = training_snapshot(healthy=False, reason="alone")
+    assert (await ask(socket, lambda c: c.status())).reason == "alone"
+    assert (await ask(socket, lambda c: c.invite())).invite == "tutti1canned"
+
+
+async def test_peers_leaves_out_the_lost_unless_all_are_wanted(socket):
+    present = await ask(socket, lambda c: c.peers())
+    everybody = await ask(socket, lambda c: c.peers(everybody=True))
+    assert {p.state for p in everybody.peers} - {p.state for p in present.peers} == {"lost"}
+    assert present.swarm.stages == 3
+
+
+async def test_a_refusal_keeps_its_sentence_next_step_and_exit_code(socket, window):
+    with pytest.raises(LocalFault) as fault:
+        await ask(socket, lambda c: c.ping("nobody"))
+    assert (fault.value.what, fault.value.code) == ("no peer nobody in sight", ExitCode.REFUSED)
+    assert fault.value.next_step == "see  tutti peers --all"
+
+    def full(directory: str) -> Any:
+        raise OutOfResources("disk is full: ünïcode", "free some")
+
+    window.export = full
+    with pytest.raises(LocalFault) as fault:
+        await ask(socket, lambda c: list(c.export("/x")))
+    assert (fault.value.what, fault.value.code) == ("disk is full: ünïcode", ExitCode.RESOURCES)
+
+
+async def test_generate_streams_and_is_bounded(socket, window):
+    asked: list[GenerateRequest] = []
+    speak = window.generate
+    window.generate = lambda request: asked.append(request) or speak(request)
+    pieces = await ask(socket, lambda c: list(c.generate(GenerateRequest(prompt="abc", max_tokens=2_000_000_000))))
+    assert "".join(p.text for p in pieces) == "ABC"
+    assert asked[0].max_tokens == 4096
+
+
+async def test_events_tell_history_then_live_each_once(socket, window):
+    window.journal.emit("a", "old", "one", "debug")
+    window.journal.emit("a", "old", "two")
+
+    def follow(client: ControlClient) -> list[str]:
+        told = []
+        for event in client.events(follow=True, last=10):
+            told.append(event.text)
+            if event.text == "two":
+                loop.call_soon_threadsafe(window.journal.emit, "a", "new", "three", "warning")
+            if event.text == "three":
+                return told
+        return told
+
+    loop = asyncio.get_running_loop()
+    assert await ask(socket, follow) == ["two", "three"]
+    assert [e.text for e in await ask(socket, lambda c: list(c.events(last=1)))] == ["three"]
+    assert [e.text for e in await ask(socket, lambda c: list(c.events(last=9, level="debug")))] == ["one", "two", "three"]
+    assert await ask(socket, lambda c: list(c.events(last=0))) == []
+
+
+async def test_drain_tells_its_progress_and_ends(socket, window):
+    told = await ask(socket, lambda c: [e.kind for e in c.drain(7.0)])
+    assert told == ["drain-started", "drained"]
+    assert window.drained == 7.0
+
+
+async def test_a_drain_that_fails_says_so(socket, window):
+    async def late(timeout_s: float) -> None:
+        raise TimedOut("still two micro-batches in flight", "tutti stop")
+
+    window.drain = late
+    with pytest.raises(LocalFault) as fault:
+        await ask(socket, lambda c: list(c.drain(1.0)))
+    assert fault.value.code == ExitCode.TIMED_OUT
+
+
+async def test_stop_reaches_the_daemon(socket, window):
+    await ask(socket, lambda c: c.stop())
+    assert window.stopped.is_set()
+
+
+async def test_a_second_daemon_is_refused_and_told_the_pid(socket, window):
+    with pytest.raises(Refused, match=f"already running here, pid {os.getpid()}"):
+        await ControlService(window, socket).start()
+    assert (await ask(socket, lambda c: c.status())).peer  # the first one is unharmed
+
+
+async def test_a_socket_left_by_a_dead_daemon_is_replaced(tmp_path):
+    path = tmp_path / "ctl.sock"
+    with sockets.socket(sockets.AF_UNIX) as dead:
+        dead.bind(str(path))
+        dead.listen()
+    assert path.exists()
+    assert listener(path) is None
+    service = ControlService(CannedWindow(), path)
+    await service.start()
+    assert (await ask(path, lambda c: c.status())).name == "brisk-otter"
+    await service.close(0.1)
+    assert not path.exists()
+
+
+async def test_something_else_at_the_path_is_left_alone(tmp_path):
+    path = tmp_path / "ctl.sock"
+    path.write_text("precious")
+    with pytest.raises(Refused, match="not a socket"):
+        clear_stale(path)
+    assert path.read_text() == "precious"
+
+
+async def test_without_a_daemon_the_error_says_what_to_do(tmp_path):
+    with pytest.raises(NotRunning) as fault:
+        ControlClient(tmp_path / "ctl.sock", home=tmp_path)
+    assert fault.value.code == 3
+    assert "tutti start" in fault.value.next_step
+
+
+async def test_a_daemon_that_goes_away_and_one_that_hangs_are_told_apart(tmp_path):
+    window = CannedWindow()
+    service = ControlService(window, tmp_path / "ctl.sock")
+    await service.start()
+    stuck = asyncio.Event()
+
+    async def never() -> Any:
+        await stuck.wait()
+
+    window.snapshot = never
+    client = await asyncio.to_thread(ControlClient, service.path, 0.2)
+    with pytest.raises(TimedOut):
+        await asyncio.to_thread(client.status)
+    await service.close(0.0)
+    with pytest.raises(NotRunning):
+        await asyncio.to_thread(client.status)
+    assert await asyncio.to_thread(client.wait_gone, 1.0)
+    client.close()

@@ -1,0 +1,162 @@
+import io
+
+import pytest
+from rich.console import Console, RenderableType
+
+from node.control.memory import ME, some_peers, training_snapshot
+from node.control.snapshot import compare_digests, cover, exit_code, plain, swarm_view
+from node.control.text import banner, consent_lines, peers_table, ping_lines, status_lines, swarm_picture
+from protos.ask_pb2 import PeerLine, PeersAnswer
+from protos.control_pb2 import PingReport, Snapshot
+
+
+def shown(*what: RenderableType, width: int = 80) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False)
+    for each in what:
+        console.print(each)
+    return console.file.getvalue().rstrip("\n").split("\n")  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def swarm(stages: int = 3, replicas: int = 2, **changes: object) -> list[Snapshot]:
+    return [
+        training_snapshot(stage=s, name=f"peer-{s}-{r}", peer=f"{ME[:-3]}{s}x{r}", digest=f"{s:02d}" * 32, **changes)
+        for s in range(stages + 1)
+        for r in range(replicas)
+    ]
+
+
+def test_status_tells_the_facts_in_eighty_columns():
+    lines = shown(*status_lines(training_snapshot()))
+    assert all(len(line) <= 80 for line in lines)
+    assert len(lines) == len(status_lines(training_snapshot()))  # nothing wrapped
+    text = "\n".join(lines)
+    for fact in ("brisk-otter (kJ4m2a)", "TRAINING", "healthy", "3h12m", "epoch 120/150", "loss 1.802 ↓ 5.560", "held out 2.010"):
+        assert fact in text
+    for fact in ("stage 2 of 3 (layers 2-3), 2 replicas", "41.2M tokens", "118 ok, 2 repaired, 0 failed", "compute 62%", "5 direct, 1 tunnel"):
+        assert fact in text
+
+
+def test_a_degraded_node_says_why_first_and_what_to_do():
+    snapshot = training_snapshot(healthy=False, state="waiting", reason="no peer holds stage 3", next_step="tutti swarm invite")
+    lines = shown(*status_lines(snapshot))
+    assert "degraded" in lines[0]
+    assert "no peer holds stage 3" in lines[1]
+    assert "tutti swarm invite" in lines[2]
+    assert exit_code(snapshot) == 9
+    assert exit_code(training_snapshot()) == 0
+
+
+def test_a_daemon_that_knows_nothing_yet_makes_nothing_up():
+    lines = shown(*status_lines(Snapshot(peer=ME, name="new", state="starting", healthy=True, version="0.1.0")))
+    assert len(lines) == 2
+    assert "loss" not in "".join(lines)
+
+
+def test_the_peers_table_fits_and_marks_this_node():
+    lines = shown(peers_table(some_peers()))
+    assert all(len(line) <= 80 for line in lines)
+    assert lines[0].split() == ["PEER", "NAME", "STATE", "STAGE", "PATH", "RTT", "TOK/S", "EPOCH", "UP", "VER"]
+    assert [line for line in lines if line.startswith("* kJ4m2a")]
+    assert any("joining 62%" in line and "3/3" in line for line in lines)
+    assert any("lost 41s" in line for line in lines)
+    assert lines[-1] == "Stage cover  ends:1 1:1 2:1 3:0"
+
+
+def test_peers_are_sorted_and_filtered():
+    fastest = shown(peers_table(some_peers(), sort="speed"))[1]
+    assert "golden-condor" in fastest
+    nearest = shown(peers_table(some_peers(), sort="rtt"))[1]
+    assert "31ms" in nearest
+    only = shown(peers_table(some_peers(), stage=1))
+    assert "golden-condor" in only[1]
+    assert "6 peers" in only[2]
+
+
+def test_a_hostile_name_cannot_draw_on_the_terminal():
+    answer = PeersAnswer(peers=[PeerLine(peer="\x1b]0;x", name="\x1b[31mred\nnext", state="\x1b[2J", version="\r")])
+    assert "\x1b" not in "".join(shown(peers_table(answer)))
+    assert len(shown(peers_table(answer))) == 4
+    hostile = training_snapshot(name="\x1b[2J", reason="\x1b[1m", healthy=False, layers="[red]x[/red]")
+    text = "\n".join(shown(*status_lines(hostile)))
+    assert "\x1b" not in text
+    assert "[red]x[/red]" in text  # markup of a stranger is text
+
+
+def test_cover_shows_holes():
+    assert cover(some_peers()) == {0: 1, 1: 1, 2: 1, 3: 0}
+
+
+def test_json_has_every_field_and_real_numbers():
+    document = plain(training_snapshot())
+    assert set(document) == {f.name for f in Snapshot.DESCRIPTOR.fields}
+    assert document["tokens"] == 41_200_000
+    assert document["swarm"]["epochs"] == 150
+    assert document["time_s"] == {"compute": 620.0, "round": 60.0, "wait": 240.0, "wire": 80.0}
+    assert document["p2pd_restarts"] == 0
+
+
+@pytest.mark.parametrize(("stages", "replicas"), [(3, 2), (1, 1), (8, 4), (16, 16)])
+@pytest.mark.parametrize("note", ["", "killed peer-2-1: its work goes to peer-2-0"])
+def test_the_picture_of_a_swarm_fits_the_screen(stages: int, replicas: int, note: str):
+    snapshots = swarm(stages, replicas)
+    for s in snapshots:
+        s.swarm.stages = stages
+    lines = shown(swarm_picture(snapshots, note=note))
+    assert len(lines) <= 24
+    assert all(len(line) <= 80 for line in lines)
+    assert "epoch 120/150" in lines[0]
+    assert not note or lines[-1] == note
+
+
+def test_the_picture_shows_who_is_gone_and_who_disagrees():
+    snapshots = swarm()
+    text = "\n".join(shown(swarm_picture(snapshots)))
+    assert "bit-identical" in text
+    assert text.count("●") == 8
+    snapshots[3].digest = "ff" * 32
+    snapshots[5].state = "lost"
+    text = "\n".join(shown(swarm_picture(snapshots)))
+    assert "DIFFER in stage 1" in text
+    assert text.count("✗") == 1
+    without = [s for s in swarm() if s.stage != 2]
+    assert "stage 2  ✗ nobody holds it" in "\n".join(shown(swarm_picture(without)))
+    assert "epoch 0/0" in shown(swarm_picture([]))[0]
+
+
+def test_digests_are_compared_only_at_the_same_epoch():
+    a, b, c = swarm(1, 1)[0], swarm(1, 1)[0], swarm(1, 1)[0]
+    b.digest, b.epoch = "ff" * 32, a.epoch + 1
+    assert compare_digests([a, b]) == (0, ())
+    assert compare_digests([a, b, c]) == (2, ())
+    c.digest = "ee" * 32
+    assert compare_digests([a, b, c]) == (2, (0,))
+
+
+def test_the_peer_furthest_ahead_speaks_for_the_swarm():
+    behind, ahead = training_snapshot(epoch=5, loss=4.0), training_snapshot(epoch=9, loss=3.0, stage=0)
+    view = swarm_view([behind, ahead])
+    assert (view.epoch, view.loss) == (9, 3.0)
+    assert view.time_s["compute"] == 1240.0
+
+
+def test_ping_tells_every_round_trip_or_the_reason():
+    assert ping_lines(PingReport(peer=ME, name="n", path="tunnel", rtt_s=[0.1, 0.3, 0.2]))[-1].endswith("least 100.0 ms, median 200.0 ms")
+    assert ping_lines(PingReport(peer=ME, error="no route")) == ["kJ4m2a: no route"]
+
+
+def test_the_banner_says_how_to_go_on():
+    lines = banner(version="0.1.0", name="otter", peer=ME, key_path="/k", new_key=True, solo=True, invite="tutti1x", listening=("/ip4/a", "/ip4/b"))
+    text = "\n".join(lines)
+    for words in ("solo", "keep a backup", "tutti monitor", "tutti join tutti1x", "/ip4/b"):
+        assert words in text
+    assert "device" not in text
+
+
+def test_the_consent_sheet_says_what_is_accepted():
+    sheet = consent_lines(
+        name="demo", run_id="ab" * 32, owner=ME, signed=True, admission="open", model="6 layers", parameters=1_000_000,
+        data="builtin:pydoc", cut="3 stages", work="10 epochs", fetches_data=False,
+    )  # fmt: skip
+    text = "\n".join(sheet)
+    for words in ("demo", ME, "1.0M parameters", "builtin:pydoc", "none is downloaded", "others see"):
+        assert words in text

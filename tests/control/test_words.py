@@ -1,0 +1,45 @@
+import math
+
+import pytest
+
+from node.control.words import BLOCKS, chart, clean, count, milliseconds, resample, size, span, sparkline, stacked
+
+
+def test_numbers_become_short_words():
+    assert [count(n) for n in (0, 1204, 9999, 18_204, 41_200_000, 3e9, math.nan)] == ["0", "1,204", "9,999", "18.2k", "41.2M", "3.0G", "-"]
+    assert [size(n) for n in (0, 512, 1536, 3 << 20, 5 << 40)] == ["0 B", "512 B", "1.5 KiB", "3.0 MiB", "5.0 TiB"]
+    assert [span(s) for s in (0.8, 41, 61, 11_540, 36_000, 187_200, -5, math.inf)] == ["0s", "41s", "1m", "3h12m", "10h", "2d04h", "0s", "0s"]
+    assert [milliseconds(s) for s in (0, 0.0004, 0.031)] == ["-", "0.4ms", "31ms"]
+
+
+@pytest.mark.parametrize("seconds", [10**k * m for k in range(8) for m in (1, 3, 9)])
+def test_a_span_fits_its_column(seconds: int):
+    assert len(span(seconds)) <= 5
+
+
+def test_text_from_outside_cannot_move_the_cursor():
+    assert clean("a\x1b[2Jb\nc\rd\x07") == "a [2Jb c d "
+    assert clean("x" * 300, 10) == "x" * 9 + "…"
+
+
+def test_a_chart_has_its_shape():
+    rows = chart([4, 3, 2, 1], 10, 2)
+    assert rows == ["█▄  ", "███▁"] or (len(rows) == 2 and rows[0][0] == "█" and rows[1][-1] == "▁" and rows[0][-1] == " ")
+    assert sparkline([5, 5, 5], 10) == BLOCKS[4] * 3
+    assert chart([], 10, 3) == ["", "", ""]
+    assert sparkline([math.nan, 1.0, math.inf], 5) == BLOCKS[4]
+
+
+def test_resampling_keeps_the_mean_and_the_width():
+    values = [float(i) for i in range(1000)]
+    short = resample(values, 78)
+    assert len(short) == 78
+    assert sum(short) / 78 == pytest.approx(499.5, rel=0.01)
+    assert short == sorted(short)
+
+
+def test_a_stacked_bar_is_exactly_as_wide_as_asked():
+    for width in range(1, 40):
+        assert sum(map(len, stacked([1, 2, 3.3, 0.1], "abcd", width))) == width
+    assert stacked([0, 0], "ab", 10) == ["", ""]
+    assert stacked([1, 0, 3], "abc", 8) == ["aa", "", "cccccc"]

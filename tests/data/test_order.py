@@ -1,0 +1,151 @@
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from node.core.errors import UsageFault, WireError
+from node.data.order import SampleOrder, Sampler
+
+
+@given(st.integers(1, 700), st.integers(0, 2**64), st.integers(0, 5))
+@settings(max_examples=60, deadline=None)
+def test_each_pass_is_a_permutation(count, seed, data_pass):
+    order = SampleOrder(count, seed)
+    start = data_pass * count
+    assert sorted(order.sample(p) for p in range(start, start + count)) == list(range(count))
+    assert order.data_pass(start) == order.data_pass(start + count - 1) == data_pass
+
+
+@given(st.integers(1, 2**62), st.integers(0, 2**62))
+@settings(deadline=None)
+def test_huge_texts_need_no_list(count, position):
+    assert 0 <= SampleOrder(count, 1).sample(position) < count
+
+
+def test_passes_and_seeds_differ_and_look_shuffled():
+    order = SampleOrder(1000, 42)
+    first, second = ([order.sample(p) for p in range(a, a + 1000)] for a in (0, 1000))
+    assert first != second
+    assert first != [SampleOrder(1000, 43).sample(p) for p in range(1000)]
+    fixed = sum(i == w for i, w in enumerate(first))
+    neighbours = sum(abs(a - b) == 1 for a, b in zip(first, first[1:], strict=False))
+    rising = sum(a < b for a, b in zip(first, first[1:], strict=False))
+    assert fixed < 10
+    assert neighbours < 15
+    assert 430 < rising < 570
+
+
+def test_the_order_is_the_same_on_every_machine():
+    order = SampleOrder(3500, 42)
+    assert [order.sample(p) for p in (0, 1, 2, 3499, 3500, 10**12)] == ORDER
+
+
+ORDER = [2931, 1242, 1100, 1375, 3428, 1959]
+
+
+def test_impossible_arguments():
+    with pytest.raises(UsageFault):
+        SampleOrder(0, 1)
+    with pytest.raises(ValueError, match="start at 0"):
+        SampleOrder(5, 1).sample(-1)
+
+
+class Life(RuleBasedStateMachine):
+    """Peers take, count, give back and restart, in any order."""
+
+    def __init__(self):
+        super().__init__()
+        self.sampler = Sampler(SampleOrder(50, 3))
+        self.out, self.counted, self.back, self.taken = set(), set(), set(), 0
+
+    @rule(n=st.integers(0, 9))
+    def take(self, n):
+        got = self.sampler.take(n)
+        assert len(got) == n == len(set(got))
+        again = sorted(self.back)[:n]
+        assert list(got[: len(again)]) == again
+        assert list(got[len(again) :]) == list(range(self.taken, self.taken + n - len(again)))
+        self.taken += n - len(again)
+        self.back -= set(got)
+        self.out |= set(got)
+
+    @rule(data=st.data())
+    def give_back(self, data):
+        chosen = data.draw(st.lists(st.sampled_from(sorted(self.out)), unique=True)) if self.out else []
+        self.sampler.give_back(chosen)
+        self.out -= set(chosen)
+        self.back |= set(chosen)
+
+    @rule()
+    def count(self):
+        self.counted |= self.out
+        self.out = set()
+
+    @rule()
+    def restart(self):
+        state = json.loads(json.dumps(self.sampler.state()))
+        self.sampler = Sampler(SampleOrder(50, 3))
+        self.sampler.restore(state)
+        assert self.sampler.state() == state
+
+    @rule(position=st.integers(-3, 500))
+    def give_back_what_is_not_out(self, position):
+        if position in self.back or not 0 <= position < self.taken:
+            before = self.sampler.state()
+            with pytest.raises(ValueError, match="given back"):
+                self.sampler.give_back([*sorted(self.out)[:1], position])
+            assert self.sampler.state() == before
+
+    @invariant()
+    def conserved(self):
+        assert self.sampler.next == self.taken
+        assert self.sampler.returned == len(self.back)
+        assert self.out | self.counted | self.back == set(range(self.taken))
+        assert len(self.out) + len(self.counted) + len(self.back) == self.taken
+
+
+Life.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestSamplerLife = Life.TestCase
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        [],
+        {"next": 3},
+        {"next": 3, "returned": 4},
+        {"next": "3", "returned": []},
+        {"next": True, "returned": []},
+        {"next": -1, "returned": []},
+        {"next": 3, "returned": [3]},
+        {"next": 3, "returned": [1, 1]},
+        {"next": 3, "returned": [[1]]},
+        {"next": 2**63, "returned": []},
+    ],
+)
+def test_a_bad_state_is_refused_and_changes_nothing(state):
+    sampler = Sampler(SampleOrder(50, 3))
+    sampler.take(4)
+    sampler.give_back([2])
+    with pytest.raises(WireError):
+        sampler.restore(state)
+    assert sampler.state() == {"next": 4, "returned": [2]}
+
+
+@pytest.mark.parametrize("back", [[1, 1], [2], [0, 2], [4], [-1], [1.0], [True]])
+def test_giving_back_twice_or_what_was_never_taken(back):
+    sampler = Sampler(SampleOrder(50, 3))
+    sampler.take(4)
+    sampler.give_back([2])
+    with pytest.raises(ValueError, match="given back"):
+        sampler.give_back(back)
+    assert sampler.state() == {"next": 4, "returned": [2]}
+    assert sampler.take(2) == (2, 4)
+
+
+def test_taking_less_than_nothing():
+    with pytest.raises(ValueError, match="fewer"):
+        Sampler(SampleOrder(50, 3)).take(-1)

@@ -1,0 +1,255 @@
+import errno
+import hashlib
+import json
+import sys
+
+import numpy as np
+import pytest
+import tokenizers
+
+from node.core.errors import OutOfResources, Refused, UsageFault
+from node.data import cache, readers
+from node.data.settings import DataSettings
+from node.data.sources import open_source
+from node.data.synthetic import MarkovLanguage
+from node.data.tokenizer import ByteTokenizer
+
+
+def ids_of(corpus):
+    return np.concatenate([corpus.train, corpus.held_out]).astype(np.int64).tolist()
+
+
+def test_pydoc_is_the_joined_help_text(tmp_path):
+    from pydoc_data.topics import topics
+
+    raw = "".join(topics[k] for k in sorted(topics)).encode()
+    corpus = open_source(DataSettings(), 128, tmp_path)
+    assert bytes(ids_of(corpus)) == raw
+    assert corpus.sha256 == hashlib.sha256(raw).hexdigest()
+    assert len(corpus.held_out) == int(len(raw) * 0.05)
+    assert corpus.windows == (len(corpus.train) - 1) // 128
+    assert corpus.vocab == 259
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pinned_hash_is_checked(tmp_path):
+    right = open_source(DataSettings(), 128, tmp_path).sha256
+    open_source(DataSettings(sha256=right.upper()), 128, tmp_path)
+    for source in ("builtin:pydoc", "synthetic:1", f"file:{__file__[:-3]}.py"):
+        with pytest.raises(Refused):
+            open_source(DataSettings(source=source, sha256="0" * 64), 128, tmp_path)
+
+
+def test_synthetic(tmp_path):
+    corpus = open_source(DataSettings(source="synthetic:5", holdout=0.0), 64, tmp_path)
+    assert corpus.train[:500].tolist() == MarkovLanguage(5).generate(500).tolist()
+    assert corpus.held_out_windows == 0
+    with pytest.raises(UsageFault):
+        open_source(DataSettings(source="synthetic:x"), 64, tmp_path)
+
+
+def test_a_text_file_is_mapped_and_not_copied(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes("Grüße\n".encode() * 100 + b"\xff broken utf-8 is bytes all the same")
+    corpus = open_source(DataSettings(source=f"file:{path}"), 16, tmp_path / "home")
+    assert bytes(ids_of(corpus)) == path.read_bytes()
+    assert isinstance(corpus.train, np.memmap)
+    assert not (tmp_path / "home").exists()
+
+
+DOCUMENTS = [f"Dokument {i}: naïve 🤖\nline" * 3 for i in range(20)]
+
+
+def expected(end=257):
+    ids = []
+    for document in DOCUMENTS:
+        ids += [*ByteTokenizer().encode(document).tolist(), end]
+    return ids
+
+
+def write_parquet(path, column="text"):
+    import pyarrow
+    import pyarrow.parquet as pq
+
+    pq.write_table(pyarrow.table({"id": list(range(21)), column: [*DOCUMENTS, None]}), path)
+
+
+def write_jsonl(path):
+    path.write_text("".join(json.dumps({"text": d, "n": 1}) + "\n\n" for d in DOCUMENTS))
+
+
+@pytest.mark.parametrize(("name", "write"), [("a.parquet", write_parquet), ("a.jsonl", write_jsonl)])
+def test_documents_end_with_eos_and_are_tokenised_once(tmp_path, monkeypatch, name, write):
+    write(tmp_path / name)
+    settings = DataSettings(source=f"file:{tmp_path / name}")
+    corpus = open_source(settings, 16, tmp_path / "home")
+    assert ids_of(corpus) == expected()
+    assert corpus.train.dtype == np.uint16
+    assert corpus.sha256 == hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
+    files = list((tmp_path / "home" / "data").iterdir())
+    assert len(files) == 1
+
+    monkeypatch.setattr(ByteTokenizer, "encode", lambda *_: pytest.fail("tokenised again"))
+    again = open_source(settings, 16, tmp_path / "home")
+    assert ids_of(again) == ids_of(corpus)
+    assert isinstance(again.train, np.memmap)
+    with pytest.raises(ValueError, match="read-only"):
+        again.train[0] = 1
+
+
+def test_changed_content_or_tokenizer_is_another_cache_file(tmp_path):
+    path, trained = tmp_path / "a.jsonl", tmp_path / "t.json"
+    write_jsonl(path)
+    open_source(DataSettings(source=f"file:{path}"), 16, tmp_path / "home")
+    path.write_text(path.read_text() + '{"text": "one more"}\n')
+    changed = open_source(DataSettings(source=f"file:{path}"), 16, tmp_path / "home")
+    assert len(ids_of(changed)) == len(expected()) + 9
+    trained.write_bytes(ByteTokenizer().to_json())
+    open_source(DataSettings(source=f"file:{path}", tokenizer=str(trained)), 16, tmp_path / "home")
+    assert len(list((tmp_path / "home" / "data").iterdir())) == 3
+
+
+def test_a_trained_tokenizer_over_a_text_file(tmp_path):
+    path, trained = tmp_path / "a.txt", tmp_path / "t.json"
+    path.write_text("the cat sat on the mat\n" * 200)
+    rust = tokenizers.Tokenizer(tokenizers.models.BPE())
+    rust.decoder = tokenizers.decoders.ByteLevel()
+    rust.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    rust.train_from_iterator([path.read_text()], tokenizers.trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet))
+    rust.save(str(trained))
+    corpus = open_source(DataSettings(source=f"file:{path}", tokenizer=str(trained)), 16, tmp_path / "home")
+    assert rust.decode(ids_of(corpus)) == path.read_text()
+    assert corpus.vocab == rust.get_vocab_size() <= 300
+    with pytest.raises(UsageFault, match="token ids"):
+        corpus.require_vocab(10)
+    corpus.require_vocab(300)
+
+
+@pytest.mark.parametrize("piece", [1, 3, 10, 1000])
+@pytest.mark.parametrize("text", ["ein Satz\nnoch einer\n\nEnde", "日本語" * 30, "a" * 50, "🤖" * 20 + "\n" + "é" * 99])
+def test_text_pieces_join_and_never_cut_a_character(tmp_path, monkeypatch, piece, text):
+    path = tmp_path / "a.txt"
+    path.write_text(text)
+    monkeypatch.setattr(readers, "PIECE", piece)
+    parts = list(readers.text_pieces(path))
+    assert b"".join(parts) == text.encode()
+    if piece > 1:
+        assert "".join(p.decode() for p in parts) == text
+    path.write_bytes(b"\x80" * 100)
+    assert b"".join(readers.text_pieces(path)) == b"\x80" * 100
+
+
+@pytest.mark.parametrize("line", ['{"text": 3}', "{}", "[1]", "nonsense", "null", '"text"', "[" * 100_000])
+def test_a_bad_line_is_named(tmp_path, line):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "fine"}\n' + line + "\n")
+    with pytest.raises(UsageFault, match="line 2"):
+        open_source(DataSettings(source=f"file:{path}"), 4, tmp_path / "home")
+    assert list((tmp_path / "home" / "data").iterdir()) == []
+
+
+def test_bad_parquet(tmp_path, monkeypatch):
+    path = tmp_path / "a.parquet"
+    settings = DataSettings(source=f"file:{path}")
+    write_parquet(path, column="body")
+    with pytest.raises(UsageFault, match="no column 'text'"):
+        open_source(settings, 4, tmp_path)
+    path.write_bytes(b"PAR1 not really")
+    with pytest.raises(UsageFault, match="cannot read"):
+        open_source(settings, 4, tmp_path)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UsageFault) as caught:
+        open_source(settings, 4, tmp_path)
+    assert "pip install" in caught.value.next_step
+
+
+def test_pretokenised(tmp_path):
+    path = tmp_path / "a.bin"
+    ids = np.arange(1000, dtype="<u2") % 200
+    path.write_bytes(ids.tobytes())
+    corpus = open_source(DataSettings(source=f"file:{path}"), 16, tmp_path)
+    assert ids_of(corpus) == ids.tolist()
+    assert corpus.vocab == 259
+
+    wide = np.arange(1000, dtype="<u4") + 99_000
+    path.write_bytes(wide.tobytes())
+    side = tmp_path / "a.bin.json"
+    side.write_text('{"dtype": "uint32", "vocab": 100000}')
+    corpus = open_source(DataSettings(source=f"file:{path}"), 16, tmp_path)
+    assert ids_of(corpus) == wide.tolist()
+    assert corpus.vocab == 100_000
+
+    for note in ('{"dtype": "uint32", "vocab": 99500}', '{"dtype": "int8"}', '{"vocab": "x"}', "[", "[]", '{"vocab": 0}'):
+        side.write_text(note)
+        with pytest.raises(UsageFault):
+            open_source(DataSettings(source=f"file:{path}"), 16, tmp_path)
+    side.unlink()
+    path.write_bytes(b"\x01\x00\x01")
+    with pytest.raises(UsageFault, match="multiple"):
+        open_source(DataSettings(source=f"file:{path}"), 16, tmp_path)
+
+
+def test_a_directory_of_the_datasets_library(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    datasets.disable_progress_bars()
+    whole = datasets.DatasetDict({"train": datasets.Dataset.from_dict({"text": DOCUMENTS, "n": list(range(20))})})
+    whole["validation"] = datasets.Dataset.from_dict({"body": [*DOCUMENTS[:10], None]})
+    where = tmp_path / "set"
+    whole.save_to_disk(str(where))
+    corpus = open_source(DataSettings(source=f"hf:{where}"), 16, tmp_path / "home")
+    assert ids_of(corpus) == expected()
+    assert corpus.sha256 == readers.documents_sha256(d.encode() for d in DOCUMENTS)
+    other = open_source(DataSettings(source=f"hf:{where}:validation:body"), 16, tmp_path / "home")
+    assert ids_of(other) == expected()[: len(ids_of(other))]
+    for wrong in (f"hf:{where}:test", f"hf:{where}:train:body", f"hf:{where}:train:n"):
+        with pytest.raises(UsageFault):
+            open_source(DataSettings(source=wrong), 16, tmp_path / "home")
+    with pytest.raises(Refused):
+        open_source(DataSettings(source=f"hf:{where}", sha256="0" * 64), 16, tmp_path / "home")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UsageFault) as caught:
+        open_source(DataSettings(source=f"hf:{where}"), 16, tmp_path / "home")
+    assert "tutti[data]" in caught.value.next_step
+
+
+@pytest.mark.parametrize(
+    "source", ["", "pydoc", "builtin:", "builtin:x", "ftp:x", "file:/nowhere.txt", "file:/", "file:pyproject.toml"]
+)
+def test_sources_that_are_none(tmp_path, source):
+    with pytest.raises(UsageFault) as caught:
+        open_source(DataSettings(source=source), 16, tmp_path)
+    assert caught.value.next_step
+
+
+@pytest.mark.parametrize("size", [0, 1, 33])
+def test_a_text_too_short(tmp_path, size):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"x" * size)
+    with pytest.raises(UsageFault, match="too few"):
+        open_source(DataSettings(source=f"file:{path}"), 16, tmp_path)
+    path.write_bytes(b"x" * 34)
+    corpus = open_source(DataSettings(source=f"file:{path}"), 16, tmp_path)
+    assert (corpus.windows, corpus.held_out_windows) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "seq_len"), [(DataSettings(holdout=1.0), 8), (DataSettings(holdout=-0.1), 8), (DataSettings(), 0)]
+)
+def test_bad_settings(tmp_path, settings, seq_len):
+    with pytest.raises(UsageFault):
+        open_source(settings, seq_len, tmp_path)
+
+
+@pytest.mark.parametrize(("number", "fault"), [(errno.ENOSPC, OutOfResources), (errno.EACCES, UsageFault)])
+def test_a_disk_that_does_not_take_it(tmp_path, monkeypatch, number, fault):
+    write_jsonl(tmp_path / "a.jsonl")
+
+    def refuse(*_):
+        raise OSError(number, "no")
+
+    monkeypatch.setattr(cache.os, "fsync", refuse)
+    with pytest.raises(fault):
+        open_source(DataSettings(source=f"file:{tmp_path / 'a.jsonl'}"), 16, tmp_path / "home")
+    assert list((tmp_path / "home" / "data").iterdir()) == []

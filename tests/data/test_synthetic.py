@@ -1,0 +1,57 @@
+import hashlib
+import math
+
+import numpy as np
+import pytest
+
+from node.data.synthetic import LETTERS, MarkovLanguage
+
+
+@pytest.fixture(scope="module")
+def language():
+    return MarkovLanguage(7)
+
+
+@pytest.fixture(scope="module")
+def text(language):
+    return language.generate(400_000)
+
+
+def test_the_empirical_cross_entropy_is_the_stated_entropy_rate(language, text):
+    assert language.cross_entropy(text) == pytest.approx(language.entropy_rate, abs=0.01)
+    assert 0.5 < language.entropy_rate < math.log(len(LETTERS)) - 1
+
+
+def test_another_model_does_worse(language, text):
+    assert MarkovLanguage(8).cross_entropy(text) > language.entropy_rate + 1
+
+
+def test_rows_are_distributions_that_reach_every_letter(language):
+    assert np.allclose(language.probabilities.sum(axis=1), 1, atol=0)
+    assert language.probabilities.min() > 0
+
+
+def test_frequencies_follow_the_grammar(language, text):
+    letters = np.searchsorted(np.sort(np.frombuffer(LETTERS, np.uint8)), text)
+    order = np.argsort(np.frombuffer(LETTERS, np.uint8))
+    number = order[letters]
+    context = number[:-2] * len(LETTERS) + number[1:-1]
+    busiest = np.bincount(context).argmax()
+    seen = np.bincount(number[2:][context == busiest], minlength=len(LETTERS))
+    assert np.abs(seen / seen.sum() - language.probabilities[busiest]).max() < 0.05
+
+
+def test_the_same_text_on_every_machine(language):
+    text = language.generate(1000)
+    assert text.dtype == np.uint8
+    assert np.array_equal(text, language.generate(2000)[:1000])
+    assert hashlib.sha256(text.tobytes()).hexdigest() == HASH
+    assert set(text.tolist()) <= set(LETTERS)
+
+
+HASH = "84fbad7be3bb5f6334dcc6906233f1e9851ece106d2d90ea37627912cd461e81"
+
+
+def test_foreign_text_is_refused(language):
+    with pytest.raises(ValueError, match="not a text"):
+        language.cross_entropy(np.frombuffer(b"ABC", dtype=np.uint8))

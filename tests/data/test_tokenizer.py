@@ -1,0 +1,94 @@
+import json
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from node.core.errors import UsageFault
+from node.data.tokenizer import ByteTokenizer, byte_letters, load_tokenizer, pieces
+
+BYTES = ByteTokenizer()
+RUST = tokenizers.Tokenizer.from_str(BYTES.to_json().decode())
+UTF8 = st.text(st.characters(exclude_categories=("Cs",)))
+
+
+@given(UTF8)
+@example("  two  spaces\n\n\ttabs\r\n")
+@example("naïve façade — 你好 🤖\x00\x7f\xad")
+@example("<|bos|")
+def test_the_exported_tokenizer_gives_equal_ids_and_text(text):
+    ids = BYTES.encode(text)
+    assert ids.tolist() == list(text.encode())
+    assert RUST.encode(text).ids == ids.tolist()
+    assert BYTES.decode(ids) == text
+    assert RUST.decode(ids.tolist()) == text
+
+
+def test_special_words_are_bytes_when_asked_so():
+    fresh = tokenizers.Tokenizer.from_str(BYTES.to_json().decode())
+    text = "a<|eos|>b"
+    assert fresh.encode(text).ids == [97, 257, 98]
+    fresh.encode_special_tokens = True
+    assert fresh.encode(text).ids == BYTES.encode(text).tolist()
+
+
+def test_259_ids_and_specials_decode_to_nothing():
+    assert RUST.get_vocab_size() == BYTES.vocab == 259
+    assert BYTES.decode([256, 72, 105, 257, 258, 1000, -5]) == "Hi"
+    assert BYTES.decode([0xE4, 0xBD]) == "\ufffd"
+    assert BYTES.decode(np.array([72, 105], dtype=np.uint16)) == "Hi"
+    assert BYTES.encode("a\ud800b").tolist() == [97, 63, 98]
+
+
+def test_letters_are_those_of_the_library():
+    assert sorted(byte_letters()) == sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    assert len(set(byte_letters())) == 256
+
+
+@pytest.fixture
+def trained(tmp_path):
+    rust = tokenizers.Tokenizer(tokenizers.models.BPE())
+    rust.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    rust.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<|endoftext|>"], initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    )
+    rust.train_from_iterator(["the cat sat on the mat and the hat"] * 4, trainer)
+    rust.enable_truncation(4)
+    path = tmp_path / "tokenizer.json"
+    rust.save(str(path))
+    return path
+
+
+def test_a_trained_tokenizer_is_loaded_and_exported_unchanged(trained):
+    ours = load_tokenizer(str(trained))
+    text = "the cat sat on the mat\n" * 3
+    ids = ours.encode(text)
+    assert len(ids) > 4  # the file's truncation is for short inputs, not for a training text
+    assert len(ids) < len(text)
+    assert ours.decode(ids) == text
+    assert ours.encode(text.encode()).tolist() == ids.tolist()
+    assert ours.to_json() == trained.read_bytes()
+    assert int(ids.max()) < ours.vocab
+    assert ours.eos == 0
+    assert ours.bos is None
+
+
+@pytest.mark.parametrize("content", [b"{", b"{}", b"\xff", json.dumps({"model": 3}).encode()])
+def test_a_file_that_is_no_tokenizer_is_refused(tmp_path, content):
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(content)
+    with pytest.raises(UsageFault):
+        load_tokenizer(str(path))
+    with pytest.raises(UsageFault):
+        load_tokenizer(str(tmp_path / "missing.json"))
+
+
+@given(st.text(st.sampled_from("ab\n")), st.integers(1, 9))
+def test_pieces_join_to_the_text_and_end_behind_lines(text, size):
+    parts = list(pieces(text, size))
+    assert "".join(parts) == text
+    assert all(0 < len(p) <= size for p in parts)
+    assert all(p.endswith("\n") for p in parts[:-1] if "\n" in p)

@@ -1,0 +1,138 @@
+"""Directories over real p2pd processes and over the in-process wall, under one roof."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hivemind.p2p import P2P
+
+from node.core.clock import SystemClock
+from node.core.ids import RunId
+from node.dht.directory import Directory
+from node.dht.memory import MemoryDirectory, Wall
+from node.dht.record import PeerBody
+from node.dht.settings import DirectorySettings
+from node.identity.keys import Identity
+
+RUN = RunId("ab" * 32)
+
+
+class SkewedClock(SystemClock):
+    """The machine's clock, moved by hand: what a peer sees when time passes for it."""
+
+    skew = 0.0
+
+    def wall(self) -> float:
+        return super().wall() + self.skew
+
+
+def make_body(name: str = "calm-otter", **changes: Any) -> PeerBody:
+    fields: dict[str, Any] = {"stage": 1, "role": "stage", "state": "ready", "epoch": 3, "name": name, "version": "0.1.0"}
+    return PeerBody(**(fields | changes))
+
+
+@pytest.fixture
+def body() -> Callable[..., PeerBody]:
+    return make_body
+
+
+@pytest.fixture
+def run_id() -> RunId:
+    return RUN
+
+
+async def eventually(check: Callable[[], Awaitable[Any]], seconds: float = 20.0) -> Any:
+    """The first true answer of ``check``; fails after ``seconds``."""
+    async with asyncio.timeout(seconds):
+        while True:
+            if answer := await check():
+                return answer
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture(name="eventually")
+def eventually_fixture() -> Callable[..., Awaitable[Any]]:
+    return eventually
+
+
+class Swarm:
+    """Real nodes: identities with a key file, a p2pd each, and directories attached to them."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.p2ps: list[P2P] = []
+        self.directories: list[Directory] = []
+
+    async def p2p(self, identity: Identity, **options: Any) -> P2P:
+        assert identity.path is not None
+        options = {"host_maddrs": ("/ip4/127.0.0.1/tcp/0",), "nat_port_map": False, "auto_nat": False} | options
+        p2p = await P2P.create(identity_path=str(identity.path), check_if_identity_free=False, **options)
+        self.p2ps.append(p2p)
+        return p2p
+
+    def identity(self) -> Identity:
+        return Identity.create(self.home / f"key{len(list(self.home.iterdir()))}")
+
+    def directory(self, identity: Identity, clock: SystemClock | None = None, **settings: Any) -> Directory:
+        knobs: dict[str, Any] = {"rejoin_s": 0.05, "rejoin_max_s": 0.2, "lookup_timeout_s": 3.0} | settings
+        directory = Directory(identity, DirectorySettings(**knobs), clock or SystemClock(), RUN)
+        self.directories.append(directory)
+        return directory
+
+    async def node(self, seeds: tuple[str, ...] = (), **settings: Any) -> tuple[Directory, P2P]:
+        identity = self.identity()
+        directory, p2p = self.directory(identity, **settings), await self.p2p(identity)
+        await directory.attach(p2p, seeds)
+        return directory, p2p
+
+    async def close(self) -> None:
+        for directory in self.directories:
+            await directory.close()
+        for p2p in self.p2ps:
+            await p2p.shutdown()
+
+
+async def addresses(p2p: P2P) -> tuple[str, ...]:
+    return tuple(str(a) for a in await p2p.get_visible_maddrs(latest=True))
+
+
+@pytest.fixture(name="addresses")
+def addresses_fixture() -> Callable[..., Awaitable[tuple[str, ...]]]:
+    return addresses
+
+
+@pytest.fixture
+async def swarm(tmp_path: Path) -> AsyncIterator[Swarm]:
+    swarm = Swarm(tmp_path)
+    yield swarm
+    await swarm.close()
+
+
+class Three:
+    """Three peers of one run whose clocks can be moved, whatever the noticeboard is made of."""
+
+    def __init__(self, directories: list[Any], clocks: list[SkewedClock]) -> None:
+        self.directories, self.clocks = directories, clocks
+
+
+@pytest.fixture(params=["memory", "hivemind"])
+async def three(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Three]:
+    clocks = [SkewedClock() for _ in range(3)]
+    settings = DirectorySettings(rejoin_s=0.05, rejoin_max_s=0.2)
+    if request.param == "memory":
+        wall = Wall()
+        yield Three([MemoryDirectory(Identity.ephemeral(), settings, c, RUN, wall) for c in clocks], clocks)
+        return
+    swarm = Swarm(tmp_path)
+    identities = [swarm.identity() for _ in clocks]
+    p2ps = await asyncio.gather(*(swarm.p2p(identity) for identity in identities))
+    seeds: tuple[str, ...] = ()
+    for clock, identity, p2p in zip(clocks, identities, p2ps, strict=True):
+        await swarm.directory(identity, clock).attach(p2p, seeds)
+        seeds = seeds or await addresses(p2p)
+    yield Three(swarm.directories, clocks)
+    await swarm.close()

@@ -1,0 +1,145 @@
+"""Which records stand. All with virtual time: the board is told what time it is."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.core.errors import UsageFault, WireError
+from node.core.ids import RunId
+from node.dht.author import Author
+from node.dht.board import Board
+from node.dht.settings import DirectorySettings
+from node.identity.keys import Identity
+from node.identity.records import seal
+
+NOW = 1_800_000_000.0
+RUN = RunId("ab" * 32)
+ALICE, BOB = Identity.ephemeral(), Identity.ephemeral()
+
+
+def board(**settings) -> Board:
+    return Board(RUN, DirectorySettings(**settings))
+
+
+def sealed(who: Identity, packed: bytes, seq: int = 1, until: float = NOW + 15, key: str = "") -> bytes:
+    return seal(who, key or board().key, packed, seq, until)
+
+
+def test_a_good_record_is_news_once(body) -> None:
+    b, raw = board(), sealed(ALICE, body().pack())
+    assert b.offer(ALICE.peer_id, raw, NOW + 15, NOW) is True
+    assert b.offer(ALICE.peer_id, raw, NOW + 15, NOW + 1) is False
+    assert b.entries(NOW)[ALICE.peer_id].body == body()
+    assert b.refused == 0
+
+
+@pytest.mark.parametrize(
+    "expires", [math.inf, -math.inf, math.nan, NOW, NOW - 1, NOW + 601, 2.0**62, 9_999_999_999.0, NOW + 15.5, NOW + 14.5]
+)
+def test_an_expiry_that_was_not_signed_or_is_absurd_is_refused(body, expires: float) -> None:
+    b = board()
+    with pytest.raises(WireError):
+        b.offer(ALICE.peer_id, sealed(ALICE, body().pack()), expires, NOW)
+    assert (b.entries(NOW), b.refused) == ({}, 1)
+
+
+def test_a_signed_expiry_too_far_away_is_refused(body) -> None:
+    with pytest.raises(WireError):
+        board().offer(ALICE.peer_id, sealed(ALICE, body().pack(), until=NOW + 700), NOW + 700, NOW)
+
+
+def test_another_writer_key_or_size_is_refused(body) -> None:
+    b, packed = board(), body().pack()
+    for raw in (
+        sealed(BOB, packed),  # Bob's record under Alice's name
+        sealed(ALICE, packed, key="tutti/" + "cd" * 32 + "/peers"),  # of another run
+        sealed(ALICE, packed)[:-1] + b"!",  # changed on the way
+        sealed(ALICE, packed)[:50],
+        sealed(ALICE, b" " * 5000),
+        bytes(1 << 20),
+        sealed(ALICE, b"{}"),  # signed, but no body
+        b"",
+    ):
+        with pytest.raises(WireError):
+            b.offer(ALICE.peer_id, raw, NOW + 15, NOW)
+    for writer in ("", "Alice", "Qm" * 23, "1" * 500):
+        with pytest.raises(WireError):
+            b.offer(writer, sealed(ALICE, packed), NOW + 15, NOW)
+    assert b.entries(NOW) == {}
+
+
+def test_an_old_record_cannot_come_back(body) -> None:
+    b = board()
+    first, second = sealed(ALICE, body(epoch=1).pack(), 1), sealed(ALICE, body(epoch=2).pack(), 2, NOW + 16)
+    b.offer(ALICE.peer_id, first, NOW + 15, NOW)
+    b.offer(ALICE.peer_id, second, NOW + 16, NOW)
+    with pytest.raises(WireError, match="after"):
+        b.offer(ALICE.peer_id, first, NOW + 15, NOW)
+    with pytest.raises(WireError, match="after"):  # same number, other content
+        b.offer(ALICE.peer_id, sealed(ALICE, body(epoch=9).pack(), 2, NOW + 17), NOW + 17, NOW)
+    assert b.entries(NOW)[ALICE.peer_id].body.epoch == 2
+
+
+def test_a_withdrawal_hides_the_writer_and_is_not_undone_by_a_replay(body) -> None:
+    b, old = board(), sealed(ALICE, body().pack(), 1, NOW + 100)
+    b.offer(ALICE.peer_id, old, NOW + 100, NOW)
+    b.offer(ALICE.peer_id, sealed(ALICE, b"", 2, NOW + 101), NOW + 101, NOW)
+    with pytest.raises(WireError):
+        b.offer(ALICE.peer_id, old, NOW + 100, NOW + 50)
+    assert b.entries(NOW + 50) == {}
+
+
+def test_a_writer_is_forgotten_with_its_last_record(body) -> None:
+    b = board()
+    b.offer(ALICE.peer_id, sealed(ALICE, body().pack(), 100), NOW + 15, NOW)
+    assert b.newest(ALICE.peer_id) == (100, NOW + 15)
+    assert b.entries(NOW + 15) == {}
+    assert b.newest(ALICE.peer_id) == (0, 0.0)
+    b.offer(ALICE.peer_id, sealed(ALICE, body().pack(), 7, NOW + 30), NOW + 30, NOW + 15)
+    assert b.entries(NOW + 16)[ALICE.peer_id].seq == 7
+
+
+def test_the_number_of_writers_is_bounded_and_room_comes_back(body) -> None:
+    b, packed = Board(RUN, DirectorySettings(max_peers=3), BOB.peer_id), body().pack()
+    crowd = [Identity.ephemeral() for _ in range(5)]
+    for one in crowd[:3]:
+        b.offer(one.peer_id, sealed(one, packed), NOW + 15, NOW)
+    with pytest.raises(WireError, match="3 peers"):
+        b.offer(crowd[3].peer_id, sealed(crowd[3], packed), NOW + 15, NOW)
+    b.offer(crowd[0].peer_id, sealed(crowd[0], packed, 2, NOW + 16), NOW + 16, NOW)  # known ones go on
+    b.offer(BOB.peer_id, sealed(BOB, packed), NOW + 15, NOW)  # and so does the owner of the board
+    assert len(b.entries(NOW)) == 4
+    assert b.offer(crowd[4].peer_id, sealed(crowd[4], packed, 1, NOW + 30), NOW + 30, NOW + 15.5)
+
+
+@given(st.lists(st.integers(-2_000, 20_000), max_size=30))
+def test_every_record_of_an_author_is_news_whatever_its_clock_does(steps: list[int]) -> None:
+    settings = DirectorySettings(max_ttl_s=60)
+    b, author, now = board(max_ttl_s=60), Author(ALICE, RUN, settings), NOW
+    for step in steps:
+        now += step / 1000
+        raw, expires = author.seal(b"", now, b.newest(ALICE.peer_id))
+        assert b.offer(ALICE.peer_id, raw, expires, now)
+
+
+def test_a_restarted_author_continues_after_what_is_posted(body) -> None:
+    b, settings = board(), DirectorySettings()
+    raw, expires = Author(ALICE, RUN, settings).seal(body(epoch=1).pack(), NOW + 10)
+    b.offer(ALICE.peer_id, raw, expires, NOW)
+    raw, later = Author(ALICE, RUN, settings).seal(body(epoch=2).pack(), NOW, b.newest(ALICE.peer_id))
+    assert later > expires
+    assert b.offer(ALICE.peer_id, raw, later, NOW)
+
+
+def test_an_author_whose_clock_was_far_ahead_recovers(body) -> None:
+    b, author = board(), Author(ALICE, RUN, DirectorySettings())
+    author.seal(body().pack(), NOW + 86_400)
+    raw, expires = author.seal(body().pack(), NOW)
+    assert b.offer(ALICE.peer_id, raw, expires, NOW)
+
+
+def test_a_life_others_would_refuse_is_a_mistake_in_the_settings() -> None:
+    with pytest.raises(UsageFault, match="ttl_s"):
+        Author(ALICE, RUN, DirectorySettings(ttl_s=700))

@@ -1,0 +1,129 @@
+"""The directory over real p2pd processes: first peer, bootstrap peers that come late, restarts."""
+
+from __future__ import annotations
+
+import pytest
+
+from node.core.clock import SystemClock
+from node.core.errors import UsageFault
+from node.dht.directory import Directory
+from node.dht.settings import DirectorySettings
+from node.telemetry.events import Journal
+
+
+async def both_see(eventually, one: Directory, other: Directory) -> None:
+    async def seen() -> bool:
+        want = {one.me, other.me}
+        return set(await one.read()) == want == set(await other.read())
+
+    assert await eventually(seen)
+
+
+async def test_a_bootstrap_peer_that_starts_later_is_found(swarm, body, addresses, eventually) -> None:
+    late = swarm.identity()
+    gone = await swarm.p2p(late)
+    (address,) = await addresses(gone)
+    await gone.shutdown()
+
+    early, _ = await swarm.node((address,))
+    await early.publish(body("early"))
+    assert set(await early.read()) == {early.me}
+
+    directory = swarm.directory(late)
+    p2p = await swarm.p2p(late, host_maddrs=(address.rpartition("/p2p/")[0],))
+    await directory.attach(p2p)
+    await directory.publish(body("late"))
+    await both_see(eventually, early, directory)
+
+
+async def test_after_a_restart_of_p2pd_the_record_is_posted_again(swarm, body, addresses, eventually) -> None:
+    one, p2p_one = await swarm.node()
+    seeds = await addresses(p2p_one)
+    identity = swarm.identity()
+    other, p2p_other = swarm.directory(identity, lookup_timeout_s=1.0), await swarm.p2p(identity)
+    await other.attach(p2p_other, seeds)
+    await one.publish(body("one"))
+    await other.publish(body("other"))
+    await both_see(eventually, one, other)
+
+    await p2p_other.shutdown()
+    before = (await one.read())[other.me].seq
+    await other.publish(body("other", state="training"))  # nobody hears it: kept for later
+    await other.attach(await swarm.p2p(identity), seeds)
+
+    async def heard() -> bool:
+        entry = (await one.read()).get(other.me)
+        return entry is not None and entry.seq > before and entry.body.state == "training"
+
+    assert await eventually(heard)
+
+
+async def test_a_first_peer_that_restarts_finds_the_others_from_the_board(swarm, body, addresses, eventually) -> None:
+    identity = swarm.identity()
+    first, p2p_first = swarm.directory(identity), await swarm.p2p(identity)
+    await first.attach(p2p_first)
+    other, p2p_other = await swarm.node(await addresses(p2p_first))
+    await first.publish(body("first"))
+    await other.publish(body("other", maddrs=await addresses(p2p_other)))
+    await both_see(eventually, first, other)
+
+    await p2p_first.shutdown()
+    await first.attach(await swarm.p2p(identity))  # on another port, with nobody to ask but whom it remembers
+
+    async def together() -> bool:
+        return first.neighbours > 0
+
+    assert await eventually(together)
+    await both_see(eventually, first, other)
+
+
+async def test_the_record_is_refreshed_without_being_asked(swarm, body, addresses, eventually) -> None:
+    writer, p2p = await swarm.node(refresh_s=0.05, ttl_s=0.5)
+    reader, _ = await swarm.node(await addresses(p2p))
+    await writer.publish(body())
+    seen: set[int] = set()
+
+    async def renewed() -> bool:
+        entry = (await reader.read()).get(writer.me)
+        seen.update({entry.seq} if entry is not None else ())
+        return len(seen) >= 4
+
+    assert await eventually(renewed)
+    await writer.close()
+
+    async def gone() -> bool:
+        return writer.me not in await reader.read()
+
+    assert await eventually(gone)
+
+
+async def test_without_a_network_reading_and_publishing_still_work(swarm, body) -> None:
+    directory = swarm.directory(swarm.identity())
+    assert await directory.publish(body()) is False
+    assert set(await directory.read()) == {directory.me}
+    await directory.withdraw()
+    assert await directory.read() == {}
+    await directory.close()
+    await directory.close()
+
+
+async def test_being_alone_is_told_once(swarm, run_id, eventually) -> None:
+    journal = Journal()
+    identity = swarm.identity()
+    nobody = f"/ip4/127.0.0.1/tcp/1/p2p/{swarm.identity().peer_id}"
+    directory = Directory(identity, DirectorySettings(rejoin_s=0.01, rejoin_max_s=0.01), SystemClock(), run_id, journal)
+    swarm.directories.append(directory)
+    await directory.attach(await swarm.p2p(identity), [nobody])
+
+    async def told() -> bool:
+        return any(event.kind == "alone" for event in journal.recent(10))
+
+    assert await eventually(told)
+    assert [event.level for event in journal.recent(10) if event.kind == "alone"] == ["warning"]
+
+
+@pytest.mark.parametrize("address", ["", "nonsense", "/ip4/127.0.0.1/tcp/1", "/ip4/1.2.3.4/tcp/1/p2p/QmWrong", "/p2p/x"])
+async def test_a_bad_bootstrap_address_is_the_users_mistake(swarm, address: str) -> None:
+    directory = swarm.directory(swarm.identity())
+    with pytest.raises(UsageFault):
+        await directory.attach(None, [address])  # type: ignore[arg-type]

@@ -1,0 +1,226 @@
+"""What strangers may not do to a node. Requests go straight into the protocol's handlers, as p2pd would deliver them."""
+
+from __future__ import annotations
+
+import math
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import msgpack
+import pytest
+from hivemind.dht.crypto import DHTRecord
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.p2p import PeerID
+from hivemind.proto import dht_pb2
+from hivemind.utils import MSGPackSerializer
+
+from node.core.clock import SystemClock
+from node.core.ids import RunId
+from node.dht import guard
+from node.dht.board import Board
+from node.dht.settings import DirectorySettings
+from node.identity.keys import Identity
+from node.identity.records import seal
+
+guard.install()
+RUN = RunId("ab" * 32)
+ALICE, BOB = Identity.ephemeral(), Identity.ephemeral()
+KEY = DHTID.generate(source=Board(RUN, DirectorySettings()).key).to_bytes()
+pack = MSGPackSerializer.dumps
+
+
+def until(seconds: float = 15.0) -> float:
+    return round(time.time() + seconds, 3)
+
+
+def sealed(who: Identity, packed: bytes, expires: float, seq: int = 1) -> bytes:
+    return seal(who, Board(RUN, DirectorySettings()).key, packed, seq, expires)
+
+
+class FakeP2P:
+    """Takes the handlers a protocol registers and delivers nothing."""
+
+    peer_id = PeerID.from_base58(ALICE.peer_id)
+
+    async def add_protobuf_handler(self, *args: Any, **kwargs: Any) -> None: ...
+
+
+class Node:
+    def __init__(self, protocol: guard.SwarmProtocol, board: Board) -> None:
+        self.protocol, self.board = protocol, board
+        self.context = SimpleNamespace(remote_id=PeerID.from_base58(BOB.peer_id))
+
+    def store(self, value: bytes, expires: float, subkey: bytes = b"", key: bytes = KEY, **extra: Any):
+        request = dht_pb2.StoreRequest(
+            keys=[key], subkeys=[subkey or pack(str(BOB.peer_id))], values=[value], expiration_time=[expires], in_cache=[False]
+        )
+        request.MergeFrom(dht_pb2.StoreRequest(**extra))
+        return self.protocol.rpc_store(request, self.context)
+
+    @property
+    def stored(self) -> int:
+        item = self.protocol.storage.get(DHTID.from_bytes(KEY))
+        return len(item.value) if item is not None else 0
+
+
+@pytest.fixture
+async def node() -> Node:
+    settings = DirectorySettings()
+    board = Board(RUN, settings)
+    me = guard.node_id_of(FakeP2P.peer_id)
+    validator = guard.EnvelopeValidator(board, SystemClock(), settings.max_record)
+    protocol = await guard.SwarmProtocol.create(FakeP2P(), me, 20, 5, 5, 3, record_validator=validator)
+    assert isinstance(protocol, guard.SwarmProtocol)
+    return Node(protocol, board)
+
+
+@pytest.mark.parametrize("depth", [guard.MAX_NESTING + 1, 50, 2000])
+def test_over_nested_extensions_are_refused(depth: int) -> None:
+    value: Any = None
+    for _ in range(depth):
+        value = msgpack.ExtType(0x40, msgpack.packb([value]))
+    with pytest.raises(ValueError, match="inside each other"):
+        MSGPackSerializer.loads(msgpack.packb(value))
+    assert MSGPackSerializer.loads(pack(((1,), (2, (3,))))) == ((1,), (2, (3,)))  # and the next message is read again
+
+
+async def test_over_nested_requests_are_refused_and_the_node_lives(node: Node, body) -> None:
+    value: Any = None
+    for _ in range(300):
+        value = msgpack.ExtType(0x40, msgpack.packb([value]))
+    nested, expires = msgpack.packb(value), until()
+    good = pack(sealed(BOB, body().pack(), expires))
+    assert list((await node.store(nested, expires)).store_ok) == [False]
+    assert list((await node.store(good, expires, subkey=nested)).store_ok) == [False]
+    whole = dht_pb2.StoreRequest(keys=[KEY], subkeys=[b""], values=[nested], expiration_time=[expires], in_cache=[False])
+    assert list((await node.protocol.rpc_store(whole, node.context)).store_ok) == [False]
+    assert list((await node.store(good, expires)).store_ok) == [True]
+
+
+async def test_our_signed_record_is_stored_once(node: Node, body) -> None:
+    expires = until()
+    reply = await node.store(pack(sealed(BOB, body().pack(), expires)), expires)
+    assert list(reply.store_ok) == [True]
+    assert node.stored == 1
+    assert node.board.entries(time.time())[BOB.peer_id].body == body()
+
+
+@pytest.mark.parametrize("expires", [math.inf, -math.inf, math.nan, 9_999_999_999.0, 2.0**62, 0.0, -1.0])
+async def test_absurd_expiries_are_refused(node: Node, body, expires: float) -> None:
+    assert list((await node.store(pack(sealed(BOB, body().pack(), until())), expires)).store_ok) == [False]
+    assert node.stored == 0
+
+
+async def test_a_longer_life_than_was_signed_is_refused(node: Node, body) -> None:
+    expires = until()
+    assert list((await node.store(pack(sealed(BOB, body().pack(), expires)), expires + 60)).store_ok) == [False]
+
+
+async def test_everything_that_is_not_our_record_is_refused(node: Node, body) -> None:
+    expires = until()
+    good, packed = pack(sealed(BOB, body().pack(), expires)), body().pack()
+    for attempt in (
+        node.store(pack(bytes(1 << 20)), expires),  # a megabyte
+        node.store(pack(sealed(BOB, b" " * (1 << 20), expires)), expires),  # signed, but a megabyte
+        node.store(pack(sealed(ALICE, packed, expires)), expires),  # somebody else's record under this name
+        node.store(good, expires, subkey=pack(str(ALICE.peer_id))),  # this record under somebody else's name
+        node.store(good, expires, subkey=pack(None)),  # no name at all
+        node.store(good, expires, subkey=pack([str(BOB.peer_id)])),
+        node.store(good, expires, subkey=b"\xc1"),
+        node.store(good, expires, subkey=pack("x" * 5000)),
+        node.store(good, expires, key=DHTID.generate(source="something else").to_bytes()),
+        node.store(good + b"\x00", expires),
+        node.store(pack({"a": 1}), expires),
+        node.store(pack("text"), expires),
+        node.store(b"", expires),
+    ):
+        assert not any((await attempt).store_ok)
+    assert node.stored == 0
+    assert len(node.protocol.storage) == 0
+
+
+async def test_a_replayed_old_record_is_refused(node: Node, body) -> None:
+    first, second = until(15), until(16)
+    old = pack(sealed(BOB, body(epoch=1).pack(), first, seq=1))
+    assert list((await node.store(old, first)).store_ok) == [True]
+    assert list((await node.store(pack(sealed(BOB, body(epoch=2).pack(), second, seq=2)), second)).store_ok) == [True]
+    assert list((await node.store(old, first)).store_ok) == [False]
+    assert node.board.entries(time.time())[BOB.peer_id].body.epoch == 2
+
+
+async def test_one_bad_record_in_a_dictionary_does_not_hide_the_good_ones(node: Node, body) -> None:
+    expires = until()
+    shelf = DictionaryDHTValue()
+    shelf.store(str(BOB.peer_id), pack(sealed(BOB, body().pack(), expires)), expires)
+    shelf.store(str(ALICE.peer_id), pack(sealed(BOB, body().pack(), expires)), expires)
+    shelf.store("stranger", pack(b"?"), 2.0**62)
+    shelf.latest_expiration_time = math.inf
+    assert node.protocol._validate_dictionary(KEY, shelf)
+    assert list(shelf.data) == [str(BOB.peer_id)]
+    assert shelf.latest_expiration_time == expires
+    hostile = DictionaryDHTValue()
+    hostile.store("stranger", pack(b"?"), expires)
+    assert not node.protocol._validate_dictionary(KEY, hostile)
+    assert not node.protocol._validate_dictionary(KEY, ["no dictionary"])
+
+
+async def test_a_found_dictionary_lives_as_long_as_its_records_not_as_its_sender_says(node: Node, body) -> None:
+    expires = until()
+    shelf = DictionaryDHTValue()
+    shelf.store(str(BOB.peer_id), pack(sealed(BOB, body().pack(), expires)), expires)
+    bob, alice = PeerID.from_base58(BOB.peer_id), PeerID.from_base58(ALICE.peer_id)
+    result = dht_pb2.FindResult(type=dht_pb2.FOUND_DICTIONARY, value=pack(shelf), expiration_time=math.inf)
+    for claimed, peer in ((guard.node_id_of(bob), bob), (DHTID.generate(), alice)):
+        result.nearest_node_ids.append(claimed.to_bytes())
+        result.nearest_peer_ids.append(peer.to_bytes())
+
+    class Stub:
+        async def rpc_find(self, request: Any, timeout: float) -> Any:
+            return dht_pb2.FindResponse(results=[result])
+
+    node.protocol.get_stub = lambda peer: Stub()  # type: ignore[assignment]
+    key = DHTID.from_bytes(KEY)
+    item, nearest = (await node.protocol.call_find(bob, [key]))[key]
+    assert item.expiration_time == expires
+    assert nearest == {guard.node_id_of(bob): bob}
+
+
+async def test_requests_are_bounded(node: Node, body) -> None:
+    expires = until()
+    value = pack(sealed(BOB, body().pack(), expires))
+    many = guard.MAX_KEYS + 1
+    flood = dht_pb2.StoreRequest(
+        keys=[KEY] * many,
+        subkeys=[pack(str(BOB.peer_id))] * many,
+        values=[value] * many,
+        expiration_time=[expires] * many,
+        in_cache=[False] * many,
+    )
+    assert not any((await node.protocol.rpc_store(flood, node.context)).store_ok)
+    cached = dht_pb2.StoreRequest(
+        keys=[KEY], subkeys=[pack(str(BOB.peer_id))], values=[value], expiration_time=[expires], in_cache=[True]
+    )
+    assert not any((await node.protocol.rpc_store(cached, node.context)).store_ok)
+    assert not (await node.protocol.rpc_find(dht_pb2.FindRequest(keys=[KEY] * many), node.context)).results
+    assert not any((await node.store(value, expires, keys=[KEY])).store_ok)  # lists of unequal length
+    assert node.stored == 0
+
+
+async def test_a_place_in_the_dht_cannot_be_chosen(node: Node) -> None:
+    bob = PeerID.from_base58(BOB.peer_id)
+    chosen = dht_pb2.NodeInfo(node_id=DHTID.generate().to_bytes())
+    reply = await node.protocol.rpc_ping(dht_pb2.PingRequest(peer=chosen), node.context)
+    assert reply.peer.node_id == guard.node_id_of(FakeP2P.peer_id).to_bytes()
+    await node.protocol.update_routing_table(DHTID.generate(), bob)
+    assert not node.protocol.routing_table.uid_to_peer_id
+    await node.protocol.update_routing_table(guard.node_id_of(bob), bob)
+    assert node.protocol.routing_table.peer_id_to_uid == {bob: guard.node_id_of(bob)}
+
+
+async def test_validator_refuses_what_is_not_bytes(node: Node) -> None:
+    validator = node.protocol.record_validator
+    assert validator is not None
+    for subkey, value, expires in ((None, b"", 1.0), (b"", None, 1.0), (pack("x"), pack(b"x"), "soon")):
+        assert not validator.validate(DHTRecord(KEY, subkey, value, expires))  # type: ignore[arg-type]

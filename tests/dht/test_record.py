@@ -1,0 +1,74 @@
+import json
+from dataclasses import asdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.core.errors import WireError
+from node.core.ids import PeerId
+from node.dht.record import MAX_BODY, PeerBody, PeerEntry
+
+
+def test_a_body_survives_the_way(body) -> None:
+    one = body("Zoë 🎻", stage=0, role="ends", tokens_per_s=1.5, speed=2, maddrs=("/ip4/1.2.3.4/tcp/5",), started=1e9)
+    assert PeerBody.parse(one.pack()) == one
+
+
+def test_only_as_many_addresses_travel_as_fit(body) -> None:
+    many = tuple(f"/ip4/10.0.0.{i}/tcp/4001/" + "x" * 180 for i in range(20))
+    raw = body(maddrs=many).pack()
+    kept = PeerBody.parse(raw).maddrs
+    assert MAX_BODY - 250 < len(raw) <= MAX_BODY
+    assert kept == many[: len(kept)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stage": -1}, {"stage": 2**16}, {"stage": True}, {"stage": 1.0}, {"stage": None},
+        {"epoch": 2**63}, {"epoch": "3"},
+        {"role": "Ends"}, {"role": ""}, {"state": "x" * 17}, {"state": ["ready"]},
+        {"name": "x" * 65}, {"name": "\x1b[2J"}, {"version": "1\n2"}, {"version": 1},
+        {"tokens_per_s": float("inf")}, {"tokens_per_s": float("nan")}, {"speed": -1}, {"speed": 10**400}, {"speed": "1"},
+        {"started": 1e16},
+        {"maddrs": "/ip4/1.2.3.4"}, {"maddrs": [1]}, {"maddrs": ["no slash"]}, {"maddrs": ["/a b"]},
+        {"maddrs": ["/" + "x" * 256]}, {"maddrs": ["/a"] * 17},
+    ],
+)  # fmt: skip
+def test_an_implausible_field_is_refused(body, changes: dict) -> None:
+    with pytest.raises(WireError):
+        PeerBody.parse(json.dumps(asdict(body()) | changes).encode())
+
+
+@pytest.mark.parametrize("missing", ["stage", "role", "state", "epoch", "name", "version", "speed", "maddrs", "started"])
+def test_a_missing_field_is_refused(body, missing: str) -> None:
+    fields = asdict(body())
+    del fields[missing]
+    with pytest.raises(WireError, match=missing):
+        PeerBody.parse(json.dumps(fields).encode())
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"[]", b"7", b"\xff", b"{", b"[" * 2000, b" " * (MAX_BODY + 1), b'{"epoch":' + b"9" * 2000 + b"}"]
+)
+def test_what_is_no_record_is_refused(raw: bytes) -> None:
+    with pytest.raises(WireError):
+        PeerBody.parse(raw)
+
+
+@given(
+    st.binary(max_size=300) | st.recursive(st.none() | st.floats() | st.text(), st.lists).map(lambda v: json.dumps(v).encode())
+)
+def test_any_bytes_parse_or_are_refused(raw: bytes) -> None:
+    with pytest.raises(WireError):
+        PeerBody.parse(raw)
+
+
+def test_a_body_others_would_refuse_is_not_packed(body) -> None:
+    with pytest.raises(WireError, match="role"):
+        body(role="Boss").pack()
+
+
+def test_sequence_numbers_are_milliseconds(body) -> None:
+    assert PeerEntry(PeerId("x"), body(), 1_700_000_000_500, 0.0).refreshed == 1_700_000_000.5

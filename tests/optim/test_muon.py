@@ -1,0 +1,69 @@
+"""Ours and torch's optimizers, side by side for several epochs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import node.optim.newton_schulz as ns
+from node.optim.owner import Owner
+from node.optim.settings import OptimSettings
+
+NAME = "model.layers.0.mlp.up_proj.weight"
+
+
+def walk(settings, name, parameter, gradients):
+    owner = Owner(settings, 0)
+    for epoch, gradient in enumerate(gradients):
+        parameter = owner.step(name, parameter, gradient, epoch)
+        owner.commit(epoch)
+    return parameter
+
+
+def theirs(make, parameter, gradients):
+    p = torch.nn.Parameter(parameter.clone())
+    optimizer = make([p])
+    for gradient in gradients:
+        p.grad = gradient.clone()
+        optimizer.step()
+    return p.detach()
+
+
+@pytest.mark.parametrize("shape", [(24, 40), (40, 24), (16, 16)])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_muon_equals_torchs(monkeypatch, shape, decay, precision):
+    g = torch.Generator().manual_seed(3)
+    parameter, gradients = torch.randn(shape, generator=g), [torch.randn(shape, generator=g) for _ in range(6)]
+    if precision == "bf16":  # torch's Muon orthogonalises in bf16 always
+        monkeypatch.setattr(ns, "working_dtype", lambda _: torch.bfloat16)
+        atol = 1e-3
+    else:  # the same rules around our fp32 iteration
+        monkeypatch.setattr(
+            "torch.optim._muon._zeropower_via_newtonschulz", lambda m, c, steps, eps: ns.newton_schulz(m, steps)
+        )
+        atol = 1e-6
+    settings = OptimSettings(lr=0.02, warmup=0, weight_decay=decay)
+    mine = walk(settings, NAME, parameter, gradients)
+    other = theirs(lambda p: torch.optim.Muon(p, lr=0.02, weight_decay=decay, momentum=0.95), parameter, gradients)
+    assert torch.allclose(mine, other, atol=atol, rtol=0)
+    assert not torch.allclose(mine, parameter, atol=1e-2)
+
+
+@pytest.mark.parametrize(("name", "shape", "decay"), [("lm_head.weight", (9, 5), 0.1), ("model.norm.weight", (7,), 0.0)])
+def test_adamw_equals_torchs(name, shape, decay):
+    g = torch.Generator().manual_seed(4)
+    parameter, gradients = torch.randn(shape, generator=g), [torch.randn(shape, generator=g) for _ in range(8)]
+    settings = OptimSettings(adam_lr=3e-3, warmup=0, weight_decay=0.1)
+    mine = walk(settings, name, parameter, gradients)
+    make = lambda p: torch.optim.AdamW(p, lr=3e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=decay)  # noqa: E731
+    assert torch.allclose(mine, theirs(make, parameter, gradients), atol=1e-6, rtol=0)
+
+
+def test_the_scale_of_a_tall_matrix_grows_with_its_side():
+    g = torch.Generator().manual_seed(5)
+    tall = torch.randn((64, 16), generator=g)
+    settings = OptimSettings(lr=1.0, warmup=0)
+    up = walk(settings, NAME, torch.zeros(64, 16), [tall])
+    down = walk(settings, NAME, torch.zeros(16, 64), [tall.mT.contiguous()])
+    assert torch.allclose(up, 2 * down.mT, atol=1e-6)

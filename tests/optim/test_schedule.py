@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import pytest
+
+from node.optim.owner import learning_rate
+from node.optim.schedule import adam_learning_rate, share
+from node.optim.settings import OptimSettings
+
+SETTINGS = OptimSettings(lr=0.02, adam_lr=0.003, warmup=10, decay=0.4)
+
+
+def test_it_rises_stays_and_falls_to_a_tenth():
+    rates = [learning_rate(SETTINGS, e, 100) for e in range(100)]
+    assert rates[:10] == pytest.approx([0.002 * (i + 1) for i in range(10)])
+    assert rates[9:61] == [0.02] * 52
+    steps = [a - b for a, b in zip(rates[60:], rates[61:], strict=False)]
+    assert steps == pytest.approx([steps[0]] * len(steps))
+    assert steps[0] > 0
+    assert rates[-1] == pytest.approx(0.002)
+    assert adam_learning_rate(SETTINGS, 30, 100) == 0.003
+
+
+def test_past_the_end_and_without_an_end():
+    assert share(SETTINGS, 500, 100) == pytest.approx(0.1)
+    assert share(SETTINGS, 500, 0) == 1.0
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 5, 12])
+def test_short_runs_never_stop_learning(epochs):
+    assert all(0 < share(SETTINGS, e, epochs) <= 1 for e in range(epochs + 1))
+
+
+def test_no_warm_up():
+    assert share(OptimSettings(warmup=0), 0, 100) == 1.0

@@ -1,0 +1,209 @@
+"""A small swarm in one process: every peer has its own device thread and a real gRPC server on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from node.core.ids import PeerId
+from node.core.journey import Hop, Member, Path, Plan
+from node.model.settings import ModelSettings
+from node.model.stages import Unsplit, build
+from node.pipeline.device import DeviceThread
+from node.pipeline.origin import MicroBatchDone
+from node.pipeline.service import Pipeline
+from node.pipeline.settings import PipelineLimits, PipelineSettings
+from node.transport.memory import MemoryNet
+
+torch.set_num_threads(1)
+
+MODEL = ModelSettings(layers=3, d_model=16, heads=2, kv_heads=1, d_ff=24, vocab=31, seq_len=8)
+SETTINGS = PipelineSettings(stages=3, micro_batch=4, wire="fp32", forward_timeout_s=5.0)
+
+
+class Ear:
+    """A telemetry that remembers."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.moved = [0, 0]
+        self.events: list[str] = []
+
+    def spent(self, kind: str, seconds: float) -> None:
+        self.seconds[kind] = self.seconds.get(kind, 0.0) + seconds
+
+    def bytes(self, sent: int, received: int) -> None:
+        self.moved[0] += sent
+        self.moved[1] += received
+
+    def emit(self, kind: str, text: str, level: str = "info", **fields: object) -> None:
+        self.events.append(kind)
+
+
+def stage_of(name: str) -> int:
+    return int(name[1])
+
+
+class Swarm:
+    """Peers are called s<stage><letter>: "s0a" is an ends peer, "s2b" the second replica of stage 2."""
+
+    def __init__(self, model: ModelSettings = MODEL, settings: PipelineSettings = SETTINGS) -> None:
+        self.net, self.model, self.settings = MemoryNet(), model, settings
+        self.rooms: dict[str, Pipeline] = {}
+        self.ears: dict[str, Ear] = {}
+        self.dead: set[str] = set()
+        self.restore: Callable[[], None] = lambda: None
+        self.results: list[MicroBatchDone] = []
+        self.unsplit = Unsplit(model)
+
+    async def add(self, name: str, limits: PipelineLimits | None = None, **extra: object) -> Pipeline:
+        transport = self.net.transport(name)
+        stage, ear = stage_of(name), Ear()
+        room = Pipeline(
+            transport,
+            build(self.model, self.settings.stages, stage),
+            DeviceThread(name),
+            self.settings,
+            limits or PipelineLimits(in_flight=4),
+            stage=stage,
+            model=self.model,
+            telemetry=ear,
+            **{"plan_wait_s": 1.0, **extra},  # pyright: ignore[reportArgumentType]
+        )
+        await transport.start()
+        self.rooms[name], self.ears[name] = room, ear
+        return room
+
+    async def fill(self, replicas: int = 2, **extra: object) -> Swarm:
+        await self.add("s0a", **extra)  # pyright: ignore[reportArgumentType]
+        for stage in range(1, self.settings.stages + 1):
+            for letter in "abc"[:replicas]:
+                await self.add(f"s{stage}{letter}", **extra)  # pyright: ignore[reportArgumentType]
+        return self
+
+    def plan(self, count: int, epoch: int = 3, choose: Callable[[int, int], str] | None = None, deadline_s: float = 30.0) -> Plan:
+        """``count`` micro-batches, spread over the replicas; ``choose(index, stage)`` names a letter."""
+        letters = {s: [n[2] for n in self.rooms if stage_of(n) == s] for s in range(1, self.settings.stages + 1)}
+
+        def hop(index: int, stage: int) -> Hop:
+            letter = choose(index, stage) if choose else letters[stage][index % len(letters[stage])]
+            return Hop(stage, PeerId(f"s{stage}{letter}"))
+
+        size = self.settings.micro_batch
+        paths = tuple(
+            Path(i, PeerId("s0a"), tuple(range(i * size, (i + 1) * size)), tuple(hop(i, s) for s in sorted(letters)))
+            for i in range(count)
+        )
+        members = tuple(Member(PeerId(n), stage_of(n), 1.0) for n in sorted(self.rooms))
+        return Plan(epoch, 1, PeerId("s0a"), members, paths, {}, deadline_s=deadline_s)
+
+    def batch(self, path: Path) -> tuple[Tensor, Tensor]:
+        made = torch.Generator().manual_seed(path.index + 1)
+        tokens = torch.randint(0, self.model.vocab, (len(path.samples), self.model.seq_len + 1), generator=made)
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def adopt(self, plan: Plan) -> None:
+        for room in self.rooms.values():
+            room.set_plan(plan)
+
+    async def run(self, plan: Plan) -> dict[int, MicroBatchDone]:
+        """Run all paths of s0a; every micro-batch must be reported exactly once."""
+        self.results = []
+        await asyncio.wait_for(self.rooms["s0a"].run(plan.paths, self.batch, self.results.append), 60)
+        assert sorted(r.index for r in self.results) == [p.index for p in plan.paths]
+        return {r.index: r for r in self.results}
+
+    async def kill(self, name: str) -> None:
+        """As SIGKILL: the peer answers nothing and, being dead, contributes nothing to the round."""
+        self.dead.add(name)
+        await self.net.kill(PeerId(name))
+
+    def gradients(self, epoch: int = 3) -> tuple[dict[str, Tensor], dict[int, int]]:
+        """What the living replicas of each stage sum to, and their tokens per stage."""
+        sums: dict[str, Tensor] = {}
+        tokens: dict[int, int] = {}
+        for name, room in self.rooms.items():
+            if name in self.dead:
+                continue
+            grads, n = room.take_gradients(epoch)
+            tokens[stage_of(name)] = tokens.get(stage_of(name), 0) + n
+            for key, g in grads.items():
+                sums[key] = sums[key] + g if key in sums else g.clone()
+        return sums, tokens
+
+    def reference(self, plan: Plan, indices: set[int] | None = None) -> tuple[dict[str, Tensor], float]:
+        """Gradient sums and loss sum of the model in one piece."""
+        self.unsplit.zero_grad(set_to_none=True)
+        total = 0.0
+        for path in plan.paths:
+            if indices is None or path.index in indices:
+                loss, _ = self.unsplit.loss(*self.batch(path))
+                loss.backward()
+                total += loss.item()
+        return {n: p.grad.clone() for n, p in self.unsplit.named_parameters() if p.grad is not None}, total
+
+    def check(self, plan: Plan, skip_stages: tuple[int, ...] = ()) -> None:
+        """Every gradient equals the unsplit model's, except at stages whose dead replica took some with it."""
+        mine, tokens = self.gradients()
+        theirs, total = self.reference(plan)
+        names = {n: s for s in range(self.settings.stages + 1) for n, _ in build(self.model, self.settings.stages, s).named_parameters()}
+        each = self.settings.micro_batch * self.model.seq_len
+        for name, wanted in theirs.items():
+            if names[name] not in skip_stages:
+                torch.testing.assert_close(mine[name], wanted, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+        for stage, n in tokens.items():
+            assert n == each * len(plan.paths) if stage not in skip_stages else n <= each * len(plan.paths)
+        assert sum(r.loss_sum for r in self.results) == pytest.approx(total, rel=1e-5)
+
+    async def close(self) -> None:
+        self.restore()
+        for room in self.rooms.values():
+            await room.close()
+        await self.net.close()
+        for room in self.rooms.values():
+            room.device.close()
+
+
+@pytest.fixture
+async def make_swarm() -> AsyncIterator[Callable[..., Swarm]]:
+    made: list[Swarm] = []
+
+    def make(**settings: object) -> Swarm:
+        swarm = Swarm(settings=replace(SETTINGS, **settings))  # pyright: ignore[reportArgumentType]
+        made.append(swarm)
+        return swarm
+
+    yield make
+    for swarm in made:
+        await swarm.close()
+
+
+def dies_at(swarm: Swarm, name: str, kind: type, way: object = None, nth: int = 1) -> asyncio.Event:
+    """Kill ``name`` when its machine is about to hear the ``nth`` event of ``kind``; from then on it does nothing at all."""
+    room, died, seen = swarm.rooms[name], asyncio.Event(), [0]
+    handle = room.machine.handle
+
+    def mortal(event: object, now: float) -> list[object]:
+        if type(event) is kind and way in (None, getattr(event, "way", None)):
+            seen[0] += 1
+        if seen[0] >= nth and not died.is_set():
+            died.set()
+            swarm.dead.add(name)
+            room.tasks.spawn(swarm.net.kill(PeerId(name)), "death")
+        if died.is_set():
+            raise asyncio.CancelledError
+        return handle(event, now)  # pyright: ignore[reportArgumentType, reportReturnType]
+
+    room.machine.handle = mortal  # pyright: ignore[reportAttributeAccessIssue]
+    swarm.restore = lambda: setattr(room.machine, "handle", handle)
+    return died
+
+
+@pytest.fixture
+def kill_at() -> Callable[..., asyncio.Event]:
+    return dies_at

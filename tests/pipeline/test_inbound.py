@@ -1,0 +1,185 @@
+"""What a peer may not send: each is refused before its tensor is read, and counted when no honest peer would send it."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from protos import pipeline_pb2 as pb
+from protos import tensor_pb2
+from protos.pipeline_pb2_grpc import PipelineStub
+
+
+def head(plan, **changes):
+    journey = [pb.PathHop(stage=h.stage, peer=h.peer) for h in plan.paths[0].journey]
+    shape = [4, 8, 16]
+    fields = {
+        "epoch": plan.epoch,
+        "plan_hash": plan.hash,
+        "index": 0,
+        "purpose": pb.TRAIN,
+        "journey": journey,
+        "position": 1,
+        "tensor": tensor_pb2.TensorHead(shape=shape, wire=tensor_pb2.FP32, nbytes=2048),
+        "deadline_s": 5.0,
+    }
+    return pb.FrameHead(**{**fields, **changes})
+
+
+def tensor(shape, nbytes, wire=tensor_pb2.FP32):
+    return tensor_pb2.TensorHead(shape=shape, wire=wire, nbytes=nbytes)
+
+
+async def answers(swarm, sender, receiver, messages, method="Forward"):
+    channel = await swarm.net.transports[sender].channel(receiver)
+    call = getattr(PipelineStub(channel), method)(messages, timeout=10)
+    return [(r.verdict, r.reason) async for r in call]
+
+
+@pytest.fixture
+async def ready(make_swarm):
+    swarm = await make_swarm().fill(replicas=2, plan_wait_s=0.05)
+    plan = swarm.plan(2, choose=lambda i, s: "a")
+    swarm.adopt(plan)
+    return swarm, plan
+
+
+HOPS = [(0, "s0a"), (1, "s1a"), (2, "s2a"), (3, "s3a"), (0, "s0a")]
+
+
+def route(*hops):
+    return [pb.PathHop(stage=s, peer=p) for s, p in hops]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"epoch": 2}, "is over here"),
+        ({"plan_hash": "0" * 64}, "another plan"),
+        ({"index": 9}, "no such micro-batch"),
+        ({"position": 2}, "not for me"),
+        ({"journey": route(*HOPS[:2], HOPS[3], HOPS[2], HOPS[4])}, "not the plan's"),
+        ({"journey": route(HOPS[0], HOPS[1], (2, "s3b"), *HOPS[3:])}, "not the plan's"),
+    ],
+)
+async def test_a_head_that_does_not_fit_the_plan_is_refused(ready, changes, reason):
+    swarm, plan = ready
+    got = await answers(swarm, "s0a", "s1a", [pb.Frame(head=head(plan, **changes))])
+    assert [v for v, _ in got] == [pb.REFUSED]
+    assert reason in got[0][1]
+    assert swarm.rooms["s1a"].stash.used == 0
+    assert not swarm.net.transports["s1a"].faults
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tensor": tensor([4, 8, 17], 2176)},
+        {"tensor": tensor([1 << 40, 8, 16], (1 << 40) * 512)},
+        {"tensor": tensor([4, 8, 16], 1 << 50)},
+        {"tensor": tensor([4, 8, 16], 1024, tensor_pb2.BF16)},
+        {"purpose": 0},
+        {"purpose": 9},
+        {"position": 5},
+        {"journey": route(*HOPS[:2])},
+        {"journey": route(*HOPS[:2], HOPS[1], HOPS[3], HOPS[4])},
+        {"journey": route(*HOPS[:4], (0, "s0b"))},
+        {"journey": route(HOPS[0], *[(s, "x" * 1000) for s in (1, 2, 3)], HOPS[4])},
+        {"deadline_s": float("nan")},
+        {"deadline_s": -1.0},
+        {"plan_hash": ""},
+    ],
+)
+async def test_a_head_that_no_honest_peer_sends_is_refused_and_counted(ready, changes):
+    swarm, plan = ready
+    got = await answers(swarm, "s0a", "s1a", [pb.Frame(head=head(plan, **changes))])
+    assert [v for v, _ in got] == [pb.REFUSED]
+    assert [peer for peer, _, _ in swarm.net.transports["s1a"].faults] == ["s0a"]
+    assert swarm.rooms["s1a"].stash.used == 0
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [b"x" * 2049],
+        [b"x" * 2000, b"x" * 49],
+        [b""],
+        [b"x" * 2047],
+    ],
+)
+async def test_a_tensor_of_another_length_is_refused_and_frees_its_place(ready, messages):
+    swarm, plan = ready
+    got = await answers(swarm, "s0a", "s1a", [pb.Frame(head=head(plan)), *(pb.Frame(chunk=m) for m in messages)])
+    assert [v for v, _ in got] == [pb.REFUSED]
+    assert swarm.net.transports["s1a"].faults
+    assert swarm.rooms["s1a"].stash.used == 0
+
+
+async def test_only_the_hop_before_may_send_a_forward(ready):
+    swarm, plan = ready
+    for stranger in ("s2a", "s1b"):
+        got = await answers(swarm, stranger, "s1a", [pb.Frame(head=head(plan))])
+        assert got == [(pb.REFUSED, "not yours to send")]
+
+
+async def test_an_origin_takes_nothing_home_that_it_did_not_start(ready):
+    swarm, plan = ready
+    got = await answers(swarm, "s3a", "s0a", [pb.Frame(head=head(plan, position=4))])
+    assert got == [(pb.REFUSED, "not under way here")]
+
+
+async def test_the_first_message_must_be_a_head(ready):
+    swarm, _ = ready
+    got = await answers(swarm, "s0a", "s1a", [pb.Frame(chunk=b"abc")])
+    assert [v for v, _ in got] == [pb.REFUSED]
+
+
+async def test_a_frame_for_an_epoch_that_does_not_begin_is_answered_busy(ready):
+    swarm, plan = ready
+    got = await answers(swarm, "s0a", "s1a", [pb.Frame(head=head(plan, epoch=4))])
+    assert [v for v, _ in got] == [pb.BUSY]
+
+
+async def test_a_duplicate_is_answered_without_computing_again(ready):
+    swarm, plan = ready
+    done = await swarm.run(plan)
+    assert all(r.counted for r in done.values())
+    before = swarm.rooms["s1a"].take_gradients
+    room = swarm.rooms["s1a"]
+    busy = room.device.busy_s
+    again = [pb.Frame(head=head(plan)), pb.Frame(chunk=bytes(2048))]
+    assert [v for v, _ in await answers(swarm, "s0a", "s1a", again)] == [pb.ACCEPTED, pb.DONE]
+    gradient = [pb.Frame(head=head(plan, position=1)), pb.Frame(chunk=bytes(2048))]
+    assert [v for v, _ in await answers(swarm, "s2a", "s1a", gradient, "Backward")] == [pb.ACCEPTED, pb.DONE]
+    other = head(plan, journey=route(*HOPS[:2], (2, "s2b"), *HOPS[3:]))
+    assert [v for v, _ in await answers(swarm, "s2b", "s1a", [pb.Frame(head=other)], "Backward")] == [pb.DONE]
+    assert room.device.busy_s == busy
+    assert before(3)[1] == 64
+    swarm.check(plan)
+
+
+async def test_only_a_replica_of_the_next_stage_may_fetch_and_only_before_the_gradient(ready):
+    swarm, plan = ready
+    await swarm.run(plan)
+    wanted = pb.FetchInput(epoch=3, plan_hash=plan.hash, index=0, position=2)
+    for caller, code in (("s3a", grpc.StatusCode.NOT_FOUND), ("s2b", grpc.StatusCode.ALREADY_EXISTS)):
+        stub = PipelineStub(await swarm.net.transports[caller].channel("s1a"))
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await stub.Fetch(wanted, timeout=5).read()
+        assert failed.value.code() is code
+
+
+async def test_a_stranger_cannot_call_a_micro_batch_lost(ready):
+    swarm, plan = ready
+    await swarm.add("s3x")
+    stub = PipelineStub(await swarm.net.transports["s3x"].channel("s0a"))
+    assert not (await stub.Lost(pb.LostNote(epoch=3, plan_hash=plan.hash, index=0, reason="x"), timeout=5)).accepted
+
+
+async def test_forward_only_frames_beyond_the_runs_limits_are_refused(ready):
+    swarm, plan = ready
+    for shape in ([5, 8, 16], [4, 9, 16], [4, 8, 15], [4, 8], [0, 8, 16]):
+        evaluate = head(plan, purpose=pb.EVALUATE, plan_hash="", epoch=0, tensor=tensor(shape, 4))
+        assert [v for v, _ in await answers(swarm, "s0a", "s1a", [pb.Frame(head=evaluate)])] == [pb.REFUSED]
+    home = head(plan, purpose=pb.EVALUATE, plan_hash="", epoch=0, position=4)
+    assert await answers(swarm, "s3a", "s0a", [pb.Frame(head=home)]) == [(pb.REFUSED, "nobody waits for this")]

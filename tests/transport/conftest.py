@@ -1,0 +1,114 @@
+"""Peers on loopback: in this process, and as processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+import pytest
+
+from node.core.clock import SystemClock
+from node.identity.keys import Identity
+from node.telemetry.events import Journal
+from node.telemetry.metrics import Metrics
+from node.transport.handshake import Facts
+from node.transport.service import Transport
+from node.transport.settings import TransportSettings
+from protos import state_pb2, state_pb2_grpc, training_pb2, training_pb2_grpc
+
+HERE = Path(__file__).parent
+RUN = "a" * 64
+
+
+class Parrot(training_pb2_grpc.TrainingServicer):
+    """Answers with the caller's PeerId, and keeps the metadata it was shown."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport, self.shown = transport, {}
+
+    async def Tell(self, request, context):
+        self.shown = dict(context.invocation_metadata())
+        return training_pb2.NoteReply(accepted=True, reason=self.transport.caller(context))
+
+
+class Source(state_pb2_grpc.StateServicer):
+    """Sends as many pieces as were asked for; waits for ``gate`` after the first."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def Fetch(self, request, context):
+        for offset in range(0, request.length, 1 << 16):
+            yield state_pb2.StateChunk(offset=offset, data=bytes(1 << 16))
+            await self.gate.wait()
+
+
+@pytest.fixture
+async def swarm():
+    """``make(run=…, admit=…, identity=…, started=True, **settings)`` gives a Transport with a Parrot and a Source."""
+    made: list[Transport] = []
+
+    async def make(run=RUN, admit=lambda peer, hello: None, identity=None, started=True, peers=(), **settings) -> Transport:
+        transport = Transport(
+            identity or Identity.ephemeral(),
+            TransportSettings(**settings),
+            Journal(clock=SystemClock()),
+            Metrics(),
+            lambda: Facts(run, "test", "0", b"admission"),
+            admit,
+        )
+        transport.parrot, transport.source = Parrot(transport), Source()
+        training_pb2_grpc.add_TrainingServicer_to_server(transport.parrot, transport.server)
+        state_pb2_grpc.add_StateServicer_to_server(transport.source, transport.server)
+        made.append(transport)
+        if started:
+            await transport.start(peers)
+        return transport
+
+    yield make
+    for transport in made:
+        await transport.close()
+
+
+class PeerProcess:
+    """tests/transport/peer_process.py, running."""
+
+    def __init__(self, **settings) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(HERE.parent.parent)}
+        command = [sys.executable, str(HERE / "peer_process.py"), json.dumps(settings)]
+        self.process = subprocess.Popen(command, stdin=-1, stdout=-1, env=environment)
+        self.facts = {}
+
+    async def ready(self) -> dict:
+        """The facts it prints when it serves."""
+        assert self.process.stdout is not None
+        self.facts = json.loads(await asyncio.to_thread(self.process.stdout.readline))
+        return self.facts
+
+    async def end(self) -> int:
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        return await asyncio.to_thread(self.process.wait, 20)
+
+
+@pytest.fixture
+async def processes():
+    """``start(**settings)`` gives a PeerProcess; all are ended afterwards."""
+    made: list[PeerProcess] = []
+
+    def start(**settings) -> PeerProcess:
+        made.append(PeerProcess(**settings))
+        return made[-1]
+
+    yield start
+    for peer in made:
+        if peer.process.poll() is None:
+            await peer.end()

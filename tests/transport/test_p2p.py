@@ -1,0 +1,122 @@
+"""p2pd under supervision: it comes back as the same peer, and it never outlives us."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import psutil
+import pytest
+
+from node.core.errors import PeerFault
+from protos import ask_pb2, state_pb2, state_pb2_grpc
+
+NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
+
+
+async def ping(source, peer) -> bytes:
+    return (await source.ask(peer, ask_pb2.Ask(ping=ask_pb2.AskPing(nonce=b"n")))).ping.nonce
+
+
+async def test_a_killed_p2pd_comes_back_as_the_same_peer_while_direct_calls_go_on(swarm):
+    a, b = await swarm(), await swarm()
+    ups: asyncio.Queue = asyncio.Queue()
+
+    async def up(p2p) -> None:
+        ups.put_nowait(p2p)
+
+    b.p2p.on_up(up)
+    a.learn(b.peer_id, b.p2p.addresses())
+    before, old, pid = b.p2p.addresses(), b.p2p.p2p, b.p2p.pid
+    b.source.gate.clear()
+    call = state_pb2_grpc.StateStub(await a.channel(b.peer_id)).Fetch(state_pb2.FetchRequest(length=1 << 17), timeout=30)
+    assert len((await call.read()).data) == 1 << 16
+
+    os.kill(pid, signal.SIGKILL)
+    fresh = await asyncio.wait_for(ups.get(), 10)
+    assert fresh is b.p2p.p2p is not old
+    assert (b.p2p.restarts, b.p2p.addresses()) == (1, before), "same PeerId, same ports"
+    assert b.p2p.pid != pid
+
+    b.source.gate.set()
+    assert len((await call.read()).data) == 1 << 16, "the call in flight did not notice"
+    assert await ping(b, await introduced(b, a)) == b"n"
+    assert await ping(a, b.peer_id) == b"n", "the handlers are back"
+    a.forget(b.peer_id)
+    await a.channel(b.peer_id)
+
+
+async def introduced(source, other) -> str:
+    source.learn(other.peer_id, other.p2p.addresses())
+    return other.peer_id
+
+
+async def test_what_waits_for_a_p2pd_that_dies_fails_at_once_and_not_at_its_timeout(swarm):
+    a, b = await swarm(), await swarm()
+    entered = asyncio.Event()
+
+    async def silent(peer, reader, writer) -> None:
+        entered.set()
+        await reader.read()
+
+    await b.p2p.add_stream("/test/silent/1", silent)
+    await introduced(a, b)
+    reader, writer = await a.p2p.open_stream(b.peer_id, "/test/silent/1")
+    await entered.wait()
+    # A frozen p2pd never answers the second opening; its death must end the wait.
+    os.kill(a.p2p.pid, signal.SIGSTOP)
+    opening = asyncio.ensure_future(a.p2p.open_stream(b.peer_id, "/test/silent/1", timeout=100))
+    reading = asyncio.ensure_future(reader.read())
+    await asyncio.sleep(0)
+    os.kill(a.p2p.pid, signal.SIGKILL)
+    with pytest.raises((PeerFault, OSError)):
+        await asyncio.wait_for(opening, 20)
+        raise PeerFault(b.peer_id, "it waited for the restart and then opened, which is as good")
+    assert await asyncio.wait_for(reading, 20) == b""
+    writer.close()
+
+
+async def test_dead_initial_peers_neither_stop_the_start_nor_hide(swarm):
+    a = await swarm()
+    b = await swarm(peers=[NOBODY, a.p2p.addresses()[0]])
+    assert set(b.p2p.bootstrap) == {NOBODY, a.p2p.addresses()[0]}
+    result = await b.p2p.connect([NOBODY, a.p2p.addresses()[0], "/ip4/127.0.0.1/tcp/1", "nonsense"])
+    assert result[a.p2p.addresses()[0]] == ""
+    assert result[NOBODY]
+    assert "not a multiaddr" in result["/ip4/127.0.0.1/tcp/1"]
+    assert a.peer_id in await b.p2p.connected()
+
+
+async def test_a_peer_behind_no_address_is_reached_through_the_connection_it_made(swarm):
+    a, b = await swarm(), await swarm()
+    assert (await b.p2p.connect([a.p2p.addresses()[0]])) == {a.p2p.addresses()[0]: ""}
+    assert await ping(a, b.peer_id) == b"n", "a never learned an address of b"
+    with pytest.raises(PeerFault):
+        await a.p2p.open_stream(b.peer_id, "/test/unheard-of/1", timeout=5)
+    with pytest.raises(PeerFault):
+        await a.p2p.open_stream("12D3KooWnonsense0", "/tutti/ask/1", timeout=5)
+
+
+async def test_p2pd_dies_with_a_killed_daemon_and_is_gone_after_an_orderly_end(processes):
+    for orderly in (False, True):
+        peer = processes()
+        facts = await peer.ready()
+        child = psutil.Process(facts["p2pd"])
+        assert "p2pd" in child.name()
+        assert os.getpgid(child.pid) == child.pid, "a Ctrl-C at the terminal must not reach it"
+        if orderly:
+            assert await peer.end() == 0
+        else:
+            peer.process.kill()
+            peer.process.wait(10)
+        await asyncio.to_thread(child.wait, 10)
+        assert not psutil.pid_exists(child.pid) or child.status() == psutil.STATUS_ZOMBIE
+
+
+async def test_the_runtime_directory_is_private_and_goes_away(swarm):
+    a = await swarm()
+    assert a.p2p.runtime.stat().st_mode & 0o777 == 0o700
+    assert list(a.p2p.runtime.glob("p2pd-*.sock"))
+    await a.close()
+    assert not a.p2p.runtime.exists()

@@ -1,0 +1,223 @@
+"""Real p2pd, real TLS, real processes: who reaches whom, as whom, and who is turned away."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import socket
+
+import grpc
+import pytest
+
+from node.core.errors import NetworkFault, PeerFault, Refused
+from node.identity.keys import Identity
+from node.transport.handshake import Parted
+from node.transport.port import translate
+from protos import ask_pb2, state_pb2, state_pb2_grpc, training_pb2, training_pb2_grpc
+
+
+async def tell(source, peer) -> str:
+    """Whom ``peer`` takes ``source`` for."""
+    try:
+        stub = training_pb2_grpc.TrainingStub(await source.channel(peer))
+        return (await stub.Tell(training_pb2.Note(epoch=1), timeout=10)).reason
+    except grpc.aio.AioRpcError as e:
+        raise translate(peer, e) from e
+
+
+async def fetch(source, peer, length: int) -> int:
+    stub = state_pb2_grpc.StateStub(await source.channel(peer))
+    return sum([len(c.data) async for c in stub.Fetch(state_pb2.FetchRequest(length=length), timeout=20)])
+
+
+def introduce(*transports) -> None:
+    for one in transports:
+        for other in transports:
+            one.learn(other.peer_id, other.p2p.addresses())
+
+
+async def test_another_process_is_called_over_tls_and_over_the_tunnel(swarm, processes):
+    dialled, hidden = processes(), processes(force_tunnel=True)
+    me = await swarm()
+    for process, path in ((dialled, "direct"), (hidden, "tunnel")):
+        facts = await process.ready()
+        peer = facts["peer"]
+        me.learn(peer, facts["multiaddrs"])
+        assert await tell(me, peer) == me.peer_id
+        assert me.path(peer) == path
+        assert await fetch(me, peer, 8 << 20) == 8 << 20
+        assert 0 < await me.ping(peer) == me.rtt(peer)
+        me.count(peer, sent=5, received=8 << 20, plane="state")
+        link = me.peers()[peer]
+        assert (link.path, link.name, link.received) == (path, "test", 8 << 20)
+    assert me._metrics.total("bytes_received_total") == 16 << 20
+    assert await hidden.end() == 0
+
+
+async def test_calls_at_the_same_time_share_one_handshake_and_one_channel(swarm):
+    a, b = await swarm(), await swarm()
+    introduce(a, b)
+    channels = await asyncio.gather(*(a.channel(b.peer_id) for _ in range(20)))
+    assert len(set(map(id, channels))) == 1
+    assert len([e for e in a._journal.recent() if e.kind == "line-up"]) == 1
+    assert await tell(b, a.peer_id) == b.peer_id
+
+
+async def test_a_server_with_another_certificate_is_not_the_peer(swarm):
+    a, impostor = await swarm(), await swarm()
+    b = await swarm(announce=tuple(impostor.grpc_addresses()))
+    introduce(a, b)
+    assert await tell(a, b.peer_id) == a.peer_id
+    assert a.path(b.peer_id) == "tunnel", "the announced address shows another certificate, so it must not be used"
+    met = a._lines.line(b.peer_id).met
+    assert await a._lines._direct(met) is None
+    right = dataclasses.replace(met, targets=tuple(f"ipv4:{x}" for x in [f"127.0.0.1:{b._port}"]))
+    honest = await a._lines._direct(right)
+    assert honest is not None
+    await honest.channel.close()
+
+
+async def test_an_unknown_token_is_refused_whatever_the_method(swarm):
+    a, b = await swarm(), await swarm()
+    introduce(a, b)
+    channel = await a.channel(b.peer_id)
+    for metadata in ((), (("tutti-token", "00" * 32),), (("tutti-token", ""),)):
+        with pytest.raises(grpc.aio.AioRpcError) as unary:
+            await training_pb2_grpc.TrainingStub(channel.raw).Tell(training_pb2.Note(), metadata=metadata, timeout=5)
+        with pytest.raises(grpc.aio.AioRpcError) as stream:
+            await (
+                state_pb2_grpc.StateStub(channel.raw)
+                .Fetch(state_pb2.FetchRequest(length=1), metadata=metadata, timeout=5)
+                .read()
+            )
+        assert unary.value.code() is stream.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_forgotten_token_costs_one_more_handshake(swarm):
+    a, b = await swarm(), await swarm()
+    introduce(a, b)
+    old = await a.channel(b.peer_id)
+    b._tokens.revoke(a.peer_id)
+    assert await tell(a, b.peer_id) == a.peer_id, "a unary call shakes hands again by itself"
+    assert await a.channel(b.peer_id) is not old
+    b._tokens.revoke(a.peer_id)
+    with pytest.raises(grpc.aio.AioRpcError):
+        await fetch(a, b.peer_id, 1)
+    while a.path(b.peer_id):
+        await asyncio.sleep(0)
+    assert await fetch(a, b.peer_id, 1 << 16) == 1 << 16, "a stream does so the next time"
+
+
+async def test_a_token_shown_to_one_peer_opens_no_other(swarm):
+    a, b, thief = await swarm(), await swarm(), await swarm()
+    introduce(a, b, thief)
+    assert await tell(a, b.peer_id) == a.peer_id
+    assert await tell(a, thief.peer_id) == a.peer_id
+    stolen = thief.parrot.shown["tutti-token"]
+    channel = await thief.channel(b.peer_id)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await training_pb2_grpc.TrainingStub(channel.raw).Tell(
+            training_pb2.Note(), metadata=(("tutti-token", stolen),), timeout=5
+        )
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert await tell(thief, b.peer_id) == thief.peer_id, "under its own token it is only itself"
+
+
+async def test_runs_protocols_and_admission_are_checked_on_both_sides(swarm):
+    def nobody(peer, hello):
+        raise Refused("this swarm is private", "ask for an invite")
+
+    a, other_run, closed = await swarm(), await swarm(run="b" * 64), await swarm(admit=nobody)
+    introduce(a, other_run, closed)
+    with pytest.raises(PeerFault, match="we train bbbb"):
+        await a.channel(other_run.peer_id)
+    with pytest.raises(PeerFault, match="private") as refused:
+        await a.channel(closed.peer_id)
+    assert isinstance(refused.value.__cause__, Parted)
+    assert refused.value.__cause__.code == 5
+    assert not closed._tokens.knows(a.peer_id)
+    with pytest.raises(PeerFault, match="private"):
+        await closed.channel(a.peer_id)
+
+
+async def test_a_rendezvous_only_answers_questions(swarm):
+    a, rendezvous = await swarm(), await swarm(run="")
+    address = rendezvous.p2p.addresses()[0]
+    answer = await a.ask(address, ask_pb2.Ask(ping=ask_pb2.AskPing(nonce=b"now")))
+    assert (answer.ping.nonce, answer.ping.name) == (b"now", "test")
+    assert (await a.ask(address, ask_pb2.Ask(peers=ask_pb2.AskPeers()))).refusal.code == 6
+
+    async def answerer(peer, question):
+        if question.HasField("manifest"):
+            raise Refused("no manifest here")
+        return ask_pb2.Answer(peers=ask_pb2.PeersAnswer(peers=[ask_pb2.PeerLine(peer=peer)]))
+
+    rendezvous.answer_with(answerer)
+    assert (await a.ask(rendezvous.peer_id, ask_pb2.Ask(peers=ask_pb2.AskPeers()))).peers.peers[0].peer == a.peer_id
+    refused = await a.ask(rendezvous.peer_id, ask_pb2.Ask(manifest=ask_pb2.AskManifest()))
+    assert (refused.refusal.code, refused.refusal.reason) == (5, "no manifest here")
+    for one, other in ((a, rendezvous), (rendezvous, a)):
+        with pytest.raises(PeerFault, match="run"):
+            await one.channel(other.peer_id)
+
+
+async def test_a_banned_peer_is_refused_in_both_directions(swarm):
+    a, b = await swarm(), await swarm()
+    introduce(a, b)
+    assert await tell(b, a.peer_id) == b.peer_id
+    for _ in range(3):
+        a.fault(b.peer_id, "garbage", weight=1.0)
+    with pytest.raises(PeerFault, match="is refused for"):
+        await a.channel(b.peer_id)
+    with pytest.raises(PeerFault, match="refuses us"):
+        await tell(b, a.peer_id)
+    assert a._metrics.total("bans_total") == 1
+
+
+async def test_one_peer_may_not_take_every_seat(swarm):
+    a, b, c = await swarm(), await swarm(peer_streams=2), await swarm()
+    introduce(a, b, c)
+    b.source.gate.clear()
+    stub = state_pb2_grpc.StateStub(await a.channel(b.peer_id))
+    held = [stub.Fetch(state_pb2.FetchRequest(length=1 << 17), timeout=20) for _ in range(2)]
+    for call in held:
+        await call.read()
+    # HTTP/2 makes a third call of the same connection wait; a second connection meets the limit of the peer.
+    other = a._lines._channel(a._lines.line(b.peer_id).met, f"ipv4:127.0.0.1:{b._port}")
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await training_pb2_grpc.TrainingStub(other).Tell(training_pb2.Note(), timeout=10)
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert await tell(c, b.peer_id) == c.peer_id
+    b.source.gate.set()
+    assert [len((await call.read()).data) for call in held] == [1 << 16] * 2
+    await other.close()
+
+
+async def test_a_lost_peer_is_forgotten_and_found_again_after_its_restart(swarm):
+    a, identity = await swarm(), Identity.ephemeral()
+    b = await swarm(identity=identity)
+    introduce(a, b)
+    lost = asyncio.Event()
+    a.on_lost(lambda peer: lost.set() if peer == b.peer_id else None)
+    assert await tell(a, b.peer_id) == a.peer_id
+    await b.close()
+    await asyncio.wait_for(lost.wait(), 10)
+    assert a.path(b.peer_id) == ""
+    with pytest.raises(PeerFault):
+        await a.channel(b.peer_id)
+    again = await swarm(identity=identity)
+    # The restarted peer announces itself, as its directory record would; a connection it makes counts as well.
+    introduce(again, a)
+    assert await tell(again, a.peer_id) == again.peer_id
+    assert await tell(a, again.peer_id) == a.peer_id
+
+
+async def test_a_taken_port_is_named_with_its_holder(swarm):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for setting in ("grpc_port", "p2p_port"):
+            transport = await swarm(started=False, **{setting: port})
+            with pytest.raises(NetworkFault, match=f"port {port} of 127.0.0.1") as fault:
+                await transport.start()
+            assert f"transport.{setting}" in fault.value.next_step
+            assert "pid" in fault.value.what
