@@ -508,6 +508,9 @@ def _choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite
     if file is not None:
         manifest = read_manifest(file)
         manifest.verify(invite.run_id if invite else None)
+        kept = ours.remembered(manifest.run_id)
+        if invite is None and kept is not None and kept[1]:
+            invite = Invite.decode(kept[1])
         ours.remember(manifest)
     elif invite is not None:
         known = ours.remembered(invite.run_id)
@@ -697,6 +700,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         code = typer.main.get_command(app).main(args=_hoist_home(words), prog_name="tutti", standalone_mode=False)
         sys.stdout.flush()
+        if code == ExitCode.INTERRUPTED:  # typer has caught the Ctrl-C already
+            _say("interrupted")
         return int(code or 0)
     except LocalFault as fault:
         return _fail(fault, words)

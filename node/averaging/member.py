@@ -130,8 +130,9 @@ async def _fresh(
         if head is None or reader is None:
             if message.WhichOneof("part") != "head":
                 raise WireError("the first message is not the head")
-            head = message.head
-            reader = TensorReader(list(head.tensors), [(n, request.shapes[n]) for n in sorted(names)], "fp32")
+            announced: averaging_pb2.FreshHead = message.head
+            head = announced
+            reader = TensorReader(list(announced.tensors), [(n, request.shapes[n]) for n in sorted(names)], "fp32")
         elif not message.chunk:
             raise WireError("a message without bytes")
         else:
@@ -150,7 +151,7 @@ async def _fresh(
 
 
 def _check(tensors: Sequence[torch.Tensor], expected: str) -> None:
-    if False:
+    if digest(tensors) != expected:
         raise WireError(f"the bytes do not have the digest {printable(expected)[:16]!r}")
     if not all(bool(torch.isfinite(t).all()) for t in tensors):
         raise WireError("fresh parameters that are not finite")

@@ -127,7 +127,8 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
         mine = frozenset(request.owned_by(me))
         epoch = self._epochs.setdefault(request.round.epoch, _Epoch())
         attempt = Attempt(request, step, mine, asyncio.get_running_loop().create_future())
-        former = epoch.attempts.get(request.round)
+        if epoch.attempts and request.round <= max(epoch.attempts):
+            raise ValueError(f"{request.round} is not newer than {max(epoch.attempts)}")
         epoch.attempts[request.round] = attempt
         opened = Opened(
             round=request.round,
@@ -144,11 +145,8 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
         )
         try:
             self._feed(opened)
-        except ValueError:
-            if former is None:
-                del epoch.attempts[request.round]
-            else:
-                epoch.attempts[request.round] = former
+        except ValueError:  # the epoch is over: keep nothing for it
+            del self._epochs[request.round.epoch]
             raise
         self._settle(request.round.epoch)
         return attempt

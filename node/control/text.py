@@ -32,7 +32,7 @@ def status_lines(s: Snapshot) -> list[Text]:
         if s.next_step:
             lines.append(_line("  fix", clean(s.next_step)))
     if s.swarm.run_id:
-        lines.append(_line("swarm", f"{clean(s.swarm.name, 24)} {s.swarm.run_id[:8]}   {_progress(s)}"))
+        lines.append(_line("swarm", f"{clean(s.swarm.name, 16)} {s.swarm.run_id[:6]}  {_progress(s)}"))
     if s.role == "rendezvous":
         lines.append(_line("my work", "rendezvous: helps others find each other, holds no part of the model"))
     elif s.role or s.layers:
@@ -155,7 +155,7 @@ def banner(
     key = f"{key_path} (new key; keep a backup)" if new_key else key_path
     lines.append(_plain("identity", f"{name}  {short(PeerId(peer))}   {key}"))
     if swarm:
-        lines.append(_plain("swarm", f"{clean(swarm, 40)} {run_id[:8]}" + (f"   {model}" if model else "")))
+        lines.append(_plain("swarm", f"{clean(swarm, 40)} {run_id[:12]}" + (f"   {model}" if model else "")))
     for label, value in (("role", role), ("device", device)):
         if value:
             lines.append(_plain(label, value))
@@ -199,13 +199,11 @@ def swarm_picture(snapshots: Sequence[Snapshot], *, width: int = 80, height: int
     rows = _replica_rows(view, width, max(4, height - 8))
     curve_height = max(1, min(7, height - 6 - len(rows) - bool(note)))
     curve = [Text("  " + row, "cyan") for row in chart(view.history, width - 4, curve_height)]
-    head = Text(f"{clean(view.name, 20)} {view.run_id[:8]}", "bold").append(f"   epoch {view.epoch}/{view.epochs}", "")
+    head = Text(f"{clean(view.name, 16)} {view.run_id[:6]}", "bold").append(f"   epoch {view.epoch}/{view.epochs}", "")
     if view.loss:
         head.append(f"   loss {view.loss:.3f}", "bold").append(f" from {view.loss_first:.3f}" if view.loss_first else "")
     if view.loss_val:
         head.append(f"   held out {view.loss_val:.3f}")
-    if view.tokens_per_s:
-        head.append(f"   {count(view.tokens_per_s)} tok/s")
     lines = [head, *curve, Text(""), *rows, Text(""), _legend(view), _agreement(view)]
     if note:
         lines.append(Text(clean(note, width), "bold yellow"))
@@ -257,7 +255,7 @@ def _legend(view: SwarmView) -> Text:
     for kind in TIME_KINDS:
         share = f" {view.time_s[kind] / total:.0%}" if total > 0 else ""
         line.append(TIME_GLYPH[kind], TIME_STYLE[kind]).append(f" {kind}{share}   ")
-    return line
+    return line.append(f"{count(view.tokens_per_s)} tok/s" if view.tokens_per_s else "")
 
 
 def _agreement(view: SwarmView) -> Text:
@@ -286,8 +284,8 @@ def _progress(s: Snapshot) -> str:
     text = f"epoch {s.epoch}" + (f"/{s.swarm.epochs}" if s.swarm.epochs else "")
     if s.loss:
         arrow = "↓" if s.loss_first > s.loss else "↑" if s.loss_first and s.loss_first < s.loss else ""
-        text += f"   loss {s.loss:.3f}" + (f" {arrow} {s.loss_first:.3f}" if arrow else "")
-    return text + (f"   held out {s.loss_val:.3f}" if s.loss_val else "")
+        text += f"  loss {s.loss:.3f}" + (f" {arrow} {s.loss_first:.3f}" if arrow else "")
+    return text + (f"  held out {s.loss_val:.3f}" if s.loss_val else "")
 
 
 def _shares(time_s: Mapping[str, float]) -> str:

@@ -17,6 +17,10 @@ SLACK_S = 0.001
 """A record may be stored until this much beside its signed expiry: what a float loses on its way."""
 
 
+class Outdated(WireError):
+    """The writer has posted something newer. Nobody's fault: a copy elsewhere takes a moment to be replaced."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Posted:
     raw: bytes
@@ -39,7 +43,7 @@ class Board:
         self._settings = settings
         self._posted: dict[str, _Posted] = {}
         self.refused = 0
-        """Records refused so far."""
+        """Records refused so far that no honest peer would have passed on."""
 
     def offer(self, writer: str, raw: bytes, expires: float, now: float) -> bool:
         """Consider a sealed record found under subkey ``writer``, stored until ``expires`` (Unix seconds, as ``now``).
@@ -50,6 +54,8 @@ class Board:
         """
         try:
             return self._offer(writer, raw, expires, now)
+        except Outdated:
+            raise
         except WireError:
             self.refused += 1
             raise
@@ -77,7 +83,7 @@ class Board:
         if abs(record.not_after - expires) > SLACK_S:
             raise WireError("a record is stored for as long as its writer signed, not for longer or shorter")
         if known is not None and record.seq <= known.seq:
-            raise WireError(f"record {record.seq} comes after {known.seq} of the same writer")
+            raise Outdated(f"record {record.seq} comes after {known.seq} of the same writer")
         entry = PeerEntry(peer, PeerBody.parse(record.body), record.seq, record.not_after) if record.body else None
         self._posted[writer] = _Posted(raw, record.seq, record.not_after, entry)
         return True

@@ -55,7 +55,7 @@ class Directory:
 
     @property
     def refused(self) -> int:
-        """Records of others refused since the start."""
+        """Records refused since the start that no honest peer would have passed on."""
         return self._board.refused
 
     @property

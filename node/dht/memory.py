@@ -36,7 +36,7 @@ class MemoryDirectory:
 
     @property
     def refused(self) -> int:
-        """Records of others refused since the start."""
+        """Records refused since the start that no honest peer would have passed on."""
         return self._board.refused
 
     async def publish(self, body: PeerBody) -> bool:

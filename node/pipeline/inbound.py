@@ -54,7 +54,7 @@ class Inbound(PipelineServicer):
     async def _train(self, way: Way, caller: PeerId, incoming: Incoming, context: Any) -> None:
         room, claim = self._room, incoming.claim
         cost = room.cost(claim.index)
-        answer = await self._patient(way, caller, incoming, cost)
+        answer, rest = await self._patient(way, caller, incoming, cost), []
         if answer.say is Say.TAKE:
             reader = TensorReader([incoming.tensor.tensor], [("", room.shape_of(claim.index))], room.shape.wire)
             ticket = room.stash.reserve(cost) if way is Way.FORWARD and not room.at_origin(claim.key) else 0
@@ -62,13 +62,18 @@ class Inbound(PipelineServicer):
                 async with asyncio.timeout(room.settings.forward_timeout_s):
                     await read_chunks(context.read, reader)
                 room.received(caller, reader.nbytes)
-                answer = room.hold(Held(way, claim, caller), reader, incoming.deadline_s, ticket)
+                answer, rest = room.hold(Held(way, claim, caller), reader, incoming.deadline_s, ticket)
             finally:
                 room.stash.cancel(ticket)
         match answer.say:
             case Say.TAKE | Say.AGAIN:
                 outcome = room.outcome(claim.key, way)
-                await say(context, pb.ACCEPTED)
+                try:
+                    # Said before the work begins: the sender counts its share at ACCEPTED, and the end of this very work
+                    # may be what closes the epoch.
+                    await say(context, pb.ACCEPTED)
+                finally:
+                    room.carry_out(rest)
                 done, reason, seconds = await outcome
                 await say(context, pb.DONE if done else pb.REFUSED, reason, seconds)
             case Say.SETTLED:

@@ -169,11 +169,10 @@ class Pipeline:
                 self._carry_out(action)
         return answer
 
-    def hold(self, event: ev.Held, reader: TensorReader, deadline_s: float, ticket: int) -> Answer:
-        """A whole tensor is here. The machine's actions need it in the stash, so it goes there in between."""
-        actions = self.machine.handle(event, self.clock.now())
-        first = actions[0]
-        answer = first if isinstance(first, Answer) else Answer(Say.REFUSED)
+    def hold(self, event: ev.Held, reader: TensorReader, deadline_s: float, ticket: int) -> tuple[Answer, list[ev.Action]]:
+        """A whole tensor is here and goes into the stash. The answer comes with what is to be done once it is said."""
+        first, *rest = self.machine.handle(event, self.clock.now())
+        answer = first if isinstance(first, Answer) else Answer(Say.REFUSED, "no answer")
         key = event.claim.key
         if answer.say is Say.TAKE:
             work = self.stash.get(key)
@@ -185,9 +184,12 @@ class Pipeline:
                 self._origin.lend_targets(key, work)
             else:
                 work.gradient = reader
-        for action in actions[1:]:
+        return answer, rest
+
+    def carry_out(self, actions: Iterable[ev.Action]) -> None:
+        """Do what :meth:`hold` left to do."""
+        for action in actions:
             self._carry_out(action)
-        return answer
 
     def outcome(self, key: Key, way: Way) -> Waiter:
         """Resolves to (DONE or not, reason, device seconds)."""

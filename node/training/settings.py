@@ -11,7 +11,7 @@ class TrainingSettings:
 
     epochs: int = 150
     """Epochs of the run; the schedule of the learning rate is laid out over them."""
-    target_batch: int = 256
+    target_batch: int = 128
     """Sequences behind one update; a multiple of the micro-batch."""
     epoch_timeout_s: float = 60.0
     """An epoch that is not done by then is closed with what it has."""

@@ -138,17 +138,21 @@ class Handshake:
             raise PeerFault(peer, str(e)) from e
 
     async def answer(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Acquaintance | None:
-        """Answer a greeting with Hello, or with Farewell and None. Raises WireError for what is no greeting at all."""
+        """Answer a greeting with Hello, or with Farewell and None. Raises WireError for nonsense, after saying so."""
         frame = _parse(await read_frame(reader, FRAME_BYTES))
-        met = None
+        met = nonsense = None
         try:
             met = self._check(peer, frame.hello)
             reply = HandshakeFrame(hello=self._hello(peer))
-        except LocalFault as e:
+        except (LocalFault, WireError) as e:
             self._tokens.revoke(peer)
-            reply = HandshakeFrame(farewell=Farewell(code=e.code, reason=str(e)))
+            nonsense = e if isinstance(e, WireError) else None
+            code = e.code if isinstance(e, LocalFault) else ExitCode.PROTOCOL
+            reply = HandshakeFrame(farewell=Farewell(code=code, reason=str(e)))
         await write_frame(writer, reply.SerializeToString())
         await see_off(reader, SEE_OFF_S)
+        if nonsense is not None:
+            raise nonsense
         return met
 
     def _hello(self, peer: PeerId) -> Hello:

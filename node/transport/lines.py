@@ -80,8 +80,14 @@ class Lines:
         if dialling is None:
             dialling = self._dialling[peer] = self._tasks.spawn(self._dial(peer), f"dial-{short(peer)}")
             dialling.add_done_callback(lambda _: self._dialling.pop(peer, None))
-        # Shielded: others may be waiting for the same dialling when this caller is cancelled.
-        made = await asyncio.shield(dialling)
+        try:
+            # Shielded: others may be waiting for the same dialling when this caller is cancelled.
+            made = await asyncio.shield(dialling)
+        except asyncio.CancelledError:
+            me = asyncio.current_task()
+            if me is not None and me.cancelling():
+                raise
+            raise PeerFault(peer, "the transport is closing") from None
         if isinstance(made, PeerFault):
             raise PeerFault(made.peer, made.reason, made.weight) from made
         return made

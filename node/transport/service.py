@@ -25,6 +25,7 @@ from node.transport import ask, handshake, tunnel
 from node.transport.addresses import is_loopback, join_host, part_of, split_multiaddr
 from node.transport.ask import Answerer, Asking
 from node.transport.doorman import Doorman
+from node.transport.frames import StreamEnded
 from node.transport.handshake import Acquaintance, Facts, Handshake, Tokens
 from node.transport.limits import PEERS_KEPT, Rate, Seats
 from node.transport.lines import Lines
@@ -252,6 +253,8 @@ class Transport:
         try:
             async with asyncio.timeout(self.settings.handshake_timeout_s):
                 met = await self._handshake.answer(peer, reader, writer)
+        except StreamEnded:
+            return
         except WireError as e:
             self.fault(peer, f"bad handshake: {e}")
             return

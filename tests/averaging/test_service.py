@@ -198,6 +198,18 @@ async def test_requests_that_contradict_themselves_are_ours_to_fix(cell_of, grad
             await cell.run(cell.request(p0, **changes), p0)
 
 
+async def test_the_same_attempt_is_not_run_twice_and_stays_served(cell_of, bits):
+    cell = await cell_of(2)
+    p0, p1 = cell.peers
+    owners = cell.owners([p0])
+    changes = {"listeners": frozenset({p1}), "owners": owners}
+    await cell.run(cell.request(p0, **changes), p0)
+    with pytest.raises(ValueError, match="not newer"):
+        await cell.run(cell.request(p0, **changes | {"ownership_hash": "other"}), p0)
+    late = await cell.run(cell.request(p1, gradients=None, tokens=0, **changes), p1)
+    assert bits(late.fresh, cell.expected([p0]))
+
+
 async def test_a_forgotten_epoch_is_refused(cell_of):
     cell = await cell_of(2)
     p0, p1 = cell.peers

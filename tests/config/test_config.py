@@ -73,7 +73,9 @@ def test_a_bad_file_names_itself(tmp_path):
         NodeConfig.load({"home": tmp_path / "other", "config": tmp_path / "none.toml"}, {})
 
 
-@pytest.mark.parametrize(("text", "bytes_"), [("80%", 800), ("500B", 500), ("0.5kB", None), ("1KiB", 1000), ("100", 100), ("100%", 1000)])
+@pytest.mark.parametrize(
+    ("text", "bytes_"), [("80%", 800), ("500B", 500), ("0.5kB", None), ("1KiB", 1000), ("100", 100), ("100%", 1000)]
+)
 def test_memory_is_a_share_or_a_size_and_never_more_than_there_is(tmp_path, text, bytes_):
     if bytes_ is None:
         with pytest.raises(UsageFault):

@@ -34,7 +34,12 @@ def test_a_manifest_survives_its_file():
 def test_the_run_id_follows_every_field_and_not_the_way_it_is_written():
     assert Manifest.parse(b"[optimizer]\nlr = 1").run_id == Manifest.parse(b"# note\n[optimizer]\nlr = 1.0\n").run_id
     seen = {DEMO.run_id}
-    for section, line in (("model", "layers = 7"), ("data", "seed = 43"), ("swarm", 'name = "other"'), ("averaging", 'wire = "bf16"')):
+    for section, line in (
+        ("model", "layers = 7"),
+        ("data", "seed = 43"),
+        ("swarm", 'name = "other"'),
+        ("averaging", 'wire = "bf16"'),
+    ):
         seen.add(Manifest.parse(toml_with(section, line)).run_id)
     assert len(seen) == 5
 
@@ -84,7 +89,16 @@ def test_fields_that_contradict_each_other_are_refused(changes: dict[str, object
 
 @pytest.mark.parametrize(
     "raw",
-    [b"\xff\xfe", b"[swarm", b"x = 1", b"[extra]\n", b"swarm = 3", b"x = " + b"[" * 20_000, b"#" * (MAX_MANIFEST + 1), b"signature = 1"],
+    [
+        b"\xff\xfe",
+        b"[swarm",
+        b"x = 1",
+        b"[extra]\n",
+        b"swarm = 3",
+        b"x = " + b"[" * 20_000,
+        b"#" * (MAX_MANIFEST + 1),
+        b"signature = 1",
+    ],
 )
 def test_rubbish_from_a_stranger_is_refused_and_never_crashes(raw: bytes):
     with pytest.raises(UsageFault):

@@ -30,9 +30,23 @@ def test_status_tells_the_facts_in_eighty_columns():
     assert all(len(line) <= 80 for line in lines)
     assert len(lines) == len(status_lines(training_snapshot()))  # nothing wrapped
     text = "\n".join(lines)
-    for fact in ("brisk-otter (kJ4m2a)", "TRAINING", "healthy", "3h12m", "epoch 120/150", "loss 1.802 ↓ 5.560", "held out 2.010"):
+    for fact in (
+        "brisk-otter (kJ4m2a)",
+        "TRAINING",
+        "healthy",
+        "3h12m",
+        "epoch 120/150",
+        "loss 1.802 ↓ 5.560",
+        "held out 2.010",
+    ):
         assert fact in text
-    for fact in ("stage 2 of 3 (layers 2-3), 2 replicas", "41.2M tokens", "118 ok, 2 repaired, 0 failed", "compute 62%", "5 direct, 1 tunnel"):
+    for fact in (
+        "stage 2 of 3 (layers 2-3), 2 replicas",
+        "41.2M tokens",
+        "118 ok, 2 repaired, 0 failed",
+        "compute 62%",
+        "5 direct, 1 tunnel",
+    ):
         assert fact in text
 
 
@@ -140,12 +154,23 @@ def test_the_peer_furthest_ahead_speaks_for_the_swarm():
 
 
 def test_ping_tells_every_round_trip_or_the_reason():
-    assert ping_lines(PingReport(peer=ME, name="n", path="tunnel", rtt_s=[0.1, 0.3, 0.2]))[-1].endswith("least 100.0 ms, median 200.0 ms")
+    assert ping_lines(PingReport(peer=ME, name="n", path="tunnel", rtt_s=[0.1, 0.3, 0.2]))[-1].endswith(
+        "least 100.0 ms, median 200.0 ms"
+    )
     assert ping_lines(PingReport(peer=ME, error="no route")) == ["kJ4m2a: no route"]
 
 
 def test_the_banner_says_how_to_go_on():
-    lines = banner(version="0.1.0", name="otter", peer=ME, key_path="/k", new_key=True, solo=True, invite="tutti1x", listening=("/ip4/a", "/ip4/b"))
+    lines = banner(
+        version="0.1.0",
+        name="otter",
+        peer=ME,
+        key_path="/k",
+        new_key=True,
+        solo=True,
+        invite="tutti1x",
+        listening=("/ip4/a", "/ip4/b"),
+    )
     text = "\n".join(lines)
     for words in ("solo", "keep a backup", "tutti monitor", "tutti join tutti1x", "/ip4/b"):
         assert words in text

@@ -6,9 +6,26 @@ from node.control.words import BLOCKS, chart, clean, count, milliseconds, resamp
 
 
 def test_numbers_become_short_words():
-    assert [count(n) for n in (0, 1204, 9999, 18_204, 41_200_000, 3e9, math.nan)] == ["0", "1,204", "9,999", "18.2k", "41.2M", "3.0G", "-"]
+    assert [count(n) for n in (0, 1204, 9999, 18_204, 41_200_000, 3e9, math.nan)] == [
+        "0",
+        "1,204",
+        "9,999",
+        "18.2k",
+        "41.2M",
+        "3.0G",
+        "-",
+    ]
     assert [size(n) for n in (0, 512, 1536, 3 << 20, 5 << 40)] == ["0 B", "512 B", "1.5 KiB", "3.0 MiB", "5.0 TiB"]
-    assert [span(s) for s in (0.8, 41, 61, 11_540, 36_000, 187_200, -5, math.inf)] == ["0s", "41s", "1m", "3h12m", "10h", "2d04h", "0s", "0s"]
+    assert [span(s) for s in (0.8, 41, 61, 11_540, 36_000, 187_200, -5, math.inf)] == [
+        "0s",
+        "41s",
+        "1m",
+        "3h12m",
+        "10h",
+        "2d04h",
+        "0s",
+        "0s",
+    ]
     assert [milliseconds(s) for s in (0, 0.0004, 0.031)] == ["-", "0.4ms", "31ms"]
 
 

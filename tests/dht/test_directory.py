@@ -127,3 +127,15 @@ async def test_a_bad_bootstrap_address_is_the_users_mistake(swarm, address: str)
     directory = swarm.directory(swarm.identity())
     with pytest.raises(UsageFault):
         await directory.attach(None, [address])  # type: ignore[arg-type]
+
+
+async def test_meeting_one_peer_is_meeting_all(swarm, addresses, eventually) -> None:
+    _, p2p = await swarm.node()
+    seeds = await addresses(p2p)
+    second, _ = await swarm.node(seeds)
+    third, _ = await swarm.node(seeds)
+
+    async def acquainted() -> bool:
+        return second.neighbours == third.neighbours == 2
+
+    assert await eventually(acquainted)

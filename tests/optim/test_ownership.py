@@ -85,6 +85,14 @@ def test_leaving_and_joining_move_about_one_share(count):
         assert makespan(ps, changed, after) <= 1.35 * makespan(ps, changed, assign(ps, changed))
 
 
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_a_newcomer_gets_its_share_from_the_slowest(count):
+    ps, members = parts([5] * 80), [(PeerId(f"p{i}"), 1.0) for i in range(count)]
+    after = assign(ps, [*members, (PeerId("new"), 1.0)], assign(ps, members))
+    assert sum(o == "new" for o in after.values()) >= 0.7 * 80 / (count + 1)
+    assert makespan(ps, [*members, (PeerId("new"), 1.0)], after) <= 1.15 * 400 / (count + 1)
+
+
 def test_only_orphans_move_when_the_rest_is_balanced():
     ps, members = parts([10] * 12), [(PeerId(p), 1.0) for p in "abcd"]
     before = assign(ps, members)

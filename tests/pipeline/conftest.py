@@ -86,7 +86,9 @@ class Swarm:
                 await self.add(f"s{stage}{letter}", **extra)  # pyright: ignore[reportArgumentType]
         return self
 
-    def plan(self, count: int, epoch: int = 3, choose: Callable[[int, int], str] | None = None, deadline_s: float = 30.0) -> Plan:
+    def plan(
+        self, count: int, epoch: int = 3, choose: Callable[[int, int], str] | None = None, deadline_s: float = 30.0
+    ) -> Plan:
         """``count`` micro-batches, spread over the replicas; ``choose(index, stage)`` names a letter."""
         letters = {s: [n[2] for n in self.rooms if stage_of(n) == s] for s in range(1, self.settings.stages + 1)}
 
@@ -116,7 +118,13 @@ class Swarm:
         self.results = []
         await asyncio.wait_for(self.rooms["s0a"].run(plan.paths, self.batch, self.results.append), 60)
         assert sorted(r.index for r in self.results) == [p.index for p in plan.paths]
+        await self.settle()
         return {r.index: r for r in self.results}
+
+    async def settle(self) -> None:
+        """The origin has its results before its neighbours have the last receipts."""
+        while under_way := [t for n, room in self.rooms.items() if n not in self.dead for t in room.tasks._tasks]:
+            await asyncio.wait(under_way)
 
     async def kill(self, name: str) -> None:
         """As SIGKILL: the peer answers nothing and, being dead, contributes nothing to the round."""
@@ -151,7 +159,11 @@ class Swarm:
         """Every gradient equals the unsplit model's, except at stages whose dead replica took some with it."""
         mine, tokens = self.gradients()
         theirs, total = self.reference(plan)
-        names = {n: s for s in range(self.settings.stages + 1) for n, _ in build(self.model, self.settings.stages, s).named_parameters()}
+        names = {
+            n: s
+            for s in range(self.settings.stages + 1)
+            for n, _ in build(self.model, self.settings.stages, s).named_parameters()
+        }
         each = self.settings.micro_batch * self.model.seq_len
         for name, wanted in theirs.items():
             if names[name] not in skip_stages:

@@ -83,7 +83,7 @@ async def test_a_frozen_replica_is_left_after_the_time_out(make_swarm):
 
 
 async def test_a_micro_batch_past_the_plans_deadline_is_dropped_and_reported(make_swarm):
-    swarm = await make_swarm().fill(replicas=1)
+    swarm = await make_swarm(forward_timeout_s=0.5).fill(replicas=1)
     plan = swarm.plan(2, deadline_s=0.3)
     swarm.adopt(plan)
     swarm.net.mute(PeerId("s2a"))
@@ -92,7 +92,7 @@ async def test_a_micro_batch_past_the_plans_deadline_is_dropped_and_reported(mak
 
 
 async def test_taking_gradients_closes_the_epoch(make_swarm):
-    swarm = await make_swarm().fill(replicas=1)
+    swarm = await make_swarm(forward_timeout_s=0.5).fill(replicas=1)
     plan = swarm.plan(4)
     swarm.adopt(plan)
     swarm.net.mute(PeerId("s3a"))
@@ -159,7 +159,10 @@ async def test_evaluation_and_logits_meet_the_model_of_the_moment(make_swarm):
     assert n == 32
     assert total == pytest.approx(wanted.item(), rel=1e-5)
     short = tokens[:1, :5]
-    torch.testing.assert_close(await swarm.rooms["s0a"].logits(path.hops, short), swarm.unsplit(short)[:, -1], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        await swarm.rooms["s0a"].logits(path.hops, short), swarm.unsplit(short)[:, -1], rtol=1e-4, atol=1e-5
+    )
+    await swarm.settle()
     assert all(room.stash.used == 0 for room in swarm.rooms.values())
     sent = {n: e.moved[0] for n, e in swarm.ears.items()}
     assert sent["s3a"] - sent["s2a"] == (1 - 5) * 16 * 4  # of a generation only the last position comes home

@@ -1,0 +1,71 @@
+import asyncio
+import io
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import cli
+from node.config import NodeConfig
+from node.control.memory import CannedWindow
+from node.control.service import ControlService
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+@dataclass
+class Shown:
+    """What a command printed and exited with."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def tutti(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Shown]:
+    """Run a command line in its own home, without a terminal. In this process: starting Python each time takes longer."""
+    for name in [n for n in os.environ if n.startswith("TUTTI_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(home.parent)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+
+    def run(*words: str) -> Shown:
+        capsys.readouterr()
+        code = cli.main(["--home", str(home), *words])
+        return Shown(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def daemon(home: Path) -> Iterator[CannedWindow]:
+    """A canned daemon that listens in ``home`` from a thread with a loop of its own."""
+    ready, made = threading.Event(), []
+
+    async def serve() -> None:
+        window = CannedWindow()
+        service = ControlService(window, NodeConfig.load({"home": str(home)}, {}).prepare_control_socket())
+        await service.start()
+        made.append((window, asyncio.get_running_loop()))
+        ready.set()
+        await window.stopped.wait()
+        await service.close(0.1)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert ready.wait(10)
+    window, loop = made[0]
+    yield window
+    if thread.is_alive():
+        loop.call_soon_threadsafe(window.stopped.set)
+    thread.join(10)

@@ -1,0 +1,208 @@
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import cli
+from node.config import NodeConfig
+from node.core.version import VERSION
+from node.identity.invites import Invite
+from node.identity.keys import Identity
+from node.manifest import Manifest
+
+ROOT = Path(cli.__file__).parent
+ADDRESS = "/ip4/127.0.0.1/tcp/1/p2p/"
+
+
+def test_the_command_starts_without_the_heavy_libraries():
+    code = (
+        "import sys, cli; code = cli.main(['version']); "
+        "heavy = {'torch', 'hivemind', 'libp2p', 'numpy', 'textual', 'grpc'} & set(sys.modules); assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_talking_to_a_daemon_loads_nothing_heavy_either(home, daemon):
+    code = (
+        "import sys, cli, os; code = cli.main(['status']); "
+        "heavy = {'torch', 'hivemind', 'libp2p', 'textual'} & set(sys.modules); assert not heavy, heavy; sys.exit(code)"
+    )
+    home = {"TUTTI_HOME": os.fspath(home)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60, env={**os.environ, **home}
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_version_says_what_pyproject_says(tutti):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == VERSION
+    assert json.loads(tutti("version", "--json").stdout)["tutti"] == VERSION
+    assert tutti("version").stdout.startswith(f"tutti {VERSION}")
+
+
+@pytest.mark.parametrize("words", [("-h",), ("start", "-h"), ("swarm", "-h"), ("swarm", "init", "--help")])
+def test_help_is_help(tutti, words):
+    shown = tutti(*words)
+    assert shown.returncode == 0
+    assert "Usage: tutti" in shown.stdout
+
+
+@pytest.mark.parametrize("words", [("strt",), ("start", "--nope"), ("ping",), ("status", "--set"), ("peers", "--stage", "x")])
+def test_a_wrong_line_is_a_usage_error(tutti, words):
+    shown = tutti(*words)
+    assert shown.returncode == 2
+    assert shown.stderr.startswith("tutti: ")
+    assert "Traceback" not in shown.stderr
+
+
+def test_home_may_stand_anywhere(tutti, home, tmp_path):
+    other = tmp_path / "other"
+    assert str(other) in tutti("status", f"--home={other}").stderr
+    assert str(home) in tutti("status").stderr
+    assert tutti("generate", "--home").returncode == 2
+
+
+def test_swarm_init_writes_a_signed_manifest_and_says_how_to_go_on(tutti, home):
+    out = home.parent / "swarm.toml"
+    shown = tutti("swarm", "init", "--name", "mine", "--set", "model.layers=4", "--stages", "2", "--epochs", "9")
+    assert shown.returncode == 0, shown.stderr
+    assert f"tutti start {out.name}" in shown.stdout
+    assert "tutti swarm invite" in shown.stdout
+    manifest = Manifest.parse(out.read_bytes())
+    manifest.verify(None, Identity.load(home / "identity.key").peer_id)
+    assert (manifest.swarm.name, manifest.model.layers, manifest.pipeline.stages, manifest.training.epochs) == ("mine", 4, 2, 9)
+    again = tutti("swarm", "init")
+    assert again.returncode == 2
+    assert "--force" in again.stderr
+
+
+def test_swarm_init_with_an_address_prints_an_invite_that_works(tutti, home):
+    peer = Identity.ephemeral().peer_id
+    shown = json.loads(tutti("swarm", "init", "x.toml", "--private", "--address", ADDRESS + peer, "--json").stdout)
+    invite = Invite.decode(shown["invite"])
+    assert invite.run_id == shown["run_id"]
+    assert invite.addresses == (ADDRESS + peer,)
+    assert invite.admission  # private: it carries the owner's word
+
+
+def test_a_bad_field_is_named(tutti):
+    shown = tutti("swarm", "init", "--set", "model.heads=3")
+    assert shown.returncode == 2
+    assert shown.stderr.startswith("tutti: model.heads = 3\n  must cut model.d_model = 128")
+
+
+def test_validate_and_inspect(tutti, home):
+    tutti("swarm", "init", "s.toml")
+    assert "signature good" in tutti("swarm", "validate", "s.toml").stdout
+    document = json.loads(tutti("swarm", "inspect", "s.toml", "--json").stdout)
+    assert document["model"]["layers"] == 6
+    assert "signed by its owner" in tutti("swarm", "inspect", "s.toml").stdout
+    path = home.parent / "s.toml"
+    path.write_text(path.read_text().replace("epochs = 150", "epochs = 151"))
+    changed = tutti("swarm", "validate", "s.toml")
+    assert changed.returncode == 5
+    assert "changed after signing" in changed.stderr
+
+
+def test_id_show(tutti, home):
+    missing = tutti("id", "show")
+    assert missing.returncode == 5
+    identity = Identity.create(home / "identity.key")
+    assert json.loads(tutti("id", "show", "--json").stdout) == {
+        "peer": identity.peer_id,
+        "name": identity.name,
+        "key": str(home / "identity.key"),
+    }
+
+
+def test_joining_needs_a_yes(tutti, home):
+    owner = Identity.ephemeral()
+    manifest = Manifest.parse(Manifest.default_demo().sign(owner))
+    ours = NodeConfig.load({"home": home}, {})
+    text = Invite(manifest.run_id, owner.peer_id, (ADDRESS + owner.peer_id,)).encode()
+    ours.remember(manifest)  # so that nobody must be asked over the network
+    refused = tutti("join", text, "--no-start")
+    assert refused.returncode == 2
+    assert "--yes" in refused.stderr
+    assert owner.peer_id in refused.stderr  # it was shown whose swarm this is
+    assert tutti("join", text, "--no-start", "--yes").returncode == 0
+    assert ours.remembered() == (manifest, text)
+
+
+def test_an_invite_for_another_run_than_its_manifest_is_refused(tutti, home):
+    owner, other = Identity.ephemeral(), Identity.ephemeral()
+    manifest = Manifest.parse(Manifest.default_demo().sign(owner))
+    NodeConfig.load({"home": home}, {}).remember(manifest)
+    text = Invite(manifest.run_id, other.peer_id, (ADDRESS + owner.peer_id,)).encode()
+    shown = tutti("join", text, "--yes", "--no-start")
+    assert shown.returncode == 5
+    assert "belongs to" in shown.stderr
+
+
+def test_a_damaged_invite_is_a_usage_error(tutti):
+    shown = tutti("join", "tutti1abc")
+    assert shown.returncode == 2
+    assert "Traceback" not in shown.stderr
+
+
+def test_the_swarm_to_start_is_chosen_as_documented(home):
+    owner = Identity.ephemeral()
+    ours = NodeConfig.load({"home": home}, {})
+    solo, none = cli._choose(ours, None)
+    assert none is None
+    assert solo is not None
+    assert solo.swarm.owner == Identity.load(home / "identity.key").peer_id
+    assert cli._choose(ours, None)[0] == solo  # the same one the next time
+
+    file = home / "other.toml"
+    file.write_bytes(Manifest.default_demo().sign(owner))
+    place = ADDRESS + owner.peer_id
+    with_join = NodeConfig.load({"home": home, "join": [place]}, {})
+    manifest, invite = cli._choose(with_join, str(file))
+    assert manifest is not None
+    assert invite is not None
+    assert (invite.run_id, invite.owner, invite.addresses) == (manifest.run_id, owner.peer_id, (place,))
+
+    stranger = Invite(solo.run_id.replace(solo.run_id[0], "f" if solo.run_id[0] != "f" else "0"), owner.peer_id, (place,))
+    manifest, invite = cli._choose(ours, stranger.encode())
+    assert manifest is None  # the daemon must fetch it
+    assert invite == stranger
+
+    by_environment = NodeConfig.load({"home": home}, {"TUTTI_SWARM": str(file), "TUTTI_JOIN": place})
+    manifest, invite = cli._choose(by_environment, None)
+    assert manifest is not None
+    assert manifest.swarm.owner == owner.peer_id
+    assert invite is not None
+
+    rendezvous = NodeConfig.load({"home": home / "r", "role": "rendezvous", "join": [place]}, {})
+    assert cli._choose(rendezvous, None) == (None, None)
+
+
+def test_what_was_not_expected_leaves_its_story_in_a_file(tutti, home):
+    code = f"import sys; sys.argv[1:] = []; import cli; cli.HOME['home'] = {str(home)!r}; sys.excepthook = cli._crashed; 1 / 0"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 1
+    assert "unexpected ZeroDivisionError" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (
+        "1 / 0" in (home / "log" / "crash.log").read_text() or "ZeroDivisionError" in (home / "log" / "crash.log").read_text()
+    )
+
+
+def test_ctrl_c_is_130(monkeypatch, capsys):
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_config", interrupted)
+    hook = sys.excepthook
+    try:
+        assert cli.main(["status"]) == 130
+    finally:
+        sys.excepthook = hook
+    assert "interrupted" in capsys.readouterr().err

@@ -1,0 +1,95 @@
+import json
+
+import pytest
+
+from node.control.memory import training_snapshot
+
+
+def test_status_is_for_people_and_for_machines(tutti, daemon):
+    shown = tutti("status")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "brisk-otter" in shown.stdout
+    assert "\x1b" not in shown.stdout  # not a terminal: no colour
+    document = json.loads(tutti("status", "--json").stdout)
+    assert document["epoch"] == 120
+    assert len(document["loss_history"]) == 120
+
+
+def test_the_exit_code_of_status_is_the_health(tutti, daemon):
+    daemon.said = training_snapshot(healthy=False, reason="alone", next_step="tutti swarm invite")
+    shown = tutti("status", "--plain")
+    assert shown.returncode == 9
+    assert "alone" in shown.stdout
+    assert tutti("status", "--json").returncode == 9
+
+
+@pytest.mark.parametrize(
+    "words", [("status",), ("peers",), ("stop",), ("drain",), ("monitor",), ("generate", "x"), ("logs",), ("ping", "abc")]
+)
+def test_without_a_daemon_every_command_says_so_with_code_three(tutti, home, words):
+    shown = tutti(*words)
+    assert shown.returncode == 3
+    assert shown.stdout == ""
+    first, second = shown.stderr.splitlines()[:2]
+    assert first.startswith("tutti: no daemon is running")
+    assert str(home) in first
+    assert "tutti start" in second
+
+
+def test_a_fault_is_one_document_when_json_was_asked_for(tutti):
+    shown = tutti("status", "--json")
+    assert json.loads(shown.stdout)["exit_code"] == 3
+    assert shown.returncode == 3
+
+
+def test_peers(tutti, daemon):
+    assert "sunny-stoat" not in tutti("peers").stdout
+    assert "sunny-stoat" in tutti("peers", "--all").stdout
+    assert [p["stage"] for p in json.loads(tutti("peers", "--json", "--stage", "1").stdout)["peers"]] == [1]
+    wrong = tutti("peers", "--sort", "beauty")
+    assert wrong.returncode == 2
+    assert "allowed: stage, name" in wrong.stderr
+
+
+def test_ping(tutti, daemon):
+    assert tutti("ping", "b7Lq3d", "-c", "2").stdout.count("31.0 ms") >= 2
+    unknown = tutti("ping", "zzz")
+    assert unknown.returncode == 5
+    assert "tutti peers --all" in unknown.stderr
+
+
+def test_logs_come_from_the_daemon_and_from_the_file_when_it_is_gone(tutti, daemon, home):
+    daemon.journal.emit("training", "epoch-committed", "epoch 7 committed", epoch=7)
+    line = json.loads(tutti("logs", "--json").stdout)
+    assert (line["kind"], line["fields"]) == ("epoch-committed", {"epoch": 7})
+    (home / "log").mkdir()
+    event = {"at": 1.0, "level": "error", "room": "r", "kind": "k", "text": "from the file", "fields": {}}
+    (home / "log" / "events.jsonl").write_text(json.dumps(event) + "\n" + json.dumps(event | {"level": "debug"}) + '\n{"at": 2')
+    assert tutti("stop").returncode == 0
+    shown = tutti("logs")
+    assert shown.returncode == 0
+    assert shown.stdout.count("from the file") == 1
+
+
+def test_drain_and_stop_wait_until_the_daemon_is_gone(tutti, daemon):
+    shown = tutti("drain", "--timeout", "9")
+    assert shown.returncode == 0
+    assert "left the swarm" in shown.stderr
+    assert daemon.drained == 9.0
+    assert tutti("status").returncode == 3
+
+
+def test_generate_and_export(tutti, daemon):
+    shown = tutti("generate", "hello")
+    assert shown.stdout == "HELLO\n"
+    assert json.loads(tutti("generate", "hello", "--json", "--max-tokens", "2").stdout)["text"] == "HE"
+    shown = tutti("export", "out", "--json")
+    assert json.loads(shown.stdout)["kind"] == "exported"
+    assert "/out" in shown.stderr  # the daemon was told a whole path
+
+
+def test_a_second_start_is_refused_before_anything_is_loaded(tutti, daemon):
+    shown = tutti("start")
+    assert shown.returncode == 5
+    assert "already running" in shown.stderr
+    assert "pid" in shown.stderr

@@ -1,0 +1,142 @@
+"""A swarm of seven peers in one process learns exactly what one process learns alone, and the curve is the one on file."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from node.assembly import run_facts
+from node.averaging.service import CellRound
+from node.checkpoint.service import StateService
+from node.checkpoint.settings import CheckpointSettings
+from node.checkpoint.store import CheckpointStore
+from node.core.clock import SystemClock
+from node.core.ids import ENDS, PeerId
+from node.data.order import SampleOrder
+from node.data.sources import open_source
+from node.identity.keys import Identity
+from node.manifest import Manifest
+from node.model.stages import build
+from node.optim.owner import Owner
+from node.pipeline.device import DeviceThread
+from node.pipeline.service import Pipeline
+from node.pipeline.settings import PipelineLimits
+from node.reference import Reference
+from node.telemetry.events import Journal
+from node.telemetry.metrics import Metrics
+from node.training.meter import Meter
+from node.training.service import Training
+from node.training.stage import StageState
+from node.training.text import Text
+from node.training.work import Engines, Work
+from node.transport.memory import MemoryNet
+
+CURVE = Path(__file__).with_name("curve.json")
+EPOCHS = 6
+
+
+def manifest() -> Manifest:
+    base = Manifest.default_demo()
+    return dataclasses.replace(
+        base,
+        model=dataclasses.replace(base.model, layers=3, d_model=32, heads=2, kv_heads=1, d_ff=64, seq_len=32),
+        pipeline=dataclasses.replace(base.pipeline, micro_batch=4, stages=3),
+        training=dataclasses.replace(
+            base.training, epochs=EPOCHS, target_batch=32, eval_every=3, eval_batches=2, min_replicas=2
+        ),
+        optimizer=dataclasses.replace(base.optimizer, warmup=2),
+    )
+
+
+class Peer:
+    """One member without p2pd: everything real but the network's lowest floor."""
+
+    def __init__(self, net: MemoryNet, m: Manifest, stage: int, identity: Identity, ends: set[PeerId], home: Path) -> None:
+        self.transport = net.transport(identity.peer_id)
+        self.journal, self.metrics = Journal(), Metrics()
+        self.thread, self.meter = DeviceThread(), Meter(self.journal, self.metrics)
+        module = build(m.model, m.pipeline.stages, stage)
+        self.pipeline = Pipeline(
+            self.transport, module, self.thread, m.pipeline, PipelineLimits(), stage=stage, model=m.model, telemetry=self.meter
+        )
+        self.cell = CellRound(self.transport, m.averaging, executor=self.thread)
+        text = None
+        if stage == ENDS:
+            corpus = open_source(m.data, m.model.seq_len, home)
+            text = Text(corpus, SampleOrder(corpus.windows, m.data.seed), m.pipeline.micro_batch)
+        store = CheckpointStore(home / identity.peer_id, CheckpointSettings(every=3), m.run_id)
+        engines = Engines(
+            self.transport, self.pipeline, self.cell, Owner(m.optimizer, m.training.epochs), store, self.thread,
+            self.journal, self.metrics, self.meter, text,
+        )  # fmt: skip
+        state = StageState(module, stage, 0)
+        self.work = Work(state, engines, m.training, m.optimizer, m.model.seq_len, identity.peer_id)
+        StateService(self.transport, self.work, CheckpointSettings())
+        self.training = Training(
+            identity, stage, run_facts(m, self.work), self.transport, self.work, lambda: ends - {identity.peer_id},
+            SystemClock(), self.journal,
+        )  # fmt: skip
+
+    async def close(self) -> None:
+        await self.training.close()
+        await self.work.close()
+        await self.pipeline.close()
+        await self.cell.close()
+        await self.transport.close()
+        self.thread.close()
+        self.journal.close()
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+async def test_the_swarm_learns_what_one_process_learns(tmp_path: Path) -> None:
+    m = manifest()
+    alone = Reference(m, tmp_path)
+    expected = [e.loss for e in alone.train(EPOCHS)]
+    net = MemoryNet()
+    stages = [0, 1, 1, 2, 2, 3, 3]
+    keys = [Identity.ephemeral() for _ in stages]
+    ends = {keys[0].peer_id}
+    peers = [Peer(net, m, s, k, ends, tmp_path) for s, k in zip(stages, keys, strict=True)]
+    try:
+        for peer in peers:
+            await peer.transport.start()
+        for peer in peers:
+            peer.training.start()
+        async with asyncio.timeout(120):
+            await asyncio.gather(*(p.training.finished.wait() for p in peers))
+        events = peers[0].journal.recent(10_000)
+        losses = [e.fields["loss"] for e in events if e.kind == "epoch-committed"]
+        held_out = [e.fields["loss_val"] for e in events if e.kind == "evaluated"]
+        assert losses == pytest.approx(expected, abs=2e-5)
+        assert held_out[-1] == pytest.approx(alone.evaluate(), abs=2e-5)
+        mine = {n: t for p in peers for n, t in p.work.stage.parameters().items()}
+        for name, p in alone.model.named_parameters():
+            torch.testing.assert_close(mine[name], p.data, atol=2e-4, rtol=0)
+        for a, b in ((1, 2), (3, 4), (5, 6)):
+            assert peers[a].work.stage.digest == peers[b].work.stage.digest
+        assert [p.work.stage.epoch for p in peers] == [EPOCHS] * 7
+        assert all(p.work.checkpoints() for p in peers)
+    finally:
+        for peer in peers:
+            await peer.close()
+
+
+def test_the_curve_is_the_one_on_file(tmp_path: Path) -> None:
+    # The built-in text differs between Python releases; the curve on file belongs to this one.
+    m = manifest()
+    alone = Reference(m, tmp_path)
+    losses = [round(e.loss, 5) for e in alone.train(EPOCHS)]
+    filed = json.loads(CURVE.read_text())
+    if filed["sha256"] != alone.text.corpus.sha256:
+        assert losses[-1] < losses[0]
+        return
+    assert losses == pytest.approx(filed["losses"], abs=1e-3)

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from node.pipeline.device import DeviceThread, Priority
+
+
+@pytest.fixture(params=[True, False])
+def device(request):
+    made = DeviceThread(backward_first=request.param)
+    yield made
+    made.close()
+
+
+async def test_backward_goes_before_forward_by_default_and_in_order_otherwise(device):
+    gate, order = threading.Event(), []
+    blocked = device.enqueue(Priority.COMMIT, gate.wait)
+    names = [
+        ("f1", Priority.FORWARD),
+        ("b1", Priority.BACKWARD),
+        ("f2", Priority.FORWARD),
+        ("b2", Priority.BACKWARD),
+        ("c", Priority.COMMIT),
+    ]
+    waiting = [device.enqueue(p, lambda n=n: order.append(n)) for n, p in names]
+    gate.set()
+    await asyncio.gather(*(asyncio.wrap_future(f) for f in (blocked, *waiting)))
+    assert order == (["c", "b1", "b2", "f1", "f2"] if device.backward_first else ["c", "f1", "b1", "f2", "b2"])
+
+
+async def test_every_job_runs_on_the_same_other_thread(device):
+    loop = asyncio.get_running_loop()
+    seen = {await device.run(threading.get_ident), await loop.run_in_executor(device, threading.get_ident)}
+    assert len(seen) == 1
+    assert threading.get_ident() not in seen
+
+
+async def test_an_error_reaches_the_waiter_and_the_thread_lives_on(device):
+    def fail() -> None:
+        raise ValueError("numbers")
+
+    with pytest.raises(ValueError, match="numbers"):
+        await device.run(fail)
+    assert await device.run(lambda: 5) == 5
+
+
+async def test_a_cancelled_waiter_takes_its_job_out(device):
+    gate, ran = threading.Event(), []
+    first = device.enqueue(Priority.COMMIT, gate.wait)
+    waiter = asyncio.ensure_future(device.run(lambda: ran.append(1)))
+    await asyncio.sleep(0)
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    gate.set()
+    await asyncio.wrap_future(first)
+    await device.run(lambda: None)
+    assert ran == []
+
+
+def test_closing_cancels_what_waits_and_refuses_more(device):
+    gate = threading.Event()
+    device.enqueue(Priority.COMMIT, gate.wait)
+    waiting = device.submit(print, "never")
+    closing = threading.Thread(target=device.close)
+    closing.start()
+    gate.set()
+    closing.join()
+    assert waiting.cancelled() or waiting.done()
+    with pytest.raises(RuntimeError, match="closed"):
+        device.submit(print)

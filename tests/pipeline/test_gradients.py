@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import torch
+
+from node.pipeline.gradients import GradientSum
+
+
+def test_shares_add_up_and_the_first_is_not_kept_by_reference():
+    total, first = GradientSum(), torch.ones(2, 3)
+    total.offer([{"a": first}, {"b": torch.ones(1).expand(4)}], 10)
+    total.drain()
+    total.offer([{"a": torch.full((2, 3), 2.0)}, {"b": torch.ones(4)}], 5)
+    sums, tokens = total.take()
+    assert tokens == 15
+    assert torch.equal(sums["a"], torch.full((2, 3), 3.0))
+    assert torch.equal(sums["b"], torch.full((4,), 2.0))
+    assert torch.equal(first, torch.ones(2, 3))
+
+
+def test_taking_finishes_what_was_offered_and_ignores_what_comes_later():
+    total = GradientSum()
+    total.offer([{"a": torch.ones(1)}], 1)
+    assert total.take()[1] == 1
+    total.offer([{"a": torch.ones(1)}], 1)
+    total.drain()
+    assert total.take()[1] == 1
+    total.reset()
+    assert total.take() == ({}, 0)

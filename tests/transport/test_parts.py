@@ -1,0 +1,268 @@
+"""The pieces a stranger's bytes meet first: addresses, certificates, frames, limits, the handshake itself."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import time
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+
+from node.core.errors import ExitCode, LocalFault, PeerFault, Refused, WireError
+from node.core.ids import PeerId
+from node.transport import handshake
+from node.transport.addresses import grpc_target, part_of, split_multiaddr
+from node.transport.frames import StreamEnded, read_frame
+from node.transport.handshake import Facts, Handshake, Parted, Tokens
+from node.transport.limits import PEERS_KEPT, Rate, Seats
+from node.transport.tls import check_certificate, make_certificate
+from protos.handshake_pb2 import HandshakeFrame, Hello
+
+A, B = (
+    PeerId("12D3KooWKPc4n25PiHREWBqubMEm5SbamK9PQJ7fzEaQV4RxqXrZ"),
+    PeerId("12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"),
+)
+
+
+@pytest.mark.parametrize(
+    ("address", "target"),
+    [
+        ("1.2.3.4:80", "ipv4:1.2.3.4:80"),
+        ("[::1]:7001", "ipv6:[::1]:7001"),
+        ("peer.example.org:65535", "dns:///peer.example.org:65535"),
+    ],
+)
+def test_announced_addresses_are_dialled_as_what_they_are(address, target):
+    assert grpc_target(address) == target
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["unix:/run/secret.sock:1", "xds:///x:1", "dns:///x:80", "1.2.3.4", "1.2.3.4:0", "1.2.3.4:70000", "::1:80", "300.1.1.1:80",
+     "a,b:80", "host:８０", "[fe80::1%eth0]:80", "-x:80", "x" * 300 + ":80", ":80", "a b:80"],
+)  # fmt: skip
+def test_no_other_scheme_can_be_smuggled_into_a_dial(address):
+    with pytest.raises(WireError):
+        grpc_target(address)
+
+
+def test_multiaddrs_are_split_at_their_last_peer():
+    circuit = f"/ip4/1.2.3.4/tcp/9/p2p/{B}/p2p-circuit/p2p/{A}"
+    assert split_multiaddr(circuit) == (f"/ip4/1.2.3.4/tcp/9/p2p/{B}/p2p-circuit", A)
+    assert part_of(circuit, "tcp") == "9"
+    assert part_of(circuit, "udp") == ""
+    for text in ("", "/ip4/1.2.3.4/tcp/9", f"ip4/1.2.3.4/p2p/{A}", "/ip4/1.2.3.4/tcp/9/p2p/0OIl", f"/ip4{'/x' * 300}/p2p/{A}"):
+        with pytest.raises(WireError):
+            split_multiaddr(text)
+
+
+def certificate(key, *, ca=False, usage=True, name=None, many=False) -> bytes:
+    """A certificate that deviates from ours in one respect."""
+    spki = key.public_key().public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    digest = hashes.Hash(hashes.SHA256())
+    digest.update(spki)
+    name = name or digest.finalize().hex()[:32] + ".tutti"
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    names = [x509.DNSName(name)] + [x509.DNSName("localhost")] * many
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now)
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+    )
+    if usage:
+        flags = dict.fromkeys(
+            ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "crl_sign", "encipher_only", "decipher_only"),
+            False,
+        )  # fmt: skip
+        builder = builder.add_extension(x509.KeyUsage(digital_signature=True, key_cert_sign=ca, **flags), critical=True)
+    signer = None if isinstance(key, ed25519.Ed25519PrivateKey) else hashes.SHA256()
+    return builder.sign(key, signer).public_bytes(serialization.Encoding.PEM)
+
+
+def test_only_a_certificate_of_our_own_form_is_pinned():
+    made = make_certificate(time.time())
+    assert check_certificate(made.pem) == made.name
+    key = ec.generate_private_key(ec.SECP256R1())
+    assert check_certificate(certificate(key))
+    parsed = x509.load_pem_x509_certificate(made.pem)
+    assert parsed.not_valid_before_utc < datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=23)
+    for bad in (
+        certificate(key, ca=True),
+        certificate(key, usage=False),
+        certificate(key, name="victim.tutti"),
+        certificate(key, many=True),
+        certificate(ec.generate_private_key(ec.SECP384R1())),
+        certificate(ed25519.Ed25519PrivateKey.generate()),
+        made.pem + made.pem,
+        made.key,
+        made.pem + b" " * 4096,
+        b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+        b"",
+    ):
+        with pytest.raises(WireError):
+            check_certificate(bad)
+
+
+def stream_of(data: bytes) -> asyncio.StreamReader:
+    reader = asyncio.StreamReader()
+    reader.feed_data(data)
+    reader.feed_eof()
+    return reader
+
+
+async def test_a_frame_is_refused_by_its_length_before_it_is_read():
+    assert await read_frame(stream_of(b"\0\0\0\2ok"), 2) == b"ok"
+    with pytest.raises(WireError, match="4294967295 bytes") as refused:
+        await read_frame(stream_of(b"\xff\xff\xff\xff"), 1 << 20)
+    assert not isinstance(refused.value, StreamEnded)
+    for cut in (b"", b"\0\0", b"\0\0\0\5four"):
+        with pytest.raises(StreamEnded):
+            await read_frame(stream_of(cut), 10)
+
+
+def test_seats_and_rates():
+    seats = Seats(2, 3)
+    assert [seats.take(A), seats.take(A), seats.take(A), seats.take(B), seats.take(B)] == [True, True, False, True, False]
+    seats.leave(A)
+    assert seats.take(B)
+    seats.leave(B)
+    seats.leave(B)
+    seats.leave(A)
+    with pytest.raises(ValueError, match="not taken"):
+        seats.leave(A)
+    rate = Rate(per_s=1.0, burst=2.0)
+    assert [rate.allow(A, t) for t in (0, 0, 0, 0.5, 1.0, 1.1)] == [True, True, False, False, True, False]
+    assert rate.allow(B, 1.1)
+    for i in range(2 * PEERS_KEPT):
+        rate.allow(PeerId(str(i)), 2.0)
+    assert len(rate._buckets) == PEERS_KEPT
+
+
+def test_a_token_speaks_for_its_peer_only_after_it_was_accepted():
+    tokens = Tokens()
+    token = tokens.issue(A).hex()
+    assert tokens.owner(token) is None
+    tokens.accept(A)
+    assert tokens.owner(token) == A
+    assert tokens.issue(A).hex() == token
+    assert tokens.owner(token[:-2]) is None
+    assert tokens.owner("ü") is None
+    tokens.revoke(A)
+    assert tokens.owner(token) is None
+    for i in range(PEERS_KEPT + 1):
+        tokens.accept(PeerId(str(i)))
+    assert not tokens.knows(PeerId("0"))
+    assert len(tokens._owner) == len(tokens._accepted) == PEERS_KEPT
+
+
+class Sink:
+    """A writer that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+    async def drain(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Scripted:
+    """Streams whose other side says ``replies`` one after the other; None ends the stream."""
+
+    def __init__(self, *replies: HandshakeFrame | bytes | None) -> None:
+        self.replies, self.opened = list(replies), 0
+
+    async def open_stream(self, peer, name, timeout=1.0):
+        self.opened += 1
+        reply = self.replies.pop(0)
+        raw = reply.SerializeToString() if isinstance(reply, HandshakeFrame) else reply
+        return stream_of(b"" if raw is None else len(raw).to_bytes(4, "big") + raw), Sink()
+
+
+OURS = make_certificate(time.time())
+
+
+def meeting(streams, admit=lambda peer, hello: None, run="r") -> Handshake:
+    return Handshake(streams, Tokens(), lambda: Facts(run, "me", "0"), lambda: ["1.2.3.4:5"], OURS.pem, admit)
+
+
+def hello(**changes) -> Hello:
+    good = dict(protocol=1, run_id="r", addresses=["5.6.7.8:9"], certificate=OURS.pem, token=bytes(32), name="you\n" + "x" * 99)
+    return Hello(**{**good, **changes})
+
+
+async def test_a_good_greeting_yields_what_is_needed_to_call():
+    met = await meeting(Scripted(HandshakeFrame(hello=hello()))).greet(B, 1.0)
+    assert (met.targets, met.server_name, met.token) == (("ipv4:5.6.7.8:9",), OURS.name, "00" * 32)
+    assert met.name.isprintable()
+    assert len(met.name) <= 64
+
+
+@pytest.mark.parametrize(
+    ("reply", "said", "weight"),
+    [
+        (HandshakeFrame(hello=hello(protocol=9)), "protocol 9", 0),
+        (HandshakeFrame(hello=hello(run_id="other")), "run other", 0),
+        (HandshakeFrame(hello=hello(run_id="")), "none", 0),
+        (HandshakeFrame(hello=hello(token=b"short")), "32 bytes", 1),
+        (HandshakeFrame(hello=hello(certificate=OURS.key)), "certificate", 1),
+        (HandshakeFrame(hello=hello(addresses=["unix:/x:1"])), "not an address", 1),
+        (HandshakeFrame(), "empty", 1),
+        (b"\xff\xff\xff", "not a handshake", 1),
+        (bytes(handshake.FRAME_BYTES + 1), "are allowed", 1),
+    ],
+)
+async def test_nonsense_counts_and_strangers_do_not(reply, said, weight):
+    with pytest.raises(PeerFault, match=said) as fault:
+        await meeting(Scripted(reply)).greet(B, 1.0)
+    assert fault.value.weight == weight
+
+
+async def test_a_stream_that_ends_is_tried_once_more_and_a_farewell_is_not():
+    streams = Scripted(None, HandshakeFrame(hello=hello()))
+    assert (await meeting(streams).greet(B, 1.0)).peer == B
+    twice = Scripted(None, None)
+    with pytest.raises(PeerFault, match="broke off") as fault:
+        await meeting(twice).greet(B, 1.0)
+    assert (twice.opened, fault.value.weight) == (2, 0)
+    farewell = HandshakeFrame()
+    farewell.farewell.code, farewell.farewell.reason = 5, "no\x1b[2Jthanks"
+    with pytest.raises(Parted, match=r"no \[2Jthanks") as parted:
+        await meeting(Scripted(farewell)).greet(B, 1.0)
+    assert parted.value.code == 5
+
+
+async def test_who_is_greeted_answers_once_and_says_why_not():
+    async def answered(handshake: Handshake, said: Hello) -> tuple[HandshakeFrame, object]:
+        sink, raw = Sink(), HandshakeFrame(hello=said).SerializeToString()
+        met = await handshake.answer(B, stream_of(len(raw).to_bytes(4, "big") + raw), sink)
+        return HandshakeFrame.FromString(sink.data[4:]), met
+
+    def nobody(peer, said):
+        raise Refused("private")
+
+    reply, met = await answered(meeting(None), hello())
+    assert len(reply.hello.token) == 32
+    assert met.peer == B
+    reply, met = await answered(meeting(None, nobody), hello())
+    assert (reply.farewell.code, reply.farewell.reason, met) == (ExitCode.REFUSED, "private", None)
+    reply, met = await answered(meeting(None), hello(run_id="other"))
+    assert (reply.farewell.code, met) == (ExitCode.PROTOCOL, None)
+    with pytest.raises(WireError, match="certificate"):
+        await answered(meeting(None), hello(certificate=b""))
+    with pytest.raises(PeerFault, match="no run"):
+        await meeting(Scripted(), run="").greet(B, 1.0)
+    assert issubclass(Refused, LocalFault)

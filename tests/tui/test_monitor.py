@@ -1,0 +1,123 @@
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from textual.widgets import DataTable, RichLog, Static
+
+from node.control.client import ControlClient
+from node.control.memory import CannedWindow, training_snapshot
+from node.control.service import ControlService
+from node.tui.app import Monitor, Question
+
+
+@pytest.fixture
+async def window():
+    return CannedWindow()
+
+
+@pytest.fixture
+async def service(tmp_path, window):
+    service = ControlService(window, tmp_path / "ctl.sock")
+    await service.start()
+    yield service
+    await service.close(0.0)
+
+
+def monitor(service: ControlService) -> Monitor:
+    return Monitor(ControlClient(service.path), every_s=0.05)
+
+
+async def until(pilot, true: Callable[[], bool]) -> None:
+    """Wait for the screen to get there; fails after ten seconds."""
+    async with asyncio.timeout(10):
+        while not true():
+            await pilot.pause(0.02)
+
+
+def words(app: Monitor, box: str) -> str:
+    """What a Static shows, as plain text."""
+    content = app.query_one(box, Static).content
+    return "\n".join(getattr(line, "plain", str(line)) for line in getattr(content, "renderables", [content]))
+
+
+async def test_it_shows_node_swarm_curve_peers_and_events(service, window):
+    window.journal.emit("training", "epoch-committed", "epoch 120 committed")
+    app = monitor(service)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: app.query_one("#peers", DataTable).row_count == 6)
+        await until(pilot, lambda: len(app.query_one("#events", RichLog).lines) == 1)
+        assert "TRAINING" in words(app, "#node")
+        assert "epoch  120 of 150" in words(app, "#swarm")
+        assert "3:0" in words(app, "#swarm")
+        assert "█" in words(app, "#loss")
+        assert "epoch 120 committed" in app.query_one("#events", RichLog).lines[0].text
+
+
+async def test_it_follows_the_daemon(service, window):
+    app = monitor(service)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "TRAINING" in words(app, "#node"))
+        window.said = training_snapshot(healthy=False, state="waiting", reason="no peer holds stage 3")
+        await until(pilot, lambda: "no peer holds stage 3" in words(app, "#node"))
+        assert app.query_one("#node").has_class("trouble")
+        window.journal.emit("training", "x", "news")
+        await until(pilot, lambda: any("news" in line.text for line in app.query_one("#events", RichLog).lines))
+
+
+async def test_q_leaves_the_daemon_running(service, window):
+    app = monitor(service)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "TRAINING" in words(app, "#node"))
+        await pilot.press("q")
+    assert "the node goes on" in (app.return_value or "")
+    assert not window.stopped.is_set()
+
+
+async def test_d_asks_first_and_drains_only_after_a_yes(service, window):
+    app = monitor(service)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "TRAINING" in words(app, "#node"))
+        await pilot.press("d")
+        await until(pilot, lambda: isinstance(app.screen, Question))
+        await pilot.press("n")
+        await until(pilot, lambda: not isinstance(app.screen, Question))
+        assert window.drained is None
+        await pilot.press("d")
+        await until(pilot, lambda: isinstance(app.screen, Question))
+        await pilot.press("y")
+        await until(pilot, lambda: app.return_value is not None)
+    assert window.drained == 600.0
+    assert "drained" in (app.return_value or "")
+
+
+async def test_a_question_mark_helps(service):
+    app = monitor(service)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("question_mark")
+        await until(pilot, lambda: isinstance(app.screen, Question))
+        await pilot.press("x")
+        await until(pilot, lambda: not isinstance(app.screen, Question))
+
+
+async def test_a_terminal_that_is_too_small_says_what_it_needs(service):
+    app = monitor(service)
+    async with app.run_test(size=(50, 12)) as pilot:
+        await until(pilot, lambda: app.screen.has_class("small"))
+        assert "50x12" in words(app, "#small")
+        assert not app.query_one("#peers").display
+        await pilot.resize_terminal(80, 24)
+        await until(pilot, lambda: not app.screen.has_class("small"))
+        await until(pilot, lambda: app.query_one("#peers").display)
+
+
+async def test_a_daemon_that_goes_away_is_said_and_waited_for(service, window, tmp_path):
+    app = monitor(service)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "TRAINING" in words(app, "#node"))
+        await service.close(0.0)
+        await until(pilot, lambda: "asking again" in words(app, "#node"))
+        again = ControlService(window, tmp_path / "ctl.sock")
+        await again.start()
+        await until(pilot, lambda: "TRAINING" in words(app, "#node"))
+        await pilot.press("q")
+    await again.close(0.0)
