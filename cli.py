@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer import Argument, Option
 
-from node.core.errors import ExitCode, LocalFault, NotRunning, PeerFault, Refused, UsageFault, WireError
-from node.core.ids import PeerId, RunId
+from node.core.errors import ExitCode, LocalFault, NotRunning, PeerFault, UsageFault, WireError
+from node.core.ids import PeerId
 from node.core.version import PROTOCOL, VERSION
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from node.control.client import ControlClient
     from node.identity.invites import Invite
     from node.manifest import Manifest
-    from protos.ask_pb2 import Answer
 
 RUN, WATCH, OWN, MODEL, ABOUT = "Run", "Watch", "Swarm owner", "Model", "About"
 STYLE: dict[str, Any] = {"no_args_is_help": True, "context_settings": {"help_option_names": ["-h", "--help"]}}
@@ -85,9 +84,11 @@ def start(
     flags = dict(name=name, role=role, stage=stage, device=device, threads=threads, memory=memory, listen=listen)
     flags |= dict(p2p_port=p2p_port, grpc_port=grpc_port, announce=_some(announce), force_tunnel=force_tunnel)
     flags |= dict(join=_some(join), metrics_port=metrics_port, log_format=log_format, config=config, **_assignments(settings))
+    from node import joining
+
     ours = _config(flags)
     _refuse_second(ours)
-    manifest, invite = _choose(ours, what)
+    manifest, invite = joining.choose(ours, what)
     return _run_daemon(ours, manifest, invite)
 
 
@@ -109,11 +110,13 @@ def join(
     """Look at a swarm, accept it, remember it, and start. Nothing of it runs before you said yes."""
     flags = dict(name=name, role=role, stage=stage, device=device, listen=listen, p2p_port=p2p_port, grpc_port=grpc_port)
     flags |= dict(config=config, **_assignments(settings))
+    from node import joining
+
     ours = _config(flags)
     if not no_start:
         _refuse_second(ours)
-    manifest, text = _inspect(ours, invite)
-    _say("\n".join(_sheet(manifest, signed=True)))
+    manifest, text = joining.look(ours, invite)
+    _say("\n".join(joining.sheet(manifest, signed=True)))
     if not yes:
         if not sys.stdin.isatty():
             raise UsageFault("joining needs your consent", "look at the above and repeat with  --yes")
@@ -158,9 +161,11 @@ def bootstrap(
 ) -> int:
     """Run a rendezvous: helps peers find each other, holds no part of the model."""
     flags: dict[str, Any] = dict(role="rendezvous", p2p_port=port, listen=listen, join=_some(join), config=config)
+    from node import joining
+
     ours = _config(flags | _assignments(settings) | (dict(swarm=str(swarm)) if swarm else {}))
     _refuse_second(ours)
-    manifest, invite = _choose(ours, None)
+    manifest, invite = joining.choose(ours, None)
     return _run_daemon(ours, manifest, invite)
 
 
@@ -209,6 +214,7 @@ def peers(
     as_json: Json = False,
 ) -> int:
     """Who is in the swarm, as this node sees it."""
+    from node import joining
     from node.control import commands
     from protos.ask_pb2 import Ask, AskPeers
 
@@ -216,7 +222,9 @@ def peers(
         with _client() as client:
             answer = client.peers(everybody=everybody)
     else:
-        answer = _observe((join,), Ask(peers=AskPeers()), "peers").peers
+        answer = joining.observe((join,), Ask(peers=AskPeers()), "peers").peers
+        for line in answer.peers:
+            line.path = "asked" if line.path == "self" else line.path
         if not everybody:
             kept = [p for p in answer.peers if p.state != "lost" and p.role != "rendezvous"]
             del answer.peers[:]
@@ -231,6 +239,7 @@ def ping(
     as_json: Json = False,
 ) -> int:
     """Measure the way to a peer. An address is dialled from here even when no daemon runs."""
+    from node import joining
     from node.control import commands
     from protos.ask_pb2 import Ask, AskPing
     from protos.control_pb2 import PingReport
@@ -244,7 +253,7 @@ def ping(
         report = PingReport(peer=peer.rpartition("/p2p/")[2], path="dialled")
         for _ in range(count):
             nonce, begin = os.urandom(16), time.perf_counter()
-            answer = _observe((peer,), Ask(ping=AskPing(nonce=nonce)), "ping").ping
+            answer = joining.observe((peer,), Ask(ping=AskPing(nonce=nonce)), "ping").ping
             if answer.nonce != nonce:
                 raise WireError("the node answered something else than it was asked") from None
             report.rtt_s.append(time.perf_counter() - begin)
@@ -305,6 +314,7 @@ def swarm_init(
     as_json: Json = False,
 ) -> int:
     """Write a manifest signed with this node's key, and print how to start and join it."""
+    from node import joining
     from node.config import write_atomically
     from node.identity.keys import Identity
     from node.manifest import Manifest, amended, read_manifest
@@ -322,7 +332,7 @@ def swarm_init(
         write_atomically(out, raw)
     except OSError as e:
         raise LocalFault(f"cannot write {out}: {e.strerror}", "choose another place") from e
-    invite = _invite_text(manifest, tuple(address or ()), identity) if address else ""
+    invite = joining.invite_text(manifest, tuple(address or ()), identity) if address else ""
     if as_json:
         _json({"file": str(out), "run_id": manifest.run_id, "owner": manifest.swarm.owner, "invite": invite or None})
         return ExitCode.OK
@@ -359,6 +369,7 @@ def swarm_inspect(
     """Show what a swarm is, without joining it."""
     import dataclasses
 
+    from node import joining
     from node.manifest import SECTIONS, read_manifest
 
     ours = _config({})
@@ -368,7 +379,7 @@ def swarm_inspect(
             raise UsageFault("no swarm is remembered here", "name a swarm.toml, an invite or an address")
         manifest = known[0]
     elif what.startswith(("tutti", "/ip", "/dns")) and not Path(what).is_file():
-        manifest, _ = _inspect(ours, what)
+        manifest, _ = joining.look(ours, what)
     else:
         manifest = read_manifest(Path(what))
     if manifest.signature is not None:
@@ -377,7 +388,7 @@ def swarm_inspect(
         parts = {name: dataclasses.asdict(getattr(manifest, name)) for name in SECTIONS}
         _json({"run_id": manifest.run_id, "signed": manifest.signature is not None, **parts})
     else:
-        print("\n".join(_sheet(manifest, signed=manifest.signature is not None)))
+        print("\n".join(joining.sheet(manifest, signed=manifest.signature is not None)))
     return ExitCode.OK
 
 
@@ -388,6 +399,7 @@ def swarm_invite(
     as_json: Json = False,
 ) -> int:
     """Print the string that brings another machine into the swarm this node runs."""
+    from node import joining
     from node.identity.invites import Invite
     from node.identity.keys import Identity
 
@@ -397,7 +409,7 @@ def swarm_invite(
     invite, known = Invite.decode(reply.invite), ours.remembered()
     if known is not None and known[0].run_id == invite.run_id and known[0].swarm.admission == "invite":
         identity = Identity.load(ours.identity_path)
-        text = _invite_text(known[0], invite.addresses, identity, PeerId(peer) if peer else None, days)
+        text = joining.invite_text(known[0], invite.addresses, identity, PeerId(peer) if peer else None, days)
     else:
         text = reply.invite
     if as_json:
@@ -494,128 +506,6 @@ def _run_daemon(ours: NodeConfig, manifest: Manifest | None, invite: Invite | No
     from node.daemon import main as run
 
     return run(ours, manifest, invite)
-
-
-def _choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite | None]:
-    """The swarm to run: the one named, that of an invite, the one used last, or a new solo one."""
-    from node.identity.invites import Invite
-    from node.manifest import read_manifest
-
-    places = [*([what] if what and what.startswith("/") and "/p2p/" in what else []), *ours.join]
-    invite = next((Invite.decode(text) for text in ([what] if what else []) + places if text.startswith("tutti1")), None)
-    addresses = tuple(p for p in places if p.startswith("/"))
-    file = Path(what) if what and invite is None and what not in places else ours.swarm
-    if file is not None:
-        manifest = read_manifest(file)
-        manifest.verify(invite.run_id if invite else None)
-        kept = ours.remembered(manifest.run_id)
-        if invite is None and kept is not None and kept[1]:
-            invite = Invite.decode(kept[1])
-        ours.remember(manifest)
-    elif invite is not None:
-        known = ours.remembered(invite.run_id)
-        # Not known yet: the daemon asks the swarm for it and checks it against the invite.
-        manifest = known[0] if known else None
-    elif addresses and ours.role != "rendezvous":
-        manifest, _ = _inspect(ours, *addresses)
-        ours.remember(manifest)
-    else:
-        manifest, invite = _last_or_solo(ours)
-    if manifest is not None and addresses:
-        known_addresses = invite.addresses if invite else ()
-        admission = invite.admission if invite else ours.admission
-        invite = Invite(
-            manifest.run_id, manifest.swarm.owner, tuple(dict.fromkeys((*addresses, *known_addresses)))[:8], admission
-        )
-    return manifest, invite
-
-
-def _last_or_solo(ours: NodeConfig) -> tuple[Manifest | None, Invite | None]:
-    from node.identity.invites import Invite
-    from node.identity.keys import Identity
-    from node.manifest import Manifest
-
-    known = ours.remembered()
-    if known is not None:
-        manifest, text = known
-        manifest.verify()
-        return manifest, Invite.decode(text) if text else None
-    if ours.role == "rendezvous":
-        return None, None
-    identity = Identity.load_or_create(ours.identity_path)
-    manifest = Manifest.parse(Manifest.default_demo().sign(identity))
-    ours.remember(manifest)
-    return manifest, None
-
-
-def _inspect(ours: NodeConfig, *places: str) -> tuple[Manifest, str]:
-    """The verified manifest behind an invite or addresses, asked from the swarm unless remembered; and the invite as text."""
-    from node.identity.invites import Invite
-    from node.manifest import Manifest
-    from protos.ask_pb2 import Ask, AskManifest
-
-    if places[0].startswith("/"):
-        answer = _observe(places, Ask(manifest=AskManifest()), "manifest")
-        manifest = Manifest.parse(answer.manifest.toml)
-        manifest.verify()
-        _say(f"run {manifest.run_id[:12]} is taken on the word of {places[0]}: an address proves no swarm, an invite does")
-        return manifest, Invite(manifest.run_id, manifest.swarm.owner, places[:8]).encode()
-    invite = Invite.decode(places[0])
-    known = ours.remembered(invite.run_id)
-    if known is not None:
-        manifest = known[0]
-    else:
-        answer = _observe(invite.addresses, Ask(manifest=AskManifest(run_id=invite.run_id)), "manifest")
-        manifest = Manifest.parse(answer.manifest.toml)
-    manifest.verify(invite.run_id, invite.owner)
-    return manifest, invite.encode()
-
-
-def _observe(places: tuple[str, ...], question: Any, kind: str) -> Answer:
-    """Ask a node from outside the swarm. Its refusal is Refused; another kind of answer is WireError."""
-    from node.control.observer import ask_first
-
-    answer = ask_first(places, question)
-    said = answer.WhichOneof("answer")
-    if said == "refusal":
-        raise Refused(f"{places[0]} refused: {answer.refusal.reason[:300]}", "ask its owner, or try another peer")
-    if said != kind:
-        raise WireError(f"{places[0]} answered something else than it was asked")
-    return answer
-
-
-def _invite_text(
-    manifest: Manifest, addresses: tuple[str, ...], identity: Any, peer: PeerId | None = None, days: float = 30.0
-) -> str:
-    """An invite; with an admission token when the swarm is private. Refused for a private swarm of somebody else."""
-    from node.identity.invites import Invite, admission_token
-
-    token = b""
-    if manifest.swarm.admission == "invite":
-        if identity.peer_id != manifest.swarm.owner:
-            raise Refused("this swarm is private and you are not its owner", "ask the owner for an invite")
-        token = admission_token(identity, RunId(manifest.run_id), peer, time.time() + days * 86400)
-    return Invite(manifest.run_id, manifest.swarm.owner, addresses, token).encode()
-
-
-def _sheet(manifest: Manifest, *, signed: bool) -> list[str]:
-    """What joining means."""
-    from node.control.text import consent_lines
-
-    m, t, p = manifest.model, manifest.training, manifest.pipeline
-    return consent_lines(
-        name=manifest.swarm.name,
-        run_id=manifest.run_id,
-        owner=manifest.swarm.owner,
-        signed=signed,
-        admission=manifest.swarm.admission,
-        model=f"{m.layers} layers, width {m.d_model}, vocabulary {m.vocab}, sequences of {m.seq_len}",
-        parameters=manifest.parameter_count(),
-        data=f"{manifest.data.source}, tokenizer {manifest.data.tokenizer}",
-        cut=f"ends and {p.stages} block stages, activations as {p.wire}, gradients as {manifest.averaging.wire}",
-        work=f"{t.epochs:,} epochs of {t.target_batch * m.seq_len:,} tokens, {manifest.optimizer.name}",
-        fetches_data=manifest.data.source.startswith("hf:"),
-    )
 
 
 def _some(values: list[str] | None) -> list[str] | None:

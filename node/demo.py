@@ -53,6 +53,7 @@ class DemoOptions:
     home: Path | None = None
     keep: bool = False
     manifest: Manifest | None = None
+    sample: bool = True
 
 
 @dataclass
@@ -72,6 +73,7 @@ class Outcome:
     killed: str = ""
     replaced_in_s: float = 0.0
     bytes_sent: int = 0
+    cpu_s: float = 0.0
     time_s: dict[str, float] = field(default_factory=dict)
     sample: str = ""
 
@@ -237,6 +239,9 @@ def _finish(swarm: Swarm, outcome: Outcome) -> None:
     outcome.bytes_sent = sum(s.bytes_sent for s in snapshots)
     for kind in sorted({k for s in snapshots for k in s.time_s}):
         outcome.time_s[kind] = round(sum(s.time_s[kind] for s in snapshots if kind in s.time_s), 1)
+    outcome.cpu_s = round(sum(s.cpu_s for s in snapshots), 1)
+    if not swarm.options.sample:
+        return
     _say("\na sample, generated through the swarm:")
     request = GenerateRequest(prompt=PROMPT, max_tokens=SAMPLE_TOKENS, temperature=0.7, seed=1, top_k=40)
     sys.stderr.write(f"  {PROMPT}")

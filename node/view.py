@@ -44,12 +44,15 @@ class Tally:
     seen_epoch: int = -1
     last_plan_at: float = 0.0
     mismatches: int = 0
+    cpu_began: float = -1.0
     waits: Counter[str] = field(default_factory=Counter)
 
     def planned(self, epoch: int, loss: float, loss_val: float, tokens: int, now: float) -> None:
         """News that travels with every plan: the epoch before it, as the whole swarm saw it."""
         if epoch <= self.seen_epoch:
             return
+        if self.cpu_began < 0:
+            self.cpu_began = time.process_time()
         if loss > 0:
             self.loss, self.loss_first = loss, self.loss_first or loss
             self.losses = [*self.losses, loss][-HISTORY:]
@@ -85,6 +88,7 @@ class View(Window):
         )  # fmt: skip
         if d.manifest is not None:
             s.swarm.CopyFrom(self._swarm(d.manifest))
+        s.cpu_s = time.process_time() - t.cpu_began if t.cpu_began >= 0 else 0.0
         links = d.transport.peers()
         s.bytes_sent, s.bytes_received = sum(p.sent for p in links.values()), sum(p.received for p in links.values())
         s.peers_direct = sum(p.path == "direct" for p in links.values())

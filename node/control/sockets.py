@@ -22,7 +22,7 @@ def clear_stale(path: Path) -> None:
         return
     if not stat.S_ISSOCK(status.st_mode):
         raise Refused(f"{path} is in the way and is not a socket", "move it away")
-    pid = None
+    pid = listener(path)
     if pid is not None:
         who = f", pid {pid}" if pid else ""
         raise Refused(

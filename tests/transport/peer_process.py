@@ -59,7 +59,8 @@ async def main() -> None:
         print(json.dumps({"error": str(e)}), flush=True)
         return
     p2p = transport.p2p
-    print(json.dumps({"peer": p2p.peer_id, "multiaddrs": p2p.addresses(), "p2pd": p2p.pid}), flush=True)
+    facts = {"peer": p2p.peer_id, "multiaddrs": p2p.addresses(), "p2pd": p2p.pid, "runtime": str(p2p.runtime)}
+    print(json.dumps(facts), flush=True)
     await asyncio.to_thread(sys.stdin.read)
     await transport.close()
 

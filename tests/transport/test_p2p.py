@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pathlib
 import signal
 
 import psutil
 import pytest
 
 from node.core.errors import PeerFault
+from node.transport import runtime
 from protos import ask_pb2, state_pb2, state_pb2_grpc
 
 NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
@@ -109,6 +111,10 @@ async def test_p2pd_dies_with_a_killed_daemon_and_is_gone_after_an_orderly_end(p
             peer.process.kill()
             peer.process.wait(10)
         await asyncio.to_thread(child.wait, 10)
+        left = pathlib.Path(facts["runtime"])
+        assert left.exists() is not orderly
+        runtime.RuntimeDirectory().close()
+        assert not left.exists(), "the next daemon sweeps what a killed one left"
         assert not psutil.pid_exists(child.pid) or child.status() == psutil.STATUS_ZOMBIE
 
 
@@ -116,5 +122,7 @@ async def test_the_runtime_directory_is_private_and_goes_away(swarm):
     a = await swarm()
     assert a.p2p.runtime.stat().st_mode & 0o777 == 0o700
     assert list(a.p2p.runtime.glob("p2pd-*.sock"))
+    runtime.RuntimeDirectory().close()
+    assert a.p2p.runtime.exists(), "of the living nothing is swept"
     await a.close()
     assert not a.p2p.runtime.exists()

@@ -13,7 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from node.core.errors import ExitCode, LocalFault, PeerFault, Refused, WireError
 from node.core.ids import PeerId
-from node.transport import handshake
+from node.telemetry.events import Journal
+from node.transport import bootstrap, handshake
 from node.transport.addresses import grpc_target, part_of, split_multiaddr
 from node.transport.frames import StreamEnded, read_frame
 from node.transport.handshake import Facts, Handshake, Parted, Tokens
@@ -118,6 +119,32 @@ def stream_of(data: bytes) -> asyncio.StreamReader:
     reader.feed_data(data)
     reader.feed_eof()
     return reader
+
+
+async def test_initial_peers_are_tried_until_each_has_answered(monkeypatch):
+    monkeypatch.setattr(bootstrap, "FIRST_RETRY_S", 0.0)
+    journal, asked = Journal(), []
+    script = {"x": ["refused", "[/x] dial backoff", ""], "y": [""]}
+
+    async def connect(missing):
+        asked.append(list(missing))
+        return {m: script[m].pop(0) for m in missing}
+
+    way_in = bootstrap.Bootstrap(connect, journal)
+    way_in.results = dict.fromkeys(script, bootstrap.NOT_TRIED)
+    await way_in.run()
+    assert asked == [["x", "y"], ["x"], ["x"]]
+    assert way_in.results == {"x": "", "y": ""}
+    assert [e.level for e in journal.recent()] == ["warning", "info", "info"], "each change is told once"
+
+
+def test_the_address_book_keeps_the_newest_of_the_right_peer():
+    book = bootstrap.AddressBook(A)
+    book.learn(B, [f"/ip4/1.2.3.4/tcp/1/p2p/{B}", f"/ip4/1.2.3.4/tcp/2/p2p/{A}", "junk"])
+    book.learn(B, [f"/ip4/1.2.3.4/tcp/{n}/p2p/{B}" for n in range(2, 20)])
+    assert book.of(B) == tuple(f"/ip4/1.2.3.4/tcp/{n}" for n in range(2, 10))
+    book.learn(A, [f"/ip4/1.2.3.4/tcp/2/p2p/{A}"])
+    assert book.of(A) == (), "nobody dials itself"
 
 
 async def test_a_frame_is_refused_by_its_length_before_it_is_read():

@@ -1,0 +1,79 @@
+"""One object at the end of every benchmark: ``{commit, machine, results: [{name, value, unit, peer, target, holds}]}``."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Row:
+    """A figure. ``peer`` is what it was measured beside, ``target`` what was asked for; ``holds`` None: nothing was asked."""
+
+    name: str
+    value: Any
+    unit: str
+    peer: str = ""
+    target: str = ""
+    holds: bool | None = None
+
+
+@dataclass
+class Report:
+    """Collects rows; prints them for people as they come, and as JSON at the end."""
+
+    rows: list[Row] = field(default_factory=list)
+
+    def add(self, *row: Any, **named: Any) -> Row:
+        """One more :class:`Row`, said at once on stderr."""
+        made = Row(*row, **named)
+        self.rows.append(made)
+        mark = {True: "holds", False: "DOES NOT HOLD", None: ""}[made.holds]
+        value = f"{made.value:.4g}" if isinstance(made.value, float) else made.value
+        print(f"{made.name}: {value} {made.unit}  {made.peer}  {made.target} {mark}".rstrip(), file=sys.stderr, flush=True)
+        return made
+
+    def write(self, where: str | None) -> None:
+        """``-``: one JSON line on stdout; a path: that file; None: nothing."""
+        if where is None:
+            return
+        text = json.dumps({"commit": commit(), "machine": machine(), "results": [asdict(r) for r in self.rows]})
+        if where == "-":
+            print(text, flush=True)
+        else:
+            Path(where).write_text(text + "\n")
+
+
+def commit() -> str:
+    """The commit measured, with ``+`` when the tree has changes; "unknown" outside a checkout."""
+    try:
+        name = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True, timeout=10)
+        dirty = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return (name.stdout.strip() + ("+" if dirty.stdout.strip() else "")) or "unknown"
+
+
+def machine() -> str:
+    """Processor, cores, Python and torch in one line."""
+    from importlib.metadata import version
+
+    model = next(
+        (line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")), platform.processor() or "?"
+    )
+    return f"{model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}, torch {version('torch')}"
+
+
+def _cpuinfo() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []

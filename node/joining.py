@@ -1,0 +1,133 @@
+"""Which swarm to run, and what it is: from a file, an invite, an address, the memory of this home, or newly made.
+
+Never in the daemon's process after :func:`observe`: py-libp2p and hivemind cannot live in one.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from node.config import NodeConfig
+from node.control.text import consent_lines
+from node.core.errors import Refused, WireError
+from node.core.ids import PeerId
+from node.identity.invites import Invite, admission_token
+from node.identity.keys import Identity
+from node.manifest import Manifest, read_manifest
+from protos.ask_pb2 import Answer, Ask, AskManifest
+
+
+def choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite | None]:
+    """The swarm to run: the one named, that of an invite, the one used last, or a new solo one."""
+    places = [*([what] if what and what.startswith("/") and "/p2p/" in what else []), *ours.join]
+    invite = next((Invite.decode(text) for text in ([what] if what else []) + places if text.startswith("tutti1")), None)
+    addresses = tuple(p for p in places if p.startswith("/"))
+    named = what is not None and not what.startswith("tutti1") and what not in places
+    file = Path(what) if named and what else ours.swarm
+    if file is not None:
+        manifest = read_manifest(file)
+        manifest.verify(invite.run_id if invite else None)
+        kept = ours.remembered(manifest.run_id)
+        if invite is None and kept is not None and kept[1]:
+            invite = Invite.decode(kept[1])
+        ours.remember(manifest)
+    elif invite is not None:
+        known = ours.remembered(invite.run_id)
+        # Not known yet: the daemon asks the swarm for it and checks it against the invite.
+        manifest = known[0] if known else None
+        if manifest is not None:
+            manifest.verify(invite.run_id, invite.owner)
+    elif addresses and ours.role != "rendezvous":
+        manifest, _ = look(ours, *addresses)
+        ours.remember(manifest)
+    else:
+        manifest, invite = last_or_solo(ours)
+    if manifest is not None and addresses:
+        known_addresses = invite.addresses if invite else ()
+        admission = invite.admission if invite else ours.admission
+        invite = Invite(
+            manifest.run_id, manifest.swarm.owner, tuple(dict.fromkeys((*addresses, *known_addresses)))[:8], admission
+        )
+    return manifest, invite
+
+
+def last_or_solo(ours: NodeConfig) -> tuple[Manifest | None, Invite | None]:
+    """The swarm this home ran last, with the invite it came by; a new one of its own when there was none (not at a rendezvous)."""
+    known = ours.remembered()
+    if known is not None:
+        manifest, text = known
+        manifest.verify()
+        return manifest, Invite.decode(text) if text else None
+    if ours.role == "rendezvous":
+        return None, None
+    identity = Identity.load_or_create(ours.identity_path)
+    manifest = Manifest.parse(Manifest.default_demo().sign(identity))
+    ours.remember(manifest)
+    return manifest, None
+
+
+def look(ours: NodeConfig, *places: str) -> tuple[Manifest, str]:
+    """The verified manifest behind an invite or addresses, asked from the swarm unless remembered; and the invite as text."""
+    if places[0].startswith("/"):
+        answer = observe(places, Ask(manifest=AskManifest()), "manifest")
+        manifest = Manifest.parse(answer.manifest.toml)
+        manifest.verify()
+        print(
+            f"run {manifest.run_id[:12]} is taken on the word of {places[0]}: an address proves no swarm, an invite does",
+            file=sys.stderr,
+        )
+        return manifest, Invite(manifest.run_id, manifest.swarm.owner, places[:8]).encode()
+    invite = Invite.decode(places[0])
+    known = ours.remembered(invite.run_id)
+    if known is not None:
+        manifest = known[0]
+    else:
+        answer = observe(invite.addresses, Ask(manifest=AskManifest(run_id=invite.run_id)), "manifest")
+        manifest = Manifest.parse(answer.manifest.toml)
+    manifest.verify(invite.run_id, invite.owner)
+    return manifest, invite.encode()
+
+
+def observe(places: tuple[str, ...], question: Ask, kind: str) -> Answer:
+    """Ask a node from outside the swarm. Its refusal is Refused; another kind of answer is WireError."""
+    from node.control.observer import ask_first
+
+    answer = ask_first(places, question)
+    said = answer.WhichOneof("answer")
+    if said == "refusal":
+        raise Refused(f"{places[0]} refused: {answer.refusal.reason[:300]}", "ask its owner, or try another peer")
+    if said != kind:
+        raise WireError(f"{places[0]} answered something else than it was asked")
+    return answer
+
+
+def invite_text(
+    manifest: Manifest, addresses: tuple[str, ...], identity: Identity, peer: PeerId | None = None, days: float = 30.0
+) -> str:
+    """An invite; with an admission token when the swarm is private. Refused for a private swarm of somebody else."""
+    token = b""
+    if manifest.swarm.admission == "invite":
+        if identity.peer_id != manifest.swarm.owner:
+            raise Refused("this swarm is private and you are not its owner", "ask the owner for an invite")
+        token = admission_token(identity, manifest.run_id, peer, time.time() + days * 86400)
+    return Invite(manifest.run_id, manifest.swarm.owner, addresses, token).encode()
+
+
+def sheet(manifest: Manifest, *, signed: bool) -> list[str]:
+    """What joining means."""
+    m, t, p = manifest.model, manifest.training, manifest.pipeline
+    return consent_lines(
+        name=manifest.swarm.name,
+        run_id=manifest.run_id,
+        owner=manifest.swarm.owner,
+        signed=signed,
+        admission=manifest.swarm.admission,
+        model=f"{m.layers} layers, width {m.d_model}, vocabulary {m.vocab}, sequences of {m.seq_len}",
+        parameters=manifest.parameter_count(),
+        data=f"{manifest.data.source}, tokenizer {manifest.data.tokenizer}",
+        cut=f"ends and {p.stages} block stages, activations as {p.wire}, gradients as {manifest.averaging.wire}",
+        work=f"{t.epochs:,} epochs of {t.target_batch * m.seq_len:,} tokens, {manifest.optimizer.name}",
+        fetches_data=manifest.data.source.startswith("hf:"),
+    )
