@@ -1,8 +1,5 @@
 # One image for every role; TUTTI_* says what a container is (docker-compose.yml, docs/operating.md).
 FROM python:3.11-slim AS build
-# A few dependencies come as sources and are compiled here; the compiler stays behind in this stage.
-RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev libgmp-dev make \
-    && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/tutti
 ENV PATH=/opt/tutti/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
@@ -14,7 +11,7 @@ COPY pyproject.toml constraints.txt README.md ./
 COPY cli.py ./
 COPY node ./node
 COPY protos ./protos
-RUN pip install -c constraints.txt .
+RUN pip install --no-deps -r constraints.txt && pip install --no-deps .
 
 FROM python:3.11-slim
 RUN groupadd --gid 10001 tutti \

@@ -69,13 +69,15 @@ def _report(report: Report, alone: dict[int, list[float]], swarm: list[dict[str,
         share = median(s["time_s"].get(kind, 0.0) / s["device_s"] for s in swarm)
         report.add(f"3 time in {kind}", round(share, 3), "share of daemon seconds")
     report.add("3 epoch, plan to commit", round(median(s["epoch_s"] for s in swarm), 3), "s")
-    report.add("3 between commit and first micro-batch, close and round", round(median(s["gap_s"] for s in swarm), 3), "s per epoch")
+    report.add(
+        "3 between commit and first micro-batch, close and round", round(median(s["gap_s"] for s in swarm), 3), "s per epoch"
+    )
     report.add("3 cpu seconds per token over compute alone", round(median(s["cpu_over_compute"] for s in swarm), 3), "ratio")
     report.write(where)
     return ratio >= TARGET
 
 
-def _manifest(epochs: int):  # noqa: ANN202
+def _manifest(epochs: int):
     from node.manifest import Manifest
 
     base = Manifest.default_demo()

@@ -84,7 +84,16 @@ async def assemble(
     state = StageState(module, stage, 0)
     thread, meter = DeviceThread(backward_first=config.limits.backward_first), Meter(journal, metrics)
     pipeline = Pipeline(
-        transport, module, thread, p, config.limits, stage=stage, model=m, telemetry=meter, clock=clock, autocast=device.autocast
+        transport,
+        module,
+        thread,
+        p,
+        config.limits,
+        stage=stage,
+        model=m,
+        telemetry=meter,
+        clock=clock,
+        autocast=device.autocast,
     )
     cell = CellRound(transport, manifest.averaging, executor=thread, journal=journal, clock=clock, on_error=on_error)
     store = CheckpointStore(
@@ -92,8 +101,16 @@ async def assemble(
         tell=lambda why: journal.emit("checkpoint", "checkpoint-ignored", why, "warning"),
     )  # fmt: skip
     engines = Engines(
-        transport, pipeline, cell, Owner(manifest.optimizer, t.epochs), store, ThreadPoolExecutor(1, "heavy"), journal, metrics,
-        meter, text,
+        transport,
+        pipeline,
+        cell,
+        Owner(manifest.optimizer, t.epochs),
+        store,
+        ThreadPoolExecutor(1, "heavy"),
+        journal,
+        metrics,
+        meter,
+        text,
     )
     work = Work(state, engines, t, manifest.optimizer, m.seq_len, identity.peer_id, on_error)
     StateService(transport, work, config.checkpoint, clock=clock)
@@ -118,7 +135,11 @@ def run_facts(manifest: Manifest, work: Work) -> RunFacts:
         mine = {k: v for k, v in (previous or {}).items() if k in names}
         return dict(assign(parts[stage], cell, mine or None))
 
-    def lay(ends: Sequence[tuple[PeerId, float]], stages: Mapping[int, Sequence[tuple[PeerId, float]]], samples: Sequence[tuple[int, ...]]):  # noqa: ANN202
+    def lay(
+        ends: Sequence[tuple[PeerId, float]],
+        stages: Mapping[int, Sequence[tuple[PeerId, float]]],
+        samples: Sequence[tuple[int, ...]],
+    ):
         share = quotas(len(samples), list(ends))
         return assign_paths(sorted(share.items()), stages, samples)
 

@@ -149,7 +149,11 @@ class Daemon:
             except Refused as e:
                 self.journal.emit("checkpoint", "restore-failed", str(e), "error")
         for _ in range(5):
-            donors = {p: e.body.epoch for p, e in presence.replicas(stage).items() if e.body.state in ("training", "ready", "finished")}
+            donors = {
+                p: e.body.epoch
+                for p, e in presence.replicas(stage).items()
+                if e.body.state in ("training", "ready", "finished")
+            }
             newest = max(donors.values(), default=0)
             if newest <= max(0, a.stage.epoch):
                 return
@@ -178,7 +182,9 @@ class Daemon:
             await asyncio.sleep(RETRY_S)
             for child in self.children:
                 if not child.running:
-                    self.journal.emit("daemon", "child-ended", f"the local daemon of {child.label} ended; starting it again", "warning")
+                    self.journal.emit(
+                        "daemon", "child-ended", f"the local daemon of {child.label} ended; starting it again", "warning"
+                    )
                     child.start()
 
     async def _close(self, control: ControlService) -> None:
@@ -277,7 +283,9 @@ class Daemon:
             return ENDS
         if self.config.stage is not None:
             if not 1 <= self.config.stage <= m.pipeline.stages:
-                raise Refused(f"stage {self.config.stage} is not in this swarm", f"it has block stages 1 to {m.pipeline.stages}")
+                raise Refused(
+                    f"stage {self.config.stage} is not in this swarm", f"it has block stages 1 to {m.pipeline.stages}"
+                )
             return self.config.stage
         until = time.monotonic() + (LOOK_S if company else 0.0)
         while not presence.others() and time.monotonic() < until:

@@ -255,7 +255,9 @@ def _finish(swarm: Swarm, outcome: Outcome) -> None:
 
 def _summary(o: Outcome) -> None:
     equal = "equal" if o.digests_equal else "NOT equal"
-    _say(f"{o.nodes} daemons trained {o.epochs} epochs, {o.tokens / 1e6:.2f} M tokens in {o.seconds:.0f} s: {o.tokens_per_s:,.0f} tokens/s")
+    _say(
+        f"{o.nodes} daemons trained {o.epochs} epochs, {o.tokens / 1e6:.2f} M tokens in {o.seconds:.0f} s: {o.tokens_per_s:,.0f} tokens/s"
+    )
     _say(f"loss {o.loss_first:.3f} -> held-out {o.loss_val:.3f} nats per byte; replicas {equal}; {o.failures} failures")
     if o.killed:
         _say(f"{o.killed} was killed; its replacement was in a plan {o.replaced_in_s:.0f} s later")

@@ -41,7 +41,9 @@ async def gather(a: Assembled, m: Manifest, transport: TransportPort, directory:
             donors = [x.peer for x in plan.cell(stage) if x.current]
             found, epochs[stage] = await _fetch_stage(a, m, transport, donors, stage)
             tensors.update(found)
-        say("stage-gathered", f"stage {stage} of {m.pipeline.stages} at epoch {epochs[stage]}", stage=stage, epoch=epochs[stage])
+        say(
+            "stage-gathered", f"stage {stage} of {m.pipeline.stages} at epoch {epochs[stage]}", stage=stage, epoch=epochs[stage]
+        )
     cpu = {name: t.detach().to("cpu", torch.float32) for name, t in tensors.items()}
     json = a.tokenizer.to_json() if a.tokenizer is not None else None
     await asyncio.to_thread(write_hf, directory, m.model, cpu, json)

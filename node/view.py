@@ -15,10 +15,10 @@ from node.control.service import as_event
 from node.control.window import Window
 from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, TimedOut, UsageFault
 from node.core.ids import ENDS, PeerId
+from node.core.version import VERSION
 from node.identity.invites import Invite
 from node.manifest import Manifest
 from node.telemetry.events import Event, Journal
-from node.core.version import VERSION
 from protos import ask_pb2 as ask
 from protos import control_pb2 as pb
 
@@ -116,8 +116,12 @@ class View(Window):
             s.time_s[kind] = seconds
         s.round.CopyFrom(
             pb.RoundLine(
-                done=work.rounds_done, failed=work.rounds_failed, last_s=work.round_s, members=work.round_members,
-                contributors=work.round_contributors, bytes=work.round_bytes,
+                done=work.rounds_done,
+                failed=work.rounds_failed,
+                last_s=work.round_s,
+                members=work.round_members,
+                contributors=work.round_contributors,
+                bytes=work.round_bytes,
                 repaired=training.leader.repaired if training.leader else 0,
             )  # fmt: skip
         )
@@ -139,7 +143,11 @@ class View(Window):
             return True, "", ""
         waiting = d.assembled.training.waiting_for()
         if waiting:
-            return False, f"waiting for {waiting}", "invite one: tutti swarm invite" if "a peer for" in waiting else "nothing to do if it comes; see tutti peers"
+            return (
+                False,
+                f"waiting for {waiting}",
+                "invite one: tutti swarm invite" if "a peer for" in waiting else "nothing to do if it comes; see tutti peers",
+            )
         if s.last_work_s > STALL_S and s.epoch:
             return False, f"no useful work for {s.last_work_s:.0f} s", "see tutti logs"
         return True, "", ""
@@ -163,8 +171,16 @@ class View(Window):
         me = d.body()
         answer.peers.append(
             ask.PeerLine(
-                peer=d.identity.peer_id, name=d.name, state=me.state, stage=me.stage, role=me.role, path="self",
-                epoch=me.epoch, tokens_per_s=me.tokens_per_s, up_s=time.monotonic() - d.started, version=VERSION,
+                peer=d.identity.peer_id,
+                name=d.name,
+                state=me.state,
+                stage=me.stage,
+                role=me.role,
+                path="self",
+                epoch=me.epoch,
+                tokens_per_s=me.tokens_per_s,
+                up_s=time.monotonic() - d.started,
+                version=VERSION,
                 progress=d.assembled.work.fetching if d.assembled else 0.0,
             )  # fmt: skip
         )
@@ -175,16 +191,31 @@ class View(Window):
             b, link = entry.body, links.get(peer)
             answer.peers.append(
                 ask.PeerLine(
-                    peer=peer, name=b.name, state=b.state, stage=b.stage, role=b.role, path=link.path if link else "",
-                    rtt_s=link.rtt if link else 0.0, tokens_per_s=b.tokens_per_s, epoch=b.epoch,
-                    up_s=max(0.0, now - b.started), version=b.version, seen_s=max(0.0, now - entry.refreshed),
+                    peer=peer,
+                    name=b.name,
+                    state=b.state,
+                    stage=b.stage,
+                    role=b.role,
+                    path=link.path if link else "",
+                    rtt_s=link.rtt if link else 0.0,
+                    tokens_per_s=b.tokens_per_s,
+                    epoch=b.epoch,
+                    up_s=max(0.0, now - b.started),
+                    version=b.version,
+                    seen_s=max(0.0, now - entry.refreshed),
                 )  # fmt: skip
             )
         for peer, (entry, since) in sorted(d.presence.lost().items()):
             b = entry.body
             answer.peers.append(
                 ask.PeerLine(
-                    peer=peer, name=b.name, state="lost", stage=b.stage, role=b.role, epoch=b.epoch, version=b.version,
+                    peer=peer,
+                    name=b.name,
+                    state="lost",
+                    stage=b.stage,
+                    role=b.role,
+                    epoch=b.epoch,
+                    version=b.version,
                     seen_s=max(0.0, now - since),
                 )  # fmt: skip
             )

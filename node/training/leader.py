@@ -106,8 +106,14 @@ class Leader:
     """The machine. ``history`` is the newest plan this peer took part in, if any: it carries cursor and owners over."""
 
     def __init__(
-        self, me: PeerId, facts: RunFacts, *, term: int = 0, history: Plan | None = None,
-        dropped: Sequence[int] = (), cursor: tuple[int, tuple[int, ...]] | None = None,
+        self,
+        me: PeerId,
+        facts: RunFacts,
+        *,
+        term: int = 0,
+        history: Plan | None = None,
+        dropped: Sequence[int] = (),
+        cursor: tuple[int, tuple[int, ...]] | None = None,
     ) -> None:
         self.me, self.facts, self.term = me, facts, term
         self.phase = Phase.GATHER
@@ -282,9 +288,7 @@ class Leader:
         if not finished:
             count = facts.target_batch // facts.micro_batch
             samples = [tuple(sampler.take(facts.micro_batch)) for _ in range(count)]
-            by_stage = {
-                s: [(m.peer, m.speed) for m in members if m.stage == s and m.current] for s in range(facts.stages + 1)
-            }
+            by_stage = {s: [(m.peer, m.speed) for m in members if m.stage == s and m.current] for s in range(facts.stages + 1)}
             paths = facts.assign_paths(by_stage[ENDS], {s: by_stage[s] for s in range(1, facts.stages + 1)}, samples)
         owners: dict[str, PeerId] = {}
         for stage in range(facts.stages + 1):
@@ -355,7 +359,13 @@ class Leader:
             epoch.attempts[stage] = 0
             done.append(
                 ev.SendRound(
-                    tuple(m.peer for m in cell), epoch.plan, 0, tuple(sorted(epoch.dead)), owners, (), dropped,
+                    tuple(m.peer for m in cell),
+                    epoch.plan,
+                    0,
+                    tuple(sorted(epoch.dead)),
+                    owners,
+                    (),
+                    dropped,
                     self.facts.round_timeout_s,
                 )  # fmt: skip
             )
@@ -466,9 +476,14 @@ class Leader:
                 "epoch-committed",
                 f"epoch {self.base}/{self.facts.epochs} committed, loss {self.loss:.3f}",
                 facts={
-                    "epoch": self.base, "loss": self.loss, "tokens": tokens, "seconds": now - epoch.started,
+                    "epoch": self.base,
+                    "loss": self.loss,
+                    "tokens": tokens,
+                    "seconds": now - epoch.started,
                     "run_s": epoch.closed - epoch.started,
-                    "dropped": len(self._dropped(epoch)), "repaired": epoch.repaired, "dead": len(epoch.dead),
+                    "dropped": len(self._dropped(epoch)),
+                    "repaired": epoch.repaired,
+                    "dead": len(epoch.dead),
                 },
             )  # fmt: skip
         )
@@ -495,7 +510,9 @@ class Leader:
                 self.mismatches += 1
                 done.append(
                     ev.Report(
-                        "digest-mismatch", f"peer {short(peer)} differs from its cell and catches up", "error",
+                        "digest-mismatch",
+                        f"peer {short(peer)} differs from its cell and catches up",
+                        "error",
                         {"peer": peer, "stage": stage},
                     )  # fmt: skip
                 )
@@ -508,7 +525,9 @@ class Leader:
         done: list[Any] = []
         if loss > 0:
             self.loss_val = loss
-            done = [ev.Report("evaluated", f"held-out loss {loss:.3f} at epoch {epoch}", facts={"epoch": epoch, "loss_val": loss})]
+            done = [
+                ev.Report("evaluated", f"held-out loss {loss:.3f} at epoch {epoch}", facts={"epoch": epoch, "loss_val": loss})
+            ]
         self.phase, self._epoch = Phase.GATHER, None
         return done + self._try_plan(now)
 

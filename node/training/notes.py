@@ -17,12 +17,12 @@ MAX_PLAN = 4 << 20
 
 
 def plan_note(plan: Plan, signature: bytes) -> pb.Note:
-    """"Here is the epoch.\""""
+    """ "Here is the epoch.\""""
     return pb.Note(epoch=plan.epoch, term=plan.term, plan=pb.PlanNote(plan=plan.canonical(), signature=signature))
 
 
 def round_note(a: ev.SendRound) -> pb.Note:
-    """"Average now.\""""
+    """ "Average now.\""""
     body = pb.RoundNote(
         plan_hash=a.plan.hash, attempt=a.attempt, dead=a.dead, owners=a.owners, sources=a.sources,
         dropped=a.dropped, deadline_s=a.deadline_s,
@@ -31,31 +31,27 @@ def round_note(a: ev.SendRound) -> pb.Note:
 
 
 def finished_note(plan: Plan, results: tuple[ev.Result, ...]) -> pb.Note:
-    """"These micro-batches are done.\""""
+    """ "These micro-batches are done.\""""
     rows = [pb.MicroBatchResult(index=r.index, counted=r.counted, loss_sum=r.loss_sum, tokens=r.tokens) for r in results]
     return pb.Note(epoch=plan.epoch, term=plan.term, finished=pb.FinishedNote(plan_hash=plan.hash, results=rows))
 
 
 def committed_note(a: ev.TellCommitted, speed: float) -> pb.Note:
-    """"I hold every fresh part.\""""
-    body = pb.CommittedNote(
-        plan_hash=a.plan.hash, attempt=a.attempt, digest=a.digest, speed=speed, contributors=a.contributors
-    )
+    """ "I hold every fresh part.\""""
+    body = pb.CommittedNote(plan_hash=a.plan.hash, attempt=a.attempt, digest=a.digest, speed=speed, contributors=a.contributors)
     return pb.Note(epoch=a.plan.epoch, term=a.plan.term, committed=body)
 
 
 def incomplete_note(a: ev.TellIncomplete) -> pb.Note:
-    """"Parts are missing.\""""
+    """ "Parts are missing.\""""
     e = a.ended
     body = pb.IncompleteNote(plan_hash=a.plan.hash, attempt=e.attempt, holds=e.holds, failed=e.failed)
     return pb.Note(epoch=a.plan.epoch, term=a.plan.term, incomplete=body)
 
 
 def ready_note(stage: int, holds: int, digest: str, speed: float, checkpoints: tuple[int, ...], term: int) -> pb.Note:
-    """"I am alive, and this is what I hold.\""""
-    body = pb.ReadyNote(
-        stage=stage, parameters_epoch=holds, digest=digest, speed=speed, checkpoints=checkpoints, term=term
-    )
+    """ "I am alive, and this is what I hold.\""""
+    body = pb.ReadyNote(stage=stage, parameters_epoch=holds, digest=digest, speed=speed, checkpoints=checkpoints, term=term)
     return pb.Note(epoch=holds, term=term, ready=body)
 
 
@@ -76,9 +72,7 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
             r = note.ready
             return ev.Heard(peer, r.stage, r.parameters_epoch, r.digest, _finite(r.speed), tuple(r.checkpoints[:64]), r.term)
         case "finished":
-            rows = tuple(
-                ev.Result(r.index, r.counted, _finite(r.loss_sum), r.tokens) for r in note.finished.results
-            )
+            rows = tuple(ev.Result(r.index, r.counted, _finite(r.loss_sum), r.tokens) for r in note.finished.results)
             return ev.Finished(peer, note.finished.plan_hash, rows)
         case "committed":
             c = note.committed

@@ -9,7 +9,6 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from node.averaging.request import RoundRequest
@@ -22,8 +21,8 @@ from node.core.ids import ENDS, PeerId, RoundId, short
 from node.core.journey import Hop, Path, Plan
 from node.core.tasks import Tasks
 from node.optim.owner import Owner, state_shapes
-from node.optim.settings import OptimSettings
 from node.optim.ownership import ownership_hash
+from node.optim.settings import OptimSettings
 from node.pipeline.service import MicroBatchDone, Pipeline
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
@@ -157,7 +156,9 @@ class Work:
         epoch.fresh = dict(outcome.fresh)
         self._count(outcome.seconds, outcome.nbytes, len(cell), len(outcome.contributors), outcome.complete)
         for peer, why in {**outcome.failed, **outcome.refused}.items():
-            self.engines.journal.emit("averaging", "member-failed", f"peer {short(peer)}: {why}", "warning", peer=peer, epoch=plan.epoch)
+            self.engines.journal.emit(
+                "averaging", "member-failed", f"peer {short(peer)}: {why}", "warning", peer=peer, epoch=plan.epoch
+            )
         return ev.RoundEnded(
             plan.epoch, plan.term, r.attempt, tuple(sorted(outcome.fresh)), outcome.missing,
             tuple(sorted(p for p in outcome.failed if p != self.me)), len(outcome.contributors),
@@ -262,18 +263,27 @@ class Work:
                     settings=e.store.settings,
                 )  # fmt: skip
             except (NoDonor, PeerFault) as error:
-                e.journal.emit("optim", "state-not-moved", f"optimizer state of {len(names)} parts did not come: {error}", "warning")
+                e.journal.emit(
+                    "optim", "state-not-moved", f"optimizer state of {len(names)} parts did not come: {error}", "warning"
+                )
                 continue
             for name in names:
                 state = {k.rpartition("/")[2]: t for k, t in got.tensors.items() if k.rpartition("/")[0] == name}
                 e.owner.load_state(name, self._shapes[name], state, plan.epoch - 1)
-            e.journal.emit("optim", "state-moved", f"took over the optimizer state of {len(names)} parts from {short(donor)}", parts=len(names))
+            e.journal.emit(
+                "optim",
+                "state-moved",
+                f"took over the optimizer state of {len(names)} parts from {short(donor)}",
+                parts=len(names),
+            )
 
     async def _save(self, epoch: int, plan: Plan | None) -> None:
         """Write a checkpoint in the background; one at a time, and a full disk stops nobody."""
         e = self.engines
         if self._saving is not None and not self._saving.done():
-            e.journal.emit("checkpoint", "checkpoint-skipped", f"epoch {epoch}: the one before is still being written", "warning")
+            e.journal.emit(
+                "checkpoint", "checkpoint-skipped", f"epoch {epoch}: the one before is still being written", "warning"
+            )
             return
         parameters = self.stage.parameters()
         optimizer = {name: e.owner.state(name) for name in self._shapes if e.owner.state(name)}
@@ -284,7 +294,9 @@ class Work:
         async def write() -> None:
             try:
                 path = await asyncio.to_thread(e.store.save, self.stage.stage, epoch, parameters, optimizer, meta)
-                e.journal.emit("checkpoint", "checkpoint-written", f"epoch {epoch} is on disk", "debug", epoch=epoch, path=str(path))
+                e.journal.emit(
+                    "checkpoint", "checkpoint-written", f"epoch {epoch} is on disk", "debug", epoch=epoch, path=str(path)
+                )
             except (OutOfResources, LocalFault) as error:
                 e.journal.emit("checkpoint", "checkpoint-failed", f"{error} {error.next_step}", "error", epoch=epoch)
 

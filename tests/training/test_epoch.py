@@ -293,7 +293,11 @@ class Swarm:
         self.round_over(peer, plan, r, owners)
 
     def receive(self, peer: Peer, plan: Plan, r: ev.RoundArrived, parts: dict[str, str]) -> None:
-        if peer.round is not None and (peer.round.term, peer.round.attempt) == (r.term, r.attempt) and peer.round.epoch == r.epoch:
+        if (
+            peer.round is not None
+            and (peer.round.term, peer.round.attempt) == (r.term, r.attempt)
+            and peer.round.epoch == r.epoch
+        ):
             peer.fresh.update(parts)
             owners = {p: r.owners.get(p, plan.owners[p]) for p in PARTS[peer.stage]}
             self.round_over(peer, plan, peer.round, owners)

@@ -1,0 +1,95 @@
+"""The tunnel's ends: who is let in, and that bytes arrive whole and in order whichever side hangs up first."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import socket
+
+import pytest
+
+from node.core.errors import PeerFault
+from node.core.ids import PeerId
+from node.transport import tunnel
+from node.transport.tunnel import CONNECTIONS_PER_PEER, Tunnel, TunnelEnd
+
+A = PeerId("a")
+
+
+async def streams_of(end: socket.socket):
+    return await asyncio.open_unix_connection(sock=end)
+
+
+class Wire:
+    """Streams that lead straight into a TunnelEnd."""
+
+    def __init__(self, end: TunnelEnd | None) -> None:
+        self.end, self.serving = end, set()
+
+    async def open_stream(self, peer, name, timeout=1.0):
+        assert name == tunnel.STREAM
+        if self.end is None:
+            raise PeerFault(peer, "cannot be reached")
+        near, far = socket.socketpair()
+        self.serving.add(asyncio.ensure_future(self.end.serve(peer, *await streams_of(far))))
+        return await streams_of(near)
+
+
+@pytest.fixture
+async def echo():
+    """A server that sends back the hash of everything it was sent, then everything; yields (port, its connections)."""
+    connections: list[asyncio.StreamWriter] = []
+
+    async def serve(reader, writer) -> None:
+        connections.append(writer)
+        length = int.from_bytes(await reader.readexactly(4), "big")
+        data = await reader.readexactly(length)
+        writer.write(hashlib.sha256(data).digest() + data)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    yield server.sockets[0].getsockname()[1], connections
+    server.close()
+
+
+async def test_what_is_sent_arrives_and_what_is_answered_comes_back_before_the_end(echo, tmp_path, monkeypatch):
+    monkeypatch.setattr(tunnel, "LINGER_S", 0.05)
+    wire = Wire(TunnelEnd("127.0.0.1", lambda: echo[0], lambda peer: True))
+    made = Tunnel(wire, A, tmp_path / "t.sock", 1.0)
+    await made.start()
+    data = os.urandom(3 << 20)  # more than every buffer on the way, so that the sender has to wait
+    reader, writer = await asyncio.open_unix_connection(made.target.removeprefix("unix:"))
+    writer.write(len(data).to_bytes(4, "big") + data)
+    await writer.drain()
+    back = await asyncio.wait_for(reader.read(-1), 10)
+    assert back == hashlib.sha256(data).digest() + data
+    await asyncio.wait_for(asyncio.gather(*wire.serving), 10)
+    writer.close()
+    await made.close()
+    assert not list(tmp_path.iterdir())
+
+
+async def test_strangers_and_peers_with_too_many_tunnels_are_hung_up_on(echo):
+    port, connections = echo
+    closed = Wire(TunnelEnd("127.0.0.1", lambda: port, lambda peer: False))
+    await closed.open_stream(A, tunnel.STREAM)
+    await asyncio.wait_for(asyncio.gather(*closed.serving), 10)
+    assert connections == [], "a stranger's bytes do not even reach the server"
+    wire = Wire(TunnelEnd("127.0.0.1", lambda: port, lambda peer: True))
+    opened = [await wire.open_stream(A, tunnel.STREAM) for _ in range(CONNECTIONS_PER_PEER + 1)]
+    done, held = await asyncio.wait(wire.serving, return_when=asyncio.FIRST_COMPLETED, timeout=10)
+    assert (len(done), len(held)) == (1, CONNECTIONS_PER_PEER)
+    for task in held:
+        task.cancel()
+    await asyncio.gather(*held, return_exceptions=True)
+    assert [await asyncio.wait_for(reader.read(), 10) for reader, _ in opened] == [b""] * len(opened)
+
+
+async def test_a_tunnel_to_nobody_ends_its_connection(tmp_path):
+    made = Tunnel(Wire(None), A, tmp_path / "t.sock", 1.0)
+    await made.start()
+    reader, _ = await asyncio.open_unix_connection(str(tmp_path / "t.sock"))
+    assert await asyncio.wait_for(reader.read(), 10) == b""
+    await made.close()
