@@ -89,7 +89,7 @@ class Daemon:
                 self.metrics_url = self.metrics.serve("127.0.0.1", self.config.metrics_port)
             self.transport.answer_with(self.view.answer)
             self._quiet_logs()
-            await self.transport.start(self._bootstrap())
+            await self.transport.start(self._bootstrap(), serve=False)
             self.tasks.spawn(self._take_part(), "start")
             await self._ending.wait()
         finally:
@@ -127,6 +127,7 @@ class Daemon:
             self.config, self.manifest, stage, self.identity, self.transport, self.presence, self.clock, self.journal,
             self.metrics, self._failed,
         )  # fmt: skip
+        await self.transport.serve()
         self.assembled = a
         a.training.on_plan = lambda plan: self.view.tally.planned(
             plan.epoch, plan.loss, plan.loss_val, plan.tokens, time.monotonic()
@@ -287,9 +288,10 @@ class Daemon:
                     f"stage {self.config.stage} is not in this swarm", f"it has block stages 1 to {m.pipeline.stages}"
                 )
             return self.config.stage
-        until = time.monotonic() + (LOOK_S if company else 0.0)
-        while not presence.others() and time.monotonic() < until:
-            await asyncio.sleep(0.2)
+        if company:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await presence.company.wait()
         first = ENDS if self.role == "auto" else ENDS + 1
         able = range(first, m.pipeline.stages + 1)
         view = {s: {p: e.body.speed for p, e in presence.replicas(s).items()} for s in able}
@@ -355,8 +357,6 @@ class Daemon:
 
 def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -> int:
     """Run a daemon until it ends; the exit code. Raises LocalFault with the next step for what stopped it."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-
     async def body() -> int:
         daemon = Daemon(config, manifest, invite)
         code = await daemon.run()

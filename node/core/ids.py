@@ -22,13 +22,6 @@ class RoundId(NamedTuple):
     attempt: int
 
 
-class MicroBatchId(NamedTuple):
-    """One micro-batch of one epoch; ``index`` is its place in the epoch's plan."""
-
-    epoch: int
-    index: int
-
-
 def short(peer: PeerId) -> str:
     """Last six characters, enough to tell the peers of a swarm apart on a screen."""
     return peer[-6:]

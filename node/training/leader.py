@@ -261,7 +261,7 @@ class Leader:
         return feasible[0]
 
     def _speed(self, peer: PeerId, measured: float) -> float:
-        self._speeds[peer] = quantise(measured, self._speeds.get(peer, 0.0))
+        self._speeds[peer] = quantise(measured, self._speeds.get(peer, 0.0), per_octave=2)
         return self._speeds[peer]
 
     def _can_start(self, c: Candidate, epoch: int) -> bool:

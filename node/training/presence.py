@@ -30,7 +30,8 @@ class Presence:
         self._changed = asyncio.Event()
         self._seen: dict[PeerId, PeerEntry] = {}
         self._lost: dict[PeerId, tuple[PeerEntry, float]] = {}
-        self.looked = asyncio.Event()
+        self.company = asyncio.Event()
+        """Set when the first other peer is seen."""
 
     def start(self) -> None:
         """Begin to read; nothing is posted before :meth:`announce`."""
@@ -83,7 +84,8 @@ class Presence:
             self._seen = seen
             for peer, entry in self.others().items():
                 self._learn(peer, entry.body.maddrs)
-            self.looked.set()
+            if self.others():
+                self.company.set()
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._every if len(seen) > 1 else min(0.5, self._every)):

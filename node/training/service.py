@@ -63,6 +63,8 @@ class Training(rpc.TrainingServicer):
         self._results: list[ev.Result] = []
         self._result_plan: Plan | None = None
         self._flushing = False
+        self._calm = asyncio.Event()
+        self._calm.set()
         self._accused: dict[PeerId, float] = {}
         self.finished = asyncio.Event()
         self.on_plan: Callable[[Plan], None] = lambda plan: None
@@ -82,8 +84,7 @@ class Training(rpc.TrainingServicer):
     async def leave(self, reason: str) -> None:
         """Finish the epoch under way (bounded by the caller), then tell the leader to plan without this peer."""
         self.leaving = True
-        while self.member.state in (State.RUN, State.AVERAGE, State.COPY):
-            await asyncio.sleep(TICK_S)
+        await self._calm.wait()
         note = pb.Note(leaving=pb.LeavingNote(reason=reason))
         for peer in {self.leader_id()} - {None, self.me}:
             with contextlib.suppress(PeerFault):
@@ -265,6 +266,8 @@ class Training(rpc.TrainingServicer):
                         refused = action.reason
                     elif (follow := await self._act(action)) is not None:
                         queue.append(follow)
+            busy = self.member.state in (State.RUN, State.AVERAGE, State.COPY)
+            self._calm.clear() if busy else self._calm.set()
             return refused
 
     async def _act(self, action: Any) -> Any:

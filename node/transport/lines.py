@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 RETIRE_S, FINISH_S = 5.0, 120.0
 """A forgotten channel takes calls for RETIRE_S more, for who has just asked for it, then FINISH_S to finish them."""
 
+REDIAL_S, LOST_FOR_S = 2.0, 30.0
+"""A peer whose connection broke less than LOST_FOR_S ago is probably dead: it has REDIAL_S to prove the contrary."""
+
 READY, FAILED = grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
 
@@ -60,6 +63,7 @@ class Lines:
         self._runtime, self._journal, self._tasks = runtime, journal, tasks
         self._lines: dict[PeerId, Line] = {}
         self._dialling: dict[PeerId, asyncio.Task[Line | PeerFault]] = {}
+        self._lost: dict[PeerId, float] = {}
         self._numbers = itertools.count()
         self.on_lost: list[Callable[[PeerId], None]] = []
 
@@ -108,11 +112,16 @@ class Lines:
             await _end(line)
 
     async def _dial(self, peer: PeerId) -> Line | PeerFault:
+        lost = time.monotonic() - self._lost.get(peer, -LOST_FOR_S) < LOST_FOR_S
         try:
-            met = await self._greet(peer)
-            line = await self._direct(met) or await self._tunnelled(met)
+            async with asyncio.timeout(REDIAL_S if lost else None):
+                met = await self._greet(peer)
+                line = await self._direct(met) or await self._tunnelled(met)
         except PeerFault as e:
             return e
+        except TimeoutError:
+            return PeerFault(peer, f"no answer in {REDIAL_S:g} s since its connection broke")
+        self._lost.pop(peer, None)
         self._lines[peer] = line
         self._tasks.spawn(self._watch(line), f"watch-{short(peer)}")
         self._journal.emit(
@@ -193,6 +202,7 @@ class Lines:
         while line.channel.get_state() is READY:
             await line.channel.wait_for_state_change(READY)
         if self.forget(peer, line):
+            self._lost[peer] = time.monotonic()
             self._journal.emit("transport", "line-lost", f"lost {line.met.name or short(peer)}", peer=peer, path=line.path)
             for callback in self.on_lost:
                 callback(peer)

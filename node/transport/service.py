@@ -84,9 +84,13 @@ class Transport:
     def peer_id(self) -> PeerId:
         return self.p2p.peer_id
 
-    @cached_property
+    @property
     def server(self) -> grpc.aio.Server:
-        """Add servicers to it before :meth:`start`. Made on first use, inside the running loop."""
+        """Add servicers to it before :meth:`serve`. Made on first use, inside the running loop."""
+        return self._server
+
+    @cached_property
+    def _server(self) -> grpc.aio.Server:
         settings = self.settings
         options: list[tuple[str, Any]] = [
             ("grpc.max_receive_message_length", settings.max_message),
@@ -104,10 +108,11 @@ class Transport:
         ]
         return grpc.aio.server(interceptors=[self._doorman], options=options)
 
-    async def start(self, initial_peers: Sequence[str] = ()) -> None:
-        """Serve, and start p2pd; ``initial_peers`` are multiaddrs that may be dead (see ``p2p.bootstrap``).
+    async def start(self, initial_peers: Sequence[str] = (), *, serve: bool = True) -> None:
+        """Start p2pd, and serve; ``initial_peers`` are multiaddrs that may be dead (see ``p2p.bootstrap``).
 
-        Raises NetworkFault when a port is taken or p2pd does not start.
+        With ``serve`` False the gRPC port is taken and nothing answers on it before :meth:`serve`, so that services may
+        still be added. Raises NetworkFault when a port is taken or p2pd does not start.
         """
         settings = self.settings
         ping = {"Ping": grpc.unary_unary_rpc_method_handler(_echo)}
@@ -120,7 +125,8 @@ class Transport:
             )
         except RuntimeError as e:
             raise taken(settings.host, settings.grpc_port, "transport.grpc_port", socket.SOCK_STREAM, str(e)) from e
-        await self.server.start()
+        if serve:
+            await self.serve()
         near = settings.host if settings.host not in _ANYWHERE else ("127.0.0.1", "::1")[settings.host == "::"]
         end = tunnel.TunnelEnd(near, lambda: self._port, lambda p: self._tokens.knows(p) and not self._banned(p))
         await self.p2p.add_stream(handshake.STREAM, self._welcome)
@@ -132,6 +138,10 @@ class Transport:
         except NetworkFault:
             await self.close()
             raise
+
+    async def serve(self) -> None:
+        """Let the gRPC server answer; services can no longer be added."""
+        await self.server.start()
 
     async def close(self) -> None:
         """End every channel, the server and p2pd; calls in flight are cancelled. Safe to call twice."""

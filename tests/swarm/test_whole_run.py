@@ -1,0 +1,149 @@
+"""A swarm trains all its epochs; what operators and strangers see of it; the model that comes out of it."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+
+import pytest
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+
+from node.checkpoint.settings import CheckpointSettings
+from node.checkpoint.store import CheckpointStore
+
+pytestmark = pytest.mark.swarm
+EPOCHS = 60
+
+
+@pytest.fixture(scope="module")
+def swarm(box):
+    peers = box.swarm((1, 2, 2), training__epochs=EPOCHS)
+    box.start(*peers)
+    return box
+
+
+def document(done) -> dict:
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 1
+    return json.loads(done.stdout)
+
+
+def test_status_tells_the_truth(swarm):
+    said = document(swarm.tutti("status", "--json", home="stage-1-0"))
+    assert (said["state"], said["healthy"], said["stage"], said["replicas"]) in [
+        ("training", True, 1, 2), ("finished", True, 1, 2)
+    ]  # fmt: skip
+    assert said["swarm"]["run_id"] == swarm.manifest.run_id and said["swarm"]["epochs"] == EPOCHS
+    assert said["micro_batches"] > 0 and said["tokens"] > 0 and said["loss"] > 0
+    assert said["peers_direct"] >= 2 and said["peers_tunnel"] == 0
+
+
+def test_peers_as_the_daemon_sees_them(swarm):
+    said = document(swarm.tutti("peers", "--json", home="ends-0"))
+    found = {p["name"]: p for p in said["peers"]}
+    assert set(found) == {p.label for p in swarm.made.values()}
+    assert found["ends-0"]["path"] == "self"
+    assert {p["path"] for name, p in found.items() if name != "ends-0"} == {"direct"}
+    assert sorted(p["stage"] for p in said["peers"]) == [0, 1, 1, 2, 2]
+
+
+def test_a_stranger_may_look_without_a_daemon(swarm):
+    said = document(swarm.tutti("peers", "--join", swarm.door, "--json"))
+    assert {p["peer"] for p in said["peers"]} == {p.key for p in swarm.made.values()}
+    assert said["swarm"]["name"] == swarm.manifest.swarm.name
+    assert not (swarm.root / "nobody" / "identity.key").exists()
+
+
+def test_ping(swarm):
+    peer = swarm.made["stage-2-1"]
+    said = document(swarm.tutti("ping", "stage-2-1", "-c", "2", "--json", home="ends-0"))
+    assert said["peer"] == peer.key and said["path"] == "direct"
+    assert len(said["rtt_s"]) == 2 and all(0 < t < 10 for t in said["rtt_s"])
+
+
+def test_logs(swarm):
+    done = swarm.tutti("logs", "--json", "-n", "200", home="ends-0")
+    kinds = [json.loads(line)["kind"] for line in done.stdout.splitlines()]
+    assert done.returncode == 0
+    assert {"leading", "epoch-committed"} <= set(kinds)
+
+
+def test_metrics_page(swarm):
+    url = swarm.made["stage-1-1"].status().metrics_url
+    with urllib.request.urlopen(url, timeout=10) as page:
+        families = {f.name: f for f in text_string_to_metric_families(page.read().decode())}
+    values = {s.name: s.value for f in families.values() for s in f.samples}
+    assert values["tutti_epoch"] > 0
+    assert values["tutti_loss"] > 0
+    assert sum(s.value for s in families["tutti_bytes_sent"].samples if s.name.endswith("_total")) > 0
+
+
+def test_all_epochs_are_trained_and_the_loss_falls(swarm):
+    peers = swarm.live
+    swarm.wait("the end of the run", lambda: all(p.status().state == "finished" for p in peers), 120.0, tuple(peers))
+    ends = swarm.made["ends-0"].status()
+    assert ends.epoch == EPOCHS
+    assert 0 < ends.loss_val < ends.loss_first - 0.5
+    assert {p.status().epoch for p in peers} == {EPOCHS}
+    swarm.digests_equal()
+
+
+def test_generate_through_the_swarm(swarm):
+    words = ("generate", "abc", "--max-tokens", "12", "--seed", "3", "--json")
+    said = document(swarm.tutti(*words, home="ends-0"))
+    assert 1 <= len(said["text"]) <= 12 and said["tokens_per_s"] > 0
+    assert document(swarm.tutti(*words, home="ends-0"))["text"] == said["text"]
+
+
+def test_a_peer_without_ends_says_who_can_generate(swarm, fault):
+    done = swarm.tutti("generate", "abc", home="stage-1-0")
+    assert done.returncode == 2
+    what, next_step = fault(done)
+    assert "no ends" in what and "ends peer" in next_step[0]
+
+
+@pytest.mark.parametrize("through", ["ends-0", "stage-2-0"])
+def test_export_is_the_model_of_the_swarm(swarm, tmp_path: Path, through: str):
+    from transformers import AutoModelForCausalLM
+
+    done = swarm.tutti("export", str(tmp_path / "out"), "--json", home=through)
+    assert document(done)["kind"] == "exported"
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    tokens = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        got = model(tokens).logits
+        wanted = from_checkpoints(swarm, tokens)
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+def from_checkpoints(swarm, tokens):
+    """Logits of the model put together from what each stage's daemon has written to its own disk."""
+    from node.model.stages import build
+
+    m, run = swarm.manifest, swarm.manifest.run_id
+    modules = []
+    for stage, label in enumerate(("ends-0", "stage-1-1", "stage-2-1")):
+        store = CheckpointStore(swarm.made[label].config.checkpoint_dir(run), CheckpointSettings(), run)
+        swarm.wait(f"the last checkpoint of {label}", lambda s=store, n=stage: EPOCHS in s.epochs(n))
+        module = build(m.model, m.pipeline.stages, stage)
+        module.load_state_dict(store.load(stage, EPOCHS).parameters)
+        modules.append(module)
+    ends, *blocks = modules
+    h = ends.embed(tokens)
+    for block in blocks:
+        h = block(h)
+    return ends.logits(h)
+
+
+def test_stop_ends_every_daemon_with_0(swarm):
+    done = swarm.tutti("stop", home="ends-0")
+    assert done.returncode == 0, done.stderr
+    assert swarm.made["ends-0"].wait() == 0
+    assert set(swarm.stop_all().values()) == {0}
+    for peer in swarm.made.values():
+        assert not peer.config.control_socket.exists()
+        assert "Traceback" not in peer.said()
+        assert not [e for e in peer.events() if e["level"] == "error"]
