@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
+import click
 import typer
 from typer import Argument, Option
 
@@ -585,6 +586,8 @@ def _crashed(kind: type[BaseException], error: BaseException, trace: TracebackTy
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    # Read by grpc when it is first imported: its own log lines would land between ours.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     sys.excepthook = _crashed
     HOME.clear()
     try:
@@ -597,7 +600,7 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(fault, words)
     except (PeerFault, WireError) as error:
         return _fail(LocalFault(str(error), "try another peer, or again", ExitCode.NETWORK), words)
-    except typer.TyperException as error:
+    except click.ClickException as error:
         return _fail(UsageFault(error.format_message() or "no command given", "see  tutti -h"), words)
     except (KeyboardInterrupt, typer.Abort):
         _say("interrupted")

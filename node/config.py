@@ -37,6 +37,7 @@ NODE_RULES: dict[str, Rule] = {
     "stage": Rule(pattern=r"auto|[1-9][0-9]{0,3}", says='"auto" or the number of a block stage, 1 or more'),
     "device": Rule(pattern=r"auto|cpu|cuda(:[0-9]{1,2})?|mps", says="auto, cpu, cuda, cuda:N or mps"),
     "threads": Rule(0, 1024),
+    "nice": Rule(0, 19),
     "memory": Rule(
         pattern=r"(100|[1-9]?[0-9])%|[0-9]+(\.[0-9]+)?\s*([KMGT]i?)?B?", says='a share such as "80%" or a size such as "20GiB"'
     ),
@@ -98,6 +99,8 @@ class NodeSettings:
     """CPU threads of the device; 0: all cores."""
     memory: str = "90%"
     """Most memory of the device to use: a share of it, or a size."""
+    nice: int = 10
+    """Added to the process's niceness, so that the machine's owner feels the daemon little; 0 for a machine of its own."""
     swarm: str = ""
     """Path of the swarm.toml to run; empty: the one used last."""
     join: tuple[str, ...] = ()

@@ -129,9 +129,8 @@ class Daemon:
         )  # fmt: skip
         await self.transport.serve()
         self.assembled = a
-        a.training.on_plan = lambda plan: self.view.tally.planned(
-            plan.epoch, plan.loss, plan.loss_val, plan.tokens, time.monotonic()
-        )
+        a.training.on_plan = self.view.planned
+        self.tasks.spawn(self.view.keep_measuring(), "measure", eternal=True)
         self.presence.announce(self.body)
         self.journal.emit("daemon", "hosting", f"hosting {self._what(stage, a)} on {a.device.describe()}", stage=stage)
         if solo:
@@ -357,6 +356,9 @@ class Daemon:
 
 def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -> int:
     """Run a daemon until it ends; the exit code. Raises LocalFault with the next step for what stopped it."""
+    # Not below what it is already: a parent that is nice has nice children.
+    os.nice(max(0, config.node.nice - os.nice(0)))
+
     async def body() -> int:
         daemon = Daemon(config, manifest, invite)
         code = await daemon.run()

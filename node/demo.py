@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -157,6 +158,7 @@ def run(options: DemoOptions) -> int:
 
 def play(options: DemoOptions) -> Outcome:
     """Start, watch, kill if asked, generate, stop; what came of it."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the children too
     outcome = Outcome(nodes=sum(options.nodes))
     with _home(options) as home:
         swarm = Swarm(home, options)
@@ -248,7 +250,8 @@ def _finish(swarm: Swarm, outcome: Outcome) -> None:
     label = next(c.label for c in swarm.children if c.label.startswith("ends-") and c.running)
     for piece in swarm.client(label).generate(request, 120.0):
         outcome.sample += piece.text
-        sys.stderr.write(piece.text.replace("\n", "\n  "))
+        # The model may say anything, terminal commands included.
+        sys.stderr.write("".join(c if c.isprintable() else "\n  " if c == "\n" else " " for c in piece.text))
         sys.stderr.flush()
     _say("\n")
 

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from node.transport import leash
+
 PATIENCE_S = 10.0
 """A child that was asked to end and has not ended by then is killed."""
 
@@ -37,11 +39,12 @@ class Child:
         """Run ``tutti start`` with this child's home. Its words go to ``daemon.out`` in that home."""
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.log = self.home / "daemon.out"
-        command = [sys.executable, "-m", "cli", "--home", str(self.home), *self.arguments]
+        # Leashed: it dies when its parent is killed, and a Ctrl-C reaches the parent alone, which ends its children in order.
+        command = [sys.executable, "-I", "-S", leash.__file__, str(os.getpid())]
+        command += [sys.executable, "-m", "cli", "--home", str(self.home), *self.arguments]
         with self.log.open("ab") as out:
-            # A group of its own: Ctrl-C reaches the parent, which ends its children in order.
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )  # fmt: skip
 

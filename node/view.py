@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from node.control.service import as_event
 from node.control.window import Window
 from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, TimedOut, UsageFault
 from node.core.ids import ENDS, PeerId
+from node.core.journey import Plan
 from node.core.version import VERSION
 from node.identity.invites import Invite
 from node.manifest import Manifest
@@ -29,6 +30,8 @@ HISTORY = 256
 """Losses kept for the picture."""
 STALL_S = 30.0
 """A training peer that has done nothing useful for so long is not healthy."""
+MEASURE_S = 1.0
+"""Between two looks at the numbers of the metrics page."""
 
 
 @dataclass
@@ -47,10 +50,11 @@ class Tally:
     cpu_began: float = -1.0
     waits: Counter[str] = field(default_factory=Counter)
 
-    def planned(self, epoch: int, loss: float, loss_val: float, tokens: int, now: float) -> None:
-        """News that travels with every plan: the epoch before it, as the whole swarm saw it."""
+    def planned(self, epoch: int, loss: float, loss_val: float, tokens: int, now: float) -> float:
+        """News that travels with every plan: the epoch before it, as the whole swarm saw it. Seconds that one took, 0 for unknown."""
         if epoch <= self.seen_epoch:
-            return
+            return 0.0
+        seconds = now - self.last_plan_at if self.last_plan_at and epoch == self.seen_epoch + 1 else 0.0
         if self.cpu_began < 0:
             self.cpu_began = time.process_time()
         if loss > 0:
@@ -61,6 +65,7 @@ class Tally:
             rate = (tokens - self.tokens) / (now - self.last_plan_at)
             self.tokens_per_s = rate if not self.tokens_per_s else 0.7 * self.tokens_per_s + 0.3 * rate
         self.tokens, self.seen_epoch, self.last_plan_at = tokens, epoch, now
+        return seconds
 
 
 class View(Window):
@@ -69,6 +74,7 @@ class View(Window):
     def __init__(self, daemon: Daemon) -> None:
         self._d = daemon
         self.tally = Tally()
+        self._told: dict[Any, float] = {}
 
     @property
     def journal(self) -> Journal:
@@ -158,6 +164,38 @@ class View(Window):
             name=m.swarm.name, run_id=m.run_id, epoch=max(0, epoch), epochs=m.training.epochs, loss=self.tally.loss,
             stages=m.pipeline.stages,
         )  # fmt: skip
+
+    # ------------------------------------------------------------ the metrics page
+
+    def planned(self, plan: Plan) -> None:
+        """A new plan reached this peer."""
+        seconds = self.tally.planned(plan.epoch, plan.loss, plan.loss_val, plan.tokens, time.monotonic())
+        if seconds:
+            self._d.metrics.epoch_seconds.observe(seconds)
+
+    async def keep_measuring(self) -> None:
+        """Bring the page that is scraped up to date with the screen, for ever."""
+        while True:
+            self.measure()
+            await asyncio.sleep(MEASURE_S)
+
+    def measure(self) -> None:
+        """Every gauge and counter of the page that this file knows about."""
+        s, m = self.snapshot(), self._d.metrics
+        for gauge, value in (
+            (m.epoch, s.epoch), (m.stage, s.stage), (m.loss, s.loss), (m.loss_held_out, s.loss_val),
+            (m.tokens_per_second, s.tokens_per_s), (m.replicas, s.replicas), (m.stash_bytes, s.stash_bytes),
+            (m.memory_bytes, s.memory_used),
+        ):  # fmt: skip
+            gauge.set(value)
+        for counter, total in (
+            (m.tokens_total, s.tokens), (m.micro_batches_total.labels(result="counted"), s.micro_batches),
+            (m.rounds_total.labels(result="done"), s.round.done), (m.rounds_total.labels(result="failed"), s.round.failed),
+            (m.rounds_total.labels(result="repaired"), s.round.repaired), (m.digest_mismatches_total, s.digest_mismatches),
+        ):  # fmt: skip
+            # A total that went back (a leader that was replaced counts anew) adds nothing: a counter only grows.
+            counter.inc(max(0.0, total - self._told.get(counter, 0.0)))
+            self._told[counter] = total
 
     # ------------------------------------------------------------ peers
 

@@ -17,8 +17,10 @@ from node.checkpoint.state import WIRE, StateKind
 from node.wire.tensors import digest, encode, head_of
 from protos import state_pb2
 
-PINS = 4
+PINS = 8
 IDLE_S = 60.0
+SPARE_S = 2.0
+"""Unused for so long, a snapshot gives way to a new one when all places are taken."""
 LONGEST_S = 3600.0
 
 
@@ -40,6 +42,7 @@ class Pin:
     used: float
     described: dict[tuple[str, ...], state_pb2.StateManifest] = field(default_factory=dict)
     views: dict[str, memoryview] = field(default_factory=dict)
+    readers: int = 0
 
     def view(self, name: str) -> memoryview:
         """The fp32 bytes of one tensor; for one on a device this is its copy on the CPU."""
@@ -83,7 +86,11 @@ class Pins:
         """A new pin, or None when ``limit`` others are in use; a pin in use is never taken from its readers."""
         self.expire(now)
         if len(self._pins) >= self.limit:
-            return None
+            # Epochs may follow each other faster than pins grow old, and their readers have long gone.
+            spare = [p for p in self._pins.values() if not p.readers and now - p.used > SPARE_S]
+            if not spare:
+                return None
+            del self._pins[min(spare, key=lambda p: p.used).key]
         exact = {name: t if t.is_floating_point() else t.float() for name, t in tensors.items()}  # counters travel as numbers
         self._pins[key] = pin = Pin(key, exact, now, now)
         return pin

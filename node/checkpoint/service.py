@@ -78,15 +78,19 @@ class StateService(state_pb2_grpc.StateServicer):
         peer = self._transport.caller(context)
         try:
             with self._stream(peer):
-                key, view = self._range(request)
-                for at in range(0, len(view), MESSAGE):
-                    data = bytes(view[at : at + MESSAGE])
-                    if wait := self._bucket.reserve(len(data), self._clock.now()):
-                        await asyncio.sleep(wait)
-                    yield state_pb2.StateChunk(offset=request.offset + at, data=data)
-                    self.pins.get(key, self._clock.now())  # in use: does not expire under its reader
-                    self.bytes_given[peer] += len(data)
-                    self._transport.count(peer, sent=len(data))
+                pin, view = self._range(request)
+                pin.readers += 1
+                try:
+                    for at in range(0, len(view), MESSAGE):
+                        data = bytes(view[at : at + MESSAGE])
+                        if wait := self._bucket.reserve(len(data), self._clock.now()):
+                            await asyncio.sleep(wait)
+                        yield state_pb2.StateChunk(offset=request.offset + at, data=data)
+                        self.pins.get(pin.key, self._clock.now())  # in use: does not expire under its reader
+                        self.bytes_given[peer] += len(data)
+                        self._transport.count(peer, sent=len(data))
+                finally:
+                    pin.readers -= 1
         except _No as no:
             await context.abort(no.code, no.reason)
 
@@ -102,7 +106,7 @@ class StateService(state_pb2_grpc.StateServicer):
         self.pins.get(pin.key, self._clock.now())
         return manifest
 
-    def _range(self, request: state_pb2.FetchRequest) -> tuple[PinKey, memoryview]:
+    def _range(self, request: state_pb2.FetchRequest) -> tuple[Pin, memoryview]:
         kind = StateKind.of(request.kind)
         pin = None if kind is None else self.pins.get(PinKey(request.stage, kind, request.epoch), self._clock.now())
         if pin is None or request.name not in pin.views:
@@ -110,7 +114,7 @@ class StateService(state_pb2_grpc.StateServicer):
         view, end = pin.views[request.name], request.offset + request.length
         if not 0 < request.length <= LARGEST or end > len(view):
             raise _No(grpc.StatusCode.INVALID_ARGUMENT, f"no such range in {len(view)} bytes")
-        return pin.key, view[request.offset : end]
+        return pin, view[request.offset : end]
 
     def _pin(self, stage: int, kind: StateKind, epoch: int | None) -> Pin:
         now = self._clock.now()

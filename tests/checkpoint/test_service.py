@@ -407,6 +407,21 @@ async def test_few_snapshots_are_held_and_not_for_ever(swarm: Swarm) -> None:
     assert len(pins) == 1
 
 
+async def test_a_snapshot_nobody_reads_gives_way_when_all_places_are_taken(swarm: Swarm) -> None:
+    clock = VirtualClock()
+    held = Held({e: values(e) for e in range(1, 9)})
+    donor = await swarm.donor("donor", held, clock=clock, pins=Pins(limit=2, idle_s=60))
+    pins = swarm.services[donor].pins
+    for epoch in range(1, 8):
+        assert (await swarm.fetch([donor], epoch=epoch)).epoch == epoch, "epochs that follow each other every 3 s"
+        clock.advance(3)
+    assert len(pins) == 2
+    for key in list(pins._pins):
+        pins._pins[key].readers = 1
+    with pytest.raises(NoDonor, match="in use"):
+        await swarm.fetch([donor], epoch=8)
+
+
 async def test_one_joiner_cannot_hash_a_donor_to_death(swarm: Swarm) -> None:
     held = Held({3: values()})
     donor = await swarm.donor("donor", held)

@@ -163,7 +163,8 @@ class Box:
         """A daemon started by ``tutti`` and these words, not started yet."""
         home = self.root / label
         if words[0] == "start":
-            words = (*words, "--listen", "127.0.0.1", "--threads", "1", "--name", label, "--set", "checkpoint.every=5")
+            words = (*words, "--listen", "127.0.0.1", "--threads", "1", "--name", label)
+            words += ("--set", "checkpoint.every=5", "--set", "directory.refresh_s=1")
         found = self.made[label] = Peer(label, home, Child(label, home, words))
         return found
 

@@ -14,7 +14,7 @@ from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
 
 pytestmark = pytest.mark.swarm
-EPOCHS = 60
+EPOCHS = 250
 
 
 @pytest.fixture(scope="module")
@@ -73,11 +73,13 @@ def test_logs(swarm):
 def test_metrics_page(swarm):
     url = swarm.made["stage-1-1"].status().metrics_url
     with urllib.request.urlopen(url, timeout=10) as page:
-        families = {f.name: f for f in text_string_to_metric_families(page.read().decode())}
-    values = {s.name: s.value for f in families.values() for s in f.samples}
-    assert values["tutti_epoch"] > 0
-    assert values["tutti_loss"] > 0
-    assert sum(s.value for s in families["tutti_bytes_sent"].samples if s.name.endswith("_total")) > 0
+        samples = [s for f in text_string_to_metric_families(page.read().decode()) for s in f.samples]
+    found = {(s.name, *s.labels.values()): s.value for s in samples}
+    for name in ("tutti_epoch", "tutti_loss", "tutti_tokens_total", "tutti_memory_bytes", "tutti_epoch_seconds_count"):
+        assert found[(name,)] > 0, name
+    assert found["tutti_stage",] == 1 and found["tutti_replicas",] == 2
+    assert found["tutti_micro_batches_total", "counted"] > 0 and found["tutti_rounds_total", "done"] > 0
+    assert found["tutti_peers", "direct"] > 0
 
 
 def test_all_epochs_are_trained_and_the_loss_falls(swarm):

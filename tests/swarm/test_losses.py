@@ -1,0 +1,151 @@
+"""A swarm that loses peers, children, connections and its whole self, and goes on. One swarm, one misfortune after the other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from node.checkpoint.settings import CheckpointSettings
+from node.checkpoint.store import CheckpointStore
+from node.transport import ask, handshake, tunnel
+
+pytestmark = pytest.mark.swarm
+VANDAL = Path(__file__).with_name("vandal.py")
+
+
+@pytest.fixture(scope="module")
+def swarm(box):
+    box.start(*box.swarm((1, 2, 2), training__epochs=100_000))
+    return box
+
+
+def works(box, peer) -> None:
+    """Wait until it has done micro-batches from now on."""
+    begin = peer.status().micro_batches
+    box.wait(f"micro-batches done by {peer.label}", lambda: peer.status().micro_batches > begin, must_run=(peer,))
+
+
+def test_a_replica_is_killed_and_a_newcomer_takes_its_place_by_invite(swarm):
+    swarm.made["stage-1-1"].kill()
+    swarm.goes_on(5)
+    del swarm.made["stage-1-1"]
+
+    invite = swarm.tutti("swarm", "invite", home="ends-0")
+    assert invite.returncode == 0, invite.stderr
+    fresh = swarm.peer(
+        "newcomer", "join", invite.stdout.strip(), "--yes", "--role", "stage", "--stage", "1", "--listen", "127.0.0.1",
+        "--name", "newcomer", "--set", "threads=1", "--set", "checkpoint.every=5", "--set", "directory.refresh_s=1",
+    )  # fmt: skip
+    swarm.start(fresh)
+    works(swarm, fresh)
+    assert fresh.events("state-fetched")[0]["fields"]["epoch"] > 0
+    assert fresh.status().stage == 1 and fresh.status().replicas == 2
+    swarm.digests_equal()
+
+
+def test_a_p2p_daemon_that_is_killed_comes_back_as_the_same_peer(swarm):
+    peer = swarm.made["stage-2-0"]
+    before, old = peer.status(), peer.p2pd()
+    old.send_signal(signal.SIGKILL)
+    swarm.wait("p2pd to be restarted", lambda: peer.status().p2pd_restarts == 1, must_run=(peer,))
+    assert peer.p2pd().pid != old.pid
+    assert peer.status().addresses[0] == before.addresses[0], "others know it by this port and this PeerId"
+    swarm.goes_on(3)
+    works(swarm, peer)
+    seen = swarm.wait(
+        "a stranger to reach it",
+        lambda: (done := swarm.tutti("ping", before.addresses[0], "-c", "1")).returncode == 0 and done.stdout,
+    )
+    assert before.peer[-6:] in seen
+    swarm.digests_equal()
+
+
+def test_a_peer_that_only_libp2p_reaches_takes_part(swarm):
+    peer = swarm.member(2, "behind-nat", "--force-tunnel")
+    swarm.start(peer)
+    works(swarm, peer)
+    swarm.digests_equal()
+    seen = {p.name: p.path for p in swarm.made["stage-1-0"].peers().peers}
+    assert seen["stage-2-behind-nat"] == "tunnel" and seen["stage-2-1"] == "direct"
+    assert swarm.made["stage-1-0"].status().peers_tunnel == 1
+
+
+def test_drain_hands_over_and_ends_with_0(swarm):
+    peer = swarm.made["stage-2-behind-nat"]
+    done = swarm.tutti("drain", home=peer.home)
+    assert done.returncode == 0, done.stderr
+    assert peer.wait() == 0
+    begin = swarm.epoch()
+    swarm.goes_on(5)
+    committed = [e["fields"] for e in swarm.made["ends-0"].events("epoch-committed") if e["fields"]["epoch"] > begin]
+    assert not any(c["dead"] or c["dropped"] for c in committed), "nobody missed it"
+    swarm.digests_equal()
+
+
+def test_garbage_stops_nobody(swarm):
+    victim = swarm.made["ends-0"]
+    begin = swarm.epoch()
+    streams = [handshake.STREAM, ask.STREAM, tunnel.STREAM]
+    done = subprocess.run(
+        [sys.executable, str(VANDAL), swarm.door, *streams], capture_output=True, text=True, timeout=90, env=dict(os.environ)
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == len(streams)
+    ours = [c.laddr.port for c in psutil.Process(victim.pid).net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    ports = [port for port in ours if f":{port}/" not in victim.status().metrics_url]
+    assert ports, "its gRPC port"
+    for port in ports:
+        for filth in (b"\x16\x03\x01\xff\xff" + os.urandom(1000), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", os.urandom(100_000), b""):
+            with socket.create_connection(("127.0.0.1", port), 5.0) as s:
+                try:
+                    s.sendall(filth)
+                except OSError:
+                    continue
+    assert swarm.epoch() > begin, "the swarm went on meanwhile"
+    swarm.goes_on(3)
+    assert victim.events("fault"), "garbage is counted"
+    assert all(p.running for p in swarm.made.values() if p.label != "stage-2-behind-nat")
+    swarm.digests_equal()
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_the_whole_swarm_comes_back_from_its_checkpoints(swarm, how: str):
+    peers = swarm.live
+    swarm.goes_on(6)
+    if how == "stopped":
+        assert set(swarm.stop_all().values()) == {0}
+    else:
+        for peer in peers:
+            os.kill(peer.pid, signal.SIGKILL)
+        for peer in peers:
+            peer.wait()
+    common = newest_common(swarm, peers)
+    restored = {p.label: len(p.events("restored")) for p in peers}
+    committed = len(peers[0].events("epoch-committed"))
+    assert common > 0
+
+    swarm.start(*peers)
+    swarm.goes_on(3)
+    first = peers[0].events("epoch-committed")[committed]["fields"]["epoch"]
+    assert first == common + 1
+    for peer in peers:
+        assert len(peer.events("restored")) == restored[peer.label] + 1
+    swarm.digests_equal()
+
+
+def newest_common(box, peers) -> int:
+    """The newest epoch that every stage has on some disk."""
+    run, held = box.manifest.run_id, {}
+    for peer in peers:
+        store = CheckpointStore(peer.config.checkpoint_dir(run), CheckpointSettings(), run)
+        stage = int(next(p.name for p in store.root.iterdir()).removeprefix("stage-"))
+        held.setdefault(stage, set()).update(store.epochs(stage))
+    assert sorted(held) == [0, 1, 2]
+    return max(set.intersection(*held.values()), default=0)
