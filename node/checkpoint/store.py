@@ -106,6 +106,13 @@ class CheckpointStore:
                 return manifest.digest
         raise Refused(f"no whole checkpoint of stage {stage} at epoch {epoch} under {self.root}")
 
+    def meta_of(self, stage: int, epoch: int) -> dict[str, Any]:
+        """What a checkpoint was written with beside its tensors, without reading them. Raises Refused."""
+        for found, _, manifest, _ in self._survey(stage):
+            if found == epoch and manifest is not None:
+                return dict(manifest.meta)
+        raise Refused(f"no whole checkpoint of stage {stage} at epoch {epoch} under {self.root}")
+
     def problems(self, stage: int) -> list[tuple[str, str]]:
         """(directory, why it is not used) of everything under the stage that is no usable checkpoint."""
         return [(name, why) for _, name, _, why in self._survey(stage) if why]

@@ -53,7 +53,8 @@ def status_lines(s: Snapshot) -> list[Text]:
     traffic = f"   sent {size(s.bytes_sent)}, received {size(s.bytes_received)}"
     lines.append(_line("network", f"{s.peers_direct} direct, {s.peers_tunnel} tunnel{traffic}"))
     if s.device:
-        lines.append(_line("device", clean(s.device, 34) + _memory(s)))
+        lines.append(_line("device", clean(s.device, 66)))
+        lines.append(_line("memory", _memory(s)))
     if s.metrics_url:
         lines.append(_line("metrics", clean(s.metrics_url)))
     if s.leader:
@@ -294,10 +295,8 @@ def _shares(time_s: Mapping[str, float]) -> str:
 
 
 def _memory(s: Snapshot) -> str:
-    text = ""
-    if s.memory_used:
-        text += f"   memory {size(s.memory_used)}" + (f" of {size(s.memory_limit)}" if s.memory_limit else "")
-    return text + (f"   stash {size(s.stash_bytes)}" if s.stash_limit else "")
+    used = size(s.memory_used) + (f" of {size(s.memory_limit)}" if s.memory_limit else "")
+    return used + (f"   stash {size(s.stash_bytes)} of {size(s.stash_limit)}" if s.stash_limit else "")
 
 
 def _line(label: str, value: str, style: str = "") -> Text:

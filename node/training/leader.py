@@ -174,6 +174,9 @@ class Leader:
         )
         if fresh:
             self._changed = now
+        if self.phase is Phase.FINISHED and self._history is not None and self._history.member(e.peer) is None:
+            # Somebody came for the end: the last plan again, with it in, so that it serves too.
+            return self._plan(self._history.epoch, now) if e.holds == self._history.epoch else []
         return self._try_plan(now) if self.phase is Phase.GATHER else []
 
     def _gone(self, peer: PeerId, now: float, why: str) -> list[Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class TrainingSettings:
     """What the swarm agreed to do."""
 
-    epochs: int = 150
+    epochs: int = 120
     """Epochs of the run; the schedule of the learning rate is laid out over them."""
     target_batch: int = 128
     """Sequences behind one update; a multiple of the micro-batch."""

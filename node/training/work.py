@@ -33,6 +33,8 @@ from node.training.stage import StageState
 from node.training.text import Text
 from node.transport.port import TransportPort
 
+TAKE_OVER_TRIES, TAKE_OVER_PAUSE_S = 5, 0.2
+
 
 @dataclass(frozen=True)
 class Engines:
@@ -74,6 +76,8 @@ class Work:
         self._tasks = Tasks("work", on_error)
         self._epoch: _Epoch | None = None
         self._plan: Plan | None = None
+        self._settled = stage.epoch
+        self._owned: frozenset[str] | None = None
         self._saving: asyncio.Task[None] | None = None
         self._shapes = {name: tuple(t.shape) for name, t in stage.parameters().items()}
         self.rounds_done = self.rounds_failed = 0
@@ -98,9 +102,11 @@ class Work:
             return None
         if kind is StateKind.PARAMETERS:
             return (self.stage.epoch, self.stage.parameters()) if epoch in (None, self.stage.epoch) else None
-        # Optimizer state has no version of its own: what is settled is what the next owner continues from.
+        # Before the plan of this epoch has settled the last update here, the state is one epoch old: not held yet.
+        if epoch not in (None, self._settled):
+            return None
         flat = {f"{name}/{key}": t for name in self._shapes for key, t in self.engines.owner.state(name).items()}
-        return (self.stage.epoch if epoch is None else epoch, flat)
+        return self._settled, flat
 
     # ------------------------------------------------------------ the epoch
 
@@ -108,6 +114,11 @@ class Work:
         """Take part: the pipeline accepts the plan's frames, and state of parts gained is fetched meanwhile."""
         self._epoch = epoch = _Epoch(plan, compute_s=self.engines.meter.compute_s)
         self._plan = plan
+        if listener:
+            # What it holds is not the swarm's, and may be of a later epoch than the swarm has gone back to.
+            self.engines.cell.void(plan.epoch)
+            for name in self.engines.owner.names():
+                self.engines.owner.drop(name)
         self.engines.pipeline.reset(plan.epoch)
         self.engines.pipeline.set_plan(plan)
         gained = [p for p, o in plan.owners.items() if o == self.me and p in self._shapes and plan.moved.get(p, o) != o]
@@ -133,11 +144,13 @@ class Work:
         """One attempt of the cell's round: gradients to their owners, the owners' steps, fresh parameters to all."""
         epoch = self._of(plan)
         if epoch.gradients is None and not listener:
+            await self.engines.pipeline.receipts(plan.epoch, r.dropped)
             epoch.gradients, epoch.tokens = self.engines.pipeline.take_gradients(plan.epoch)
             self._measure(epoch)
         if epoch.arriving is not None:
             await epoch.arriving
         owners = self._owners(plan, r)
+        self._owned = frozenset(name for name, owner in owners.items() if owner == self.me)
         cell = [m for m in plan.cell(self.stage.stage) if m.peer not in r.dead]
         self._say_what_is_lost(plan, owners)
         request = RoundRequest(
@@ -183,19 +196,25 @@ class Work:
     async def settle(self, epoch: int, plan: Plan | None) -> None:
         """The version in place is the swarm's: optimizer state counts from here, and now and then it is written down."""
         e = self.engines
-        e.owner.commit(epoch - 1)
+        e.owner.commit(epoch - 1, self._owned)
+        if self._owned is not None:
+            # Their new owners have stepped them: what is left here would only grow stale.
+            for name in set(e.owner.names()) - self._owned:
+                e.owner.drop(name)
         e.cell.forget(epoch - 1)
         self.stage.settle()
+        self._settled = epoch
         if self._every and epoch % self._every == 0:
             await self._save(epoch, plan)
 
     async def go_to(self, epoch: int, how: str) -> None:
         """Put an older version in place: the one before, or one from the disk. Raises Refused when it is unreadable."""
         e = self.engines
+        e.cell.void(epoch)
         if how == "roll-back":
             e.owner.abort(epoch)
-            e.cell.forget(epoch)
             await self._heavy(self.stage.roll_back, epoch)
+            self._settled = epoch
         else:
             await self.restore(epoch)
         e.journal.emit("training", "went-back", f"epoch {epoch} is in place again ({how})", "warning", epoch=epoch)
@@ -216,6 +235,7 @@ class Work:
         found = await self._heavy(e.store.load, self.stage.stage, epoch)
         await self._heavy(self.stage.adopt, found.parameters, epoch)
         self.stage.settle()
+        self._settled, self._owned = epoch, None
         for name in e.owner.names():
             e.owner.drop(name)
         for name, state in found.optimizer.items():
@@ -227,6 +247,7 @@ class Work:
         tensors, found = await self._fetch(donors, epoch)
         await self._heavy(self.stage.adopt, tensors, found)
         self.stage.settle()
+        self._settled = found
         self.fetching = 1.0
 
     async def _fetch_parameters(self, donors: Sequence[PeerId], epoch: int) -> dict[str, Tensor]:
@@ -258,24 +279,31 @@ class Work:
         for donor, names in by_donor.items():
             shapes = {f"{n}/{k}": s for n in names for k, s in state_shapes(n, self._shapes[n], self._optimizer).items()}
             try:
-                got = await fetch(
-                    e.transport, [donor], self.stage.stage, StateKind.OPTIMIZER, plan.epoch, shapes, None,
-                    settings=e.store.settings,
-                )  # fmt: skip
-            except (NoDonor, PeerFault) as error:
-                e.journal.emit(
-                    "optim", "state-not-moved", f"optimizer state of {len(names)} parts did not come: {error}", "warning"
-                )
+                got = await self._fetch_optimizer(donor, plan.epoch, shapes)
+            except PeerFault as error:
+                text = f"optimizer state of {len(names)} parts did not come: {error}"
+                e.journal.emit("optim", "state-not-moved", text, "warning", parts=len(names))
                 continue
             for name in names:
-                state = {k.rpartition("/")[2]: t for k, t in got.tensors.items() if k.rpartition("/")[0] == name}
+                state = {k.rpartition("/")[2]: t for k, t in got.items() if k.rpartition("/")[0] == name}
                 e.owner.load_state(name, self._shapes[name], state, plan.epoch - 1)
-            e.journal.emit(
-                "optim",
-                "state-moved",
-                f"took over the optimizer state of {len(names)} parts from {short(donor)}",
-                parts=len(names),
-            )
+            text = f"took over the optimizer state of {len(names)} parts from {short(donor)}"
+            e.journal.emit("optim", "state-moved", text, parts=len(names))
+
+    async def _fetch_optimizer(self, donor: PeerId, epoch: int, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        e = self.engines
+        for attempt in range(TAKE_OVER_TRIES):
+            try:
+                snapshot = await fetch(
+                    e.transport, [donor], self.stage.stage, StateKind.OPTIMIZER, epoch, shapes, settings=e.store.settings
+                )
+                return snapshot.tensors
+            except NoDonor:
+                # The plan reaches peers at slightly different moments; the donor may not have settled yet.
+                if attempt == TAKE_OVER_TRIES - 1:
+                    raise
+                await asyncio.sleep(TAKE_OVER_PAUSE_S)
+        raise NoDonor("optimizer state", {})
 
     async def _save(self, epoch: int, plan: Plan | None) -> None:
         """Write a checkpoint in the background; one at a time, and a full disk stops nobody."""
@@ -315,7 +343,7 @@ class Work:
     def recall(self, epoch: int) -> tuple[tuple[int, tuple[int, ...]], dict[str, PeerId]] | None:
         """Cursor of the sampler and owners as a checkpoint of ``epoch`` on this disk has them; None without one."""
         try:
-            meta = self.engines.store.load(self.stage.stage, epoch).meta
+            meta = self.engines.store.meta_of(self.stage.stage, epoch)
             cursor, owners = meta["cursor"], meta["owners"]
             return (int(cursor[0]), tuple(int(p) for p in cursor[1])), {str(k): PeerId(v) for k, v in owners.items()}
         except (LocalFault, KeyError, TypeError, ValueError, IndexError):

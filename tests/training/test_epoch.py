@@ -384,6 +384,19 @@ def test_a_replacement_catches_up_in_one_epoch() -> None:
     assert newcomer.digest == swarm.peers[PeerId("peer30")].digest
 
 
+def test_who_comes_after_the_end_is_told_that_it_is_over() -> None:
+    swarm = Swarm(8)
+    swarm.run(60)
+    late = PeerId("peer19")
+    swarm.add(late, 1)
+    donor = swarm.peers[PeerId("peer10")]
+    swarm.peers[late].values, swarm.peers[late].member.holds = dict(donor.values), donor.member.holds
+    swarm.peers[late].member.settled = donor.member.holds
+    swarm.run(70)
+    assert swarm.peers[late].member.state is State.FINISHED
+    assert donor.member.state is State.FINISHED
+
+
 def test_a_paused_peer_is_dropped_and_comes_back_equal() -> None:
     swarm = Swarm(4)
 
