@@ -39,7 +39,7 @@ test: check  ## everything a change must pass: check, then the tests (fewer: mak
 check: setup  ## style, types, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 
 format: setup  ## repair style
