@@ -42,13 +42,24 @@ def test_pins_are_few_and_expire_unused_or_old() -> None:
     pins, tensors = Pins(limit=2, idle_s=10, longest_s=100), {"w": torch.ones(2)}
     assert pins.add(key(1), tensors, 0) is not None
     assert pins.add(key(2), tensors, 0) is not None
-    assert pins.add(key(3), tensors, 5) is None
+    assert pins.add(key(3), tensors, 1) is None
     assert pins.get(key(1), 9) is not None
     assert pins.get(key(2), 11) is None, "nobody read it for longer than idle_s"
     assert pins.add(key(3), tensors, 11) is not None
     for now in range(12, 100, 5):
         assert pins.get(key(1), now) is not None
     assert pins.get(key(1), 101) is None, "in use, but no joiner holds a snapshot for ever"
+
+
+def test_a_snapshot_nobody_reads_gives_way_to_a_new_one() -> None:
+    pins, tensors = Pins(limit=2, idle_s=10, longest_s=100), {"w": torch.ones(2)}
+    old, read = pins.add(key(1), tensors, 0), pins.add(key(2), tensors, 0)
+    assert old is not None
+    assert read is not None
+    read.readers = 1
+    assert pins.add(key(3), tensors, 5) is not None
+    assert pins.get(key(1), 5) is None
+    assert pins.get(key(2), 5) is read
 
 
 def test_a_pin_keeps_what_training_has_replaced() -> None:
