@@ -117,6 +117,7 @@ async def assemble(
     training = Training(identity, stage, run_facts(manifest, work), transport, work, presence.ends, clock, journal, on_error)
     meter.accuse = training.accuse
     transport.on_lost(lambda peer: training.accuse(peer, "its connection broke"))
+    transport.on_lost(cell.gone)
     layers = layer_cut(m, p.stages)[stage - 1] if stage else None
     said = f"{layers.start}-{layers.stop - 1}" if layers else "embedding, head"
     return Assembled(

@@ -134,7 +134,14 @@ class Forgot:
     epoch: int
 
 
-Event = Opened | Began | Uploaded | Spoiled | Ended | Gone | Ticked | Stepped | StepFailed | Forgot
+@dataclass(frozen=True, slots=True)
+class Voided:
+    """Nothing of this epoch and later ones counts: the swarm has gone back and begins it anew."""
+
+    epoch: int
+
+
+Event = Opened | Began | Uploaded | Spoiled | Ended | Gone | Ticked | Stepped | StepFailed | Forgot | Voided
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +262,8 @@ class RoundMachine:
                 return self._step_failed(number, names, text)
             case Forgot(number):
                 return self._forgot(number)
+            case Voided(number):
+                return self._voided(number)
 
     def _opened(self, opened: Opened, now: float) -> list[Action]:
         if opened.round.epoch <= self._floor:
@@ -382,7 +391,9 @@ class RoundMachine:
 
     def _gone(self, peer: PeerId, now: float) -> list[Action]:
         actions: list[Action] = []
-        for epoch in self._epochs.values():
+        for number, epoch in self._epochs.items():
+            if any(s.phase is _Phase.READING and s.began.peer == peer for _, s in self._of_epoch(number)):
+                continue  # its gradients are coming all the same; if they stop, the stream ends
             epoch.missing.add(peer)
             actions += self._step_if_ready(epoch, now)
         return actions
@@ -431,6 +442,17 @@ class RoundMachine:
             if s.live and s.began.round.epoch <= number
         ]
         self._epochs = {n: e for n, e in self._epochs.items() if n > number}
+        return actions
+
+    def _voided(self, number: int) -> list[Action]:
+        """The swarm went back. Streams whose round is not open here stay: they may belong to the new beginning."""
+        self._floor = min(self._floor, number - 1)
+        actions: list[Action] = [
+            self._refuse(n, Kind.SUPERSEDED, f"epoch {number} begins anew")
+            for n, s in self._streams.items()
+            if s.live and s.phase is not _Phase.HELD and s.began.round.epoch >= number
+        ]
+        self._epochs = {n: e for n, e in self._epochs.items() if n < number}
         return actions
 
     def _serve_ready(self, number: int) -> list[Action]:

@@ -37,6 +37,7 @@ from node.averaging.machine import (
     Stepped,
     Ticked,
     Uploaded,
+    Voided,
     Wait,
 )
 from node.averaging.reduce import as_travelled, digest, mean, settled, unfit
@@ -162,10 +163,18 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
     def forget(self, epoch: int) -> None:
         """Drop everything of epochs up to ``epoch``; who still asks is refused."""
         self._feed(Forgot(epoch))
-        for number in [n for n in self._epochs if n <= epoch]:
+        self._drop([n for n in self._epochs if n <= epoch], "the epoch is over")
+
+    def _drop(self, epochs: list[int], why: str) -> None:
+        for number in epochs:
             for attempt in self._epochs.pop(number).attempts.values():
                 if not attempt.settled.done():
-                    attempt.settled.set_result("the epoch is over")
+                    attempt.settled.set_result(why)
+
+    def void(self, epoch: int) -> None:
+        """Drop everything of ``epoch`` and later ones, which may then be opened again."""
+        self._feed(Voided(epoch))
+        self._drop([n for n in self._epochs if n >= epoch], "the swarm went back")
 
     def held(self, epoch: int) -> Mapping[str, Held]:
         """The fresh parts of an epoch this peer has, its own and others'."""
@@ -317,8 +326,8 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
         try:
             async with self._stepping:
                 fresh = await asyncio.get_running_loop().run_in_executor(self._executor, self._reduce_and_step, action)
-            epoch = self._epochs.get(number)
-            if epoch is not None:
+            if self._attempt(action.round) is not None:
+                epoch = self._epochs[number]
                 epoch.held.update(fresh)
                 epoch.stepped |= names
             event = Stepped(number, names)
@@ -326,8 +335,10 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
             event = StepFailed(number, names, f"the owner's step failed: {type(e).__name__}")
             raise
         finally:
-            self._feed(event)
-            self._settle(number)
+            # The epoch may have begun anew meanwhile: what an attempt of before made is nothing to it.
+            if self._attempt(action.round) is not None:
+                self._feed(event)
+                self._settle(number)
 
     def _reduce_and_step(self, action: Step) -> dict[str, Held]:
         attempt, me = self._attempt(action.round), self._transport.peer_id

@@ -92,6 +92,10 @@ class CellRound:
         """Drop gradients and fresh parts of all epochs up to this one; who still asks for them is refused."""
         self._owner.forget(epoch)
 
+    def void(self, epoch: int) -> None:
+        """Drop gradients and fresh parts of ``epoch`` and later ones: the swarm went back and begins it anew."""
+        self._owner.void(epoch)
+
     async def close(self) -> None:
         """End what is still running; a step in progress is left to its executor and its result dropped."""
         await self._tasks.close()
@@ -139,6 +143,9 @@ class CellRound:
             failed[owner] = fault.reason
             if isinstance(fault, Unwelcome):
                 unwelcome[owner] = fault.kind
+            else:
+                # Whom we cannot reach will hardly reach us: do not wait for its contribution until the deadline.
+                self._owner.gone(owner)
             if fault.weight:
                 self._transport.fault(owner, fault.reason, fault.weight)
             self._say("owner-failed", str(fault), level="warning", epoch=request.round.epoch, peer=owner)

@@ -12,7 +12,7 @@ micro-batch at the same time can still cost a count or, if two separated peers p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -120,6 +120,17 @@ class PipelineMachine:
         """True when whoever sent this may hear DONE."""
         visit = self.visits.get(key)
         return visit is not None and visit.leg(way).told
+
+    def unsure(self, besides: Collection[int] = ()) -> bool:
+        """Whether a gradient is on its way of which we do not know yet if the previous hop has ACCEPTED it."""
+        return any(
+            v.backward.step is Step.COMPUTED
+            and v.backward.target is not None
+            and not v.committed
+            and k.index not in besides
+            and k.position < len(v.journey) - 1
+            for k, v in self.visits.items()
+        )
 
     def path(self, index: int) -> Path | None:
         """The plan's path of a micro-batch."""

@@ -7,8 +7,9 @@ result encoded, so that a frame crosses between the threads once each way.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
 
@@ -40,6 +41,8 @@ from protos.pipeline_pb2_grpc import add_PipelineServicer_to_server
 
 Batch = tuple[Tensor, Tensor]
 Waiter = asyncio.Future[tuple[bool, str, float]]
+RECEIPTS_S = 1.0
+"""Longest wait for a receipt at the end of an epoch: a way there and back, and a busy loop."""
 
 
 class Pipeline:
@@ -86,6 +89,7 @@ class Pipeline:
         self._waiters: dict[tuple[Key, Way], list[Waiter]] = {}
         self._sending: dict[tuple[Key, Way], asyncio.Task[None] | asyncio.TimerHandle] = {}
         self._seconds: dict[tuple[Key, Way], float] = {}
+        self._handled = asyncio.Event()
         self._plan_until = 0.0
         self._idle_seen = 0.0
         add_PipelineServicer_to_server(Inbound(self), transport.server)
@@ -119,6 +123,19 @@ class Pipeline:
     def replicas(self, stage: int) -> list[PeerId]:
         """Peers that can stand in for each other at ``stage``, from the plan in force."""
         return list(self.machine.replicas(stage))
+
+    async def receipts(self, epoch: int, dropped: Collection[int] = (), patience_s: float = RECEIPTS_S) -> None:
+        """Before :meth:`take_gradients`: let the receipts come in for gradients that were sent to the previous hop.
+
+        The leader may hear that a micro-batch is finished, and we from the leader that the epoch is, before we hear from
+        the previous hop that it took our gradient; only then does our share count. ``dropped`` micro-batches are
+        not waited for.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                while (plan := self.machine.plan) and plan.epoch == epoch and self.machine.unsure(dropped):
+                    self._handled.clear()
+                    await self._handled.wait()
 
     def take_gradients(self, epoch: int) -> tuple[dict[str, Tensor], int]:
         """Parameter gradient sums of this stage by name, and the tokens behind them; ({}, 0) for another epoch.
@@ -245,6 +262,7 @@ class Pipeline:
 
     def do(self, event: Event) -> None:
         """Give the machine an event that nobody waits to be answered."""
+        self._handled.set()
         for action in self.machine.handle(event, self.clock.now()):
             self._carry_out(action)
 

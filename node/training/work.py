@@ -112,6 +112,8 @@ class Work:
 
     async def begin(self, plan: Plan, listener: bool) -> None:
         """Take part: the pipeline accepts the plan's frames, and state of parts gained is fetched meanwhile."""
+        if self._epoch is not None and self._epoch.plan.epoch >= plan.epoch:
+            self._void(plan.epoch)
         self._epoch = epoch = _Epoch(plan, compute_s=self.engines.meter.compute_s)
         self._plan = plan
         if listener:
@@ -374,6 +376,11 @@ class Work:
         return self._plan
 
     # ------------------------------------------------------------ parts of the above
+
+    def _void(self, epoch: int) -> None:
+        """The swarm begins ``epoch`` anew: no step of the earlier attempt may count."""
+        self.engines.owner.abort(epoch)
+        self.engines.cell.void(epoch)
 
     def _of(self, plan: Plan) -> _Epoch:
         if self._epoch is None or self._epoch.plan.hash != plan.hash:

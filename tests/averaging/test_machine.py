@@ -26,6 +26,7 @@ from node.averaging.machine import (
     Stepped,
     Ticked,
     Uploaded,
+    Voided,
     Wait,
 )
 from node.core.ids import PeerId, RoundId
@@ -212,6 +213,28 @@ def test_a_forgotten_epoch_is_over_for_everybody():
     with pytest.raises(ValueError, match="over"):
         feed(machine, OPEN)
     assert feed(machine, Stepped(3, frozenset({P})), Uploaded(1), Ended(1)) == []
+
+
+def test_an_epoch_that_was_voided_begins_anew_under_a_higher_term():
+    machine = opened()
+    feed(machine, began(1, B), Uploaded(1), began(2, C), Uploaded(2), Stepped(3, frozenset({P})))
+    ahead = RoundId(3, 2, 0)
+    assert feed(machine, began(3, B, round_id=ahead)) == []
+    feed(machine, Forgot(3))
+    assert feed(machine, began(4, B, round_id=ahead))[0].kind is Kind.FORGOTTEN
+    assert feed(machine, Voided(3)) == []
+    assert feed(machine, began(5, C, round_id=ahead)) == [], "a faster member of the new term waits"
+    assert feed(machine, replace(OPEN, round=ahead)) == [Read(5)]
+    assert feed(machine, Uploaded(5), began(6, B, round_id=ahead), Uploaded(6)) == [Read(6), Step(ahead, (P,), (A, B, C), 20)]
+
+
+def test_streams_of_a_voided_epoch_are_refused_and_those_ahead_of_it_wait():
+    machine = opened()
+    ahead = RoundId(3, 2, 0)
+    feed(machine, began(1, B), began(2, C, round_id=ahead))
+    assert [(a.stream, a.kind) for a in feed(machine, Voided(3))] == [(1, Kind.SUPERSEDED)]
+    assert feed(machine, Uploaded(1), Ended(1)) == []
+    assert feed(machine, replace(OPEN, round=ahead)) == [Read(2)]
 
 
 EVENTS = st.one_of(

@@ -96,6 +96,16 @@ async def test_a_member_told_dead_is_not_waited_for(cell_of, bits):
     assert bits(outcome.fresh, cell.expected([p0]))
 
 
+async def test_an_owner_that_cannot_be_reached_is_not_waited_for_either(cell_of, bits):
+    cell = await cell_of(3)
+    p0, p1, p2 = cell.peers
+    await cell.net.kill(p2)
+    outcomes = await asyncio.wait_for(cell.run_all({p: cell.request(p, deadline_s=100.0) for p in (p0, p1)}), 20.0)
+    assert all(p2 in o.failed for o in outcomes.values())
+    names = [n for n, o in cell.owners().items() if o != p2]
+    assert all(bits(o.fresh, cell.expected([p0, p1], names)) for o in outcomes.values())
+
+
 async def test_a_dead_owner_is_replaced_by_a_repair(cell_of, bits):
     cell = await cell_of(4)
     *alive, dead = cell.peers
@@ -208,6 +218,20 @@ async def test_the_same_attempt_is_not_run_twice_and_stays_served(cell_of, bits)
         await cell.run(cell.request(p0, **changes | {"ownership_hash": "other"}), p0)
     late = await cell.run(cell.request(p1, gradients=None, tokens=0, **changes), p1)
     assert bits(late.fresh, cell.expected([p0]))
+
+
+async def test_an_epoch_the_swarm_went_back_to_is_averaged_anew(cell_of, bits):
+    cell = await cell_of(2)
+    p0, p1 = cell.peers
+    await cell.run_all({p: cell.request(p) for p in cell.peers})
+    for peer in cell.peers:
+        cell.rounds[peer].forget(9)
+        cell.rounds[peer].void(7)
+    twice = {p: {n: 2 * g for n, g in cell.request(p).gradients.items()} for p in cell.peers}
+    outcomes = await cell.run_all({p: cell.request(p, round=RoundId(7, 2, 0), gradients=twice[p]) for p in cell.peers})
+    assert all(o.complete and not o.failed for o in outcomes.values())
+    assert bits(outcomes[p0].fresh, outcomes[p1].fresh)
+    assert not bits(outcomes[p0].fresh, cell.expected(cell.peers)), "what was stepped before does not count"
 
 
 async def test_a_forgotten_epoch_is_refused(cell_of):

@@ -106,6 +106,47 @@ async def test_taking_gradients_closes_the_epoch(make_swarm):
     assert swarm.rooms["s0a"].take_gradients(4) == ({}, 0)
 
 
+async def test_the_last_receipts_are_waited_for_before_gradients_are_taken(make_swarm):
+    swarm = await make_swarm().fill(replicas=2)
+    outbound = swarm.rooms["s1a"].outbound
+    send = outbound.send
+
+    async def slow(peer, way, messages, size, timeout, accepted):
+        outcome = await send(peer, way, messages, size, timeout, lambda: None)
+        await asyncio.sleep(0.1)
+        accepted()
+        return outcome
+
+    plan = swarm.plan(4)
+    swarm.adopt(plan)
+    outbound.send = slow
+    await swarm.rooms["s0a"].run(plan.paths, swarm.batch, swarm.results.append)
+    # As in a swarm: the end of the epoch is known before its last receipt has arrived everywhere.
+    assert swarm.rooms["s1a"].machine.unsure()
+    await asyncio.gather(*(room.receipts(3) for room in swarm.rooms.values()))
+    assert swarm.gradients()[1] == dict.fromkeys(range(4), 128)
+
+
+async def test_a_receipt_that_never_comes_does_not_hold_up_the_round(make_swarm):
+    swarm = await make_swarm(forward_timeout_s=20.0).fill(replicas=1)
+    plan = swarm.plan(1)
+    swarm.adopt(plan)
+    kept = swarm.rooms["s1a"].outbound.send
+
+    async def deaf(peer, way, *rest):
+        return await (asyncio.Event().wait() if way is Way.BACKWARD else kept(peer, way, *rest))
+
+    swarm.rooms["s1a"].outbound.send = deaf
+    running = asyncio.ensure_future(swarm.run(plan))
+    while not swarm.rooms["s1a"].machine.unsure():
+        await asyncio.wait({running}, timeout=0.01)
+    await swarm.rooms["s1a"].receipts(3, dropped=(0,))
+    await swarm.rooms["s1a"].receipts(3, patience_s=0.05)
+    await swarm.rooms["s1a"].receipts(4)
+    assert swarm.rooms["s1a"].machine.unsure()
+    running.cancel()
+
+
 async def test_reset_frees_the_stash_and_the_next_epoch_starts_clean(make_swarm):
     swarm = await make_swarm().fill(replicas=1)
     plan = swarm.plan(4)

@@ -126,11 +126,11 @@ class Peer:
             return (self.home / "daemon.out").read_text(errors="replace")
         return ""
 
-    def p2pd(self) -> psutil.Process:
-        """The p2p daemon that is its child."""
-        found = [p for p in psutil.Process(self.pid).children() if "p2pd" in p.name()]
-        assert len(found) == 1, f"{self.label} has {len(found)} p2pd"
-        return found[0]
+    def p2pd(self) -> psutil.Process | None:
+        """The p2p daemon that is its child; None while there is none."""
+        found = [p for p in psutil.Process(self.pid).children() if p.name() == "p2pd"]
+        assert len(found) <= 1, f"{self.label} has {len(found)} p2pd"
+        return found[0] if found else None
 
 
 @dataclass
@@ -275,6 +275,7 @@ class Box:
                 os.kill(peer.pid, signal.SIGTERM)
         _, left = psutil.wait_procs(family, timeout=10.0)
         for process in left:
+            print("still there:", process, file=sys.stderr)
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(left, timeout=5.0)
