@@ -51,6 +51,7 @@ class Assembled:
     ends: Ends | None
     tokenizer: Tokenizer | None
     device: Device
+    device_said: str
     memory_limit: int
     layers: str
     seq_len: int
@@ -121,7 +122,7 @@ async def assemble(
     layers = layer_cut(m, p.stages)[stage - 1] if stage else None
     said = f"{layers.start}-{layers.stop - 1}" if layers else "embedding, head"
     return Assembled(
-        state, module if isinstance(module, Ends) else None, tokenizer, device, limit, said, m.seq_len, pipeline, thread, meter, cell,
+        state, module if isinstance(module, Ends) else None, tokenizer, device, device.describe(), limit, said, m.seq_len, pipeline, thread, meter, cell,
         work, training, config.checkpoint,
     )  # fmt: skip
 

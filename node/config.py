@@ -7,6 +7,7 @@ then the defaults written in each room's ``settings.py``.
 from __future__ import annotations
 
 import difflib
+import errno
 import hashlib
 import os
 import re
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from node.checkpoint.settings import CheckpointSettings
-from node.core.errors import LocalFault, Refused, UsageFault
+from node.core.errors import OutOfResources, Refused, UsageFault
 from node.core.tables import Rule, check, from_text, unknown
 from node.dht.settings import DirectorySettings
 from node.manifest import PROTOCOL, Manifest, read_manifest
@@ -269,7 +270,8 @@ class NodeConfig:
                 write_atomically(path.parent / "invite", f"{invite}\n".encode())
             write_atomically(self.home / "swarms" / "current", f"{manifest.run_id[:12]}\n".encode())
         except OSError as e:
-            raise LocalFault(f"cannot write {path}: {e.strerror}", "check the disk and the rights of --home") from e
+            kind = OutOfResources if e.errno in (errno.ENOSPC, errno.EDQUOT) else Refused
+            raise kind(f"cannot write {path}: {e.strerror}", "check the disk and the rights of --home") from e
         return path
 
     def remembered(self, run_id: str = "") -> tuple[Manifest, str] | None:

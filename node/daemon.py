@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import faulthandler
+import gc
 import logging
 import os
 import signal
@@ -20,7 +21,7 @@ from node.config import NodeConfig
 from node.control.service import ControlService
 from node.control.text import banner
 from node.core.clock import SystemClock
-from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, ProtocolMismatch, Refused, WireError
+from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, ProtocolMismatch, Refused, UsageFault, WireError
 from node.core.ids import ENDS, PeerId
 from node.core.tasks import Tasks
 from node.core.version import VERSION
@@ -254,7 +255,7 @@ class Daemon:
 
     async def _find_manifest(self, invite: Invite) -> Manifest:
         """Ask the peers of the invite for the manifest; hash and signature decide, not the peer that gave it."""
-        deadline, reasons = time.monotonic() + FIND_S, {}
+        deadline, reasons, refused = time.monotonic() + FIND_S, {}, {}
         question = Ask(manifest=AskManifest(run_id=invite.run_id))
         while time.monotonic() < deadline:
             for address in invite.addresses:
@@ -264,13 +265,20 @@ class Daemon:
                     reasons[address] = str(e)
                     continue
                 if answer.WhichOneof("answer") != "manifest":
-                    reasons[address] = answer.refusal.reason[:200] or "answered something else"
+                    refused[address] = answer.refusal.reason[:200] or "answered something else"
                     continue
                 manifest = Manifest.parse(answer.manifest.toml)
                 manifest.verify(invite.run_id, invite.owner)
                 self.config.remember(manifest, invite.encode())
                 return manifest
+            if refused.keys() == set(invite.addresses):
+                break
             await asyncio.sleep(RETRY_S)
+        if refused:
+            raise Refused(
+                "cannot join: who answered does not know this run" + "".join(f"\n  {a}: {why}" for a, why in refused.items()),
+                "ask for a fresh invite; the swarm may have moved",
+            )
         listed = "".join(f"\n  {a}: {why}" for a, why in reasons.items())
         raise NetworkFault(
             f"cannot join: none of {len(invite.addresses)} bootstrap peers answered ({FIND_S:.0f} s){listed}",
@@ -283,7 +291,7 @@ class Daemon:
             return ENDS
         if self.config.stage is not None:
             if not 1 <= self.config.stage <= m.pipeline.stages:
-                raise Refused(
+                raise UsageFault(
                     f"stage {self.config.stage} is not in this swarm", f"it has block stages 1 to {m.pipeline.stages}"
                 )
             return self.config.stage
@@ -366,9 +374,13 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
             raise daemon.fault
         return code
 
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         return uvloop.run(body())
-    return int(ExitCode.INTERRUPTED)
+    except KeyboardInterrupt:
+        return int(ExitCode.INTERRUPTED)
+    finally:
+        # All is closed; searching torch for garbage would take the interpreter seconds more.
+        gc.freeze()
 
 
 __all__: Sequence[str] = ["Daemon", "main"]

@@ -34,7 +34,7 @@ START_S = 180.0
 """Longest wait for the first plan: importing torch in eight processes on two cores takes a while."""
 STUCK_S = 120.0
 """Longest time without a new epoch."""
-POLL_S = 0.5
+POLL_S = 1.0
 KILL_AT = 0.35
 """Share of the epochs after which ``--kill`` strikes."""
 REPLACE_AFTER_S = 2.0

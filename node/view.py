@@ -30,7 +30,7 @@ HISTORY = 256
 """Losses kept for the picture."""
 STALL_S = 30.0
 """A training peer that has done nothing useful for so long is not healthy."""
-MEASURE_S = 1.0
+MEASURE_S = 5.0
 """Between two looks at the numbers of the metrics page."""
 
 
@@ -115,7 +115,7 @@ class View(Window):
         s.epoch, s.digest = a.stage.epoch, a.stage.digest
         s.phase = training.member.state.value
         s.leader = training.leader_id() or ""
-        s.device, s.memory_used, s.memory_limit = a.device.describe(), a.device.memory_used(), a.memory_limit
+        s.device, s.memory_used, s.memory_limit = a.device_said, a.device.memory_used(), a.memory_limit
         s.stash_bytes, s.stash_limit = a.pipeline.stash.used, d.config.limits.stash_bytes
         s.micro_batches, s.last_work_s = a.meter.micro_batches, max(0.0, time.monotonic() - a.meter.last_work)
         for kind, seconds in d.metrics.totals().items():

@@ -18,8 +18,8 @@ def clear_stale(path: Path) -> None:
     """Remove a socket nobody listens on. Refused when somebody does (naming the process), or it is no socket."""
     try:
         status = path.lstat()
-    except FileNotFoundError:
-        return
+    except (FileNotFoundError, NotADirectoryError):
+        return  # who has to make the directory says what is in the way
     if not stat.S_ISSOCK(status.st_mode):
         raise Refused(f"{path} is in the way and is not a socket", "move it away")
     pid = listener(path)

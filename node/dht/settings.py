@@ -9,9 +9,9 @@ from dataclasses import dataclass
 class DirectorySettings:
     """Of this peer."""
 
-    refresh_s: float = 3.0
+    refresh_s: float = 5.0
     """Seconds between two publications of the own record, and between two readings of the others'."""
-    ttl_s: float = 15.0
+    ttl_s: float = 20.0
     """Life of a record."""
     max_record: int = 4096
     """Bytes of one signed record; larger ones are refused unread."""

@@ -63,7 +63,11 @@ class Peer:
         return Identity.load(self.home / "identity.key").peer_id
 
     def start(self) -> Peer:
-        self.child.start()
+        # Not nice: these tests have bounds, and the machine may be busy.
+        with pytest.MonkeyPatch.context() as m:
+            for name, value in {"TUTTI_NICE": "0", "TUTTI_DIRECTORY_REFRESH_S": "1"}.items():
+                m.setenv(name, value)
+            self.child.start()
         return self
 
     def client(self) -> ControlClient:
@@ -161,10 +165,13 @@ class Box:
 
     def peer(self, label: str, *words: str) -> Peer:
         """A daemon started by ``tutti`` and these words, not started yet."""
-        home = self.root / label
         if words[0] == "start":
-            words = (*words, "--listen", "127.0.0.1", "--threads", "1", "--name", label)
-            words += ("--set", "checkpoint.every=5", "--set", "directory.refresh_s=1")
+            words = (*words, "--listen", "127.0.0.1", "--threads", "1", "--name", label, "--set", "checkpoint.every=5")
+        return self.bare(label, *words)
+
+    def bare(self, label: str, *words: str) -> Peer:
+        """A daemon started with these words and nothing else."""
+        home = self.root / label
         found = self.made[label] = Peer(label, home, Child(label, home, words))
         return found
 

@@ -42,7 +42,7 @@ def test_a_replica_is_killed_and_a_newcomer_takes_its_place_by_invite(swarm):
     assert invite.returncode == 0, invite.stderr
     fresh = swarm.peer(
         "newcomer", "join", invite.stdout.strip(), "--yes", "--role", "stage", "--stage", "1", "--listen", "127.0.0.1",
-        "--name", "newcomer", "--set", "threads=1", "--set", "checkpoint.every=5", "--set", "directory.refresh_s=1",
+        "--name", "newcomer", "--set", "threads=1", "--set", "checkpoint.every=5",
     )  # fmt: skip
     swarm.start(fresh)
     works(swarm, fresh)
@@ -70,7 +70,19 @@ def test_a_p2p_daemon_that_is_killed_comes_back_as_the_same_peer(swarm):
     swarm.digests_equal()
 
 
-def test_a_peer_that_only_libp2p_reaches_takes_part(swarm):
+@pytest.fixture(scope="module")
+def full_disk(swarm):
+    """A directory for checkpoints on a disk of 64 kB, for the peer "stage-2-behind-nat"; None when this user may not mount."""
+    place = swarm.root / "stage-2-behind-nat" / "swarms" / swarm.manifest.run_id[:12] / "ckpt"
+    place.mkdir(parents=True)
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], capture_output=True, check=False)
+    yield place if done.returncode == 0 else None
+    if done.returncode == 0:
+        swarm.clean_up()
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_peer_that_only_libp2p_reaches_takes_part(swarm, full_disk):
     peer = swarm.member(2, "behind-nat", "--force-tunnel")
     swarm.start(peer)
     works(swarm, peer)
@@ -82,6 +94,17 @@ def test_a_peer_that_only_libp2p_reaches_takes_part(swarm):
     )
     assert paths[peer.label] == "tunnel" and paths["stage-2-1"] == "direct"
     assert other.status().peers_tunnel == 1
+
+
+def test_a_full_disk_costs_checkpoints_and_nothing_else(swarm, full_disk):
+    if full_disk is None:
+        pytest.skip("this user may not mount a small disk")
+    peer = swarm.made["stage-2-behind-nat"]
+    failed = swarm.wait("the error to be told", lambda: peer.events("checkpoint-failed"), must_run=(peer,))
+    assert failed[0]["level"] == "error" and "space" in failed[0]["text"]
+    shown = swarm.tutti("logs", "--level", "error", home=peer.home)
+    assert shown.returncode == 0 and "space" in shown.stdout
+    works(swarm, peer)
 
 
 def test_drain_hands_over_and_ends_with_0(swarm):

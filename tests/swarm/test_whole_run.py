@@ -12,9 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
+from node.core.ids import PeerId, RunId
+from node.identity.invites import Invite
 
 pytestmark = pytest.mark.swarm
-EPOCHS = 250
+EPOCHS = 150
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +82,23 @@ def test_metrics_page(swarm):
     assert found["tutti_stage",] == 1 and found["tutti_replicas",] == 2
     assert found["tutti_micro_batches_total", "counted"] > 0 and found["tutti_rounds_total", "done"] > 0
     assert found["tutti_peers", "direct"] > 0
+
+
+def test_a_second_daemon_in_the_same_home_is_refused(swarm, fault):
+    peer = swarm.made["stage-1-0"]
+    done = swarm.tutti("start", home=peer.home)
+    what, next_step = fault(done)
+    assert done.returncode == 5 and f"pid {peer.pid}" in what and "tutti stop" in next_step[0]
+    assert peer.running and peer.status().peer == peer.key
+
+
+@pytest.mark.parametrize("verb", [("join", "--yes"), ("start",)])
+def test_an_invite_to_another_run_is_refused(swarm, fault, verb):
+    invite = Invite(RunId("ab" * 32), PeerId(swarm.manifest.swarm.owner), (swarm.door,)).encode()
+    done = swarm.tutti(verb[0], invite, *verb[1:], home="stranger")
+    what, next_step = fault(done)
+    assert done.returncode == 5 and next_step
+    assert "no such thing" in what or "no such thing" in "".join(next_step)
 
 
 def test_all_epochs_are_trained_and_the_loss_falls(swarm):

@@ -1,0 +1,169 @@
+"""What people get wrong: each mistake ends with its exit code and one clear block, and costs nothing that was on the disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from node.identity.keys import Identity
+
+pytestmark = pytest.mark.swarm
+
+
+@pytest.fixture(scope="module")
+def swarm(box):
+    """A signed manifest and its owner's home; nothing runs."""
+    box.swarm((1,))
+    return box
+
+
+@pytest.fixture
+def owner(swarm, request) -> Path:
+    """A home of its own with the owner's key and some data that must survive."""
+    home = swarm.root / f"home-{len(list(swarm.root.iterdir()))}"
+    home.mkdir(mode=0o700)
+    key = home / "identity.key"
+    key.write_bytes((swarm.root / "ends-0" / "identity.key").read_bytes())
+    key.chmod(0o600)
+    (home / "swarms").mkdir()
+    (home / "swarms" / "kept").write_text("an old run")
+    return home
+
+
+def manifest(swarm, sign, **changes) -> Path:
+    raw = sign(Identity.load(swarm.root / "ends-0" / "identity.key"), changes)
+    path = swarm.root / f"{hashlib.sha256(raw).hexdigest()[:8]}.toml"
+    path.write_bytes(raw)
+    return path
+
+
+def refused(swarm, fault, home: Path, code: int, *words: str) -> tuple[str, str]:
+    """Run it, expect ``code`` and one block; (what, next steps). Key and data are as they were afterwards."""
+    before = {p: p.read_bytes() for p in home.rglob("*") if p.is_file()} if home.is_dir() else {}
+    done = swarm.tutti(*words, home=home, timeout=90.0, TUTTI_NICE="0")
+    assert done.returncode == code, (done.returncode, done.stderr)
+    what, rest = fault(done)
+    for path, content in before.items():
+        assert path.read_bytes() == content, path
+    assert not (home / "ctl.sock").exists()
+    return what, " ".join(rest)
+
+
+# ------------------------------------------------------------ found before anything heavy is loaded
+
+
+def test_a_garbled_invite(swarm, owner, fault):
+    for verb in ("start", "join"):
+        what, rest = refused(swarm, fault, owner, 2, verb, "tutti1abcdefgh234567")
+        assert "invite" in what and rest
+
+
+def test_a_manifest_that_was_edited(swarm, owner, fault):
+    edited = swarm.root / "edited.toml"
+    edited.write_text((swarm.root / "swarm.toml").read_text().replace("d_model = 32", "d_model = 64"))
+    what, rest = refused(swarm, fault, owner, 5, "start", str(edited))
+    assert "changed after signing" in what and "fresh" in rest
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("d_model = 31", "heads"), ("d_model = -1", "d_model"), ("d_model = \"x\"", "d_model"), ("d_modell = 3", "d_model"), ("[[", "TOML")],
+)  # fmt: skip
+def test_a_manifest_that_says_nonsense(swarm, owner, fault, text: str, says: str):
+    path = swarm.root / "nonsense.toml"
+    path.write_text((swarm.root / "swarm.toml").read_text().replace("d_model = 32", text))
+    what, rest = refused(swarm, fault, owner, 2, "start", str(path))
+    assert says in what + rest
+
+
+def test_a_manifest_that_is_not_there(swarm, owner, fault):
+    what, rest = refused(swarm, fault, owner, 2, "start", str(swarm.root / "nowhere.toml"))
+    assert "nowhere.toml" in what and "swarm init" in rest
+
+
+def test_no_daemon_to_ask(swarm, owner, fault):
+    for words in (("status",), ("peers",), ("drain",), ("generate", "x"), ("export", str(swarm.root / "out"))):
+        what, rest = refused(swarm, fault, owner, 3, *words)
+        assert str(owner) in what and "tutti start" in rest
+
+
+def test_a_setting_that_does_not_exist(swarm, owner, fault):
+    what, rest = refused(swarm, fault, owner, 2, "start", "--set", "checkpoint.evry=3")
+    assert "checkpoint.every" in what + rest
+
+
+@pytest.mark.parametrize("stage", ["0", "-1", "first"])
+def test_a_stage_that_is_none(swarm, owner, fault, stage: str):
+    what, rest = refused(swarm, fault, owner, 2, "start", str(swarm.root / "swarm.toml"), "--stage", stage)
+    assert "stage" in what and "block stage" in rest
+
+
+@pytest.mark.parametrize("kind", ["open to others", "torn", "a directory", "unreadable"])
+def test_a_key_that_cannot_be_used_is_refused_and_left_alone(swarm, owner, fault, kind: str):
+    key = owner / "identity.key"
+    match kind:
+        case "open to others":
+            key.chmod(0o644)
+        case "torn":
+            key.write_bytes(key.read_bytes()[:20])
+        case "a directory":
+            key.unlink()
+            key.mkdir()
+        case "unreadable":
+            if os.geteuid() == 0:
+                pytest.skip("root may read everything")
+            key.chmod(0)
+    mode = stat.S_IMODE(key.stat().st_mode)
+    what, rest = refused(swarm, fault, owner, 5, "start", str(swarm.root / "swarm.toml"))
+    assert "identity" in what and rest
+    assert stat.S_IMODE(key.stat().st_mode) == mode
+
+
+def test_a_home_that_cannot_be_made(swarm, fault):
+    (swarm.root / "a-file").write_text("in the way")
+    what, rest = refused(swarm, fault, swarm.root / "a-file" / "home", 5, "start", str(swarm.root / "swarm.toml"))
+    assert "a-file" in what and rest
+
+
+# ------------------------------------------------------------ found by the daemon
+
+
+@pytest.mark.parametrize("flag", ["--p2p-port", "--grpc-port", "--metrics-port"])
+def test_a_port_that_is_taken(swarm, owner, fault, flag: str):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        what, rest = refused(swarm, fault, owner, 4, "start", str(swarm.root / "swarm.toml"), flag, str(port))
+    assert str(port) in what and rest
+
+
+def test_a_stage_the_swarm_has_not(swarm, owner, fault):
+    words = ("start", str(swarm.root / "swarm.toml"), "--role", "stage", "--stage", "9")
+    what, rest = refused(swarm, fault, owner, 2, *words)
+    assert "stage 9" in what and "1 to 2" in rest
+
+
+def test_a_model_that_does_not_fit(swarm, owner, fault, sign):
+    big = manifest(swarm, sign, model__d_model=512, model__d_ff=2048)
+    what, rest = refused(
+        swarm, fault, owner, 7, "start", str(big), "--role", "stage", "--stage", "1", "--memory", "1MiB"
+    )
+    assert "1" in what and "MiB" in what and rest
+
+
+def test_data_that_is_not_there(swarm, owner, fault, sign):
+    gone = manifest(swarm, sign, data__source=f"file:{swarm.root}/gone.txt")
+    what, rest = refused(swarm, fault, owner, 2, "start", str(gone), "--role", "ends")
+    assert "gone.txt" in what and rest
+
+
+def test_data_that_is_other_data(swarm, owner, fault, sign):
+    text = swarm.root / "text.txt"
+    text.write_text("the quick brown fox " * 1000)
+    other = manifest(swarm, sign, data__source=f"file:{text}", data__sha256="0" * 64)
+    what, rest = refused(swarm, fault, owner, 5, "start", str(other), "--role", "ends")
+    assert hashlib.sha256(text.read_bytes()).hexdigest()[:16] in what and "block stage" in rest

@@ -1,0 +1,63 @@
+"""Nothing configured: a swarm on one machine that another daemon joins with the invite it prints, and that leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.swarm
+
+
+def test_a_bare_start_trains_can_be_joined_and_leaves_nothing(box, monkeypatch):
+    runtime = box.root / "rt"
+    runtime.mkdir()
+    monkeypatch.setenv("TMPDIR", str(runtime))
+    monkeypatch.setenv("TUTTI_THREADS", "1")
+    first = box.bare("first", "start").start()
+    box.wait("the first epoch", lambda: first.status().epoch >= 1, 120.0, (first,))
+    said = first.said()
+    status = first.status()
+    assert "solo" in said and status.stage == 0 and status.healthy
+    # Itself, a p2pd each, and a child for every block stage.
+    stages = box.manifest.pipeline.stages
+    assert sum(p.name() == "p2pd" for p in box.family()) == stages + 1
+    # Restarted by hand it would find its swarm again; another machine finds it by the invite.
+    invite = re.search(r"tutti join (tutti1\w+)", said)
+    assert invite is not None
+
+    second = box.bare("second", "join", invite[1], "--yes").start()
+    box.wait("the guest in a plan", lambda: second.status().state == "training" and second.status().epoch, 120.0, (first, second))
+    assert second.status().swarm.run_id == status.swarm.run_id
+    box.wait("work done by the guest", lambda: second.status().micro_batches > 0, 60.0, (first, second))
+
+    hosts = [p for p in box.family() if p.pid != second.pid and psutil.Process(second.pid) not in p.parents()]
+    os.kill(first.pid, signal.SIGTERM)
+    assert first.wait(40.0) == 0
+    _, left = psutil.wait_procs(hosts, timeout=5.0)
+    assert not left, "orphans"
+    assert second.running and not first.config.control_socket.exists()
+    assert not list(first.home.rglob("*.sock"))
+    assert second.end(40.0) == 0
+    assert not list(runtime.glob("tutti-*")), "sockets of p2pd"
+    assert not [e for p in (first, second) for e in p.events() if e["level"] == "error"]
+
+
+def test_children_die_with_a_solo_daemon_that_is_killed(box, monkeypatch):
+    first = box.made["first"]
+    begin = len(first.events("restored"))
+    first.start()
+    family = box.wait(
+        "its children", lambda: len(found := box.family()) > 2 * box.manifest.pipeline.stages and found, 120.0, (first,)
+    )
+    first.kill()
+    _, left = psutil.wait_procs(family, timeout=10.0)
+    assert not left, "orphans"
+    assert first.config.control_socket.exists(), "nobody was there to remove it"
+    first.start()
+    box.wait("it to start over its own remains", lambda: first.status().state not in ("", "starting"), 120.0, (first,))
+    assert first.end(40.0) == 0
+    assert len(first.events("restored")) >= begin

@@ -1,0 +1,99 @@
+"""Notes survive the wire, and what does not parse is refused with a typed error."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.core.errors import WireError
+from node.core.ids import PeerId
+from node.core.journey import Hop, Member, Path, Plan
+from node.training import events as ev
+from node.training import notes
+from protos import training_pb2 as pb
+
+A, B, C = PeerId("A"), PeerId("B"), PeerId("C")
+PLAN = Plan(
+    epoch=3, term=7, leader=A, members=(Member(A, 0, 2.0), Member(B, 1, 0.5), Member(C, 1, 0.0, current=False)),
+    paths=(Path(0, A, (5, 6), (Hop(1, B),)),), owners={"w": B, "e": A}, moved={"w": PeerId("gone")}, digests={0: "d0", 1: "d1"},
+    deadline_s=9.0, cursor=(8, (2,)), loss=2.5, loss_val=2.4, tokens=100,
+)  # fmt: skip
+
+
+def through(note: pb.Note) -> pb.Note:
+    return pb.Note.FromString(note.SerializeToString())
+
+
+def test_a_plan_comes_back_the_same_with_the_same_hash() -> None:
+    back = notes.parse_plan(through(notes.plan_note(PLAN, b"s")).plan)
+    assert back == PLAN
+    assert back.hash == PLAN.hash
+
+
+def test_every_field_of_a_plan_is_in_its_hash() -> None:
+    import dataclasses
+
+    changes = {
+        "epoch": 4, "term": 8, "leader": B, "paths": (), "owners": {"w": C, "e": A}, "moved": {}, "digests": {}, "deadline_s": 1.0,
+        "cursor": (9, ()), "loss": 1.0, "loss_val": 1.0, "tokens": 1, "members": PLAN.members[:2],
+    }  # fmt: skip
+    assert set(changes) == {f.name for f in dataclasses.fields(Plan)}
+    for name, value in changes.items():
+        assert dataclasses.replace(PLAN, **{name: value}).hash != PLAN.hash, name
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_are_a_plan_or_an_error(raw: bytes) -> None:
+    with pytest.raises(WireError):
+        notes.parse_plan(pb.PlanNote(plan=raw))
+
+
+@given(st.integers(0, 600), st.integers(0, 255))
+def test_a_damaged_plan_is_another_plan_or_an_error(at: int, byte: int) -> None:
+    raw = bytearray(PLAN.canonical())
+    at %= len(raw)
+    if raw[at] == byte:
+        return
+    raw[at] = byte
+    try:
+        assert notes.parse_plan(pb.PlanNote(plan=bytes(raw))).hash != PLAN.hash
+    except WireError:
+        pass
+
+
+def test_a_round_comes_back_the_same() -> None:
+    said = ev.SendRound((B,), PLAN, 2, (A,), {"w": C}, (C,), (0,), 4.0)
+    heard = notes.round_event(through(notes.round_note(said)), A)
+    assert heard == ev.RoundArrived(A, 3, 7, PLAN.hash, 2, (A,), {"w": C}, (C,), (0,), 4.0)
+
+
+def test_what_members_say_reaches_the_leader() -> None:
+    ended = ev.RoundEnded(3, 7, 1, ("e",), ("w",), (B,))
+    ready = notes.ready_note(1, 4, "d", 0.5, (2, 3), 7)
+    for note, event in (
+        (notes.finished_note(PLAN, (ev.Result(0, True, 1.5, 8),)), ev.Finished(C, PLAN.hash, (ev.Result(0, True, 1.5, 8),))),
+        (notes.committed_note(ev.TellCommitted(PLAN, 1, "d", 2), 0.5), ev.Committed(C, PLAN.hash, 1, "d", 0.5, 2)),
+        (notes.incomplete_note(ev.TellIncomplete(PLAN, ended)), ev.Incomplete(C, PLAN.hash, 1, ("e",), (B,))),
+        (ready, ev.Heard(C, 1, 4, "d", 0.5, (2, 3), 7)),
+        (pb.Note(leaving=pb.LeavingNote()), ev.Left(C)),
+        (pb.Note(fault=pb.FaultNote(about=B, reason="silent")), ev.Accused(B, C, "silent")),
+    ):
+        assert notes.leader_event(through(note), C) == event
+
+
+@pytest.mark.parametrize("number", [math.inf, -1.0, math.nan])
+def test_absurd_numbers_are_refused(number: float) -> None:
+    with pytest.raises(WireError):
+        notes.leader_event(pb.Note(ready=pb.ReadyNote(speed=number)), C)
+    with pytest.raises(WireError):
+        notes.leader_event(pb.Note(finished=pb.FinishedNote(results=[pb.MicroBatchResult(loss_sum=number)])), C)
+    with pytest.raises(WireError):
+        notes.round_event(pb.Note(round=pb.RoundNote(deadline_s=number)), A)
+
+
+def test_a_huge_plan_is_not_read() -> None:
+    with pytest.raises(WireError, match="at most"):
+        notes.parse_plan(pb.PlanNote(plan=b" " * (notes.MAX_PLAN + 1)))
