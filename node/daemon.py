@@ -190,8 +190,10 @@ class Daemon:
 
     async def _close(self, control: ControlService) -> None:
         self.journal.emit("daemon", "stopping", self._why or "stopping")
-        stop_all(self.children)
+        await asyncio.to_thread(stop_all, self.children)
         await self.tasks.close()
+        # Nobody else's call may start new work in rooms that are being closed.
+        await self.transport.server.stop(None)
         a = self.assembled
         if a is not None:
             await a.training.close()
@@ -226,6 +228,10 @@ class Daemon:
 
     def _failed(self, name: str, error: BaseException) -> None:
         """A task of any room raised what nobody expected: say so, and end, for half a daemon helps nobody."""
+        if self._ending.is_set():
+            # What breaks while everything is taken down is no news, and not why this daemon ends.
+            self.journal.emit("daemon", "task-failed", f"{name}: {type(error).__name__}: {error}", "debug")
+            return
         if isinstance(error, LocalFault):
             self.problem, self.problem_next = error.what, error.next_step
             self.fault = error

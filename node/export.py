@@ -13,6 +13,8 @@ from node.checkpoint.service import fetch
 from node.checkpoint.state import NoDonor, StateKind
 from node.core.errors import NetworkFault
 from node.core.ids import PeerId
+from node.core.journey import Plan
+from node.data.tokenizer import load_tokenizer
 from node.manifest import Manifest
 from node.model.export import write_hf
 from node.model.shapes import parameter_shapes
@@ -21,40 +23,52 @@ from node.transport.port import TransportPort
 if TYPE_CHECKING:
     from node.assembly import Assembled
 
+Stage = tuple[dict[str, torch.Tensor], int]
+"""Parameters by name, and their epoch."""
 ATTEMPTS = 5
 """The swarm moves on while stages are gathered; a version that slipped away is tried for again this often."""
 
 
 async def gather(a: Assembled, m: Manifest, transport: TransportPort, directory: Path, say: Callable[..., None]) -> None:
-    """Fetch every stage and write ``directory``. Stages are of one epoch where the swarm stands still, and of epochs at
-    most one apart while it trains (said in the event). Raises NetworkFault when a stage has no donor."""
+    """Fetch every stage and write ``directory``, all of one epoch where the swarm allows (the event says when not).
+
+    Raises NetworkFault when a stage has no donor, and what :func:`write_hf` raises for a place that cannot be written.
+    """
     plan = a.work.plan
     if plan is None:
         raise NetworkFault("the swarm has not begun: no plan yet", "wait for every stage to have a peer; see tutti status")
-    tensors: dict[str, torch.Tensor] = {}
-    epochs: dict[int, int] = {}
-    for stage in range(m.pipeline.stages + 1):
-        if stage == a.stage.stage:
-            tensors.update(a.stage.parameters())
-            epochs[stage] = a.stage.epoch
-        else:
-            donors = [x.peer for x in plan.cell(stage) if x.current]
-            found, epochs[stage] = await _fetch_stage(a, m, transport, donors, stage)
-            tensors.update(found)
-        say(
-            "stage-gathered", f"stage {stage} of {m.pipeline.stages} at epoch {epochs[stage]}", stage=stage, epoch=epochs[stage]
-        )
-    cpu = {name: t.detach().to("cpu", torch.float32) for name, t in tensors.items()}
-    json = a.tokenizer.to_json() if a.tokenizer is not None else None
-    await asyncio.to_thread(write_hf, directory, m.model, cpu, json)
-    low, high = min(epochs.values()), max(epochs.values())
+    got = await _every_stage(a, m, transport, plan)
+    for _ in range(ATTEMPTS):
+        if _span(got)[0] == _span(got)[1]:
+            break
+        say("epochs-apart", f"stages came at epochs {_span(got)[0]} to {_span(got)[1]}; gathering them again")
+        got = await _every_stage(a, m, transport, a.work.plan or plan)
+    for stage, (_, epoch) in enumerate(got):
+        say("stage-gathered", f"stage {stage} of {m.pipeline.stages} at epoch {epoch}", stage=stage, epoch=epoch)
+    low, high = _span(got)
+    cpu = {name: t.detach().to("cpu", torch.float32) for tensors, _ in got for name, t in tensors.items()}
+    tokenizer = a.tokenizer or await asyncio.to_thread(load_tokenizer, m.data.tokenizer)
+    await asyncio.to_thread(write_hf, directory, m.model, cpu, tokenizer.to_json())
     text = f"epoch {high}" if low == high else f"epochs {low} to {high} (the swarm went on meanwhile)"
     say("exported", f"wrote {directory} from {text}", directory=str(directory), epoch=high)
 
 
-async def _fetch_stage(
-    a: Assembled, m: Manifest, transport: TransportPort, donors: list[PeerId], stage: int
-) -> tuple[dict[str, torch.Tensor], int]:
+def _span(got: list[Stage]) -> tuple[int, int]:
+    return min(epoch for _, epoch in got), max(epoch for _, epoch in got)
+
+
+async def _every_stage(a: Assembled, m: Manifest, transport: TransportPort, plan: Plan) -> list[Stage]:
+    """All at once: the swarm goes on meanwhile, and the model should be of one epoch."""
+    return await asyncio.gather(*(_stage(a, m, transport, plan, s) for s in range(m.pipeline.stages + 1)))
+
+
+async def _stage(a: Assembled, m: Manifest, transport: TransportPort, plan: Plan, stage: int) -> Stage:
+    if stage == a.stage.stage:
+        return a.stage.parameters(), a.stage.epoch
+    return await _fetch_stage(a, m, transport, [x.peer for x in plan.cell(stage) if x.current], stage)
+
+
+async def _fetch_stage(a: Assembled, m: Manifest, transport: TransportPort, donors: list[PeerId], stage: int) -> Stage:
     shapes = parameter_shapes(m.model, m.pipeline.stages, stage)
     for attempt in range(ATTEMPTS):
         try:

@@ -355,17 +355,22 @@ class View(Window):
         def say(kind: str, text: str, **fields: object) -> None:
             feed.put_nowait(Event(self._d.clock.wall(), "info", "export", kind, text, dict(fields)))
 
-        async def work() -> None:
+        async def work() -> LocalFault | PeerFault | None:
+            """Its fault belongs to whoever asked for the export; raised here it would be one of the daemon's own tasks."""
             try:
                 await gather(a, m, self._d.transport, Path(directory), say)
+            except (LocalFault, PeerFault) as fault:
+                return fault
             finally:
                 feed.put_nowait(None)
+            return None
 
         task = self._d.tasks.spawn(work(), "export")
         with contextlib.suppress(asyncio.CancelledError):
             while (event := await feed.get()) is not None:
                 yield as_event(event)
-            await task
+            if (fault := await task) is not None:
+                raise fault
 
     def invite(self) -> pb.InviteReply:
         """The line another machine needs."""

@@ -156,7 +156,7 @@ class P2pDaemon:
                 return f"no answer in {timeout:g} s"
             except (WireError, ValueError) as e:
                 return str(e)
-            except _GONE as e:
+            except (*_GONE, NetworkFault) as e:
                 return _short(e)
             self.learn(peer, [text])
             return ""
@@ -204,7 +204,7 @@ class P2pDaemon:
             raise PeerFault(peer, f"cannot be reached: {_short(e)}") from e
         except ValueError as e:
             raise PeerFault(peer, f"not a PeerId: {e}") from e
-        except _GONE as e:
+        except (*_GONE, NetworkFault) as e:
             raise PeerFault(peer, "our own p2p daemon went away") from e
 
     async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> None:

@@ -180,7 +180,9 @@ class Box:
         """The multiaddr of the first ends peer."""
         return f"/ip4/127.0.0.1/tcp/{self.port}/p2p/{self.manifest.swarm.owner}"
 
-    def tutti(self, *words: str, home: Path | str = "nobody", timeout: float = 60.0, **extra: str) -> subprocess.CompletedProcess:
+    def tutti(
+        self, *words: str, home: Path | str = "nobody", timeout: float = 60.0, **extra: str
+    ) -> subprocess.CompletedProcess:
         """The command line, in a process of its own."""
         command = [sys.executable, "-m", "cli", "--home", str(self.root / home), *words]
         return subprocess.run(
@@ -213,7 +215,10 @@ class Box:
     def until_training(self, *peers: Peer) -> None:
         for peer in peers:
             self.wait(
-                f"{peer.label} in a plan", lambda p=peer: p.status().state in ("training", "finished"), START_S, must_run=(peer,)
+                f"{peer.label} in a plan",
+                lambda p=peer: p.status().state in ("training", "finished"),
+                START_S,
+                must_run=(peer,),
             )
 
     def epoch(self) -> int:
@@ -228,7 +233,9 @@ class Box:
     def digests_equal(self) -> None:
         """Wait until two replicas of every stage say the same digest at one epoch, and fail when any two ever differ."""
         seen: dict[tuple[int, int], dict[str, str]] = {}
-        cells = {stage: [p for p in self.live if p.status().stage == stage] for stage in range(self.manifest.pipeline.stages + 1)}
+        cells = {
+            stage: [p for p in self.live if p.status().stage == stage] for stage in range(self.manifest.pipeline.stages + 1)
+        }
 
         def compared() -> bool:
             for peer in self.live:
@@ -252,7 +259,9 @@ class Box:
             parts.append(f"==== {peer.label} (exit {code})\n{peer.child.tail(25)}")
             for e in peer.events()[-25:]:
                 moment = time.strftime("%H:%M:%S", time.localtime(e["at"]))
-                parts.append(f"  {moment}.{int(e['at'] % 1 * 1000):03d} {e['level']:7} {e['room']}/{e['kind']}: {e['text'][:200]}")
+                parts.append(
+                    f"  {moment}.{int(e['at'] % 1 * 1000):03d} {e['level']:7} {e['room']}/{e['kind']}: {e['text'][:200]}"
+                )
         return "\n".join(parts)
 
     # ------------------------------------------------------------ ending

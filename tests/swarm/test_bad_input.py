@@ -60,14 +60,16 @@ def refused(swarm, fault, home: Path, code: int, *words: str) -> tuple[str, str]
 def test_a_garbled_invite(swarm, owner, fault):
     for verb in ("start", "join"):
         what, rest = refused(swarm, fault, owner, 2, verb, "tutti1abcdefgh234567")
-        assert "invite" in what and rest
+        assert "invite" in what
+        assert rest
 
 
 def test_a_manifest_that_was_edited(swarm, owner, fault):
     edited = swarm.root / "edited.toml"
     edited.write_text((swarm.root / "swarm.toml").read_text().replace("d_model = 32", "d_model = 64"))
     what, rest = refused(swarm, fault, owner, 5, "start", str(edited))
-    assert "changed after signing" in what and "fresh" in rest
+    assert "changed after signing" in what
+    assert "fresh" in rest
 
 
 @pytest.mark.parametrize(
@@ -83,13 +85,15 @@ def test_a_manifest_that_says_nonsense(swarm, owner, fault, text: str, says: str
 
 def test_a_manifest_that_is_not_there(swarm, owner, fault):
     what, rest = refused(swarm, fault, owner, 2, "start", str(swarm.root / "nowhere.toml"))
-    assert "nowhere.toml" in what and "swarm init" in rest
+    assert "nowhere.toml" in what
+    assert "swarm init" in rest
 
 
 def test_no_daemon_to_ask(swarm, owner, fault):
     for words in (("status",), ("peers",), ("drain",), ("generate", "x"), ("export", str(swarm.root / "out"))):
         what, rest = refused(swarm, fault, owner, 3, *words)
-        assert str(owner) in what and "tutti start" in rest
+        assert str(owner) in what
+        assert "tutti start" in rest
 
 
 def test_a_setting_that_does_not_exist(swarm, owner, fault):
@@ -100,7 +104,8 @@ def test_a_setting_that_does_not_exist(swarm, owner, fault):
 @pytest.mark.parametrize("stage", ["0", "-1", "first"])
 def test_a_stage_that_is_none(swarm, owner, fault, stage: str):
     what, rest = refused(swarm, fault, owner, 2, "start", str(swarm.root / "swarm.toml"), "--stage", stage)
-    assert "stage" in what and "block stage" in rest
+    assert "stage" in what
+    assert "block stage" in rest
 
 
 @pytest.mark.parametrize("kind", ["open to others", "torn", "a directory", "unreadable"])
@@ -120,14 +125,16 @@ def test_a_key_that_cannot_be_used_is_refused_and_left_alone(swarm, owner, fault
             key.chmod(0)
     mode = stat.S_IMODE(key.stat().st_mode)
     what, rest = refused(swarm, fault, owner, 5, "start", str(swarm.root / "swarm.toml"))
-    assert "identity" in what and rest
+    assert "identity" in what
+    assert rest
     assert stat.S_IMODE(key.stat().st_mode) == mode
 
 
 def test_a_home_that_cannot_be_made(swarm, fault):
     (swarm.root / "a-file").write_text("in the way")
     what, rest = refused(swarm, fault, swarm.root / "a-file" / "home", 5, "start", str(swarm.root / "swarm.toml"))
-    assert "a-file" in what and rest
+    assert "a-file" in what
+    assert rest
 
 
 # ------------------------------------------------------------ found by the daemon
@@ -138,27 +145,30 @@ def test_a_port_that_is_taken(swarm, owner, fault, flag: str):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         what, rest = refused(swarm, fault, owner, 4, "start", str(swarm.root / "swarm.toml"), flag, str(port))
-    assert str(port) in what and rest
+    assert str(port) in what
+    assert rest
 
 
 def test_a_stage_the_swarm_has_not(swarm, owner, fault):
     words = ("start", str(swarm.root / "swarm.toml"), "--role", "stage", "--stage", "9")
     what, rest = refused(swarm, fault, owner, 2, *words)
-    assert "stage 9" in what and "1 to 2" in rest
+    assert "stage 9" in what
+    assert "1 to 2" in rest
 
 
 def test_a_model_that_does_not_fit(swarm, owner, fault, sign):
     big = manifest(swarm, sign, model__d_model=512, model__d_ff=2048)
-    what, rest = refused(
-        swarm, fault, owner, 7, "start", str(big), "--role", "stage", "--stage", "1", "--memory", "1MiB"
-    )
-    assert "1" in what and "MiB" in what and rest
+    what, rest = refused(swarm, fault, owner, 7, "start", str(big), "--role", "stage", "--stage", "1", "--memory", "1MiB")
+    assert "1" in what
+    assert "MiB" in what
+    assert rest
 
 
 def test_data_that_is_not_there(swarm, owner, fault, sign):
     gone = manifest(swarm, sign, data__source=f"file:{swarm.root}/gone.txt")
     what, rest = refused(swarm, fault, owner, 2, "start", str(gone), "--role", "ends")
-    assert "gone.txt" in what and rest
+    assert "gone.txt" in what
+    assert rest
 
 
 def test_data_that_is_other_data(swarm, owner, fault, sign):
@@ -166,4 +176,5 @@ def test_data_that_is_other_data(swarm, owner, fault, sign):
     text.write_text("the quick brown fox " * 1000)
     other = manifest(swarm, sign, data__source=f"file:{text}", data__sha256="0" * 64)
     what, rest = refused(swarm, fault, owner, 5, "start", str(other), "--role", "ends")
-    assert hashlib.sha256(text.read_bytes()).hexdigest()[:16] in what and "block stage" in rest
+    assert hashlib.sha256(text.read_bytes()).hexdigest()[:16] in what
+    assert "block stage" in rest

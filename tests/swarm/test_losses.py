@@ -28,7 +28,7 @@ def swarm(box):
 
 
 def works(box, peer) -> None:
-    """Wait until it has done micro-batches from now on."""
+    """Wait until it has done more micro-batches than now."""
     begin = peer.status().micro_batches
     box.wait(f"micro-batches done by {peer.label}", lambda: peer.status().micro_batches > begin, must_run=(peer,))
 
@@ -45,11 +45,10 @@ def test_a_replica_is_killed_and_a_newcomer_takes_its_place_by_invite(swarm):
         "--name", "newcomer", "--set", "threads=1", "--set", "checkpoint.every=5",
     )  # fmt: skip
     swarm.start(fresh)
-    works(swarm, fresh)
+    swarm.wait("micro-batches done by the newcomer", lambda: fresh.status().micro_batches > 0, must_run=(fresh,))
     assert fresh.events("state-fetched")[0]["fields"]["epoch"] > 0
     assert fresh.status().stage == 1
     swarm.digests_equal()
-    swarm.wait("the dead peer's record to expire", lambda: fresh.status().replicas == 2)
 
 
 def test_a_p2p_daemon_that_is_killed_comes_back_as_the_same_peer(swarm):
@@ -85,14 +84,15 @@ def full_disk(swarm):
 def test_a_peer_that_only_libp2p_reaches_takes_part(swarm, full_disk):
     peer = swarm.member(2, "behind-nat", "--force-tunnel")
     swarm.start(peer)
-    works(swarm, peer)
+    swarm.wait("micro-batches done there", lambda: peer.status().micro_batches > 0, must_run=(peer,))
     swarm.digests_equal()
     other = swarm.made["stage-1-0"]
     paths = swarm.wait(
         "its neighbour's noticeboard to show it",
         lambda: (seen := {p.name: p.path for p in other.peers().peers}).get(peer.label) and seen,
     )
-    assert paths[peer.label] == "tunnel" and paths["stage-2-1"] == "direct"
+    assert paths[peer.label] == "tunnel"
+    assert paths["stage-2-1"] == "direct"
     assert other.status().peers_tunnel == 1
 
 
@@ -101,10 +101,13 @@ def test_a_full_disk_costs_checkpoints_and_nothing_else(swarm, full_disk):
         pytest.skip("this user may not mount a small disk")
     peer = swarm.made["stage-2-behind-nat"]
     failed = swarm.wait("the error to be told", lambda: peer.events("checkpoint-failed"), must_run=(peer,))
-    assert failed[0]["level"] == "error" and "space" in failed[0]["text"]
+    assert failed[0]["level"] == "error"
+    assert "space" in failed[0]["text"]
     shown = swarm.tutti("logs", "--level", "error", home=peer.home)
-    assert shown.returncode == 0 and "space" in shown.stdout
-    works(swarm, peer)
+    assert shown.returncode == 0
+    assert "space" in shown.stdout
+    begin = peer.status().epoch
+    swarm.wait("it to go on", lambda: peer.status().epoch > begin + 3, must_run=(peer,))
 
 
 def test_drain_hands_over_and_ends_with_0(swarm):
@@ -132,7 +135,12 @@ def test_garbage_stops_nobody(swarm):
     ports = [port for port in ours if f":{port}/" not in victim.status().metrics_url]
     assert ports, "its gRPC port"
     for port in ports:
-        for filth in (b"\x16\x03\x01\xff\xff" + os.urandom(1000), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", os.urandom(100_000), b""):
+        for filth in (
+            b"\x16\x03\x01\xff\xff" + os.urandom(1000),
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            os.urandom(100_000),
+            b"",
+        ):
             with socket.create_connection(("127.0.0.1", port), 5.0) as s:
                 try:
                     s.sendall(filth)

@@ -21,7 +21,9 @@ def test_a_bare_start_trains_can_be_joined_and_leaves_nothing(box, monkeypatch):
     box.wait("the first epoch", lambda: first.status().epoch >= 1, 120.0, (first,))
     said = first.said()
     status = first.status()
-    assert "solo" in said and status.stage == 0 and status.healthy
+    assert "solo" in said
+    assert status.stage == 0
+    assert status.healthy
     # Itself, a p2pd each, and a child for every block stage.
     stages = box.manifest.pipeline.stages
     assert sum(p.name() == "p2pd" for p in box.family()) == stages + 1
@@ -30,7 +32,9 @@ def test_a_bare_start_trains_can_be_joined_and_leaves_nothing(box, monkeypatch):
     assert invite is not None
 
     second = box.bare("second", "join", invite[1], "--yes").start()
-    box.wait("the guest in a plan", lambda: second.status().state == "training" and second.status().epoch, 120.0, (first, second))
+    box.wait(
+        "the guest in a plan", lambda: second.status().state == "training" and second.status().epoch, 120.0, (first, second)
+    )
     assert second.status().swarm.run_id == status.swarm.run_id
     box.wait("work done by the guest", lambda: second.status().micro_batches > 0, 60.0, (first, second))
 
@@ -39,7 +43,8 @@ def test_a_bare_start_trains_can_be_joined_and_leaves_nothing(box, monkeypatch):
     assert first.wait(40.0) == 0
     _, left = psutil.wait_procs(hosts, timeout=5.0)
     assert not left, "orphans"
-    assert second.running and not first.config.control_socket.exists()
+    assert second.running
+    assert not first.config.control_socket.exists()
     assert not list(first.home.rglob("*.sock"))
     assert second.end(40.0) == 0
     assert not list(runtime.glob("tutti-*")), "sockets of p2pd"
@@ -48,7 +53,6 @@ def test_a_bare_start_trains_can_be_joined_and_leaves_nothing(box, monkeypatch):
 
 def test_children_die_with_a_solo_daemon_that_is_killed(box, monkeypatch):
     first = box.made["first"]
-    begin = len(first.events("restored"))
     first.start()
     family = box.wait(
         "its children", lambda: len(found := box.family()) > 2 * box.manifest.pipeline.stages and found, 120.0, (first,)
@@ -60,4 +64,4 @@ def test_children_die_with_a_solo_daemon_that_is_killed(box, monkeypatch):
     first.start()
     box.wait("it to start over its own remains", lambda: first.status().state not in ("", "starting"), 120.0, (first,))
     assert first.end(40.0) == 0
-    assert len(first.events("restored")) >= begin
+    assert not first.config.control_socket.exists()

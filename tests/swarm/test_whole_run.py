@@ -37,9 +37,13 @@ def test_status_tells_the_truth(swarm):
     assert (said["state"], said["healthy"], said["stage"], said["replicas"]) in [
         ("training", True, 1, 2), ("finished", True, 1, 2)
     ]  # fmt: skip
-    assert said["swarm"]["run_id"] == swarm.manifest.run_id and said["swarm"]["epochs"] == EPOCHS
-    assert said["micro_batches"] > 0 and said["tokens"] > 0 and said["loss"] > 0
-    assert said["peers_direct"] >= 2 and said["peers_tunnel"] == 0
+    assert said["swarm"]["run_id"] == swarm.manifest.run_id
+    assert said["swarm"]["epochs"] == EPOCHS
+    assert said["micro_batches"] > 0
+    assert said["tokens"] > 0
+    assert said["loss"] > 0
+    assert said["peers_direct"] >= 2
+    assert said["peers_tunnel"] == 0
 
 
 def test_peers_as_the_daemon_sees_them(swarm):
@@ -61,8 +65,10 @@ def test_a_stranger_may_look_without_a_daemon(swarm):
 def test_ping(swarm):
     peer = swarm.made["stage-2-1"]
     said = document(swarm.tutti("ping", "stage-2-1", "-c", "2", "--json", home="ends-0"))
-    assert said["peer"] == peer.key and said["path"] == "direct"
-    assert len(said["rtt_s"]) == 2 and all(0 < t < 10 for t in said["rtt_s"])
+    assert said["peer"] == peer.key
+    assert said["path"] == "direct"
+    assert len(said["rtt_s"]) == 2
+    assert all(0 < t < 10 for t in said["rtt_s"])
 
 
 def test_logs(swarm):
@@ -79,8 +85,10 @@ def test_metrics_page(swarm):
     found = {(s.name, *s.labels.values()): s.value for s in samples}
     for name in ("tutti_epoch", "tutti_loss", "tutti_tokens_total", "tutti_memory_bytes", "tutti_epoch_seconds_count"):
         assert found[(name,)] > 0, name
-    assert found["tutti_stage",] == 1 and found["tutti_replicas",] == 2
-    assert found["tutti_micro_batches_total", "counted"] > 0 and found["tutti_rounds_total", "done"] > 0
+    assert found["tutti_stage",] == 1
+    assert found["tutti_replicas",] == 2
+    assert found["tutti_micro_batches_total", "counted"] > 0
+    assert found["tutti_rounds_total", "done"] > 0
     assert found["tutti_peers", "direct"] > 0
 
 
@@ -88,8 +96,11 @@ def test_a_second_daemon_in_the_same_home_is_refused(swarm, fault):
     peer = swarm.made["stage-1-0"]
     done = swarm.tutti("start", home=peer.home)
     what, next_step = fault(done)
-    assert done.returncode == 5 and f"pid {peer.pid}" in what and "tutti stop" in next_step[0]
-    assert peer.running and peer.status().peer == peer.key
+    assert done.returncode == 5
+    assert f"pid {peer.pid}" in what
+    assert "tutti stop" in next_step[0]
+    assert peer.running
+    assert peer.status().peer == peer.key
 
 
 @pytest.mark.parametrize("verb", [("join", "--yes"), ("start",)])
@@ -97,7 +108,8 @@ def test_an_invite_to_another_run_is_refused(swarm, fault, verb):
     invite = Invite(RunId("ab" * 32), PeerId(swarm.manifest.swarm.owner), (swarm.door,)).encode()
     done = swarm.tutti(verb[0], invite, *verb[1:], home="stranger")
     what, next_step = fault(done)
-    assert done.returncode == 5 and next_step
+    assert done.returncode == 5
+    assert next_step
     assert "no such thing" in what or "no such thing" in "".join(next_step)
 
 
@@ -114,7 +126,8 @@ def test_all_epochs_are_trained_and_the_loss_falls(swarm):
 def test_generate_through_the_swarm(swarm):
     words = ("generate", "abc", "--max-tokens", "12", "--seed", "3", "--json")
     said = document(swarm.tutti(*words, home="ends-0"))
-    assert 1 <= len(said["text"]) <= 12 and said["tokens_per_s"] > 0
+    assert 1 <= len(said["text"]) <= 12
+    assert said["tokens_per_s"] > 0
     assert document(swarm.tutti(*words, home="ends-0"))["text"] == said["text"]
 
 
@@ -122,7 +135,8 @@ def test_a_peer_without_ends_says_who_can_generate(swarm, fault):
     done = swarm.tutti("generate", "abc", home="stage-1-0")
     assert done.returncode == 2
     what, next_step = fault(done)
-    assert "no ends" in what and "ends peer" in next_step[0]
+    assert "no ends" in what
+    assert "ends peer" in next_step[0]
 
 
 @pytest.mark.parametrize("through", ["ends-0", "stage-2-0"])
@@ -131,6 +145,7 @@ def test_export_is_the_model_of_the_swarm(swarm, tmp_path: Path, through: str):
 
     done = swarm.tutti("export", str(tmp_path / "out"), "--json", home=through)
     assert document(done)["kind"] == "exported"
+    assert (tmp_path / "out" / "tokenizer.json").is_file(), "also from a peer that needs none itself"
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     tokens = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(1))
@@ -138,6 +153,18 @@ def test_export_is_the_model_of_the_swarm(swarm, tmp_path: Path, through: str):
         got = model(tokens).logits
         wanted = from_checkpoints(swarm, tokens)
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_an_export_that_cannot_be_written_is_the_askers_problem(swarm, fault, tmp_path: Path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("not to be lost")
+    for place in (tmp_path / "mine", Path("/proc/nowhere/out")):
+        done = swarm.tutti("export", str(place), home="ends-0")
+        assert done.returncode != 0
+        assert str(place) in fault(done)[0]
+    assert [p.name for p in (tmp_path / "mine").iterdir()] == ["letter.txt"]
+    assert swarm.made["ends-0"].running
+    assert swarm.made["ends-0"].status().healthy
 
 
 def from_checkpoints(swarm, tokens):

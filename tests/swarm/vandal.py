@@ -37,7 +37,7 @@ async def main(address: str, streams: list[str]) -> None:
                 with contextlib.suppress(OSError, EOFError, TimeoutError, PeerFault):
                     reader, writer = await node.open_stream(peer, name, 10.0)
                     writer.write(filth)
-                    async with asyncio.timeout(2.0):
+                    async with asyncio.timeout(0.5):
                         await writer.drain()
                         await reader.read(1 << 16)
                     writer.close()
