@@ -22,6 +22,9 @@ from node.core.journey import Member, Path, Plan
 from node.scheduler.throughput import quantise
 from node.training import events as ev
 
+FORGIVE_AFTER = 8
+"""Epochs without a micro-batch after which a replica's measured speed is no longer believed."""
+
 
 class Phase(Enum):
     """Where the epoch is."""
@@ -130,6 +133,7 @@ class Leader:
         self._cursor = cursor if cursor is not None else self._cursor_after(history, dropped)
         self._agreed: dict[int, str] = {}
         self._speeds: dict[PeerId, float] = {}
+        self._idle: dict[PeerId, int] = {}
         self._evaluated = -1
         self._changed: float | None = None
         self._stuck_since: float | None = None
@@ -264,6 +268,9 @@ class Leader:
         return feasible[0]
 
     def _speed(self, peer: PeerId, measured: float) -> float:
+        # Who gets nothing is not measured either: now and then its speed counts as unknown, and it is tried again.
+        if self._idle.get(peer, 0) >= FORGIVE_AFTER:
+            return 0.0
         self._speeds[peer] = quantise(measured, self._speeds.get(peer, 0.0), per_octave=2)
         return self._speeds[peer]
 
@@ -304,6 +311,8 @@ class Leader:
             cursor, self.loss, self.loss_val, self.tokens,
         )  # fmt: skip
         self._owners, self._history = owners, plan
+        working = {h.peer for p in paths for h in p.journey}
+        self._idle = {m.peer: 0 if m.peer in working else self._idle.get(m.peer, 0) + 1 for m in members if m.current}
         if finished:
             self.phase, self._epoch = Phase.FINISHED, None
             return [ev.SendPlan(plan), ev.Report("run-finished", f"all {facts.epochs} epochs are committed")]

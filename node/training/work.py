@@ -227,6 +227,7 @@ class Work:
         self.engines.pipeline.reset(plan.epoch)
         self.engines.pipeline.set_plan(plan)
         if self._every:
+            await self.saved()  # the last checkpoint is the one that must not be skipped
             await self._save(plan.epoch, plan)
 
     # ------------------------------------------------------------ state

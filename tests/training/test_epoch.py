@@ -91,6 +91,8 @@ class Swarm:
         self.facts = facts(**kw)
         self.log: list[ev.Report] = []
         self.plans: dict[tuple[int, int], str] = {}
+        self.speeds: dict[PeerId, float] = {}
+        self.visited: dict[int, set[PeerId]] = {}
         self.counted: dict[int, set[int]] = {}
         self.peers: dict[PeerId, Peer] = {}
         for stage in range(4):
@@ -153,7 +155,8 @@ class Swarm:
         if peer.leader is not None:
             self.lead(peer, ev.Tick())
         m = peer.member
-        heard = ev.Heard(peer.name, peer.stage, m.holds, peer.digest, 1.0, m.reachable, m.term)
+        speed = self.speeds.get(peer.name, 1.0)
+        heard = ev.Heard(peer.name, peer.stage, m.holds, peer.digest, speed, m.reachable, m.term)
         if chief == peer.name:
             self.lead(peer, heard)
         else:
@@ -167,6 +170,7 @@ class Swarm:
                 case ev.SendPlan(plan):
                     assert self.plans.setdefault((plan.epoch, plan.term), plan.hash) == plan.hash
                     assert Plan.parse(plan.canonical()).hash == plan.hash
+                    self.visited[plan.epoch] = {h.peer for p in plan.paths for h in p.hops}
                     for m in plan.members:
                         self.tell(peer, m.peer, ev.PlanArrived(plan))
                 case ev.SendRound():
@@ -382,6 +386,19 @@ def test_a_replacement_catches_up_in_one_epoch() -> None:
     newcomer = swarm.peers[PeerId("peer39")]
     assert newcomer.member.holds == 12
     assert newcomer.digest == swarm.peers[PeerId("peer30")].digest
+
+
+def test_a_replica_measured_slow_is_tried_again() -> None:
+    swarm = Swarm(9, epochs=30)
+    slow = PeerId("peer11")
+    swarm.speeds[slow] = 0.01
+    swarm.run(120)
+    chief = swarm.peers[PeerId("peer00")]
+    assert chief.leader is not None
+    visits = [epoch for epoch, peers in swarm.visited.items() if slow in peers]
+    assert visits, "it never got a micro-batch"
+    assert 1 <= len(visits) <= 30 // 8 + 1
+    assert swarm.epochs()[-1] == 30
 
 
 def test_who_comes_after_the_end_is_told_that_it_is_over() -> None:
