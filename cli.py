@@ -141,6 +141,7 @@ def demo(
     epochs: Annotated[int, Option(min=0, help="Stop after so many epochs; 0: the default.")] = 0,
     seconds: Annotated[float, Option(min=0, help="Stop after so many seconds; 0: no limit.")] = 0.0,
     keep: Annotated[bool, Option("--keep", help="Keep the peers' directories.")] = False,
+    rendezvous: Annotated[bool, Option("--rendezvous", help="Meet at a peer of its own, as in docker-compose.yml.")] = False,
     as_json: Json = False,
 ) -> int:
     """A whole swarm on this machine, real daemons and real sockets, training in front of your eyes."""
@@ -148,7 +149,8 @@ def demo(
 
     nodes = (ends, *([replicas] * stages))
     home = Path(HOME["home"]) if "home" in HOME else None
-    return run(DemoOptions(nodes=nodes, kill=kill, json=as_json, epochs=epochs, seconds=seconds, home=home, keep=keep))
+    options = DemoOptions(nodes, kill, as_json, epochs, seconds, home, keep, rendezvous=rendezvous)
+    return run(options)
 
 
 @app.command(rich_help_panel=RUN)

@@ -72,7 +72,16 @@ def _report(report: Report, alone: dict[int, list[float]], swarm: list[dict[str,
     report.add(
         "3 between commit and first micro-batch, close and round", round(median(s["gap_s"] for s in swarm), 3), "s per epoch"
     )
-    report.add("3 cpu seconds per token over compute alone", round(median(s["cpu_over_compute"] for s in swarm), 3), "ratio")
+    report.add(
+        "3 cores busy in the daemons", round(median(s["busy"] for s in swarm), 3), "share of all cores", "p2pd not counted"
+    )
+    flops = _flops_per_token()
+    report.add(
+        "3 cpu time per token, swarm over one process with 1 thread",
+        round(median(s["cpu_per_token"] for s in swarm) * median(alone[1]), 3),
+        "ratio",
+        f"{flops / 1e6:.1f} MFLOP a token",
+    )
     report.write(where)
     return ratio >= TARGET
 
@@ -87,6 +96,13 @@ def _manifest(epochs: int):
 def _activation_bytes() -> int:
     m = _manifest(1)
     return (m.pipeline.stages + 1) * 2 * m.model.d_model * 4
+
+
+def _flops_per_token() -> int:
+    from node.model.cost import flops_per_token
+
+    m = _manifest(1)
+    return sum(flops_per_token(m.model, m.pipeline.stages, s) for s in range(m.pipeline.stages + 1))
 
 
 def _measure_alone(threads: int, epochs: int) -> float:
@@ -126,7 +142,8 @@ def _measure_swarm(epochs: int) -> dict[str, Any]:
         "device_s": device,
         "epoch_s": median(c["fields"]["seconds"] for c in kept),
         "gap_s": median(c["fields"]["seconds"] - c["fields"]["run_s"] for c in kept),
-        "cpu_over_compute": outcome.cpu_s / max(1e-9, spent.get("compute", 0.0)),
+        "busy": outcome.cpu_s / (outcome.seconds * (os.cpu_count() or 1)),
+        "cpu_per_token": outcome.cpu_s / outcome.tokens,
     }
 
 

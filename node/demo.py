@@ -44,7 +44,10 @@ SAMPLE_TOKENS = 160
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """``nodes``: peers of the ends, then of each block stage. ``epochs`` 0: the manifest's; ``seconds`` 0: no limit."""
+    """``nodes``: peers of the ends, then of each block stage. ``epochs`` 0: the manifest's; ``seconds`` 0: no limit.
+
+    ``rendezvous``: everybody meets at a peer that holds no part of the model, as in docker-compose.yml.
+    """
 
     nodes: tuple[int, ...] = (1, 2, 2, 2)
     kill: bool = False
@@ -55,6 +58,7 @@ class DemoOptions:
     keep: bool = False
     manifest: Manifest | None = None
     sample: bool = True
+    rendezvous: bool = False
 
 
 @dataclass
@@ -94,11 +98,15 @@ class Swarm:
         self.swarm_toml = home / "swarm.toml"
         self.swarm_toml.write_bytes(self.manifest.to_toml())
         self._port = _free_port()
-        self.join = f"/ip4/127.0.0.1/tcp/{self._port}/p2p/{chief.peer_id}"
+        host = Identity.load_or_create(home / "rendezvous" / "identity.key") if options.rendezvous else chief
+        self.join = f"/ip4/127.0.0.1/tcp/{self._port}/p2p/{host.peer_id}"
         self.children: list[Child] = []
         self.snapshots: dict[str, Snapshot] = {}
         self.deaths: list[str] = []
         self._clients: dict[str, ControlClient] = {}
+        if options.rendezvous:
+            meet = ("bootstrap", "--listen", "127.0.0.1", "--port", str(self._port), "--swarm", str(self.swarm_toml))
+            self.children.append(Child("rendezvous", home / "rendezvous", meet))
         for stage, count in enumerate(options.nodes):
             for i in range(count):
                 self.add(stage, i)
@@ -107,7 +115,7 @@ class Swarm:
         """One more daemon, not started yet."""
         label = f"ends-{number}" if stage == ENDS else f"stage-{stage}-{number}"
         role = ("--role", "ends") if stage == ENDS else ("--role", "stage", "--stage", str(stage))
-        first = stage == ENDS and number == 0
+        first = stage == ENDS and number == 0 and not self.options.rendezvous
         where = ("--p2p-port", str(self._port)) if first else ("--join", self.join)
         arguments = ("start", str(self.swarm_toml), *role, *where, "--listen", "127.0.0.1", "--threads", "1", "--name", label)
         child = Child(label, self.home / label, arguments)
@@ -159,7 +167,7 @@ def run(options: DemoOptions) -> int:
 def play(options: DemoOptions) -> Outcome:
     """Start, watch, kill if asked, generate, stop; what came of it."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the children too
-    outcome = Outcome(nodes=sum(options.nodes))
+    outcome = Outcome(nodes=sum(options.nodes) + options.rendezvous)
     with _home(options) as home:
         swarm = Swarm(home, options)
         _say(f"tutti demo: {outcome.nodes} daemons on this machine, their files in {home}")
@@ -185,7 +193,7 @@ def _wait_for_start(swarm: Swarm, show: Show, began: float) -> None:
     while True:
         snapshots = swarm.poll()
         show(snapshots, "starting: every process loads torch and hivemind, finds the others and is told its stage")
-        if any(s.epoch > 0 or s.state == "training" for s in snapshots if s.stage == ENDS):
+        if any(s.epoch > 0 or s.state == "training" for s in snapshots if s.role == "ends"):
             return
         for child in swarm.children:
             if not child.running:
@@ -202,7 +210,7 @@ def _watch(swarm: Swarm, options: DemoOptions, outcome: Outcome, show: Show) -> 
     while True:
         snapshots = swarm.poll()
         now = time.monotonic()
-        ends = [s for s in snapshots if s.stage == ENDS and s.state != "lost"]
+        ends = [s for s in snapshots if s.role == "ends" and s.state != "lost"]
         epoch = max((s.epoch for s in ends), default=0)
         if epoch > last:
             last, moved = epoch, now
@@ -231,7 +239,7 @@ def _watch(swarm: Swarm, options: DemoOptions, outcome: Outcome, show: Show) -> 
 def _finish(swarm: Swarm, outcome: Outcome) -> None:
     time.sleep(POLL_S)
     snapshots = [s for s in swarm.poll() if s.state != "lost"]
-    ends = next(s for s in snapshots if s.stage == ENDS)
+    ends = next(s for s in snapshots if s.role == "ends")
     compared, unequal = compare_digests(snapshots)
     outcome.epochs, outcome.tokens = ends.epoch, ends.tokens
     outcome.tokens_per_s = round(ends.tokens / max(outcome.seconds, 1e-9), 1)

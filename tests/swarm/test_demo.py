@@ -1,0 +1,43 @@
+"""The demo's own code path, with the topology of docker-compose.yml: a rendezvous, ends, three block stages with two replicas."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import yaml
+
+from node.demo import DemoOptions, run
+from node.manifest import Manifest
+
+pytestmark = pytest.mark.swarm
+
+
+def tiny() -> Manifest:
+    base = Manifest.default_demo()
+    return dataclasses.replace(
+        base,
+        model=dataclasses.replace(base.model, layers=3, d_model=32, heads=2, kv_heads=1, d_ff=64, seq_len=32),
+        pipeline=dataclasses.replace(base.pipeline, micro_batch=4),
+        training=dataclasses.replace(base.training, target_batch=16, eval_every=10, eval_batches=2),
+        optimizer=dataclasses.replace(base.optimizer, warmup=2),
+    )
+
+
+def test_the_topology_of_the_compose_file_trains_and_survives_a_kill(tmp_path, capsys, pytestconfig):
+    services = yaml.safe_load((pytestconfig.rootpath / "docker-compose.yml").read_text())["services"]
+    replicas = tuple(sum(name.startswith(f"stage-{stage}-") for name in services) for stage in (1, 2, 3))
+    assert {"rendezvous", "ends"} <= set(services)
+
+    nodes = (1, *replicas)
+    code = run(DemoOptions(nodes, kill=True, json=True, epochs=400, home=tmp_path, manifest=tiny(), rendezvous=True))
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert code == 0
+    assert (said["nodes"], said["epochs"], said["failures"]) == (8, 400, 0)
+    assert said["digests_equal"] is True
+    assert said["killed"] == "stage-2-0"
+    assert said["replaced_in_s"] > 0
+    assert said["tokens"] == 400 * 16 * 32
+    assert said["loss_val"] < said["loss_first"] - 1
+    assert len(said["sample"]) > 10
