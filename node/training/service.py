@@ -35,6 +35,8 @@ TELL_TIMEOUT_S = 10.0
 """For a note whose receiver may have to load a checkpoint first."""
 PROBE_TIMEOUT_S = 1.5
 """For a sign of life."""
+PAUSE_S = 5.0
+"""Between two epochs, evaluation included, nobody is said to wait before so long."""
 SHUN_S = 10.0
 """An ends peer that did not answer is not taken for the leader for so long."""
 
@@ -63,6 +65,7 @@ class Training(rpc.TrainingServicer):
         self._results: list[ev.Result] = []
         self._result_plan: Plan | None = None
         self._flushing = False
+        self._moved = clock.now()
         self._calm = asyncio.Event()
         self._calm.set()
         self._accused: dict[PeerId, float] = {}
@@ -266,6 +269,7 @@ class Training(rpc.TrainingServicer):
                         refused = action.reason
                     elif (follow := await self._act(action)) is not None:
                         queue.append(follow)
+            self._moved = self.clock.now()
             busy = self.member.state in (State.RUN, State.AVERAGE, State.COPY)
             self._calm.clear() if busy else self._calm.set()
             return refused
@@ -343,8 +347,10 @@ class Training(rpc.TrainingServicer):
         self.journal.emit("training", report.kind, report.text, report.level, **report.facts)
 
     def waiting_for(self) -> str:
-        """Why no epoch is under way, in a few words; empty when one is."""
+        """Why no epoch is under way, in a few words; empty when one is, or has been a moment ago."""
         if self.member.state in (State.RUN, State.AVERAGE, State.COPY, State.FINISHED):
+            return ""
+        if self.clock.now() - self._moved < PAUSE_S:
             return ""
         if self.leader is not None:
             return self.leader.waiting_for if self.leader.phase is Phase.GATHER else ""

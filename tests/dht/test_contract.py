@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from node.core.errors import WireError
+from node.dht.settings import DirectorySettings
 
 
 async def test_a_first_peer_reads_its_own_record(three, body) -> None:
@@ -69,9 +70,9 @@ async def test_a_record_ends_with_its_life(three, body, eventually) -> None:
 
     assert await eventually(sees)
     await writer.close()
-    three.clocks[1].skew = 14.0
+    three.clocks[1].skew = DirectorySettings().ttl_s - 1
     assert await sees()
-    three.clocks[1].skew = 16.0
+    three.clocks[1].skew = DirectorySettings().ttl_s + 1
     assert not await sees()
 
 
