@@ -14,6 +14,8 @@ DOMAIN = "tutti/plan/1"
 """What a leader's signature under a plan is for."""
 MAX_PLAN = 4 << 20
 """Bytes of the largest plan that is read."""
+MAX_COUNT, MAX_AMOUNT, MAX_DIGEST = 1 << 53, 1e12, 64
+"""What a peer says of itself ends up in the leader's plan; beyond these nobody could read that plan any more."""
 
 
 def plan_note(plan: Plan, signature: bytes) -> pb.Note:
@@ -70,13 +72,18 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
     match note.WhichOneof("say"):
         case "ready":
             r = note.ready
-            return ev.Heard(peer, r.stage, r.parameters_epoch, r.digest, _finite(r.speed), tuple(r.checkpoints[:64]), r.term)
+            held = tuple(_count(e) for e in r.checkpoints[:64])
+            return ev.Heard(
+                peer, r.stage, _count(r.parameters_epoch), _digest(r.digest), _finite(r.speed), held, _count(r.term)
+            )
         case "finished":
-            rows = tuple(ev.Result(r.index, r.counted, _finite(r.loss_sum), r.tokens) for r in note.finished.results)
+            rows = tuple(
+                ev.Result(r.index, r.counted, _finite(r.loss_sum), _count(r.tokens, 1 << 40)) for r in note.finished.results
+            )
             return ev.Finished(peer, note.finished.plan_hash, rows)
         case "committed":
             c = note.committed
-            return ev.Committed(peer, c.plan_hash, c.attempt, c.digest, _finite(c.speed), c.contributors)
+            return ev.Committed(peer, c.plan_hash, c.attempt, _digest(c.digest), _finite(c.speed), c.contributors)
         case "incomplete":
             i = note.incomplete
             return ev.Incomplete(peer, i.plan_hash, i.attempt, tuple(i.holds), tuple(PeerId(p) for p in i.failed))
@@ -98,6 +105,18 @@ def round_event(note: pb.Note, leader: PeerId) -> ev.RoundArrived:
 
 
 def _finite(value: float) -> float:
-    if not (math.isfinite(value) and value >= 0):
-        raise WireError("expected a finite number that is not negative")
+    if not (math.isfinite(value) and 0 <= value <= MAX_AMOUNT):
+        raise WireError("expected a number from 0 to a believable size")
     return value
+
+
+def _count(value: int, most: int = MAX_COUNT) -> int:
+    if value > most:
+        raise WireError("a count beyond belief")
+    return value
+
+
+def _digest(text: str) -> str:
+    if len(text) > MAX_DIGEST:
+        raise WireError(f"a digest has at most {MAX_DIGEST} letters")
+    return text

@@ -62,6 +62,7 @@ class Training(rpc.TrainingServicer):
         self._member_lock = asyncio.Lock()
         self._leader_lock = asyncio.Lock()
         self._shunned: dict[PeerId, float] = {}
+        self._seen_ends: set[PeerId] = set()
         self._results: list[ev.Result] = []
         self._result_plan: Plan | None = None
         self._flushing = False
@@ -98,6 +99,7 @@ class Training(rpc.TrainingServicer):
     def leader_id(self) -> PeerId | None:
         """The smallest PeerId among the live ends, as far as this peer can tell; None when it sees none."""
         now = self.clock.now()
+        self._seen_ends |= self._ends()
         ends = {p for p in self._ends() if self._shunned.get(p, 0.0) < now or p == self.me}
         if self.stage == ENDS and not self.leaving:
             ends.add(self.me)
@@ -172,6 +174,10 @@ class Training(rpc.TrainingServicer):
         plan = notes.parse_plan(note)
         if plan.leader != peer:
             raise WireError("a plan that its sender does not lead")
+        # A leader knows us because we saw it among the ends and told it that we are here; nobody else's plan is followed.
+        self._seen_ends |= self._ends()
+        if peer not in self._seen_ends:
+            return "only an ends peer leads, and you are none that is known here"
         try:
             verify(peer, note.plan, note.signature, notes.DOMAIN)
         except Refused as e:

@@ -30,11 +30,13 @@ from node.reference import Reference
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
 from node.training.meter import Meter
+from node.training.notes import DOMAIN, plan_note
 from node.training.service import Training
 from node.training.stage import StageState
 from node.training.text import Text
 from node.training.work import Engines, Work
 from node.transport.memory import MemoryNet
+from protos.training_pb2_grpc import TrainingStub
 
 CURVE = Path(__file__).with_name("curve.json")
 EPOCHS = 6
@@ -114,6 +116,12 @@ async def test_the_swarm_learns_what_one_process_learns(tmp_path: Path) -> None:
         async with asyncio.timeout(120):
             await asyncio.gather(*(p.training.finished.wait() for p in peers))
         events = peers[0].journal.recent(10_000)
+        # A peer that holds no ends signs a plan of its own with a term beyond everybody's: it is not followed.
+        usurper = dataclasses.replace(peers[1].training.member.plan, leader=keys[1].peer_id, term=10**6)
+        note = plan_note(usurper, keys[1].sign(usurper.canonical(), DOMAIN))
+        answer = await TrainingStub(await peers[1].transport.channel(keys[2].peer_id)).Tell(note, timeout=10)
+        assert not answer.accepted
+        assert peers[2].training.member.term < 10**6
         losses = [e.fields["loss"] for e in events if e.kind == "epoch-committed"]
         held_out = [e.fields["loss_val"] for e in events if e.kind == "evaluated"]
         assert losses == pytest.approx(expected, abs=2e-5)

@@ -84,7 +84,7 @@ def test_what_members_say_reaches_the_leader() -> None:
         assert notes.leader_event(through(note), C) == event
 
 
-@pytest.mark.parametrize("number", [math.inf, -1.0, math.nan])
+@pytest.mark.parametrize("number", [math.inf, -1.0, math.nan, 1e300])
 def test_absurd_numbers_are_refused(number: float) -> None:
     with pytest.raises(WireError):
         notes.leader_event(pb.Note(ready=pb.ReadyNote(speed=number)), C)
@@ -92,6 +92,20 @@ def test_absurd_numbers_are_refused(number: float) -> None:
         notes.leader_event(pb.Note(finished=pb.FinishedNote(results=[pb.MicroBatchResult(loss_sum=number)])), C)
     with pytest.raises(WireError):
         notes.round_event(pb.Note(round=pb.RoundNote(deadline_s=number)), A)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pb.ReadyNote(term=2**63 - 1), pb.ReadyNote(parameters_epoch=2**63), pb.ReadyNote(checkpoints=[2**64 - 1]),
+        pb.ReadyNote(digest="x" * 65),
+    ],
+)  # fmt: skip
+def test_nobody_can_make_the_leader_write_a_plan_that_cannot_be_read(said: pb.ReadyNote) -> None:
+    with pytest.raises(WireError):
+        notes.leader_event(pb.Note(ready=said), C)
+    with pytest.raises(WireError):
+        notes.leader_event(pb.Note(finished=pb.FinishedNote(results=[pb.MicroBatchResult(tokens=2**63)])), C)
 
 
 def test_a_huge_plan_is_not_read() -> None:
