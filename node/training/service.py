@@ -182,6 +182,8 @@ class Training(rpc.TrainingServicer):
             verify(peer, note.plan, note.signature, notes.DOMAIN)
         except Refused as e:
             raise WireError("a plan whose signature is wrong") from e
+        if why := self.work.objection(plan):
+            raise WireError(f"a plan nobody could follow: {why}")
         return await self._happens(ev.PlanArrived(plan))
 
     async def _tell(self, peer: PeerId, note: pb.Note, timeout: float) -> str | None:

@@ -108,6 +108,21 @@ class Work:
         flat = {f"{name}/{key}": t for name in self._shapes for key, t in self.engines.owner.state(name).items()}
         return self._settled, flat
 
+    def objection(self, plan: Plan) -> str:
+        """Why nobody could work by this plan, whoever signed it; empty for one that holds together here."""
+        stages, size = self.engines.pipeline.settings.stages, self.engines.pipeline.settings.micro_batch
+        current = {(m.stage, m.peer) for m in plan.members if m.current}
+        if any((self.stage.stage, plan.owners.get(name)) not in current for name in self._shapes):
+            return "a parameter of this stage has no owner among its members"
+        for path in plan.paths:
+            if len(path.samples) != size or (ENDS, path.origin) not in current:
+                return "a micro-batch of the wrong size, or without an ends peer"
+            if [h.stage for h in path.hops] != list(range(1, stages + 1)):
+                return "a path that does not visit every stage in order"
+            if any((h.stage, h.peer) not in current for h in path.hops):
+                return "a path over somebody who is no current member"
+        return ""
+
     # ------------------------------------------------------------ the epoch
 
     async def begin(self, plan: Plan, listener: bool) -> None:
@@ -167,7 +182,12 @@ class Work:
             tokens=0 if listener else epoch.tokens,
             deadline_s=r.deadline_s,
         )
-        outcome = await self.engines.cell.run(request, lambda mean: self._step(plan.epoch, mean))
+        try:
+            outcome = await self.engines.cell.run(request, lambda mean: self._step(plan.epoch, mean))
+        except ValueError as e:
+            # The leader's note contradicts its plan: this attempt cannot be run by anybody.
+            self.engines.journal.emit("averaging", "round-absurd", str(e), "error", epoch=plan.epoch)
+            return ev.RoundEnded(plan.epoch, plan.term, r.attempt, (), tuple(sorted(self._shapes)), (), 0)
         epoch.fresh = dict(outcome.fresh)
         self._count(outcome.seconds, outcome.nbytes, len(cell), len(outcome.contributors), outcome.complete)
         for peer, why in {**outcome.failed, **outcome.refused}.items():
@@ -287,9 +307,13 @@ class Work:
                 text = f"optimizer state of {len(names)} parts did not come: {error}"
                 e.journal.emit("optim", "state-not-moved", text, "warning", parts=len(names))
                 continue
-            for name in names:
-                state = {k.rpartition("/")[2]: t for k, t in got.items() if k.rpartition("/")[0] == name}
-                e.owner.load_state(name, self._shapes[name], state, plan.epoch - 1)
+            try:
+                for name in names:
+                    state = {k.rpartition("/")[2]: t for k, t in got.items() if k.rpartition("/")[0] == name}
+                    e.owner.load_state(name, self._shapes[name], state, plan.epoch - 1)
+            except ValueError as error:
+                e.transport.fault(donor, f"optimizer state that cannot be: {error}", 1.0)
+                continue
             text = f"took over the optimizer state of {len(names)} parts from {short(donor)}"
             e.journal.emit("optim", "state-moved", text, parts=len(names))
 

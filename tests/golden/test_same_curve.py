@@ -17,6 +17,7 @@ from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
 from node.core.clock import SystemClock
 from node.core.ids import ENDS, PeerId
+from node.core.journey import Plan
 from node.data.order import SampleOrder
 from node.data.sources import open_source
 from node.identity.keys import Identity
@@ -111,11 +112,27 @@ async def test_the_swarm_learns_what_one_process_learns(tmp_path: Path) -> None:
     try:
         for peer in peers:
             await peer.transport.start()
+        seen: list[Plan] = []
+        peers[1].training.on_plan = seen.append
         for peer in peers:
             peer.training.start()
         async with asyncio.timeout(120):
             await asyncio.gather(*(p.training.finished.wait() for p in peers))
         events = peers[0].journal.recent(10_000)
+        # What a leader may sign and nobody could follow is refused before anything is done about it.
+        work, plan = peers[1].work, next(p for p in seen if p.paths)
+        path, hop = plan.paths[0], plan.paths[0].hops[0]
+        outside = (dataclasses.replace(hop, peer=keys[3].peer_id), *path.hops[1:])
+        assert work.objection(plan) == ""
+        for broken in (
+            {"owners": {}},
+            {"owners": {**plan.owners, **dict.fromkeys(work.stage.parameters(), keys[3].peer_id)}},
+            {"paths": (dataclasses.replace(path, samples=()),)},
+            {"paths": (dataclasses.replace(path, origin=keys[1].peer_id),)},
+            {"paths": (dataclasses.replace(path, hops=path.hops[1:]),)},
+            {"paths": (dataclasses.replace(path, hops=outside),)},
+        ):
+            assert work.objection(dataclasses.replace(plan, **broken)), broken
         # A peer that holds no ends signs a plan of its own with a term beyond everybody's: it is not followed.
         usurper = dataclasses.replace(peers[1].training.member.plan, leader=keys[1].peer_id, term=10**6)
         note = plan_note(usurper, keys[1].sign(usurper.canonical(), DOMAIN))
