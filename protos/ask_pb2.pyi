@@ -17,14 +17,18 @@ class Ask(_message.Message):
     def __init__(self, manifest: _Optional[_Union[AskManifest, _Mapping]] = ..., peers: _Optional[_Union[AskPeers, _Mapping]] = ..., ping: _Optional[_Union[AskPing, _Mapping]] = ...) -> None: ...
 
 class AskManifest(_message.Message):
-    __slots__ = ("run_id",)
+    __slots__ = ("run_id", "admission")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ADMISSION_FIELD_NUMBER: _ClassVar[int]
     run_id: str
-    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+    admission: bytes
+    def __init__(self, run_id: _Optional[str] = ..., admission: _Optional[bytes] = ...) -> None: ...
 
 class AskPeers(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("admission",)
+    ADMISSION_FIELD_NUMBER: _ClassVar[int]
+    admission: bytes
+    def __init__(self, admission: _Optional[bytes] = ...) -> None: ...
 
 class AskPing(_message.Message):
     __slots__ = ("nonce",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from node.core.errors import UsageFault
 from node.core.ids import RunId
-from node.dht.record import peers_key
+from node.dht.record import peers_key, wrap
 from node.dht.settings import DirectorySettings
 from node.identity.keys import Identity
 from node.identity.records import seal
@@ -15,14 +15,14 @@ class Author:
 
     Sequence numbers are the milliseconds of the writer's wall clock, so they keep growing over restarts without a
     file. The expiry must grow too: storages keep whichever record expires later. Raises UsageFault for a life that
-    others would refuse.
+    others would refuse. ``admission`` is the writer's token for a private run, part of every record.
     """
 
-    def __init__(self, identity: Identity, run_id: RunId, settings: DirectorySettings) -> None:
+    def __init__(self, identity: Identity, run_id: RunId, settings: DirectorySettings, admission: bytes = b"") -> None:
         if not 0 < settings.ttl_s <= settings.max_ttl_s:
             raise UsageFault(f"ttl_s {settings.ttl_s} is not between 0 and max_ttl_s {settings.max_ttl_s}", "lower ttl_s")
         self.key = peers_key(run_id)
-        self._identity, self._settings = identity, settings
+        self._identity, self._settings, self._admission = identity, settings, admission
         self._seq, self._not_after = 0, 0.0
 
     def seal(self, body: bytes, now: float, heard: tuple[int, float] = (0, 0.0)) -> tuple[bytes, float]:
@@ -36,4 +36,5 @@ class Author:
         if until < after_last <= now + self._settings.max_ttl_s:  # further off: the clock was wrong, nobody took it
             until = after_last
         self._not_after = round(until, 3)  # within SLACK_S of board.py, and the same number on every way it travels
-        return seal(self._identity, self.key, body, self._seq, self._not_after), self._not_after
+        raw = seal(self._identity, self.key, wrap(self._admission, body), self._seq, self._not_after)
+        return raw, self._not_after

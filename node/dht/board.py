@@ -5,16 +5,22 @@ Pure: time is an argument, and nothing is sent or fetched here. The adapter and 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from node.core.errors import WireError
+from node.core.errors import Refused, WireError
 from node.core.ids import PeerId, RunId
-from node.dht.record import PeerBody, PeerEntry, peers_key
+from node.dht.record import PeerBody, PeerEntry, peers_key, unwrap
 from node.dht.settings import DirectorySettings
 from node.identity.records import open_record
 
 SLACK_S = 0.001
 """A record may be stored until this much beside its signed expiry: what a float loses on its way."""
+
+
+Admit = Callable[[PeerId, bytes, float], float]
+"""``admit(writer, token, now)``: the Unix time until which the writer may take part. Raises Refused."""
 
 
 class Outdated(WireError):
@@ -28,6 +34,8 @@ class _Posted:
     not_after: float
     entry: PeerEntry | None
     """None for a withdrawal, which is kept until it expires so that no older record can take its place."""
+    admitted: float = math.inf
+    """Unix time from which on the writer is no part of the run."""
 
 
 class Board:
@@ -35,11 +43,15 @@ class Board:
 
     Sequence numbers are remembered per writer for as long as an older record could still be valid; after that an
     old record is refused because it has expired. So the memory is bounded, and a writer whose clock was set back
-    is heard again after one life of a record. At most ``max_peers`` writers are remembered, and always ``me``.
+    is heard again after one life of a record. At most ``max_peers`` writers are remembered, and always ``me``; with one
+    record of at most ``max_record`` bytes each, that is all the memory strangers can take. ``admit`` decides whose
+    records stand in a private run; None: everybody's.
     """
 
-    def __init__(self, run_id: RunId, settings: DirectorySettings, me: PeerId | None = None) -> None:
-        self.key, self._me = peers_key(run_id), me
+    def __init__(
+        self, run_id: RunId, settings: DirectorySettings, me: PeerId | None = None, admit: Admit | None = None
+    ) -> None:
+        self.key, self._me, self._admit = peers_key(run_id), me, admit
         self._settings = settings
         self._posted: dict[str, _Posted] = {}
         self.refused = 0
@@ -50,7 +62,8 @@ class Board:
 
         True when it is news, False when it was known. Raises WireError when it must not be stored or passed on:
         too large, expired or living too long, one writer too many, not signed by ``writer`` for this board, stored
-        for another time than was signed, older than what the writer has posted since, or not a peer's body.
+        for another time than was signed, older than what the writer has posted since, without a valid admission, or not
+        a peer's body.
         """
         try:
             return self._offer(writer, raw, expires, now)
@@ -84,9 +97,20 @@ class Board:
             raise WireError("a record is stored for as long as its writer signed, not for longer or shorter")
         if known is not None and record.seq <= known.seq:
             raise Outdated(f"record {record.seq} comes after {known.seq} of the same writer")
-        entry = PeerEntry(peer, PeerBody.parse(record.body), record.seq, record.not_after) if record.body else None
-        self._posted[writer] = _Posted(raw, record.seq, record.not_after, entry)
+        token, body = unwrap(record.body)
+        admitted = self._admitted(peer, token, now)
+        entry = PeerEntry(peer, PeerBody.parse(body), record.seq, record.not_after) if body else None
+        self._posted[writer] = _Posted(raw, record.seq, record.not_after, entry, admitted)
         return True
+
+    def _admitted(self, peer: PeerId, token: bytes, now: float) -> float:
+        """Our own records stand whatever others think of our token. Raises WireError."""
+        if self._admit is None or peer == self._me:
+            return math.inf
+        try:
+            return self._admit(peer, token, now)
+        except Refused as e:
+            raise WireError(f"a record of somebody who is no part of this run: {e.what}") from e
 
     def newest(self, writer: PeerId) -> tuple[int, float]:
         """Sequence number and expiry of the writer's newest record, withdrawn or not; zeros for none."""
@@ -94,9 +118,9 @@ class Board:
         return (posted.seq, posted.not_after) if posted is not None else (0, 0.0)
 
     def entries(self, now: float) -> dict[PeerId, PeerEntry]:
-        """Everybody whose record holds at ``now`` and is not withdrawn, in PeerId order."""
+        """Everybody admitted whose record holds at ``now`` and is not withdrawn, in PeerId order."""
         self._forget_expired(now)
-        present = [posted.entry for posted in self._posted.values() if posted.entry is not None]
+        present = [p.entry for p in self._posted.values() if p.entry is not None and p.admitted > now]
         return {entry.peer: entry for entry in sorted(present, key=lambda entry: entry.peer)}
 
     def _forget_expired(self, now: float) -> None:

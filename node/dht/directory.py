@@ -18,10 +18,12 @@ from node.core.ids import PeerId, RunId, short
 from node.core.tasks import Tasks
 from node.dht import guard
 from node.dht.author import Author
-from node.dht.board import Board
+from node.dht.board import Admit, Board
+from node.dht.door import Door
 from node.dht.record import PeerBody, PeerEntry
 from node.dht.settings import DirectorySettings
 from node.identity.peers import peer_id_of, public_key_of
+from node.telemetry.sparing import Sparing
 
 if TYPE_CHECKING:
     from node.identity.keys import Identity
@@ -34,17 +36,21 @@ _DOWN = (P2PDaemonError, P2PHandlerError, OSError, EOFError, ValueError, Asserti
 class Directory:
     """Who is in the swarm (see ``DirectoryPort``), over the p2pd of :meth:`attach`.
 
+    In a private run ``admit`` says who may read and write here, and ``admission`` is the token this peer shows.
     Before the first :meth:`attach`, and while p2pd is down, publishing keeps the record for later and reading gives
     what was heard so far. Only its own p2pd's connections are used; no public bootstrap peers.
     """
 
     def __init__(
-        self, identity: Identity, settings: DirectorySettings, clock: Clock, run_id: RunId, journal: Journal | None = None
-    ) -> None:
+        self, identity: Identity, settings: DirectorySettings, clock: Clock, run_id: RunId, journal: Journal | None = None,
+        *, admit: Admit | None = None, admission: bytes = b"",
+    ) -> None:  # fmt: skip
         self.me = identity.peer_id
         self._settings, self._clock, self._journal = settings, clock, journal
-        self._board = Board(run_id, settings, self.me)
-        self._author = Author(identity, run_id, settings)
+        self._board = Board(run_id, settings, self.me, admit)
+        self._author = Author(identity, run_id, settings, admission)
+        self._sparing = Sparing(journal, clock.now) if journal is not None else None
+        self._door = Door(clock, admit, admission, self._tell_of)
         self._body: PeerBody | None = None
         self._node: DHTNode | None = None
         self._p2p: P2P | None = None
@@ -76,7 +82,7 @@ class Directory:
         self._node = await DHTNode.create(
             p2p=p2p,
             node_id=guard.node_id_of(PeerID.from_base58(str(p2p.peer_id))),
-            record_validator=guard.EnvelopeValidator(self._board, self._clock, self._settings.max_record),
+            record_validator=guard.EnvelopeValidator(self._board, self._clock, self._settings.max_record, self._door),
             # The board is our cache, and it knows which records still hold; a cached dictionary would be stale.
             cache_locally=False,
             cache_nearest=0,
@@ -121,6 +127,8 @@ class Directory:
     async def close(self) -> None:
         """Leave the DHT and stop refreshing. The record is left to expire: :meth:`withdraw` first to be gone at once."""
         await self._tasks.close()
+        if self._sparing is not None:
+            self._sparing.close()
         self._heartbeat = None
         await self._detach(keep=None)
 
@@ -211,6 +219,10 @@ class Directory:
 
     def _task_failed(self, name: str, error: BaseException) -> None:
         self._tell("task_failed", f"{name}: {error!r}", level="error")
+
+    def _tell_of(self, peer: PeerId, kind: str, text: str) -> None:
+        if self._sparing is not None:
+            self._sparing.emit(peer, "dht", kind, text)
 
     def _tell(self, kind: str, text: str, level: str = "info", **fields: int) -> None:
         if self._journal is not None:

@@ -30,6 +30,7 @@ from hivemind.utils.timed_storage import ValueWithExpiration, get_dht_time
 from node.core.clock import Clock
 from node.core.errors import WireError
 from node.dht.board import Board
+from node.dht.door import Door
 
 MAX_NESTING = 4
 """Extensions inside extensions; a dictionary of records needs one."""
@@ -92,10 +93,14 @@ def _unpack_flat(packed: bytes, longest: int) -> Any:
 
 
 class EnvelopeValidator(RecordValidatorBase):
-    """Lets through what the board takes: our signed records, under our key and the signer's PeerId; nothing else."""
+    """Lets through what the board takes: our signed records, under our key and the signer's PeerId; nothing else.
 
-    def __init__(self, board: Board, clock: Clock, max_record: int) -> None:
+    ``door`` decides who may ask for and store them; None: everybody, at the usual rate.
+    """
+
+    def __init__(self, board: Board, clock: Clock, max_record: int, door: Door | None = None) -> None:
         self._board, self._clock, self._max_record = board, clock, max_record
+        self.door = door or Door(clock)
         self._key = DHTID.generate(source=board.key).to_bytes()
 
     def validate(self, record: DHTRecord) -> bool:
@@ -118,25 +123,52 @@ class SwarmProtocol(DHTProtocol):
     _rpc_handlers = None
     _stub_type = None
 
+    @property
+    def _door(self) -> Door:
+        validator = self.record_validator
+        if not isinstance(validator, EnvelopeValidator):
+            raise TypeError("a node of ours needs an EnvelopeValidator")
+        return validator.door
+
+    def _welcome(self, context: P2PContext) -> _Welcome:
+        return _Welcome(context.handle_name, context.local_id, context.remote_id)
+
+    def get_stub(self, peer: PeerID) -> Any:
+        return self._door.label(super().get_stub(peer))
+
     async def rpc_ping(self, request: dht_pb2.PingRequest, context: P2PContext) -> dht_pb2.PingResponse:
-        if _pretender(request.peer, context):
-            return dht_pb2.PingResponse(peer=self.node_info, dht_time=get_dht_time(), available=False)
+        if not isinstance(context, _Welcome):
+            if not self._door.admits(context.remote_id, request):
+                return dht_pb2.PingResponse()
+            if not self._door.in_time(context.remote_id) or _pretender(request.peer, context):
+                return dht_pb2.PingResponse(peer=self.node_info, dht_time=get_dht_time(), available=False)
         return await super().rpc_ping(request, context)
 
     async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
         count = len(request.keys)
+        refusal = [False] * min(count, MAX_KEYS)
+        if not self._door.admits(context.remote_id, request):
+            return dht_pb2.StoreResponse(store_ok=refusal)
         aligned = count == len(request.subkeys) == len(request.values) == len(request.expiration_time) == len(request.in_cache)
         if not aligned or count > MAX_KEYS or any(request.in_cache) or _pretender(request.peer, context):
-            return dht_pb2.StoreResponse(store_ok=[False] * min(count, MAX_KEYS), peer=self.node_info)
+            return dht_pb2.StoreResponse(store_ok=refusal, peer=self.node_info)
+        if not self._door.in_time(context.remote_id):
+            return dht_pb2.StoreResponse(store_ok=refusal, peer=self.node_info)
         try:
-            return await super().rpc_store(request, context)
+            return await super().rpc_store(request, self._welcome(context))
         except (ValueError, TypeError, AttributeError, AssertionError, msgpack.UnpackException):
-            return dht_pb2.StoreResponse(store_ok=[False] * count, peer=self.node_info)
+            return dht_pb2.StoreResponse(store_ok=refusal, peer=self.node_info)
 
     async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
+        if not self._door.admits(context.remote_id, request):
+            return dht_pb2.FindResponse()
         if len(request.keys) > MAX_KEYS or _pretender(request.peer, context):
             return dht_pb2.FindResponse(results=[], peer=self.node_info)
-        return await super().rpc_find(request, context)
+        if not self._door.in_time(context.remote_id):
+            # An answer of the right length: to hivemind another one would mean that we are gone.
+            nothing = dht_pb2.FindResult(type=dht_pb2.NOT_FOUND)
+            return dht_pb2.FindResponse(results=[nothing] * len(request.keys), peer=self.node_info)
+        return await super().rpc_find(request, self._welcome(context))
 
     async def call_find(self, peer: PeerID, keys: Collection[DHTID]) -> Any:
         """As the parent, but an answer lives as long as its records, not as long as its sender says."""
@@ -176,6 +208,10 @@ class SwarmProtocol(DHTProtocol):
                 if isinstance(subkey, str) and self._validate_record(key_bytes, self.serializer.dumps(subkey), value, expires):
                     dictionary.store(subkey, value, expires)
         return bool(dictionary.data)
+
+
+class _Welcome(P2PContext):
+    """The context of a caller that was let in: the parent pings in its name, which is no second request."""
 
 
 def _pretender(claim: dht_pb2.NodeInfo, context: P2PContext) -> bool:

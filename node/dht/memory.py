@@ -9,7 +9,7 @@ from node.core.clock import Clock
 from node.core.errors import WireError
 from node.core.ids import PeerId, RunId
 from node.dht.author import Author
-from node.dht.board import Board
+from node.dht.board import Admit, Board
 from node.dht.record import PeerBody, PeerEntry
 from node.dht.settings import DirectorySettings
 from node.identity.keys import Identity
@@ -27,11 +27,14 @@ class Wall:
 class MemoryDirectory:
     """A directory over a shared :class:`Wall`. Unlike the real one it does not refresh by itself: time is the test's."""
 
-    def __init__(self, identity: Identity, settings: DirectorySettings, clock: Clock, run_id: RunId, wall: Wall) -> None:
+    def __init__(
+        self, identity: Identity, settings: DirectorySettings, clock: Clock, run_id: RunId, wall: Wall,
+        admit: Admit | None = None, admission: bytes = b"",
+    ) -> None:  # fmt: skip
         self.me = identity.peer_id
         self._clock, self._wall = clock, wall
-        self._board = Board(run_id, settings, self.me)
-        self._author = Author(identity, run_id, settings)
+        self._board = Board(run_id, settings, self.me, admit)
+        self._author = Author(identity, run_id, settings, admission)
         self._published = self._closed = False
 
     @property

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from node.core.errors import WireError
 from node.core.ids import PeerId, RunId
+from node.identity.admission import MAX_ADMISSION
 
 MAX_BODY = 2048
 """Bytes of a packed body."""
@@ -16,6 +18,30 @@ MAX_MADDRS = 16
 MAX_MADDR = 256
 _WORD = re.compile(r"[a-z][a-z-]{0,15}")
 _MADDR = re.compile(r"/[!-~]+")
+
+
+_LENGTH = struct.Struct(">H")
+
+
+def wrap(admission: bytes, packed: bytes) -> bytes:
+    """What is sealed into a record: the writer's admission token with its length (u16, big endian), then the packed body.
+
+    No body is a withdrawal. Raises WireError for a token that others would refuse unseen.
+    """
+    if len(admission) > MAX_ADMISSION:
+        raise WireError(f"an admission token of {len(admission)} bytes is too long")
+    return _LENGTH.pack(len(admission)) + admission + packed
+
+
+def unwrap(sealed: bytes) -> tuple[bytes, bytes]:
+    """The inverse of :func:`wrap`. Raises WireError."""
+    if len(sealed) < _LENGTH.size:
+        raise WireError("a record without room for an admission token")
+    length = _LENGTH.unpack_from(sealed)[0]
+    body = _LENGTH.size + length
+    if length > MAX_ADMISSION or body > len(sealed):
+        raise WireError("a record that ends inside its admission token")
+    return sealed[_LENGTH.size : body], sealed[body:]
 
 
 def peers_key(run_id: RunId) -> str:
@@ -30,7 +56,7 @@ class PeerBody:
     ``stage`` is 0 for the ends and 1..S for block stages; ``role`` is "ends", "stage" or "rendezvous"; ``state`` one
     lower-case word such as "joining", "ready", "training", "draining". ``epoch`` is the version of the parameters it
     holds, ``tokens_per_s`` and ``speed`` (micro-batches per second) are its own claims, ``maddrs`` the libp2p
-    addresses to dial it at, best first, ``started`` the Unix time its daemon started.
+    addresses to dial it at, best first, ``started`` the Unix time its daemon started, ``leads`` whether it leads the epochs.
     """
 
     stage: int
@@ -43,6 +69,7 @@ class PeerBody:
     speed: float = 0.0
     maddrs: tuple[str, ...] = field(default=())
     started: float = 0.0
+    leads: bool = False
 
     def pack(self) -> bytes:
         """At most ``MAX_BODY`` bytes of JSON, with as many addresses as fit.
@@ -80,6 +107,7 @@ class PeerBody:
             speed=_amount(body, "speed"),
             maddrs=_addresses(body),
             started=_amount(body, "started"),
+            leads=body.get("leads") is True,
         )
 
 

@@ -1,4 +1,4 @@
-"""One string that brings somebody into a run, and the token that lets a peer into a private one.
+"""One string that brings somebody into a run.
 
 An invite is ``tutti1`` + base32 (lower case, no padding) of: run id 32 bytes, the owner's public key 32, admission
 (length u16, bytes), addresses (count u8, each length u16 and text), and 4 bytes of sha256 over all that.
@@ -14,24 +14,18 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from node.core.errors import Refused, UsageFault, WireError
+from node.core.errors import UsageFault, WireError
 from node.core.ids import PeerId, RunId
-from node.identity.keys import SIGNATURE_BYTES, Identity, verify
+from node.identity.admission import MAX_ADMISSION
 from node.identity.peers import KEY_BYTES, peer_id_of, public_key_of
-from node.identity.records import milliseconds
 
 PREFIX = "tutti1"
 MAX_ADDRESSES = 8
 MAX_ADDRESS = 256
-MAX_ADMISSION = 512
 MAX_TEXT = 8192
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 _CHECKSUM = 4
-_DOMAIN = "tutti/admission/1"
-_TOKEN = struct.Struct(f">BQ{KEY_BYTES}s")  # version, not_after in Unix milliseconds, public key or zeros for anybody
-_TOKEN_VERSION = 1
-_ANYBODY = bytes(KEY_BYTES)
 _AGAIN = "ask for a fresh invite, and copy all of it"
 
 
@@ -116,35 +110,6 @@ def peer_of_address(address: str) -> PeerId:
     except WireError as e:
         raise UsageFault(f"the address {address!r} does not end in a PeerId", step) from e
     return PeerId(words[-1])
-
-
-def admission_token(owner: Identity, run_id: RunId, peer: PeerId | None, not_after: float) -> bytes:
-    """The owner's word that ``peer`` (anybody who holds the token: None) may take part in ``run_id`` until ``not_after``.
-
-    ``not_after`` in Unix seconds. Raises ValueError for what is no time, WireError for what is no PeerId.
-    """
-    body = _TOKEN.pack(_TOKEN_VERSION, milliseconds(not_after), public_key_of(peer) if peer else _ANYBODY)
-    return body + owner.sign(run_id.encode() + body, _DOMAIN)
-
-
-def check_admission(token: bytes, *, run_id: RunId, owner: PeerId, peer: PeerId, now_wall: float) -> None:
-    """Return quietly when ``owner`` let ``peer`` into ``run_id``. Raises Refused, with the reason, for every other token."""
-    step = "ask the owner of the run for a new invite"
-    if not token:
-        raise Refused("this run is private and no admission token was shown", step)
-    if len(token) != _TOKEN.size + SIGNATURE_BYTES or token[0] != _TOKEN_VERSION:
-        raise Refused("that is no admission token", step)
-    body, signature = token[: _TOKEN.size], token[_TOKEN.size :]
-    _, not_after_ms, public = _TOKEN.unpack(body)
-    try:
-        verify(owner, run_id.encode() + body, signature, _DOMAIN)
-        bound_to_other = public != _ANYBODY and public != public_key_of(peer)
-    except (Refused, WireError) as e:
-        raise Refused("the admission token was not signed by this run's owner for this run", step) from e
-    if bound_to_other:
-        raise Refused("the admission token is for another peer", step)
-    if not_after_ms / 1000 <= now_wall:
-        raise Refused("the admission token has expired", step)
 
 
 class _Reader:

@@ -50,6 +50,10 @@ class Identity:
         """What the key file holds, for handing the key to p2pd. Secret: write it 0600 or not at all."""
         return _HEADER + self._key.private_bytes_raw() + self.public
 
+    def seed(self) -> bytes:
+        """The 32 bytes the key is made of, for libraries that make it themselves. Secret."""
+        return self._key.private_bytes_raw()
+
     @classmethod
     def ephemeral(cls) -> Identity:
         """A new identity that is never written."""

@@ -10,7 +10,9 @@ from node.core.errors import UsageFault, WireError
 from node.core.ids import RunId
 from node.dht.author import Author
 from node.dht.board import Board
+from node.dht.record import unwrap, wrap
 from node.dht.settings import DirectorySettings
+from node.identity.admission import Gate, admission_token
 from node.identity.keys import Identity
 from node.identity.records import seal
 
@@ -23,8 +25,8 @@ def board(**settings) -> Board:
     return Board(RUN, DirectorySettings(**settings))
 
 
-def sealed(who: Identity, packed: bytes, seq: int = 1, until: float = NOW + 15, key: str = "") -> bytes:
-    return seal(who, key or board().key, packed, seq, until)
+def sealed(who: Identity, packed: bytes, seq: int = 1, until: float = NOW + 15, key: str = "", admission: bytes = b"") -> bytes:
+    return seal(who, key or board().key, wrap(admission, packed), seq, until)
 
 
 def test_a_good_record_is_news_once(body) -> None:
@@ -144,3 +146,43 @@ def test_an_author_whose_clock_was_far_ahead_recovers(body) -> None:
 def test_a_life_others_would_refuse_is_a_mistake_in_the_settings() -> None:
     with pytest.raises(UsageFault, match="ttl_s"):
         Author(ALICE, RUN, DirectorySettings(ttl_s=700))
+
+
+def test_a_private_run_takes_records_of_the_admitted_only_and_no_longer_than_they_are(body) -> None:
+    owner, packed = Identity.ephemeral(), body().pack()
+    gate = Gate(RUN, owner.peer_id, private=True)
+    token = admission_token(owner, RUN, ALICE.peer_id, NOW + 10)
+    b = Board(RUN, DirectorySettings(), BOB.peer_id, gate.admit)
+
+    for raw in (
+        sealed(ALICE, packed),
+        sealed(ALICE, packed, admission=token[:-1]),
+        sealed(ALICE, packed, admission=admission_token(owner, RUN, BOB.peer_id, NOW + 10)),
+        sealed(ALICE, packed, admission=admission_token(owner, RunId("cd" * 32), ALICE.peer_id, NOW + 10)),
+        sealed(ALICE, packed, admission=admission_token(owner, RUN, None, NOW + 10)),
+        sealed(ALICE, b""),  # a withdrawal takes room as well
+    ):
+        with pytest.raises(WireError):
+            b.offer(ALICE.peer_id, raw, NOW + 15, NOW)
+    assert (b.entries(NOW), b.refused) == ({}, 6)
+
+    assert b.offer(ALICE.peer_id, sealed(ALICE, packed, admission=token), NOW + 15, NOW)
+    assert b.offer(owner.peer_id, sealed(owner, packed), NOW + 15, NOW)
+    assert b.offer(BOB.peer_id, sealed(BOB, packed), NOW + 15, NOW), "the own record is for others to judge"
+    assert set(b.entries(NOW + 9)) == {ALICE.peer_id, BOB.peer_id, owner.peer_id}
+    assert set(b.entries(NOW + 10)) == {BOB.peer_id, owner.peer_id}
+    with pytest.raises(WireError, match="expired"):
+        b.offer(ALICE.peer_id, sealed(ALICE, packed, 2, NOW + 25, admission=token), NOW + 25, NOW + 10)
+    assert b.offer(owner.peer_id, sealed(owner, b"", 2, NOW + 16), NOW + 16, NOW)
+    assert set(b.entries(NOW)) >= {ALICE.peer_id}
+    assert owner.peer_id not in b.entries(NOW)
+
+
+def test_what_wraps_a_body_is_checked() -> None:
+    assert unwrap(wrap(b"token", b"body")) == (b"token", b"body")
+    assert unwrap(wrap(b"", b"")) == (b"", b"")
+    with pytest.raises(WireError):
+        wrap(bytes(513), b"")
+    for raw in (b"", b"\0", b"\0\x05four", b"\xff\xff" + bytes(70_000), b"\x02\x01" + bytes(513)):
+        with pytest.raises(WireError):
+            unwrap(raw)

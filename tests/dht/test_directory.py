@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from node.core.clock import SystemClock
 from node.core.errors import UsageFault
 from node.dht.directory import Directory
 from node.dht.settings import DirectorySettings
+from node.identity.admission import Gate, admission_token, shown
 from node.telemetry.events import Journal
 
 
@@ -139,3 +142,32 @@ async def test_meeting_one_peer_is_meeting_all(swarm, addresses, eventually) -> 
         return second.neighbours == third.neighbours == 2
 
     assert await eventually(acquainted)
+
+
+async def test_in_a_private_run_only_the_admitted_find_each_other(swarm, run_id, body, addresses, eventually) -> None:
+    owner, guest, stranger = swarm.identity(), swarm.identity(), swarm.identity()
+    gate = Gate(run_id, owner.peer_id, private=True)
+    grant = admission_token(owner, run_id, None, time.time() + 60)
+    journal, seeds = Journal(), ()
+    made: list[Directory] = []
+    for who, admission in ((owner, b""), (guest, shown(grant, guest, run_id)), (stranger, b"")):
+        knobs = DirectorySettings(rejoin_s=0.05, rejoin_max_s=0.2, lookup_timeout_s=3.0)
+        # The stranger runs a program of its own, which admits everybody.
+        admit = gate.admit if who is not stranger else None
+        directory = Directory(who, knobs, SystemClock(), run_id, journal, admit=admit, admission=admission)
+        swarm.directories.append(directory)
+        p2p = await swarm.p2p(who)
+        await directory.attach(p2p, seeds)
+        seeds = seeds or await addresses(p2p)
+        await directory.publish(body(maddrs=seeds))
+        made.append(directory)
+    await both_see(eventually, made[0], made[1])
+
+    async def turned_away() -> bool:
+        return any(e.kind == "not-admitted" and e.fields["peer"] == stranger.peer_id for e in journal.recent())
+
+    assert await eventually(turned_away)
+    assert set(await made[2].read()) == {stranger.peer_id}, "it learns of nobody"
+    assert made[2].neighbours == 0
+    assert stranger.peer_id not in await made[0].read()
+    await both_see(eventually, made[0], made[1])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -12,7 +12,7 @@ import pytest
 from hivemind.dht.crypto import DHTRecord
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
-from hivemind.p2p import PeerID
+from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer
 
@@ -20,7 +20,10 @@ from node.core.clock import SystemClock
 from node.core.ids import RunId
 from node.dht import guard
 from node.dht.board import Board
+from node.dht.door import REQUESTS_AT_ONCE, Door
+from node.dht.record import wrap
 from node.dht.settings import DirectorySettings
+from node.identity.admission import Gate, admission_token
 from node.identity.keys import Identity
 from node.identity.records import seal
 
@@ -35,8 +38,8 @@ def until(seconds: float = 15.0) -> float:
     return round(time.time() + seconds, 3)
 
 
-def sealed(who: Identity, packed: bytes, expires: float, seq: int = 1) -> bytes:
-    return seal(who, Board(RUN, DirectorySettings()).key, packed, seq, expires)
+def sealed(who: Identity, packed: bytes, expires: float, seq: int = 1, admission: bytes = b"") -> bytes:
+    return seal(who, Board(RUN, DirectorySettings()).key, wrap(admission, packed), seq, expires)
 
 
 class FakeP2P:
@@ -47,10 +50,14 @@ class FakeP2P:
     async def add_protobuf_handler(self, *args: Any, **kwargs: Any) -> None: ...
 
 
+def called_by(who: Identity) -> P2PContext:
+    return P2PContext("", FakeP2P.peer_id, PeerID.from_base58(who.peer_id))
+
+
 class Node:
     def __init__(self, protocol: guard.SwarmProtocol, board: Board) -> None:
         self.protocol, self.board = protocol, board
-        self.context = SimpleNamespace(remote_id=PeerID.from_base58(BOB.peer_id))
+        self.context = called_by(BOB)
 
     def store(self, value: bytes, expires: float, subkey: bytes = b"", key: bytes = KEY, **extra: Any):
         request = dht_pb2.StoreRequest(
@@ -67,10 +74,15 @@ class Node:
 
 @pytest.fixture
 async def node() -> Node:
-    settings = DirectorySettings()
-    board = Board(RUN, settings)
+    return await make_node()
+
+
+async def make_node(gate: Gate | None = None, tell: Any = lambda *said: None, admission: bytes = b"", **settings: Any) -> Node:
+    knobs, clock = DirectorySettings(**settings), SystemClock()
+    board = Board(RUN, knobs, admit=gate.admit if gate else None)
     me = guard.node_id_of(FakeP2P.peer_id)
-    validator = guard.EnvelopeValidator(board, SystemClock(), settings.max_record)
+    door = Door(clock, gate.admit if gate else None, admission, tell)
+    validator = guard.EnvelopeValidator(board, clock, knobs.max_record, door)
     protocol = await guard.SwarmProtocol.create(FakeP2P(), me, 20, 5, 5, 3, record_validator=validator)
     assert isinstance(protocol, guard.SwarmProtocol)
     return Node(protocol, board)
@@ -208,15 +220,106 @@ async def test_requests_are_bounded(node: Node, body) -> None:
     assert node.stored == 0
 
 
-async def test_a_place_in_the_dht_cannot_be_chosen(node: Node) -> None:
-    bob = PeerID.from_base58(BOB.peer_id)
-    chosen = dht_pb2.NodeInfo(node_id=DHTID.generate().to_bytes())
-    reply = await node.protocol.rpc_ping(dht_pb2.PingRequest(peer=chosen), node.context)
-    assert reply.peer.node_id == guard.node_id_of(FakeP2P.peer_id).to_bytes()
+async def test_a_place_in_the_dht_cannot_be_chosen(node: Node, body) -> None:
+    bob, mine = PeerID.from_base58(BOB.peer_id), guard.node_id_of(FakeP2P.peer_id).to_bytes()
+    expires = until()
+    good = pack(sealed(BOB, body().pack(), expires))
+    for elsewhere in (DHTID.generate().to_bytes(), guard.node_id_of(FakeP2P.peer_id).to_bytes(), KEY):
+        chosen = dht_pb2.NodeInfo(node_id=elsewhere)
+        reply = await node.protocol.rpc_ping(dht_pb2.PingRequest(peer=chosen), node.context)
+        assert (reply.peer.node_id, reply.available) == (mine, False)
+        assert not any((await node.store(good, expires, peer=chosen)).store_ok)
+        assert not (await node.protocol.rpc_find(dht_pb2.FindRequest(keys=[KEY], peer=chosen), node.context)).results
     await node.protocol.update_routing_table(DHTID.generate(), bob)
+    await asyncio.sleep(0)  # what the parent does in tasks of its own
     assert not node.protocol.routing_table.uid_to_peer_id
-    await node.protocol.update_routing_table(guard.node_id_of(bob), bob)
+
+    class Stub:
+        async def rpc_store(self, request: Any, timeout: float) -> Any:
+            return dht_pb2.StoreResponse(store_ok=[True] * len(request.keys))
+
+    node.protocol.get_stub = lambda peer: Stub()  # type: ignore[assignment]
+    own = dht_pb2.NodeInfo(node_id=guard.node_id_of(bob).to_bytes())
+    assert list((await node.store(good, expires, peer=own)).store_ok) == [True]
+    for _ in range(5):
+        await asyncio.sleep(0)
     assert node.protocol.routing_table.peer_id_to_uid == {bob: guard.node_id_of(bob)}
+
+
+async def test_a_peer_that_asks_too_much_is_put_off_and_others_are_not(node: Node, body) -> None:
+    told: list[tuple[str, ...]] = []
+    node = await make_node(tell=lambda *said: told.append(said))
+    expires = until()
+    good = pack(sealed(BOB, body().pack(), expires))
+    assert list((await node.store(good, expires)).store_ok) == [True]
+    find = dht_pb2.FindRequest(keys=[KEY] * 2)
+    for _ in range(2 * round(REQUESTS_AT_ONCE)):
+        limited = await node.protocol.rpc_find(find, node.context)
+    assert [r.type for r in limited.results] == [dht_pb2.NOT_FOUND] * 2, "as many results as keys, or we would seem gone"
+    assert not (await node.store(good, expires)).store_ok[0]
+    assert {said[:2] for said in told} == {(BOB.peer_id, "rate-limited")}
+    other = await node.protocol.rpc_find(find, called_by(ALICE))
+    assert [r.type for r in other.results] == [dht_pb2.FOUND_DICTIONARY] * 2
+
+
+async def test_many_strangers_take_a_bounded_memory(body) -> None:
+    """Each with a key of its own: one record each, and only so many of them; other keys and sizes not at all."""
+    node, expires = await make_node(max_peers=20), until()
+    packed = body().pack()
+    for _ in range(60):
+        who = Identity.ephemeral()
+        node.context = called_by(who)
+        for seq in (1, 2, 3):
+            later = round(expires + seq / 1000, 3)
+            await node.store(pack(sealed(who, packed, later, seq)), later, subkey=pack(str(who.peer_id)))
+        await node.store(pack(bytes(1 << 20)), expires, key=DHTID.generate().to_bytes())
+    assert (node.stored, len(node.protocol.storage), len(node.protocol.cache)) == (20, 1, 0)
+    assert len(node.board.entries(time.time())) == 20
+    held = sum(len(item.value) for item in node.protocol.storage.get(DHTID.from_bytes(KEY)).value.data.values())
+    assert held <= 20 * DirectorySettings().max_record
+
+
+async def test_the_directory_of_a_private_run_is_closed_to_strangers(body) -> None:
+    owner, expires, told = Identity.ephemeral(), until(), []
+    gate = Gate(RUN, owner.peer_id, private=True)
+    token = admission_token(owner, RUN, BOB.peer_id, time.time() + 60)
+    node = await make_node(gate, tell=lambda *said: told.append(said))
+    auth = {"client_access_token": {"signature": token}}
+    good = pack(sealed(BOB, body().pack(), expires, admission=token))
+    claim = dht_pb2.NodeInfo(node_id=guard.node_id_of(PeerID.from_base58(BOB.peer_id)).to_bytes())
+
+    assert list((await node.store(good, expires)).store_ok) == [False], "no token in the request"
+    without = pack(sealed(BOB, body().pack(), expires))
+    assert list((await node.store(without, expires, auth=auth)).store_ok) == [False], "no token in the record"
+    assert list((await node.store(good, expires, auth=auth, peer=claim)).store_ok) == [True]
+    assert list(node.board.entries(time.time())) == [BOB.peer_id]
+
+    find = dht_pb2.FindRequest(keys=[KEY], auth=auth)
+    (found,) = (await node.protocol.rpc_find(find, node.context)).results
+    assert found.type == dht_pb2.FOUND_DICTIONARY
+    thief = called_by(ALICE)  # knows the run and has read the token somewhere
+    for answer in (
+        await node.protocol.rpc_find(find, thief),
+        await node.protocol.rpc_ping(dht_pb2.PingRequest(auth=auth, peer=claim), thief),
+        await node.protocol.rpc_find(dht_pb2.FindRequest(keys=[KEY]), node.context),
+    ):
+        assert answer.ByteSize() == 0, "neither a record nor a neighbour nor our own place"
+    assert {said[1] for said in told} == {"not-admitted"}
+    assert (await node.protocol.rpc_ping(dht_pb2.PingRequest(), called_by(owner))).peer.node_id
+
+
+async def test_every_request_of_a_private_run_carries_the_own_token() -> None:
+    sent: list[bytes] = []
+
+    class Stub:
+        async def rpc_ping(self, request: Any, timeout: float) -> Any:
+            sent.append(request.auth.client_access_token.signature)
+            return dht_pb2.PingResponse()
+
+    for admission in (b"", b"a token"):
+        node = await make_node(admission=admission)
+        await node.protocol._door.label(Stub()).rpc_ping(dht_pb2.PingRequest(), timeout=1.0)
+    assert sent == [b"", b"a token"]
 
 
 async def test_validator_refuses_what_is_not_bytes(node: Node) -> None:

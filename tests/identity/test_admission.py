@@ -1,0 +1,130 @@
+"""Admission: a token opens one door for one peer; a grant makes such tokens and never shows itself."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.core.errors import Refused, WireError
+from node.core.ids import PeerId, RunId
+from node.identity import admission
+from node.identity.admission import MAX_ADMISSION, Gate, admission_token, check_admission, is_grant, shown
+from node.identity.invites import Invite
+from node.identity.keys import Identity
+
+OWNER, GUEST, STRANGER = (Identity.ephemeral() for _ in range(3))
+RUN, OTHER_RUN = RunId("0123456789abcdef" * 4), RunId("f" * 64)
+NOW = 1_700_000_000.0
+TOKEN = admission_token(OWNER, RUN, GUEST.peer_id, NOW + 60)
+GRANT = admission_token(OWNER, RUN, None, NOW + 60)
+
+
+def check(token: bytes, *, run: RunId = RUN, owner: Identity = OWNER, peer: Identity = GUEST, now: float = NOW) -> float:
+    return check_admission(token, run_id=run, owner=owner.peer_id, peer=peer.peer_id, now_wall=now)
+
+
+@pytest.mark.parametrize("token", [TOKEN, shown(GRANT, GUEST, RUN)], ids=["for a peer", "from a grant"])
+def test_a_token_admits_its_peer_to_its_run_for_its_time(token: bytes) -> None:
+    assert check(token) == check(token, now=NOW + 59.9) == NOW + 60
+    for says, kwargs in [
+        ("expired", {"now": NOW + 60}),
+        ("another peer", {"peer": STRANGER}),
+        ("not signed", {"run": OTHER_RUN}),
+        ("not signed", {"owner": STRANGER}),
+    ]:
+        with pytest.raises(Refused, match=says):
+            check(token, **kwargs)
+
+
+def test_a_grant_makes_a_token_for_whoever_holds_it_and_is_none_itself() -> None:
+    assert is_grant(GRANT)
+    assert not is_grant(TOKEN)
+    for guest in (GUEST, STRANGER):
+        made = shown(GRANT, guest, RUN)
+        check(made, peer=guest)
+        seed = GRANT[9:41]
+        assert seed not in made, "what is shown must not let its reader make tokens"
+        with pytest.raises(Refused, match="another peer"):
+            check(made, peer=OWNER)
+    with pytest.raises(Refused, match="no admission token"):
+        check(GRANT)
+    assert shown(TOKEN, STRANGER, RUN) == TOKEN
+    assert shown(b"", GUEST, RUN) == b""
+
+
+def test_a_grant_is_for_one_run() -> None:
+    with pytest.raises(Refused):
+        check(shown(GRANT, GUEST, OTHER_RUN), run=OTHER_RUN)
+    with pytest.raises(Refused):
+        check(shown(GRANT, GUEST, OTHER_RUN))
+
+
+def test_nobody_signs_tokens_but_the_owner() -> None:
+    for peer in (GUEST.peer_id, None):
+        with pytest.raises(Refused, match="not signed"):
+            check(shown(admission_token(GUEST, RUN, peer, NOW + 60), GUEST, RUN))
+    with pytest.raises(Refused, match="private"):
+        check(b"")
+    with pytest.raises(ValueError, match="time"):
+        admission_token(OWNER, RUN, None, math.inf)
+    with pytest.raises(WireError):
+        admission_token(OWNER, RUN, PeerId("nobody"), NOW)
+
+
+@given(st.sampled_from([TOKEN, shown(GRANT, GUEST, RUN)]), st.data())
+def test_no_bit_of_a_token_may_change(token: bytes, data: st.DataObject) -> None:
+    raw = bytearray(token)
+    bit = data.draw(st.integers(0, len(raw) * 8 - 1))
+    raw[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(Refused):
+        check(bytes(raw))
+
+
+@given(st.binary(max_size=200) | st.binary(max_size=2).flatmap(lambda b: st.sampled_from([b + bytes(105), b + bytes(169)])))
+def test_any_bytes_are_refused(raw: bytes) -> None:
+    with pytest.raises(Refused):
+        check(shown(raw, GUEST, RUN))
+
+
+def test_admissions_fit_an_invite_and_a_record() -> None:
+    here = f"/ip4/203.0.113.9/tcp/31337/p2p/{OWNER.peer_id}"
+    for given_ in (TOKEN, GRANT):
+        carried = Invite.decode(Invite(RUN, OWNER.peer_id, (here,), given_).encode()).admission
+        made = shown(carried, GUEST, RUN)
+        check(made)
+        assert len(made) <= MAX_ADMISSION
+
+
+def test_the_gate_of_an_open_run_lets_everybody_in_and_that_of_a_private_one_its_owner() -> None:
+    assert Gate(RUN, OWNER.peer_id, False).admit(STRANGER.peer_id, b"", NOW) == math.inf
+    gate = Gate(RUN, OWNER.peer_id, True)
+    assert gate.admit(OWNER.peer_id, b"", NOW) == math.inf
+    assert gate.admit(GUEST.peer_id, TOKEN, NOW) == NOW + 60
+    for peer, token in ((GUEST.peer_id, b""), (STRANGER.peer_id, TOKEN), (GUEST.peer_id, GRANT)):
+        with pytest.raises(Refused):
+            gate.admit(peer, token, NOW)
+
+
+def test_the_gate_checks_a_token_once_and_its_time_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, checks = Gate(RUN, OWNER.peer_id, True), []
+
+    def counted(token: bytes, **kwargs: object) -> float:
+        checks.append(token)
+        return check_admission(token, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(admission, "check_admission", counted)
+    for now in (NOW, NOW + 1, NOW + 59):
+        assert gate.admit(GUEST.peer_id, TOKEN, now) == NOW + 60
+    assert len(checks) == 1
+    with pytest.raises(Refused):
+        gate.admit(STRANGER.peer_id, TOKEN, NOW)
+    with pytest.raises(Refused, match="expired"):
+        gate.admit(GUEST.peer_id, TOKEN, NOW + 60)
+    monkeypatch.setattr(admission, "KEPT", 2)
+    crowd = [Identity.ephemeral() for _ in range(4)]
+    for one in crowd:
+        gate.admit(one.peer_id, shown(GRANT, one, RUN), NOW)
+    assert len(gate._known) == 2
