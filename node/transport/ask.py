@@ -20,16 +20,21 @@ QUESTION_BYTES = 16 * 1024
 ANSWER_BYTES = 1 << 20
 NONCE_BYTES = 64
 READ_TIMEOUT_S, ANSWER_TIMEOUT_S = 5.0, 15.0
-QUESTIONS_PER_S, QUESTIONS_AT_ONCE = 5.0, 50.0
+QUESTIONS_PER_S, QUESTIONS_AT_ONCE = 5.0, 20.0
 
 Answerer = Callable[[PeerId, Ask], Awaitable[Answer]]
 
 
 class Asking:
-    """Asks and answers. Pings are answered here; all else by ``answerer`` when there is one."""
+    """Asks and answers. Pings are answered here; all else by ``answerer`` when there is one.
 
-    def __init__(self, streams: Streams, facts: Callable[[], Facts]) -> None:
-        self._streams, self._facts = streams, facts
+    ``limited(peer)`` is told of a question that was one too many.
+    """
+
+    def __init__(
+        self, streams: Streams, facts: Callable[[], Facts], limited: Callable[[PeerId], None] = lambda peer: None
+    ) -> None:
+        self._streams, self._facts, self._limited = streams, facts, limited
         self._rate = Rate(QUESTIONS_PER_S, QUESTIONS_AT_ONCE)
         self.answerer: Answerer | None = None
 
@@ -59,6 +64,7 @@ class Asking:
 
     async def _answer(self, peer: PeerId, question: Ask) -> Answer:
         if not self._rate.allow(peer, time.monotonic()):
+            self._limited(peer)
             return _refuse(ExitCode.RESOURCES, "you ask too much; wait a while")
         kind = question.WhichOneof("question")
         if kind == "ping":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 from collections.abc import Awaitable, Callable
@@ -16,6 +17,10 @@ from node.transport.limits import Seats
 
 TOKEN_KEY = "tutti-token"
 
+LONGEST_S = 1e6
+"""A call is not watched for an end of admission that is further away: no call lasts so long."""
+_EXPIRED = grpc.StatusCode.UNAUTHENTICATED, "your admission has run out; shake hands again"
+
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 _MAKERS = {
     (False, False): grpc.unary_unary_rpc_method_handler,
@@ -27,7 +32,8 @@ _MAKERS = {
 
 class Doorman(grpc.aio.ServerInterceptor):
     """Refuses unknown tokens (UNAUTHENTICATED), banned peers (PERMISSION_DENIED) and a peer's call too many
-    (RESOURCE_EXHAUSTED). ``banned(peer)`` is the seconds a peer has left outside, 0 for none."""
+    (RESOURCE_EXHAUSTED), and ends the calls of a peer whose admission runs out (UNAUTHENTICATED).
+    ``banned(peer)`` is the seconds a peer has left outside, 0 for none."""
 
     def __init__(self, tokens: Tokens, seats: Seats, banned: Callable[[PeerId], float]) -> None:
         self._tokens, self._seats, self._banned = tokens, seats, banned
@@ -65,8 +71,11 @@ class Doorman(grpc.aio.ServerInterceptor):
                 peer = await self._seat(context)
                 answers = inner(request, context)
                 try:
-                    async for answer in answers:
-                        yield answer
+                    with self._while_admitted(peer) as admitted:
+                        async for answer in answers:
+                            yield answer
+                    if admitted.over:
+                        await context.abort(*_EXPIRED)
                 finally:
                     self._seats.leave(peer)
                     await answers.aclose()
@@ -77,11 +86,17 @@ class Doorman(grpc.aio.ServerInterceptor):
         async def run(request: Any, context: Any) -> Any:
             peer = await self._seat(context)
             try:
-                return await inner(request, context)
+                with self._while_admitted(peer) as admitted:
+                    return await inner(request, context)
+                if admitted.over:
+                    await context.abort(*_EXPIRED)
             finally:
                 self._seats.leave(peer)
 
         return run
+
+    def _while_admitted(self, peer: PeerId) -> _Admitted:
+        return _Admitted(self._tokens.left(peer))
 
     async def _seat(self, context: grpc.aio.ServicerContext[Any, Any]) -> PeerId:
         peer = self.caller(context.invocation_metadata())
@@ -91,6 +106,32 @@ class Doorman(grpc.aio.ServerInterceptor):
         if not self._seats.take(peer):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._seats.per_peer} calls of yours are open")
         return peer
+
+
+class _Admitted:
+    """A block that is cancelled after ``left`` seconds, and then ends in peace with ``over`` set."""
+
+    def __init__(self, left: float) -> None:
+        self._left, self._timer, self.over = left, None, False
+        self._task: asyncio.Task[Any] | None = None
+
+    def __enter__(self) -> _Admitted:
+        if self._left < LONGEST_S:
+            self._task = asyncio.current_task()
+            self._timer = asyncio.get_running_loop().call_later(self._left, self._end)
+        return self
+
+    def _end(self) -> None:
+        self.over = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.over and self._task is not None:
+            self._task.uncancel()
+        return self.over and kind is asyncio.CancelledError
 
 
 @functools.lru_cache(maxsize=64)

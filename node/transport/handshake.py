@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import secrets
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,7 +53,8 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Acquaintance:
-    """A checked Hello. ``targets`` are what gRPC dials, best first; ``token`` is what we show this peer."""
+    """A checked Hello. ``targets`` are what gRPC dials, best first; ``token`` is what we show this peer; ``until`` the
+    Unix time when its admission ends."""
 
     peer: PeerId
     targets: tuple[str, ...]
@@ -60,18 +63,25 @@ class Acquaintance:
     token: str
     name: str
     version: str
+    until: float = math.inf
+
+
+Admit = Callable[[PeerId, Hello], float | None]
+"""Raises Refused for a peer that is not wanted; else the Unix time until which it may come, None for no end."""
 
 
 class Tokens:
     """One token for each peer, as long as this process lives or 4096 other peers have met us meanwhile.
 
-    A token is worth something only after :meth:`accept`: we hand ours over before we have seen who the other is.
+    A token is worth something only after :meth:`accept`, for we hand ours over before we have seen who the other is,
+    and no longer than its peer is admitted. ``wall`` is the clock, Unix seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wall: Callable[[], float] = time.time) -> None:
+        self._wall = wall
         self._of: OrderedDict[PeerId, bytes] = OrderedDict()
         self._owner: dict[bytes, PeerId] = {}
-        self._accepted: set[PeerId] = set()
+        self._accepted: dict[PeerId, float] = {}
 
     def issue(self, peer: PeerId) -> bytes:
         """The token ``peer`` shall show us; the same when asked again, so that its older channels stay valid."""
@@ -85,27 +95,32 @@ class Tokens:
     def owner(self, shown: str) -> PeerId | None:
         """Who was given this token (hex); None for nobody. What is compared is a hash, so timing tells nothing."""
         peer = self._owner.get(_key(shown))
-        return peer if peer in self._accepted else None
+        return peer if peer is not None and self.knows(peer) else None
 
-    def accept(self, peer: PeerId) -> None:
-        """The peer's Hello was good: from now on its token speaks for it."""
+    def accept(self, peer: PeerId, until: float = math.inf) -> None:
+        """The peer's Hello was good: from now on its token speaks for it, until this Unix time."""
         self.issue(peer)
-        self._accepted.add(peer)
+        self._accepted[peer] = until
 
     def knows(self, peer: PeerId) -> bool:
-        """Whether the peer has met us and was accepted."""
-        return peer in self._accepted
+        """Whether the peer has met us, was accepted, and still is."""
+        return self.left(peer) > 0
+
+    def left(self, peer: PeerId) -> float:
+        """Seconds until the peer's admission ends: infinity for never, 0 for a stranger."""
+        until = self._accepted.get(peer, -math.inf)
+        return max(0.0, until - self._wall()) if until < math.inf else until
 
     def revoke(self, peer: PeerId) -> None:
         """Forget the peer's token; its next call is refused until it has met us again."""
         token = self._of.pop(peer, None)
-        self._accepted.discard(peer)
+        self._accepted.pop(peer, None)
         if token is not None:
             del self._owner[_key(token.hex())]
 
 
 class Handshake:
-    """Both sides of the meeting. ``admit(peer, hello)`` raises Refused for whom we do not want; it is asked at both sides."""
+    """Both sides of the meeting. ``admit`` is asked at both sides."""
 
     def __init__(
         self,
@@ -114,7 +129,7 @@ class Handshake:
         facts: Callable[[], Facts],
         addresses: Callable[[], list[str]],
         certificate: bytes,
-        admit: Callable[[PeerId, Hello], None],
+        admit: Admit,
     ) -> None:
         self._streams, self._tokens, self._facts = streams, tokens, facts
         self._addresses, self._certificate, self._admit = addresses, certificate, admit
@@ -177,7 +192,8 @@ class Handshake:
         if not ours or hello.run_id != ours:
             text = f"you train run {printable(hello.run_id)[:12] or '(none)'}, we train {ours[:12] or '(none)'}"
             raise LocalFault(text, "check the invite", ExitCode.PROTOCOL)
-        self._admit(peer, hello)
+        until = self._admit(peer, hello)
+        until = math.inf if until is None else until
         if len(hello.token) != TOKEN_BYTES:
             raise WireError(f"a token has {TOKEN_BYTES} bytes, not {len(hello.token)}")
         met = Acquaintance(
@@ -188,8 +204,9 @@ class Handshake:
             token=hello.token.hex(),
             name=printable(hello.name)[:64],
             version=printable(hello.version)[:32],
+            until=until,
         )
-        self._tokens.accept(peer)
+        self._tokens.accept(peer, until)
         return met
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from node.core.ids import PeerId
+from node.identity.rates import PEERS_KEPT, Rate
 
-PEERS_KEPT = 4096
-"""Peers a table remembers before the longest unseen one makes room; identities are free to make."""
+__all__ = ["PEERS_KEPT", "Rate", "Seats"]
 
 
 class Seats:
@@ -40,21 +38,3 @@ class Seats:
             self._held[peer] = left
         else:
             del self._held[peer]
-
-
-class Rate:
-    """At most ``burst`` at once and ``per_s`` in the long run, for each peer (token bucket)."""
-
-    def __init__(self, per_s: float, burst: float) -> None:
-        self.per_s, self.burst = per_s, burst
-        self._buckets: OrderedDict[PeerId, tuple[float, float]] = OrderedDict()
-
-    def allow(self, peer: PeerId, now: float) -> bool:
-        """Count one event of ``peer`` at monotonic second ``now``; False when it is one too many."""
-        left, at = self._buckets.pop(peer, (self.burst, now))
-        left = min(self.burst, left + (now - at) * self.per_s)
-        allowed = left >= 1
-        self._buckets[peer] = (left - 1 if allowed else left, now)
-        if len(self._buckets) > PEERS_KEPT:
-            self._buckets.popitem(last=False)
-        return allowed

@@ -79,7 +79,10 @@ class Lines:
         """The line to ``peer``, dialled once however many ask at the same time. Raises PeerFault."""
         line = self._lines.get(peer)
         if line is not None:
-            return line
+            if line.met.until > time.time():
+                return line
+            # The peer's admission has run out: it has to show a newer one before we call it again.
+            self.forget(peer, line)
         dialling = self._dialling.get(peer)
         if dialling is None:
             dialling = self._dialling[peer] = self._tasks.spawn(self._dial(peer), f"dial-{short(peer)}")
@@ -91,7 +94,7 @@ class Lines:
             me = asyncio.current_task()
             if me is not None and me.cancelling():
                 raise
-            raise PeerFault(peer, "the transport is closing") from None
+            raise PeerFault(peer, "the dial was given up") from None
         if isinstance(made, PeerFault):
             raise PeerFault(made.peer, made.reason, made.weight) from made
         return made
@@ -105,6 +108,12 @@ class Lines:
         self._tasks.spawn(self._retire(current), f"retire-{short(peer)}")
         return True
 
+    def doubt(self, peer: PeerId) -> None:
+        """Others say that it is dead: who waits for a dial to it waits no longer, and the next one is a short one."""
+        self._lost[peer] = time.monotonic()
+        if (dialling := self._dialling.get(peer)) is not None:
+            dialling.cancel()
+
     async def close(self) -> None:
         """End every line, with its calls."""
         lines, self._lines = list(self._lines.values()), {}
@@ -116,7 +125,8 @@ class Lines:
         try:
             async with asyncio.timeout(REDIAL_S if lost else None):
                 met = await self._greet(peer)
-                line = await self._direct(met) or await self._tunnelled(met)
+            # It lives. If it is the wire to its address that died, that takes a while to find out, and the tunnel is left.
+            line = await self._direct(met) or await self._tunnelled(met)
         except PeerFault as e:
             return e
         except TimeoutError:
@@ -153,15 +163,9 @@ class Lines:
         settings = self._settings
         options: list[tuple[str, Any]] = [
             ("grpc.ssl_target_name_override", met.server_name),
-            ("grpc.max_receive_message_length", settings.max_message),
-            ("grpc.max_send_message_length", settings.max_message),
-            ("grpc.keepalive_time_ms", round(1000 * settings.keepalive_s)),
-            ("grpc.keepalive_timeout_ms", round(1000 * settings.keepalive_timeout_s)),
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.max_pings_without_data", 0),
+            *settings.connection_options(),
             ("grpc.initial_reconnect_backoff_ms", 500),
             ("grpc.max_reconnect_backoff_ms", 5000),
-            ("grpc.compression_enabled_algorithms_bitset", 1),
             ("grpc.use_local_subchannel_pool", 1),
             # Peers are dialled, never a proxy from the environment, and a peer's name says nothing about balancing.
             ("grpc.enable_http_proxy", 0),

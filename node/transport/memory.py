@@ -124,6 +124,9 @@ class MemoryTransport:
         if channel is not None:
             self._retired.append(channel)
 
+    def doubt(self, peer: PeerId) -> None:
+        """Nothing is dialled here."""
+
     def path(self, peer: PeerId) -> str:
         return "direct" if peer in self._channels else ""
 

@@ -66,6 +66,10 @@ class TransportPort(Protocol):
         """Drop the channel to a peer, so that the next ``channel()`` dials anew. Calls in flight are left to finish."""
         ...
 
+    def doubt(self, peer: PeerId) -> None:
+        """The leader says that the peer is dead: give up a dial that is under way and try only briefly from now on."""
+        ...
+
     def path(self, peer: PeerId) -> str:
         """ "direct", "tunnel", or "" when there is no channel."""
         ...

@@ -21,12 +21,13 @@ from node.core.errors import ExitCode, NetworkFault, PeerFault, Refused, WireErr
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
 from node.identity.faults import FaultBook
+from node.telemetry.sparing import Sparing
 from node.transport import ask, handshake, tunnel
 from node.transport.addresses import is_loopback, join_host, part_of, split_multiaddr
 from node.transport.ask import Answerer, Asking
 from node.transport.doorman import Doorman
 from node.transport.frames import StreamEnded
-from node.transport.handshake import Acquaintance, Facts, Handshake, Tokens
+from node.transport.handshake import Acquaintance, Admit, Facts, Handshake, Tokens
 from node.transport.limits import PEERS_KEPT, Rate, Seats
 from node.transport.lines import Lines
 from node.transport.p2p import P2pDaemon
@@ -50,7 +51,7 @@ _ANYWHERE = ("0.0.0.0", "::")
 
 
 class Transport:
-    """See ``port.TransportPort``. ``facts()`` is what we say about ourselves; ``admit(peer, hello)`` raises Refused."""
+    """See ``port.TransportPort``. ``facts()`` is what we say about ourselves; ``admit`` see ``handshake.Admit``."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class Transport:
         journal: Journal,
         metrics: Metrics,
         facts: Callable[[], Facts],
-        admit: Callable[[PeerId, Hello], None],
+        admit: Admit,
         on_error: Callable[[str, BaseException], None] | None = None,
     ) -> None:
         self.settings, self._journal, self._metrics, self._facts, self._admit = settings, journal, metrics, facts, admit
@@ -74,7 +75,8 @@ class Transport:
         self._rate = Rate(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE)
         self._lines = Lines(self.p2p, settings, self._greet, self.p2p.runtime, journal, self._tasks)
         self._lines.on_lost.append(lambda _: self._gauge())
-        self._asking = Asking(self.p2p, facts)
+        self._sparing = Sparing(journal)
+        self._asking = Asking(self.p2p, facts, self._limited)
         self._met: OrderedDict[PeerId, Acquaintance] = OrderedDict()
         self._bytes: dict[PeerId, list[int]] = {}
         self._rtt: dict[PeerId, float] = {}
@@ -93,17 +95,12 @@ class Transport:
     def _server(self) -> grpc.aio.Server:
         settings = self.settings
         options: list[tuple[str, Any]] = [
-            ("grpc.max_receive_message_length", settings.max_message),
-            ("grpc.max_send_message_length", settings.max_message),
+            *settings.connection_options(),
             ("grpc.max_concurrent_streams", settings.peer_streams),
             ("grpc.max_metadata_size", METADATA_BYTES),
             ("grpc.max_allowed_incoming_connections", CONNECTIONS),
             ("grpc.server_handshake_timeout_ms", round(1000 * settings.handshake_timeout_s)),
-            ("grpc.keepalive_time_ms", round(1000 * settings.keepalive_s)),
-            ("grpc.keepalive_timeout_ms", round(1000 * settings.keepalive_timeout_s)),
-            ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.min_ping_interval_without_data_ms", round(500 * settings.keepalive_s)),
-            ("grpc.compression_enabled_algorithms_bitset", 1),
             ("grpc.so_reuseport", 0),
         ]
         return grpc.aio.server(interceptors=[self._doorman], options=options)
@@ -149,6 +146,7 @@ class Transport:
         await self._tasks.close()
         await self.server.stop(None)
         await self.p2p.close()
+        self._sparing.close()
 
     def grpc_addresses(self) -> list[str]:
         """The host:port others are told to dial, best first; empty when only the tunnel leads here."""
@@ -184,6 +182,10 @@ class Transport:
     def on_lost(self, callback: Callable[[PeerId], None]) -> None:
         """Call ``callback(peer)`` when the established channel to a peer breaks. It must not block or raise."""
         self._lines.on_lost.append(callback)
+
+    def doubt(self, peer: PeerId) -> None:
+        """See ``TransportPort.doubt``."""
+        self._lines.doubt(peer)
 
     def learn(self, peer: PeerId, multiaddrs: Sequence[str]) -> None:
         """Remember where the peer's p2pd listens, for when it is wanted. Text that is no multiaddr of it is ignored."""
@@ -229,12 +231,12 @@ class Transport:
         was = self._banned(peer)
         self._book.count(peer, weight, time.monotonic())
         self._metrics.faults_total.labels(room="transport").inc()
-        self._journal.emit("transport", "fault", f"{short(peer)}: {reason}", level="warning", peer=peer, weight=weight)
+        self._sparing.emit(peer, "transport", "fault", f"{short(peer)}: {reason}", "warning", weight=weight)
         left = self._banned(peer)
         if left > was and not was:
             self.forget(peer)
             self._metrics.bans_total.inc()
-            self._journal.emit("transport", "banned", f"{short(peer)} is refused for {left:.0f} s", level="warning", peer=peer)
+            self._sparing.emit(peer, "transport", "banned", f"{short(peer)} is refused for {left:.0f} s", "warning")
 
     async def ask(self, whom: str, question: Ask, timeout: float = 10.0) -> Answer:
         """The answer of ``whom``, a PeerId or a multiaddr that ends in one; it may be a Refusal.
@@ -259,6 +261,7 @@ class Transport:
 
     async def _welcome(self, peer: PeerId, reader: Any, writer: Any) -> None:
         if not self._rate.allow(peer, time.monotonic()):
+            self._limited(peer)
             return
         try:
             async with asyncio.timeout(self.settings.handshake_timeout_s):
@@ -296,10 +299,13 @@ class Transport:
         if (left := self._banned(peer)) > 0:
             raise PeerFault(peer, f"is refused for {left:.0f} s more")
 
-    def _admit_unless_banned(self, peer: PeerId, hello: Hello) -> None:
+    def _limited(self, peer: PeerId) -> None:
+        self._sparing.emit(peer, "transport", "rate-limited", f"{short(peer)} asks too much and is put off")
+
+    def _admit_unless_banned(self, peer: PeerId, hello: Hello) -> float | None:
         if (left := self._banned(peer)) > 0:
             raise Refused(f"you are refused for {left:.0f} s", "wait", ExitCode.REFUSED)
-        self._admit(peer, hello)
+        return self._admit(peer, hello)
 
     async def _p2p_up(self, p2p: object) -> None:
         if self.p2p.restarts:

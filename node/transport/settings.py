@@ -29,11 +29,34 @@ class TransportSettings:
     """Bytes of tensor in one message."""
     handshake_timeout_s: float = 5.0
     """A stranger's connection that has not finished its handshake by then is closed."""
-    keepalive_s: float = 10.0
-    """Idle time after which a channel is probed."""
-    keepalive_timeout_s: float = 5.0
-    """Silence after a probe that means the peer is gone."""
+    keepalive_s: float = 1.5
+    """Time without a byte from the other side after which a connection is probed."""
+    keepalive_timeout_s: float = 3.0
+    """Silence after a probe that means the peer is gone. On a slow link the answer waits behind the data under way."""
+    window: int = 2 * MIB
+    """Bytes of one call that may be unread: 20 MB/s over a round trip of 0.1 s. A link slower than a third of it in a
+    second, under load, needs a longer ``keepalive_timeout_s``."""
     dial_timeout_s: float = 3.0
     """Per address; then the next one, then the tunnel."""
     peer_streams: int = 64
     """Concurrent calls one peer may have open here."""
+
+    def connection_options(self) -> list[tuple[str, int]]:
+        """gRPC's options for both ends of a connection: how silence is noticed, and how much may be unread.
+
+        gRPC 1.85 waits for the answer to a probe as long as ``ping_timeout_ms``, whatever the keepalive's own time-out.
+        Its bandwidth probes are pings too, sent in the middle of a transfer, and on a slow link they are answered
+        late; with them a short wait would end healthy connections, so windows are of a fixed size instead.
+        """
+        return [
+            ("grpc.max_receive_message_length", self.max_message),
+            ("grpc.max_send_message_length", self.max_message),
+            ("grpc.keepalive_time_ms", round(1000 * self.keepalive_s)),
+            ("grpc.keepalive_timeout_ms", round(1000 * self.keepalive_timeout_s)),
+            ("grpc.http2.ping_timeout_ms", round(1000 * self.keepalive_timeout_s)),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.http2.bdp_probe", 0),
+            ("grpc.http2.lookahead_bytes", self.window),
+            ("grpc.compression_enabled_algorithms_bitset", 1),
+        ]

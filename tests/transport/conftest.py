@@ -28,12 +28,15 @@ RUN = "a" * 64
 
 
 class Parrot(training_pb2_grpc.TrainingServicer):
-    """Answers with the caller's PeerId, and keeps the metadata it was shown."""
+    """Answers with the caller's PeerId when ``gate`` is open, and keeps the metadata it was shown."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport, self.shown = transport, {}
+        self.gate = asyncio.Event()
+        self.gate.set()
 
     async def Tell(self, request, context):
+        await self.gate.wait()
         self.shown = dict(context.invocation_metadata())
         return training_pb2.NoteReply(accepted=True, reason=self.transport.caller(context))
 

@@ -1,0 +1,113 @@
+"""A session must not outlive the admission it was given for: over TCP, through the tunnel, and in the middle of a call."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+
+import grpc
+import pytest
+
+from node.core.errors import PeerFault, Refused
+from node.core.ids import PeerId
+from node.transport.handshake import Tokens
+from protos import state_pb2, state_pb2_grpc, training_pb2, training_pb2_grpc
+
+A = PeerId("12D3KooWKPc4n25PiHREWBqubMEm5SbamK9PQJ7fzEaQV4RxqXrZ")
+
+
+class Owner:
+    """Admits everybody until ``until`` (Unix seconds), and nobody later."""
+
+    def __init__(self) -> None:
+        self.until, self.asked = math.inf, 0
+
+    def admit(self, peer, hello) -> float:
+        self.asked += 1
+        if self.until <= time.time():
+            raise Refused("the admission token has expired", "ask for a new invite")
+        return self.until
+
+
+async def tell(source, peer) -> str:
+    """Whom ``peer`` takes ``source`` for."""
+    stub = training_pb2_grpc.TrainingStub(await source.channel(peer))
+    return (await stub.Tell(training_pb2.Note(epoch=1), timeout=10)).reason
+
+
+def test_a_token_speaks_for_its_peer_as_long_as_it_is_admitted():
+    now = 1000.0
+    tokens = Tokens(lambda: now)
+    shown = tokens.issue(A).hex()
+    assert (tokens.owner(shown), tokens.left(A)) == (None, 0.0)
+    tokens.accept(A, 1060.0)
+    assert (tokens.owner(shown), tokens.left(A), tokens.knows(A)) == (A, 60.0, True)
+    now = 1060.0
+    assert (tokens.owner(shown), tokens.left(A), tokens.knows(A)) == (None, 0.0, False)
+    tokens.accept(A)
+    assert (tokens.owner(shown), tokens.left(A)) == (A, math.inf), "the same token, admitted anew"
+
+
+@pytest.mark.parametrize("tunnel", [False, True], ids=["direct", "tunnel"])
+async def test_calls_end_with_the_admission(swarm, tunnel):
+    owner = Owner()
+    a, b = await swarm(), await swarm(admit=owner.admit, force_tunnel=tunnel)
+    a.learn(b.peer_id, b.p2p.addresses())
+    assert await tell(a, b.peer_id) == a.peer_id
+    assert a.path(b.peer_id) == ("tunnel" if tunnel else "direct")
+    channel = await a.channel(b.peer_id)
+    asked = owner.asked
+    owner.until = time.time() - 1
+    b._tokens.accept(a.peer_id, owner.until)  # as if it had been admitted until a second ago
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await training_pb2_grpc.TrainingStub(channel.raw).Tell(training_pb2.Note(epoch=1), metadata=channel.label, timeout=10)
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    with pytest.raises(PeerFault, match="expired"):
+        await tell(a, b.peer_id)
+    assert owner.asked > asked, "it had to show its token again"
+    stranger = await swarm()
+    stranger.learn(b.peer_id, b.p2p.addresses())
+    with pytest.raises(PeerFault):
+        await tell(stranger, b.peer_id)
+    owner.until = math.inf
+    assert await tell(a, b.peer_id) == a.peer_id, "with a new token it is back"
+
+
+async def test_a_call_in_progress_is_ended_when_the_admission_is(swarm):
+    owner = Owner()
+    a, b = await swarm(), await swarm(admit=owner.admit)
+    a.learn(b.peer_id, b.p2p.addresses())
+    b.source.gate.clear()
+    b.parrot.gate.clear()
+    channel = await a.channel(b.peer_id)
+    b._tokens.accept(a.peer_id, time.time() + 1.0)
+    stream = state_pb2_grpc.StateStub(channel).Fetch(state_pb2.FetchRequest(length=1 << 17), timeout=30)
+    unary = training_pb2_grpc.TrainingStub(channel.raw).Tell(training_pb2.Note(), metadata=channel.label, timeout=30)
+    assert len((await stream.read()).data) == 1 << 16
+    for call in (stream.read(), unary):
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await call
+        assert ended.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert "run out" in ended.value.details()
+    for _ in range(200):
+        if not b._doorman._seats._held:
+            break
+        await asyncio.sleep(0.01)
+    assert not b._doorman._seats._held, "its seat is free again"
+
+
+async def test_we_do_not_call_a_peer_whose_admission_has_ended(swarm):
+    owner = Owner()
+    a, b = await swarm(admit=owner.admit), await swarm()
+    a.learn(b.peer_id, b.p2p.addresses())
+    owner.until = time.time() + 60
+    await a.channel(b.peer_id)
+    line = a._lines.line(b.peer_id)
+    assert line.met.until == owner.until
+    assert await a.channel(b.peer_id) is line.channel
+    object.__setattr__(line.met, "until", time.time() - 1)
+    owner.until = time.time() - 1
+    with pytest.raises(PeerFault, match="expired"):
+        await a.channel(b.peer_id)
+    assert a.path(b.peer_id) == ""

@@ -1,0 +1,170 @@
+"""Peers that go without a word: killed, frozen, or behind a wire that carries nothing any more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import signal
+import socket
+import time
+
+import pytest
+
+from node.core.errors import PeerFault
+from protos import state_pb2, state_pb2_grpc
+
+
+class Proxy:
+    """A TCP proxy on loopback, ``rate`` bytes a second each way, that can swallow one way without closing anything."""
+
+    def __init__(self, port: int, rate: float = math.inf) -> None:
+        self._to, self.port, self._rate = port, 0, rate
+        self.swallow_replies = self.swallow_requests = False
+        self._tasks: set[asyncio.Task] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        near = self._shallow()
+        near.bind(("127.0.0.1", 0))
+        self._server = await asyncio.start_server(self._carry, sock=near)
+        self.port = near.getsockname()[1]
+
+    def _shallow(self) -> socket.socket:
+        """A socket that holds little: a wire has no megabytes of buffer."""
+        made = socket.socket()
+        for direction in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+            made.setsockopt(socket.SOL_SOCKET, direction, 1 << 16)
+        return made
+
+    async def close(self) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _carry(self, reader, writer) -> None:
+        far = self._shallow()
+        far.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(far, ("127.0.0.1", self._to))
+        far_reader, far_writer = await asyncio.open_connection(sock=far)
+        for source, sink, silenced in (
+            (reader, far_writer, lambda: self.swallow_requests),
+            (far_reader, writer, lambda: self.swallow_replies),
+        ):
+            self._tasks.add(asyncio.ensure_future(self._pump(source, sink, silenced)))
+
+    async def _pump(self, source, sink, silenced) -> None:
+        due = time.monotonic()
+        try:
+            while piece := await source.read(1 << 14):
+                if not silenced():
+                    sink.write(piece)
+                    await sink.drain()
+                due = max(due, time.monotonic() - 0.05) + len(piece) / self._rate
+                if (early := due - time.monotonic()) > 0.01:
+                    await asyncio.sleep(early)
+        except OSError:
+            pass
+        finally:
+            sink.close()
+
+
+async def lost(transport, peer) -> asyncio.Event:
+    """Set when ``transport`` has lost its line to ``peer``, which it has now."""
+    gone = asyncio.Event()
+    transport.on_lost(lambda who: gone.set() if who == peer else None)
+    await transport.channel(peer)
+    assert transport.path(peer)
+    return gone
+
+
+async def noticed(gone: asyncio.Event, bound: float, record_property, what: str) -> float:
+    """Wait until it is noticed; fails after ``bound`` seconds. The time it took goes into the report."""
+    began = time.monotonic()
+    async with asyncio.timeout(bound):
+        await gone.wait()
+    took = time.monotonic() - began
+    record_property(what, took)
+    print(f"{what}: noticed after {took:.2f} s")
+    return took
+
+
+KNOBS = {"keepalive_s": 1.0, "keepalive_timeout_s": 1.0}
+BOUND_S = 10.0
+"""Of every wait: a busy machine takes longer than the sum of the knobs."""
+
+
+async def test_every_peer_with_a_line_notices_a_process_that_is_killed(swarm, processes, record_property):
+    process = processes()
+    facts = await process.ready()
+    watchers = [await swarm(), await swarm()]
+    for one in watchers:
+        one.learn(facts["peer"], facts["multiaddrs"])
+    events = [await lost(one, facts["peer"]) for one in watchers]
+    process.process.kill()
+    for gone in events:
+        await noticed(gone, BOUND_S, record_property, "killed")
+    assert [one.path(facts["peer"]) for one in watchers] == ["", ""]
+
+
+@pytest.mark.parametrize("tunnel", [False, True], ids=["direct", "tunnel"])
+async def test_a_frozen_process_is_noticed_and_found_again_when_it_wakes(swarm, processes, record_property, tunnel):
+    process = processes(force_tunnel=tunnel, **KNOBS)
+    facts = await process.ready()
+    a, peer = await swarm(**KNOBS), facts["peer"]
+    a.learn(peer, facts["multiaddrs"])
+    gone = await lost(a, peer)
+    os.kill(process.process.pid, signal.SIGSTOP)
+    try:
+        await noticed(gone, BOUND_S, record_property, "frozen")
+        with pytest.raises(PeerFault):
+            await a.ping(peer)
+    finally:
+        os.kill(process.process.pid, signal.SIGCONT)
+    async with asyncio.timeout(BOUND_S):
+        while not a.path(peer):
+            with contextlib.suppress(PeerFault):
+                await a.ping(peer)
+    assert await a.ping(peer) > 0
+
+
+@pytest.mark.parametrize("direction", ["requests"])
+async def test_a_wire_that_carries_one_way_only_is_noticed_and_gone_around(swarm, record_property, direction):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    proxy = Proxy(port)
+    await proxy.start()
+    a, b = await swarm(**KNOBS, dial_timeout_s=1.0), await swarm(grpc_port=port, announce=(f"127.0.0.1:{proxy.port}",), **KNOBS)
+    a.learn(b.peer_id, b.p2p.addresses())
+    gone = await lost(a, b.peer_id)
+    assert a.path(b.peer_id) == "direct"
+    setattr(proxy, f"swallow_{direction}", True)
+    await noticed(gone, BOUND_S, record_property, f"silent {direction}")
+    assert await a.ping(b.peer_id) > 0
+    assert a.path(b.peer_id) == "tunnel", "the peer lives, and the other way leads on"
+    await proxy.close()
+
+
+async def test_a_slow_link_under_load_is_not_taken_for_a_silent_one(swarm):
+    """gRPC's own bandwidth probes in the middle of a transfer are answered later than a silent link may be silent."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    proxy = Proxy(port, rate=1.5e6)
+    await proxy.start()
+    knobs = {"keepalive_timeout_s": 1.5}
+    a, b = await swarm(**knobs), await swarm(grpc_port=port, announce=(f"127.0.0.1:{proxy.port}",), **knobs)
+    a.learn(b.peer_id, b.p2p.addresses())
+    gone = await lost(a, b.peer_id)
+    stub = state_pb2_grpc.StateStub(await a.channel(b.peer_id))
+
+    async def fetch() -> int:
+        return sum([len(c.data) async for c in stub.Fetch(state_pb2.FetchRequest(length=2 << 20), timeout=60)])
+
+    assert await asyncio.gather(*(fetch() for _ in range(3))) == [2 << 20] * 3
+    assert not gone.is_set()
+    assert a.path(b.peer_id) == "direct"
+    await proxy.close()
