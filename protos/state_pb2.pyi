@@ -13,37 +13,43 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     KIND_UNSPECIFIED: _ClassVar[Kind]
     PARAMETERS: _ClassVar[Kind]
     OPTIMIZER: _ClassVar[Kind]
+    SPARE: _ClassVar[Kind]
 KIND_UNSPECIFIED: Kind
 PARAMETERS: Kind
 OPTIMIZER: Kind
+SPARE: Kind
 
 class DescribeRequest(_message.Message):
-    __slots__ = ("stage", "kind", "epoch", "any_epoch", "names")
+    __slots__ = ("stage", "kind", "epoch", "any_epoch", "names", "lineage")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ANY_EPOCH_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
     stage: int
     kind: Kind
     epoch: int
     any_epoch: bool
     names: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, stage: _Optional[int] = ..., kind: _Optional[_Union[Kind, str]] = ..., epoch: _Optional[int] = ..., any_epoch: _Optional[bool] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
+    lineage: str
+    def __init__(self, stage: _Optional[int] = ..., kind: _Optional[_Union[Kind, str]] = ..., epoch: _Optional[int] = ..., any_epoch: _Optional[bool] = ..., names: _Optional[_Iterable[str]] = ..., lineage: _Optional[str] = ...) -> None: ...
 
 class StateManifest(_message.Message):
-    __slots__ = ("epoch", "stage", "kind", "digest", "tensors")
+    __slots__ = ("epoch", "stage", "kind", "digest", "tensors", "lineage")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     stage: int
     kind: Kind
     digest: str
     tensors: _containers.RepeatedCompositeFieldContainer[StateTensor]
-    def __init__(self, epoch: _Optional[int] = ..., stage: _Optional[int] = ..., kind: _Optional[_Union[Kind, str]] = ..., digest: _Optional[str] = ..., tensors: _Optional[_Iterable[_Union[StateTensor, _Mapping]]] = ...) -> None: ...
+    lineage: str
+    def __init__(self, epoch: _Optional[int] = ..., stage: _Optional[int] = ..., kind: _Optional[_Union[Kind, str]] = ..., digest: _Optional[str] = ..., tensors: _Optional[_Iterable[_Union[StateTensor, _Mapping]]] = ..., lineage: _Optional[str] = ...) -> None: ...
 
 class StateTensor(_message.Message):
     __slots__ = ("head", "sha256")
@@ -54,20 +60,22 @@ class StateTensor(_message.Message):
     def __init__(self, head: _Optional[_Union[_tensor_pb2.TensorHead, _Mapping]] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("stage", "kind", "epoch", "name", "offset", "length")
+    __slots__ = ("stage", "kind", "epoch", "name", "offset", "length", "lineage")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
     stage: int
     kind: Kind
     epoch: int
     name: str
     offset: int
     length: int
-    def __init__(self, stage: _Optional[int] = ..., kind: _Optional[_Union[Kind, str]] = ..., epoch: _Optional[int] = ..., name: _Optional[str] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+    lineage: str
+    def __init__(self, stage: _Optional[int] = ..., kind: _Optional[_Union[Kind, str]] = ..., epoch: _Optional[int] = ..., name: _Optional[str] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ..., lineage: _Optional[str] = ...) -> None: ...
 
 class StateChunk(_message.Message):
     __slots__ = ("offset", "data")
@@ -76,3 +84,27 @@ class StateChunk(_message.Message):
     offset: int
     data: bytes
     def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class ListRequest(_message.Message):
+    __slots__ = ("stage", "kind")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    kind: Kind
+    def __init__(self, stage: _Optional[int] = ..., kind: _Optional[_Union[Kind, str]] = ...) -> None: ...
+
+class StateList(_message.Message):
+    __slots__ = ("parts",)
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    parts: _containers.RepeatedCompositeFieldContainer[PartVersion]
+    def __init__(self, parts: _Optional[_Iterable[_Union[PartVersion, _Mapping]]] = ...) -> None: ...
+
+class PartVersion(_message.Message):
+    __slots__ = ("name", "epoch", "lineage")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    epoch: int
+    lineage: str
+    def __init__(self, name: _Optional[str] = ..., epoch: _Optional[int] = ..., lineage: _Optional[str] = ...) -> None: ...

@@ -44,6 +44,11 @@ class StateStub:
                 request_serializer=protos_dot_state__pb2.FetchRequest.SerializeToString,
                 response_deserializer=protos_dot_state__pb2.StateChunk.FromString,
                 _registered_method=True)
+        self.List = channel.unary_unary(
+                '/tutti.v1.State/List',
+                request_serializer=protos_dot_state__pb2.ListRequest.SerializeToString,
+                response_deserializer=protos_dot_state__pb2.StateList.FromString,
+                _registered_method=True)
 
 
 class StateServicer:
@@ -63,6 +68,13 @@ class StateServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def List(self, request, context):
+        """of which parts do you hold optimizer state, and how old is it?
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StateServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +87,11 @@ def add_StateServicer_to_server(servicer, server):
                     servicer.Fetch,
                     request_deserializer=protos_dot_state__pb2.FetchRequest.FromString,
                     response_serializer=protos_dot_state__pb2.StateChunk.SerializeToString,
+            ),
+            'List': grpc.unary_unary_rpc_method_handler(
+                    servicer.List,
+                    request_deserializer=protos_dot_state__pb2.ListRequest.FromString,
+                    response_serializer=protos_dot_state__pb2.StateList.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +148,33 @@ class State:
             '/tutti.v1.State/Fetch',
             protos_dot_state__pb2.FetchRequest.SerializeToString,
             protos_dot_state__pb2.StateChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def List(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tutti.v1.State/List',
+            protos_dot_state__pb2.ListRequest.SerializeToString,
+            protos_dot_state__pb2.StateList.FromString,
             options,
             channel_credentials,
             insecure,

@@ -24,6 +24,7 @@ from node.checkpoint.state import WIRE, NoDonor, StateKind, StateSnapshot
 from node.core.clock import Clock, SystemClock
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
+from node.core.journey import Version, lineage
 from node.core.tasks import Tasks
 from node.transport.port import TransportPort, translate
 from node.wire.tensors import check_head, digest, encode, nbytes_of
@@ -58,21 +59,25 @@ async def fetch(
     shapes: Shapes,
     progress: Progress | None = None,
     *,
+    lineage: str = "",
     expected_digest: str | None = None,
     settings: CheckpointSettings | None = None,
     partial: Partial | None = None,
     clock: Clock | None = None,
     patience: Patience | None = None,
+    gate: asyncio.Event | None = None,
 ) -> StateSnapshot:
     """The state of ``stage`` at ``epoch`` (None: one that most donors agree on, the newest of these), exactly ``shapes``.
 
-    With ``expected_digest`` only that state is accepted. Without, the word of the largest group of donors that
-    agree is taken, so give it whenever it is known. ``partial`` keeps what is verified across calls; it is
-    cleared on success. Raises NoDonor when the state could not be had from anybody, OutOfResources when the disk of
+    ``lineage`` names the history of ``epoch``, "" stands for any. With ``expected_digest`` only that state is accepted.
+    Without, the word of the largest group of donors that agree is taken, so give it whenever it is known. ``partial``
+    keeps what is verified across calls, and while ``epoch`` is None the version that was under way is asked for before
+    any other; it is cleared on success. No request begins while ``gate`` is not set. Raises NoDonor when the state could not be had from anybody, OutOfResources when the disk of
     ``partial`` is full. Donors that lied were reported to ``transport.fault`` with weight 1.
     """
     job = _Fetch(transport, stage, StateKind(kind), shapes, settings or CheckpointSettings(), partial or Partial())
-    job.progress, job.clock, job.patience = progress, clock or SystemClock(), patience or Patience()
+    job.progress, job.clock, job.patience, job.gate = progress, clock or SystemClock(), patience or Patience(), gate
+    job.lineage = lineage
     return await job.run(dict.fromkeys(donors), epoch, expected_digest)
 
 
@@ -113,7 +118,7 @@ class _Donor:
 class _Offer:
     """What a donor says it holds; donors with equal offers are one group."""
 
-    epoch: int
+    version: Version
     digest: str
     hashes: tuple[tuple[str, str], ...]
 
@@ -132,6 +137,8 @@ class _Fetch:
         self.shapes = {name: tuple(int(d) for d in shape) for name, shape in shapes.items()}
         self.total = sum(nbytes_of(shape, WIRE) for shape in self.shapes.values())
         self.progress: Progress | None = None
+        self.gate: asyncio.Event | None = None
+        self.lineage = ""
         self.clock: Clock = SystemClock()
         self.patience = Patience()
         self.reasons: dict[PeerId, str] = {}
@@ -144,14 +151,18 @@ class _Fetch:
         what = f"{self.kind} of stage {self.stage}" + ("" if epoch is None else f" at epoch {epoch}")
         self.began = self.clock.now()
         groups = await self._offers(list(donors), epoch, expected)
-        order = sorted(groups, key=lambda o: (len(groups[o]), o.epoch, o.digest), reverse=True)
+        begun = self.partial.version
+        order = sorted(groups, key=lambda o: (o.version == begun, len(groups[o]), o.version, o.digest), reverse=True)
         for offer in order:
+            self.partial.version = offer.version
+            await asyncio.to_thread(self.partial.only, {sha256 for _, sha256 in offer.hashes})
             tensors = await self._gather(offer, groups[offer])
             if tensors is None:
                 continue
             if await asyncio.to_thread(digest, tensors) == offer.digest:
                 await asyncio.to_thread(self.partial.clear)
-                return StateSnapshot(offer.epoch, tensors, offer.digest, dict(self.sources))
+                version = offer.version
+                return StateSnapshot(version.epoch, tensors, offer.digest, dict(self.sources), version.lineage)
             # Every tensor had the hash that was claimed for it: the claim itself is false, and all of the group made it.
             others = {pair for other in groups if other != offer for pair in other.hashes}
             for _, sha256 in set(offer.hashes) - others:
@@ -174,15 +185,12 @@ class _Fetch:
         return groups
 
     async def _ask(self, peer: PeerId, epoch: int | None, expected: str | None) -> _Offer | None:
-        names = sorted(self.shapes) if self.kind is StateKind.OPTIMIZER else []
-        request = state_pb2.DescribeRequest(
-            stage=self.stage, kind=self.kind.code, epoch=epoch or 0, any_epoch=epoch is None, names=names
-        )
+        begun = self.partial.version if epoch is None else None
         try:
             async with asyncio.timeout(self.patience.describe_s):
-                stub = state_pb2_grpc.StateStub(await self.transport.channel(peer))
-                manifest = await stub.Describe(request, timeout=self.patience.describe_s)
-            offer = self._check(manifest, epoch)
+                offer = None if begun is None else await self._described(peer, begun.epoch, begun.lineage)
+                if offer is None or expected not in (None, offer.digest):
+                    offer = await self._described(peer, epoch, self.lineage, must=True)
         except grpc.aio.AioRpcError as e:
             self._failed(translate(peer, e))
         except TimeoutError:
@@ -192,14 +200,31 @@ class _Fetch:
         except WireError as e:
             self._lied(peer, str(e))
         else:
-            if expected is None or offer.digest == expected:
+            if offer is None or expected is None or offer.digest == expected:
                 return offer
-            self._lied(peer, f"offers digest {offer.digest[:12]} at epoch {offer.epoch}, the swarm has {expected[:12]}")
+            said = f"offers digest {offer.digest[:12]} at epoch {offer.version.epoch}, the swarm has {expected[:12]}"
+            self._lied(peer, said)
         return None
 
-    def _check(self, manifest: state_pb2.StateManifest, epoch: int | None) -> _Offer:
+    async def _described(self, peer: PeerId, epoch: int | None, history: str, must: bool = False) -> _Offer | None:
+        """One donor's offer; None when it has no such state and ``must`` it not. Raises AioRpcError, PeerFault, WireError."""
+        names = [] if self.kind is StateKind.PARAMETERS else sorted(self.shapes)
+        request = state_pb2.DescribeRequest(
+            stage=self.stage, kind=self.kind.code, epoch=epoch or 0, any_epoch=epoch is None, names=names, lineage=history
+        )
+        stub = state_pb2_grpc.StateStub(await self.transport.channel(peer))
+        try:
+            manifest = await stub.Describe(request, timeout=self.patience.describe_s)
+        except grpc.aio.AioRpcError as e:
+            if must or e.code() is not grpc.StatusCode.NOT_FOUND:
+                raise
+            return None
+        return self._check(manifest, epoch, history)
+
+    def _check(self, manifest: state_pb2.StateManifest, epoch: int | None, history: str) -> _Offer:
         """Raises WireError for an answer to another question, or for tensors this peer did not expect."""
-        if (manifest.stage, manifest.kind) != (self.stage, self.kind.code) or epoch not in (None, manifest.epoch):
+        same = (manifest.stage, manifest.kind) == (self.stage, self.kind.code) and epoch in (None, manifest.epoch)
+        if not same or history not in ("", manifest.lineage):
             raise WireError("the answer is about other state than was asked for")
         entries = {t.head.name: t for t in manifest.tensors}
         if len(entries) != len(manifest.tensors) or entries.keys() != self.shapes.keys():
@@ -209,7 +234,10 @@ class _Fetch:
         hashes = tuple((name, entries[name].sha256) for name in sorted(entries))
         if any(_HEX.fullmatch(text) is None for text in (manifest.digest, *(sha256 for _, sha256 in hashes))):
             raise WireError("a hash is not a hex sha256")
-        return _Offer(manifest.epoch, manifest.digest, hashes)
+        try:
+            return _Offer(Version(manifest.epoch, lineage(manifest.lineage)), manifest.digest, hashes)
+        except ValueError as e:
+            raise WireError(str(e)) from e
 
     # Phase 2: the bytes, from all who made the same offer.
 
@@ -282,6 +310,8 @@ class _Fetch:
 
     async def _request(self, offer: _Offer, want: _Wanted, view: memoryview, donor: _Donor) -> None:
         """One range. What arrived before an error stays. Raises AioRpcError, PeerFault, TimeoutError, WireError."""
+        if self.gate is not None:
+            await self.gate.wait()
         end = min(want.filled + max(1, self.settings.fetch_chunk), want.nbytes)
         async with asyncio.timeout(self.patience.stall_s):
             stub = state_pb2_grpc.StateStub(await self.transport.channel(donor.peer))
@@ -289,7 +319,8 @@ class _Fetch:
             state_pb2.FetchRequest(
                 stage=self.stage,
                 kind=self.kind.code,
-                epoch=offer.epoch,
+                epoch=offer.version.epoch,
+                lineage=offer.version.lineage,
                 name=want.name,
                 offset=want.filled,
                 length=end - want.filled,

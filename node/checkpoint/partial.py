@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,18 +18,23 @@ import torch
 from node.checkpoint.files import Disk, directory, local_fault, reading
 from node.checkpoint.state import WIRE
 from node.core.errors import Refused
+from node.core.journey import Version
 from node.wire.tensors import encode, nbytes_of
 
 _PIECE = re.compile(r"[0-9a-f]{64}\.tensor(\.writing)?")
 
 
 class Partial:
-    """In memory, and in a ``directory`` of its own when one is given, where it survives a restart."""
+    """In memory, and in a ``directory`` of its own when one is given, where it survives a restart.
+
+    ``version`` is what was under way when the last fetch ended early: the next one asks for it first.
+    """
 
     def __init__(self, directory: Path | str | None = None, *, disk: Disk | None = None) -> None:
         self.directory = None if directory is None else Path(directory)
         self._disk = disk or Disk()
         self._held: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
+        self.version: Version | None = None
 
     def find(self, sha256: str, shape: Sequence[int]) -> torch.Tensor | None:
         """The fp32 tensor whose bytes hash to ``sha256``, or None. Blocks on the disk when it is not in memory."""
@@ -59,9 +64,19 @@ class Partial:
         if self.directory is not None:
             (self.directory / f"{sha256}.tensor").unlink(missing_ok=True)
 
+    def only(self, hashes: Collection[str]) -> None:
+        """Drop what is no part of the state wanted now: pieces of versions that are gone would add up. Blocks on the disk."""
+        held = {sha256 for sha256, _ in self._held}
+        if self.directory is not None:
+            with suppress(OSError):
+                held |= {name.partition(".")[0] for name in os.listdir(self.directory) if _PIECE.fullmatch(name)}
+        for sha256 in held - set(hashes):
+            self.forget(sha256)
+
     def clear(self) -> None:
         """Forget everything: the state is whole, or no longer wanted. Files of other makers in the directory stay."""
         self._held.clear()
+        self.version = None
         if self.directory is None or not self.directory.is_dir():
             return
         try:

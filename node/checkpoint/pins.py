@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from node.checkpoint.state import WIRE, StateKind
+from node.core.journey import Version
 from node.wire.tensors import digest, encode, head_of
 from protos import state_pb2
 
@@ -29,7 +30,7 @@ class PinKey(NamedTuple):
 
     stage: int
     kind: StateKind
-    epoch: int
+    version: Version
 
 
 @dataclass
@@ -37,12 +38,17 @@ class Pin:
     """One snapshot. ``described`` keeps answers by the names asked for; ``views`` the bytes of tensors, made once."""
 
     key: PinKey
-    tensors: Mapping[str, torch.Tensor]
+    tensors: dict[str, torch.Tensor]
     born: float
     used: float
     described: dict[tuple[str, ...], state_pb2.StateManifest] = field(default_factory=dict)
     views: dict[str, memoryview] = field(default_factory=dict)
     readers: int = 0
+
+    def extend(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Hold still also these, counters as numbers; what was there already stays as it is."""
+        for name, tensor in tensors.items():
+            self.tensors.setdefault(name, tensor if tensor.is_floating_point() else tensor.float())
 
     def view(self, name: str) -> memoryview:
         """The fp32 bytes of one tensor; for one on a device this is its copy on the CPU."""
@@ -53,7 +59,10 @@ class Pin:
     def describe(self, names: tuple[str, ...]) -> state_pb2.StateManifest:
         """Heads, hashes and digest of ``names``, all of them held. Reads every byte, so run it off the event loop."""
         if names not in self.described:
-            manifest = state_pb2.StateManifest(epoch=self.key.epoch, stage=self.key.stage, kind=self.key.kind.code)
+            version = self.key.version
+            manifest = state_pb2.StateManifest(
+                epoch=version.epoch, lineage=version.lineage, stage=self.key.stage, kind=self.key.kind.code
+            )
             for name in names:
                 sha256 = hashlib.sha256(self.view(name)).hexdigest()
                 manifest.tensors.append(state_pb2.StateTensor(head=head_of(name, self.tensors[name], WIRE), sha256=sha256))
@@ -82,17 +91,29 @@ class Pins:
             pin.used = now
         return pin
 
+    def find(self, stage: int, kind: StateKind, epoch: int, lineage: str, now: float) -> Pin | None:
+        """The pin of that state, used now; an empty ``lineage`` stands for any. None when there is none."""
+        self.expire(now)
+        for key in self._pins:
+            if key[:2] == (stage, kind) and key.version.epoch == epoch and lineage in ("", key.version.lineage):
+                return self.get(key, now)
+        return None
+
     def add(self, key: PinKey, tensors: Mapping[str, torch.Tensor], now: float) -> Pin | None:
         """A new pin, or None when ``limit`` others are in use; a pin in use is never taken from its readers."""
         self.expire(now)
+        if key.kind is not StateKind.PARAMETERS:
+            # Optimizer state is copied every few epochs: old snapshots of it would fill the memory one after the other.
+            for old in [k for k, p in self._pins.items() if k.kind is key.kind and not p.readers and now - p.used > SPARE_S]:
+                del self._pins[old]
         if len(self._pins) >= self.limit:
             # Epochs may follow each other faster than pins grow old, and their readers have long gone.
             spare = [p for p in self._pins.values() if not p.readers and now - p.used > SPARE_S]
             if not spare:
                 return None
             del self._pins[min(spare, key=lambda p: p.used).key]
-        exact = {name: t if t.is_floating_point() else t.float() for name, t in tensors.items()}  # counters travel as numbers
-        self._pins[key] = pin = Pin(key, exact, now, now)
+        self._pins[key] = pin = Pin(key, {}, now, now)
+        pin.extend(tensors)
         return pin
 
     def expire(self, now: float) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,7 @@ from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.state import NoDonor, StateKind, StateProvider, StateSnapshot
 from node.core.clock import Clock, SystemClock
 from node.core.ids import PeerId
+from node.core.journey import Version
 from node.transport.port import TransportPort
 from protos import state_pb2, state_pb2_grpc
 
@@ -44,7 +45,10 @@ class _No(Exception):
 
 
 class StateService(state_pb2_grpc.StateServicer):
-    """Serves what ``provider`` holds. Made before the transport starts: it adds itself to the transport's server."""
+    """Serves what ``provider`` holds. Made before the transport starts: it adds itself to the transport's server.
+
+    ``on_served(kind, version, name)`` is told of every tensor whose last byte has gone out.
+    """
 
     def __init__(
         self,
@@ -54,8 +58,9 @@ class StateService(state_pb2_grpc.StateServicer):
         *,
         clock: Clock | None = None,
         pins: Pins | None = None,
+        on_served: Callable[[StateKind, Version, str], None] = lambda kind, version, name: None,
     ) -> None:
-        self._transport, self._provider = transport, provider
+        self._transport, self._provider, self._on_served = transport, provider, on_served
         self._clock = clock or SystemClock()
         self.pins = Pins() if pins is None else pins
         self._bucket = Bucket(settings.max_up)
@@ -89,16 +94,32 @@ class StateService(state_pb2_grpc.StateServicer):
                         self.pins.get(pin.key, self._clock.now())  # in use: does not expire under its reader
                         self.bytes_given[peer] += len(data)
                         self._transport.count(peer, sent=len(data))
+                    if request.offset + request.length == len(pin.views[request.name]):
+                        self._on_served(pin.key.kind, pin.key.version, request.name)
                 finally:
                     pin.readers -= 1
         except _No as no:
             await context.abort(no.code, no.reason)
 
+    async def List(self, request: state_pb2.ListRequest, context: Any) -> state_pb2.StateList:
+        """Parts there is optimizer state of here, with the version each is of. Pins nothing."""
+        try:
+            with self._stream(self._transport.caller(context)):
+                kind = StateKind.of(request.kind)
+                if kind is None or kind is StateKind.PARAMETERS:
+                    raise _No(grpc.StatusCode.INVALID_ARGUMENT, "parameters have no parts")
+                held = sorted(self._provider.listing(request.stage, kind).items())[:NAMES]
+                parts = [state_pb2.PartVersion(name=name, epoch=v.epoch, lineage=v.lineage) for name, v in held]
+                return state_pb2.StateList(parts=parts)
+        except _No as no:
+            await context.abort(no.code, no.reason)
+            raise
+
     async def _describe(self, request: state_pb2.DescribeRequest) -> state_pb2.StateManifest:
         kind = StateKind.of(request.kind)
         if kind is None or len(request.names) > NAMES:
             raise _No(grpc.StatusCode.INVALID_ARGUMENT, "unknown kind of state, or too many names")
-        pin = self._pin(request.stage, kind, None if request.any_epoch else request.epoch)
+        pin = self._pin(request.stage, kind, None if request.any_epoch else request.epoch, request.lineage)
         if (names := chosen(pin.tensors, request.names)) is None:
             raise _No(grpc.StatusCode.NOT_FOUND, "not all of these tensors are held here")
         async with self._hashing:  # one core at most goes to joiners
@@ -108,7 +129,8 @@ class StateService(state_pb2_grpc.StateServicer):
 
     def _range(self, request: state_pb2.FetchRequest) -> tuple[Pin, memoryview]:
         kind = StateKind.of(request.kind)
-        pin = None if kind is None else self.pins.get(PinKey(request.stage, kind, request.epoch), self._clock.now())
+        now = self._clock.now()
+        pin = None if kind is None else self.pins.find(request.stage, kind, request.epoch, request.lineage, now)
         if pin is None or request.name not in pin.views:
             raise _No(grpc.StatusCode.NOT_FOUND, "no such tensor is held still here: describe first")
         view, end = pin.views[request.name], request.offset + request.length
@@ -116,17 +138,21 @@ class StateService(state_pb2_grpc.StateServicer):
             raise _No(grpc.StatusCode.INVALID_ARGUMENT, f"no such range in {len(view)} bytes")
         return pin, view[request.offset : end]
 
-    def _pin(self, stage: int, kind: StateKind, epoch: int | None) -> Pin:
+    def _pin(self, stage: int, kind: StateKind, epoch: int | None, lineage: str) -> Pin:
         now = self._clock.now()
-        if epoch is not None and (pin := self.pins.get(PinKey(stage, kind, epoch), now)):
+        pin = None if epoch is None else self.pins.find(stage, kind, epoch, lineage, now)
+        # Spares of one version come one after the other, so an older snapshot of them may lack some.
+        if pin is not None and kind is not StateKind.SPARE:
             return pin
-        held = self._provider.describe(stage, kind, epoch)
+        held = self._provider.describe(stage, kind, epoch, lineage)
         if held is None:
             raise _No(grpc.StatusCode.NOT_FOUND, "not held here")
         if not len(self.pins):
             self._tidy_later()
         key = PinKey(stage, kind, held[0])
-        if (pin := self.pins.get(key, now) or self.pins.add(key, held[1], now)) is None:
+        if (pin := self.pins.get(key, now)) is not None:
+            pin.extend(held[1])
+        elif (pin := self.pins.add(key, held[1], now)) is None:
             raise _No(grpc.StatusCode.RESOURCE_EXHAUSTED, "all snapshots are in use, try again later")
         return pin
 

@@ -1,4 +1,4 @@
-"""What state is to the room: two kinds of it, where a donor takes it from, what a joiner ends up with."""
+"""What state is to the room: three kinds of it, where a donor takes it from, what a joiner ends up with."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
+from node.core.journey import Version
 from protos import state_pb2
 
 WIRE = "fp32"
@@ -18,14 +19,16 @@ WIRE = "fp32"
 
 
 class StateKind(StrEnum):
-    """``PARAMETERS`` of a stage, named as the model names them; ``OPTIMIZER`` state, named "<part>/<state>"."""
+    """``PARAMETERS`` of a stage, named as the model names them; ``OPTIMIZER`` state of the parts a peer owns, named
+    "<part>/<state>"; ``SPARE``: copies it keeps of other owners' optimizer state, named alike."""
 
     PARAMETERS = "parameters"
     OPTIMIZER = "optimizer"
+    SPARE = "spare"
 
     @property
     def code(self) -> state_pb2.Kind:
-        return state_pb2.PARAMETERS if self is StateKind.PARAMETERS else state_pb2.OPTIMIZER
+        return _CODES[self]
 
     @classmethod
     def of(cls, code: int) -> StateKind | None:
@@ -33,15 +36,30 @@ class StateKind(StrEnum):
         return next((kind for kind in cls if kind.code == code), None)
 
 
+_CODES = {
+    StateKind.PARAMETERS: state_pb2.PARAMETERS,
+    StateKind.OPTIMIZER: state_pb2.OPTIMIZER,
+    StateKind.SPARE: state_pb2.SPARE,
+}
+
+
 class StateProvider(Protocol):
     """The part of the daemon that holds state others may fetch."""
 
-    def describe(self, stage: int, kind: StateKind, epoch: int | None) -> tuple[int, Mapping[str, torch.Tensor]] | None:
+    def describe(
+        self, stage: int, kind: StateKind, epoch: int | None, lineage: str
+    ) -> tuple[Version, Mapping[str, torch.Tensor]] | None:
         """The state of ``stage`` at ``epoch`` (None: the newest committed), or None when it is not held.
+
+        A ``lineage`` that is not empty must be that of the history the state comes from.
 
         The tensors are kept by reference until joiners have read them: a later epoch must replace them and not
         write into them.
         """
+        ...
+
+    def listing(self, stage: int, kind: StateKind) -> Mapping[str, Version]:
+        """Parts of ``stage`` there is OPTIMIZER or SPARE state of, each with its version."""
         ...
 
 
@@ -53,6 +71,12 @@ class StateSnapshot:
     tensors: dict[str, torch.Tensor]
     digest: str
     sources: dict[PeerId, int] = field(default_factory=dict)
+    lineage: str = ""
+
+    @property
+    def version(self) -> Version:
+        """By the donors' word; only the digest, where it was known before, makes it more."""
+        return Version(self.epoch, self.lineage)
 
 
 class NoDonor(PeerFault):

@@ -113,6 +113,10 @@ class CheckpointStore:
                 return dict(manifest.meta)
         raise Refused(f"no whole checkpoint of stage {stage} at epoch {epoch} under {self.root}")
 
+    def metas(self, stage: int) -> dict[int, dict[str, Any]]:
+        """What every checkpoint that looks whole was written with beside its tensors, by epoch."""
+        return {epoch: dict(m.meta) for epoch, _, m, _ in self._survey(stage) if m is not None}
+
     def problems(self, stage: int) -> list[tuple[str, str]]:
         """(directory, why it is not used) of everything under the stage that is no usable checkpoint."""
         return [(name, why) for _, name, _, why in self._survey(stage) if why]

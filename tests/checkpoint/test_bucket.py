@@ -8,6 +8,7 @@ import torch
 from node.checkpoint.bucket import Bucket
 from node.checkpoint.pins import PinKey, Pins, chosen
 from node.checkpoint.state import StateKind
+from node.core.journey import Version
 
 
 def test_no_rate_is_no_limit() -> None:
@@ -35,7 +36,7 @@ def test_the_average_never_exceeds_the_rate() -> None:
 
 
 def key(epoch: int) -> PinKey:
-    return PinKey(1, StateKind.PARAMETERS, epoch)
+    return PinKey(1, StateKind.PARAMETERS, Version(epoch))
 
 
 def test_pins_are_few_and_expire_unused_or_old() -> None:

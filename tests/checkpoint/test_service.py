@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from node.checkpoint.settings import CheckpointSettings
 from node.core.clock import VirtualClock
 from node.core.errors import OutOfResources
 from node.core.ids import PeerId
+from node.core.journey import Version
 from node.transport.memory import MemoryNet, MemoryTransport
 from node.wire.tensors import digest
 from protos import state_pb2, state_pb2_grpc, tensor_pb2
@@ -41,15 +43,23 @@ def values(seed: int = 1) -> dict[str, torch.Tensor]:
 class Held:
     """A provider: epoch -> tensors, the last one newest; counts how often it is asked."""
 
-    def __init__(self, epochs: Mapping[int, Mapping[str, torch.Tensor]], kind: StateKind = StateKind.PARAMETERS) -> None:
-        self.epochs, self.kind, self.asked = dict(epochs), kind, 0
+    def __init__(
+        self, epochs: Mapping[int, Mapping[str, torch.Tensor]], kind: StateKind = StateKind.PARAMETERS, lineage: str = ""
+    ) -> None:
+        self.epochs, self.kind, self.lineage, self.asked = dict(epochs), kind, lineage, 0
 
-    def describe(self, stage: int, kind: StateKind, epoch: int | None) -> tuple[int, Mapping[str, torch.Tensor]] | None:
+    def describe(
+        self, stage: int, kind: StateKind, epoch: int | None, lineage: str
+    ) -> tuple[Version, Mapping[str, torch.Tensor]] | None:
         self.asked += 1
         epoch = max(self.epochs) if epoch is None else epoch
-        if stage != 1 or kind != self.kind or epoch not in self.epochs:
+        if stage != 1 or kind != self.kind or epoch not in self.epochs or lineage not in ("", self.lineage):
             return None
-        return epoch, self.epochs[epoch]
+        return Version(epoch, self.lineage), self.epochs[epoch]
+
+    def listing(self, stage: int, kind: StateKind) -> Mapping[str, Version]:
+        names = {key.rpartition("/")[0] for key in self.epochs[max(self.epochs)]}
+        return dict.fromkeys(names, Version(max(self.epochs), self.lineage)) if (stage, kind) == (1, self.kind) else {}
 
 
 class Liar(StateService):
@@ -467,3 +477,137 @@ async def test_more_streams_than_one_joiner_may_open_are_refused(swarm: Swarm) -
     for call in calls:
         call.cancel()
     assert [code.result().name for code in first] == ["RESOURCE_EXHAUSTED"]
+
+
+HERE, THERE = "a" * 32, "b" * 32
+
+
+async def test_a_history_is_asked_for_by_name_and_who_has_another_is_no_liar(swarm: Swarm) -> None:
+    good = await swarm.donor("good", Held({3: values()}, lineage=HERE))
+    other = await swarm.donor("other", Held({3: values(9)}, lineage=THERE))
+    snapshot = await swarm.fetch([other, good], lineage=HERE)
+    assert same(snapshot.tensors, values())
+    assert (snapshot.version, set(snapshot.sources)) == (Version(3, HERE), {good})
+    assert swarm.me.faults == []
+    both = await swarm.fetch([other])
+    assert both.version == Version(3, THERE), "any history will do when none is named"
+
+
+async def test_a_pinned_epoch_of_one_history_is_not_given_as_another(swarm: Swarm) -> None:
+    held = Held({3: values()}, lineage=HERE)
+    donor = await swarm.donor("donor", held)
+    await swarm.fetch([donor], lineage=HERE)
+    held.epochs, held.lineage = {3: values(9)}, THERE
+    assert same((await swarm.fetch([donor], lineage=HERE)).tensors, values()), "held still"
+    assert same((await swarm.fetch([donor], lineage=THERE)).tensors, values(9))
+
+
+class NamesAnotherHistory(Liar):
+    def describes(self, manifest: state_pb2.StateManifest) -> state_pb2.StateManifest:
+        manifest.lineage = THERE
+        return manifest
+
+
+class NamesNonsense(Liar):
+    def describes(self, manifest: state_pb2.StateManifest) -> state_pb2.StateManifest:
+        manifest.lineage = "../../etc"
+        return manifest
+
+
+@pytest.mark.parametrize("lie", [NamesAnotherHistory, NamesNonsense])
+async def test_a_wrong_history_counts_against_the_donor(swarm: Swarm, lie: type[Liar]) -> None:
+    liar = await swarm.donor("liar", Held({3: values()}, lineage=HERE), lie)
+    with pytest.raises(NoDonor):
+        await swarm.fetch([liar], lineage=HERE)
+    assert swarm.blamed() == {liar}
+
+
+async def test_what_is_kept_of_parts_is_listed(swarm: Swarm) -> None:
+    held = Held({3: {"a/momentum": torch.ones(2), "b/momentum": torch.ones(3)}}, StateKind.SPARE, HERE)
+    donor = await swarm.donor("donor", held)
+    stub = state_pb2_grpc.StateStub(await swarm.me.channel(donor))
+    found = await stub.List(state_pb2.ListRequest(stage=1, kind=state_pb2.SPARE), timeout=5)
+    assert [(p.name, p.epoch, p.lineage) for p in found.parts] == [("a", 3, HERE), ("b", 3, HERE)]
+    assert not (await stub.List(state_pb2.ListRequest(stage=2, kind=state_pb2.SPARE), timeout=5)).parts
+    assert len(swarm.services[donor].pins) == 0, "a list holds nothing still"
+    for kind in (state_pb2.PARAMETERS, state_pb2.KIND_UNSPECIFIED):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.List(state_pb2.ListRequest(stage=1, kind=kind), timeout=5)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_spares_that_came_later_can_be_had_beside_those_held_still(swarm: Swarm) -> None:
+    held = Held({3: {"a/momentum": torch.ones(2)}}, StateKind.SPARE, HERE)
+    donor = await swarm.donor("donor", held)
+    await swarm.fetch([donor], kind="spare", shapes={"a/momentum": (2,)}, lineage=HERE)
+    held.epochs = {3: {"b/momentum": torch.full((3,), 2.0)}}
+    got = await swarm.fetch([donor], kind="spare", shapes={"b/momentum": (3,)}, lineage=HERE)
+    assert torch.equal(got.tensors["b/momentum"], torch.full((3,), 2.0))
+    again = await swarm.fetch([donor], kind="spare", shapes={"a/momentum": (2,)}, lineage=HERE)
+    assert torch.equal(again.tensors["a/momentum"], torch.ones(2))
+
+
+async def test_what_went_out_whole_is_told(swarm: Swarm) -> None:
+    told: list[tuple[StateKind, Version, str]] = []
+    donor = await swarm.donor("donor", Held({3: values()}, lineage=HERE), on_served=lambda *a: told.append(a))
+    stub = state_pb2_grpc.StateStub(await swarm.me.channel(donor))
+    await stub.Describe(state_pb2.DescribeRequest(stage=1, kind=state_pb2.PARAMETERS, epoch=3), timeout=5)
+
+    async def take(offset: int, length: int) -> None:
+        request = state_pb2.FetchRequest(
+            stage=1, kind=state_pb2.PARAMETERS, epoch=3, name="layer.0.weight", offset=offset, length=length
+        )
+        async for _ in stub.Fetch(request, timeout=5):
+            pass
+
+    await take(0, 6399)
+    assert told == []
+    await take(6399, 1)
+    assert told == [(StateKind.PARAMETERS, Version(3, HERE), "layer.0.weight")]
+
+
+async def test_no_request_begins_while_the_gate_is_shut(swarm: Swarm) -> None:
+    donor = await swarm.donor("donor", Held({3: values()}))
+    gate = asyncio.Event()
+    asked = asyncio.Event()
+    swarm.services[donor]._provider.describe = _telling(asked, swarm.services[donor]._provider.describe)  # type: ignore[method-assign]
+    going = asyncio.ensure_future(swarm.fetch([donor], gate=gate))
+    await asked.wait()
+    for _ in range(3):
+        await swarm.me.ping(donor)  # time for a request that should not be made
+    assert not swarm.services[donor].bytes_given
+    gate.set()
+    assert same((await going).tensors, values())
+
+
+def _telling(event: asyncio.Event, call: Any) -> Any:
+    def told(*args: Any) -> Any:
+        event.set()
+        return call(*args)
+
+    return told
+
+
+async def test_a_broken_fetch_asks_for_the_same_version_again_and_drops_pieces_of_others(swarm: Swarm, tmp_path: Path) -> None:
+    held = Held({3: values()}, lineage=HERE)
+    donor = await swarm.donor("donor", held)
+    partial = Partial(tmp_path / "in")
+    partial.keep("c" * 64, torch.ones(3))
+    await swarm.fetch([donor], epoch=None)  # held still from now on
+    held.epochs = {4: values(4)}
+    partial.version = Version(3, HERE)
+    assert (await swarm.fetch([donor], epoch=None, partial=partial)).version == Version(3, HERE)
+    assert partial.version is None
+    assert not (tmp_path / "in").exists(), "the piece of no version is gone too"
+
+    class Gone(Liar):
+        def sends(self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk) -> None:
+            return None
+
+    gone, partial = await swarm.donor("gone", Held({5: values(5)}), Gone), Partial(tmp_path / "in")
+    partial.keep("c" * 64, torch.ones(3))
+    with pytest.raises(NoDonor):
+        await swarm.fetch([gone], epoch=None, partial=partial)
+    assert files(tmp_path / "in") == [], "also when nothing comes of it"
+    partial.version = Version(2, HERE)
+    assert (await swarm.fetch([donor], epoch=None, partial=partial)).version == Version(4, HERE), "what nobody has is let go"
