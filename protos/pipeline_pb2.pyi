@@ -79,16 +79,18 @@ class Receipt(_message.Message):
     def __init__(self, verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[str] = ..., compute_s: _Optional[float] = ...) -> None: ...
 
 class FetchInput(_message.Message):
-    __slots__ = ("epoch", "plan_hash", "index", "position")
+    __slots__ = ("epoch", "plan_hash", "index", "position", "skipped")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PLAN_HASH_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     plan_hash: str
     index: int
     position: int
-    def __init__(self, epoch: _Optional[int] = ..., plan_hash: _Optional[str] = ..., index: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
+    skipped: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., plan_hash: _Optional[str] = ..., index: _Optional[int] = ..., position: _Optional[int] = ..., skipped: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LostNote(_message.Message):
     __slots__ = ("epoch", "plan_hash", "index", "reason")
@@ -103,6 +105,22 @@ class LostNote(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., plan_hash: _Optional[str] = ..., index: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class LostReply(_message.Message):
+    __slots__ = ("accepted",)
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    accepted: bool
+    def __init__(self, accepted: _Optional[bool] = ...) -> None: ...
+
+class CountedNote(_message.Message):
+    __slots__ = ("epoch", "plan_hash", "indices")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PLAN_HASH_FIELD_NUMBER: _ClassVar[int]
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    plan_hash: str
+    indices: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., plan_hash: _Optional[str] = ..., indices: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class CountedReply(_message.Message):
     __slots__ = ("accepted",)
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     accepted: bool

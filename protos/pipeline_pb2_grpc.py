@@ -54,6 +54,11 @@ class PipelineStub:
                 request_serializer=protos_dot_pipeline__pb2.LostNote.SerializeToString,
                 response_deserializer=protos_dot_pipeline__pb2.LostReply.FromString,
                 _registered_method=True)
+        self.Counted = channel.unary_unary(
+                '/tutti.v1.Pipeline/Counted',
+                request_serializer=protos_dot_pipeline__pb2.CountedNote.SerializeToString,
+                response_deserializer=protos_dot_pipeline__pb2.CountedReply.FromString,
+                _registered_method=True)
 
 
 class PipelineServicer:
@@ -87,6 +92,13 @@ class PipelineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Counted(self, request, context):
+        """from the origin: "these came home through you: your share counts"
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PipelineServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -109,6 +121,11 @@ def add_PipelineServicer_to_server(servicer, server):
                     servicer.Lost,
                     request_deserializer=protos_dot_pipeline__pb2.LostNote.FromString,
                     response_serializer=protos_dot_pipeline__pb2.LostReply.SerializeToString,
+            ),
+            'Counted': grpc.unary_unary_rpc_method_handler(
+                    servicer.Counted,
+                    request_deserializer=protos_dot_pipeline__pb2.CountedNote.FromString,
+                    response_serializer=protos_dot_pipeline__pb2.CountedReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -219,6 +236,33 @@ class Pipeline:
             '/tutti.v1.Pipeline/Lost',
             protos_dot_pipeline__pb2.LostNote.SerializeToString,
             protos_dot_pipeline__pb2.LostReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Counted(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tutti.v1.Pipeline/Counted',
+            protos_dot_pipeline__pb2.CountedNote.SerializeToString,
+            protos_dot_pipeline__pb2.CountedReply.FromString,
             options,
             channel_credentials,
             insecure,

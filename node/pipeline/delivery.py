@@ -35,10 +35,13 @@ class Pause:
 
 
 class Suspects:
-    """Peers that failed lately."""
+    """Peers that failed lately, and ``slow`` ones: those measured to answer much later than a sibling."""
 
     def __init__(self) -> None:
         self._until: dict[PeerId, float] = {}
+        self.slow: frozenset[PeerId] = frozenset()
+        self.gone: set[PeerId] = set()
+        """Dead for the plan in force: not asked at all."""
 
     def add(self, peer: PeerId, now: float) -> None:
         self._until[peer] = now + SUSPECT_S
@@ -73,15 +76,18 @@ class Delivery:
             self.failures[peer] = self.failures.get(peer, 0) + 1
 
     def choose(self, preferred: PeerId, replicas: Sequence[PeerId], suspects: Suspects, now: float) -> PeerId | Pause | None:
-        """Who is asked next: ``preferred`` if it may be, then the other ``replicas``, suspects last; None when all are gone."""
+        """Who is asked next: ``preferred`` if it may be, then the other ``replicas``; None when all are gone.
+
+        Suspects come last and slow ones before them; ``preferred`` may be slow, the plan has reckoned with that.
+        """
         others = sorted(set(replicas) - {preferred})
         turn = self.spread % len(others) if others else 0
-        able = [p for p in (preferred, *others[turn:], *others[:turn]) if self._may(p)]
+        able = [p for p in (preferred, *others[turn:], *others[:turn]) if p not in suspects.gone and self._may(p)]
         if not able:
             return None
         fresh = [p for p in able if p not in self.asked]
         if fresh:
-            return min(fresh, key=lambda p: suspects.has(p, now))
+            return min(fresh, key=lambda p: (suspects.has(p, now), p != preferred and p in suspects.slow))
         self.asked.clear()
         seconds = min(PAUSE_S[0] * 2**self.pauses, PAUSE_S[1])
         self.pauses = min(self.pauses + 1, 16)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from node.core.errors import PeerFault
+from node.core.errors import PeerFault, WireError
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop
 from node.pipeline.delivery import Delivery, Pause, Trouble
@@ -137,6 +137,8 @@ class Errands:
         reader = TensorReader([incoming.tensor.tensor], [("", shape)], room.shape.wire)
         async with asyncio.timeout(room.settings.forward_timeout_s):
             await read_chunks(context.read, reader)
+        if not room.guard.finite(reader):
+            raise WireError("an activation that is not finite or absurdly large")
         room.received(incoming.claim.journey[incoming.claim.position - 1].peer, reader.nbytes)
         return reader
 
@@ -157,7 +159,7 @@ class Errands:
             journey = (*claim.journey[: claim.position], Hop(target.stage, choice), *claim.journey[claim.position + 1 :])
             onward = Claim(claim.epoch, "", claim.index, journey, claim.position)
             messages = frames(onward, purpose, until - room.clock.now(), shape, buffer, room.shape)
-            outcome = await room.outbound.send(
+            outcome = await room.courier.outbound.send(
                 choice, Way.FORWARD, messages, len(buffer), room.settings.forward_timeout_s, accepted
             )
             if outcome.trouble is None:

@@ -49,7 +49,8 @@ class Say(Enum):
     AGAIN = "again"
     """I hold this already from you or from a peer you replace: ACCEPTED, then DONE when it is done."""
     SETTLED = "settled"
-    """I hold this gradient already, from another replica of your stage: DONE alone. Yours must not count."""
+    """I hold this already from somebody else: DONE alone. A gradient of another replica of your stage, or an activation
+    that took another way (a stage skipped that yours visited, or the other way round). Yours is used for nothing."""
     BUSY = "busy"
     REFUSED = "refused"
     AWAIT_PLAN = "await plan"
@@ -109,13 +110,17 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A replacement asks for the output we sent to the hop whose place it takes; ``claim.position`` is its own."""
+    """A replacement asks for the output we sent to the hop whose place it takes; ``position`` is its own.
+
+    ``skipped``: the positions before its own that its journey leaves out.
+    """
 
     epoch: int
     plan_hash: str
     index: int
     position: int
     caller: PeerId
+    skipped: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +147,12 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The device could not compute it (out of memory, numbers that are not finite)."""
+    """The device could not compute it. ``lost``: nobody else should try, the result is not finite."""
 
     key: Key
     way: Way
     reason: str
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +192,13 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True)
+class Gone:
+    """The leader has found this peer dead: nobody of the plan in force is to wait for it."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class Lost:
     """A hop tells the origin that nobody can finish this micro-batch."""
 
@@ -197,6 +210,16 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class Counted:
+    """The origin names us: the gradient that came home went through this peer, so its share of this micro-batch counts."""
+
+    epoch: int
+    plan_hash: str
+    index: int
+    caller: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class Expired:
     """The stash is full and this entry's micro-batch is past its deadline."""
 
@@ -205,7 +228,7 @@ class Expired:
 
 Event = (
     Adopt | Close | Start | Drop | Arrived | Held | Asked | Fetched | NotFetched | Computed | Broken
-    | Passed | Settled | Turned | Retry | Lost | Expired
+    | Passed | Settled | Turned | Retry | Gone | Lost | Counted | Expired
 )  # fmt: skip
 
 # Actions ---------------------------------------------------------------------------------------------------------------
@@ -213,7 +236,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """To the peer whose frame or question this event was; exactly one per Arrived, Held, Asked and Lost."""
+    """To the peer whose frame or question this event was; exactly one per Arrived, Held, Asked, Lost and Counted."""
 
     say: Say
     reason: str = ""
@@ -227,10 +250,11 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Ask ``peers``, in order, for the input of ``key``."""
+    """Ask ``peers``, in order, for the input of ``key``; ``skipped`` are the positions before it that are left out."""
 
     key: Key
     peers: tuple[PeerId, ...]
+    skipped: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +290,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """Throw this visit's parameter gradients away: another replica's count."""
+    """Throw this visit's parameter gradients away: they cannot count."""
 
     key: Key
 
@@ -298,8 +322,31 @@ class TellOrigin:
 
 
 @dataclass(frozen=True, slots=True)
+class TellCounted:
+    """The micro-batch is finished: tell ``peers``, one for each block stage it visited, that their shares count."""
+
+    index: int
+    peers: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """For the record: nobody of ``stage`` can be had, so this micro-batch goes on without it."""
+
+    key: Key
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
 class FreeGraph:
     """Input, output and autograd graph are needed no more."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class FreeGradient:
+    """The gradient we passed on is needed no more; this visit's share still waits to be named."""
 
     key: Key
 
@@ -327,5 +374,6 @@ class Dropped:
 
 
 Action = (
-    Answer | Compute | Fetch | Send | Later | Commit | Void | Told | Failed | TellOrigin | FreeGraph | Free | Finished | Dropped
-)
+    Answer | Compute | Fetch | Send | Later | Commit | Void | Told | Failed | TellOrigin | TellCounted | Skipped
+    | FreeGraph | FreeGradient | Free | Finished | Dropped
+)  # fmt: skip

@@ -58,16 +58,22 @@ def parse_head(frame: pb.Frame, shape: FrameShape) -> Incoming:
         raise WireError(f"unknown purpose {head.purpose}")
     if not 3 <= len(head.journey) <= shape.stages + 2:
         raise WireError(f"a journey of {len(head.journey)} hops")
-    if any(not 0 < len(hop.peer) <= PEER_ID_LENGTH or hop.stage > shape.stages for hop in head.journey):
+    train = head.purpose == pb.TRAIN  # only training work has a plan that says who may be left out
+    if any(not (0 if train else 1) <= len(hop.peer) <= PEER_ID_LENGTH or hop.stage > shape.stages for hop in head.journey):
         raise WireError("a journey with an impossible hop")
     journey = tuple(Hop(hop.stage, PeerId(hop.peer)) for hop in head.journey)
-    if journey[0] != journey[-1] or journey[0].stage != 0 or len({h.stage for h in journey}) != len(journey) - 1:
+    if (
+        journey[0] != journey[-1]
+        or journey[0].stage != 0
+        or not journey[0].peer
+        or len({h.stage for h in journey}) != len(journey) - 1
+    ):
         raise WireError("a journey goes from its origin through different block stages back to it")
     if head.position >= len(journey):
         raise WireError("a position outside the journey")
     if not (math.isfinite(head.deadline_s) and 0 < head.deadline_s <= DEADLINE_MAX_S):
         raise WireError("an impossible deadline")
-    if len(head.plan_hash) > 64 or (head.purpose == pb.TRAIN) != bool(head.plan_hash):
+    if len(head.plan_hash) > 64 or train != bool(head.plan_hash):
         raise WireError("training work carries a plan hash and other work none")
     claim = Claim(head.epoch, head.plan_hash, head.index, journey, head.position)
     return Incoming(claim, head.purpose, head, head.deadline_s)

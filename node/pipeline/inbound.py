@@ -9,9 +9,10 @@ import grpc
 
 from node.core.errors import WireError
 from node.core.ids import PeerId
-from node.pipeline.events import Answer, Arrived, Asked, Held, Key, Lost, Say, Way
+from node.pipeline.events import Action, Answer, Arrived, Asked, Counted, Held, Key, Lost, Say, Way
 from node.pipeline.frames import Incoming, frames, parse_head
 from node.pipeline.outbound import EOF, read_chunks
+from node.pipeline.route import beside
 from node.wire.tensors import TensorReader
 from protos import pipeline_pb2 as pb
 from protos.pipeline_pb2_grpc import PipelineServicer
@@ -62,7 +63,7 @@ class Inbound(PipelineServicer):
                 async with asyncio.timeout(room.settings.forward_timeout_s):
                     await read_chunks(context.read, reader)
                 room.received(caller, reader.nbytes)
-                answer, rest = room.hold(Held(way, claim, caller), reader, incoming.deadline_s, ticket)
+                answer, rest = self._look(way, caller, incoming, reader, ticket)
             finally:
                 room.stash.cancel(ticket)
         match answer.say:
@@ -83,6 +84,16 @@ class Inbound(PipelineServicer):
             case _:
                 await say(context, pb.REFUSED, answer.reason)
 
+    def _look(
+        self, way: Way, caller: PeerId, incoming: Incoming, reader: TensorReader, ticket: int
+    ) -> tuple[Answer, list[Action]]:
+        """Into the stash with it, unless its numbers cannot be used."""
+        room, claim = self._room, incoming.claim
+        before = beside(claim.journey, claim.position, Way.BACKWARD if way is Way.FORWARD else Way.FORWARD)
+        if objection := room.guard.objection(way, claim.journey[before].stage, caller, claim.index, reader):
+            return Answer(Say.REFUSED, objection), []
+        return room.hold(Held(way, claim, caller), reader, incoming.deadline_s, ticket)
+
     async def _patient(self, way: Way, caller: PeerId, incoming: Incoming, cost: int) -> Answer:
         """The machine's answer to a head; a frame that is ahead of the plan waits for it, for a bounded time."""
         room, claim, answer = self._room, incoming.claim, Answer(Say.AWAIT_PLAN)
@@ -102,8 +113,12 @@ class Inbound(PipelineServicer):
     async def Fetch(self, request: pb.FetchInput, context: Any) -> None:
         room = self._room
         caller = room.transport.caller(context)
-        key = Key(request.epoch, request.index, request.position - 1)
-        answer = room.ask(Asked(request.epoch, request.plan_hash, request.index, request.position, caller))
+        skipped = tuple(request.skipped[: room.shape.stages])
+        before = request.position - 1
+        while before in skipped:
+            before -= 1
+        key = Key(request.epoch, request.index, before)
+        answer = room.ask(Asked(request.epoch, request.plan_hash, request.index, request.position, caller, skipped))
         work = room.stash.get(key)
         if answer.say is Say.SETTLED:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, answer.reason)
@@ -120,6 +135,14 @@ class Inbound(PipelineServicer):
         reason = "".join(c for c in request.reason[:200] if c.isprintable())
         answer = room.ask(Lost(request.epoch, request.plan_hash, request.index, caller, reason))
         return pb.LostReply(accepted=answer.say is Say.TAKE)
+
+    async def Counted(self, request: pb.CountedNote, context: Any) -> pb.CountedReply:
+        room = self._room
+        caller, plan = room.transport.caller(context), room.machine.plan
+        if len(request.indices) > len(plan.paths if plan else ()):
+            return pb.CountedReply(accepted=False)
+        answers = [room.ask(Counted(request.epoch, request.plan_hash, index, caller)) for index in request.indices]
+        return pb.CountedReply(accepted=all(answer.say is Say.TAKE for answer in answers))
 
 
 async def say(context: Any, verdict: int, reason: str = "", compute_s: float = 0.0) -> None:

@@ -4,17 +4,19 @@ Responsibility moves with the receipts. ACCEPTED means "I hold it": from then on
 DONE means "and the hop after me holds my result": only then may the sender forget. So any one peer can die at any
 moment and somebody still holds what is needed: the hop before keeps its output, the hop after keeps the gradient.
 
-A micro-batch counts at most once at a stage: parameter gradients stay apart until the previous hop has ACCEPTED the
-gradient that belongs to them, and a hop accepts that gradient from one replica of the next stage only. The other
-replica, if there is one because of a time-out, hears SETTLED and throws its share away. (Two faults on the same
-micro-batch at the same time can still cost a count or, if two separated peers pass to two separated peers, add one.)
+A share (this stage's parameter gradients of one micro-batch) stays apart until the origin *names* this peer. The gradient
+carries the journey it took; when it has come home, the origin names the one peer of every stage on that journey, once.
+So a micro-batch counts at most once at a stage, whatever forked on the way: duplicates after a time-out, a hop thought
+dead and replaced or skipped that was alive after all. A name that gets lost costs a count and never adds one.
+
+When nobody of a block stage can be had, and the run allows it, a forward leaves that hop out; the gradient takes the
+same way back. Activations that came over different stages are different: a hop keeps to the one it took first.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from enum import IntEnum
 
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan
@@ -26,11 +28,11 @@ from node.pipeline.events import (
     Arrived,
     Asked,
     Broken,
-    Claim,
     Close,
     Commit,
     Compute,
     Computed,
+    Counted,
     Drop,
     Dropped,
     Event,
@@ -40,7 +42,9 @@ from node.pipeline.events import (
     Fetched,
     Finished,
     Free,
+    FreeGradient,
     FreeGraph,
+    Gone,
     Held,
     Key,
     Later,
@@ -51,66 +55,36 @@ from node.pipeline.events import (
     Say,
     Send,
     Settled,
+    Skipped,
     Start,
+    TellCounted,
     TellOrigin,
     Told,
     Turned,
     Void,
     Way,
 )
+from node.pipeline.route import NOBODY, beside, misfit, skipped, visited
+from node.pipeline.visit import Step, Visit
 
 FORWARD, BACKWARD = Way.FORWARD, Way.BACKWARD
 
 
-class Step(IntEnum):
-    """How far one direction of a visit is."""
-
-    ABSENT = 0
-    HELD = 1
-    """The tensor is here."""
-    COMPUTED = 2
-    PASSED = 3
-    """The next peer ACCEPTED the result."""
-    SETTLED = 4
-    """The next peer is DONE with it."""
-
-
-@dataclass(slots=True)
-class Leg:
-    """One direction of a visit: its step, and the delivery of its result."""
-
-    step: Step = Step.ABSENT
-    told: bool = False
-    delivery: Delivery | None = None
-    target: PeerId | None = None
-    """Whom the attempt under way goes to; None between attempts and after giving up."""
-
-
-@dataclass(slots=True)
-class Visit:
-    """This peer's part in one micro-batch."""
-
-    journey: list[Hop]
-    forward: Leg = field(default_factory=Leg)
-    backward: Leg = field(default_factory=Leg)
-    gradient_from: PeerId | None = None
-    committed: bool = False
-
-    def leg(self, way: Way) -> Leg:
-        return self.forward if way is FORWARD else self.backward
-
-
 class PipelineMachine:
-    """The decisions of one peer. :meth:`handle` is the only way in."""
+    """The decisions of one peer. :meth:`handle` is the only way in.
 
-    def __init__(self, me: PeerId) -> None:
-        self.me = me
+    ``fewest``: block stages a journey visits at least; a hop is left out only beyond that. None: no hop ever is.
+    """
+
+    def __init__(self, me: PeerId, fewest: int | None = None) -> None:
+        self.me, self.fewest = me, sys.maxsize if fewest is None else fewest
         self.plan: Plan | None = None
         self.closed = False
         self.visits: dict[Key, Visit] = {}
         self.suspects = Suspects()
         self._paths: dict[int, Path] = {}
         self._replicas: dict[int, tuple[PeerId, ...]] = {}
+        self._stage = ENDS
 
     def replicas(self, stage: int) -> tuple[PeerId, ...]:
         """Peers that hold ``stage`` in the plan's parameters, in PeerId order; none without a plan."""
@@ -121,16 +95,9 @@ class PipelineMachine:
         visit = self.visits.get(key)
         return visit is not None and visit.leg(way).told
 
-    def unsure(self, besides: Collection[int] = ()) -> bool:
-        """Whether a gradient is on its way of which we do not know yet if the previous hop has ACCEPTED it."""
-        return any(
-            v.backward.step is Step.COMPUTED
-            and v.backward.target is not None
-            and not v.committed
-            and k.index not in besides
-            and k.position < len(v.journey) - 1
-            for k, v in self.visits.items()
-        )
+    def unsure(self, besides: Collection[int] = ()) -> int:
+        """How many gradients were given on of which the origin has not said yet if this peer's share counts."""
+        return sum(v.undecided(k.position) and k.index not in besides for k, v in self.visits.items())
 
     def path(self, index: int) -> Path | None:
         """The plan's path of a micro-batch."""
@@ -154,8 +121,10 @@ class PipelineMachine:
             case Retry(key, way):
                 visit = self.visits.get(key)
                 return [] if visit is None or visit.leg(way).target is not None else self._send(key, visit, way, now)
-            case Broken(key, way, reason):
-                return self._broken(key, way, reason)
+            case Gone(peer):
+                return self._gone(peer, now)
+            case Broken():
+                return self._broken(event)
             case Asked():
                 return self._asked(event)
             case Fetched(key, peer):
@@ -168,6 +137,8 @@ class PipelineMachine:
                 return self._drop(index, reason)
             case Lost():
                 return self._lost(event)
+            case Counted():
+                return self._counted(event)
             case Expired(key):
                 return self._expired(key)
             case Close(epoch):
@@ -185,8 +156,11 @@ class PipelineMachine:
             Dropped(k.index, "the epoch is over") for k, v in self.visits.items() if k.position == 0 and not v.committed
         ]
         self.visits.clear()
+        self.suspects.gone.clear()
         self.plan, self.closed = plan, False
         self._paths = {p.index: p for p in plan.paths} if plan else {}
+        mine = plan.member(self.me) if plan else None
+        self._stage = mine.stage if mine else ENDS
         stages: dict[int, list[PeerId]] = {}
         for member in plan.members if plan else ():
             if member.current:
@@ -213,33 +187,19 @@ class PipelineMachine:
     def _allowed(self, path: Path, stage: int) -> tuple[PeerId, ...]:
         return (path.origin,) if stage == ENDS else self.replicas(stage)
 
-    def _misfit(self, way: Way, claim: Claim, caller: PeerId) -> str:
-        """Why this journey is not the plan's with replicas swapped, or not the caller's to send; empty when it is fine."""
-        path = self._paths.get(claim.index)
-        if path is None:
-            return "the plan has no such micro-batch"
-        planned = path.journey
-        if len(planned) != len(claim.journey) or any(
-            hop.stage != meant.stage or (hop.peer != meant.peer and hop.peer not in self._allowed(path, hop.stage))
-            for hop, meant in zip(claim.journey, planned, strict=True)
-        ):
-            return "the journey is not the plan's"
-        sender = claim.position + (-1 if way is FORWARD else 1)
-        if not (0 <= claim.position < len(planned) and 0 <= sender < len(planned)):
-            return "no such position"
-        if claim.journey[claim.position].peer != self.me:
-            return "not for me"
-        if claim.journey[sender].peer != caller:
-            return "not yours to send"
-        return ""
-
     # Frames ------------------------------------------------------------------------------------------------------------
 
     def _unfit(self, event: Arrived | Held) -> Answer | None:
         claim = event.claim
         answer = self._in_force(claim.epoch, claim.plan_hash)
-        if answer is None and (misfit := self._misfit(event.way, claim, event.caller)):
-            answer = Answer(Say.REFUSED, misfit)
+        if answer is None:
+            path = self._paths.get(claim.index)
+            reason = (
+                "the plan has no such micro-batch"
+                if path is None
+                else misfit(path, claim, event.way, self.me, event.caller, self.fewest, self.replicas)
+            )
+            answer = Answer(Say.REFUSED, reason) if reason else None
         if answer is None and claim.journey[0].peer == self.me and Key(claim.epoch, claim.index, 0) not in self.visits:
             answer = Answer(Say.REFUSED, "not under way here")
         return answer
@@ -264,7 +224,7 @@ class PipelineMachine:
             return known
         key, claim = event.claim.key, event.claim
         visit = self.visits.setdefault(key, Visit(list(claim.journey)))
-        self._learn(visit, event)
+        visit.learn(event.way, claim)
         if event.way is FORWARD:
             visit.forward.step = Step.HELD
             return [Answer(Say.TAKE), Compute(key, FORWARD)]
@@ -273,37 +233,35 @@ class PipelineMachine:
             return [Answer(Say.TAKE), Compute(key, BACKWARD)]
         if visit.forward.step is Step.HELD:  # backward follows when forward is computed
             return [Answer(Say.TAKE)]
-        before = visit.journey[key.position - 1]
+        before = visit.journey[beside(visit.journey, key.position, BACKWARD)]
         others = [p for p in self._allowed(self._paths[key.index], before.stage) if p != before.peer]
-        return [Answer(Say.TAKE), Fetch(key, (before.peer, *others))]
+        return [Answer(Say.TAKE), Fetch(key, (before.peer, *others), skipped(visit.journey, key.position))]
 
     def _known(self, event: Arrived | Held, now: float) -> list[Action]:
         """The answer to a tensor that is here already; empty when it is not."""
         key = event.claim.key
         visit = self.visits.get(key)
-        if visit is None or visit.leg(event.way).step is Step.ABSENT:
+        if visit is None:
+            return []
+        if not visit.same_way(event.claim):
+            if event.way is FORWARD:
+                return [Answer(Say.SETTLED, "this micro-batch came here over other stages")]
+            return [Answer(Say.REFUSED, "mine came over other stages")]
+        if visit.leg(event.way).step is Step.ABSENT:
             return []
         if event.way is BACKWARD and visit.gradient_from != event.caller:
             return [Answer(Say.SETTLED, "another replica's gradient is here")]
-        self._learn(visit, event)
+        visit.learn(event.way, event.claim)
         actions: list[Action] = [Answer(Say.AGAIN)]
         leg, back = visit.leg(event.way), visit.backward
-        if leg.delivery is not None and leg.target is None and leg.step is Step.COMPUTED:
+        stuck = leg.delivery is not None and leg.target is None and leg.step is Step.COMPUTED
+        if stuck and (event.way is BACKWARD or back.step is Step.ABSENT):
             leg.delivery = None  # we gave up before, or pause; the sender's news may be better than ours
             actions += self._send(key, visit, event.way, now)
         elif event.way is FORWARD and back.delivery is not None and back.step < Step.SETTLED and back.target != event.caller:
             back.delivery = None  # the hop we gave the gradient to was replaced by the caller
             actions += self._send(key, visit, BACKWARD, now)
         return actions
-
-    @staticmethod
-    def _learn(visit: Visit, event: Arrived | Held) -> None:
-        """The sender knows best who stands on its side of us."""
-        here = event.claim.position
-        if event.way is FORWARD:
-            visit.journey[:here] = event.claim.journey[:here]
-        else:
-            visit.journey[here + 1 :] = event.claim.journey[here + 1 :]
 
     # Computing ---------------------------------------------------------------------------------------------------------
 
@@ -314,9 +272,9 @@ class PipelineMachine:
         visit.leg(way).step = Step.COMPUTED
         if way is BACKWARD:
             if key.position > 0:
-                return [FreeGraph(key), *self._send(key, visit, BACKWARD, now)]
-            visit.backward.step = Step.SETTLED
-            return [*self._commit(key, visit), *self._tell(key, visit, BACKWARD), *self._finish(key)]
+                return [FreeGraph(key), *self._count(key, visit), *self._send(key, visit, BACKWARD, now)]
+            visit.backward.step, visit.named = Step.SETTLED, True
+            return [*self._count(key, visit), *self._tell(key, visit, BACKWARD), *self._finish(key, visit)]
         if key.position == len(visit.journey) - 1:  # the origin: the loss is its forward and gives the gradient as well
             visit.backward.step = Step.COMPUTED
             return [*self._tell(key, visit, FORWARD), FreeGraph(key), *self._send(key, visit, BACKWARD, now)]
@@ -325,20 +283,25 @@ class PipelineMachine:
             return [*self._tell(key, visit, FORWARD), Compute(key, BACKWARD)]
         return self._send(key, visit, FORWARD, now)
 
-    def _broken(self, key: Key, way: Way, reason: str) -> list[Action]:
+    def _broken(self, event: Broken) -> list[Action]:
+        key = event.key
         visit = self.visits.get(key)
-        if visit is None:
+        if visit is None or visit.leg(event.way).step is not Step.HELD:
             return []
-        if visit.journey[0].peer == self.me:
-            return self._drop(key.index, reason)
+        origin = visit.journey[0].peer
+        if origin == self.me:
+            return self._drop(key.index, event.reason)
         del self.visits[key]
-        return [*self._fail_open(key, visit, reason), Free(key)]
+        tell = [TellOrigin(key, origin, event.reason)] if event.lost else []
+        return [*self._fail_open(key, visit, event.reason), *tell, Free(key)]
 
-    def _commit(self, key: Key, visit: Visit) -> list[Action]:
-        if visit.committed or self.closed or key.position == len(visit.journey) - 1:
+    def _count(self, key: Key, visit: Visit) -> list[Action]:
+        """The share counts once it is there and named; what is needed for nothing else goes with it."""
+        back = visit.backward
+        if not visit.named or visit.committed or self.closed or back.step < Step.COMPUTED:
             return []
         visit.committed = True
-        return [Commit(key)]
+        return [Commit(key), Free(key)] if back.step is Step.SETTLED and key.position else [Commit(key)]
 
     @staticmethod
     def _tell(key: Key, visit: Visit, way: Way) -> list[Action]:
@@ -350,25 +313,30 @@ class PipelineMachine:
 
     @staticmethod
     def _fail_open(key: Key, visit: Visit, reason: str) -> list[Action]:
-        return [Failed(key, w, reason) for w in Way if visit.leg(w).step is not Step.ABSENT and not visit.leg(w).told]
+        return [Failed(key, way, reason) for way in visit.open_ways()]
 
     # Sending -----------------------------------------------------------------------------------------------------------
 
     def _send(self, key: Key, visit: Visit, way: Way, now: float) -> list[Action]:
-        leg = visit.leg(way)
-        if leg.delivery is None:
-            leg.delivery = Delivery(key.index)
-        position = key.position + (1 if way is FORWARD else -1)
-        there = visit.journey[position]
-        choice = leg.delivery.choose(there.peer, self._allowed(self._paths[key.index], there.stage), self.suspects, now)
-        leg.target = None
-        if isinstance(choice, Pause):
-            return [Later(key, way, choice.seconds)]
-        if choice is None:
-            return self._give_up(key, visit, way, f"no live replica of stage {there.stage}")
-        leg.target = choice
-        visit.journey[position] = Hop(there.stage, choice)
-        return [Send(key, way, tuple(visit.journey), position)]
+        leg, left_out = visit.leg(way), list[Action]()
+        while True:
+            if leg.delivery is None:
+                leg.delivery = Delivery(key.index)
+            position = beside(visit.journey, key.position, way)
+            there = visit.journey[position]
+            able = self._allowed(self._paths[key.index], there.stage)
+            choice = leg.delivery.choose(there.peer, able, self.suspects, now)
+            leg.target = None
+            if isinstance(choice, Pause):
+                return [*left_out, Later(key, way, choice.seconds)]
+            if choice is not None:
+                leg.target = choice
+                visit.journey[position] = Hop(there.stage, choice)
+                return [*left_out, Send(key, way, tuple(visit.journey), position)]
+            if way is BACKWARD or there.stage == ENDS or visited(visit.journey) <= self.fewest:
+                return [*left_out, *self._give_up(key, visit, way, f"no live replica of stage {there.stage}")]
+            visit.journey[position], leg.delivery = Hop(there.stage, NOBODY), None
+            left_out.append(Skipped(key, there.stage))
 
     def _give_up(self, key: Key, visit: Visit, way: Way, reason: str) -> list[Action]:
         origin = visit.journey[0].peer
@@ -385,7 +353,7 @@ class PipelineMachine:
             return []
         leg = visit.leg(way)
         leg.step = max(leg.step, Step.PASSED)
-        return [*(self._commit(key, visit) if way is BACKWARD else ()), *self._tell(key, visit, way)]
+        return self._tell(key, visit, way)
 
     def _settled(self, key: Key, way: Way, peer: PeerId) -> list[Action]:
         self.suspects.clear(peer)
@@ -393,14 +361,15 @@ class PipelineMachine:
         if visit is None:
             return []
         leg = visit.leg(way)
+        untaken = leg.untaken
         leg.step, leg.target = Step.SETTLED, None
         actions = self._tell(key, visit, way)
         if way is FORWARD or visit.journey[0].peer == self.me:
             return actions
-        if not visit.committed:  # DONE without ACCEPTED: another replica was first
+        if untaken and not visit.committed:  # DONE without ACCEPTED: another replica was first, so nobody will name us
             visit.committed = True
             actions.append(Void(key))
-        return [*actions, Free(key)]
+        return [*actions, Free(key) if visit.committed else FreeGradient(key)]
 
     def _turned(self, key: Key, way: Way, peer: PeerId, trouble: Trouble, now: float) -> list[Action]:
         if trouble is Trouble.FAILED:
@@ -418,15 +387,25 @@ class PipelineMachine:
         leg.delivery.turned(peer, trouble)
         return self._send(key, visit, way, now)
 
+    def _gone(self, peer: PeerId, now: float) -> list[Action]:
+        self.suspects.gone.add(peer)
+        waits = [(k, w) for k, v in self.visits.items() for w in Way if v.leg(w).target == peer]
+        return [a for key, way in waits for a in self._turned(key, way, peer, Trouble.FAILED, now)]
+
     # Standing in for a dead replica ------------------------------------------------------------------------------------
 
     def _asked(self, event: Asked) -> list[Action]:
         if (answer := self._in_force(event.epoch, event.plan_hash)) is not None:
             return [Answer(Say.REFUSED, answer.reason)]
-        key = Key(event.epoch, event.index, event.position - 1)
+        before = event.position - 1
+        while before in event.skipped:
+            before -= 1
+        key = Key(event.epoch, event.index, before)
         visit = self.visits.get(key)
         if visit is None or event.position >= len(visit.journey):
             return [Answer(Say.REFUSED, "I have not been there")]
+        if skipped(visit.journey, before) != tuple(i for i in event.skipped if i < before):
+            return [Answer(Say.REFUSED, "mine came over other stages")]
         stage = visit.journey[event.position].stage
         if event.caller not in self._allowed(self._paths[event.index], stage):
             return [Answer(Say.REFUSED, "not yours to ask")]
@@ -441,8 +420,8 @@ class PipelineMachine:
         visit = self.visits.get(key)
         if visit is None or visit.forward.step is not Step.ABSENT:
             return []
-        before = visit.journey[key.position - 1]
-        visit.journey[key.position - 1] = Hop(before.stage, peer)
+        before = beside(visit.journey, key.position, BACKWARD)
+        visit.journey[before] = Hop(visit.journey[before].stage, peer)
         visit.forward.step = Step.HELD
         return [Compute(key, FORWARD)]
 
@@ -460,6 +439,9 @@ class PipelineMachine:
         visit = self.visits.get(key)
         if visit is None or visit.journey[0].peer == self.me:
             return []
+        if visit.backward.step is Step.SETTLED and not visit.committed:
+            visit.committed = True
+            return [Void(key), Free(key)]
         if visit.backward.step is not Step.ABSENT or visit.forward.step is Step.HELD:
             return []
         del self.visits[key]
@@ -478,9 +460,24 @@ class PipelineMachine:
         visit.forward.step = Step.HELD
         return [Compute(key, FORWARD)]
 
-    def _finish(self, key: Key) -> list[Action]:
-        last = Key(key.epoch, key.index, len(self._paths[key.index].hops) + 1)
-        return [Finished(key.index), Free(last), Free(key)]
+    def _finish(self, key: Key, visit: Visit) -> list[Action]:
+        last = Key(key.epoch, key.index, len(visit.journey) - 1)
+        who = tuple(hop.peer for hop in visit.journey[1:-1] if hop.peer != NOBODY)
+        return [TellCounted(key.index, who), Finished(key.index), Free(last), Free(key)]
+
+    def _counted(self, event: Counted) -> list[Action]:
+        if (answer := self._in_force(event.epoch, event.plan_hash)) is not None:
+            return [Answer(Say.REFUSED, answer.reason)]
+        path = self._paths.get(event.index)
+        if path is None or event.caller != path.origin:
+            return [Answer(Say.REFUSED, "not yours to say")]
+        here = next((i for i, hop in enumerate(path.journey) if hop.stage == self._stage != ENDS), 0)
+        key = Key(event.epoch, event.index, here)
+        visit = self.visits.get(key)
+        if not here or visit is None:
+            return [Answer(Say.TAKE)]
+        visit.named = True
+        return [Answer(Say.TAKE), *self._count(key, visit)]
 
     def _drop(self, index: int, reason: str) -> list[Action]:
         mine = self._mine(index)

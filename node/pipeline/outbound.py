@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -113,14 +113,22 @@ class Outbound:
                     return Outcome(Trouble.REFUSED, "unknown verdict")
 
     async def fetch(
-        self, peer: PeerId, key: Key, plan_hash: str, reader_of: Callable[[Any], TensorReader], timeout: float
+        self,
+        peer: PeerId,
+        key: Key,
+        skipped: Sequence[int],
+        plan_hash: str,
+        reader_of: Callable[[Any], TensorReader],
+        timeout: float,
     ) -> TensorReader:
         """The input of ``key`` from the hop before it. Raises AlreadyThere, PeerFault, or WireError for a bad tensor."""
         call: Any = None
         try:
             async with asyncio.timeout(timeout):
                 stub = PipelineStub(await self._transport.channel(peer))
-                wanted = pb.FetchInput(epoch=key.epoch, plan_hash=plan_hash, index=key.index, position=key.position)
+                wanted = pb.FetchInput(
+                    epoch=key.epoch, plan_hash=plan_hash, index=key.index, position=key.position, skipped=skipped
+                )
                 call = stub.Fetch(wanted)
                 first = await call.read()
                 if first is EOF or first.WhichOneof("part") != "head":
@@ -149,6 +157,14 @@ class Outbound:
             )
         except grpc.aio.AioRpcError as e:
             raise translate(origin, e) from e
+
+    async def counted(self, peer: PeerId, epoch: int, plan_hash: str, indices: Sequence[int], timeout: float) -> None:
+        """Tell a hop that its shares of these micro-batches count. Raises PeerFault."""
+        try:
+            stub = PipelineStub(await self._transport.channel(peer))
+            await stub.Counted(pb.CountedNote(epoch=epoch, plan_hash=plan_hash, indices=indices), timeout=timeout)
+        except grpc.aio.AioRpcError as e:
+            raise translate(peer, e) from e
 
 
 async def read_chunks(read: Callable[[], Any], reader: TensorReader) -> None:

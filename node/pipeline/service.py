@@ -7,7 +7,6 @@ result encoded, so that a frame crosses between the threads once each way.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
@@ -16,21 +15,23 @@ from functools import partial
 from torch import Tensor, nn
 
 from node.core.clock import Clock, SystemClock
-from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
 from node.core.journey import Hop, Path, Plan
 from node.core.tasks import Tasks
 from node.model.settings import ModelSettings
 from node.pipeline import events as ev
+from node.pipeline.courier import Courier
 from node.pipeline.device import DeviceThread, Priority
 from node.pipeline.errands import Errands
 from node.pipeline.events import Answer, Claim, Event, Key, Say, Way
-from node.pipeline.frames import FrameShape, frames
+from node.pipeline.frames import FrameShape
 from node.pipeline.gradients import GradientSum
+from node.pipeline.guard import Guard, NotFinite
 from node.pipeline.inbound import Inbound
 from node.pipeline.machine import PipelineMachine
 from node.pipeline.origin import MicroBatchDone, Origin
-from node.pipeline.outbound import AlreadyThere, Outbound, Silence, Telemetry
+from node.pipeline.outbound import Silence, Telemetry
+from node.pipeline.route import fewest_hops
 from node.pipeline.settings import PipelineLimits, PipelineSettings
 from node.pipeline.stash import Stash
 from node.pipeline.work import COMPUTE_ERRORS, Autocast, StageMath, Work
@@ -42,7 +43,7 @@ from protos.pipeline_pb2_grpc import add_PipelineServicer_to_server
 Batch = tuple[Tensor, Tensor]
 Waiter = asyncio.Future[tuple[bool, str, float]]
 RECEIPTS_S = 1.0
-"""Longest wait for a receipt at the end of an epoch: a way there and back, and a busy loop."""
+"""Longest wait for notes at the end of an epoch: a way there and back, and a busy loop."""
 
 
 class Pipeline:
@@ -76,18 +77,15 @@ class Pipeline:
         self.shape = FrameShape(settings.micro_batch, model.seq_len, model.d_model, settings.wire, settings.stages)
         self._autocast = autocast
         self.host(stage, module)
-        self.machine = PipelineMachine(self.me)
+        self.machine = PipelineMachine(self.me, fewest_hops(settings.stages, settings.may_skip))
         self.stash: Stash[Key, Work] = Stash(limits.stash_bytes)
         self.tasks = Tasks("pipeline", self._on_error)
-        self.outbound = Outbound(transport, self.clock, self.telemetry)
+        self.courier = Courier(self)
         self.errands = Errands(self)
         self.plan_changed = asyncio.Event()
-        self.hop_seconds: dict[tuple[PeerId, Way], tuple[int, float]] = {}
-        """(frames, device seconds) of other peers in the plan in force, as their receipts say."""
         self._gradients = GradientSum()
         self._origin = Origin(self)
         self._waiters: dict[tuple[Key, Way], list[Waiter]] = {}
-        self._sending: dict[tuple[Key, Way], asyncio.Task[None] | asyncio.TimerHandle] = {}
         self._seconds: dict[tuple[Key, Way], float] = {}
         self._handled = asyncio.Event()
         self._plan_until = 0.0
@@ -100,6 +98,7 @@ class Pipeline:
         """Serve another stage, or a rebuilt module, from now on. Only between epochs (no plan set)."""
         self.stage, self.module = stage, module
         self.math = StageMath(module, self.settings.wire, self._autocast)
+        self.guard = Guard(self.transport, self.telemetry, self.settings.watch)
 
     def set_plan(self, plan: Plan | None) -> None:
         """Put a plan in force; frames that came early are let in. Work and gradients of any other plan are forgotten."""
@@ -111,7 +110,7 @@ class Pipeline:
         self._gradients.reset()
         self._plan_until = self.clock.now() + (plan.deadline_s if plan else 0.0)
         self._idle_seen = self.device.idle_s
-        self.hop_seconds.clear()
+        self.courier.forget()
         self.plan_changed.set()
         self.plan_changed = asyncio.Event()
 
@@ -120,22 +119,33 @@ class Pipeline:
         if self.machine.plan is not None and self.machine.plan.epoch == epoch:
             self.set_plan(None)
 
+    def rates(self) -> dict[PeerId, float]:
+        """Micro-batches per second of the peers this one sent frames to, measured from sending to DONE."""
+        return self.courier.pace.rates()
+
+    def gone(self, peer: PeerId) -> None:
+        """The leader says that this member of the plan in force is dead: nobody waits for it."""
+        self.do(ev.Gone(peer))
+        self.courier.gone(peer)
+
     def replicas(self, stage: int) -> list[PeerId]:
         """Peers that can stand in for each other at ``stage``, from the plan in force."""
         return list(self.machine.replicas(stage))
 
     async def receipts(self, epoch: int, dropped: Collection[int] = (), patience_s: float = RECEIPTS_S) -> None:
-        """Before :meth:`take_gradients`: let the receipts come in for gradients that were sent to the previous hop.
+        """Before :meth:`take_gradients`: let the notes come in that say which of our shares count.
 
-        The leader may hear that a micro-batch is finished, and we from the leader that the epoch is, before we hear from
-        the previous hop that it took our gradient; only then does our share count. ``dropped`` micro-batches are
-        not waited for.
+        The leader may hear that a micro-batch is finished, and we from the leader that the epoch is, before the origin's
+        note is here; a share that is not named by then is lost. ``dropped`` micro-batches are not waited for.
         """
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(patience_s):
                 while (plan := self.machine.plan) and plan.epoch == epoch and self.machine.unsure(dropped):
                     self._handled.clear()
                     await self._handled.wait()
+        except TimeoutError:
+            lost = self.machine.unsure(dropped)
+            self.telemetry.emit("shares-unnamed", f"{lost} shares do not count: no origin named us", "warning", epoch=epoch)
 
     def take_gradients(self, epoch: int) -> tuple[dict[str, Tensor], int]:
         """Parameter gradient sums of this stage by name, and the tokens behind them; ({}, 0) for another epoch.
@@ -179,6 +189,7 @@ class Pipeline:
     def ask(self, event: Event) -> Answer:
         """The machine's answer to an event that has one; its other actions are carried out."""
         answer = Answer(Say.REFUSED, "no answer")
+        self._handled.set()
         for action in self.machine.handle(event, self.clock.now()):
             if isinstance(action, Answer):
                 answer = action
@@ -270,28 +281,37 @@ class Pipeline:
         match action:
             case ev.Compute(key, way):
                 self.tasks.spawn(self._compute(key, way), "compute")
-            case ev.Send(key, way, journey, position):
-                self._replace(key, way, self.tasks.spawn(self._send(key, way, journey, position), "send"))
+            case ev.Send():
+                self.courier.send(action)
             case ev.Later(key, way, seconds):
-                self._replace(key, way, asyncio.get_running_loop().call_later(seconds, self._retry, key, way))
-            case ev.Fetch(key, peers):
-                self.tasks.spawn(self._fetch(key, peers), "fetch")
+                self.courier.later(key, way, seconds)
+            case ev.Fetch():
+                self.tasks.spawn(self.courier.fetch(action), "fetch")
             case ev.Commit(key):
                 self._commit(key)
             case ev.Void(key):
                 if (work := self.stash.get(key)) is not None:
                     work.share = None
-                self.telemetry.emit("share-void", "another replica's gradients count for this micro-batch", index=key.index)
+                self.telemetry.emit("share-void", "this peer's gradients of the micro-batch cannot count", index=key.index)
             case ev.Told(key, way):
                 self._resolve(key, way, True, "")
             case ev.Failed(key, way, reason):
                 self._resolve(key, way, False, reason)
             case ev.TellOrigin(key, origin, reason):
-                self.tasks.spawn(self._tell_origin(key, origin, reason), "lost")
+                self.tasks.spawn(self.courier.tell_origin(key, origin, reason), "lost")
+            case ev.TellCounted(index, peers):
+                self.courier.tell_counted(index, peers)
+            case ev.Skipped(key, stage):
+                text = f"nobody of stage {stage} can be had: this micro-batch goes on without it"
+                self.telemetry.emit("hop-skipped", text, "warning", index=key.index, stage=stage)
             case ev.FreeGraph(key):
                 if (work := self.stash.get(key)) is not None:
                     work.free_graph()
                     self.stash.recharge(key, len(work.upstream or b""))
+            case ev.FreeGradient(key):
+                if (work := self.stash.get(key)) is not None:
+                    work.upstream = None
+                    self.stash.recharge(key, 0)
             case ev.Free(key):
                 self._free(key)
             case ev.Finished(index):
@@ -317,9 +337,11 @@ class Pipeline:
         try:
             seconds = await self.device.run(timed, priority)
         except COMPUTE_ERRORS as e:
-            self.telemetry.emit("compute-broken", f"{way.value} of a micro-batch failed: {e}", "error", index=key.index)
+            lost = isinstance(e, NotFinite)
+            kind = "output-not-finite" if lost else "compute-broken"
+            self.telemetry.emit(kind, f"{way.value} of a micro-batch failed: {e}", "error", index=key.index)
             if self.stash.get(key) is work:
-                self.do(ev.Broken(key, way, str(e)[:200]))
+                self.do(ev.Broken(key, way, str(e)[:200], lost))
             return
         self._account(seconds)
         if self.stash.get(key) is not work:
@@ -342,83 +364,6 @@ class Pipeline:
         self.telemetry.spent("wait", idle - self._idle_seen)
         self._idle_seen = idle
 
-    async def _send(self, key: Key, way: Way, journey: tuple[Hop, ...], position: int) -> None:
-        work, plan = self.stash.get(key), self.machine.plan
-        buffer = None if work is None else work.output if way is Way.FORWARD else work.upstream
-        if work is None or buffer is None or plan is None:
-            return
-        peer = journey[position].peer
-        claim = Claim(key.epoch, plan.hash, key.index, journey, position)
-        messages = frames(claim, pb.TRAIN, work.deadline - self.clock.now(), work.shape, buffer, self.shape)
-
-        def accepted() -> None:
-            if self.machine.plan is plan:
-                self.do(ev.Passed(key, way, peer))
-
-        outcome = await self.outbound.send(peer, way, messages, len(buffer), self.settings.forward_timeout_s, accepted)
-        if self.machine.plan is not plan:
-            return
-        self._sending.pop((key, way), None)  # this task is at its end; what comes next must not cancel it
-        if outcome.trouble is None:
-            frames_so_far, seconds = self.hop_seconds.get((peer, way), (0, 0.0))
-            self.hop_seconds[peer, way] = frames_so_far + 1, seconds + outcome.compute_s
-            self.do(ev.Settled(key, way, peer))
-            return
-        self.telemetry.emit(
-            "hop-turned",
-            f"{way.value} not done: {outcome.reason}",
-            "debug",
-            peer=peer,
-            index=key.index,
-            trouble=outcome.trouble.value,
-        )
-        self.do(ev.Turned(key, way, peer, outcome.trouble))
-
-    def _retry(self, key: Key, way: Way) -> None:
-        self._sending.pop((key, way), None)
-        work = self.stash.get(key)
-        if work is None:
-            return
-        self.do(ev.Expired(key) if work.deadline < self.clock.now() else ev.Retry(key, way))
-
-    async def _fetch(self, key: Key, peers: tuple[PeerId, ...]) -> None:
-        work, plan = self.stash.get(key), self.machine.plan
-        settled = False
-        for peer in peers:
-            if work is None or plan is None or self.stash.get(key) is not work:
-                return
-            try:
-                reader = await self.outbound.fetch(
-                    peer,
-                    key,
-                    plan.hash,
-                    lambda head: TensorReader([head], [("", self.shape_of(key.index))], self.shape.wire),
-                    self.settings.forward_timeout_s,
-                )
-            except AlreadyThere:
-                settled = True
-                break
-            except WireError as e:
-                self.transport.fault(peer, str(e), 1.0)
-            except PeerFault as e:
-                self.telemetry.emit("fetch-failed", str(e), "debug", peer=peer, index=key.index)
-            else:
-                if self.stash.get(key) is work:
-                    work.input = reader if work.y is None and work.x is None else work.input
-                    self.do(ev.Fetched(key, peer))
-                return
-        if self.stash.get(key) is work:
-            self.do(ev.NotFetched(key, settled))
-
-    async def _tell_origin(self, key: Key, origin: PeerId, reason: str) -> None:
-        plan = self.machine.plan
-        self.telemetry.emit("micro-batch-lost", reason, "warning", index=key.index)
-        if plan is not None:
-            try:
-                await self.outbound.lost(origin, key, plan.hash, reason, self.settings.forward_timeout_s)
-            except PeerFault as e:
-                self.telemetry.emit("origin-silent", str(e), "debug", index=key.index)
-
     def _commit(self, key: Key) -> None:
         work = self.stash.get(key)
         if work is None:
@@ -440,16 +385,9 @@ class Pipeline:
         if work is not None:
             work.dead = True
         for way in Way:
-            if (task := self._sending.pop((key, way), None)) is not None:
-                task.cancel()
+            self.courier.cancel(key, way)
             self._seconds.pop((key, way), None)
             self._resolve(key, way, False, "freed")
-
-    def _replace(self, key: Key, way: Way, task: asyncio.Task[None] | asyncio.TimerHandle) -> None:
-        old = self._sending.get((key, way))
-        self._sending[key, way] = task
-        if old is not None:
-            old.cancel()
 
     def _resolve(self, key: Key, way: Way, done: bool, reason: str) -> None:
         seconds = self._seconds.get((key, way), 0.0)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from node.core.errors import WireError
 from node.pipeline.gradients import Share
+from node.pipeline.guard import check_output, check_share
 from node.wire.tensors import TensorReader, encode
 
 T = TypeVar("T")
@@ -60,7 +61,7 @@ class StageMath:
     """Forward and backward of the module this peer hosts.
 
     Gradients are made by ``torch.autograd.grad`` into fresh tensors, so a backward that fails half-way leaves
-    nothing behind. ``graph_bytes`` tells what one micro-batch of a shape keeps for backward, measured at its first
+    nothing behind. Every job raises NotFinite rather than leave a result behind that is not finite. ``graph_bytes`` tells what one micro-batch of a shape keeps for backward, measured at its first
     forward; before that it is 0.
     """
 
@@ -84,21 +85,21 @@ class StageMath:
         else:
             with self._measured(work.shape):
                 work.y = self._module(work.x)
-        work.output = encode(work.y, self.wire)
+        work.output = self._encode(work.y)
         work.tokens = work.shape[0] * work.shape[1]
 
     def backward(self, work: Work) -> None:
         """Output gradient → input gradient and this micro-batch's share of the parameter gradients."""
         x, y, reader = _there(work.x), _there(work.y), _there(work.gradient)
         dx, *grads = self._grad(y, [x, *self._parameters], self._take(reader))
-        work.upstream, work.share = encode(_some(dx, x), self.wire), self._share(grads)
+        work.upstream, work.share = self._encode(_some(dx, x)), self._share(grads)
 
     @torch.no_grad()
     def forward_only(self, reader: TensorReader, last_only: bool) -> tuple[memoryview, tuple[int, ...]]:
         """Input → (output bytes, their shape); only the last position when that is all the origin needs."""
         y = self._module(self._take(reader))
         y = y[:, -1:] if last_only else y
-        return encode(y, self.wire), tuple(y.shape)
+        return self._encode(y), tuple(y.shape)
 
     # The ends ----------------------------------------------------------------------------------------------------------
 
@@ -114,7 +115,7 @@ class StageMath:
             work.y = self._ends.embed(tokens.to(self._device))
         if tuple(work.y.shape) != work.shape:
             raise ValueError(f"the batch is {tuple(work.y.shape)}, the plan's micro-batches are {work.shape}")
-        work.output = encode(work.y, self.wire)
+        work.output = self._encode(work.y)
 
     def loss(self, work: Work) -> None:
         """Hidden states → loss sum in nats, gradient of the hidden states, the head's share. ``targets`` come with the work."""
@@ -125,7 +126,7 @@ class StageMath:
         work.loss_sum = total.item()
         if not torch.isfinite(torch.tensor(work.loss_sum)):
             raise ValueError("the loss is not finite")
-        work.upstream, work.share = encode(_some(dh, h), self.wire), self._share(grads)
+        work.upstream, work.share = self._encode(_some(dh, h)), self._share(grads)
 
     def embed_backward(self, work: Work) -> None:
         """Gradient of the hidden states → the embedding's share."""
@@ -134,7 +135,7 @@ class StageMath:
     @torch.no_grad()
     def embed_only(self, tokens: Tensor) -> memoryview:
         with self.autocast():
-            return encode(self._ends.embed(tokens.to(self._device)), self.wire)
+            return self._encode(self._ends.embed(tokens.to(self._device)))
 
     @torch.no_grad()
     def loss_only(self, reader: TensorReader, targets: Tensor) -> tuple[float, int]:
@@ -162,7 +163,14 @@ class StageMath:
         return torch.autograd.grad(output, inputs, seed, allow_unused=True)
 
     def _share(self, grads: Sequence[Tensor | None]) -> Share:
-        return {name: g for name, g in zip(self._names, grads, strict=True) if g is not None}
+        share = {name: g for name, g in zip(self._names, grads, strict=True) if g is not None}
+        check_share(list(share.values()))
+        return share
+
+    def _encode(self, tensor: Tensor) -> memoryview:
+        buffer = encode(tensor, self.wire)
+        check_output(buffer, self.wire)
+        return buffer
 
     def _measured(self, shape: tuple[int, ...]) -> AbstractContextManager[object]:
         seen: dict[int, int] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from node.core.ids import PeerId
@@ -56,7 +56,13 @@ class Move:
 
 
 def choose_move(
-    view: View, movable: Iterable[int], *, download_s: float, horizon_s: float, at_least: float = 1.1
+    view: View,
+    movable: Iterable[int],
+    *,
+    download_s: float,
+    horizon_s: float,
+    at_least: float = 1.1,
+    stay: Container[PeerId] = (),
 ) -> Move | None:
     """The one change of stage that helps the swarm most, or None when none is worth its price.
 
@@ -64,7 +70,7 @@ def choose_move(
     the mover does not do during the ``download_s`` it needs to fetch the new stage, and when the swarm gets faster
     by ``at_least`` that factor (a smaller gain would be undone by the next wobble of a measurement). The mover is
     assumed to be as fast in the new stage as in the old one. A stage is never left empty, and only stages in
-    ``movable`` give or take peers.
+    ``movable`` give or take peers; those in ``stay`` do not move.
     """
     stages, allowed = sorted(view), set(movable)
     speeds = _speeds(view)
@@ -80,6 +86,8 @@ def choose_move(
         if source == target or source not in allowed or len(speeds[source]) < 2:
             continue
         for peer, speed in sorted(speeds[source].items()):
+            if peer in stay:
+                continue
             without = {**loads, source: loads[source] - speed}
             after = min({**without, target: loads[target] + speed}.values())
             lost = max(0.0, before - min(without.values())) * download_s

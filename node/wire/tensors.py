@@ -132,11 +132,19 @@ class TensorReader:
 
     def finish(self) -> list[torch.Tensor]:
         """The tensors, fp32 on the CPU, in order. Raises WireError when bytes are missing."""
+        done = self.raw()
+        self._widen()
+        return done
+
+    def raw(self) -> list[torch.Tensor]:
+        """The tensors as they came, the last still in the wire's format. Raises WireError when bytes are missing.
+
+        For a look at the numbers before :meth:`finish` widens them.
+        """
         if self.remaining:
             raise WireError(f"the stream ended {self.remaining} bytes short of {self.nbytes}")
         while len(self._done) < len(self._shapes):  # what is left has no bytes
             self._open()
-        self._widen()
         return self._done
 
     def _target(self) -> memoryview:

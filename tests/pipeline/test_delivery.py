@@ -33,6 +33,20 @@ def test_a_suspect_is_asked_last_until_it_is_heard_of():
     assert Delivery(0).choose(A, (A, B), suspects, 1e9) == A
 
 
+def test_a_slow_replica_is_asked_after_its_siblings_unless_the_plan_chose_it():
+    suspects = Suspects()
+    suspects.slow = frozenset({A, B})
+    first = Delivery(0)
+    asked = []
+    for _ in range(3):
+        peer = first.choose(A, (A, B, C), suspects, 0.0)
+        asked.append(peer)
+        first.turned(peer, Trouble.BUSY)
+    assert asked == [A, C, B]
+    suspects.add(C, 0.0)
+    assert Delivery(0).choose(C, (B, C), suspects, 1.0) == B
+
+
 def test_pauses_grow_to_a_bound():
     delivery, pauses = Delivery(0), []
     for _ in range(30):

@@ -60,6 +60,7 @@ MISFITS = [
     ({"position": 2}, "not for me"),
     ({"journey": route(*HOPS[:2], HOPS[3], HOPS[2], HOPS[4])}, "not the plan's"),
     ({"journey": route(HOPS[0], HOPS[1], (2, "s3b"), *HOPS[3:])}, "not the plan's"),
+    ({"journey": route(HOPS[0], HOPS[1], (2, ""), *HOPS[3:])}, "leaves out too much"),
 ]
 
 
@@ -84,6 +85,7 @@ IMPOSSIBLE = [
     {"journey": route(*HOPS[:2])},
     {"journey": route(*HOPS[:2], HOPS[1], HOPS[3], HOPS[4])},
     {"journey": route(*HOPS[:4], (0, "s0b"))},
+    {"journey": route((0, ""), *HOPS[1:4], (0, ""))},
     {"journey": route(HOPS[0], *[(s, "x" * 1000) for s in (1, 2, 3)], HOPS[4])},
     {"deadline_s": float("nan")},
     {"deadline_s": -1.0},
@@ -166,6 +168,41 @@ async def test_a_stranger_cannot_call_a_micro_batch_lost(ready):
     await swarm.add("s3x")
     stub = PipelineStub(await swarm.net.transports["s3x"].channel("s0a"))
     assert not (await stub.Lost(pb.LostNote(epoch=3, plan_hash=plan.hash, index=0, reason="x"), timeout=5)).accepted
+
+
+async def test_only_the_origin_names_who_counts(ready):
+    swarm, plan = ready
+
+    async def name(caller, *indices, **changes):
+        stub = PipelineStub(await swarm.net.transports[caller].channel("s1a"))
+        note = pb.CountedNote(**{"epoch": 3, "plan_hash": plan.hash, "indices": indices, **changes})
+        return (await stub.Counted(note, timeout=5)).accepted
+
+    assert await name("s0a", 0, 1)
+    assert not await name("s2a", 0)
+    assert not await name("s0a", 9)
+    assert not await name("s0a", 0, 0, 0)
+    assert not await name("s0a", 0, epoch=2)
+    assert not await name("s0a", 0, plan_hash="0" * 64)
+
+
+async def test_a_tensor_that_is_not_finite_is_refused_before_it_is_held(ready):
+    swarm, plan = ready
+    bad = b"\x00\x00\xc0\x7f" + bytes(2044)
+    got = await answers(swarm, "s0a", "s1a", [pb.Frame(head=head(plan)), pb.Frame(chunk=bad)])
+    assert [v for v, _ in got] == [pb.REFUSED]
+    evaluate = head(plan, purpose=pb.EVALUATE, plan_hash="", epoch=0)
+    got = await answers(swarm, "s0a", "s1a", [pb.Frame(head=evaluate), pb.Frame(chunk=bad)])
+    assert [v for v, _ in got] == [pb.REFUSED]
+    assert [(peer, weight) for peer, _, weight in swarm.net.transports["s1a"].faults] == [("s0a", 1.0)] * 2
+    assert swarm.rooms["s1a"].stash.used == 0
+    assert not swarm.rooms["s1a"].machine.visits
+
+
+async def test_forward_only_work_leaves_nobody_out(ready):
+    swarm, plan = ready
+    evaluate = head(plan, purpose=pb.EVALUATE, plan_hash="", epoch=0, journey=route(*HOPS[:2], (2, ""), *HOPS[3:]))
+    assert [v for v, _ in await answers(swarm, "s0a", "s1a", [pb.Frame(head=evaluate)])] == [pb.REFUSED]
 
 
 async def test_forward_only_frames_beyond_the_runs_limits_are_refused(ready):

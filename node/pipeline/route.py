@@ -1,0 +1,67 @@
+"""Journeys with holes: which hop comes next when stages are left out, and which journeys a plan allows. Pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from node.core.ids import ENDS, PeerId
+from node.core.journey import Hop, Path
+from node.pipeline.events import Claim, Way
+
+NOBODY = PeerId("")
+"""The peer of a hop that a journey leaves out. The hop keeps its position, so keys mean the same to everybody."""
+
+
+def fewest_hops(stages: int, may_skip: float) -> int:
+    """The block stages a journey must visit when ``may_skip`` of ``stages`` may be left out: one at least."""
+    return max(1, stages - math.floor(may_skip * stages + 1e-9))
+
+
+def visited(journey: Sequence[Hop]) -> int:
+    """Block stages this journey visits."""
+    return sum(hop.stage != ENDS and hop.peer != NOBODY for hop in journey)
+
+
+def skipped(journey: Sequence[Hop], position: int) -> tuple[int, ...]:
+    """The positions before ``position`` that are left out. Two tensors of one micro-batch are equal when these are."""
+    return tuple(i for i in range(position) if journey[i].peer == NOBODY)
+
+
+def beside(journey: Sequence[Hop], position: int, way: Way) -> int:
+    """The next position that is visited, onwards for FORWARD, back for BACKWARD; -1 or ``len(journey)`` beyond the ends."""
+    step = 1 if way is Way.FORWARD else -1
+    at = position + step
+    while 0 <= at < len(journey) and journey[at].peer == NOBODY:
+        at += step
+    return at
+
+
+def misfit(
+    path: Path,
+    claim: Claim,
+    way: Way,
+    me: PeerId,
+    caller: PeerId,
+    fewest: int,
+    replicas: Callable[[int], Sequence[PeerId]],
+) -> str:
+    """Why this journey is not the plan's with replicas swapped and hops left out, or not ``caller``'s to send; or empty.
+
+    ``replicas(stage)`` are the peers that may stand in for each other at a block stage.
+    """
+    planned, journey = path.journey, claim.journey
+    if len(planned) != len(journey):
+        return "the journey is not the plan's"
+    for hop, meant in zip(journey, planned, strict=True):
+        swapped = meant.stage != ENDS and (hop.peer == NOBODY or hop.peer in replicas(meant.stage))
+        if hop.stage != meant.stage or (hop.peer != meant.peer and not swapped):
+            return "the journey is not the plan's"
+    if visited(journey) < min(fewest, len(path.hops)):
+        return "the journey leaves out too much"
+    sender = beside(journey, claim.position, Way.BACKWARD if way is Way.FORWARD else Way.FORWARD)
+    if not (0 <= claim.position < len(planned) and 0 <= sender < len(planned)):
+        return "no such position"
+    if journey[claim.position].peer != me:
+        return "not for me"
+    return "" if journey[sender].peer == caller else "not yours to send"

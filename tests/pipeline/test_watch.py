@@ -1,0 +1,110 @@
+"""Sizes in, verdicts out."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from node.core.ids import PeerId
+from node.pipeline.guard import ABSURD_RMS, NotFinite, check_output, check_share, rms
+from node.pipeline.watch import LONE, RECENT, YOUNG, Track, Watch
+from node.wire.tensors import encode
+
+A, B, C, D = (PeerId(x) for x in "abcd")
+LANE = (2, "forward")
+
+
+def fed(senders, rounds=40, limit=8.0, noise=0.1, seed=0):
+    """A watch that has seen ``rounds`` tensors of everybody, of RMS about 1."""
+    watch, dice = Watch(limit), random.Random(seed)
+    for _ in range(rounds):
+        for sender in senders:
+            assert not watch.odd(LANE, sender, math.exp(dice.gauss(0, noise)))
+    return watch
+
+
+@pytest.mark.parametrize("factor", [1e4, 1e-4, 50.0, 0.0])
+def test_one_senders_odd_tensors_are_refused_as_long_as_the_others_are_as_before(factor):
+    watch = fed((A, B, C))
+    for _ in range(50):
+        assert watch.odd(LANE, A, factor) > 8
+        assert not watch.odd(LANE, B, 1.0)
+        assert not watch.odd(LANE, C, 1.1)
+    for sender in (B, C) * RECENT:
+        assert not watch.odd(LANE, sender, 1.0)
+    assert watch.odd(LANE, D, factor), "what was refused was learned from"
+    assert not watch.odd(LANE, A, 1.0)
+
+
+def test_the_young_and_the_quiet_have_no_hair_trigger():
+    watch = Watch(8.0)
+    for i in range(YOUNG):
+        assert not watch.odd(LANE, A, 10.0 ** (i % 7))
+    watch = fed((A, B), noise=0.0)
+    assert not watch.odd(LANE, A, 3.0)
+    assert watch.odd(LANE, A, 10.0)
+
+
+def test_a_change_of_the_model_is_learned_after_few_refusals():
+    for senders in ((A,), (A, B), (A, B, C, D)):
+        watch = fed(senders)
+        refused = sum(bool(watch.odd(LANE, sender, 1e3)) for _ in range(100) for sender in senders)
+        assert refused <= max(LONE - 1, len(senders) / 2)
+        assert not any(watch.odd(LANE, sender, 1e3 * f) for sender in senders for f in (0.5, 1.0, 2.0))
+
+
+def test_who_left_has_no_voice_and_a_survivor_is_not_refused_for_ever():
+    watch = fed((A, B))
+    refused = sum(bool(watch.odd(LANE, A, 1e3)) for _ in range(100))
+    assert 1 <= refused < RECENT
+
+
+def test_a_sender_is_held_to_its_own_history_too():
+    watch = Watch(8.0)
+    for i in range(400):
+        for j, sender in enumerate((A, B, C, D)):
+            assert not watch.odd(LANE, sender, 10.0 ** (2 * j) * (1 + 0.1 * (i % 2)))
+    assert watch.odd(LANE, A, 10.0**6)
+
+
+def test_slow_growth_is_no_blow_up():
+    watch = Watch(8.0)
+    assert not any(watch.odd(LANE, s, 1.01**i) for i in range(2000) for s in (A, B))
+
+
+def test_lanes_are_apart_and_zero_switches_it_off():
+    watch = fed((A, B))
+    assert not watch.odd((2, "backward"), A, 1e4)
+    off = fed((A, B), limit=0.0)
+    assert not off.odd(LANE, A, 1e5)
+
+
+def test_a_track_finds_mean_and_mean_absolute_deviation():
+    track, dice = Track(), random.Random(1)
+    for _ in range(5000):
+        track.learn(dice.gauss(3.0, 0.5))
+    assert track.mean == pytest.approx(3.0, abs=0.2)
+    assert track.spread == pytest.approx(0.5 * math.sqrt(2 / math.pi), rel=0.3)
+
+
+def test_the_root_mean_square_and_what_no_receiver_takes():
+    x = torch.randn(1000)
+    assert rms(x) == pytest.approx(float(np.sqrt((x.numpy() ** 2).mean())), rel=1e-5)
+    assert rms(x.bfloat16()) == pytest.approx(rms(x), rel=1e-2)
+    for wire in ("fp32", "bf16", "fp16"):
+        check_output(encode(x, wire), wire)
+        for bad in (float("nan"), float("inf"), ABSURD_RMS * 40):
+            y = x.clone()
+            y[3] = bad
+            with pytest.raises(NotFinite):
+                check_output(encode(y, wire), wire)
+    with pytest.raises(NotFinite):
+        check_output(encode(torch.full((4,), 7e4), "fp16"), "fp16")  # finite here, infinite there
+    check_share([x, x])
+    check_share([])
+    with pytest.raises(NotFinite):
+        check_share([x, torch.tensor([1.0, float("nan")])])

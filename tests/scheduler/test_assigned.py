@@ -1,0 +1,36 @@
+"""What the plan gives to each replica."""
+
+from __future__ import annotations
+
+from node.core.ids import ENDS, PeerId
+from node.core.journey import Hop, Member, Path, Plan
+from node.scheduler.assigned import assigned
+
+E0, E1, A, B, L, Z = map(PeerId, ("e0", "e1", "a", "b", "l", "z"))
+MEMBERS = (
+    *(Member(p, ENDS) for p in (E0, E1)),
+    *(Member(p, 1) for p in (A, B)),
+    Member(L, 1, current=False),
+    Member(Z, 2),
+)
+PATHS = tuple(
+    Path(i, origin, (i, i + 10), (Hop(1, block), Hop(2, Z))) for i, (origin, block) in enumerate([(E0, A), (E1, A), (E0, B)])
+)
+PLAN = Plan(4, 1, E0, MEMBERS, PATHS, {})
+
+
+def test_tokens_by_replica():
+    assert assigned(PLAN, 1, 8).allowed == {A: 32, B: 16}
+    assert assigned(PLAN, 2, 8).allowed == {Z: 48}
+    assert assigned(PLAN, ENDS, 8).allowed == {E0: 32, E1: 16}
+
+
+def test_what_was_dropped_counts_for_nobody_but_was_assigned():
+    got = assigned(PLAN, 1, 8, dropped=(1, 7))
+    assert got.allowed == {A: 32, B: 16}
+    assert (got.total, got.most) == (32, 48)
+
+
+def test_a_current_replica_without_work_is_named_and_a_listener_is_not():
+    idle = Plan(4, 1, E0, MEMBERS, PATHS[:2], {})
+    assert assigned(idle, 1, 8).allowed == {A: 32, B: 0}
