@@ -14,187 +14,31 @@ Pure: no clock, no socket, no tensor.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum, StrEnum
+from enum import Enum
 
+from node.averaging.events import (
+    Action,
+    Began,
+    Ended,
+    Event,
+    Fail,
+    Forgot,
+    Gone,
+    Kind,
+    Opened,
+    Read,
+    Refuse,
+    Serve,
+    Spoiled,
+    Step,
+    StepFailed,
+    Stepped,
+    Ticked,
+    Uploaded,
+    Voided,
+    Wait,
+)
 from node.core.ids import PeerId, RoundId, short
-
-
-class Kind(StrEnum):
-    """Why an exchange is refused. The names are those of ``RefusalKind`` on the wire."""
-
-    PLAN = "plan-hash"
-    """The other side works from another plan."""
-    OWNERSHIP = "ownership-hash"
-    """The other side computed other owners."""
-    STRANGER = "not-a-member"
-    """Not in this round's view, or gives gradients though it is a listener."""
-    HEADS = "heads"
-    """Names, shapes or sizes are not those of our parts."""
-    VALUES = "values"
-    """Not finite, too large, or more tokens than the epoch has."""
-    BUSY = "busy"
-    """Too many exchanges wait for a round that is not open here."""
-    LATE = "late"
-    """The round ended, or never opened here, before this exchange got anywhere."""
-    SUPERSEDED = "superseded"
-    """A newer attempt, or a newer exchange of the same peer, has taken its place."""
-    FORGOTTEN = "forgotten"
-    """The epoch is committed and gone."""
-    FAILED = "failed"
-    """This owner could not step; the next attempt may."""
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """Our own round begins. ``mine``: parts we own in it; ``held``: those of them whose fresh bytes we already have
-    (from this or a former owner); ``tokens``: behind our own gradients, 0 for none; ``contribute_by``: when to go on without the late."""
-
-    round: RoundId
-    me: PeerId
-    plan_hash: str
-    ownership_hash: str
-    members: frozenset[PeerId]
-    listeners: frozenset[PeerId]
-    mine: frozenset[str]
-    held: frozenset[str]
-    tokens: int
-    contribute_by: float
-    token_limit: int
-
-
-@dataclass(frozen=True, slots=True)
-class Began:
-    """A stream's head has come; nothing has been set aside for it. No tokens: it only wants to be served."""
-
-    stream: int
-    peer: PeerId
-    round: RoundId
-    plan_hash: str
-    ownership_hash: str
-    tokens: int
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Uploaded:
-    """All bytes of the stream are here and their values are fit to be summed."""
-
-    stream: int
-
-
-@dataclass(frozen=True, slots=True)
-class Spoiled:
-    """What came does not parse, or is not fit to be summed."""
-
-    stream: int
-    kind: Kind
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The stream is closed, for whatever reason."""
-
-    stream: int
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """Somebody else found this peer dead."""
-
-    peer: PeerId
-
-
-@dataclass(frozen=True, slots=True)
-class Ticked:
-    """Time has passed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stepped:
-    """The optimizer is done with these parts."""
-
-    epoch: int
-    names: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class StepFailed:
-    """The optimizer gave up on these parts."""
-
-    epoch: int
-    names: frozenset[str]
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Forgot:
-    """Epochs up to this one are over."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Voided:
-    """Nothing of this epoch and later ones counts: the swarm has gone back and begins it anew."""
-
-    epoch: int
-
-
-Event = Opened | Began | Uploaded | Spoiled | Ended | Gone | Ticked | Stepped | StepFailed | Forgot | Voided
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """Set memory aside for the stream's tensors and read them."""
-
-    stream: int
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """The stream's round is open here and has nothing for it yet: be patient until the round's deadline."""
-
-    stream: int
-
-
-@dataclass(frozen=True, slots=True)
-class Serve:
-    """Send the stream the fresh bytes of these parts, sorted by name; stop reading it."""
-
-    stream: int
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """End the stream with this reason; ``weight`` counts against its peer."""
-
-    stream: int
-    kind: Kind
-    text: str
-    weight: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """Sum the contributions of these peers in this order, divide by ``tokens``, step ``names``."""
-
-    round: RoundId
-    names: tuple[str, ...]
-    contributors: tuple[PeerId, ...]
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """Our own parts will not get fresh in this attempt."""
-
-    epoch: int
-    text: str
-
-
-Action = Read | Wait | Serve | Refuse | Step | Fail
 
 
 class _Phase(Enum):

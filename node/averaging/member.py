@@ -11,8 +11,8 @@ import grpc
 import grpc.aio
 import torch
 
-from node.averaging.machine import Kind
-from node.averaging.owner import Held
+from node.averaging.events import Kind
+from node.averaging.ledger import Held
 from node.averaging.reduce import digest
 from node.averaging.request import RoundRequest
 from node.core.errors import PeerFault, WireError

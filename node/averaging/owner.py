@@ -9,15 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
 
 import grpc
 import grpc.aio
 import torch
 
-from node.averaging.machine import (
+from node.averaging.events import (
     Action,
     Began,
     Ended,
@@ -29,7 +28,6 @@ from node.averaging.machine import (
     Opened,
     Read,
     Refuse,
-    RoundMachine,
     Serve,
     Spoiled,
     Step,
@@ -40,7 +38,11 @@ from node.averaging.machine import (
     Voided,
     Wait,
 )
-from node.averaging.reduce import as_travelled, digest, mean, settled, unfit
+from node.averaging.ledger import Attempt, Epoch, Held, Line
+from node.averaging.machine import RoundMachine
+from node.averaging.quarantine import WEIGHT
+from node.averaging.reduce import as_travelled, digest, settled, unfit
+from node.averaging.reducer import Gathered, Reduced, Reducer
 from node.averaging.request import RoundRequest
 from node.averaging.request import Step as StepCall
 from node.averaging.settings import AveragingSettings
@@ -59,47 +61,6 @@ DRAIN_TIMEOUT_S = 5.0
 a client of gRPC's asyncio stack whose write fails loses what it had been sent."""
 
 
-@dataclass(slots=True)
-class Held:
-    """A fresh part: who stepped it, over how many tokens, from whose gradients. The tensor is never written again."""
-
-    tensor: torch.Tensor
-    source: PeerId
-    tokens: int
-    contributors: tuple[PeerId, ...]
-
-
-@dataclass(slots=True)
-class Attempt:
-    """One of our own rounds. ``settled`` resolves to "" when all our parts are fresh, or to what went wrong."""
-
-    request: RoundRequest
-    step: StepCall
-    mine: frozenset[str]
-    settled: asyncio.Future[str]
-    given: dict[PeerId, dict[str, torch.Tensor]] = field(default_factory=dict)
-    refused: dict[PeerId, str] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Epoch:
-    attempts: dict[RoundId, Attempt] = field(default_factory=dict)
-    held: dict[str, Held] = field(default_factory=dict)
-    stepped: set[str] = field(default_factory=set)
-
-
-@dataclass(slots=True)
-class _Line:
-    """One open stream and what the machine has ordered for it."""
-
-    number: int
-    peer: PeerId
-    round: RoundId
-    tokens: int
-    heads: list
-    orders: asyncio.Queue[Read | Wait | Serve | Refuse] = field(default_factory=asyncio.Queue)
-
-
 class Owner(averaging_pb2_grpc.AveragingServicer):
     """Servicer of ``Averaging`` and keeper of every fresh part of the epochs that are not forgotten."""
 
@@ -111,13 +72,15 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
         executor: Executor | None,
         now: Callable[[], float],
         chunk: int,
+        say: Callable[..., None] = lambda *_, **__: None,
     ) -> None:
         self._transport, self._settings, self._tasks, self._executor = transport, settings, tasks, executor
-        self._now, self._chunk = now, chunk
+        self._now, self._chunk, self._say = now, chunk, say
         self._machine = RoundMachine()
-        self._lines: dict[int, _Line] = {}
+        self._reducer, self._fell_back = Reducer(settings), False
+        self._lines: dict[int, Line] = {}
         self._numbers = itertools.count()
-        self._epochs: dict[int, _Epoch] = {}
+        self._epochs: dict[int, Epoch] = {}
         self._stepping = asyncio.Lock()
 
     # Our own rounds
@@ -126,11 +89,13 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
         """Begin an attempt; ``tokens`` is 0 when our own gradients are not to be used. Raises ValueError if it is not newer."""
         me = self._transport.peer_id
         mine = frozenset(request.owned_by(me))
-        epoch = self._epochs.setdefault(request.round.epoch, _Epoch())
+        epoch = self._epochs.setdefault(request.round.epoch, Epoch())
         attempt = Attempt(request, step, mine, asyncio.get_running_loop().create_future())
         if epoch.attempts and request.round <= max(epoch.attempts):
             raise ValueError(f"{request.round} is not newer than {max(epoch.attempts)}")
         epoch.attempts[request.round] = attempt
+        if tokens:
+            attempt.given[me] = tokens, request.gradients or {}
         opened = Opened(
             round=request.round,
             me=me,
@@ -174,6 +139,7 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
     def void(self, epoch: int) -> None:
         """Drop everything of ``epoch`` and later ones, which may then be opened again."""
         self._feed(Voided(epoch))
+        self._reducer.void(epoch)
         self._drop([n for n in self._epochs if n >= epoch], "the swarm went back")
 
     def held(self, epoch: int) -> Mapping[str, Held]:
@@ -183,6 +149,10 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
     def stepped(self, epoch: int) -> frozenset[str]:
         """The parts this peer itself has stepped in an epoch."""
         return frozenset(self._epochs[epoch].stepped) if epoch in self._epochs else frozenset()
+
+    def quarantined(self, epoch: int) -> dict[PeerId, str]:
+        """Whose contributions to an epoch this peer left out for their size, and why."""
+        return dict(self._epochs[epoch].quarantined) if epoch in self._epochs else {}
 
     def keep(self, round_id: RoundId, parts: Mapping[str, Held]) -> None:
         """Remember parts gathered from other owners, unless a newer attempt has begun or the epoch is over."""
@@ -218,7 +188,7 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
         context: grpc.aio.ServicerContext,
     ) -> None:
         round_id = RoundId(head.epoch, head.term, head.attempt)
-        line = _Line(next(self._numbers), peer, round_id, head.tokens, list(head.tensors))
+        line = Line(next(self._numbers), peer, round_id, head.tokens, list(head.tensors))
         self._lines[line.number] = line
         names = tuple(h.name for h in line.heads)
         try:
@@ -231,7 +201,7 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
             self._feed(Ended(line.number))
 
     async def _converse(
-        self, line: _Line, requests: AsyncIterator[averaging_pb2.Contribution], context: grpc.aio.ServicerContext
+        self, line: Line, requests: AsyncIterator[averaging_pb2.Contribution], context: grpc.aio.ServicerContext
     ) -> None:
         """Do what the machine orders until the stream is answered. Raises TimeoutError when no order, or no byte, comes in time."""
         loop = asyncio.get_running_loop()
@@ -252,11 +222,11 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
                         await context.write(_refusal(kind, text))
                         return None
 
-    def _deadline_s(self, line: _Line) -> float:
+    def _deadline_s(self, line: Line) -> float:
         attempt = self._attempt(line.round)
         return self._settings.round_timeout_s if attempt is None else attempt.request.deadline_s
 
-    async def _receive(self, line: _Line, requests: AsyncIterator[averaging_pb2.Contribution]) -> None:
+    async def _receive(self, line: Line, requests: AsyncIterator[averaging_pb2.Contribution]) -> None:
         """Read the tensors; give up quietly when the machine has a newer order for the stream, or the stream breaks off."""
         attempt = self._attempt(line.round)
         if attempt is None:
@@ -282,10 +252,10 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
             self._feed(Spoiled(line.number, Kind.VALUES, fault))
             return
         if line.orders.empty():  # nothing newer was decided while the values were looked at
-            attempt.given[line.peer] = named
+            attempt.given[line.peer] = line.tokens, named
             self._feed(Uploaded(line.number))
 
-    async def _answer(self, line: _Line, names: tuple[str, ...], context: grpc.aio.ServicerContext) -> None:
+    async def _answer(self, line: Line, names: tuple[str, ...], context: grpc.aio.ServicerContext) -> None:
         parts = self.held(line.round.epoch)
         if not parts:  # forgotten since the machine gave the order
             await context.write(_refusal(Kind.FORGOTTEN, f"epoch {line.round.epoch} is over"))
@@ -320,16 +290,18 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
                 self._settle(number, text)
 
     async def _step(self, action: Step) -> None:
-        """Sum, step, keep. Whatever goes wrong is told to the machine before it is told to our parent."""
+        """Reduce, step, keep. Whatever goes wrong is told to the machine before it is told to our parent."""
         number, names = action.round.epoch, frozenset(action.names)
         event: Stepped | StepFailed = StepFailed(number, names, "the step was interrupted")
         try:
             async with self._stepping:
-                fresh = await asyncio.get_running_loop().run_in_executor(self._executor, self._reduce_and_step, action)
-            if self._attempt(action.round) is not None:
+                loop = asyncio.get_running_loop()
+                reduced, fresh = await loop.run_in_executor(self._executor, self._reduce_and_step, action)
+            if reduced is not None and self._attempt(action.round) is not None:
                 epoch = self._epochs[number]
                 epoch.held.update(fresh)
                 epoch.stepped |= names
+                self._learn(epoch, reduced)
             event = Stepped(number, names)
         except Exception as e:
             event = StepFailed(number, names, f"the owner's step failed: {type(e).__name__}")
@@ -340,20 +312,33 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
                 self._feed(event)
                 self._settle(number)
 
-    def _reduce_and_step(self, action: Step) -> dict[str, Held]:
-        attempt, me = self._attempt(action.round), self._transport.peer_id
+    def _learn(self, epoch: Epoch, reduced: Reduced) -> None:
+        """What a reduction showed about others: counted once an epoch, never against ourselves."""
+        self._reducer.remember(reduced)
+        for peer, why in reduced.quarantined.items():
+            if peer not in epoch.quarantined and peer != self._transport.peer_id:
+                self._transport.fault(peer, f"contribution quarantined: {why}", WEIGHT)
+        epoch.quarantined = reduced.quarantined | epoch.quarantined
+        if reduced.fell_back and not self._fell_back:
+            self._fell_back = True
+            rule, count = self._settings.reducer, len(reduced.contributors)
+            text = f"{rule} needs three contributors, there are {count}: it is their mean until there are more"
+            self._say("reducer-fell-back", text, level="warning")
+
+    def _reduce_and_step(self, action: Step) -> tuple[Reduced | None, dict[str, Held]]:
+        attempt, me, wire = self._attempt(action.round), self._transport.peer_id, self._settings.wire
         if attempt is None:
-            return {}
-        request, given = attempt.request, {}
-        for peer in action.contributors:
-            source = request.gradients or {} if peer == me else attempt.given[peer]
-            given[peer] = [as_travelled(source[name], self._settings.wire) for name in action.names]
-        means = dict(zip(action.names, mean(given, action.contributors, action.tokens), strict=True))
+            return None, {}
+        request = attempt.request
+        claims = {peer: attempt.given[peer][0] for peer in action.contributors}
+        gradients = {p: _travelled(attempt.given[p][1], action.names, wire) for p in action.contributors}
+        gathered = Gathered(action.round.epoch, action.names, claims, gradients, request.allowed, request.total)
+        reduced = self._reducer.reduce(gathered)
         attempt.given.clear()
-        del given
-        fresh = attempt.step(means)
-        return {
-            name: Held(settled(name, fresh[name], request.shapes[name]), me, action.tokens, action.contributors)
+        del gathered, gradients
+        fresh = attempt.step(dict(zip(action.names, reduced.means, strict=True)))
+        return reduced, {
+            name: Held(settled(name, fresh[name], request.shapes[name]), me, reduced.tokens, reduced.contributors)
             for name in action.names
         }
 
@@ -368,6 +353,10 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
             fresh = epoch is not None and attempt.mine <= epoch.held.keys()
             if not attempt.settled.done() and (fresh or fault):
                 attempt.settled.set_result("" if fresh else fault)
+
+
+def _travelled(named: Mapping[str, torch.Tensor], names: Sequence[str], wire: str) -> list[torch.Tensor]:
+    return [as_travelled(named[name], wire) for name in names]
 
 
 async def _head(requests: AsyncIterator[averaging_pb2.Contribution]) -> averaging_pb2.ContributionHead | None:

@@ -31,14 +31,27 @@ def as_travelled(tensor: torch.Tensor, wire: str) -> torch.Tensor:
     return tensor.detach().to(dtype_of(wire)).to("cpu", torch.float32)
 
 
-def mean(contributions: Mapping[PeerId, Sequence[torch.Tensor]], order: Sequence[PeerId], tokens: int) -> list[torch.Tensor]:
-    """Sum in ``order`` and divide by ``tokens``: floating-point addition does not commute with arrival."""
+def mean(
+    contributions: Mapping[PeerId, Sequence[torch.Tensor]],
+    order: Sequence[PeerId],
+    tokens: float,
+    factors: Mapping[PeerId, float] | None = None,
+) -> list[torch.Tensor]:
+    """Sum in ``order``, each contribution times its factor (1 when not named), and divide by ``tokens``.
+
+    In order, because floating-point addition does not commute with arrival; a factor of 1 changes no bit.
+    """
     first, *rest = order
+    factors = factors or {}
     totals = [tensor.clone(memory_format=torch.contiguous_format) for tensor in contributions[first]]
+    if factors.get(first, 1) != 1:
+        for total in totals:
+            total.mul_(factors[first])
     for peer in rest:
+        factor = factors.get(peer, 1)
         for total, tensor in zip(totals, contributions[peer], strict=True):
-            total.add_(tensor)
-    return [total.div_(tokens) for total in totals]
+            total.add_(tensor) if factor == 1 else total.add_(tensor, alpha=factor)
+    return totals if tokens == 1 else [total.div_(tokens) for total in totals]
 
 
 def digest(tensors: Sequence[torch.Tensor]) -> str:

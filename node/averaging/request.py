@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from node.averaging.machine import Kind
+from node.averaging.events import Kind
 from node.core.ids import PeerId, RoundId
 
 Step = Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]]
@@ -19,11 +19,13 @@ TOKENS_LIMIT = 1 << 40
 
 @dataclass(frozen=True)
 class RoundRequest:
-    """One attempt of one epoch for one cell, as its plan has it; the same at every member but for the last four fields.
+    """One attempt of one epoch for one cell, as its plan has it; the same at every member but for gradients, tokens and deadline.
 
     ``members`` are the live peers of the cell, listeners included; ``owners`` maps every part of the stage to one of
     them; ``gradients`` are *sums* over ``tokens`` tokens (None or 0 tokens: this peer gives nothing); ``deadline_s``
-    counts from the call. ``token_limit`` bounds what any one member may claim.
+    counts from the call. ``token_limit``: who claims more is refused. ``allowed``: tokens the plan assigned to each
+    member at this stage (empty: no caps), ``total``: tokens of the micro-batches that count (0: unknown); a contribution
+    weighs no more than they explain, see :func:`node.averaging.weights.weights`.
     """
 
     round: RoundId
@@ -37,6 +39,8 @@ class RoundRequest:
     tokens: int
     deadline_s: float
     token_limit: int = TOKENS_LIMIT
+    allowed: Mapping[PeerId, int] = field(default_factory=dict)
+    total: int = 0
 
     def owned_by(self, peer: PeerId) -> tuple[str, ...]:
         """The parts of one owner, sorted by name: the order they travel in."""
@@ -51,7 +55,8 @@ class RoundOutcome:
     its owner in *this* attempt. ``stepped``: the parts stepped here this epoch. ``missing``: the rest of the stage,
     to be asked for in the next attempt. ``failed``: owners that gave nothing, and why (this peer too, when its own
     step failed). ``refused``: whose contributions were refused here for their values, and why; this peer's own is
-    found out before it is sent. ``unwelcome``: those of ``failed`` that live and said why they refused us. ``tokens`` and ``contributors``: behind the parts' means, the largest and all of them.
+    found out before it is sent. ``quarantined``: whose were left out here because they were far larger than the others'.
+    ``unwelcome``: those of ``failed`` that live and said why they refused us. ``tokens`` and ``contributors``: behind the parts' means, the largest and all of them.
     ``nbytes``: tensor bytes sent and received.
     """
 
@@ -64,6 +69,7 @@ class RoundOutcome:
     stepped: frozenset[str] = frozenset()
     missing: tuple[str, ...] = ()
     refused: dict[PeerId, str] = field(default_factory=dict)
+    quarantined: dict[PeerId, str] = field(default_factory=dict)
     unwelcome: dict[PeerId, Kind] = field(default_factory=dict)
 
     @property

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, Protocol
 
-from node.averaging.machine import Kind
+from node.averaging.events import Kind
+from node.averaging.ledger import Attempt
 from node.averaging.member import Answer, Unwelcome, exchange
-from node.averaging.owner import Attempt, Owner, contribute_until
+from node.averaging.owner import Owner, contribute_until
 from node.averaging.reduce import unfit
 from node.averaging.request import RoundOutcome, RoundRequest, Step
 from node.averaging.settings import AveragingSettings
@@ -53,7 +54,7 @@ class CellRound:
         self._transport, self._settings, self._journal, self._chunk = transport, settings, journal, chunk
         self._clock = clock or SystemClock()
         self._tasks = Tasks("averaging", on_error)
-        self._owner = Owner(transport, settings, self._tasks, executor, self._clock.now, chunk)
+        self._owner = Owner(transport, settings, self._tasks, executor, self._clock.now, chunk, self._say)
         averaging_pb2_grpc.add_AveragingServicer_to_server(self._owner, transport.server)
 
     async def run(self, request: RoundRequest, step: Step) -> RoundOutcome:
@@ -186,6 +187,7 @@ class CellRound:
             stepped=self._owner.stepped(request.round.epoch),
             missing=tuple(sorted(request.owners.keys() - parts.keys())),
             refused=dict(attempt.refused),
+            quarantined=self._owner.quarantined(request.round.epoch),
             unwelcome=dict(unwelcome),
         )
 

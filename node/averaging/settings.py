@@ -17,3 +17,14 @@ class AveragingSettings:
     """A contribution or a fresh part that is later counts as missing."""
     max_gradient_norm: float = 1e6
     """A contribution whose norm per token is above it, or not finite, is refused and counted against its sender."""
+    quarantine: float = 10.0
+    """A contribution this many times louder per token than the others' median is left out of the step and counted; 0 is off."""
+    reducer: str = "mean"
+    """What becomes of the contributions: mean (by tokens), clipped-mean, median, trimmed-mean, centered-clip.
+    All but the mean need three contributors and average like it below that."""
+    trim: float = 0.25
+    """Share of contributors that trimmed-mean leaves out at each end of every coordinate, at least one."""
+    clip: float = 2.0
+    """Radius of clipped-mean and centered-clip, in medians of the contributions' norms or distances."""
+    clip_iterations: int = 3
+    """Times that centered-clip moves its center."""

@@ -251,7 +251,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 @given(st.lists(EVENTS, max_size=40))
 def test_whatever_happens_no_part_is_stepped_twice_and_every_stream_gets_one_answer(script):
     machine, now, streams, attempt = RoundMachine(), 0.0, 0, -1

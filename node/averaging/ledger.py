@@ -1,0 +1,58 @@
+"""What an owner keeps of its rounds and of the streams that are open.
+Enters: requests, contributions, fresh parts.
+Never: a decision."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from node.averaging.events import Read, Refuse, Serve, Wait
+from node.averaging.request import RoundRequest
+from node.averaging.request import Step as StepCall
+from node.core.ids import PeerId, RoundId
+
+
+@dataclass(slots=True)
+class Held:
+    """A fresh part: who stepped it, over how many tokens, from whose gradients. The tensor is never written again."""
+
+    tensor: torch.Tensor
+    source: PeerId
+    tokens: int
+    contributors: tuple[PeerId, ...]
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One of our own rounds. ``settled`` resolves to "" when all our parts are fresh, or to what went wrong."""
+
+    request: RoundRequest
+    step: StepCall
+    mine: frozenset[str]
+    settled: asyncio.Future[str]
+    given: dict[PeerId, tuple[int, Mapping[str, torch.Tensor]]] = field(default_factory=dict)
+    refused: dict[PeerId, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Epoch:
+    attempts: dict[RoundId, Attempt] = field(default_factory=dict)
+    held: dict[str, Held] = field(default_factory=dict)
+    stepped: set[str] = field(default_factory=set)
+    quarantined: dict[PeerId, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Line:
+    """One open stream and what the machine has ordered for it."""
+
+    number: int
+    peer: PeerId
+    round: RoundId
+    tokens: int
+    heads: list
+    orders: asyncio.Queue[Read | Wait | Serve | Refuse] = field(default_factory=asyncio.Queue)

@@ -1,0 +1,127 @@
+"""One owner's way from contributions to one gradient per token: weigh, leave out the absurd, reduce.
+Enters: gradient sums with what their senders claim. Leaves: means for the optimizer.
+Never: a socket, a ban."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median_high
+
+import torch
+
+from node.averaging import robust
+from node.averaging.quarantine import Size, Trail, quarantined
+from node.averaging.reduce import mean
+from node.averaging.settings import AveragingSettings
+from node.averaging.weights import weights
+from node.core.ids import PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What is to be reduced. ``claims``: tokens by contributor; ``gradients``: their sums over these tokens, fp32 on the
+    CPU, in the order of ``names``. ``allowed`` and ``total``: see :func:`node.averaging.weights.weights`."""
+
+    epoch: int
+    names: tuple[str, ...]
+    claims: Mapping[PeerId, int]
+    gradients: Mapping[PeerId, Sequence[torch.Tensor]]
+    allowed: Mapping[PeerId, int] = field(default_factory=dict)
+    total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """``means``: gradients per token, in the order of the names; ``tokens``: the weight behind them; ``contributors``:
+    whose gradients are in them, sorted; ``quarantined``: whose are not, and why. ``fell_back``: too few for the reducer
+    of the manifest, so it is their mean. ``center`` and ``typical`` are for :meth:`Reducer.remember`."""
+
+    epoch: int
+    names: tuple[str, ...]
+    means: list[torch.Tensor]
+    tokens: int
+    contributors: tuple[PeerId, ...]
+    quarantined: dict[PeerId, str]
+    fell_back: bool
+    typical: Size
+    center: list[torch.Tensor] | None = None
+
+
+class Reducer:
+    """Reduces by the manifest. :meth:`reduce` changes nothing, so it may run on any thread and be done again;
+    :meth:`remember` is called when its result was stepped."""
+
+    def __init__(self, settings: AveragingSettings) -> None:
+        self._settings = settings
+        self._trail = Trail()
+        self._centers: dict[str, tuple[int, torch.Tensor]] = {}
+
+    def reduce(self, g: Gathered) -> Reduced:
+        """The same bits for the same contributions in whatever order they came.
+
+        Raises ValueError when nobody contributed, or all weigh nothing.
+        """
+        sizes = {p: Size(t, tuple(map(_norm, g.gradients[p]))) for p, t in sorted(g.claims.items()) if t > 0}
+        # Before anybody is left out: what a liar claims must not become room for the claims of another.
+        weigh = {p: w for p, w in weights(g.claims, g.allowed, g.total).items() if w > 0 and p in sizes}
+        out = quarantined({p: sizes[p] for p in weigh}, self._settings.quarantine, g.epoch, g.names, self._trail)
+        order = tuple(sorted(weigh.keys() - out.keys()))
+        if not order:
+            raise ValueError("no contribution has any weight")
+        fell_back = self._settings.reducer != "mean" and len(order) < robust.FEWEST
+        name = "mean" if fell_back else self._settings.reducer
+        means = self._apply(name, g, order, sizes, weigh)
+        typical = median_high([(sizes[p].per_token, p) for p in order])[1]
+        center = [m.clone() for m in means] if name == "centered-clip" else None
+        return Reduced(g.epoch, g.names, means, sum(weigh[p] for p in order), order, out, fell_back, sizes[typical], center)
+
+    def remember(self, reduced: Reduced) -> None:
+        """Expect such norms from now on, and start from this average next time."""
+        self._trail.note(reduced.epoch, reduced.names, reduced.typical)
+        self._centers = {n: c for n, c in self._centers.items() if c[0] >= reduced.epoch - 1}
+        if reduced.center is not None:
+            self._centers |= {n: (reduced.epoch, c) for n, c in zip(reduced.names, reduced.center, strict=True)}
+
+    def void(self, epoch: int) -> None:
+        """``epoch`` and later ones did not happen."""
+        self._trail.void(epoch)
+        self._centers = {n: c for n, c in self._centers.items() if c[0] < epoch}
+
+    def _apply(
+        self, name: str, g: Gathered, order: tuple[PeerId, ...], sizes: Mapping[PeerId, Size], weigh: Mapping[PeerId, int]
+    ) -> list[torch.Tensor]:
+        s = self._settings
+        given = [g.gradients[p] for p in order]
+        tokens = [g.claims[p] for p in order]
+        if name == "median":
+            return robust.median(given, tokens)
+        if name == "trimmed-mean":
+            return robust.trimmed_mean(given, tokens, s.trim)
+        if name == "mean":
+            scaled = {p: weigh[p] / g.claims[p] for p in order if weigh[p] != g.claims[p]}
+            return mean(g.gradients, order, sum(weigh[p] for p in order), scaled)
+        norms, weight = [sizes[p].per_token for p in order], [float(weigh[p]) for p in order]
+        if name == "clipped-mean":
+            shares = robust.clipped(norms, weight, s.clip)
+            return mean(g.gradients, order, 1, {p: f / t for p, f, t in zip(order, shares, tokens, strict=True)})
+        center = self._center(g)
+        shares, kept = robust.centered(given, tokens, norms, weight, s.clip, s.clip_iterations, center)
+        factors = {p: f / t for p, f, t in zip(order, shares, tokens, strict=True)}
+        means = mean(g.gradients, order, 1, factors)
+        if center is not None:
+            for m, c in zip(means, center, strict=True):
+                m.add_(c, alpha=kept)
+        return means
+
+    def _center(self, g: Gathered) -> list[torch.Tensor] | None:
+        """Averages of the epoch before, zeros for parts that were another's; None when all were."""
+        known = {n: c for n in g.names if (c := self._centers.get(n)) is not None and c[0] == g.epoch - 1}
+        if not known:
+            return None
+        like = next(iter(g.gradients.values()))
+        return [known[n][1] if n in known else torch.zeros_like(t) for n, t in zip(g.names, like, strict=True)]
+
+
+def _norm(tensor: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float32))

@@ -1,0 +1,98 @@
+"""What a claim of tokens is worth."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from node.averaging.reduce import mean
+from node.averaging.reducer import Gathered, Reducer
+from node.averaging.settings import AveragingSettings
+from node.averaging.weights import weights
+from node.core.ids import PeerId
+
+A, B, C = map(PeerId, "abc")
+PLAN = {A: 100, B: 60, C: 40}
+
+
+def test_what_the_plan_assigned_weighs_what_it_claims():
+    assert weights(PLAN, PLAN, 200) == PLAN
+    assert weights({A: 90, B: 60}, PLAN, 200) == {A: 90, B: 60}
+
+
+def test_who_did_a_dead_replicas_work_may_claim_it():
+    assert weights({A: 140, B: 60}, PLAN, 200) == {A: 140, B: 60}
+    assert weights({A: 200}, PLAN, 200) == {A: 200}
+    assert weights({A: 120, B: 40, C: 40}, PLAN, 200) == {A: 120, B: 40, C: 40}
+
+
+def test_more_than_anybody_left_over_does_not_count():
+    assert weights({A: 10**9, B: 60, C: 40}, PLAN, 200) == PLAN
+    assert weights({A: 10**9, B: 30, C: 40}, PLAN, 200) == {A: 130, B: 30, C: 40}
+    assert weights({A: 10**9, B: 60, C: 40}, PLAN, 150) == PLAN, "what was dropped leaves no room"
+    assert weights({A: 100, PeerId("x"): 50, B: 60, C: 40}, PLAN, 200)[PeerId("x")] == 0
+
+
+def test_without_a_plan_or_a_total_claims_stand():
+    claims = {A: 10**9, B: 1, C: 0}
+    assert weights(claims, {}, 200) == claims
+    assert weights(claims, PLAN, 0) == claims
+
+
+@pytest.mark.parametrize("claim", [float("nan"), float("inf"), 2.5, True, "7"])
+def test_what_is_no_whole_number_is_no_claim(claim):
+    with pytest.raises(ValueError, match="whole"):
+        weights({A: 5, B: claim}, PLAN, 200)
+
+
+CLAIMS = st.dictionaries(st.sampled_from([A, B, C]), st.sampled_from([-1, 0, 1, 39, 60, 101, 200, 10**9, 2**64]), min_size=1)
+
+
+@settings(deadline=None)
+@given(CLAIMS, st.dictionaries(st.sampled_from([A, B, C]), st.integers(0, 100)), st.integers(0, 300))
+def test_a_weight_is_within_the_claim_and_within_what_is_left(claims, allowed, total):
+    got = weights(claims, allowed, total)
+    assert got == weights(dict(reversed(claims.items())), allowed, total)
+    assert all(0 <= got[p] <= max(0, claims[p]) for p in claims)
+    if allowed and total:
+        assert all(got[p] <= allowed.get(p, 0) + total for p in claims)
+        assert any(got.values()) == any(c > 0 for c in claims.values()), "somebody always weighs something"
+
+
+def gathered(claims, allowed, total):
+    generator = torch.Generator().manual_seed(1)
+    sums = {p: [torch.randn(40, generator=generator) * max(1, min(t, 100))] for p, t in claims.items()}
+    return Gathered(0, ("x",), claims, sums, allowed, total)
+
+
+def reduced(g, **settings):
+    return Reducer(AveragingSettings(**settings)).reduce(g)
+
+
+def test_an_honest_cell_gets_the_bits_of_the_plain_weighted_mean():
+    g = gathered(PLAN, PLAN, 200)
+    assert torch.equal(reduced(g).means[0], mean(g.gradients, sorted(PLAN), 200)[0])
+    assert torch.equal(reduced(g).means[0], reduced(gathered(PLAN, {}, 0)).means[0])
+
+
+def test_a_capped_claim_scales_its_sum_down():
+    claims = {A: 400, B: 60, C: 40}
+    g = gathered(claims, PLAN, 200)
+    got = reduced(g, quarantine=0.0)
+    expected = (g.gradients[A][0] * (100 / 400) + g.gradients[B][0] + g.gradients[C][0]) / 200
+    torch.testing.assert_close(got.means[0], expected)
+    assert got.tokens == 200
+    first = reduced(gathered({A: 60, B: 60, C: 400}, {A: 60, B: 60, C: 40}, 160), quarantine=0.0)
+    assert first.tokens == 160
+
+
+@pytest.mark.parametrize("claim", [-1, 0])
+def test_a_claim_of_nothing_leaves_its_gradient_out(claim):
+    g = gathered({A: 100, B: claim, C: 40}, {}, 0)
+    got = reduced(g)
+    assert got.contributors == (A, C)
+    assert torch.equal(got.means[0], (g.gradients[A][0] + g.gradients[C][0]) / 140)
+    with pytest.raises(ValueError, match="weight"):
+        reduced(gathered({A: claim}, {}, 0))
