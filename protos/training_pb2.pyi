@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Note(_message.Message):
-    __slots__ = ("epoch", "term", "plan", "finished", "round", "committed", "incomplete", "fault", "ready", "leaving")
+    __slots__ = ("epoch", "term", "plan", "finished", "round", "committed", "incomplete", "fault", "ready", "dead", "move")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -17,7 +17,8 @@ class Note(_message.Message):
     INCOMPLETE_FIELD_NUMBER: _ClassVar[int]
     FAULT_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
-    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    MOVE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     term: int
     plan: PlanNote
@@ -27,8 +28,9 @@ class Note(_message.Message):
     incomplete: IncompleteNote
     fault: FaultNote
     ready: ReadyNote
-    leaving: LeavingNote
-    def __init__(self, epoch: _Optional[int] = ..., term: _Optional[int] = ..., plan: _Optional[_Union[PlanNote, _Mapping]] = ..., finished: _Optional[_Union[FinishedNote, _Mapping]] = ..., round: _Optional[_Union[RoundNote, _Mapping]] = ..., committed: _Optional[_Union[CommittedNote, _Mapping]] = ..., incomplete: _Optional[_Union[IncompleteNote, _Mapping]] = ..., fault: _Optional[_Union[FaultNote, _Mapping]] = ..., ready: _Optional[_Union[ReadyNote, _Mapping]] = ..., leaving: _Optional[_Union[LeavingNote, _Mapping]] = ...) -> None: ...
+    dead: DeadNote
+    move: MoveNote
+    def __init__(self, epoch: _Optional[int] = ..., term: _Optional[int] = ..., plan: _Optional[_Union[PlanNote, _Mapping]] = ..., finished: _Optional[_Union[FinishedNote, _Mapping]] = ..., round: _Optional[_Union[RoundNote, _Mapping]] = ..., committed: _Optional[_Union[CommittedNote, _Mapping]] = ..., incomplete: _Optional[_Union[IncompleteNote, _Mapping]] = ..., fault: _Optional[_Union[FaultNote, _Mapping]] = ..., ready: _Optional[_Union[ReadyNote, _Mapping]] = ..., dead: _Optional[_Union[DeadNote, _Mapping]] = ..., move: _Optional[_Union[MoveNote, _Mapping]] = ...) -> None: ...
 
 class NoteReply(_message.Message):
     __slots__ = ("accepted", "reason")
@@ -67,7 +69,7 @@ class MicroBatchResult(_message.Message):
     def __init__(self, index: _Optional[int] = ..., counted: _Optional[bool] = ..., loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class RoundNote(_message.Message):
-    __slots__ = ("plan_hash", "attempt", "dead", "owners", "sources", "dropped", "deadline_s")
+    __slots__ = ("plan_hash", "attempt", "dead", "owners", "sources", "dropped", "deadline_s", "digest", "tokens")
     class OwnersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +84,8 @@ class RoundNote(_message.Message):
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     plan_hash: str
     attempt: int
     dead: _containers.RepeatedScalarFieldContainer[str]
@@ -89,7 +93,9 @@ class RoundNote(_message.Message):
     sources: _containers.RepeatedScalarFieldContainer[str]
     dropped: _containers.RepeatedScalarFieldContainer[int]
     deadline_s: float
-    def __init__(self, plan_hash: _Optional[str] = ..., attempt: _Optional[int] = ..., dead: _Optional[_Iterable[str]] = ..., owners: _Optional[_Mapping[str, str]] = ..., sources: _Optional[_Iterable[str]] = ..., dropped: _Optional[_Iterable[int]] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+    digest: str
+    tokens: int
+    def __init__(self, plan_hash: _Optional[str] = ..., attempt: _Optional[int] = ..., dead: _Optional[_Iterable[str]] = ..., owners: _Optional[_Mapping[str, str]] = ..., sources: _Optional[_Iterable[str]] = ..., dropped: _Optional[_Iterable[int]] = ..., deadline_s: _Optional[float] = ..., digest: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class CommittedNote(_message.Message):
     __slots__ = ("plan_hash", "attempt", "digest", "tokens", "speed", "contributors")
@@ -128,23 +134,76 @@ class FaultNote(_message.Message):
     def __init__(self, about: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ReadyNote(_message.Message):
-    __slots__ = ("stage", "parameters_epoch", "digest", "speed", "checkpoints", "term")
+    __slots__ = ("stage", "at", "digest", "speed", "reachable", "term", "tokens", "leaving", "seen")
+    class SeenEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     STAGE_FIELD_NUMBER: _ClassVar[int]
-    PARAMETERS_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SPEED_FIELD_NUMBER: _ClassVar[int]
-    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    REACHABLE_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
     stage: int
-    parameters_epoch: int
+    at: VersionNote
     digest: str
     speed: float
-    checkpoints: _containers.RepeatedScalarFieldContainer[int]
+    reachable: _containers.RepeatedCompositeFieldContainer[VersionNote]
     term: int
-    def __init__(self, stage: _Optional[int] = ..., parameters_epoch: _Optional[int] = ..., digest: _Optional[str] = ..., speed: _Optional[float] = ..., checkpoints: _Optional[_Iterable[int]] = ..., term: _Optional[int] = ...) -> None: ...
+    tokens: int
+    leaving: bool
+    seen: _containers.ScalarMap[str, float]
+    def __init__(self, stage: _Optional[int] = ..., at: _Optional[_Union[VersionNote, _Mapping]] = ..., digest: _Optional[str] = ..., speed: _Optional[float] = ..., reachable: _Optional[_Iterable[_Union[VersionNote, _Mapping]]] = ..., term: _Optional[int] = ..., tokens: _Optional[int] = ..., leaving: _Optional[bool] = ..., seen: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
-class LeavingNote(_message.Message):
-    __slots__ = ("reason",)
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+class VersionNote(_message.Message):
+    __slots__ = ("epoch", "lineage")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    lineage: str
+    def __init__(self, epoch: _Optional[int] = ..., lineage: _Optional[str] = ...) -> None: ...
+
+class DeadNote(_message.Message):
+    __slots__ = ("plan_hash", "dead")
+    PLAN_HASH_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    plan_hash: str
+    dead: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, plan_hash: _Optional[str] = ..., dead: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class MoveNote(_message.Message):
+    __slots__ = ("stage",)
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    def __init__(self, stage: _Optional[int] = ...) -> None: ...
+
+class HistoryRequest(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: VersionNote
+    def __init__(self, version: _Optional[_Union[VersionNote, _Mapping]] = ...) -> None: ...
+
+class HistoryReply(_message.Message):
+    __slots__ = ("plan", "dropped", "past")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    PAST_FIELD_NUMBER: _ClassVar[int]
+    plan: bytes
+    dropped: _containers.RepeatedScalarFieldContainer[int]
+    past: _containers.RepeatedCompositeFieldContainer[MilestoneNote]
+    def __init__(self, plan: _Optional[bytes] = ..., dropped: _Optional[_Iterable[int]] = ..., past: _Optional[_Iterable[_Union[MilestoneNote, _Mapping]]] = ...) -> None: ...
+
+class MilestoneNote(_message.Message):
+    __slots__ = ("version", "tokens")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    version: VersionNote
+    tokens: int
+    def __init__(self, version: _Optional[_Union[VersionNote, _Mapping]] = ..., tokens: _Optional[int] = ...) -> None: ...

@@ -39,6 +39,11 @@ class TrainingStub:
                 request_serializer=protos_dot_training__pb2.Note.SerializeToString,
                 response_deserializer=protos_dot_training__pb2.NoteReply.FromString,
                 _registered_method=True)
+        self.History = channel.unary_unary(
+                '/tutti.v1.Training/History',
+                request_serializer=protos_dot_training__pb2.HistoryRequest.SerializeToString,
+                response_deserializer=protos_dot_training__pb2.HistoryReply.FromString,
+                _registered_method=True)
 
 
 class TrainingServicer:
@@ -50,6 +55,13 @@ class TrainingServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def History(self, request, context):
+        """the plan behind a version, and what came before it
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TrainingServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -57,6 +69,11 @@ def add_TrainingServicer_to_server(servicer, server):
                     servicer.Tell,
                     request_deserializer=protos_dot_training__pb2.Note.FromString,
                     response_serializer=protos_dot_training__pb2.NoteReply.SerializeToString,
+            ),
+            'History': grpc.unary_unary_rpc_method_handler(
+                    servicer.History,
+                    request_deserializer=protos_dot_training__pb2.HistoryRequest.FromString,
+                    response_serializer=protos_dot_training__pb2.HistoryReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -86,6 +103,33 @@ class Training:
             '/tutti.v1.Training/Tell',
             protos_dot_training__pb2.Note.SerializeToString,
             protos_dot_training__pb2.NoteReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def History(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tutti.v1.Training/History',
+            protos_dot_training__pb2.HistoryRequest.SerializeToString,
+            protos_dot_training__pb2.HistoryReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,14 +1,26 @@
-"""The frozen values that cross rooms: hop, path, member, plan. Standard library only."""
+"""The frozen values that cross rooms: version, hop, path, member, plan. Standard library only."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from node.core.ids import ENDS, PeerId
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Version:
+    """Parameters after ``epoch`` updates, and by which history: two sides of a parted network make different ones.
+
+    ``lineage`` is :func:`lineage_after` of the plan that made it, "" for the parameters a run begins with.
+    """
+
+    epoch: int
+    lineage: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +75,9 @@ class Plan:
     ``owners`` maps every parameter name to the peer that reduces and steps it; ``moved`` names, for parts whose
     owner changed, the peer that holds the optimizer state. ``digests`` are the stage digests of the base.
     ``cursor`` is the sampler before this epoch took its samples: next position and positions handed back.
-    ``loss`` and ``loss_val`` are nats per token of the epoch before and of the last evaluation (0: none yet),
-    ``tokens`` what the swarm has counted so far: news that every member shows its operator.
+    ``lineage`` is that of the base, ``tokens`` what was counted in its whole history: of two histories the one
+    with more tokens goes on. ``loss`` and ``loss_val`` are nats per token of the epoch before and of the last
+    evaluation (0: none yet): news that every member shows its operator.
     """
 
     epoch: int
@@ -80,6 +93,12 @@ class Plan:
     loss: float = 0.0
     loss_val: float = 0.0
     tokens: int = 0
+    lineage: str = ""
+
+    @property
+    def base(self) -> Version:
+        """The version this plan starts from."""
+        return Version(self.epoch, self.lineage)
 
     def cell(self, stage: int) -> tuple[Member, ...]:
         """The members that share the optimizer step of ``stage``, listeners included, in PeerId order."""
@@ -96,6 +115,7 @@ class Plan:
         index.update({p: i for i, p in enumerate(names)})
         body: dict[str, Any] = {
             "epoch": self.epoch,
+            "lineage": self.lineage,
             "term": self.term,
             "leader": index[self.leader],
             "peers": names,
@@ -131,6 +151,7 @@ class Plan:
 
             return cls(
                 epoch=_natural(body["epoch"]),
+                lineage=lineage(body["lineage"]),
                 term=_natural(body["term"]),
                 leader=name(body["leader"]),
                 members=tuple(
@@ -156,6 +177,22 @@ class Plan:
             )
         except (KeyError, TypeError, IndexError, AttributeError, RecursionError, json.JSONDecodeError) as e:
             raise ValueError(f"not a plan: {e}") from e
+
+
+def lineage_after(plan: Plan, dropped: Collection[int]) -> str:
+    """The lineage of the version that ``plan`` makes when these micro-batches do not count: 32 hex digits of a sha256."""
+    closed = f"{plan.hash}/{','.join(map(str, sorted(dropped)))}"
+    return hashlib.sha256(closed.encode()).hexdigest()[:_LINEAGE]
+
+
+def lineage(value: Any) -> str:
+    """A lineage as others write it. Raises ValueError for anything else."""
+    if type(value) is not str or (value and (len(value) != _LINEAGE or not set(value) <= _HEX)):
+        raise ValueError("a lineage is 32 hex digits, or empty")
+    return value
+
+
+_LINEAGE, _HEX = 32, frozenset("0123456789abcdef")
 
 
 def _natural(value: Any) -> int:

@@ -92,6 +92,21 @@ class Owner:
         """Committed state of a part as CPU fp32 tensors for a checkpoint or the next owner; empty if there is none."""
         return {key: value.detach().to("cpu", torch.float32) for key, value in self._state.get(name, {}).items()}
 
+    def through(self, name: str) -> int:
+        """The last epoch behind a part's committed state; -1 when there is no state, or it is not known."""
+        return self._through.get(name, -1)
+
+    def staged(self, epoch: int) -> frozenset[str]:
+        """Parts stepped in ``epoch`` and not committed yet."""
+        return frozenset(self._staged.get(epoch, {}))
+
+    def after(self, name: str, epoch: int) -> dict[str, torch.Tensor]:
+        """The state that ``epoch`` leaves a part with, committed or only staged, as :meth:`state` gives it; empty without."""
+        staged = self._staged.get(epoch, {}).get(name)
+        if staged is not None:
+            return {key: value.detach().to("cpu", torch.float32) for key, value in staged.items()}
+        return self.state(name) if epoch >= 0 and self.through(name) == epoch else {}
+
     def load_state(self, name: str, shape: tuple[int, ...], state: Mapping[str, torch.Tensor], epoch: int = -1) -> None:
         """Take over a part. ``epoch`` is the last one behind the state (-1: not known).
 
@@ -116,6 +131,12 @@ class Owner:
         self._through.pop(name, None)
         for staged in self._staged.values():
             staged.pop(name, None)
+
+    def clear(self) -> None:
+        """Forget every part, what is staged included."""
+        self._state.clear()
+        self._through.clear()
+        self._staged.clear()
 
     def _step(
         self, parameters: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor], epoch: int

@@ -5,27 +5,42 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from node.core.ids import PeerId
-from node.core.journey import Plan
+from node.core.journey import Plan, Version
 
 # ---------------------------------------------------------------- what the leader hears
 
 
 @dataclass(frozen=True)
 class Heard:
-    """A peer says it is alive and what it holds. ``holds`` is the version of its parameters."""
+    """A peer says it is alive and where it stands: ``at`` is the version of its parameters, ``digest`` theirs,
+    ``reachable`` what it can put in place instead, ``tokens`` what was counted in the history of ``at``.
+    ``leaving``: plan without it; what it holds can still be had from it for a moment. ``speed`` is its own measurement,
+    ``seen`` what it measures of its neighbours, both in micro-batches per second."""
 
     peer: PeerId
     stage: int
-    holds: int
+    at: Version
     digest: str
     speed: float = 0.0
-    checkpoints: tuple[int, ...] = ()
+    reachable: tuple[Version, ...] = ()
     term: int = 0
+    tokens: int = 0
+    leaving: bool = False
+    seen: tuple[tuple[PeerId, float], ...] = ()
 
 
 @dataclass(frozen=True)
-class Left:
-    """A peer said goodbye."""
+class Recalled:
+    """The plan behind a version, and what of it did not count, as a peer remembers it; None when nobody does."""
+
+    version: Version
+    plan: Plan | None = None
+    dropped: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class MoveRefused:
+    """A peer does not change its stage."""
 
     peer: PeerId
 
@@ -123,6 +138,35 @@ class SendRound:
     sources: tuple[PeerId, ...] = ()
     dropped: tuple[int, ...] = ()
     deadline_s: float = 30.0
+    digest: str = ""
+    """What ``sources`` have committed."""
+    tokens: int = 0
+    """Counted in this epoch."""
+
+
+@dataclass(frozen=True)
+class SendLost:
+    """Tell the living members of the epoch under way who is dead, so that nobody waits for them."""
+
+    to: tuple[PeerId, ...]
+    plan: Plan
+    dead: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True)
+class Recall:
+    """Ask ``holders``, one after the other, for the plan behind ``version``; the answer comes back as Recalled."""
+
+    version: Version
+    holders: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True)
+class Move:
+    """Ask a peer to host another stage; it may say no."""
+
+    peer: PeerId
+    stage: int
 
 
 @dataclass(frozen=True)
@@ -174,6 +218,8 @@ class RoundArrived:
     sources: tuple[PeerId, ...]
     dropped: tuple[int, ...]
     deadline_s: float
+    digest: str = ""
+    tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -202,9 +248,9 @@ class Adopted:
 
 @dataclass(frozen=True)
 class GoTo:
-    """Make ``epoch`` the version in place: ``how`` is keep, roll-back or checkpoint."""
+    """Put an older version in place: ``how`` is roll-back or checkpoint."""
 
-    epoch: int
+    version: Version
     how: str
 
 
@@ -217,10 +263,12 @@ class Settle:
 
 @dataclass(frozen=True)
 class Begin:
-    """Take part in this plan: tell the pipeline, fetch the optimizer state of parts gained, start own micro-batches."""
+    """Take part in this plan: tell the pipeline, fetch the optimizer state of parts gained, start own micro-batches.
+    ``behind``: where a listener stood until now, and the tokens counted in that history."""
 
     plan: Plan
     listener: bool
+    behind: tuple[Version, int] | None = None
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The leader of the epoch: plan, run, close, round, commit. Pure: events and time in, actions out.
 
     GATHER  every stage has a live peer that can start from one version  -> plan        -> RUN
+            nobody here knows the plan behind that version               -> recall      -> GATHER
     RUN     every micro-batch has an outcome, or the deadline has passed  -> close      -> ROUND
     ROUND   every live member has committed                               -> next version -> GATHER
             a member lacks parts and nobody is still averaging            -> repair      -> ROUND
@@ -11,19 +12,25 @@ so the next leader starts in GATHER with a higher term and loses nothing.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 from node.core.ids import ENDS, PeerId, short
-from node.core.journey import Member, Path, Plan
-from node.scheduler.throughput import quantise
+from node.core.journey import Member, Path, Plan, Version
 from node.training import events as ev
+from node.training.attempt import Attempt
+from node.training.balance import Balance
+from node.training.memory import GENESIS, Cursor, Memory, Past
+from node.training.roster import Roster, majority
 
-FORGIVE_AFTER = 8
-"""Epochs without a micro-batch after which a replica's measured speed is no longer believed."""
+COURTESY_S, COURTESY_MOST_S = 60.0, 3600.0
+"""Once in so long, planning waits for those who claim to have counted more tokens than we."""
+RECALL_FROM = 4
+"""Peers that are asked for the plan behind a version."""
+DEPART_S = 15.0
+"""Who left still gives what it held for about so long."""
 
 
 class Phase(Enum):
@@ -36,13 +43,6 @@ class Phase(Enum):
     FINISHED = "finished"
 
 
-class SamplerPort(Protocol):
-    """The resumable sample order; positions are natural numbers, each handed out once unless given back."""
-
-    def take(self, n: int) -> tuple[int, ...]: ...
-    def give_back(self, positions: Sequence[int]) -> None: ...
-
-
 @dataclass(frozen=True)
 class RunFacts:
     """What the manifest fixes, and the pure functions the plan is made of.
@@ -50,9 +50,11 @@ class RunFacts:
     ``assign(stage, ((peer, speed), …), previous owners) -> owners`` places the parts of one stage;
     ``assign_paths(origins, stages, samples) -> paths`` routes the micro-batches;
     ``sampler(cursor)`` gives a sampler at that position; ``cursor(sampler)`` reads it back;
-    ``recall(epoch)`` is what a checkpoint of that epoch says of cursor and owners, None without one.
+    ``recall(version)`` is what a checkpoint says goes with it, None without one.
+    ``sequence``: tokens of a sample, which bounds what may be reported of one; 0 for no bound.
     ``settle_s``: a young swarm waits so long for company; ``late_s``: silence that means death;
-    ``patience_s``: wait for a lost version before an older one is taken.
+    ``patience_s``: wait for a lost version before an older one is taken. ``rebalance_every_s``: between two changes of
+    stage, 0 for none; ``download_s``: what a change costs.
     """
 
     stages: int
@@ -65,104 +67,83 @@ class RunFacts:
     eval_every: int
     assign: Callable[[int, Sequence[tuple[PeerId, float]], Mapping[str, PeerId] | None], dict[str, PeerId]]
     assign_paths: Callable[..., tuple[Path, ...]]
-    sampler: Callable[[tuple[int, tuple[int, ...]]], Any]
-    cursor: Callable[[Any], tuple[int, tuple[int, ...]]]
-    recall: Callable[[int], tuple[tuple[int, tuple[int, ...]], dict[str, PeerId]] | None] = lambda epoch: None
+    sampler: Callable[[Cursor], Any]
+    cursor: Callable[[Any], Cursor]
+    recall: Callable[[Version], Past | None] = lambda version: None
+    run_id: str = ""
+    sequence: int = 0
     settle_s: float = 1.0
     late_s: float = 4.0
     patience_s: float = 10.0
-
-
-@dataclass
-class Candidate:
-    """A peer as the leader last heard of it."""
-
-    stage: int
-    holds: int
-    digest: str
-    speed: float
-    checkpoints: tuple[int, ...]
-    heard: float
-    since: float
-
-    def can_start(self, epoch: int) -> bool:
-        return self.holds == epoch or epoch in self.checkpoints
-
-
-@dataclass
-class _Epoch:
-    """What is known about the epoch under way."""
-
-    plan: Plan
-    started: float
-    deadline: float
-    closed: float = 0.0
-    results: dict[int, ev.Result] = field(default_factory=dict)
-    dead: set[PeerId] = field(default_factory=set)
-    attempts: dict[int, int] = field(default_factory=dict)
-    outcomes: dict[PeerId, ev.Committed | ev.Incomplete] = field(default_factory=dict)
-    owners: dict[str, PeerId] = field(default_factory=dict)
-    repaired: int = 0
+    recall_s: float = 5.0
+    rebalance_every_s: float = 0.0
+    download_s: float = 15.0
 
 
 class Leader:
-    """The machine. ``history`` is the newest plan this peer took part in, if any: it carries cursor and owners over."""
+    """The machine. ``history`` is the newest plan this peer took part in, if any, and ``dropped`` what of it did not
+    count: they carry cursor and owners over."""
 
     def __init__(
-        self,
-        me: PeerId,
-        facts: RunFacts,
-        *,
-        term: int = 0,
-        history: Plan | None = None,
-        dropped: Sequence[int] = (),
-        cursor: tuple[int, tuple[int, ...]] | None = None,
-    ) -> None:
+        self, me: PeerId, facts: RunFacts, *, term: int = 0, history: Plan | None = None, dropped: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         self.me, self.facts, self.term = me, facts, term
         self.phase = Phase.GATHER
-        self.base: int | None = None
-        self.candidates: dict[PeerId, Candidate] = {}
+        self.roster = Roster(facts.stages)
         self.waiting_for = "peers"
         self.loss = history.loss if history else 0.0
         self.loss_val = history.loss_val if history else 0.0
         self.tokens = history.tokens if history else 0
-        self.repaired = self.failed_rounds = self.mismatches = 0
-        self._epoch: _Epoch | None = None
-        self._owners: dict[str, PeerId] = dict(history.owners) if history else {}
-        self._history = history
-        self._cursor = cursor if cursor is not None else self._cursor_after(history, dropped)
-        self._agreed: dict[int, str] = {}
-        self._speeds: dict[PeerId, float] = {}
-        self._idle: dict[PeerId, int] = {}
-        self._evaluated = -1
+        self.repaired = self.failed_rounds = self.mismatches = self.moves = 0
+        self._epoch: Attempt | None = None
+        self.memory = Memory(facts.sampler, facts.cursor, facts.recall, history, dropped)
+        self._balance = Balance(facts.stages, facts.rebalance_every_s, facts.download_s)
+        self._evaluated: Version | None = None
         self._changed: float | None = None
         self._stuck_since: float | None = None
+        self._courtesy: float | None = None
+        self._courtesy_every = COURTESY_S / 2
+        self._departed: dict[PeerId, float] = {}
+        self.resigning = False
+        """Finish the epoch under way and plan no other: somebody else is to lead."""
 
     @property
     def plan(self) -> Plan | None:
         """The plan in force, if an epoch is under way."""
         return self._epoch.plan if self._epoch else None
 
+    @property
+    def idle(self) -> bool:
+        """No epoch is under way."""
+        return self.phase in (Phase.GATHER, Phase.FINISHED)
+
+    @property
+    def base(self) -> Version | None:
+        """The version the swarm last agreed on; None before the first plan."""
+        return self.roster.base
+
     def handle(self, event: Any, now: float) -> list[Any]:
         """One event in, actions out. Unknown or stale events change nothing."""
-        if self.phase is Phase.FINISHED and not isinstance(event, ev.Heard):
+        if self.phase is Phase.FINISHED and not isinstance(event, ev.Heard | ev.Recalled | ev.Unreachable | ev.Tick):
             return []
         match event:
             case ev.Heard():
                 return self._heard(event, now)
-            case ev.Left(peer):
-                return self._gone(peer, now, "left")
             case ev.Unreachable(peer):
                 return self._gone(peer, now, "does not answer")
             case ev.Accused(about, by, _):
-                alive = about in self.candidates and about != self.me and by in self.candidates
-                return [ev.Probe(about)] if alive else []
+                known = self.roster.candidates
+                return [ev.Probe(about)] if about in known and about != self.me and by in known else []
             case ev.Finished():
                 return self._finished(event, now)
             case ev.Committed() | ev.Incomplete():
                 return self._outcome(event, now)
             case ev.Evaluated(epoch, loss):
                 return self._was_evaluated(epoch, loss, now)
+            case ev.Recalled():
+                return self._recalled(event, now)
+            case ev.MoveRefused(peer):
+                self._balance.refused(peer, now)
             case ev.Tick():
                 return self._tick(now)
         return []
@@ -170,33 +151,44 @@ class Leader:
     # ------------------------------------------------------------ who is there
 
     def _heard(self, e: ev.Heard, now: float) -> list[Any]:
-        old = self.candidates.get(e.peer)
         self.term = max(self.term, e.term)
-        fresh = old is None or old.stage != e.stage
-        self.candidates[e.peer] = Candidate(
-            e.stage, e.holds, e.digest, e.speed, e.checkpoints, now, now if old is None or fresh else old.since
-        )
-        if fresh:
+        done: list[Any] = []
+        before = self.roster.candidates.get(e.peer)
+        if before is not None and before.stage != e.stage:
+            done = self._gone(e.peer, now, f"left stage {before.stage}")
+            before = None
+        self.roster.hear(e, now)
+        if before is None:
             self._changed = now
-        if self.phase is Phase.FINISHED and self._history is not None and self._history.member(e.peer) is None:
-            # Somebody came for the end: the last plan again, with it in, so that it serves too.
-            return self._plan(self._history.epoch, now) if e.holds == self._history.epoch else []
-        return self._try_plan(now) if self.phase is Phase.GATHER else []
+        if self.phase is Phase.FINISHED:
+            # Somebody came for the end, or stands elsewhere: the last plan again, so that it serves too.
+            last = self.memory.history
+            missing = last is not None and last.member(e.peer) is None
+            return done + (self._try_plan(now) if missing and e.at == self.base else [])
+        return done + (self._try_plan(now) if self.phase is Phase.GATHER else [])
 
     def _gone(self, peer: PeerId, now: float, why: str) -> list[Any]:
-        if peer == self.me or self.candidates.pop(peer, None) is None:
+        known = self.roster.candidates.pop(peer, None) if peer != self.me else None
+        if known is None:
             return []
         self._changed = now
-        done: list[Any] = [ev.Report("peer-lost", f"peer {short(peer)} {why}", "warning", {"peer": peer})]
+        if known.leaving:
+            self._departed[peer] = now
+            done: list[Any] = [ev.Report("peer-left", f"peer {short(peer)} has left", facts={"peer": peer})]
+        else:
+            done = [ev.Report("peer-lost", f"peer {short(peer)} {why}", "warning", {"peer": peer})]
         epoch = self._epoch
         if epoch is None or epoch.plan.member(peer) is None or peer in epoch.dead:
             return done
         epoch.dead.add(peer)
         if self.phase is Phase.RUN:
-            lost = [p.index for p in epoch.plan.paths if p.origin == peer and p.index not in epoch.results]
-            for index in lost:
-                epoch.results[index] = ev.Result(index, False, 0.0, 0)
-            return done + self._close_if_done(now)
+            bare = epoch.bare
+            if bare is not None:
+                # No path can end any more, and there would be nobody to average.
+                return done + self._abandon(now, f"stage {bare} has lost every peer that holds epoch {epoch.plan.epoch}")
+            epoch.give_up(peer)
+            to = tuple(m.peer for m in epoch.alive)
+            return [*done, ev.SendLost(to, epoch.plan, tuple(sorted(epoch.dead))), *self._close_if_done(now)]
         if self.phase is Phase.ROUND:
             epoch.outcomes.pop(peer, None)
             member = epoch.plan.member(peer)
@@ -205,7 +197,7 @@ class Leader:
 
     def _tick(self, now: float) -> list[Any]:
         done: list[Any] = []
-        for peer, c in list(self.candidates.items()):
+        for peer, c in list(self.roster.candidates.items()):
             if peer != self.me and now - c.heard > self.facts.late_s:
                 done += self._gone(peer, now, f"was last heard {now - c.heard:.1f} s ago")
         epoch = self._epoch
@@ -213,25 +205,28 @@ class Leader:
             done += self._try_plan(now)
         elif epoch is not None and now >= epoch.deadline:
             if self.phase is Phase.RUN:
-                for path in epoch.plan.paths:
-                    epoch.results.setdefault(path.index, ev.Result(path.index, False, 0.0, 0))
+                epoch.give_up(None)
                 done += self._close_if_done(now)
             elif self.phase is Phase.ROUND:
-                late = [m.peer for m in self._alive(epoch) if m.peer not in epoch.outcomes and m.peer != self.me]
+                late = [m.peer for m in epoch.alive if m.peer not in epoch.outcomes and m.peer != self.me]
                 for peer in late:
                     done += self._gone(peer, now, "did not finish the round in time")
                 if self.phase is Phase.ROUND and not late:
                     done += self._abandon(now, "this peer did not finish its own round")
             elif self.phase is Phase.EVALUATE:
-                done += self._was_evaluated(epoch.plan.epoch, 0.0, now)
+                done += self._was_evaluated(epoch.plan.epoch + 1, 0.0, now)
         return done
 
-    # ------------------------------------------------------------ plan
+    # ------------------------------------------------------------ where to start from
 
     def _try_plan(self, now: float) -> list[Any]:
         facts = self.facts
-        need = facts.min_replicas if self.base is None else 1
-        cells = {s: [p for p, c in self.candidates.items() if c.stage == s] for s in range(facts.stages + 1)}
+        if self.resigning:
+            self.waiting_for = "the next leader"
+            return []
+        cells = self.roster.cells()
+        young = self.base is None and all(c.at == GENESIS for c in self.roster.candidates.values())
+        need = facts.min_replicas if young else 1
         thin = [s for s, peers in cells.items() if len(peers) < (need if s != ENDS else 1)]
         if thin:
             self.waiting_for = "a peer for " + ", ".join("the ends" if s == ENDS else f"stage {s}" for s in thin)
@@ -240,59 +235,85 @@ class Leader:
         if self.base is None and self._changed is not None and now - self._changed < facts.settle_s:
             self.waiting_for = "more peers"
             return []
-        base = self._choose_base(cells, now)
+        base = self._choose_base(now)
         if base is None:
             return []
-        self.waiting_for, self._stuck_since = "", None
-        return self._plan(base, now)
+        past = self.memory.past(base, self.roster.tokens_of(base), facts.target_batch)
+        if past is None:
+            return self._recall(base, now)
+        self.waiting_for, self._stuck_since, self._recalling = "", None, None
+        return self._rebalance(now) + self._plan(base, past, now)
 
-    def _choose_base(self, cells: Mapping[int, Sequence[PeerId]], now: float) -> int | None:
-        """The version to start from: the one just committed; else the newest every stage can start from."""
+    def _choose_base(self, now: float) -> Version | None:
+        """The version to start from: of those every stage can start from, the end of the history with most tokens.
 
-        def startable(epoch: int) -> bool:
-            return all(any(self._can_start(self.candidates[p], epoch) for p in peers) for peers in cells.values())
-
-        if self.base is not None and startable(self.base):
-            return self.base
+        Peers that stand elsewhere at the end of a history with more tokens than that get a moment to bring the
+        rest of their side: what the bigger side of a parted network did is not undone because one of it came first.
+        """
+        able = self.roster.startable()
+        best = able[0] if able else None
+        if best is not None and self._counted(best) >= self.tokens:
+            return best if not self._await_richer(best, now) else None
         if self._stuck_since is None:
             self._stuck_since = now
         # Going back costs epochs, so a swarm that has lost a whole stage first gives it a chance to return.
-        if self.base is not None and now - self._stuck_since < self.facts.patience_s:
-            self.waiting_for = f"a peer that holds epoch {self.base}"
+        if self.tokens and now - self._stuck_since < self.facts.patience_s:
+            self.waiting_for = f"a peer that holds epoch {self.base.epoch}" if self.base else "peers that hold the newest epoch"
             return None
-        known = {c.holds for c in self.candidates.values()} | {k for c in self.candidates.values() for k in c.checkpoints}
-        feasible = sorted((e for e in known if startable(e)), reverse=True)
-        if not feasible:
+        if best is None:
             self.waiting_for = "stages that hold one version in common"
-            return None
-        return feasible[0]
+        return best
 
-    def _speed(self, peer: PeerId, measured: float) -> float:
-        # Who gets nothing is not measured either: now and then its speed counts as unknown, and it is tried again.
-        if self._idle.get(peer, 0) >= FORGIVE_AFTER:
-            return 0.0
-        self._speeds[peer] = quantise(measured, self._speeds.get(peer, 0.0), per_octave=2)
-        return self._speeds[peer]
+    def _counted(self, version: Version) -> int:
+        """Tokens in the history of a version; of the one we have just committed we know it best."""
+        return self.tokens if version == self.base else max(0, self.roster.tokens_of(version))
 
-    def _can_start(self, c: Candidate, epoch: int) -> bool:
-        """Holds the version, and, where the cell has agreed on its digest, the very same one."""
-        if c.holds == epoch and epoch == self.base and self._agreed.get(c.stage, c.digest) != c.digest:
+    def _await_richer(self, best: Version, now: float) -> bool:
+        claims = self.roster.richer(max(self._counted(best), self.tokens), best)
+        if not claims:
             return False
-        return c.can_start(epoch)
+        # A claim costs nothing to make: whoever repeats one that comes to nothing is waited for ever more rarely.
+        if self._courtesy is None or now - self._courtesy > self._courtesy_every:
+            self._courtesy, self._courtesy_every = now, min(2 * self._courtesy_every, COURTESY_MOST_S)
+        self.waiting_for = f"the side of {short(claims[0])}, which says it has counted more tokens"
+        return now - self._courtesy < self.facts.patience_s
 
-    def _plan(self, base: int, now: float) -> list[Any]:
-        facts = self.facts
-        self._agree(base)
-        if self._history is None or base not in (self._history.epoch, self._history.epoch + 1):
-            self._cursor, self._owners = facts.recall(base) or ((base * facts.target_batch, ()), {})
+    def _recall(self, base: Version, now: float) -> list[Any]:
+        self.waiting_for = f"the history of epoch {base.epoch}"
+        match self.memory.asking(base, now, self.facts.recall_s):
+            case "ask":
+                return [ev.Recall(base, tuple(p for p in self.roster.holders(base) if p != self.me)[:RECALL_FROM])]
+            case "over":
+                return self._recalled(ev.Recalled(base), now)
+        return []
+
+    def _recalled(self, e: ev.Recalled, now: float) -> list[Any]:
+        known = self.memory.recalled(e.version, e.plan, e.dropped)
+        if known is None or self.phase is not Phase.GATHER:
+            return []
+        done: list[Any] = []
+        if known and e.plan is not None:
+            self.loss, self.loss_val = e.plan.loss, e.plan.loss_val
+        elif not known:
+            text = f"nobody remembers the plan behind epoch {e.version.epoch}: the order of samples is guessed"
+            done = [ev.Report("history-lost", text, "warning", {"epoch": e.version.epoch})]
+        return done + self._try_plan(now)
+
+    # ------------------------------------------------------------ plan
+
+    def _plan(self, base: Version, past: Past, now: float) -> list[Any]:
+        facts, roster = self.facts, self.roster
+        done = self._change_history(base, past)
+        roster.agree(base)
+        self.tokens = past.tokens
         members = tuple(
-            Member(p, c.stage, self._speed(p, c.speed), self._can_start(c, base))
-            for p, c in sorted(self.candidates.items())
-            if c.stage <= facts.stages
+            Member(p, c.stage, roster.speed(p), roster.can_start(p, base))
+            for p, c in sorted(roster.candidates.items())
+            if c.stage <= facts.stages and not c.leaving
         )
         self.term += 1
-        finished = base >= facts.epochs
-        sampler = facts.sampler(self._cursor)
+        finished = base.epoch >= facts.epochs
+        sampler = facts.sampler(past.cursor)
         cursor = facts.cursor(sampler)
         paths: tuple[Path, ...] = ()
         if not finished:
@@ -303,42 +324,55 @@ class Leader:
         owners: dict[str, PeerId] = {}
         for stage in range(facts.stages + 1):
             cell = [(m.peer, m.speed) for m in members if m.stage == stage and m.current]
-            owners.update(facts.assign(stage, cell, self._owners or None))
-        here = {m.peer for m in members}
-        moved = {p: old for p, new in owners.items() if (old := self._owners.get(p, new)) != new and old in here}
+            owners.update(facts.assign(stage, cell, past.owners or None))
+        self._departed = {p: at for p, at in self._departed.items() if now - at < DEPART_S}
+        donors = {m.peer for m in members} | {p for p, c in roster.candidates.items() if c.leaving} | self._departed.keys()
+        moved = {p: old for p, new in owners.items() if (old := past.owners.get(p, new)) != new and old in donors}
         plan = Plan(
-            base, self.term, self.me, members, paths, owners, moved, dict(self._agreed), facts.epoch_timeout_s,
-            cursor, self.loss, self.loss_val, self.tokens,
+            base.epoch, self.term, self.me, members, paths, owners, moved, dict(roster.agreed), facts.epoch_timeout_s,
+            cursor, self.loss, self.loss_val, self.tokens, base.lineage,
         )  # fmt: skip
-        self._owners, self._history = owners, plan
+        self.memory.planned(plan)
         working = {h.peer for p in paths for h in p.journey}
-        self._idle = {m.peer: 0 if m.peer in working else self._idle.get(m.peer, 0) + 1 for m in members if m.current}
+        roster.worked({m.peer for m in members if m.current}, working)
         if finished:
             self.phase, self._epoch = Phase.FINISHED, None
-            return [ev.SendPlan(plan), ev.Report("run-finished", f"all {facts.epochs} epochs are committed")]
+            return [*done, ev.SendPlan(plan), ev.Report("run-finished", f"all {facts.epochs} epochs are committed")]
         self.phase = Phase.RUN
-        self._epoch = _Epoch(plan, now, now + facts.epoch_timeout_s)
+        self._epoch = Attempt(plan, now, now + facts.epoch_timeout_s)
         listeners = sum(not m.current for m in members)
-        return [
-            ev.SendPlan(plan),
-            ev.Report(
-                "epoch-planned",
-                f"epoch {base}: {len(paths)} micro-batches over {len(members) - listeners} peers"
-                + (f", {listeners} catching up" if listeners else ""),
-                "debug",
-                {"epoch": base, "term": self.term, "hash": plan.hash[:12], "members": len(members), "listeners": listeners},
-            ),
-        ]
+        text = f"epoch {base.epoch}: {len(paths)} micro-batches over {len(members) - listeners} peers"
+        about = {
+            "epoch": base.epoch, "lineage": base.lineage, "term": self.term, "hash": plan.hash[:12], "members": len(members),
+            "listeners": listeners, "cursor": cursor[0], "returned": len(cursor[1]), "tokens": self.tokens,
+            "micro_batches": len(paths), "peers": [m.peer for m in members],
+        }  # fmt: skip
+        catching_up = f", {listeners} catching up" if listeners else ""
+        return [*done, ev.SendPlan(plan), ev.Report("epoch-planned", text + catching_up, "debug", about)]
 
-    def _agree(self, base: int) -> None:
-        """What the digest of every stage is at ``base``: what was committed, else what most of its peers say."""
-        for stage in range(self.facts.stages + 1):
-            said = {p: c.digest for p, c in self.candidates.items() if c.stage == stage and c.holds == base and c.digest}
-            if base != self.base or stage not in self._agreed:
-                self._agreed.pop(stage, None)
-                if said:
-                    self._agreed[stage] = _majority(said)
-        self.base = base
+    def _change_history(self, base: Version, past: Past) -> list[Any]:
+        """Say so when the swarm does not go on from where it was."""
+        was = self.base
+        if was is None or base == was:
+            return []
+        if self._counted(base) > self.tokens:
+            self._courtesy_every = COURTESY_S / 2
+            text = f"goes on from epoch {base.epoch} of a history with {past.tokens} tokens, more than the {self.tokens} here"
+            return [
+                ev.Report("history-changed", text, "warning", {"epoch": base.epoch, "from": was.epoch, "tokens": past.tokens})
+            ]
+        text = f"goes back from epoch {was.epoch} to {base.epoch}, which every stage still has"
+        return [ev.Report("went-back", text, "warning", {"epoch": base.epoch, "from": was.epoch})]
+
+    def _rebalance(self, now: float) -> list[Any]:
+        """Once in a while, one peer from the stage that can spare it to the stage that holds the others up."""
+        move = self._balance.look(self.roster, self.base, now)
+        if move is None or self.base is None or self.base.epoch >= self.facts.epochs:
+            return []
+        self.moves += 1
+        text = f"peer {short(move.peer)} should change from stage {move.source} to {move.target}: {move.gain:.2f} times as fast"
+        about = {"peer": move.peer, "source": move.source, "target": move.target, "gain": move.gain}
+        return [ev.Move(move.peer, move.target), ev.Report("move-asked", text, facts=about)]
 
     # ------------------------------------------------------------ run and close
 
@@ -346,11 +380,7 @@ class Leader:
         epoch = self._epoch
         if self.phase is not Phase.RUN or epoch is None or e.plan_hash != epoch.plan.hash:
             return []
-        mine = {p.index for p in epoch.plan.paths if p.origin == e.peer}
-        for result in e.results:
-            # The first word counts: a micro-batch contributes at most once.
-            if result.index in mine and result.index not in epoch.results:
-                epoch.results[result.index] = result
+        epoch.report(e, self.facts.micro_batch * self.facts.sequence)
         return self._close_if_done(now)
 
     def _close_if_done(self, now: float) -> list[Any]:
@@ -361,11 +391,11 @@ class Leader:
             return self._abandon(now, "no micro-batch was finished")
         self.phase, epoch.closed = Phase.ROUND, now
         epoch.deadline = now + self.facts.round_timeout_s * 1.5
-        dropped = self._dropped(epoch)
+        dropped = epoch.dropped
         done: list[Any] = []
         for stage in range(self.facts.stages + 1):
-            cell = [m for m in self._alive(epoch) if m.stage == stage]
-            owners = self._reown(epoch, stage, {})
+            cell = [m for m in epoch.alive if m.stage == stage]
+            owners = epoch.reown(stage, {}, self.facts.assign)
             if owners is None:
                 return done + self._abandon(now, f"stage {stage} has lost every peer that holds epoch {epoch.plan.epoch}")
             epoch.attempts[stage] = 0
@@ -379,32 +409,10 @@ class Leader:
                     (),
                     dropped,
                     self.facts.round_timeout_s,
+                    tokens=epoch.tokens,
                 )  # fmt: skip
             )
         return done
-
-    def _reown(self, epoch: _Epoch, stage: int, holders: Mapping[str, PeerId]) -> dict[str, PeerId] | None:
-        """Owners that differ from the plan's: a dead owner's parts go to whoever holds them fresh, else are repaired."""
-        current = {p: o for p, o in {**epoch.plan.owners, **epoch.owners}.items() if p in self._parts(epoch, stage)}
-        cell = [(m.peer, m.speed) for m in self._alive(epoch) if m.stage == stage and m.current]
-        if not cell:
-            return None
-        orphans = {p for p, o in current.items() if o in epoch.dead}
-        if orphans:
-            repaired = self.facts.assign(stage, cell, {p: o for p, o in current.items() if p not in orphans})
-            for part in orphans:
-                epoch.owners[part] = holders.get(part, repaired[part])
-        return {p: o for p, o in epoch.owners.items() if p in current}
-
-    def _parts(self, epoch: _Epoch, stage: int) -> set[str]:
-        peers = {m.peer for m in epoch.plan.members if m.stage == stage}
-        return {p for p, o in epoch.plan.owners.items() if o in peers}
-
-    def _dropped(self, epoch: _Epoch) -> tuple[int, ...]:
-        return tuple(sorted(i for i, r in epoch.results.items() if not r.counted))
-
-    def _alive(self, epoch: _Epoch) -> list[Member]:
-        return [m for m in epoch.plan.members if m.peer not in epoch.dead]
 
     # ------------------------------------------------------------ round and commit
 
@@ -420,20 +428,22 @@ class Leader:
         ):
             return []
         epoch.outcomes[e.peer] = e
-        if isinstance(e, ev.Committed) and (c := self.candidates.get(e.peer)):
-            c.holds, c.digest, c.speed = epoch.plan.epoch + 1, e.digest, e.speed or c.speed
+        if isinstance(e, ev.Committed) and (c := self.roster.candidates.get(e.peer)):
+            c.reachable = tuple({*c.reachable, epoch.plan.base}) if member.current else c.reachable
+            c.at, c.tokens = epoch.makes, epoch.plan.tokens + epoch.tokens
+            c.digest, c.speed = e.digest, e.speed or c.speed
         done: list[Any] = []
         if isinstance(e, ev.Incomplete):
             # The accused are probed now, so that the repair does not hand them the same parts again.
-            done = [ev.Probe(p) for p in e.failed if p in self.candidates and p != self.me]
+            done = [ev.Probe(p) for p in e.failed if p in self.roster.candidates and p != self.me]
         return done + self._settle_cell(member.stage, now)
 
     def _settle_cell(self, stage: int, now: float) -> list[Any]:
         epoch = self._epoch
         if epoch is None or self.phase is not Phase.ROUND:
             return []
-        cell = [m.peer for m in self._alive(epoch) if m.stage == stage]
-        if not any(m.stage == stage and m.current for m in self._alive(epoch)) and not any(
+        cell = [m.peer for m in epoch.alive if m.stage == stage]
+        if not any(m.stage == stage and m.current for m in epoch.alive) and not any(
             isinstance(epoch.outcomes.get(p), ev.Committed) for p in cell
         ):
             return self._abandon(now, f"stage {stage} has lost every peer that holds epoch {epoch.plan.epoch}")
@@ -442,30 +452,33 @@ class Leader:
         unfinished = [p for p in cell if isinstance(epoch.outcomes[p], ev.Incomplete)]
         if unfinished:
             return self._repair(epoch, stage, unfinished, now)
-        return self._commit(now) if all(m.peer in epoch.outcomes for m in self._alive(epoch)) else []
+        return self._commit(now) if all(m.peer in epoch.outcomes for m in epoch.alive) else []
 
-    def _repair(self, epoch: _Epoch, stage: int, unfinished: list[PeerId], now: float) -> list[Any]:
+    def _repair(self, epoch: Attempt, stage: int, unfinished: list[PeerId], now: float) -> list[Any]:
         """Nobody in the cell is averaging any more and some lack parts: copy from who has all, else re-own the dead's."""
-        cell = [m.peer for m in self._alive(epoch) if m.stage == stage]
+        cell = [m.peer for m in epoch.alive if m.stage == stage]
         complete = tuple(p for p in cell if isinstance(epoch.outcomes[p], ev.Committed))
         epoch.attempts[stage] += 1
         if epoch.attempts[stage] > 2 * len(cell) + 2:
             return self._abandon(now, f"stage {stage} could not finish its round in {epoch.attempts[stage]} attempts")
+        ended = {p: o for p in unfinished if isinstance(o := epoch.outcomes.pop(p), ev.Incomplete)}
         holders: dict[str, PeerId] = {}
-        for peer in unfinished:
-            outcome = epoch.outcomes.pop(peer)
-            if isinstance(outcome, ev.Incomplete):
-                holders.update({part: peer for part in outcome.holds if part not in holders})
-        owners = {} if complete else self._reown(epoch, stage, holders)
+        for peer, outcome in ended.items():
+            holders.update({part: peer for part in outcome.holds if part not in holders})
+        if not complete:
+            epoch.blame(ended)
+        owners = {} if complete else epoch.reown(stage, holders, self.facts.assign)
         if owners is None:
             return self._abandon(now, f"stage {stage} has lost every peer that holds epoch {epoch.plan.epoch}")
+        committed = {p: o.digest for p in complete if isinstance(o := epoch.outcomes[p], ev.Committed)}
         epoch.deadline = now + self.facts.round_timeout_s * 1.5
         epoch.repaired += 1
         self.repaired += 1
         return [
             ev.SendRound(
                 tuple(unfinished), epoch.plan, epoch.attempts[stage], tuple(sorted(epoch.dead)), owners, complete,
-                self._dropped(epoch), self.facts.round_timeout_s,
+                epoch.dropped, self.facts.round_timeout_s,
+                majority(committed) if committed else "", epoch.tokens,
             ),
             ev.Report("round-repaired", f"stage {stage} averages again without the dead", "warning",
                       {"stage": stage, "attempt": epoch.attempts[stage], "dead": len(epoch.dead)}),
@@ -476,48 +489,50 @@ class Leader:
         if epoch is None:
             return []
         done = self._check_digests(epoch)
-        counted = [r for r in epoch.results.values() if r.counted]
-        tokens = sum(r.tokens for r in counted)
-        self.loss = sum(r.loss_sum for r in counted) / max(1, tokens)
+        tokens, dropped = epoch.tokens, epoch.dropped
+        self.loss = sum(r.loss_sum for r in epoch.results.values() if r.counted) / max(1, tokens)
         self.tokens += tokens
-        self.base = epoch.plan.epoch + 1
-        self._cursor = self._cursor_after(epoch.plan, self._dropped(epoch))
-        self._owners.update(epoch.owners)
+        base = self.roster.base = epoch.makes
+        self.memory.committed(base, epoch.plan, {**epoch.plan.owners, **epoch.owners}, dropped, self.tokens)
         done.append(
             ev.Report(
                 "epoch-committed",
-                f"epoch {self.base}/{self.facts.epochs} committed, loss {self.loss:.3f}",
+                f"epoch {base.epoch}/{self.facts.epochs} committed, loss {self.loss:.3f}",
                 facts={
-                    "epoch": self.base,
+                    "epoch": base.epoch,
+                    "lineage": base.lineage,
+                    "term": epoch.plan.term,
+                    "hash": epoch.plan.hash[:12],
                     "loss": self.loss,
                     "tokens": tokens,
+                    "counted": len(epoch.results) - len(dropped),
                     "seconds": now - epoch.started,
                     "run_s": epoch.closed - epoch.started,
-                    "dropped": len(self._dropped(epoch)),
+                    "dropped": len(dropped),
                     "repaired": epoch.repaired,
                     "dead": len(epoch.dead),
                 },
             )  # fmt: skip
         )
         every = self.facts.eval_every
-        if every and (self.base % every == 0 or self.base == self.facts.epochs) and self._evaluated != self.base:
+        if every and (base.epoch % every == 0 or base.epoch == self.facts.epochs) and self._evaluated != base:
             self.phase = Phase.EVALUATE
             epoch.deadline = now + self.facts.epoch_timeout_s
-            return [*done, ev.Evaluate(self.base, epoch.plan)]
+            return [*done, ev.Evaluate(base.epoch, epoch.plan)]
         self.phase, self._epoch = Phase.GATHER, None
         return done + self._try_plan(now)
 
-    def _check_digests(self, epoch: _Epoch) -> list[Any]:
+    def _check_digests(self, epoch: Attempt) -> list[Any]:
         """Equal digests inside a cell are an invariant; who differs from the majority has to catch up."""
         done: list[Any] = []
-        self._agreed = {}
+        agreed = self.roster.agreed = {}
         for stage in range(self.facts.stages + 1):
             said = {
                 p: o.digest
                 for p, o in epoch.outcomes.items()
                 if isinstance(o, ev.Committed) and (m := epoch.plan.member(p)) and m.stage == stage
             }
-            best = self._agreed[stage] = _majority(said)
+            best = agreed[stage] = majority(said)
             for peer in sorted(p for p, digest in said.items() if digest != best):
                 self.mismatches += 1
                 done.append(
@@ -531,9 +546,11 @@ class Leader:
         return done
 
     def _was_evaluated(self, epoch: int, loss: float, now: float) -> list[Any]:
-        if self.phase is not Phase.EVALUATE or epoch != self.base:
+        if self.phase is not Phase.EVALUATE or self.base is None or self._epoch is None:
             return []
-        self._evaluated = epoch
+        if epoch != self.base.epoch:
+            return []
+        self._evaluated = self.base
         done: list[Any] = []
         if loss > 0:
             self.loss_val = loss
@@ -548,22 +565,7 @@ class Leader:
         epoch = self._epoch
         self.failed_rounds += 1
         self.phase, self._epoch, self._changed = Phase.GATHER, None, now
-        if epoch is not None:
-            self._cursor = epoch.plan.cursor
-        return [ev.Report("epoch-abandoned", f"epoch {epoch.plan.epoch if epoch else '?'} starts again: {why}", "warning")]
-
-    def _cursor_after(self, plan: Plan | None, dropped: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-        if plan is None:
-            return (0, ())
-        sampler = self.facts.sampler(plan.cursor)
-        for _ in plan.paths:
-            sampler.take(self.facts.micro_batch)
-        lost = set(dropped)
-        sampler.give_back([s for p in plan.paths if p.index in lost for s in p.samples])
-        return self.facts.cursor(sampler)
-
-
-def _majority(said: Mapping[PeerId, str]) -> str:
-    """The digest most peers report; a tie goes to the one the smallest PeerId reports, for every leader alike."""
-    count = Counter(said.values())
-    return max(((count[said[p]], -i, said[p]) for i, p in enumerate(sorted(said))), key=lambda t: t[:2])[2]
+        if epoch is None:
+            return []
+        about = {"epoch": epoch.plan.epoch, "hash": epoch.plan.hash[:12], "micro_batches": len(epoch.plan.paths)}
+        return [ev.Report("epoch-abandoned", f"epoch {epoch.plan.epoch} starts again: {why}", "warning", about)]

@@ -16,8 +16,9 @@ from enum import Enum
 from typing import Any
 
 from node.core.ids import PeerId
-from node.core.journey import Plan
+from node.core.journey import Plan, Version
 from node.training import events as ev
+from node.training.memory import makes
 
 
 class State(Enum):
@@ -32,27 +33,38 @@ class State(Enum):
 
 
 class Member:
-    """The machine. ``holds`` is the version in place, ``checkpoints`` the versions it can go to at once."""
+    """The machine. ``at`` is the version in place and ``tokens`` what was counted in its history; ``before`` is the
+    version it can still be undone to, ``checkpoints`` those it can go to at once."""
 
-    def __init__(self, me: PeerId, holds: int, checkpoints: tuple[int, ...] = ()) -> None:
-        self.me, self.holds, self.checkpoints = me, holds, checkpoints
+    def __init__(self, me: PeerId, at: Version, checkpoints: tuple[Version, ...] = (), tokens: int = 0) -> None:
+        self.me, self.at, self.checkpoints, self.tokens = me, at, checkpoints, tokens
+        self.before: Version | None = None
         self.state = State.IDLE
         self.plan: Plan | None = None
         self.term = 0
         self.attempt = 0
-        self.settled = holds
         self._dropped: tuple[int, ...] = ()
+        self._counted = 0
 
     @property
-    def reachable(self) -> tuple[int, ...]:
-        """Versions other than ``holds`` that this peer can put in place at once."""
-        undo = (self.settled,) if self.holds == self.settled + 1 else ()
-        return tuple(sorted({*self.checkpoints, *undo} - {self.holds}))
+    def holds(self) -> int:
+        """Epoch of the version in place."""
+        return self.at.epoch
+
+    @property
+    def reachable(self) -> tuple[Version, ...]:
+        """Versions other than ``at`` that this peer can put in place at once."""
+        undo = () if self.before is None else (self.before,)
+        return tuple(sorted({*self.checkpoints, *undo} - {self.at}))
 
     @property
     def dropped(self) -> tuple[int, ...]:
         """Micro-batches of the plan in force that do not count, as the leader closed it."""
         return self._dropped
+
+    def stand(self, at: Version, checkpoints: tuple[Version, ...], tokens: int) -> None:
+        """The version in place came from the disk or from others, not from an epoch."""
+        self.at, self.checkpoints, self.tokens, self.before = at, checkpoints, tokens, None
 
     def handle(self, event: Any, now: float) -> list[Any]:
         """One event in, actions out; what is stale or from the wrong term is refused or ignored."""
@@ -74,29 +86,29 @@ class Member:
         if me is None:
             return [ev.Refuse("this peer is not in the plan")]
         done: list[Any] = []
-        undo = self.settled if self.holds == self.settled + 1 else None
-        if me.current and plan.epoch == self.holds:
-            if undo is not None:
+        stood = (self.at, self.tokens)
+        if me.current and plan.base == self.at:
+            if self.before is not None:
                 done.append(ev.Settle(plan.epoch))
-                self.settled = plan.epoch
-        elif me.current and plan.epoch == undo:
-            done.append(ev.GoTo(plan.epoch, "roll-back"))
-            self.holds = plan.epoch
-        elif me.current and plan.epoch in self.checkpoints:
-            done.append(ev.GoTo(plan.epoch, "checkpoint"))
-            self.holds = self.settled = plan.epoch
+        elif me.current and plan.base == self.before:
+            done.append(ev.GoTo(plan.base, "roll-back"))
+        elif me.current and plan.base in self.checkpoints:
+            done.append(ev.GoTo(plan.base, "checkpoint"))
         elif me.current:
-            return [ev.Refuse(f"epoch {plan.epoch} is not here, only {self.holds}")]
-        elif undo is not None:
+            return [ev.Refuse(f"epoch {plan.epoch} of that history is not here, only {self.holds}")]
+        elif self.before is not None:
             # A listener's last update was not the swarm's: its optimizer state must not count.
-            done.append(ev.GoTo(undo, "roll-back"))
-            self.holds = undo
+            done.append(ev.GoTo(self.before, "roll-back"))
+            self.at = self.before
+        if me.current:
+            self.at, self.tokens = plan.base, plan.tokens
+        self.before = None
         self.plan, self.term, self.attempt, self._dropped = plan, plan.term, 0, ()
         if not plan.paths:
             self.state = State.FINISHED
             return [*done, ev.Finish(plan)]
         self.state = State.RUN
-        return [*done, ev.Begin(plan, not me.current)]
+        return [*done, ev.Begin(plan, not me.current, None if me.current else stood)]
 
     def _round(self, r: ev.RoundArrived) -> list[Any]:
         plan = self.plan
@@ -112,7 +124,7 @@ class Member:
         if self.me in r.dead:
             return [ev.Refuse("the leader counts this peer as dead")]
         me = plan.member(self.me)
-        self.attempt, self._dropped = r.attempt, r.dropped
+        self.attempt, self._dropped, self._counted = r.attempt, r.dropped, r.tokens
         if r.sources:
             self.state = State.COPY
             return [ev.CopyFrom(plan, r)]
@@ -135,6 +147,8 @@ class Member:
             return []
         me = plan.member(self.me)
         # A listener never held the version before, so it has nothing to go back to.
-        self.settled = plan.epoch if me is not None and me.current else plan.epoch + 1
-        self.state, self.holds = State.DONE, plan.epoch + 1
+        self.before = plan.base if me is not None and me.current else None
+        self.at = makes(plan, self._dropped)
+        self.tokens = plan.tokens + self._counted
+        self.state = State.DONE
         return [ev.TellCommitted(plan, e.attempt, e.digest, e.contributors)]

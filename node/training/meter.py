@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from node.core.ids import PeerId
+from node.pipeline.delivery import Trouble
 from node.scheduler.throughput import Rate
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
 
-ACCUSING = ("gone", "late")
+ACCUSING = (Trouble.FAILED.value,)
 """Kinds of trouble on a hop that may mean the peer is dead."""
 
 

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from node.core.errors import WireError
 from node.core.ids import PeerId
-from node.core.journey import Plan
+from node.core.journey import Plan, Version, lineage
 from node.training import events as ev
+from node.training.memory import makes
 from protos import training_pb2 as pb
 
-DOMAIN = "tutti/plan/1"
-"""What a leader's signature under a plan is for."""
+
+def plan_domain(run_id: str) -> str:
+    """What a leader's signature under a plan is for: a plan of one run means nothing in another."""
+    return f"tutti/plan/1/{run_id}"
+
+
 MAX_PLAN = 4 << 20
 """Bytes of the largest plan that is read."""
+MAX_SEEN = 64
+"""Neighbours a peer tells its measurements of."""
+MAX_PAST = 1024
+"""Versions of its past that a peer tells."""
 MAX_COUNT, MAX_AMOUNT, MAX_DIGEST = 1 << 53, 1e12, 64
 """What a peer says of itself ends up in the leader's plan; beyond these nobody could read that plan any more."""
 
@@ -27,9 +37,14 @@ def round_note(a: ev.SendRound) -> pb.Note:
     """ "Average now.\""""
     body = pb.RoundNote(
         plan_hash=a.plan.hash, attempt=a.attempt, dead=a.dead, owners=a.owners, sources=a.sources,
-        dropped=a.dropped, deadline_s=a.deadline_s,
+        dropped=a.dropped, deadline_s=a.deadline_s, digest=a.digest, tokens=a.tokens,
     )  # fmt: skip
     return pb.Note(epoch=a.plan.epoch, term=a.plan.term, round=body)
+
+
+def dead_note(a: ev.SendLost) -> pb.Note:
+    """ "Do not wait for these.\""""
+    return pb.Note(epoch=a.plan.epoch, term=a.plan.term, dead=pb.DeadNote(plan_hash=a.plan.hash, dead=a.dead))
 
 
 def finished_note(plan: Plan, results: tuple[ev.Result, ...]) -> pb.Note:
@@ -51,10 +66,42 @@ def incomplete_note(a: ev.TellIncomplete) -> pb.Note:
     return pb.Note(epoch=a.plan.epoch, term=a.plan.term, incomplete=body)
 
 
-def ready_note(stage: int, holds: int, digest: str, speed: float, checkpoints: tuple[int, ...], term: int) -> pb.Note:
-    """ "I am alive, and this is what I hold.\""""
-    body = pb.ReadyNote(stage=stage, parameters_epoch=holds, digest=digest, speed=speed, checkpoints=checkpoints, term=term)
-    return pb.Note(epoch=holds, term=term, ready=body)
+def ready_note(e: ev.Heard) -> pb.Note:
+    """ "I am alive, and this is where I stand.\""""
+    body = pb.ReadyNote(
+        stage=e.stage, at=version_note(e.at), digest=e.digest, speed=e.speed, reachable=[version_note(v) for v in e.reachable],
+        term=e.term, tokens=e.tokens, leaving=e.leaving, seen=dict(e.seen[:MAX_SEEN]),
+    )  # fmt: skip
+    return pb.Note(epoch=e.at.epoch, term=e.term, ready=body)
+
+
+def version_note(version: Version) -> pb.VersionNote:
+    return pb.VersionNote(epoch=version.epoch, lineage=version.lineage)
+
+
+def parse_version(note: pb.VersionNote) -> Version:
+    """Raises WireError for a lineage that is none or an epoch beyond belief."""
+    try:
+        return Version(_count(note.epoch), lineage(note.lineage))
+    except ValueError as e:
+        raise WireError(str(e)) from e
+
+
+def history_reply(plan: Plan | None, dropped: tuple[int, ...], past: Sequence[tuple[Version, int]]) -> pb.HistoryReply:
+    """What this peer remembers; ``past`` are versions it stood at with the tokens counted until each, newest first."""
+    rows = [pb.MilestoneNote(version=version_note(v), tokens=tokens) for v, tokens in past[:MAX_PAST]]
+    return pb.HistoryReply(plan=plan.canonical() if plan else b"", dropped=dropped, past=rows)
+
+
+def parse_history(version: Version, reply: pb.HistoryReply) -> tuple[ev.Recalled, list[tuple[Version, int]]]:
+    """The inverse; what does not make or start from ``version`` is not believed. Raises WireError for nonsense."""
+    past = [(parse_version(m.version), _count(m.tokens)) for m in reply.past[:MAX_PAST]]
+    if not reply.plan:
+        return ev.Recalled(version), past
+    plan, dropped = parse_plan(pb.PlanNote(plan=reply.plan)), tuple(reply.dropped)
+    if version not in (plan.base, makes(plan, dropped)):
+        raise WireError("a plan that did not make this version")
+    return ev.Recalled(version, plan, dropped), past
 
 
 def parse_plan(note: pb.PlanNote) -> Plan:
@@ -72,10 +119,11 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
     match note.WhichOneof("say"):
         case "ready":
             r = note.ready
-            held = tuple(_count(e) for e in r.checkpoints[:64])
+            reachable = tuple(parse_version(v) for v in r.reachable[:64])
             return ev.Heard(
-                peer, r.stage, _count(r.parameters_epoch), _digest(r.digest), _finite(r.speed), held, _count(r.term)
-            )
+                peer, r.stage, parse_version(r.at), _digest(r.digest), _finite(r.speed), reachable, _count(r.term), _count(r.tokens),
+                r.leaving, tuple((PeerId(p), _finite(rate)) for p, rate in sorted(r.seen.items())[:MAX_SEEN]),
+            )  # fmt: skip
         case "finished":
             rows = tuple(
                 ev.Result(r.index, r.counted, _finite(r.loss_sum), _count(r.tokens, 1 << 40)) for r in note.finished.results
@@ -89,8 +137,6 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
             return ev.Incomplete(peer, i.plan_hash, i.attempt, tuple(i.holds), tuple(PeerId(p) for p in i.failed))
         case "fault":
             return ev.Accused(PeerId(note.fault.about), peer, note.fault.reason[:200])
-        case "leaving":
-            return ev.Left(peer)
     return None
 
 
@@ -100,7 +146,7 @@ def round_event(note: pb.Note, leader: PeerId) -> ev.RoundArrived:
     return ev.RoundArrived(
         leader, note.epoch, note.term, r.plan_hash, r.attempt, tuple(PeerId(p) for p in r.dead),
         {k: PeerId(v) for k, v in r.owners.items()}, tuple(PeerId(p) for p in r.sources), tuple(r.dropped),
-        min(_finite(r.deadline_s), 3600.0),
+        min(_finite(r.deadline_s), 3600.0), _digest(r.digest), _count(r.tokens),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from node.core.ids import ENDS, PeerId
 from node.core.tasks import Tasks
 from node.dht.port import DirectoryPort
 from node.dht.record import PeerBody, PeerEntry
+from node.training.election import Sighting
 
 LOST_FOR_S = 300.0
 """A peer whose record has expired is still shown, as lost, for so long."""
@@ -62,9 +63,10 @@ class Presence:
         """Peers whose record has gone lately, with the wall-clock time it was first missed."""
         return dict(self._lost)
 
-    def ends(self) -> set[PeerId]:
+    def ends(self) -> dict[PeerId, Sighting]:
         """Other ends peers that can lead."""
-        return {p for p, e in self.others().items() if e.body.stage == ENDS and e.body.role == "ends" and _works(e)}
+        able = {p: e for p, e in self.others().items() if e.body.stage == ENDS and e.body.role == "ends" and _works(e)}
+        return {p: Sighting(e.seq, e.body.leads) for p, e in able.items()}
 
     def replicas(self, stage: int) -> dict[PeerId, PeerEntry]:
         """Other peers that host ``stage``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc
@@ -14,70 +14,80 @@ import grpc.aio
 from node.core.clock import Clock
 from node.core.errors import PeerFault, Refused, WireError
 from node.core.ids import ENDS, PeerId, short
-from node.core.journey import Plan
+from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
 from node.identity.keys import Identity, verify
 from node.telemetry.events import Journal
 from node.training import events as ev
 from node.training import notes
+from node.training.election import Election, Sighting
 from node.training.leader import Leader, Phase, RunFacts
 from node.training.member import Member, State
+from node.training.pace import (
+    ACCUSE_EVERY_S,
+    BEAT_AT_MOST_S,
+    HEARTBEAT_S,
+    PROBE_TIMEOUT_S,
+    REDIAL_TIMEOUT_S,
+    TELL_TIMEOUT_S,
+    TELL_TRIES,
+    TICK_S,
+)
+from node.training.past import Past
 from node.training.work import Work
 from node.transport.port import TransportPort, translate
 from protos import training_pb2 as pb
 from protos import training_pb2_grpc as rpc
 
-HEARTBEAT_S = 1.0
-"""Between two words to the leader. Four missed ones mean death (RunFacts.late_s)."""
-TICK_S = 0.25
-"""Between two looks at the clock."""
-TELL_TIMEOUT_S = 10.0
-"""For a note whose receiver may have to load a checkpoint first."""
-PROBE_TIMEOUT_S = 1.5
-"""For a sign of life."""
 PAUSE_S = 5.0
 """Between two epochs, evaluation included, nobody is said to wait before so long."""
-SHUN_S = 10.0
-"""An ends peer that did not answer is not taken for the leader for so long."""
 
 
 class Training(rpc.TrainingServicer):
     """One peer's part in the epochs of a run.
 
-    ``ends()`` names the ends peers the directory sees alive; the smallest reachable PeerId among them leads.
+    ``ends()`` are the ends peers the directory sees alive; :class:`~node.training.election.Election` says who of them leads.
     """
 
     def __init__(
         self, identity: Identity, stage: int, facts: RunFacts, transport: TransportPort, work: Work,
-        ends: Callable[[], set[PeerId]], clock: Clock, journal: Journal,
+        ends: Callable[[], Mapping[PeerId, Sighting]], clock: Clock, journal: Journal,
         on_error: Callable[[str, BaseException], None] | None = None,
     ) -> None:  # fmt: skip
         self.identity, self.me, self.stage, self.facts = identity, identity.peer_id, stage, facts
         self.transport, self.work, self._ends, self.clock, self.journal = transport, work, ends, clock, journal
-        self.member = Member(self.me, work.stage.epoch, work.checkpoints())
+        self.member = Member(self.me, work.version, work.checkpoints(), work.tokens)
+        self.past = Past(transport, journal)
+        self._election = Election(self.me, clock.now())
         self.leader: Leader | None = None
         self.leaving = False
         self.tasks = Tasks("training", on_error)
         self._epoch_tasks: list[asyncio.Task[Any]] = []
         self._member_lock = asyncio.Lock()
-        self._leader_lock = asyncio.Lock()
-        self._shunned: dict[PeerId, float] = {}
+        self._order: dict[PeerId, asyncio.Lock] = {}
         self._seen_ends: set[PeerId] = set()
         self._results: list[ev.Result] = []
         self._result_plan: Plan | None = None
-        self._flushing = False
+        self._flushing: Plan | None = None
         self._moved = clock.now()
         self._calm = asyncio.Event()
         self._calm.set()
         self._accused: dict[PeerId, float] = {}
+        self._hurry = asyncio.Event()
+        self._broken: PeerId | None = None
+        self._probing: set[PeerId] = set()
+        self._domain = notes.plan_domain(facts.run_id)
         self.finished = asyncio.Event()
         self.on_plan: Callable[[Plan], None] = lambda plan: None
+        self.on_lead: Callable[[], None] = lambda: None
+        self.on_move: Callable[[int], str] = lambda stage: "this peer does not change its stage"
+        """Asked to host another stage: "" when it will, else why not."""
         rpc.add_TrainingServicer_to_server(self, transport.server)
 
     def start(self) -> None:
         """Begin to take part: the state in place is what this peer offers."""
-        self.member.holds = self.member.settled = self.work.stage.epoch
-        self.member.checkpoints = self.work.checkpoints()
+        self.member.stand(self.work.version, self.work.checkpoints(), self.work.tokens)
+        self._election = Election(self.me, self.clock.now())
         self.tasks.spawn(self._beat(), "heartbeat", eternal=True)
         self.tasks.spawn(self._clockwork(), "clock", eternal=True)
 
@@ -86,24 +96,38 @@ class Training(rpc.TrainingServicer):
         await self.tasks.close()
 
     async def leave(self, reason: str) -> None:
-        """Finish the epoch under way (bounded by the caller), then tell the leader to plan without this peer."""
+        """Finish the epoch under way, let the next one be planned without this peer, hand over what it owned.
+
+        Bounded by the caller. ``reason`` is for the record.
+        """
+        self.journal.emit("training", "leaving", f"this peer leaves: {reason}")
         self.leaving = True
-        await self._calm.wait()
-        note = pb.Note(leaving=pb.LeavingNote(reason=reason))
-        for peer in {self.leader_id()} - {None, self.me}:
-            with contextlib.suppress(PeerFault):
-                await self._tell(PeerId(str(peer)), note, PROBE_TIMEOUT_S)
+        if self.leader is not None:
+            self.leader.resigning = True
+        await self._say_ready()
+        # A plan that counts on this peer may be on its way already.
+        await asyncio.sleep(TICK_S)
+        while not self._calm.is_set() or self.leader is not None:
+            await asyncio.sleep(TICK_S)
+            self._take_or_drop_the_lead()
+        await self._say_ready()
+        await self.work.handed_over()
+
+    def stay(self) -> None:
+        """Take part again: leaving was given up."""
+        self.leaving = False
+        if self.leader is not None:
+            self.leader.resigning = False
 
     # ------------------------------------------------------------ who leads
 
     def leader_id(self) -> PeerId | None:
-        """The smallest PeerId among the live ends, as far as this peer can tell; None when it sees none."""
-        now = self.clock.now()
-        self._seen_ends |= self._ends()
-        ends = {p for p in self._ends() if self._shunned.get(p, 0.0) < now or p == self.me}
-        if self.stage == ENDS and not self.leaving:
-            ends.add(self.me)
-        return min(ends, default=None)
+        """The leader, as far as this peer can tell; None when it sees no ends peer."""
+        ends = self._ends()
+        self._seen_ends |= set(ends)
+        self._election.see(ends)
+        able = self.stage == ENDS and not self.leaving
+        return self._election.leader(self.clock.now(), able=able, leads=self.leader is not None)
 
     def _take_or_drop_the_lead(self) -> None:
         leads = self.leader_id() == self.me
@@ -111,33 +135,61 @@ class Training(rpc.TrainingServicer):
             m = self.member
             self.leader = Leader(self.me, self.facts, term=m.term, history=m.plan, dropped=m.dropped)
             self.journal.emit("training", "leading", "this peer leads the epochs", term=m.term)
-        elif not leads and self.leader is not None:
+            self.on_lead()
+        elif not leads and self.leader is not None and (not self.leaving or self.leader.idle):
             self.leader = None
             self.journal.emit("training", "follows", "another peer leads the epochs now")
+            self.on_lead()
 
     async def _beat(self) -> None:
         while True:
+            self._hurry.clear()
             self._take_or_drop_the_lead()
             await self._say_ready()
-            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.sleep(BEAT_AT_MOST_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HEARTBEAT_S - BEAT_AT_MOST_S):
+                    await self._hurry.wait()
 
     async def _say_ready(self) -> None:
-        leader = self.leader_id()
-        if leader is None or self.leaving:
-            return
-        # One word at a time: an old heartbeat must not arrive after the news of a commit.
-        async with self._leader_lock:
-            m = self.member
-            digest = self.work.stage.digest
-            note = notes.ready_note(self.stage, m.holds, digest, self.work.speed(), m.reachable, m.term)
-            if leader == self.me:
-                self._lead(notes.leader_event(note, self.me))
-                return
-            try:
-                await self._tell(leader, note, PROBE_TIMEOUT_S * 2)
-            except PeerFault as e:
-                self._shunned[leader] = self.clock.now() + SHUN_S
-                self.journal.emit("training", "leader-silent", f"leader {short(leader)}: {e.reason}", "warning")
+        asked: set[PeerId] = set()
+        while (leader := self.leader_id()) is not None and leader not in asked:
+            asked.add(leader)
+            self._take_or_drop_the_lead()
+            # One word to a leader at a time: an old heartbeat must not arrive after the news of a commit.
+            async with self._order.setdefault(leader, asyncio.Lock()):
+                if await self._say_ready_to(leader):
+                    return
+
+    async def _say_ready_to(self, leader: PeerId) -> bool:
+        """False when it is no leader that listens: the next may be."""
+        m = self.member
+        heard = ev.Heard(
+            self.me,
+            self.stage,
+            m.at,
+            self.work.stage.digest,
+            self.work.speed(),
+            m.reachable,
+            m.term,
+            m.tokens,
+            self.leaving,
+            tuple(sorted(self.work.seen().items())),
+        )
+        if leader == self.me:
+            self._lead(heard)
+            return True
+        try:
+            timeout = REDIAL_TIMEOUT_S if leader == self._broken else 2 * PROBE_TIMEOUT_S
+            refused = await self._tell(leader, notes.ready_note(heard), timeout)
+            self._broken = None
+        except PeerFault as e:
+            self._election.shun(leader, self.clock.now())
+            self.journal.emit("training", "leader-silent", f"leader {short(leader)}: {e.reason}", "warning", peer=leader)
+            return False
+        if refused is not None:
+            self._election.doubt(leader, self.clock.now())
+        return refused is None
 
     async def _clockwork(self) -> None:
         while True:
@@ -165,7 +217,15 @@ class Training(rpc.TrainingServicer):
                 return await self._hear_plan(peer, note.plan)
             case "round":
                 return await self._happens(notes.round_event(note, peer))
+            case "dead":
+                return self._hear_of_dead(peer, note.dead)
+            case "move":
+                plan = self.member.plan
+                if plan is None or plan.leader != peer:
+                    return "only the leader asks for a change of stage"
+                return self.on_move(note.move.stage) or None
         if self.leader is None:
+            self._hurry.set()  # its sender takes us for the leader: does ours still live?
             return "this peer does not lead"
         self._lead(notes.leader_event(note, peer))
         return None
@@ -175,16 +235,34 @@ class Training(rpc.TrainingServicer):
         if plan.leader != peer:
             raise WireError("a plan that its sender does not lead")
         # A leader knows us because we saw it among the ends and told it that we are here; nobody else's plan is followed.
-        self._seen_ends |= self._ends()
+        self._seen_ends |= set(self._ends())
         if peer not in self._seen_ends:
             return "only an ends peer leads, and you are none that is known here"
         try:
-            verify(peer, note.plan, note.signature, notes.DOMAIN)
+            verify(peer, note.plan, note.signature, self._domain)
         except Refused as e:
             raise WireError("a plan whose signature is wrong") from e
         if why := self.work.objection(plan):
             raise WireError(f"a plan nobody could follow: {why}")
+        self._election.forgive(peer)
         return await self._happens(ev.PlanArrived(plan))
+
+    async def History(self, request: pb.HistoryRequest, context: Any) -> pb.HistoryReply:
+        """What this peer remembers of a version."""
+        peer = self.transport.caller(context)
+        try:
+            return self.past.reply(notes.parse_version(request.version), self.member.plan, self.member.dropped)
+        except WireError as e:
+            self.transport.fault(peer, str(e), 1.0)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
+            raise
+
+    def _hear_of_dead(self, peer: PeerId, note: pb.DeadNote) -> str | None:
+        plan = self.member.plan
+        if plan is None or plan.leader != peer or plan.hash != note.plan_hash:
+            return "not the leader of the plan in force here"
+        self.work.lost({PeerId(p) for p in note.dead} - {self.me})
+        return None
 
     async def _tell(self, peer: PeerId, note: pb.Note, timeout: float) -> str | None:
         """None when the peer accepted, else its reason. Raises PeerFault when it did not answer in time."""
@@ -199,22 +277,29 @@ class Training(rpc.TrainingServicer):
         return None if reply.accepted else reply.reason
 
     async def _tell_leader(self, plan: Plan, note: pb.Note) -> None:
-        async with self._leader_lock:
-            if plan.leader == self.me:
-                self._lead(notes.leader_event(note, self.me))
-                return
-            for _ in range(3):
-                with contextlib.suppress(PeerFault):
-                    await self._tell(plan.leader, note, TELL_TIMEOUT_S)
+        """Something the leader of this plan must hear; given up when it leads no more, as far as this peer can tell."""
+        for _ in range(TELL_TRIES):
+            async with self._order.setdefault(plan.leader, asyncio.Lock()):
+                if plan.leader == self.me:
+                    self._lead(notes.leader_event(note, self.me))
                     return
-                await asyncio.sleep(TICK_S)
+                with contextlib.suppress(PeerFault):
+                    await self._tell(plan.leader, note, 2 * PROBE_TIMEOUT_S)
+                    return
+            if self.leader_id() != plan.leader:
+                return
+            await asyncio.sleep(TICK_S)
 
     def accuse(self, peer: PeerId, reason: str) -> None:
         """An engine could not get an answer from ``peer``: let the leader find out whether it is dead."""
         plan, now = self.member.plan, self.clock.now()
-        if plan is None or now - self._accused.get(peer, -1e9) < 0.5:
+        if plan is None or now - self._accused.get(peer, -1e9) < ACCUSE_EVERY_S:
             return
         self._accused[peer] = now
+        if peer == self.leader_id():
+            self._broken = peer
+            self._hurry.set()  # nobody else can be told: the next word to it shows whether it lives
+            return
         note = pb.Note(epoch=plan.epoch, term=plan.term, fault=pb.FaultNote(about=peer, reason=reason[:200]))
         self.tasks.spawn(self._tell_leader(plan, note), "accuse")
 
@@ -226,15 +311,23 @@ class Training(rpc.TrainingServicer):
         for action in self.leader.handle(event, self.clock.now()):
             match action:
                 case ev.SendPlan(plan):
-                    signature = self.identity.sign(plan.canonical(), notes.DOMAIN)
+                    signature = self.identity.sign(plan.canonical(), self._domain)
                     for m in plan.members:
                         self.tasks.spawn(self._deliver(m.peer, notes.plan_note(plan, signature), ev.PlanArrived(plan)), "plan")
                 case ev.SendRound():
                     note = notes.round_note(action)
                     for peer in action.to:
                         self.tasks.spawn(self._deliver(peer, note, notes.round_event(note, self.me)), "round")
+                case ev.SendLost():
+                    self._spread(action)
                 case ev.Probe(peer):
-                    self.tasks.spawn(self._probe(peer), "probe")
+                    if peer not in self._probing:
+                        self._probing.add(peer)
+                        self.tasks.spawn(self._probe(peer), "probe")
+                case ev.Recall(version, holders):
+                    self.tasks.spawn(self._recall(version, holders), "recall")
+                case ev.Move(peer, stage):
+                    self.tasks.spawn(self._ask_to_move(peer, stage), "move")
                 case ev.Evaluate(epoch, plan):
                     self.tasks.spawn(self._evaluate(epoch, plan), "evaluate")
                 case ev.Report():
@@ -249,6 +342,19 @@ class Training(rpc.TrainingServicer):
             self.journal.emit("training", "note-refused", f"peer {short(peer)}: {reason}", "warning", peer=peer)
             self._lead(ev.Unreachable(peer))
 
+    def _spread(self, action: ev.SendLost) -> None:
+        note = notes.dead_note(action)
+        for peer in action.to:
+            if peer == self.me:
+                self._hear_of_dead(peer, note.dead)
+            else:
+                self.tasks.spawn(self._tell_once(peer, note), "dead")
+
+    async def _tell_once(self, peer: PeerId, note: pb.Note) -> None:
+        """Good to know and no more: a member that misses it finds out by itself."""
+        with contextlib.suppress(PeerFault):
+            await self._tell(peer, note, PROBE_TIMEOUT_S)
+
     async def _probe(self, peer: PeerId) -> None:
         # A refused channel may be a stale one; the probe dials anew.
         self.transport.forget(peer)
@@ -256,6 +362,23 @@ class Training(rpc.TrainingServicer):
             await self._tell(peer, pb.Note(), PROBE_TIMEOUT_S)
         except PeerFault:
             self._lead(ev.Unreachable(peer))
+        finally:
+            self._probing.discard(peer)
+
+    async def _recall(self, version: Version, holders: tuple[PeerId, ...]) -> None:
+        self._lead(await self.past.recall(version, holders))
+
+    async def _ask_to_move(self, peer: PeerId, stage: int) -> None:
+        try:
+            if peer == self.me:
+                refused = self.on_move(stage) or None
+            else:
+                refused = await self._tell(peer, pb.Note(move=pb.MoveNote(stage=stage)), TELL_TIMEOUT_S)
+        except PeerFault as e:
+            refused = e.reason
+        if refused is not None:
+            self.journal.emit("training", "move-refused", f"peer {short(peer)} stays: {refused}", "info", peer=peer)
+            self._lead(ev.MoveRefused(peer))
 
     async def _evaluate(self, epoch: int, plan: Plan) -> None:
         loss = 0.0
@@ -284,14 +407,18 @@ class Training(rpc.TrainingServicer):
 
     async def _act(self, action: Any) -> Any:
         match action:
-            case ev.GoTo(epoch, how):
+            case ev.GoTo(version, how):
                 await self._stop_epoch()
-                await self.work.go_to(epoch, how)
+                await self.work.go_to(version, how)
             case ev.Settle(epoch):
                 await self.work.settle(epoch, self.member.plan)
                 self.member.checkpoints = self.work.checkpoints()
-            case ev.Begin(plan, listener):
+            case ev.Begin(plan, listener, behind):
                 await self._stop_epoch()
+                if behind is not None:
+                    self.tasks.spawn(self.past.give_up(*behind, plan.leader), "give-up")
+                else:
+                    self.past.stood(plan.base, plan.tokens)
                 self._results, self._result_plan = [], plan
                 self.on_plan(plan)
                 await self.work.begin(plan, listener)
@@ -312,6 +439,7 @@ class Training(rpc.TrainingServicer):
                 self.tasks.spawn(self._tell_leader(plan, notes.incomplete_note(action)), "incomplete")
             case ev.Finish(plan):
                 await self._stop_epoch()
+                self.past.stood(plan.base, plan.tokens)
                 await self.work.finish(plan)
                 self.on_plan(plan)
                 self.finished.set()
@@ -336,8 +464,9 @@ class Training(rpc.TrainingServicer):
 
     def _done(self, result: ev.Result) -> None:
         self._results.append(result)
-        if not self._flushing and self._result_plan is not None:
-            self._flushing = True
+        # By plan: the notes of an epoch whose leader died may still be on their way when the next one's results come.
+        if self._flushing is not self._result_plan and self._result_plan is not None:
+            self._flushing = self._result_plan
             self.tasks.spawn(self._flush(self._result_plan), "results")
 
     async def _flush(self, plan: Plan) -> None:
@@ -347,7 +476,8 @@ class Training(rpc.TrainingServicer):
                 batch, self._results = tuple(self._results), []
                 await self._tell_leader(plan, notes.finished_note(plan, batch))
         finally:
-            self._flushing = False
+            if self._flushing is plan:
+                self._flushing = None
 
     # ------------------------------------------------------------ the record
 

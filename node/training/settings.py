@@ -21,3 +21,7 @@ class TrainingSettings:
     """Micro-batches of one evaluation."""
     min_replicas: int = 1
     """Live peers every stage needs before the first epoch is planned."""
+    buddy_every: int = 5
+    """Epochs between two copies of an owner's optimizer state at its buddy; 0 keeps none."""
+    rebalance_every_s: float = 60.0
+    """Seconds between two looks at whether a peer should change its stage; 0 never changes one."""

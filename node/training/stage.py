@@ -7,28 +7,37 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from node.core.journey import Version
 from node.wire.tensors import digest
 
 
 class StageState:
-    """A stage's module and its version number. Tensors are replaced, never written into, so a reader may keep them.
+    """A stage's module and its version. Tensors are replaced, never written into, so a reader may keep them."""
 
-    ``epoch`` is -1 while the parameters are nobody's (a joiner that has not fetched yet).
-    """
-
-    def __init__(self, module: nn.Module, stage: int, epoch: int) -> None:
-        self.module, self.stage, self.epoch = module, stage, epoch
+    def __init__(self, module: nn.Module, stage: int, epoch: int, lineage: str = "") -> None:
+        self.module, self.stage, self.epoch, self.lineage = module, stage, epoch, lineage
         self._live = dict(module.named_parameters())
         self._before: dict[str, Tensor] | None = None
-        self._before_digest = ""
+        self._before_digest = self._before_lineage = ""
+        self._settled = self.version
         self.digest = digest(self.parameters())
+
+    @property
+    def version(self) -> Version:
+        """What is in place."""
+        return Version(self.epoch, self.lineage)
+
+    @property
+    def settled(self) -> Version:
+        """What is in place and final, or the version before while what is in place can still be undone."""
+        return self._settled
 
     def parameters(self) -> dict[str, Tensor]:
         """Name to tensor of the version in place, on the module's device; do not write into them."""
         return {name: p.data for name, p in self._live.items()}
 
-    def adopt(self, fresh: Mapping[str, Tensor], epoch: int) -> str:
-        """Put a complete set of parameters in place as ``epoch``, keep the old ones, return the new digest.
+    def adopt(self, fresh: Mapping[str, Tensor], epoch: int, lineage: str = "") -> str:
+        """Put a complete set of parameters in place as this version, keep the old ones, return the new digest.
 
         Raises KeyError when a parameter is missing and ValueError when a shape differs; then nothing has changed.
         """
@@ -38,9 +47,9 @@ class StageState:
             if tensor.shape != p.shape:
                 raise ValueError(f"{name} has shape {tuple(tensor.shape)}, this stage has {tuple(p.shape)}")
             new[name] = tensor.detach().to(device=p.device, dtype=p.dtype)
-        self._before, self._before_digest = self.parameters(), self.digest
+        self._before, self._before_digest, self._before_lineage = self.parameters(), self.digest, self.lineage
         self._place(new)
-        self.epoch, self.digest = epoch, digest(new)
+        self.epoch, self.lineage, self.digest = epoch, lineage, digest(new)
         return self.digest
 
     def roll_back(self, epoch: int) -> None:
@@ -48,11 +57,12 @@ class StageState:
         if self._before is None:
             raise ValueError("there is no earlier version to go back to")
         self._place(self._before)
-        self.digest, self.epoch, self._before = self._before_digest, epoch, None
+        self.digest, self.epoch, self.lineage = self._before_digest, epoch, self._before_lineage
+        self._before, self._settled = None, self.version
 
     def settle(self) -> None:
         """The version in place is final: forget the one before."""
-        self._before = None
+        self._before, self._settled = None, self.version
 
     @torch.no_grad()
     def _place(self, tensors: Mapping[str, Tensor]) -> None:

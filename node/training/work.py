@@ -4,52 +4,34 @@ and of its gradient ends here; every engine is called from this file and none of
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from node.averaging.request import RoundRequest
-from node.averaging.service import CellRound
 from node.checkpoint.fetch import fetch
-from node.checkpoint.state import NoDonor, StateKind
-from node.checkpoint.store import CheckpointStore
-from node.core.errors import LocalFault, OutOfResources, PeerFault
+from node.checkpoint.partial import Partial
+from node.checkpoint.state import StateKind, StateSnapshot
+from node.core.errors import PeerFault
 from node.core.ids import ENDS, PeerId, RoundId, short
-from node.core.journey import Hop, Path, Plan
+from node.core.journey import Hop, Path, Plan, Version
 from node.core.tasks import Tasks
-from node.optim.owner import Owner, state_shapes
 from node.optim.ownership import ownership_hash
 from node.optim.settings import OptimSettings
-from node.pipeline.service import MicroBatchDone, Pipeline
-from node.telemetry.events import Journal
-from node.telemetry.metrics import Metrics
+from node.pipeline.route import fewest_hops
+from node.pipeline.service import MicroBatchDone
+from node.scheduler.assigned import assigned
 from node.training import events as ev
-from node.training.meter import Meter
+from node.training.engines import Engines
+from node.training.handover import Handover
+from node.training.memory import Past, makes
 from node.training.settings import TrainingSettings
+from node.training.shelf import Shelf, tokens_of
 from node.training.stage import StageState
-from node.training.text import Text
-from node.transport.port import TransportPort
 
-TAKE_OVER_TRIES, TAKE_OVER_PAUSE_S = 5, 0.2
-
-
-@dataclass(frozen=True)
-class Engines:
-    """Everything a member works with; ``text`` only at the ends. ``heavy`` runs what must not hold up the loop."""
-
-    transport: TransportPort
-    pipeline: Pipeline
-    cell: CellRound
-    owner: Owner
-    store: CheckpointStore
-    heavy: Executor
-    journal: Journal
-    metrics: Metrics
-    meter: Meter
-    text: Text | None = None
+__all__ = ["Engines", "Work"]
 
 
 @dataclass
@@ -60,7 +42,8 @@ class _Epoch:
     gradients: dict[str, Tensor] | None = None
     tokens: int = 0
     fresh: dict[str, Tensor] | None = None
-    arriving: asyncio.Task[None] | None = None
+    dropped: tuple[int, ...] = ()
+    counted: int = 0
     compute_s: float = 0.0
 
 
@@ -72,53 +55,82 @@ class Work:
         on_error: Callable[[str, BaseException], None] | None = None,
     ) -> None:  # fmt: skip
         self.stage, self.engines, self.settings, self.me = stage, engines, settings, me
-        self._optimizer, self._sequence, self._every = optimizer, sequence, engines.store.settings.every
+        self._sequence = sequence
         self._tasks = Tasks("work", on_error)
+        self.handover = Handover(stage, engines, optimizer, settings.buddy_every, me, self._tasks)
+        self._shelf = Shelf(engines.store, stage.stage, engines.heavy, engines.journal, self._tasks)
         self._epoch: _Epoch | None = None
         self._plan: Plan | None = None
-        self._settled = stage.epoch
-        self._owned: frozenset[str] | None = None
-        self._saving: asyncio.Task[None] | None = None
         self._shapes = {name: tuple(t.shape) for name, t in stage.parameters().items()}
         self.rounds_done = self.rounds_failed = 0
         self.round_s = 0.0
         self.round_bytes = self.round_members = self.round_contributors = 0
         self.fetching = 1.0
-        self.momentum_lost = 0
+        self.tokens = 0
+        """Counted in the history of what is in place, as far as this peer knows it."""
 
     # ------------------------------------------------------------ what is here
 
-    def checkpoints(self) -> tuple[int, ...]:
-        """Epochs this peer could go back to from its disk."""
-        return tuple(self.engines.store.epochs(self.stage.stage))
+    @property
+    def version(self) -> Version:
+        """Of the parameters in place."""
+        return self.stage.version
+
+    @property
+    def momentum_lost(self) -> int:
+        """Parts that went on here without optimizer state."""
+        return self.handover.taking.lost
+
+    @property
+    def momentum_age(self) -> int:
+        """Epochs that the oldest copy of optimizer state that had to do here was behind."""
+        return self.handover.taking.age
+
+    def checkpoints(self) -> tuple[Version, ...]:
+        """Versions this peer could go back to from its disk, oldest first."""
+        return self._shelf.versions()
 
     def speed(self) -> float:
         """Micro-batches per second this stage's device does, forward and backward; 0 before it was measured."""
         return self.engines.meter.speed
 
-    def describe(self, stage: int, kind: StateKind, epoch: int | None) -> tuple[int, Mapping[str, Tensor]] | None:
+    def seen(self) -> dict[PeerId, float]:
+        """Micro-batches per second of this peer's neighbours, as it measures them."""
+        return self.engines.pipeline.rates()
+
+    def describe(
+        self, stage: int, kind: StateKind, epoch: int | None, lineage: str
+    ) -> tuple[Version, Mapping[str, Tensor]] | None:
         """The state this peer can give others (the donor's side of a fetch)."""
         if stage != self.stage.stage:
             return None
-        if kind is StateKind.PARAMETERS:
-            return (self.stage.epoch, self.stage.parameters()) if epoch in (None, self.stage.epoch) else None
-        # Before the plan of this epoch has settled the last update here, the state is one epoch old: not held yet.
-        if epoch not in (None, self._settled):
-            return None
-        flat = {f"{name}/{key}": t for name in self._shapes for key, t in self.engines.owner.state(name).items()}
-        return self._settled, flat
+        if kind is not StateKind.PARAMETERS:
+            return self.handover.describe(kind, epoch, lineage)
+        here = self.stage.version
+        same = epoch in (None, here.epoch) and lineage in ("", here.lineage)
+        return (here, self.stage.parameters()) if same else None
+
+    def listing(self, stage: int, kind: StateKind) -> Mapping[str, Version]:
+        """Parts there is optimizer state of here, each with its version."""
+        return self.handover.listing(kind) if stage == self.stage.stage else {}
+
+    def served(self, kind: StateKind, version: Version, name: str) -> None:
+        """A tensor of state has gone out to somebody."""
+        self.handover.served(kind, version, name)
 
     def objection(self, plan: Plan) -> str:
         """Why nobody could work by this plan, whoever signed it; empty for one that holds together here."""
-        stages, size = self.engines.pipeline.settings.stages, self.engines.pipeline.settings.micro_batch
+        p = self.engines.pipeline.settings
+        size, fewest = p.micro_batch, fewest_hops(p.stages, p.may_skip)
         current = {(m.stage, m.peer) for m in plan.members if m.current}
         if any((self.stage.stage, plan.owners.get(name)) not in current for name in self._shapes):
             return "a parameter of this stage has no owner among its members"
         for path in plan.paths:
             if len(path.samples) != size or (ENDS, path.origin) not in current:
                 return "a micro-batch of the wrong size, or without an ends peer"
-            if [h.stage for h in path.hops] != list(range(1, stages + 1)):
-                return "a path that does not visit every stage in order"
+            visited = {h.stage for h in path.hops}
+            if not (len(visited) == len(path.hops) >= fewest and visited <= set(range(1, p.stages + 1))):
+                return "a path that does not visit enough block stages, each once at most"
             if any((h.stage, h.peer) not in current for h in path.hops):
                 return "a path over somebody who is no current member"
         return ""
@@ -129,18 +141,25 @@ class Work:
         """Take part: the pipeline accepts the plan's frames, and state of parts gained is fetched meanwhile."""
         if self._epoch is not None and self._epoch.plan.epoch >= plan.epoch:
             self._void(plan.epoch)
-        self._epoch = epoch = _Epoch(plan, compute_s=self.engines.meter.compute_s)
+        self._epoch = _Epoch(plan, compute_s=self.engines.meter.compute_s)
         self._plan = plan
         if listener:
-            # What it holds is not the swarm's, and may be of a later epoch than the swarm has gone back to.
+            # What it holds is not the swarm's, and it settles nothing: rounds before and after this one are nothing to it.
             self.engines.cell.void(plan.epoch)
-            for name in self.engines.owner.names():
-                self.engines.owner.drop(name)
+            self.engines.cell.forget(plan.epoch - 1)
+        else:
+            self.tokens = plan.tokens
         self.engines.pipeline.reset(plan.epoch)
         self.engines.pipeline.set_plan(plan)
-        gained = [p for p, o in plan.owners.items() if o == self.me and p in self._shapes and plan.moved.get(p, o) != o]
-        if gained and not listener:
-            epoch.arriving = self._tasks.spawn(self._take_over(plan, gained), "take-over")
+        self.handover.begin(plan, listener)
+
+    def lost(self, dead: Collection[PeerId]) -> None:
+        """The leader has found these members of the plan in force dead: nothing here waits for them any longer."""
+        plan = self._plan
+        for peer in sorted(p for p in dead if plan is not None and plan.member(p) is not None):
+            self.engines.transport.doubt(peer)
+            self.engines.pipeline.gone(peer)
+            self.engines.cell.gone(peer)
 
     async def run(self, plan: Plan, done: Callable[[ev.Result], None]) -> None:
         """Start this ends peer's micro-batches and report each as it finishes."""
@@ -164,12 +183,16 @@ class Work:
             await self.engines.pipeline.receipts(plan.epoch, r.dropped)
             epoch.gradients, epoch.tokens = self.engines.pipeline.take_gradients(plan.epoch)
             self._measure(epoch)
-        if epoch.arriving is not None:
-            await epoch.arriving
+            self.engines.journal.emit(
+                "training", "contributed", f"{epoch.tokens} tokens of epoch {plan.epoch} went through here", "debug",
+                epoch=plan.epoch, hash=plan.hash[:12], stage=self.stage.stage, tokens=epoch.tokens,
+            )  # fmt: skip
+        epoch.dropped, epoch.counted = r.dropped, r.tokens
         owners = self._owners(plan, r)
-        self._owned = frozenset(name for name, owner in owners.items() if owner == self.me)
         cell = [m for m in plan.cell(self.stage.stage) if m.peer not in r.dead]
-        self._say_what_is_lost(plan, owners)
+        if not listener:
+            self.handover.opens(plan, owners, r.dead)
+        share = assigned(plan, self.stage.stage, self._sequence, r.dropped)
         request = RoundRequest(
             round=RoundId(plan.epoch, plan.term, r.attempt),
             plan_hash=plan.hash,
@@ -181,16 +204,21 @@ class Work:
             gradients=None if listener else epoch.gradients,
             tokens=0 if listener else epoch.tokens,
             deadline_s=r.deadline_s,
+            token_limit=share.most,
+            allowed=share.allowed,
+            total=share.total,
         )
         try:
-            outcome = await self.engines.cell.run(request, lambda mean: self._step(plan.epoch, mean))
+            outcome = await self.engines.cell.run(request, lambda mean: self._step(plan.epoch, mean, r.deadline_s))
         except ValueError as e:
             # The leader's note contradicts its plan: this attempt cannot be run by anybody.
             self.engines.journal.emit("averaging", "round-absurd", str(e), "error", epoch=plan.epoch)
             return ev.RoundEnded(plan.epoch, plan.term, r.attempt, (), tuple(sorted(self._shapes)), (), 0)
+        finally:
+            self.handover.closes()
         epoch.fresh = dict(outcome.fresh)
         self._count(outcome.seconds, outcome.nbytes, len(cell), len(outcome.contributors), outcome.complete)
-        for peer, why in {**outcome.failed, **outcome.refused}.items():
+        for peer, why in {**outcome.failed, **outcome.refused, **outcome.quarantined}.items():
             self.engines.journal.emit(
                 "averaging", "member-failed", f"peer {short(peer)}: {why}", "warning", peer=peer, epoch=plan.epoch
             )
@@ -202,8 +230,10 @@ class Work:
     async def copy(self, plan: Plan, r: ev.RoundArrived) -> ev.RoundEnded:
         """Fetch the fresh parameters whole from members that have committed them."""
         epoch = self._of(plan)
+        epoch.dropped, epoch.counted = r.dropped, r.tokens
+        made = makes(plan, r.dropped)
         try:
-            epoch.fresh = await self._fetch_parameters(r.sources, plan.epoch + 1)
+            epoch.fresh = (await self._fetch(r.sources, made, r.digest or None)).tensors
             missing: tuple[str, ...] = ()
         except PeerFault as e:
             self.engines.journal.emit("training", "copy-failed", str(e), "warning", epoch=plan.epoch)
@@ -212,33 +242,31 @@ class Work:
 
     async def adopt(self, plan: Plan) -> str:
         """Put the fresh parameters in place as the next version; the digest of it."""
-        fresh = self._of(plan).fresh or {}
-        return await self._heavy(self.stage.adopt, fresh, plan.epoch + 1)
+        epoch = self._of(plan)
+        made = makes(plan, epoch.dropped)
+        digest = await self._heavy(self.stage.adopt, epoch.fresh or {}, made.epoch, made.lineage)
+        self.tokens = plan.tokens + epoch.counted
+        self.handover.adopted()
+        return digest
 
     async def settle(self, epoch: int, plan: Plan | None) -> None:
         """The version in place is the swarm's: optimizer state counts from here, and now and then it is written down."""
-        e = self.engines
-        e.owner.commit(epoch - 1, self._owned)
-        if self._owned is not None:
-            # Their new owners have stepped them: what is left here would only grow stale.
-            for name in set(e.owner.names()) - self._owned:
-                e.owner.drop(name)
-        e.cell.forget(epoch - 1)
+        self.engines.cell.forget(epoch - 1)
         self.stage.settle()
-        self._settled = epoch
-        if self._every and epoch % self._every == 0:
-            await self._save(epoch, plan)
+        self.handover.settled(epoch, plan)
+        if self._shelf.due(epoch):
+            self._save(epoch, plan)
 
-    async def go_to(self, epoch: int, how: str) -> None:
+    async def go_to(self, version: Version, how: str) -> None:
         """Put an older version in place: the one before, or one from the disk. Raises Refused when it is unreadable."""
-        e = self.engines
+        e, epoch = self.engines, version.epoch
         e.cell.void(epoch)
         if how == "roll-back":
             e.owner.abort(epoch)
             await self._heavy(self.stage.roll_back, epoch)
-            self._settled = epoch
+            self.handover.went_to(version)
         else:
-            await self.restore(epoch)
+            await self.restore(version)
         e.journal.emit("training", "went-back", f"epoch {epoch} is in place again ({how})", "warning", epoch=epoch)
 
     async def finish(self, plan: Plan) -> None:
@@ -246,116 +274,81 @@ class Work:
         self._plan = plan
         self.engines.pipeline.reset(plan.epoch)
         self.engines.pipeline.set_plan(plan)
-        if self._every:
+        self.handover.finished(plan)
+        if self._shelf.writes:
             await self.saved()  # the last checkpoint is the one that must not be skipped
-            await self._save(plan.epoch, plan)
+            self._save(plan.epoch, plan)
+
+    def _save(self, epoch: int, plan: Plan | None) -> None:
+        self._shelf.save(epoch, plan, self.stage.parameters(), self.handover.state_at(self.stage.settled))
 
     # ------------------------------------------------------------ state
 
-    async def restore(self, epoch: int) -> None:
-        """Load a checkpoint of this stage: parameters and the optimizer state of the parts this peer owned."""
-        e = self.engines
-        found = await self._heavy(e.store.load, self.stage.stage, epoch)
-        await self._heavy(self.stage.adopt, found.parameters, epoch)
+    async def restore(self, version: Version) -> None:
+        """Load a checkpoint of this stage: parameters and the optimizer state of the parts this peer owned.
+
+        Raises Refused when there is none of that version, or it cannot be read; then nothing has changed.
+        """
+        e, epoch = self.engines, version.epoch
+        found = await self._shelf.load(version, self._shapes)
+        await self._heavy(self.stage.adopt, found.parameters, epoch, version.lineage)
         self.stage.settle()
-        self._settled, self._owned = epoch, None
-        for name in e.owner.names():
-            e.owner.drop(name)
+        self._holds_nothing(version)
         for name, state in found.optimizer.items():
-            e.owner.load_state(name, self._shapes[name], state, epoch - 1)
+            try:
+                e.owner.load_state(name, self._shapes[name], state, epoch - 1)
+            except ValueError as why:
+                e.journal.emit("checkpoint", "state-unusable", f"optimizer state of {name} is not used: {why}", "warning")
+        self.tokens = tokens_of(found.meta)
 
-    async def join(self, donors: Sequence[PeerId], epoch: int | None) -> None:
-        """Fetch the stage's parameters from members at their committed epoch. Raises NoDonor."""
-        self.fetching = 0.0
-        tensors, found = await self._fetch(donors, epoch)
-        await self._heavy(self.stage.adopt, tensors, found)
+    async def join(
+        self, donors: Sequence[PeerId], epoch: int | None, digest: str | None = None, partial: Partial | None = None
+    ) -> None:
+        """Fetch the stage's parameters from members at a version most of them agree on, or at ``epoch``.
+
+        With ``digest`` only that state is taken. ``partial`` keeps what has come when this raises NoDonor.
+        """
+        found = await self._fetch(donors, None if epoch is None else Version(epoch), digest, partial)
+        await self._heavy(self.stage.adopt, found.tensors, found.epoch, found.lineage)
         self.stage.settle()
-        self._settled = found
-        self.fetching = 1.0
+        self._holds_nothing(found.version)
+        self.tokens = 0
 
-    async def _fetch_parameters(self, donors: Sequence[PeerId], epoch: int) -> dict[str, Tensor]:
-        return (await self._fetch(donors, epoch))[0]
+    def _holds_nothing(self, version: Version) -> None:
+        """Parameters came from elsewhere: no state here belongs to them."""
+        self.handover.hold_nothing()
+        self.handover.went_to(version)
 
-    async def _fetch(self, donors: Sequence[PeerId], epoch: int | None) -> tuple[dict[str, Tensor], int]:
+    async def _fetch(
+        self, donors: Sequence[PeerId], version: Version | None, digest: str | None, partial: Partial | None = None
+    ) -> StateSnapshot:
         e = self.engines
 
         def progress(done: int, total: int, rate: float, donor: PeerId) -> None:
             self.fetching = done / total if total else 1.0
 
-        snapshot = await fetch(
-            e.transport, list(donors), self.stage.stage, StateKind.PARAMETERS, epoch, self._shapes, progress,
-            settings=e.store.settings,
-        )  # fmt: skip
+        self.fetching = 0.0
+        try:
+            snapshot = await fetch(
+                e.transport, list(donors), self.stage.stage, StateKind.PARAMETERS, None if version is None else version.epoch,
+                self._shapes, progress, lineage="" if version is None else version.lineage, expected_digest=digest,
+                settings=e.store.settings, partial=partial,
+            )  # fmt: skip
+        finally:
+            self.fetching = 1.0
         size = sum(snapshot.sources.values())
         e.journal.emit(
             "checkpoint", "state-fetched",
             f"fetched {size / 1e6:.1f} MB of epoch {snapshot.epoch} from {len(snapshot.sources)} peers", epoch=snapshot.epoch, bytes=size,
         )  # fmt: skip
-        return snapshot.tensors, snapshot.epoch
+        return snapshot
 
-    async def _take_over(self, plan: Plan, parts: Sequence[str]) -> None:
-        """Fetch the optimizer state of parts gained from the peer that stepped them before."""
-        e = self.engines
-        by_donor: dict[PeerId, list[str]] = {}
-        for part in parts:
-            by_donor.setdefault(plan.moved[part], []).append(part)
-        for donor, names in by_donor.items():
-            shapes = {f"{n}/{k}": s for n in names for k, s in state_shapes(n, self._shapes[n], self._optimizer).items()}
-            try:
-                got = await self._fetch_optimizer(donor, plan.epoch, shapes)
-            except PeerFault as error:
-                text = f"optimizer state of {len(names)} parts did not come: {error}"
-                e.journal.emit("optim", "state-not-moved", text, "warning", parts=len(names))
-                continue
-            try:
-                for name in names:
-                    state = {k.rpartition("/")[2]: t for k, t in got.items() if k.rpartition("/")[0] == name}
-                    e.owner.load_state(name, self._shapes[name], state, plan.epoch - 1)
-            except ValueError as error:
-                e.transport.fault(donor, f"optimizer state that cannot be: {error}", 1.0)
-                continue
-            text = f"took over the optimizer state of {len(names)} parts from {short(donor)}"
-            e.journal.emit("optim", "state-moved", text, parts=len(names))
+    async def handed_over(self, timeout_s: float = 10.0) -> bool:
+        """Wait until somebody has fetched the optimizer state of every part held here.
 
-    async def _fetch_optimizer(self, donor: PeerId, epoch: int, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-        e = self.engines
-        for attempt in range(TAKE_OVER_TRIES):
-            try:
-                snapshot = await fetch(
-                    e.transport, [donor], self.stage.stage, StateKind.OPTIMIZER, epoch, shapes, settings=e.store.settings
-                )
-                return snapshot.tensors
-            except NoDonor:
-                # The plan reaches peers at slightly different moments; the donor may not have settled yet.
-                if attempt == TAKE_OVER_TRIES - 1:
-                    raise
-                await asyncio.sleep(TAKE_OVER_PAUSE_S)
-        raise NoDonor("optimizer state", {})
-
-    async def _save(self, epoch: int, plan: Plan | None) -> None:
-        """Write a checkpoint in the background; one at a time, and a full disk stops nobody."""
-        e = self.engines
-        if self._saving is not None and not self._saving.done():
-            e.journal.emit(
-                "checkpoint", "checkpoint-skipped", f"epoch {epoch}: the one before is still being written", "warning"
-            )
-            return
-        parameters = self.stage.parameters()
-        optimizer = {name: e.owner.state(name) for name in self._shapes if e.owner.state(name)}
-        meta: dict[str, Any] = {"epoch": epoch}
-        if plan is not None and plan.epoch == epoch:
-            meta |= {"cursor": [plan.cursor[0], list(plan.cursor[1])], "owners": plan.owners}
-
-        async def write() -> None:
-            try:
-                path = await asyncio.to_thread(e.store.save, self.stage.stage, epoch, parameters, optimizer, meta)
-                e.journal.emit(
-                    "checkpoint", "checkpoint-written", f"epoch {epoch} is on disk", "debug", epoch=epoch, path=str(path)
-                )
-            except (OutOfResources, LocalFault) as error:
-                e.journal.emit("checkpoint", "checkpoint-failed", f"{error} {error.next_step}", "error", epoch=epoch)
-
-        self._saving = self._tasks.spawn(write(), "checkpoint")
+        False when nobody is there to take it, or nothing more was fetched for ``timeout_s``.
+        """
+        return await self.handover.handed_over(timeout_s)
 
     async def close(self) -> None:
         """Let a checkpoint that is being written finish, end the rest."""
@@ -364,17 +357,11 @@ class Work:
 
     async def saved(self) -> None:
         """Wait for the checkpoint that is being written, if any."""
-        if self._saving is not None:
-            await self._saving
+        await self._shelf.saved()
 
-    def recall(self, epoch: int) -> tuple[tuple[int, tuple[int, ...]], dict[str, PeerId]] | None:
-        """Cursor of the sampler and owners as a checkpoint of ``epoch`` on this disk has them; None without one."""
-        try:
-            meta = self.engines.store.meta_of(self.stage.stage, epoch)
-            cursor, owners = meta["cursor"], meta["owners"]
-            return (int(cursor[0]), tuple(int(p) for p in cursor[1])), {str(k): PeerId(v) for k, v in owners.items()}
-        except (LocalFault, KeyError, TypeError, ValueError, IndexError):
-            return None
+    def recall(self, version: Version) -> Past | None:
+        """What goes with a version, as this peer's checkpoint of it has it; None without one."""
+        return self._shelf.recall(version)
 
     # ------------------------------------------------------------ forward only
 
@@ -417,20 +404,10 @@ class Work:
         owners.update({name: peer for name, peer in r.owners.items() if name in owners})
         return owners
 
-    def _step(self, epoch: int, mean: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _step(self, epoch: int, mean: Mapping[str, Tensor], deadline_s: float) -> dict[str, Tensor]:
+        self.handover.taking.ready(mean.keys(), deadline_s)
         fresh = self.engines.owner.step_parts(self.stage.parameters(), mean, epoch)
         return {name: t.cpu() for name, t in fresh.items()}
-
-    def _say_what_is_lost(self, plan: Plan, owners: Mapping[str, PeerId]) -> None:
-        if plan.epoch == 0:
-            return
-        bare = [n for n, o in owners.items() if o == self.me and not self.engines.owner.state(n)]
-        if bare:
-            self.momentum_lost += len(bare)
-            self.engines.journal.emit(
-                "optim", "state-lost", f"{len(bare)} parts go on without optimizer state: their owner died with it", "warning",
-                epoch=plan.epoch, parts=len(bare),
-            )  # fmt: skip
 
     def _measure(self, epoch: _Epoch) -> None:
         meter, paths = self.engines.meter, epoch.plan.paths

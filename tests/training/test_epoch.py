@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from node.core.ids import ENDS, PeerId
-from node.core.journey import Plan
+from node.core.journey import Plan, Version
 from node.data.order import SampleOrder, Sampler
 from node.scheduler.paths import assign_paths
 from node.scheduler.quotas import quotas
@@ -106,7 +106,7 @@ class Swarm:
 
     def add(self, name: PeerId, stage: int) -> None:
         values = {part: "0" for part in PARTS[stage]}
-        self.peers[name] = peer = Peer(name, stage, Member(name, 0), values)
+        self.peers[name] = peer = Peer(name, stage, Member(name, Version(0)), values)
         self.at(self.rng.random(), lambda: self.beat(peer))
 
     def kill(self, name: PeerId) -> None:
@@ -156,7 +156,7 @@ class Swarm:
             self.lead(peer, ev.Tick())
         m = peer.member
         speed = self.speeds.get(peer.name, 1.0)
-        heard = ev.Heard(peer.name, peer.stage, m.holds, peer.digest, speed, m.reachable, m.term)
+        heard = ev.Heard(peer.name, peer.stage, m.at, peer.digest, speed, m.reachable, m.term, m.tokens)
         if chief == peer.name:
             self.lead(peer, heard)
         else:
@@ -176,7 +176,7 @@ class Swarm:
                 case ev.SendRound():
                     r = ev.RoundArrived(
                         peer.name, a.plan.epoch, a.plan.term, a.plan.hash, a.attempt, a.dead, a.owners, a.sources,
-                        a.dropped, a.deadline_s,
+                        a.dropped, a.deadline_s, a.digest, a.tokens,
                     )  # fmt: skip
                     for to in a.to:
                         self.tell(peer, to, r)
@@ -354,6 +354,11 @@ class Swarm:
         return [int(str(r.facts["epoch"])) for r in self.kinds("epoch-committed")]
 
 
+def settled(member: Member) -> int:
+    """The epoch of the version nobody can undo any more."""
+    return (member.before or member.at).epoch
+
+
 def test_a_quiet_swarm_commits_every_epoch_once() -> None:
     swarm = Swarm(0)
     swarm.run(60)
@@ -407,8 +412,8 @@ def test_who_comes_after_the_end_is_told_that_it_is_over() -> None:
     late = PeerId("peer19")
     swarm.add(late, 1)
     donor = swarm.peers[PeerId("peer10")]
-    swarm.peers[late].values, swarm.peers[late].member.holds = dict(donor.values), donor.member.holds
-    swarm.peers[late].member.settled = donor.member.holds
+    swarm.peers[late].values = dict(donor.values)
+    swarm.peers[late].member.stand(donor.member.at, (), donor.member.tokens)
     swarm.run(70)
     assert swarm.peers[late].member.state is State.FINISHED
     assert donor.member.state is State.FINISHED
@@ -465,9 +470,9 @@ def test_churn_never_makes_two_truths(seed: int) -> None:
     def disturb() -> None:
         stage = rng.choice([1, 2, 3])
         cell = [p for p in swarm.peers.values() if p.stage == stage and p.alive]
-        newest = max(p.member.settled for p in cell)
+        newest = max(settled(p.member) for p in cell)
         # The last holder of a stage's parameters may not die: nothing could bring them back here.
-        holders = [p for p in cell if p.member.settled >= newest]
+        holders = [p for p in cell if settled(p.member) >= newest]
         what = rng.random()
         if what < 0.4 and len(holders) > 1:
             swarm.kill(rng.choice(holders).name)

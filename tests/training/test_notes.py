@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from node.core.errors import WireError
 from node.core.ids import PeerId
-from node.core.journey import Hop, Member, Path, Plan
+from node.core.journey import Hop, Member, Path, Plan, Version, lineage_after
 from node.training import events as ev
 from node.training import notes
 from protos import training_pb2 as pb
@@ -38,7 +38,7 @@ def test_every_field_of_a_plan_is_in_its_hash() -> None:
 
     changes = {
         "epoch": 4, "term": 8, "leader": B, "paths": (), "owners": {"w": C, "e": A}, "moved": {}, "digests": {}, "deadline_s": 1.0,
-        "cursor": (9, ()), "loss": 1.0, "loss_val": 1.0, "tokens": 1, "members": PLAN.members[:2],
+        "cursor": (9, ()), "loss": 1.0, "loss_val": 1.0, "tokens": 1, "lineage": "ab" * 16, "members": PLAN.members[:2],
     }  # fmt: skip
     assert set(changes) == {f.name for f in dataclasses.fields(Plan)}
     for name, value in changes.items():
@@ -65,20 +65,21 @@ def test_a_damaged_plan_is_another_plan_or_an_error(at: int, byte: int) -> None:
 
 
 def test_a_round_comes_back_the_same() -> None:
-    said = ev.SendRound((B,), PLAN, 2, (A,), {"w": C}, (C,), (0,), 4.0)
+    said = ev.SendRound((B,), PLAN, 2, (A,), {"w": C}, (C,), (0,), 4.0, "d1", 64)
     heard = notes.round_event(through(notes.round_note(said)), A)
-    assert heard == ev.RoundArrived(A, 3, 7, PLAN.hash, 2, (A,), {"w": C}, (C,), (0,), 4.0)
+    assert heard == ev.RoundArrived(A, 3, 7, PLAN.hash, 2, (A,), {"w": C}, (C,), (0,), 4.0, "d1", 64)
 
 
 def test_what_members_say_reaches_the_leader() -> None:
     ended = ev.RoundEnded(3, 7, 1, ("e",), ("w",), (B,))
-    ready = notes.ready_note(1, 4, "d", 0.5, (2, 3), 7)
+    stands = ev.Heard(
+        C, 1, Version(4, "ab" * 16), "d", 0.5, (Version(2), Version(3, "cd" * 16)), 7, 4096, True, ((A, 2.0), (B, 0.25))
+    )
     for note, event in (
         (notes.finished_note(PLAN, (ev.Result(0, True, 1.5, 8),)), ev.Finished(C, PLAN.hash, (ev.Result(0, True, 1.5, 8),))),
         (notes.committed_note(ev.TellCommitted(PLAN, 1, "d", 2), 0.5), ev.Committed(C, PLAN.hash, 1, "d", 0.5, 2)),
         (notes.incomplete_note(ev.TellIncomplete(PLAN, ended)), ev.Incomplete(C, PLAN.hash, 1, ("e",), (B,))),
-        (ready, ev.Heard(C, 1, 4, "d", 0.5, (2, 3), 7)),
-        (pb.Note(leaving=pb.LeavingNote()), ev.Left(C)),
+        (notes.ready_note(stands), stands),
         (pb.Note(fault=pb.FaultNote(about=B, reason="silent")), ev.Accused(B, C, "silent")),
     ):
         assert notes.leader_event(through(note), C) == event
@@ -97,8 +98,9 @@ def test_absurd_numbers_are_refused(number: float) -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        pb.ReadyNote(term=2**63 - 1), pb.ReadyNote(parameters_epoch=2**63), pb.ReadyNote(checkpoints=[2**64 - 1]),
-        pb.ReadyNote(digest="x" * 65),
+        pb.ReadyNote(term=2**63 - 1), pb.ReadyNote(at=pb.VersionNote(epoch=2**63)), pb.ReadyNote(digest="x" * 65),
+        pb.ReadyNote(reachable=[pb.VersionNote(epoch=2**64 - 1)]), pb.ReadyNote(tokens=2**63),
+        pb.ReadyNote(at=pb.VersionNote(lineage="x" * 32)), pb.ReadyNote(at=pb.VersionNote(lineage="ab")),
     ],
 )  # fmt: skip
 def test_nobody_can_make_the_leader_write_a_plan_that_cannot_be_read(said: pb.ReadyNote) -> None:
@@ -111,3 +113,21 @@ def test_nobody_can_make_the_leader_write_a_plan_that_cannot_be_read(said: pb.Re
 def test_a_huge_plan_is_not_read() -> None:
     with pytest.raises(WireError, match="at most"):
         notes.parse_plan(pb.PlanNote(plan=b" " * (notes.MAX_PLAN + 1)))
+
+
+def test_a_history_comes_back_and_only_for_its_own_version() -> None:
+    makes = Version(4, lineage_after(PLAN, (0,)))
+    past = [(Version(3, "ab" * 16), 100), (Version(2), 50)]
+    reply = pb.HistoryReply.FromString(notes.history_reply(PLAN, (0,), past).SerializeToString())
+    assert notes.parse_history(makes, reply) == (ev.Recalled(makes, PLAN, (0,)), past)
+    assert notes.parse_history(PLAN.base, reply)[0].plan == PLAN
+    for other in (Version(4, lineage_after(PLAN, ())), Version(5, makes.lineage), Version(3, makes.lineage)):
+        with pytest.raises(WireError, match="did not make"):
+            notes.parse_history(other, reply)
+    assert notes.parse_history(makes, pb.HistoryReply()) == (ev.Recalled(makes), [])
+    with pytest.raises(WireError):
+        notes.parse_history(makes, pb.HistoryReply(plan=b"{}"))
+
+
+def test_a_signature_under_a_plan_is_for_one_run() -> None:
+    assert notes.plan_domain("a") != notes.plan_domain("b")

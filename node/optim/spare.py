@@ -1,0 +1,106 @@
+"""Copies of other owners' optimizer state: the death of an owner costs its momentum some epochs of age and not its life.
+
+Who copies from whom is a pure function of a cell's members, so nobody negotiates it: the *buddy* of an owner is the
+next member in PeerId order, the first after the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from node.core.ids import PeerId
+from node.core.journey import Version
+
+
+def buddy(owner: PeerId, cell: Iterable[PeerId]) -> PeerId | None:
+    """Who keeps copies of what ``owner`` owns; None when the cell has nobody else."""
+    others = sorted(set(cell) - {owner})
+    return next((p for p in others if p > owner), others[0] if others else None)
+
+
+def wards(me: PeerId, cell: Collection[PeerId]) -> tuple[PeerId, ...]:
+    """The owners whose buddy ``me`` is: the member before it, or nobody."""
+    return tuple(sorted(p for p in cell if p != me and buddy(p, cell) == me))
+
+
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """Optimizer state of one part as the update that made ``version`` left it, fp32 on the CPU."""
+
+    version: Version
+    state: dict[str, torch.Tensor]
+
+
+class Trail:
+    """The versions the parameters here came through, as far as this peer was there; the newest ``length`` of them."""
+
+    def __init__(self, length: int = 1024) -> None:
+        self._length, self._past = length, dict[int, str]()
+        self._end = 0
+
+    def stand(self, version: Version) -> None:
+        """``version`` is in place."""
+        # Another lineage at the same epoch is another history: what was remembered of ours says nothing about it.
+        same = self._past.get(version.epoch, version.lineage) == version.lineage
+        oldest = version.epoch - self._length
+        self._past = {e: line for e, line in self._past.items() if same and oldest < e < version.epoch}
+        self._past[version.epoch] = version.lineage
+        self._end = version.epoch
+
+    def forget(self) -> None:
+        """What was in place is of another history."""
+        self._past, self._end = {}, 0
+
+    def at(self, epoch: int) -> Version:
+        """The version of that epoch; without its lineage where this peer was not there."""
+        return Version(epoch, self._past.get(epoch, ""))
+
+    def leads_from(self, version: Version) -> bool:
+        """Whether what is in place came from ``version``, as far as this peer can tell."""
+        return 0 < version.epoch <= self._end and self._past.get(version.epoch, version.lineage) == version.lineage
+
+
+class Spares:
+    """The newest copy of each part, apart from the state of this peer's own parts."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Spare] = {}
+
+    def put(self, name: str, version: Version, state: Mapping[str, torch.Tensor]) -> None:
+        """Keep a copy unless a newer one is held. The tensors are kept by reference: do not write into them."""
+        held = self._held.get(name)
+        if held is None or held.version.epoch <= version.epoch:
+            self._held[name] = Spare(version, dict(state))
+
+    def get(self, name: str) -> Spare | None:
+        return self._held.get(name)
+
+    def versions(self) -> dict[str, Version]:
+        """Part to the version its copy is of."""
+        return {name: spare.version for name, spare in self._held.items()}
+
+    def at(self, epoch: int, lineage: str = "") -> tuple[Version, dict[str, torch.Tensor]] | None:
+        """All copies of one version as "<part>/<state>"; an empty ``lineage`` stands for any. None without a copy."""
+        found = sorted(
+            {s.version for s in self._held.values() if s.version.epoch == epoch and lineage in ("", s.version.lineage)}
+        )
+        if not found:
+            return None
+        same = {n: s.state for n, s in self._held.items() if s.version == found[0]}
+        return found[0], {f"{name}/{key}": tensor for name, state in same.items() for key, tensor in state.items()}
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Forget these parts."""
+        for name in names:
+            self._held.pop(name, None)
+
+    def keep_only(self, trail: Trail) -> None:
+        """Forget copies of versions the parameters here did not come through."""
+        self.drop([name for name, spare in self._held.items() if not trail.leads_from(spare.version)])
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._held.clear()

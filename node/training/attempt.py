@@ -1,0 +1,111 @@
+"""One attempt at an epoch as its leader keeps it: what became of every micro-batch, who died, who has what. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from node.core.ids import PeerId
+from node.core.journey import Member, Plan, Version
+from node.training import events as ev
+from node.training.memory import makes
+
+STUCK_ROUNDS = 2
+"""Rounds in a row without its parts after which an owner that lives, but does not step, owns nothing in this epoch."""
+
+Assign = Callable[[int, Sequence[tuple[PeerId, float]], Mapping[str, PeerId] | None], dict[str, PeerId]]
+"""``(stage, ((peer, speed), …), previous owners) -> owners`` of the parts of one stage."""
+
+
+@dataclass
+class Attempt:
+    """``results`` by micro-batch, ``outcomes`` by member; ``attempts`` counts the rounds of each stage, ``owners`` are
+    those that differ from the plan's. Times are the leader's clock."""
+
+    plan: Plan
+    started: float
+    deadline: float
+    closed: float = 0.0
+    results: dict[int, ev.Result] = field(default_factory=dict)
+    dead: set[PeerId] = field(default_factory=set)
+    attempts: dict[int, int] = field(default_factory=dict)
+    outcomes: dict[PeerId, ev.Committed | ev.Incomplete] = field(default_factory=dict)
+    owners: dict[str, PeerId] = field(default_factory=dict)
+    repaired: int = 0
+    stuck: dict[PeerId, int] = field(default_factory=dict)
+    """Rounds in a row in which a living owner did not get its parts stepped."""
+
+    @property
+    def dropped(self) -> tuple[int, ...]:
+        """Micro-batches that do not count."""
+        return tuple(sorted(i for i, r in self.results.items() if not r.counted))
+
+    @property
+    def tokens(self) -> int:
+        """Of the micro-batches that count."""
+        return sum(r.tokens for r in self.results.values() if r.counted)
+
+    @property
+    def alive(self) -> list[Member]:
+        """Members that are not known to be dead."""
+        return [m for m in self.plan.members if m.peer not in self.dead]
+
+    @property
+    def bare(self) -> int | None:
+        """A stage without a living member that holds the version the epoch starts from."""
+        stages = {m.stage for m in self.plan.members} - {m.stage for m in self.alive if m.current}
+        return min(stages, default=None)
+
+    @property
+    def makes(self) -> Version:
+        """The version this epoch makes when it is closed as it stands."""
+        return makes(self.plan, self.dropped)
+
+    def report(self, e: ev.Finished, most_tokens: int) -> None:
+        """An ends peer's word on its own micro-batches. The first word counts, for a micro-batch contributes at most once;
+        more than ``most_tokens`` (0: no bound) is not heard."""
+        mine = {p.index for p in self.plan.paths if p.origin == e.peer}
+        for result in e.results:
+            if result.index in mine and not 0 < most_tokens < result.tokens:
+                self.results.setdefault(result.index, result)
+
+    def give_up(self, origin: PeerId | None) -> None:
+        """What is not finished of this ends peer (of all: None) does not count."""
+        for path in self.plan.paths:
+            if origin in (None, path.origin):
+                self.results.setdefault(path.index, ev.Result(path.index, False, 0.0, 0))
+
+    def blame(self, ended: Mapping[PeerId, ev.Incomplete]) -> None:
+        """After a round that nobody completed: which owners, though alive, did not step their parts.
+
+        It says so itself, or most of the others say that it gave them nothing.
+        """
+        owners = {**self.plan.owners, **self.owners}
+        now: set[PeerId] = set()
+        for peer, outcome in ended.items():
+            mine = {part for part, owner in owners.items() if owner == peer}
+            accusers = sum(peer in o.failed for other, o in ended.items() if other != peer)
+            if not mine <= set(outcome.holds) or (mine and 2 * accusers > len(ended) - 1):
+                now.add(peer)
+        others = {p: rounds for p, rounds in self.stuck.items() if p not in ended}
+        self.stuck = others | {p: self.stuck.get(p, 0) + 1 for p in now}
+
+    def reown(self, stage: int, holders: Mapping[str, PeerId], assign: Assign) -> dict[str, PeerId] | None:
+        """Owners that differ from the plan's: parts of the dead, and of who was stuck for ``STUCK_ROUNDS``, go to whoever
+        holds them fresh, else are repaired. None when nobody is left who could own them.
+        """
+        peers = {m.peer for m in self.plan.members if m.stage == stage}
+        parts = {part for part, owner in self.plan.owners.items() if owner in peers}
+        current = {p: o for p, o in {**self.plan.owners, **self.owners}.items() if p in parts}
+        cell = [(m.peer, m.speed) for m in self.alive if m.stage == stage and m.current]
+        if not cell:
+            return None
+        hung = {p for p, rounds in self.stuck.items() if rounds >= STUCK_ROUNDS}
+        able = [(p, speed) for p, speed in cell if p not in hung]
+        useless, cell = (self.dead | hung, able) if able else (self.dead, cell)
+        orphans = {p for p, o in current.items() if o in useless}
+        if orphans:
+            repaired = assign(stage, cell, {p: o for p, o in current.items() if p not in orphans})
+            for part in orphans:
+                self.owners[part] = holders.get(part, repaired[part])
+        return {p: o for p, o in self.owners.items() if p in current}

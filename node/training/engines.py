@@ -1,0 +1,32 @@
+"""Everything a member works with. Each engine is a stranger to the others; whoever conducts them holds all of them."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from node.averaging.service import CellRound
+from node.checkpoint.store import CheckpointStore
+from node.optim.owner import Owner
+from node.pipeline.service import Pipeline
+from node.telemetry.events import Journal
+from node.telemetry.metrics import Metrics
+from node.training.meter import Meter
+from node.training.text import Text
+from node.transport.port import TransportPort
+
+
+@dataclass(frozen=True)
+class Engines:
+    """Everything a member works with; ``text`` only at the ends. ``heavy`` runs what must not hold up the loop."""
+
+    transport: TransportPort
+    pipeline: Pipeline
+    cell: CellRound
+    owner: Owner
+    store: CheckpointStore
+    heavy: Executor
+    journal: Journal
+    metrics: Metrics
+    meter: Meter
+    text: Text | None = None

@@ -1,0 +1,112 @@
+"""What goes with a version of the parameters: where the sampler is, who owned what, how much was counted. Pure.
+
+The leader plans from it. It comes from the plans this peer took part in, from a checkpoint, or from another peer
+that remembers the plan behind the version; a version whose plan nobody remembers goes on from a guess, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from node.core.ids import PeerId
+from node.core.journey import Plan, Version, lineage_after
+
+GENESIS = Version(0)
+"""What a run begins with: every peer can make it."""
+
+Cursor = tuple[int, tuple[int, ...]]
+"""Where the sampler is: the next position, and those handed back."""
+
+
+class SamplerPort(Protocol):
+    """The resumable sample order; positions are natural numbers, each handed out once unless given back."""
+
+    def take(self, n: int) -> tuple[int, ...]: ...
+    def give_back(self, positions: Sequence[int]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Past:
+    """What goes with a version: the sampler, who owned what, tokens counted until then."""
+
+    cursor: Cursor
+    owners: dict[str, PeerId]
+    tokens: int
+
+
+class Memory:
+    """``history`` is the newest plan known and ``dropped`` what of it did not count; both may be replaced by recalling."""
+
+    def __init__(
+        self,
+        sampler: Callable[[Cursor], Any],
+        cursor: Callable[[Any], Cursor],
+        from_checkpoint: Callable[[Version], Past | None],
+        history: Plan | None,
+        dropped: Sequence[int],
+    ) -> None:
+        self._sampler, self._cursor, self._from_checkpoint = sampler, cursor, from_checkpoint
+        self.history, self._dropped = history, tuple(dropped)
+        self._next: tuple[Version, Past] | None = None
+        self._asked: tuple[Version, float] | None = None
+        self.forgotten: set[Version] = set()
+
+    def planned(self, plan: Plan) -> None:
+        """This plan was made; nothing of it has been committed yet."""
+        self.history, self._dropped, self._next, self._asked = plan, (), None, None
+
+    def committed(self, version: Version, plan: Plan, owners: dict[str, PeerId], dropped: Sequence[int], tokens: int) -> None:
+        """``plan`` made ``version``, with these owners in the end."""
+        self.history, self._dropped = plan, tuple(dropped)
+        self._next = (version, Past(self.cursor_after(plan, dropped), owners, tokens))
+
+    def past(self, base: Version, tokens: int, batch: int) -> Past | None:
+        """What goes with ``base``; None when it is not known here. ``tokens`` is what others say was counted (-1: nobody
+        says), ``batch`` the samples of an epoch, for the guess when nobody anywhere knows."""
+        if self._next is not None and self._next[0] == base:
+            return self._next[1]
+        h = self.history
+        if h is not None and base == h.base:
+            return Past(h.cursor, dict(h.owners), h.tokens)
+        if h is not None and base == makes(h, self._dropped):
+            return Past(self.cursor_after(h, self._dropped), dict(h.owners), max(tokens, h.tokens))
+        if base == GENESIS:
+            return Past((0, ()), {}, 0)
+        found = self._from_checkpoint(base)
+        if found is None and base in self.forgotten:
+            return Past((base.epoch * batch, ()), {}, max(0, tokens))
+        return found
+
+    def asking(self, base: Version, now: float, patience_s: float) -> str:
+        """ "ask" when others are to be asked for ``base`` now, "wait" while they are, "over" when that took too long."""
+        if self._asked is None or self._asked[0] != base:
+            self._asked = (base, now + patience_s)
+            return "ask"
+        return "wait" if now < self._asked[1] else "over"
+
+    def recalled(self, version: Version, plan: Plan | None, dropped: Sequence[int]) -> bool | None:
+        """Others answered: True when they knew, False when nobody does, None when we did not ask."""
+        if self._asked is None or self._asked[0] != version:
+            return None
+        self._asked = None
+        if plan is None or version not in (plan.base, makes(plan, dropped)):
+            self.forgotten.add(version)
+            return False
+        self.history, self._dropped, self._next = plan, tuple(dropped), None
+        return True
+
+    def cursor_after(self, plan: Plan, dropped: Sequence[int]) -> Cursor:
+        """The sampler when ``plan`` is done: its samples are taken, those of dropped micro-batches are back."""
+        sampler = self._sampler(plan.cursor)
+        for path in plan.paths:
+            sampler.take(len(path.samples))
+        lost = set(dropped)
+        sampler.give_back([s for p in plan.paths if p.index in lost for s in p.samples])
+        return self._cursor(sampler)
+
+
+def makes(plan: Plan, dropped: Sequence[int]) -> Version:
+    """The version that ``plan`` makes when these micro-batches do not count."""
+    return Version(plan.epoch + 1, lineage_after(plan, dropped))

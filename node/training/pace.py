@@ -1,0 +1,23 @@
+"""How often the peers of a run speak to their leader and how long they wait for each other, in seconds.
+
+Plain numbers, so that what replays a swarm without sockets keeps the same time.
+"""
+
+from __future__ import annotations
+
+HEARTBEAT_S = 1.0
+"""Between two words to the leader. Four missed ones mean death (RunFacts.late_s)."""
+BEAT_AT_MOST_S = 0.1
+"""However much there is to hurry about, no two words come closer together."""
+TICK_S = 0.25
+"""Between two looks at the clock."""
+TELL_TIMEOUT_S = 10.0
+"""For a note whose receiver may have to load a checkpoint first."""
+TELL_TRIES = 3
+"""Attempts to tell the leader something that it must hear."""
+PROBE_TIMEOUT_S = 1.5
+"""For a sign of life."""
+REDIAL_TIMEOUT_S = 1.0
+"""For a leader whose connection has just broken to answer over a new one."""
+ACCUSE_EVERY_S = 0.5
+"""One peer is accused at most so often."""

@@ -1,0 +1,164 @@
+"""Who is here and what they hold, as the leader has heard it: which versions every stage could start from.
+
+Pure. A *version* is an epoch and its history; two sides of a network that was parted hold different ones of the same
+epoch, so peers are matched by version and never by epoch alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import TypeVar
+
+from node.core.ids import ENDS, PeerId
+from node.core.journey import Version
+from node.scheduler.throughput import quantise
+from node.training import events as ev
+
+FORGIVE_AFTER = 8
+"""Epochs without a micro-batch after which a replica's measured speed is no longer believed."""
+
+CEILING = 2.0
+"""A claimed speed counts for at most so many times what neighbours measure."""
+
+H = TypeVar("H", bound=Hashable)
+
+
+@dataclass
+class Candidate:
+    """A peer as the leader last heard of it. ``leaving``: it serves what it holds and takes part no more."""
+
+    stage: int
+    at: Version
+    digest: str
+    speed: float
+    reachable: tuple[Version, ...]
+    tokens: int
+    heard: float
+    leaving: bool = False
+    seen: tuple[tuple[PeerId, float], ...] = ()
+
+
+class Roster:
+    """``base`` is the version the swarm last agreed on, ``agreed`` the digest of each stage at it."""
+
+    def __init__(self, stages: int) -> None:
+        self._stages = stages
+        self.candidates: dict[PeerId, Candidate] = {}
+        self.base: Version | None = None
+        self.agreed: dict[int, str] = {}
+        self._speeds: dict[PeerId, float] = {}
+        self._idle: dict[PeerId, int] = {}
+        self._table: tuple[dict[PeerId, float], dict[int, list[tuple[PeerId, float]]]] | None = None
+
+    def hear(self, e: ev.Heard, now: float) -> Candidate | None:
+        """Note a sign of life; what was known of the peer before, None for a stranger."""
+        old, self._table = self.candidates.get(e.peer), None
+        self.candidates[e.peer] = Candidate(e.stage, e.at, e.digest, e.speed, e.reachable, e.tokens, now, e.leaving, e.seen)
+        return old
+
+    def cells(self) -> dict[int, list[PeerId]]:
+        """Who would take part, by stage."""
+        cells: dict[int, list[PeerId]] = {stage: [] for stage in range(self._stages + 1)}
+        for peer, c in sorted(self.candidates.items()):
+            if c.stage in cells and not c.leaving:
+                cells[c.stage].append(peer)
+        return cells
+
+    def can_start(self, peer: PeerId, version: Version) -> bool:
+        """Holds the version, and, where the cell has agreed on its digest, the very same one; or can go back to it."""
+        c = self.candidates[peer]
+        if c.at != version:
+            return version in c.reachable
+        return version != self.base or self.agreed.get(c.stage, c.digest) == c.digest
+
+    def startable(self) -> list[Version]:
+        """Versions every stage could start from, the best first: most tokens counted in its history, then the newest.
+
+        A history only counts tokens where somebody of every stage stands at its end, so one peer's word makes none.
+        """
+        cells = self.cells()
+        known = {v for p in self._present(cells) for v in (self.candidates[p].at, *self.candidates[p].reachable)}
+        able = [v for v in known if all(any(self.can_start(p, v) for p in peers) for peers in cells.values())]
+        return sorted(able, key=self._rank, reverse=True)
+
+    def richer(self, tokens: int, best: Version) -> list[PeerId]:
+        """Peers at the end of another history than that of ``best``, with more than ``tokens`` tokens by their own word."""
+        others = [(p, self.candidates[p]) for p in self._present(self.cells())]
+        return [p for p, c in others if c.tokens > tokens and best not in (c.at, *c.reachable)]
+
+    def tokens_of(self, version: Version) -> int:
+        """Tokens counted in the history of a version: what most who stand at its end say; -1 when nobody does."""
+        said = {p: c.tokens for p, c in self.candidates.items() if c.at == version}
+        return majority(said) if said else -1
+
+    def holders(self, version: Version) -> tuple[PeerId, ...]:
+        """Who stands at the version or came from it; ends peers first, for they are the likeliest to know its history."""
+        found = [(c.stage != ENDS, c.at != version, p) for p, c in self.candidates.items() if version in (c.at, *c.reachable)]
+        return tuple(p for *_, p in sorted(found))
+
+    def agree(self, base: Version) -> None:
+        """What the digest of every stage is at ``base``: what was committed, else what most of its peers say."""
+        for stage in range(self._stages + 1):
+            said = {p: c.digest for p, c in self.candidates.items() if c.stage == stage and c.at == base and c.digest}
+            if base != self.base or stage not in self.agreed:
+                self.agreed.pop(stage, None)
+                if said:
+                    self.agreed[stage] = majority(said)
+        self.base = base
+
+    def speed(self, peer: PeerId) -> float:
+        """Micro-batches per second to plan with, quantised; 0 for unknown."""
+        # Who gets nothing is not measured either: now and then its speed counts as unknown, and it is tried again.
+        if self._idle.get(peer, 0) >= FORGIVE_AFTER:
+            return 0.0
+        believed = min(self.candidates[peer].speed, self._bound(peer))
+        self._speeds[peer] = quantise(believed, self._speeds.get(peer, 0.0), per_octave=2)
+        return self._speeds[peer]
+
+    def _bound(self, peer: PeerId) -> float:
+        """The most that is believed of a claim: ``CEILING`` times what neighbours see, in the units of its siblings.
+
+        Neighbours see a peer through its link and its next hop, so their numbers only compare replicas of one stage.
+        """
+        if self._table is None:
+            self._table = self._measured()
+        rates, units = self._table
+        mine = rates.get(peer, 0.0)
+        others = [unit for p, unit in units.get(self.candidates[peer].stage, ()) if p != peer]
+        return CEILING * mine * median(others) if mine > 0 and others else math.inf
+
+    def _measured(self) -> tuple[dict[PeerId, float], dict[int, list[tuple[PeerId, float]]]]:
+        """What neighbours see of each peer (the median of their words), and for each stage claimed over seen speeds."""
+        said: dict[PeerId, list[float]] = {}
+        for by, c in self.candidates.items():
+            for about, rate in c.seen:
+                if about != by and rate > 0:
+                    said.setdefault(about, []).append(rate)
+        rates = {peer: median(words) for peer, words in said.items()}
+        units: dict[int, list[tuple[PeerId, float]]] = {}
+        for p, c in self.candidates.items():
+            if c.speed > 0 and p in rates:
+                units.setdefault(c.stage, []).append((p, c.speed / rates[p]))
+        return rates, units
+
+    def worked(self, current: set[PeerId], working: set[PeerId]) -> None:
+        """A plan was made: of the ``current`` members only ``working`` have micro-batches."""
+        self._idle = {p: 0 if p in working else self._idle.get(p, 0) + 1 for p in current}
+        self._speeds = {p: s for p, s in self._speeds.items() if p in self.candidates}
+
+    def _rank(self, version: Version) -> tuple[int, Version]:
+        return self.tokens_of(version), version
+
+    @staticmethod
+    def _present(cells: Mapping[int, list[PeerId]]) -> list[PeerId]:
+        return [p for peers in cells.values() for p in peers]
+
+
+def majority(said: Mapping[PeerId, H]) -> H:
+    """What most peers say; a tie goes to what the smallest PeerId says, for every leader alike."""
+    count = Counter(said.values())
+    return max(((count[said[p]], -i, said[p]) for i, p in enumerate(sorted(said))), key=lambda t: t[:2])[2]

@@ -1,0 +1,120 @@
+"""This peer's own checkpoints of its stage: written in the background, read back by version."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from typing import Any
+
+from torch import Tensor
+
+from node.checkpoint.store import Checkpoint, CheckpointStore
+from node.core.errors import LocalFault, Refused
+from node.core.ids import PeerId
+from node.core.journey import Plan, Version, lineage
+from node.core.tasks import Tasks
+from node.telemetry.events import Journal
+from node.training.memory import Past
+
+
+class Shelf:
+    """One at a time is written, and a disk that is full stops nobody."""
+
+    def __init__(self, store: CheckpointStore, stage: int, heavy: Executor, journal: Journal, tasks: Tasks) -> None:
+        self._store, self._stage, self._heavy, self._journal, self._tasks = store, stage, heavy, journal, tasks
+        self._saving: asyncio.Task[None] | None = None
+        self._metas: dict[int, dict[str, Any]] | None = None
+
+    def due(self, epoch: int) -> bool:
+        """Whether a checkpoint of this epoch is to be written."""
+        every = self._store.settings.every
+        return bool(every) and epoch % every == 0
+
+    @property
+    def writes(self) -> bool:
+        """Whether any is ever written."""
+        return bool(self._store.settings.every)
+
+    def versions(self) -> tuple[Version, ...]:
+        """Versions on the disk, oldest first; one that was written without its lineage has none."""
+        found = sorted(self._said().items())
+        return tuple(Version(e, line) for e, meta in found if (line := _lineage(meta)) is not None)
+
+    def recall(self, version: Version) -> Past | None:
+        """Cursor of the sampler, owners and tokens as the checkpoint of ``version`` has them; None without one."""
+        meta = self._said().get(version.epoch, {})
+        if _lineage(meta) != version.lineage:
+            return None
+        try:
+            cursor, owners = meta["cursor"], meta["owners"]
+            at = (int(cursor[0]), tuple(int(p) for p in cursor[1]))
+            return Past(at, {str(k): PeerId(v) for k, v in owners.items()}, tokens_of(meta))
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+            return None
+
+    async def load(self, version: Version, shapes: Mapping[str, tuple[int, ...]]) -> Checkpoint:
+        """The checkpoint of ``version``, verified. Raises Refused when there is none, or it is of another model."""
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._heavy, self._store.load, self._stage, version.epoch)
+        if _lineage(found.meta) != version.lineage:
+            raise Refused(f"the checkpoint of epoch {version.epoch} is of another history", "use another epoch")
+        if {name: tuple(t.shape) for name, t in found.parameters.items()} != dict(
+            shapes
+        ) or found.optimizer.keys() - shapes.keys():
+            raise Refused(f"the checkpoint of epoch {version.epoch} is of another model", "use another directory")
+        return found
+
+    def save(
+        self, epoch: int, plan: Plan | None, parameters: Mapping[str, Tensor], optimizer: Mapping[str, Mapping[str, Tensor]]
+    ) -> None:
+        """Write a checkpoint in the background; ``plan`` starts from it and says what goes with it."""
+        if self._saving is not None and not self._saving.done():
+            text = f"epoch {epoch}: the one before is still being written"
+            self._journal.emit("checkpoint", "checkpoint-skipped", text, "warning")
+            return
+        meta: dict[str, Any] = {"epoch": epoch}
+        if plan is not None and plan.epoch == epoch:
+            meta |= {"lineage": plan.lineage, "tokens": plan.tokens}
+            meta |= {"cursor": [plan.cursor[0], list(plan.cursor[1])], "owners": plan.owners}
+
+        def write() -> tuple[str, dict[int, dict[str, Any]]]:
+            return str(self._store.save(self._stage, epoch, parameters, optimizer, meta)), self._store.metas(self._stage)
+
+        async def saving() -> None:
+            try:
+                path, self._metas = await asyncio.to_thread(write)
+                text = f"epoch {epoch} is on disk"
+                self._journal.emit("checkpoint", "checkpoint-written", text, "debug", epoch=epoch, path=path)
+            except LocalFault as error:
+                self._journal.emit("checkpoint", "checkpoint-failed", f"{error} {error.next_step}", "error", epoch=epoch)
+
+        self._saving = self._tasks.spawn(saving(), "checkpoint")
+
+    async def saved(self) -> None:
+        """Wait for the checkpoint that is being written, if any."""
+        if self._saving is not None:
+            await self._saving
+
+    def _said(self) -> dict[int, dict[str, Any]]:
+        """What the checkpoints on the disk say of themselves; read again only after one was written."""
+        if self._metas is None:
+            try:
+                self._metas = self._store.metas(self._stage)
+            except LocalFault as error:
+                self._journal.emit("checkpoint", "checkpoint-ignored", f"{error} {error.next_step}", "warning")
+                self._metas = {}
+        return self._metas
+
+
+def tokens_of(meta: Mapping[str, Any]) -> int:
+    """Tokens counted in the history of a checkpoint; 0 when it does not say."""
+    value = meta.get("tokens")
+    return value if type(value) is int and value >= 0 else 0
+
+
+def _lineage(meta: Mapping[str, Any]) -> str | None:
+    try:
+        return lineage(meta.get("lineage", ""))
+    except ValueError:
+        return None

@@ -1,0 +1,97 @@
+"""Who keeps copies for whom, and which copies are worth keeping."""
+
+from __future__ import annotations
+
+import torch
+
+from node.core.ids import PeerId
+from node.core.journey import Version
+from node.optim.spare import Spares, Trail, buddy, wards
+
+A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
+LINE, OTHER = "0" * 32, "f" * 32
+
+
+def state(x: float) -> dict[str, torch.Tensor]:
+    return {"momentum": torch.full((2,), x), "steps": torch.tensor([x])}
+
+
+def test_the_buddy_is_the_next_member_and_the_first_after_the_last() -> None:
+    assert [buddy(p, (C, A, B)) for p in (A, B, C)] == [B, C, A]
+    assert buddy(A, (A,)) is None
+    assert buddy(A, (B, A)) == B
+    assert buddy(B, (B, A)) == A
+    assert buddy(B, (A, C)) == C, "also of an owner that has left the cell"
+
+
+def test_everybody_is_the_buddy_of_one_and_nobody_of_itself() -> None:
+    cell = (B, C, A)
+    assert [wards(p, cell) for p in (A, B, C)] == [(C,), (A,), (B,)]
+    assert wards(A, (A,)) == ()
+    assert wards(C, (A, B)) == (), "who is no member keeps nothing"
+
+
+def test_the_newest_copy_stays() -> None:
+    spares = Spares()
+    spares.put("x", Version(4, LINE), state(4))
+    spares.put("x", Version(2, LINE), state(2))
+    held = spares.get("x")
+    assert held is not None
+    assert held.version == Version(4, LINE)
+    assert held.state["steps"] == 4
+    spares.put("x", Version(6, LINE), state(6))
+    assert spares.versions() == {"x": Version(6, LINE)}
+
+
+def test_copies_of_one_version_are_shown_together() -> None:
+    spares = Spares()
+    spares.put("x", Version(4, LINE), state(1))
+    spares.put("y", Version(4, LINE), state(2))
+    spares.put("z", Version(2, LINE), state(3))
+    found = spares.at(4)
+    assert found is not None
+    assert found[0] == Version(4, LINE)
+    assert found[1].keys() == {"x/momentum", "x/steps", "y/momentum", "y/steps"}
+    assert spares.at(4, OTHER) is None
+    assert spares.at(3) is None
+    spares.drop(["x", "y", "never"])
+    assert spares.versions() == {"z": Version(2, LINE)}
+    assert spares.at(4) is None
+
+
+def test_a_trail_knows_what_led_here() -> None:
+    trail = Trail(length=3)
+    for epoch in range(1, 6):
+        trail.stand(Version(epoch, LINE))
+    assert trail.leads_from(Version(5, LINE))
+    assert trail.leads_from(Version(4, LINE))
+    assert not trail.leads_from(Version(4, OTHER))
+    assert not trail.leads_from(Version(6, LINE)), "a version that is not here yet"
+    assert not trail.leads_from(Version(0, ""))
+    assert trail.leads_from(Version(2, OTHER)), "too long ago to be remembered"
+    assert trail.at(4) == Version(4, LINE)
+    assert trail.at(1) == Version(1, "")
+
+
+def test_going_back_keeps_the_trail_and_another_history_does_not() -> None:
+    trail = Trail()
+    for epoch in range(1, 6):
+        trail.stand(Version(epoch, LINE))
+    trail.stand(Version(3, LINE))
+    assert not trail.leads_from(Version(4, LINE))
+    assert not trail.leads_from(Version(2, OTHER))
+    trail.stand(Version(3, OTHER))
+    assert trail.leads_from(Version(2, OTHER)), "of this history nothing is known before epoch 3"
+    assert not trail.leads_from(Version(3, LINE))
+
+
+def test_copies_of_a_history_that_was_given_up_go() -> None:
+    spares, trail = Spares(), Trail()
+    for name, version in {"old": Version(2, LINE), "undone": Version(5, LINE), "foreign": Version(3, OTHER)}.items():
+        spares.put(name, version, state(1))
+    for epoch in (2, 3, 4):
+        trail.stand(Version(epoch, LINE))
+    spares.keep_only(trail)
+    assert set(spares.versions()) == {"old"}
+    spares.clear()
+    assert spares.versions() == {}

@@ -1,0 +1,254 @@
+"""One cell of a stage in one process: real rounds, real state over gRPC on loopback, gradients that are made up."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from node.averaging.service import CellRound
+from node.averaging.settings import AveragingSettings
+from node.checkpoint.service import StateService
+from node.checkpoint.settings import CheckpointSettings
+from node.checkpoint.store import CheckpointStore
+from node.core.ids import PeerId
+from node.core.journey import Hop, Member, Plan, lineage_after
+from node.core.journey import Path as Way
+from node.optim.owner import Owner
+from node.optim.settings import OptimSettings
+from node.telemetry.events import Event, Journal
+from node.telemetry.metrics import Metrics
+from node.training import events as ev
+from node.training.meter import Meter
+from node.training.settings import TrainingSettings
+from node.training.stage import StageState
+from node.training.work import Engines, Work
+from node.transport.memory import MemoryNet
+
+LEADER = PeerId("leader")
+OPTIM = OptimSettings(warmup=0)
+SHAPES = {"layers.0.a": (8, 8), "layers.0.b": (8, 6), "layers.0.norm": (8,), "layers.1.a": (8, 8)}
+TOKENS = 10
+EPOCHS = 100
+
+
+class Block(nn.Module):
+    """A few parameters with the names of a stage's; always the same numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        g = torch.Generator().manual_seed(7)
+        for name, shape in SHAPES.items():
+            self.register_parameter(name.replace(".", "_"), nn.Parameter(torch.randn(shape, generator=g)))
+
+    def named_parameters(self, *_: Any, **__: Any) -> Any:
+        return iter([(name, getattr(self, name.replace(".", "_"))) for name in SHAPES])
+
+
+def gradient(peer: str, epoch: int, name: str) -> torch.Tensor:
+    g = torch.Generator().manual_seed(sum(map(ord, f"{peer}{name}")) * 1000 + epoch)
+    return torch.randn(SHAPES[name], generator=g) * TOKENS
+
+
+def mean(givers: Sequence[str], epoch: int) -> dict[str, torch.Tensor]:
+    return {n: sum(gradient(p, epoch, n) for p in sorted(givers)) / (TOKENS * len(givers)) for n in SHAPES}  # pyright: ignore
+
+
+class Gradients:
+    """In the place of the pipeline: every epoch has gradients at once."""
+
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        self.settings = None
+
+    def reset(self, epoch: int) -> None: ...
+
+    def set_plan(self, plan: Plan) -> None: ...
+
+    async def receipts(self, epoch: int, dropped: Sequence[int]) -> None: ...
+
+    def take_gradients(self, epoch: int) -> tuple[dict[str, torch.Tensor], int]:
+        return {n: gradient(self.peer, epoch, n) for n in SHAPES}, TOKENS
+
+
+class Peer:
+    def __init__(self, rig: Rig, name: str, every: int, buddy_every: int, service: type[StateService]) -> None:
+        self.name, self.me = name, PeerId(name)
+        self.transport = rig.net.transport(name)
+        self.journal, metrics = Journal(), Metrics()
+        self.cell = CellRound(self.transport, AveragingSettings(round_timeout_s=8.0))
+        self.store = CheckpointStore(rig.home / name, CheckpointSettings(every=every), "run")
+        self.owner = Owner(OPTIM, EPOCHS)
+        self.heavy = ThreadPoolExecutor(1)
+        engines = Engines(
+            self.transport, Gradients(name), self.cell, self.owner, self.store, self.heavy,  # type: ignore[arg-type]
+            self.journal, metrics, Meter(self.journal, metrics),
+        )  # fmt: skip
+        settings = TrainingSettings(buddy_every=buddy_every)
+        self.errors: list[BaseException] = []
+        self.work = Work(
+            StageState(Block(), 1, 0), engines, settings, OPTIM, TOKENS, self.me, lambda name, error: self.errors.append(error)
+        )
+        self.state = service(self.transport, self.work, CheckpointSettings(), on_served=self.work.served)
+        self.plan: Plan | None = None
+
+    def events(self, kind: str) -> list[Event]:
+        return [e for e in self.journal.recent() if e.kind == kind]
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        return {n: t.clone() for n, t in self.work.stage.parameters().items()}
+
+    def states(self) -> dict[str, dict[str, torch.Tensor]]:
+        return {n: self.owner.state(n) for n in self.owner.names()}
+
+    async def close(self) -> None:
+        await self.work.close()
+        await self.cell.close()
+        await self.transport.close()
+        self.heavy.shutdown()
+
+
+class Rig:
+    """Peers of stage 1, and the leader's part: plans that follow each other, rounds that begin and are repaired."""
+
+    shapes, mean, leader = SHAPES, staticmethod(mean), LEADER
+
+    def __init__(self, home: Path) -> None:
+        self.net, self.home, self.peers, self.term = MemoryNet(), home, dict[str, Peer](), 0
+
+    async def add(
+        self, *names: str, every: int = 0, buddy_every: int = 2, service: type[StateService] = StateService
+    ) -> list[Peer]:
+        made = [Peer(self, name, every, buddy_every, service) for name in names]
+        for peer in made:
+            self.peers[peer.name] = peer
+            await peer.transport.start()
+        return made
+
+    def plan(
+        self, members: Sequence[Peer], owners: Mapping[str, Peer], after: Plan | None = None, *,
+        moved: Mapping[str, Peer] | None = None, again: bool = False, listeners: Sequence[Peer] = (), **more: Any,
+    ) -> Plan:  # fmt: skip
+        """The next plan after ``after``; with ``again`` it starts from the same version."""
+        self.term += 1
+        epoch, history, tokens = 0, "", 0
+        if after is not None:
+            epoch, history, tokens = after.epoch, after.lineage, after.tokens
+            if not again:
+                epoch, history, tokens = epoch + 1, lineage_after(after, ()), tokens + TOKENS * len(after.paths)
+        all_members = tuple(Member(p.me, 1, 1.0, True) for p in members) + tuple(Member(p.me, 1, 1.0, False) for p in listeners)
+        paths = tuple(Way(i, LEADER, (i,), (Hop(1, p.me),)) for i, p in enumerate(members))
+        return dataclasses.replace(
+            Plan(
+                epoch, self.term, LEADER, all_members, paths, {n: p.me for n, p in owners.items()},
+                {n: p.me for n, p in (moved or {}).items()}, {}, 10.0, (epoch * 4, ()), tokens=tokens, lineage=history,
+            ),
+            **more,
+        )  # fmt: skip
+
+    def round(self, plan: Plan, attempt: int = 0, **more: Any) -> ev.RoundArrived:
+        facts: dict[str, Any] = {
+            "dead": (),
+            "owners": {},
+            "sources": (),
+            "dropped": (),
+            "deadline_s": 8.0,
+            "tokens": TOKENS * len(plan.paths),
+            **more,
+        }
+        return ev.RoundArrived(LEADER, plan.epoch, plan.term, plan.hash, attempt, **facts)
+
+    async def begin(self, plan: Plan, *peers: Peer) -> None:
+        for p in peers:
+            if p.plan is not None and p.work.version == plan.base and p.work.stage.settled != plan.base:
+                await p.work.settle(plan.epoch, plan)
+            elif p.plan is not None and p.work.stage.settled == plan.base and p.work.version != plan.base:
+                await p.work.go_to(plan.base, "roll-back")
+            p.plan = plan
+            member = plan.member(p.me)
+            assert member is not None
+            await p.work.begin(plan, not member.current)
+
+    async def average(self, plan: Plan, *peers: Peer, attempt: int = 0, **more: Any) -> list[ev.RoundEnded]:
+        r = self.round(plan, attempt, **more)
+
+        async def one(p: Peer) -> ev.RoundEnded:
+            member = plan.member(p.me)
+            ended = await p.work.average(plan, r, member is not None and not member.current)
+            if not ended.missing:
+                await p.work.adopt(plan)
+            return ended
+
+        return list(await asyncio.gather(*(one(p) for p in peers)))
+
+    async def epoch(self, plan: Plan, *peers: Peer) -> None:
+        """Begin and finish a plan in which nothing goes wrong."""
+        await self.begin(plan, *peers)
+        for ended in await self.average(plan, *peers):
+            assert not ended.missing, ended
+
+    async def train(self, members: Sequence[Peer], owners: Mapping[str, Peer], epochs: int, after: Plan | None = None) -> Plan:
+        """So many epochs without trouble; the last plan."""
+        for _ in range(epochs):
+            after = self.plan(members, owners, after)
+            await self.epoch(after, *members)
+            await self.copied(*members)
+        assert after is not None
+        return after
+
+    async def copied(self, *peers: Peer) -> None:
+        """Wait until no copy of optimizer state and no checkpoint is under way."""
+        for p in peers:
+            await p.work.saved()
+            copying = p.work.handover._copying
+            if copying is not None:
+                await asyncio.wait([copying[1]])
+
+    async def close(self) -> None:
+        for peer in self.peers.values():
+            await peer.close()
+
+
+class Alone:
+    """One process that owns everything: what the cell should have learned, and the state each epoch left."""
+
+    def __init__(self) -> None:
+        self.parameters = {n: t.detach().clone() for n, t in Block().named_parameters()}
+        self.owner, self.saved = Owner(OPTIM, EPOCHS), dict[int, dict[str, dict[str, torch.Tensor]]]()
+
+    def epoch(self, givers: Sequence[str], epoch: int) -> None:
+        self.parameters = self.owner.step_all(self.parameters, mean(givers, epoch), epoch)
+        self.saved[epoch + 1] = {n: {k: t.clone() for k, t in self.owner.state(n).items()} for n in self.owner.names()}
+
+    def stepped_from(self, name: str, version: int, givers: Sequence[str], epoch: int) -> torch.Tensor:
+        """The part after ``epoch`` when its owner had the state of ``version`` (0: none), on the parameters now."""
+        owner = Owner(OPTIM, EPOCHS)
+        if version:
+            owner.load_state(name, SHAPES[name], self.saved[version][name], version - 1)
+        return owner.step(name, self.parameters[name], mean(givers, epoch)[name], epoch)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    made = Rig(tmp_path)
+    yield made
+    errors = [e for p in made.peers.values() for e in p.errors]
+    await made.close()
+    assert not errors
+
+
+@pytest.fixture
+def alone() -> Alone:
+    return Alone()

@@ -1,0 +1,75 @@
+"""Who is taken for the leader: the incumbent while it lives, then the smallest live ends peer."""
+
+from __future__ import annotations
+
+from node.core.ids import PeerId
+from node.training.election import DOUBT_S, LOOK_S, SHUN_S, Election, Sighting
+
+A, B, C, D = (PeerId(p) for p in "ABCD")
+LATE = 100.0
+
+
+def election(me: PeerId, **ends: Sighting) -> Election:
+    e = Election(me, 0.0)
+    e.see({PeerId(p): s for p, s in ends.items()})
+    return e
+
+
+def test_where_nobody_leads_the_smallest_does() -> None:
+    assert election(B, A=Sighting(1), C=Sighting(1)).leader(LATE, able=True, leads=False) == A
+    assert election(B, C=Sighting(1)).leader(LATE, able=True, leads=False) == B
+    assert election(D, C=Sighting(1)).leader(LATE, able=False, leads=False) == C
+    assert election(D).leader(LATE, able=False, leads=False) is None
+
+
+def test_a_newcomer_with_a_smaller_id_does_not_replace_who_leads() -> None:
+    assert election(A, B=Sighting(1, leads=True)).leader(LATE, able=True, leads=False) == B
+    assert election(B, A=Sighting(1)).leader(LATE, able=True, leads=True) == B
+    assert election(C, A=Sighting(1), B=Sighting(9, leads=True)).leader(LATE, able=False, leads=False) == B
+
+
+def test_of_two_that_lead_the_smaller_goes_on() -> None:
+    assert election(B, A=Sighting(1, leads=True)).leader(LATE, able=True, leads=True) == A
+    assert election(A, B=Sighting(1, leads=True)).leader(LATE, able=True, leads=True) == A
+    assert election(D, A=Sighting(1, True), B=Sighting(1, True)).leader(LATE, able=False, leads=False) == A
+
+
+def test_who_starts_among_others_listens_before_it_leads() -> None:
+    e = election(A, B=Sighting(1))
+    assert e.leader(LOOK_S / 2, able=True, leads=False) == B
+    assert e.leader(LOOK_S, able=True, leads=False) == A
+    assert election(A).leader(0.0, able=True, leads=False) == A, "alone there is nobody to listen to"
+
+
+def test_a_silent_leader_is_believed_again_only_after_a_newer_record() -> None:
+    e = election(C, A=Sighting(5, leads=True), B=Sighting(5))
+    e.shun(A, LATE)
+    assert e.leader(LATE, able=False, leads=False) == B
+    e.see({A: Sighting(6, leads=True), B: Sighting(6)})
+    assert e.leader(LATE + SHUN_S / 2, able=False, leads=False) == B, "its last words came late"
+    assert e.leader(LATE + 10 * SHUN_S, able=False, leads=False) == B, "what a dead peer leaves behind is its old record"
+    e.see({A: Sighting(7, leads=True), B: Sighting(6)})
+    assert e.leader(LATE + 10 * SHUN_S, able=False, leads=False) == A
+
+
+def test_who_answers_that_it_does_not_lead_comes_last_for_a_moment() -> None:
+    e = election(C, A=Sighting(5, leads=True), B=Sighting(5))
+    e.doubt(A, LATE)
+    assert e.leader(LATE, able=False, leads=False) == B
+    assert e.leader(LATE, able=True, leads=False) == B
+    assert e.leader(LATE + DOUBT_S, able=False, leads=False) == A
+    alone = election(C, A=Sighting(5))
+    alone.doubt(A, LATE)
+    assert alone.leader(LATE, able=False, leads=False) == A, "there is nobody else"
+    assert alone.leader(LATE, able=True, leads=False) == C
+
+
+def test_a_plan_from_a_shunned_peer_forgives_it() -> None:
+    e = election(C, A=Sighting(5, leads=True), B=Sighting(5))
+    e.shun(A, LATE)
+    e.forgive(A)
+    assert e.leader(LATE, able=False, leads=False) == A
+
+
+def test_who_leaves_does_not_lead() -> None:
+    assert election(A, B=Sighting(1)).leader(LATE, able=False, leads=True) == B

@@ -1,0 +1,284 @@
+"""The leader's choices one by one: which history goes on, what it must ask for, who leaves, who changes its stage."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from node.core.ids import PeerId
+from node.core.journey import Plan, Version, lineage_after
+from node.data.order import SampleOrder, Sampler
+from node.scheduler.paths import assign_paths
+from node.scheduler.quotas import quotas
+from node.training import events as ev
+from node.training.leader import COURTESY_S, Leader, Phase, RunFacts
+from node.training.memory import Past
+
+E, S1, S2, T1, T2 = (PeerId(p) for p in ("ends", "stage1a", "stage2a", "stage1b", "stage2b"))
+A, B = Version(5, "aa" * 16), Version(7, "bb" * 16)
+YOUNG = Version(0)
+
+
+def sampler(cursor: Any) -> Sampler:
+    s = Sampler(SampleOrder(1000, 1))
+    s.restore({"next": cursor[0], "returned": list(cursor[1])})
+    return s
+
+
+def facts(**kw: Any) -> RunFacts:
+    return dataclasses.replace(
+        RunFacts(
+            stages=2, epochs=100, target_batch=8, micro_batch=4, min_replicas=1, epoch_timeout_s=20.0, round_timeout_s=6.0,
+            eval_every=0, sequence=16, late_s=20.0,
+            assign=lambda stage, cell, previous: {f"s{stage}": min(p for p, _ in cell)},
+            assign_paths=lambda ends, stages, samples: assign_paths(sorted(quotas(len(samples), ends).items()), stages, samples),
+            sampler=sampler, cursor=lambda s: (s.state()["next"], tuple(s.state()["returned"])),
+        ),
+        **kw,
+    )  # fmt: skip
+
+
+def heard(peer: PeerId, at: Version = YOUNG, tokens: int = 0, **kw: Any) -> ev.Heard:
+    stage = 0 if peer.startswith("ends") else int(peer[5])
+    return ev.Heard(peer, stage, at, f"digest {stage} {at}", 1.0, tokens=tokens, **kw)
+
+
+def tell(leader: Leader, notes: Iterable[ev.Heard], now: float) -> list[Any]:
+    return [a for n in notes for a in leader.handle(n, now)]
+
+
+def the_plan(actions: list[Any]) -> Plan | None:
+    return next((a.plan for a in actions if isinstance(a, ev.SendPlan)), None)
+
+
+def begun(**kw: Any) -> tuple[Leader, Plan]:
+    """A leader with its first plan, of a fresh run."""
+    leader = Leader(E, facts(**kw))
+    tell(leader, [heard(E), heard(S1), heard(S2)], 0.0)
+    plan = the_plan(leader.handle(ev.Tick(), 2.0))
+    assert plan is not None
+    return leader, plan
+
+
+def commits(leader: Leader, plan: Plan, now: float, between: Iterable[ev.Heard] = ()) -> list[Any]:
+    """Everybody does its part, and ``between`` is heard before the last of them; what the leader does then."""
+    rows = tuple(ev.Result(p.index, True, 1.0, 64) for p in plan.paths)
+    leader.handle(ev.Finished(E, plan.hash, rows), now)
+    assert leader.phase is Phase.ROUND
+    done = []
+    for m in plan.members:
+        done += tell(leader, between if m == plan.members[-1] else (), now)
+        done += leader.handle(ev.Committed(m.peer, plan.hash, 0, f"digest {m.stage} next", 1.0), now)
+    return done
+
+
+def both_sides(tokens_a: int, tokens_b: int) -> list[ev.Heard]:
+    """One ends peer of side A, and block peers of both sides: each side covers every stage but the ends."""
+    ends = [heard(E, A, tokens_a), heard(PeerId("ends2"), B, tokens_b)]
+    return [*ends, heard(S1, A, tokens_a), heard(S2, A, tokens_a), heard(T1, B, tokens_b), heard(T2, B, tokens_b)]
+
+
+@pytest.mark.parametrize(("tokens_a", "tokens_b", "wins"), [(900, 800, A), (800, 900, B), (900, 900, B)])
+def test_of_two_histories_the_one_with_more_tokens_goes_on(tokens_a: int, tokens_b: int, wins: Version) -> None:
+    recall = lambda version: Past((40, ()), {}, 0)  # noqa: E731
+    leader = Leader(E, facts(recall=recall))
+    tell(leader, both_sides(tokens_a, tokens_b), 0.0)
+    plan = the_plan(leader.handle(ev.Tick(), 2.0))
+    assert plan is not None
+    assert plan.base == wins
+    current = {m.peer for m in plan.members if m.current}
+    assert current == {n.peer for n in both_sides(0, 0) if n.at == wins}
+    assert {h.peer for p in plan.paths for h in p.journey} <= current
+    assert set(plan.owners.values()) <= current
+
+
+def test_stages_of_different_histories_make_no_version() -> None:
+    leader = Leader(E, facts(recall=lambda v: Past((40, ()), {}, 0), patience_s=5.0, late_s=1e9))
+    lost = [heard(E, A, 500), heard(S1, Version(5, "bb" * 16), 600), heard(S2, A, 500)]
+    tell(leader, lost, 0.0)
+    assert the_plan(leader.handle(ev.Tick(), 30.0)) is None
+    assert leader.waiting_for == "stages that hold one version in common"
+
+
+def test_peers_of_a_richer_side_get_a_moment_to_bring_the_rest_of_it() -> None:
+    leader = Leader(E, facts(recall=lambda v: Past((40, ()), {}, 0), patience_s=10.0, late_s=1e9))
+    tell(leader, [n for n in both_sides(500, 900) if n.peer != T2], 0.0)
+    assert the_plan(leader.handle(ev.Tick(), 5.0)) is None
+    assert "more tokens" in leader.waiting_for
+    plan = the_plan(leader.handle(heard(T2, B, 900), 6.0)) or the_plan(leader.handle(ev.Tick(), 8.0))
+    assert plan is not None
+    assert plan.base == B
+
+
+def test_a_claim_of_more_tokens_holds_nobody_up_for_long() -> None:
+    leader, plan = begun(patience_s=10.0, late_s=1e9, epochs=10_000)
+    liar = heard(T1, Version(2**52, "cc" * 16), 2**52)
+    leader.handle(liar, 2.5)
+    assert the_plan(commits(leader, plan, 3.0)) is None, "it is waited for"
+    assert the_plan(leader.handle(ev.Tick(), 12.9)) is None
+    plan = the_plan(leader.handle(ev.Tick(), 13.1))
+    assert plan is not None
+    assert plan.base.epoch == 1
+    assert not next(m for m in plan.members if m.peer == T1).current
+    now, waited = 14.0, 0
+    while now < 3.0 + 20 * COURTESY_S:
+        following = the_plan(commits(leader, plan, now, [liar]))
+        if following is None:
+            waited += 1
+            now += 10.0
+            following = the_plan(leader.handle(ev.Tick(), now))
+        assert following is not None
+        plan, now = following, now + 5.0
+    assert waited == 4, "after 1, 3, 7 and 15 minutes: twice as long each time"
+
+
+def test_what_an_abandoned_epoch_left_behind_is_no_richer_side() -> None:
+    leader, plan = begun()
+    makes = Version(1, lineage_after(plan, ()))
+    rows = tuple(ev.Result(p.index, True, 1.0, 64) for p in plan.paths)
+    leader.handle(ev.Finished(E, plan.hash, rows), 2.5)
+    leader.handle(ev.Committed(S1, plan.hash, 0, "d", 1.0), 2.6)
+    leader.handle(ev.Unreachable(S2), 2.7)
+    assert leader.phase is Phase.GATHER
+    adopted = dataclasses.replace(heard(S1, makes, 128), reachable=(Version(0),))
+    again = the_plan(tell(leader, [adopted, heard(S2)], 3.0) + leader.handle(ev.Tick(), 4.5))
+    assert again is not None
+    assert again.base == Version(0)
+    assert next(m for m in again.members if m.peer == S1).current
+
+
+def test_a_new_leader_asks_for_the_plan_behind_the_version() -> None:
+    old = Leader(E, facts())
+    tell(old, [heard(E), heard(S1), heard(S2)], 0.0)
+    plan = the_plan(old.handle(ev.Tick(), 2.0))
+    assert plan is not None
+    dropped = (plan.paths[0].index,)
+    at = Version(1, lineage_after(plan, dropped))
+    newcomer = PeerId("ends0")
+    leader = Leader(newcomer, facts())
+    actions = tell(leader, [heard(newcomer), heard(E, at, 64), heard(S1, at, 64), heard(S2, at, 64)], 0.0)
+    actions += leader.handle(ev.Tick(), 2.0)
+    assert [a for a in actions if isinstance(a, ev.Recall)] == [ev.Recall(at, (E, S1, S2))]
+    assert the_plan(actions) is None
+    assert the_plan(leader.handle(ev.Recalled(Version(9, "ee" * 16), plan, ()), 2.1)) is None, "it asked for another"
+    following = the_plan(leader.handle(ev.Recalled(at, plan, dropped), 2.2))
+    assert following is not None
+    assert following.base == at
+    assert following.cursor == (8, plan.paths[0].samples), "what did not count is given back"
+    assert following.tokens == 64
+
+
+@pytest.mark.parametrize("answer", ["forged", "nothing", "silence"])
+def test_a_history_nobody_remembers_is_guessed_and_said(answer: str) -> None:
+    at = Version(3, "ab" * 16)
+    _, other = begun()
+    leader = Leader(E, facts())
+    tell(leader, [heard(E), heard(S1, at, 64), heard(S2, at, 64), heard(PeerId("ends2"), at, 64)], 0.0)
+    leader.handle(ev.Tick(), 2.0)
+    if answer == "silence":
+        done = leader.handle(ev.Tick(), 2.0 + facts().recall_s)
+    else:
+        done = leader.handle(ev.Recalled(at, other if answer == "forged" else None, ()), 2.5)
+    plan = the_plan(done)
+    assert plan is not None
+    assert plan.base == at
+    assert plan.cursor == (24, ())
+    assert [a.kind for a in done if isinstance(a, ev.Report) and a.level == "warning"] == ["history-lost"]
+
+
+def test_who_leaves_is_planned_without_and_stays_a_donor() -> None:
+    leader, plan = begun()
+    leader.handle(heard(T1, late := Version(0)), 2.1)
+    plan = the_plan(commits(leader, plan, 3.0))
+    assert plan is not None
+    owner = plan.owners["s1"]
+    other = T1 if owner == S1 else S1
+    at = leader.base
+    assert at is not None
+    assert late != at
+    leader.handle(dataclasses.replace(heard(other, at, 128), digest="digest 1 next"), 3.1)
+    leader.handle(dataclasses.replace(heard(owner, at, 128), digest="digest 1 next", leaving=True), 3.2)
+    following = the_plan(commits(leader, plan, 4.0))
+    assert following is not None
+    assert following.member(owner) is None
+    assert following.owners["s1"] == other
+    assert following.moved == {"s1": owner}
+    done = leader.handle(ev.Unreachable(owner), 4.5)
+    assert [a.kind for a in done if isinstance(a, ev.Report)] == ["peer-left"]
+
+
+def test_a_leader_that_resigns_finishes_its_epoch_and_plans_no_other() -> None:
+    leader, plan = begun()
+    leader.resigning = True
+    assert not leader.idle
+    assert the_plan(commits(leader, plan, 3.0)) is None
+    assert leader.idle
+    assert the_plan(leader.handle(ev.Tick(), 9.0)) is None
+
+
+def test_a_peer_moves_to_the_stage_that_holds_the_others_up_and_then_stays() -> None:
+    leader, plan = begun(rebalance_every_s=10.0, download_s=1.0, late_s=1e9)
+    tell(leader, [heard(PeerId(f"stage1{c}")) for c in "bcd"], 2.5)
+    moves: list[ev.Move] = []
+    for i in range(12):
+        done = commits(leader, plan, 3.0 + 5 * i)
+        moves += [a for a in done if isinstance(a, ev.Move)]
+        plan = the_plan(done)
+        assert plan is not None
+    # Nobody obeys here, so another is asked at every look, never the same twice, and never the last of its stage.
+    assert [m.stage for m in moves] == [2] * len(moves)
+    assert len({m.peer for m in moves}) == len(moves)
+    assert 2 <= len(moves) <= 6
+    for m in moves:
+        leader.handle(ev.MoveRefused(m.peer), 70.0)
+
+
+def test_no_result_counts_more_tokens_than_a_micro_batch_has() -> None:
+    leader, plan = begun()
+    rows = (ev.Result(0, True, 1.0, 65), ev.Result(1, True, 1.0, 64))
+    leader.handle(ev.Finished(E, plan.hash, rows), 3.0)
+    assert leader.phase is Phase.RUN, "the absurd result is not heard"
+    leader.handle(ev.Finished(E, plan.hash, (ev.Result(0, True, 1.0, 64),)), 3.1)
+    assert leader.phase is Phase.ROUND
+
+
+def test_an_owner_that_lives_but_does_not_step_loses_its_parts() -> None:
+    leader = Leader(E, facts(round_timeout_s=6.0, late_s=1e9))
+    tell(leader, [heard(E), heard(S1), heard(S2), heard(T1)], 0.0)
+    plan = the_plan(leader.handle(ev.Tick(), 2.0))
+    assert plan is not None
+    owner, other = plan.owners["s1"], T1 if plan.owners["s1"] == S1 else S1
+    leader.handle(ev.Finished(E, plan.hash, tuple(ev.Result(p.index, True, 1.0, 64) for p in plan.paths)), 2.5)
+    for attempt in range(2):
+        leader.handle(ev.Incomplete(owner, plan.hash, attempt, (), ()), 3.0)
+        done = leader.handle(ev.Incomplete(other, plan.hash, attempt, (), (owner,)), 3.0)
+        (again,) = (a for a in done if isinstance(a, ev.SendRound))
+        assert again.owners == ({} if attempt == 0 else {"s1": other}), "once may be chance"
+
+
+def test_members_are_told_who_is_dead() -> None:
+    leader = Leader(E, facts())
+    tell(leader, [heard(E), heard(S1), heard(S2), heard(T2)], 0.0)
+    plan = the_plan(leader.handle(ev.Tick(), 2.0))
+    assert plan is not None
+    done = leader.handle(ev.Unreachable(T2), 2.5)
+    assert [a for a in done if isinstance(a, ev.SendLost)] == [ev.SendLost((E, S1, S2), plan, (T2,))]
+
+
+def test_an_epoch_whose_stage_has_died_out_ends_at_once() -> None:
+    leader, plan = begun()
+    done = leader.handle(ev.Unreachable(S2), 2.5)
+    assert leader.phase is Phase.GATHER
+    assert [a.kind for a in done if isinstance(a, ev.Report)] == ["peer-lost", "epoch-abandoned"]
+    assert leader.plan is None
+    again = the_plan(leader.handle(heard(T2), 3.0) + leader.handle(ev.Tick(), 4.5))
+    assert again is not None
+    assert again.cursor == plan.cursor
+    assert again.term > plan.term
+
+
+def test_equal_inputs_make_equal_plans() -> None:
+    assert begun()[1].hash == begun()[1].hash

@@ -1,0 +1,51 @@
+"""What the leader believes of speeds, and which versions it finds."""
+
+from __future__ import annotations
+
+import pytest
+
+from node.core.ids import PeerId
+from node.core.journey import Version
+from node.training import events as ev
+from node.training.roster import CEILING, Roster, majority
+
+A, B, C, D = (PeerId(p) for p in "ABCD")
+
+
+def roster(*notes: ev.Heard) -> Roster:
+    r = Roster(2)
+    for n in notes:
+        r.hear(n, 0.0)
+    return r
+
+
+def test_a_claimed_speed_is_bounded_by_what_neighbours_see() -> None:
+    seen = ((A, 10.0), (B, 10.0))
+    liar, honest = ev.Heard(A, 1, Version(0), "d", 1e6), ev.Heard(B, 1, Version(0), "d", 4.0)
+    watcher = ev.Heard(C, 0, Version(0), "d", 1.0, seen=seen)
+    r = roster(liar, honest, watcher)
+    assert r.speed(A) == pytest.approx(CEILING * 4.0)
+    assert r.speed(B) == pytest.approx(4.0)
+
+
+def test_a_peer_cannot_praise_itself_and_one_voice_of_three_is_outvoted() -> None:
+    notes = [ev.Heard(A, 1, Version(0), "d", 64.0, seen=((A, 1e6),)), ev.Heard(B, 1, Version(0), "d", 4.0)]
+    notes += [ev.Heard(p, 0, Version(0), "d", 1.0, seen=((A, rate), (B, 10.0))) for p, rate in ((C, 10.0), (D, 10.0))]
+    notes.append(ev.Heard(PeerId("E"), 0, Version(0), "d", 1.0, seen=((A, 1e9), (B, 10.0))))
+    assert roster(*notes).speed(A) == pytest.approx(8.0)
+
+
+def test_without_siblings_or_measurements_a_claim_stands() -> None:
+    alone = roster(ev.Heard(A, 1, Version(0), "d", 64.0), ev.Heard(C, 0, Version(0), "d", 1.0, seen=((A, 1.0),)))
+    assert alone.speed(A) == 64.0
+    assert roster(ev.Heard(A, 1, Version(0), "d", 64.0), ev.Heard(B, 1, Version(0), "d", 1.0)).speed(A) == 64.0
+
+
+def test_a_fast_peer_that_is_seen_to_be_fast_is_believed() -> None:
+    watcher = ev.Heard(C, 0, Version(0), "d", 1.0, seen=((A, 80.0), (B, 10.0)))
+    assert roster(ev.Heard(A, 1, Version(0), "d", 64.0), ev.Heard(B, 1, Version(0), "d", 8.0), watcher).speed(A) == 64.0
+
+
+def test_most_voices_win_and_ties_go_to_the_smallest_peer() -> None:
+    assert majority({A: 1, B: 2, C: 2}) == 2
+    assert majority({B: 1, A: 2}) == 2

@@ -1,0 +1,438 @@
+"""Optimizer state outlives its owner: copies at buddies, taking over, giving away. Real rounds, real transfers, no sleep."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from node.checkpoint.service import StateService
+from node.checkpoint.state import StateKind
+from node.core.journey import Version
+from protos import state_pb2
+
+CELL = ("a", "b", "c")
+
+
+def owners(a: Any, b: Any, c: Any) -> dict[str, Any]:
+    return {"layers.0.a": a, "layers.0.norm": a, "layers.0.b": b, "layers.1.a": c}
+
+
+def same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert got.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(got[name], tensor, atol=2e-6, rtol=1e-5)
+
+
+async def test_copies_are_kept_at_the_buddy_and_change_nothing(rig: Any, alone: Any) -> None:
+    a, b, c = await rig.add(*CELL)
+    plan = await rig.train((a, b, c), owners(a, b, c), 5)
+    for epoch in range(5):
+        alone.epoch(CELL, epoch)
+    for p in (a, b, c):
+        same(p.parameters(), alone.parameters)
+        assert not p.events("state-lost")
+        assert not p.events("momentum-old")
+        assert not p.events("state-moved")
+    # Copied at versions 2 and 4; b is the buddy of a, c of b, a of c.
+    version = Version(4, b.work.handover._trail.at(4).lineage)
+    assert b.work.handover.spares.versions() == {"layers.0.a": version, "layers.0.norm": version}
+    assert c.work.handover.spares.versions() == {"layers.0.b": version}
+    assert a.work.handover.spares.versions() == {"layers.1.a": version}
+    spare = b.work.handover.spares.get("layers.0.a")
+    same(spare.state, alone.saved[4]["layers.0.a"])
+    assert [e.fields["epoch"] for e in b.events("spare-kept")] == [2, 4]
+    assert plan.epoch == 4
+
+
+async def test_no_copies_when_the_manifest_says_none(rig: Any) -> None:
+    a, b, c = await rig.add(*CELL, buddy_every=0)
+    await rig.train((a, b, c), owners(a, b, c), 3)
+    assert [p.work.handover.spares.versions() for p in (a, b, c)] == [{}, {}, {}]
+
+
+@pytest.mark.parametrize("heir", ["b", "c"])
+async def test_an_owner_dies_in_the_round_and_the_next_steps_with_the_copy(rig: Any, alone: Any, heir: str) -> None:
+    a, b, c = await rig.add(*CELL)
+    plan = await rig.train((a, b, c), owners(a, b, c), 5)
+    for epoch in range(5):
+        alone.epoch(CELL, epoch)
+    last = rig.plan((a, b, c), owners(a, b, c), plan)
+    await rig.begin(last, a, b, c)
+    await rig.net.kill(a.me)
+    first = await rig.average(last, b, c)
+    assert all(set(e.missing) == {"layers.0.a", "layers.0.norm"} for e in first)
+    new = {"layers.0.a": heir, "layers.0.norm": heir}
+    ended = await rig.average(last, b, c, attempt=1, dead=(a.me,), owners=new)
+    assert not any(e.missing for e in ended)
+    # The copy is of version 4, the plan starts from 5: one update is missing in the momentum and none counts twice.
+    expected = {
+        name: alone.stepped_from(name, 4 if name in new else 5, ("b", "c"), 5)
+        for name in rig.shapes
+    }  # fmt: skip
+    same(b.parameters(), expected)
+    same(c.parameters(), expected)
+    taker = rig.peers[heir]
+    other = c if heir == "b" else b
+    (old,) = taker.events("momentum-old")
+    assert (old.fields["parts"], old.fields["age"]) == (2, 1)
+    assert (taker.work.momentum_age, taker.work.momentum_lost) == (1, 0)
+    assert (other.work.momentum_age, other.work.momentum_lost) == (0, 0)
+    assert not taker.events("state-lost")
+    # The next epoch goes on from what this one left.
+    after = rig.plan((b, c), owners(taker, b, c), last)
+    await rig.epoch(after, b, c)
+    assert taker.owner.through("layers.0.a") == 5
+    assert not taker.events("momentum-old")[1:]
+    assert "layers.0.a" not in taker.work.handover.spares.versions(), "its own now"
+
+
+async def test_of_several_copies_the_newest_is_taken(rig: Any, alone: Any) -> None:
+    a, b, c = await rig.add(*CELL)
+    plan = await rig.train((a, b, c), owners(a, b, c), 5)
+    for epoch in range(5):
+        alone.epoch(CELL, epoch)
+    mine, trail = b.work.handover.spares, b.work.handover._trail
+    for name in ("layers.0.a", "layers.0.norm"):
+        c.work.handover.spares.put(name, mine.get(name).version, mine.get(name).state)
+        mine.drop([name])
+        mine.put(name, trail.at(2), alone.saved[2][name])
+    await rig.net.kill(a.me)
+    await rig.epoch(rig.plan((b, c), owners(b, b, c), plan), b, c)
+    new = ("layers.0.a", "layers.0.norm")
+    same(b.parameters(), {n: alone.stepped_from(n, 4 if n in new else 5, ("b", "c"), 5) for n in rig.shapes})
+    assert b.work.momentum_age == 1
+
+
+async def test_without_a_copy_the_loss_is_said_with_its_reason(rig: Any, alone: Any) -> None:
+    a, b, c = await rig.add(*CELL, buddy_every=0)
+    plan = await rig.train((a, b, c), owners(a, b, c), 3)
+    for epoch in range(3):
+        alone.epoch(CELL, epoch)
+    last = rig.plan((a, b, c), owners(a, b, c), plan)
+    await rig.begin(last, a, b, c)
+    await rig.net.kill(a.me)
+    new = {"layers.0.a": "b", "layers.0.norm": "b"}
+    ended = await rig.average(last, b, c, dead=(a.me,), owners=new)
+    assert not any(e.missing for e in ended)
+    same(b.parameters(), {n: alone.stepped_from(n, 0 if n in new else 3, ("b", "c"), 3) for n in rig.shapes})
+    (lost,) = b.events("state-lost")
+    assert lost.fields["parts"] == 2
+    assert "its owner a died" in lost.text
+    assert (b.work.momentum_lost, b.work.momentum_age, c.work.momentum_lost) == (2, 0, 0)
+
+
+async def test_an_owner_gone_between_two_epochs(rig: Any, alone: Any) -> None:
+    a, b, c = await rig.add(*CELL)
+    plan = await rig.train((a, b, c), owners(a, b, c), 4)
+    for epoch in range(4):
+        alone.epoch(CELL, epoch)
+    await rig.net.kill(a.me)
+    # Nobody is named as the donor: the copy, of version 2 as the one of 4 was not made yet, is found when the plan begins.
+    await rig.epoch(rig.plan((b, c), owners(c, b, c), plan), b, c)
+    expected = {n: alone.stepped_from(n, 2 if n in ("layers.0.a", "layers.0.norm") else 4, ("b", "c"), 4) for n in rig.shapes}
+    same(c.parameters(), expected)
+    assert [e.fields["age"] for e in c.events("momentum-old")] == [2]
+    assert c.work.momentum_age == 2
+
+
+async def test_a_part_changes_its_owner_and_its_state_goes_with_it(rig: Any, alone: Any) -> None:
+    a, b, c = await rig.add(*CELL)
+    plan = await rig.train((a, b, c), owners(a, b, c), 3)
+    moved = {"layers.0.a": a, "layers.0.norm": a}
+    await rig.epoch(rig.plan((a, b, c), owners(c, b, c), plan, moved=moved), a, b, c)
+    for epoch in range(4):
+        alone.epoch(CELL, epoch)
+    same(c.parameters(), alone.parameters)
+    assert [e.fields["parts"] for e in c.events("state-moved")] == [2]
+    assert c.work.momentum_lost == c.work.momentum_age == 0
+    # Who gave it keeps what it had as a copy, and offers it as nothing else.
+    await rig.begin(rig.plan((a, b, c), owners(c, b, c), rig.peers["a"].plan), a, b, c)
+    assert a.owner.names() == ()
+    assert {n: v.epoch for n, v in a.work.listing(1, StateKind.SPARE).items()} == {
+        "layers.1.a": 2,
+        "layers.0.a": 3,
+        "layers.0.norm": 3,
+    }
+
+
+class DiesWhileGiving(StateService):
+    """Gives the first bytes of optimizer state and is gone."""
+
+    async def Fetch(self, request: state_pb2.FetchRequest, context: Any) -> AsyncIterator[state_pb2.StateChunk]:
+        async for chunk in super().Fetch(request, context):
+            if StateKind.of(request.kind) is StateKind.OPTIMIZER and self.dies:
+                yield state_pb2.StateChunk(offset=chunk.offset, data=chunk.data[:4])
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+            yield chunk
+
+    dies = False
+
+
+async def test_a_donor_that_dies_half_way_is_replaced_by_the_copy(rig: Any, alone: Any, monkeypatch: Any) -> None:
+    (a,) = await rig.add("a", service=DiesWhileGiving)
+    b, c = await rig.add("b", "c")
+    plan = await rig.train((a, b, c), owners(a, b, c), 5)
+    for epoch in range(5):
+        alone.epoch(CELL, epoch)
+    a.state.dies = True
+    moved = {"layers.0.a": a, "layers.0.norm": a}
+    last = rig.plan((b, c), owners(c, b, c), plan, moved=moved)
+    await rig.epoch(last, b, c)
+    expected = {n: alone.stepped_from(n, 4 if n in moved else 5, ("b", "c"), 5) for n in rig.shapes}
+    same(c.parameters(), expected)
+    assert [(e.fields["parts"], e.fields["age"]) for e in c.events("momentum-old")] == [(2, 1)]
+    assert len(c.events("state-not-moved")) == 1
+    assert c.work.momentum_lost == 0
+
+
+async def test_the_reason_says_when_the_owner_lived_and_gave_nothing(rig: Any) -> None:
+    (a,) = await rig.add("a", service=DiesWhileGiving, buddy_every=0)
+    b, c = await rig.add("b", "c", buddy_every=0)
+    plan = await rig.train((a, b, c), owners(a, b, c), 2)
+    a.state.dies = True
+    last = rig.plan((b, c), owners(c, b, c), plan, moved={"layers.0.a": a, "layers.0.norm": a})
+    await rig.epoch(last, b, c)
+    (lost,) = c.events("state-lost")
+    assert "a, which owned it, did not give it" in lost.text
+    assert "died" not in lost.text
+
+
+async def test_two_heirs_in_two_attempts_and_only_the_last_one_counts(rig: Any, alone: Any) -> None:
+    a, b, c = await rig.add(*CELL)
+    (d,) = await rig.add("d")
+    everybody = (a, b, c, d)
+    plan = await rig.train(everybody, owners(a, b, c), 5)
+    for epoch in range(5):
+        alone.epoch((*CELL, "d"), epoch)
+    last = rig.plan(everybody, owners(a, b, c), plan)
+    await rig.begin(last, *everybody)
+    await rig.net.kill(a.me)
+    # Attempt 1: d inherits, steps, and nobody can reach it. Attempt 2: b inherits; d lives on beside the cell.
+    for p in (b, c):
+        rig.net.cut(d.me, p.me)
+    new = {"layers.0.a": "d", "layers.0.norm": "d"}
+    first = await rig.average(last, b, c, d, attempt=1, dead=(a.me,), owners=new, deadline_s=2.0)
+    assert "layers.0.a" in first[0].missing
+    assert d.owner.staged(5) == {"layers.0.a", "layers.0.norm"}
+    for p in (b, c):
+        rig.net.mend(d.me, p.me)
+    second = dict.fromkeys(new, "b")
+    ended = await rig.average(last, b, c, attempt=2, dead=(a.me, d.me), owners=second)
+    assert not any(e.missing for e in ended)
+    expected = {n: alone.stepped_from(n, 4 if n in new else 5, ("b", "c"), 5) for n in rig.shapes}
+    same(b.parameters(), expected)
+    # d comes back as a listener: what it stepped never counts, and it offers it to nobody.
+    after = rig.plan((b, c), owners(b, b, c), last, listeners=(d,))
+    await rig.begin(after, b, c)
+    d.plan = after
+    await d.work.begin(after, True)
+    assert d.owner.names() == ()
+    assert d.owner.staged(5) == frozenset()
+    assert d.work.listing(1, StateKind.OPTIMIZER) == {}
+    assert {n for n, v in b.work.listing(1, StateKind.OPTIMIZER).items() if v == after.base} >= set(new)
+
+
+async def test_an_attempt_that_came_to_nothing_does_not_age_the_copy_or_apply_it_twice(rig: Any, alone: Any) -> None:
+    a, b, c = await rig.add(*CELL)
+    plan = await rig.train((a, b, c), owners(a, b, c), 5)
+    for epoch in range(5):
+        alone.epoch(CELL, epoch)
+    last = rig.plan((a, b, c), owners(a, b, c), plan)
+    await rig.begin(last, a, b, c)
+    await rig.net.kill(a.me)
+    new = {"layers.0.a": "b", "layers.0.norm": "b"}
+    await rig.average(last, b, c, attempt=1, dead=(a.me,), owners=new)
+    assert b.work.version.epoch == 6
+    # Another stage failed: the epoch is undone and begun again; now c inherits, then the parts stay with it.
+    again = rig.plan((b, c), owners(c, b, c), last, again=True)
+    await rig.begin(again, b, c)
+    assert b.work.version == again.base == Version(5, last.lineage)
+    for ended in await rig.average(again, b, c):
+        assert not ended.missing
+    expected = {n: alone.stepped_from(n, 4 if n in new else 5, ("b", "c"), 5) for n in rig.shapes}
+    same(b.parameters(), expected)
+    same(c.parameters(), expected)
+    after = rig.plan((b, c), owners(c, b, c), again)
+    await rig.begin(after, b, c)
+    assert c.owner.through("layers.0.a") == 5
+    assert "layers.0.a" not in b.owner.names()
+
+
+async def test_a_copy_that_was_fetched_for_nothing_is_not_lost_with_its_giver(rig: Any, alone: Any) -> None:
+    a, b, c = await rig.add(*CELL)
+    plan = await rig.train((a, b, c), owners(a, b, c), 5)
+    for epoch in range(5):
+        alone.epoch(CELL, epoch)
+    last = rig.plan((a, b, c), owners(a, b, c), plan)
+    await rig.begin(last, a, b, c)
+    await rig.net.kill(a.me)
+    new = {"layers.0.a": "c", "layers.0.norm": "c"}
+    await rig.average(last, b, c, attempt=1, dead=(a.me,), owners=new)
+    await rig.net.kill(b.me)  # the buddy of a, with the copies
+    again = rig.plan((c,), owners(c, c, c), last, again=True)
+    await rig.begin(again, c)
+    (ended,) = await rig.average(again, c)
+    assert not ended.missing
+    # c is the buddy of b, whose part it has a copy of as well.
+    same(c.parameters(), {n: alone.stepped_from(n, 5 if n == "layers.1.a" else 4, ("c",), 5) for n in rig.shapes})
+    assert c.work.momentum_lost == 0
+
+
+async def test_who_stepped_a_part_and_lost_it_in_the_next_attempt_does_not_offer_it(rig: Any) -> None:
+    a, b, c = await rig.add(*CELL)
+    plan = await rig.train((a, b, c), owners(a, b, c), 3)
+    last = rig.plan((a, b, c), owners(a, b, c), plan)
+    await rig.begin(last, a, b, c)
+    await rig.net.kill(a.me)
+    new = {"layers.0.a": "b", "layers.0.norm": "b"}
+    (first,) = await rig.average(last, b, attempt=1, dead=(a.me,), owners=new, deadline_s=1.0)
+    assert first.missing == ("layers.1.a",)
+    assert set(new) < b.owner.staged(3)
+    ended = await rig.average(last, b, c, attempt=2, dead=(a.me,), owners=dict.fromkeys(new, "c"))
+    assert not any(e.missing for e in ended)
+    made = b.work.version
+    assert {k.rpartition("/")[0] for k in b.work.describe(1, StateKind.OPTIMIZER, made.epoch, made.lineage)[1]} == {
+        "layers.0.b"
+    }
+    found = c.work.describe(1, StateKind.OPTIMIZER, made.epoch, made.lineage)[1]
+    assert {k.rpartition("/")[0] for k in found} == {*new, "layers.1.a"}
+
+
+async def test_who_leaves_stays_until_its_state_was_fetched(rig: Any, alone: Any) -> None:
+    a, b, c = await rig.add(*CELL, buddy_every=0)
+    plan = await rig.train((a, b, c), owners(a, b, c), 3)
+    for epoch in range(4):
+        alone.epoch(CELL if epoch < 3 else ("b", "c"), epoch)
+    # The plan is not sent to a any more, so nothing settles its last update there: it gives what it has staged.
+    leaving = asyncio.ensure_future(a.work.handed_over(5.0))
+    moved = {"layers.0.a": a, "layers.0.norm": a}
+    last = rig.plan((b, c), owners(b, b, c), plan, moved=moved)
+    await rig.epoch(last, b, c)
+    assert await leaving
+    same(b.parameters(), alone.parameters)
+    assert [e.fields["parts"] for e in a.events("handed-over")] == [2]
+    assert b.work.momentum_lost == 0
+    assert await a.work.handed_over(5.0), "what was given is given"
+
+
+async def test_a_copy_of_an_earlier_version_is_not_handing_over(rig: Any) -> None:
+    a, b, c = await rig.add(*CELL)
+    await rig.train((a, b, c), owners(a, b, c), 3)
+    # b has copied version 2, which is final; the state of version 3, which a has stepped, is still here only.
+    assert {v.epoch for v in b.work.handover.spares.versions().values()} == {2} == {a.work.stage.settled.epoch}
+    assert not await a.work.handed_over(0.01)
+    # When the last update is undone it is version 2 that a new owner asks for, after this peer has said that it leaves.
+    leaving = asyncio.ensure_future(a.work.handed_over(5.0))
+    await asyncio.sleep(0)
+    for key in a.work.describe(1, StateKind.OPTIMIZER, 2, "")[1]:
+        a.work.served(StateKind.OPTIMIZER, a.work.stage.settled, key)
+    assert await leaving
+
+
+async def test_who_leaves_in_the_middle_of_an_epoch_gives_what_that_epoch_ends_with(rig: Any, alone: Any) -> None:
+    a, b, c = await rig.add(*CELL)
+    plan = await rig.train((a, b, c), owners(a, b, c), 4)
+    last = rig.plan((a, b, c), owners(a, b, c), plan)
+    await rig.begin(last, a, b, c)
+    await rig.copied(b)  # of version 4, which this epoch starts from
+    leaving = asyncio.ensure_future(a.work.handed_over(5.0))
+    await rig.average(last, a, b, c)
+    assert not leaving.done()
+    after = rig.plan((b, c), owners(c, b, c), last, moved={"layers.0.a": a, "layers.0.norm": a})
+    await rig.epoch(after, b, c)
+    assert await leaving
+    assert [e.fields["epoch"] for e in a.events("handed-over")] == [5]
+    for epoch in range(6):
+        alone.epoch(CELL if epoch < 5 else ("b", "c"), epoch)
+    same(c.parameters(), alone.parameters)
+    assert c.work.momentum_age == c.work.momentum_lost == 0
+
+
+async def test_who_leaves_in_its_first_epoch_waits_for_the_state_that_epoch_makes(rig: Any) -> None:
+    a, b = await rig.add("a", "b")
+    first = rig.plan((a, b), owners(a, b, b))
+    await rig.begin(first, a, b)
+    leaving = asyncio.ensure_future(a.work.handed_over(5.0))
+    await rig.average(first, a, b)
+    assert not leaving.done()
+    moved = {"layers.0.a": a, "layers.0.norm": a}
+    await rig.epoch(rig.plan((b,), owners(b, b, b), first, moved=moved), b)
+    assert await leaving
+    assert b.owner.staged(1) == set(rig.shapes)
+    assert b.work.momentum_lost == 0
+
+
+async def test_who_leaves_says_when_nobody_came(rig: Any) -> None:
+    a, b, c = await rig.add(*CELL, buddy_every=0)
+    await rig.train((a, b, c), owners(a, b, c), 2)
+    assert not await a.work.handed_over(0.01)
+    (left,) = a.events("not-handed-over")
+    assert left.fields["parts"] == 2
+
+
+async def test_half_of_it_is_not_all_of_it(rig: Any) -> None:
+    a, b, c = await rig.add(*CELL, buddy_every=0)
+    plan = await rig.train((a, b, c), owners(a, b, c), 2)
+    await rig.epoch(rig.plan((b, c), {**owners(b, b, c), "layers.0.norm": c}, plan, moved={"layers.0.a": a}), b, c)
+    assert not await a.work.handed_over(0.01)
+    assert a.events("not-handed-over")[0].fields["parts"] == 1
+    for key in ("exp_avg", "exp_avg_sq"):
+        a.work.served(StateKind.OPTIMIZER, a.work.version, f"layers.0.norm/{key}")
+    assert not await a.work.handed_over(0.01), "one tensor of it is still here only"
+    a.work.served(StateKind.SPARE, a.work.version, "layers.0.norm/steps")
+    a.work.served(StateKind.OPTIMIZER, Version(1, ""), "layers.0.norm/steps")
+    assert not await a.work.handed_over(0.01), "a copy, or old state, is not it"
+    a.work.served(StateKind.OPTIMIZER, a.work.version, "layers.0.norm/steps")
+    assert await a.work.handed_over(0.01)
+
+
+async def test_the_last_of_a_cell_does_not_wait(rig: Any) -> None:
+    (a,) = await rig.add("a")
+    await rig.train((a,), owners(a, a, a), 2)
+    async with asyncio.timeout(5):
+        assert not await a.work.handed_over(1000.0)
+    assert "nobody else" in a.events("not-handed-over")[0].text
+
+
+async def test_a_peer_without_state_has_nothing_to_hand_over(rig: Any) -> None:
+    a, b = await rig.add("a", "b")
+    await rig.train((a, b), owners(a, a, a), 2)
+    assert await b.work.handed_over(1000.0)
+
+
+async def test_a_liar_cannot_make_a_copy_newer_than_the_swarm(rig: Any, alone: Any) -> None:
+    a, b, c = await rig.add(*CELL)
+    plan = await rig.train((a, b, c), owners(a, b, c), 4)
+    for epoch in range(4):
+        alone.epoch(CELL, epoch)
+    await rig.net.kill(a.me)
+    last = rig.plan((b, c), owners(b, b, c), plan)
+    await rig.begin(last, c)
+    for name, version in {"layers.0.a": Version(10**6, ""), "layers.0.norm": Version(3, "f" * 32)}.items():
+        c.work.handover.spares.put(name, version, {k: torch.zeros_like(t) for k, t in alone.saved[2][name].items()})
+    await rig.begin(last, b)
+    assert not any(e.missing for e in await rig.average(last, b, c))
+    expected = {n: alone.stepped_from(n, 2 if n in ("layers.0.a", "layers.0.norm") else 4, ("b", "c"), 4) for n in rig.shapes}
+    same(b.parameters(), expected)
+
+
+async def test_state_that_cannot_be_is_refused_and_its_sender_counted(rig: Any, alone: Any) -> None:
+    a, b, c = await rig.add(*CELL)
+    plan = await rig.train((a, b, c), owners(a, b, c), 5)
+    for epoch in range(5):
+        alone.epoch(CELL, epoch)
+    spare = b.work.handover.spares.get("layers.0.a")
+    spare.state["momentum"].fill_(float("nan"))
+    await rig.net.kill(a.me)
+    await rig.epoch(rig.plan((b, c), owners(c, b, c), plan), b, c)
+    same(
+        c.parameters(),
+        {n: alone.stepped_from(n, {"layers.0.a": 0, "layers.0.norm": 4}.get(n, 5), ("b", "c"), 5) for n in rig.shapes},
+    )
+    assert [(p, w) for p, _, w in c.transport.faults] == [(b.me, 1.0)]
+    assert (c.work.momentum_lost, c.work.momentum_age) == (1, 1)

@@ -1,0 +1,220 @@
+"""Versions of a stage at one peer: checkpoints with their history, copies that must be the swarm's, late state."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from node.checkpoint.partial import Partial
+from node.checkpoint.service import StateService
+from node.checkpoint.state import NoDonor, StateKind
+from node.core.errors import Refused
+from node.core.journey import Version, lineage_after
+from node.training.memory import makes
+from protos import state_pb2
+
+
+def owners(a: Any, b: Any) -> dict[str, Any]:
+    return {"layers.0.a": a, "layers.0.norm": a, "layers.0.b": b, "layers.1.a": b}
+
+
+async def test_checkpoints_carry_their_history(rig: Any) -> None:
+    a, b = await rig.add("a", "b", every=2)
+    plan = await rig.train((a, b), owners(a, b), 4)
+    last = rig.plan((a, b), owners(a, b), plan)
+    await rig.begin(last, a, b)
+    for p in (a, b):
+        await p.work.saved()
+    (two, four) = a.work.checkpoints()
+    assert (two.epoch, four) == (2, last.base)
+    assert four.lineage == lineage_after(plan, ()) != two.lineage
+    assert b.work.checkpoints() == (two, four), "the stages of a swarm can be matched"
+    meta = a.store.meta_of(1, 4)
+    assert meta["tokens"] == last.tokens > 0
+    past = a.work.recall(four)
+    assert (past.cursor, past.owners, past.tokens) == ((16, ()), {n: p.me for n, p in owners(a, b).items()}, last.tokens)
+    assert a.work.recall(Version(4, "f" * 32)) is None
+    assert a.work.recall(Version(3, two.lineage)) is None
+
+
+async def test_a_checkpoint_brings_back_parameters_state_and_version(rig: Any, alone: Any) -> None:
+    a, b = await rig.add("a", "b", every=2)
+    plan = await rig.train((a, b), owners(a, b), 3)
+    for epoch in range(2):
+        alone.epoch(("a", "b"), epoch)
+    await a.work.saved()
+    (two,) = a.work.checkpoints()
+    await a.work.restore(two)
+    assert a.work.version == two
+    assert a.work.tokens == a.store.meta_of(1, 2)["tokens"]
+    for name, tensor in alone.parameters.items():
+        torch.testing.assert_close(a.parameters()[name], tensor, atol=2e-6, rtol=1e-5)
+    assert set(a.owner.names()) == {"layers.0.a", "layers.0.norm"}
+    assert a.owner.through("layers.0.a") == 1
+    torch.testing.assert_close(a.owner.state("layers.0.a"), alone.saved[2]["layers.0.a"], atol=2e-6, rtol=1e-5)
+    assert a.work.handover.spares.versions() == {}
+    assert plan.epoch == 2
+
+
+async def test_a_checkpoint_of_another_history_is_not_taken_for_this_one(rig: Any) -> None:
+    a, b = await rig.add("a", "b", every=2)
+    await rig.train((a, b), owners(a, b), 3)
+    await a.work.saved()
+    before = a.parameters()
+    with pytest.raises(Refused, match="another history"):
+        await a.work.restore(Version(2, "f" * 32))
+    with pytest.raises(Refused):
+        await a.work.restore(Version(7, ""))
+    assert all(torch.equal(t, before[n]) for n, t in a.parameters().items())
+
+
+async def test_a_checkpoint_from_before_lineages_is_read_and_one_with_nonsense_is_not(rig: Any) -> None:
+    (a,) = await rig.add("a")
+    parameters, cursor = a.work.stage.parameters(), {"cursor": [8, [3]], "owners": {"layers.0.a": "a"}}
+    a.store.save(1, 2, parameters, {}, cursor)
+    a.store.save(1, 4, parameters, {}, {**cursor, "lineage": "no hex"})
+    a.store.save(1, 6, {"other": torch.zeros(2)}, {}, cursor)
+    assert a.work.checkpoints() == (Version(2, ""), Version(6, ""))
+    past = a.work.recall(Version(2))
+    assert (past.cursor, past.tokens) == ((8, (3,)), 0)
+    assert a.work.recall(Version(4)) is None
+    await a.work.restore(Version(2))
+    assert (a.work.version, a.work.tokens) == (Version(2), 0)
+    with pytest.raises(Refused, match="another model"):
+        await a.work.restore(Version(6))
+
+
+async def test_who_copies_takes_only_what_the_swarm_committed(rig: Any) -> None:
+    a, b, c = await rig.add("a", "b", "c", buddy_every=0)
+    everybody = (a, b, c)
+    plan = await rig.train(everybody, owners(a, b), 1)
+    last = rig.plan(everybody, owners(a, b), plan)
+    await rig.begin(last, *everybody)
+    await rig.average(last, a, b, deadline_s=1.0)
+    good = a.work.stage.digest
+    made = makes(last, ())
+    wrong = await c.work.copy(last, rig.round(last, 1, sources=(a.me,), digest="0" * 64))
+    assert set(wrong.missing) == set(rig.shapes)
+    assert [(p, w) for p, _, w in c.transport.faults] == [(a.me, 1.0)]
+    # A source that stands elsewhere is no liar, it only has nothing to give.
+    other = dataclasses.replace(rig.round(last, 1, sources=(a.me,), digest=good), dropped=(0,))
+    assert (await c.work.copy(last, other)).missing
+    assert len(c.transport.faults) == 1
+    ended = await c.work.copy(last, rig.round(last, 1, sources=(a.me, b.me), digest=good))
+    assert not ended.missing
+    assert await c.work.adopt(last) == good
+    assert (c.work.version, c.work.tokens) == (made, last.tokens + 30)
+    assert c.work.fetching == 1.0
+
+
+async def test_a_joiner_learns_the_version_with_the_bytes(rig: Any) -> None:
+    a, b = await rig.add("a", "b")
+    plan = await rig.train((a, b), owners(a, b), 2)
+    (c,) = await rig.add("c")
+    await c.work.join((a.me, b.me), None, a.work.stage.digest)
+    assert c.work.version == a.work.version == makes(plan, ())
+    assert c.work.stage.digest == a.work.stage.digest
+
+
+class Breaks(StateService):
+    """Gives only its largest tensor whole."""
+
+    async def Fetch(self, request: state_pb2.FetchRequest, context: Any) -> AsyncIterator[state_pb2.StateChunk]:
+        if self.broken and request.name != "layers.0.a":
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "broken")
+        async for chunk in super().Fetch(request, context):
+            yield chunk
+
+    broken = True
+
+
+async def test_a_download_goes_on_where_it_broke_off_although_training_went_on(rig: Any, tmp_path: Any) -> None:
+    (a,) = await rig.add("a", service=Breaks)
+    plan = await rig.train((a,), owners(a, a), 2)
+    (c,) = await rig.add("c")
+    incoming = tmp_path / "incoming"
+    partial = Partial(incoming)
+    with pytest.raises(NoDonor):
+        await c.work.join((a.me,), None, partial=partial)
+    assert c.work.fetching == 1.0
+    assert len(list(incoming.iterdir())) == 1
+    was, given = a.work.version, a.state.bytes_given[c.me]
+    last = rig.plan((a,), owners(a, a), plan)
+    await rig.epoch(last, a)
+    a.state.broken = False
+    await c.work.join((a.me,), None, partial=partial)
+    assert c.work.version == was != a.work.version
+    total = sum(t.nbytes for t in c.parameters().values())
+    assert a.state.bytes_given[c.me] == total, "nothing was fetched twice"
+    assert given == c.parameters()["layers.0.a"].nbytes
+    assert not incoming.exists()
+
+
+class Waits(StateService):
+    """Gives optimizer state only when it is let."""
+
+    async def Fetch(self, request: state_pb2.FetchRequest, context: Any) -> AsyncIterator[state_pb2.StateChunk]:
+        if StateKind.of(request.kind) is StateKind.OPTIMIZER:
+            self.asked.set()
+            await self.let.wait()
+        async for chunk in super().Fetch(request, context):
+            yield chunk
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.asked, self.let = asyncio.Event(), asyncio.Event()
+
+
+async def test_a_step_does_not_wait_for_ever_and_what_is_late_changes_nothing(rig: Any, alone: Any) -> None:
+    (a,) = await rig.add("a", service=Waits, buddy_every=0)
+    (b,) = await rig.add("b", buddy_every=0)
+    plan = await rig.train((a, b), owners(a, b), 3)
+    for epoch in range(3):
+        alone.epoch(("a", "b"), epoch)
+    moved = {"layers.0.a": a, "layers.0.norm": a}
+    last = rig.plan((b,), owners(b, b), plan, moved=moved)
+    await rig.begin(last, b)
+    await a.state.asked.wait()
+    (ended,) = await rig.average(last, b, deadline_s=8.0)
+    assert not ended.missing
+    expected = {n: alone.stepped_from(n, 0 if n in moved else 3, ("b",), 3) for n in rig.shapes}
+    for name, tensor in expected.items():
+        torch.testing.assert_close(b.parameters()[name], tensor, atol=2e-6, rtol=1e-5)
+    (lost,) = b.events("state-lost")
+    assert "a, which owned it, did not give it in time" in lost.text
+    taking = b.work.handover.taking._arrivals[0].task
+    a.state.let.set()
+    await asyncio.wait([taking])
+    assert not b.owner.state("layers.0.a"), "it came after the step"
+    await rig.begin(rig.plan((b,), owners(b, b), last), b)
+    assert b.owner.through("layers.0.a") == 3
+    torch.testing.assert_close(b.owner.state("layers.0.a")["steps"], torch.ones(1))
+
+
+async def test_state_is_of_the_version_that_was_asked_for(rig: Any) -> None:
+    a, b = await rig.add("a", "b", buddy_every=0)
+    plan = await rig.train((a, b), owners(a, b), 3)
+    here, before = a.work.version, a.work.stage.settled
+    assert here.epoch == before.epoch + 1
+    for version in (here, before):
+        found = a.work.describe(1, StateKind.OPTIMIZER, version.epoch, version.lineage)
+        assert found[0] == version
+        assert {k.rpartition("/")[0] for k in found[1]} == {"layers.0.a", "layers.0.norm"}
+    staged = a.work.describe(1, StateKind.OPTIMIZER, here.epoch, here.lineage)[1]
+    final = a.work.describe(1, StateKind.OPTIMIZER, before.epoch, before.lineage)[1]
+    assert not torch.equal(staged["layers.0.a/momentum"], final["layers.0.a/momentum"])
+    assert a.work.describe(1, StateKind.OPTIMIZER, None, "")[0] == before, "what may still be undone is not the newest"
+    assert a.work.describe(1, StateKind.OPTIMIZER, here.epoch, "f" * 32) is None
+    assert a.work.describe(1, StateKind.OPTIMIZER, 1, "") is None
+    assert a.work.describe(2, StateKind.OPTIMIZER, None, "") is None
+    assert a.work.describe(1, StateKind.PARAMETERS, here.epoch, "f" * 32) is None
+    assert a.work.describe(1, StateKind.PARAMETERS, None, "")[0] == here
+    assert a.work.listing(1, StateKind.OPTIMIZER) == dict.fromkeys(("layers.0.a", "layers.0.norm"), before)
+    assert a.work.listing(2, StateKind.OPTIMIZER) == {}
+    assert plan.epoch == before.epoch
