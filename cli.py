@@ -16,6 +16,7 @@ from typer import Argument, Option
 from node.core.errors import ExitCode, LocalFault, NotRunning, PeerFault, UsageFault, WireError
 from node.core.ids import PeerId
 from node.core.version import PROTOCOL, VERSION
+from node.sim.names import SCENARIOS
 
 if TYPE_CHECKING:
     from node.config import NodeConfig
@@ -153,6 +154,28 @@ def demo(
     return run(options)
 
 
+@app.command(rich_help_panel=RUN, epilog="Scenarios. " + "; ".join(f"{name}: {says}" for name, says in SCENARIOS.items()))
+def simulate(
+    swarm: Annotated[Path | None, Argument(metavar="[SWARM.toml]", help="Default: the manifest of the demo.")] = None,
+    peers: Annotated[int, Option(min=2, max=10_000, help="Peers in all.")] = 12,
+    ends: Annotated[int, Option(min=0, max=1000, help="Of them at the ends; 0: one in twelve.")] = 0,
+    stages: Annotated[int, Option(min=0, max=512, help="Block stages; 0: the manifest's.")] = 0,
+    epochs: Annotated[int, Option(min=0, help="Epochs of the run; 0: the manifest's.")] = 0,
+    scenario: Annotated[list[str] | None, Option("--scenario", help="What goes wrong; may be given again.")] = None,
+    seed: Annotated[int, Option(min=0, help="Of everything that is left to chance.")] = 0,
+    replay: Annotated[Path | None, Option("--replay", metavar="FILE", help="The faults in this file instead.")] = None,
+    save: Annotated[Path | None, Option("--save", metavar="FILE", help="Write the faults that struck.")] = None,
+    svg: Annotated[Path | None, Option("--svg", metavar="FILE", help="Write the time line as a picture.")] = None,
+    small: Annotated[bool, Option("--small", help="The little swarm of the tests, whatever else is said.")] = False,
+    as_json: Json = False,
+) -> int:
+    """A swarm of any size in virtual time: the daemon's own decisions, simulated lines and faults, every invariant checked."""
+    from node.sim.command import Options, run_command
+
+    names = tuple(scenario or ("quiet",))
+    return run_command(Options(swarm, peers, ends, stages, epochs, names, seed, as_json, svg, save, replay, small))
+
+
 @app.command(rich_help_panel=RUN)
 def bootstrap(
     port: Annotated[int, Option("--port", "--p2p-port", min=0, max=65535, help="Port of the p2p daemon.")] = 31337,
@@ -212,20 +235,19 @@ def peers(
     stage: Annotated[int | None, Option(min=0, help="Only this stage; 0 is the ends.")] = None,
     sort: Annotated[str, Option(help="stage, name, state, rtt, speed, epoch, up.")] = "stage",
     join: Annotated[
-        str | None, Option("--join", metavar="MULTIADDR", help="Ask that node instead; no daemon needed here.")
+        str | None, Option("--join", metavar="INVITE|MULTIADDR", help="Ask that node instead; no daemon needed here.")
     ] = None,
     as_json: Json = False,
 ) -> int:
     """Who is in the swarm, as this node sees it."""
     from node import joining
     from node.control import commands
-    from protos.ask_pb2 import Ask, AskPeers
 
     if join is None:
         with _client() as client:
             answer = client.peers(everybody=everybody)
     else:
-        answer = joining.observe((join,), Ask(peers=AskPeers()), "peers").peers
+        answer = joining.ask_peers(_config({}), join)
         for line in answer.peers:
             line.path = "asked" if line.path == "self" else line.path
         if not everybody:
@@ -397,8 +419,10 @@ def swarm_inspect(
 
 @swarm_app.command("invite")
 def swarm_invite(
-    peer: Annotated[str | None, Option("--peer", metavar="PEERID", help="Of a private swarm: for this peer only.")] = None,
-    days: Annotated[float, Option(min=0.001, max=3650, help="Of a private swarm: how long it is good.")] = 30.0,
+    peer: Annotated[
+        str | None, Option("--for", "--peer", metavar="PEERID", help="Of a private swarm: for this peer only.")
+    ] = None,
+    days: Annotated[float, Option(min=0.001, max=366, help="Of a private swarm: how long it is good.")] = 30.0,
     as_json: Json = False,
 ) -> int:
     """Print the string that brings another machine into the swarm this node runs."""
@@ -441,6 +465,25 @@ def generate(
     request = GenerateRequest(prompt=prompt, max_tokens=max_tokens, temperature=temperature, seed=seed, top_k=top_k)
     with _client() as client:
         return commands.generate(client, request, as_json=as_json)
+
+
+@app.command(rich_help_panel=MODEL)
+def partition(
+    file: Annotated[str, Argument(metavar="MATRICES.json", help="Matrices, ranks, speeds, previous owners; - for stdin.")],
+    as_json: Json = False,
+) -> int:
+    """Plan which rank steps which matrix: owners, time over the ideal and over the floor, bytes moved, hash."""
+    from node.partition import command
+
+    asked = command.parse(command.read(file))
+    for field in asked.unknown:
+        _say(f"nothing reads the field {field!r}")
+    plan = command.planned(asked)
+    if as_json:
+        _json(command.document(plan))
+    else:
+        print("\n".join(command.picture(plan, asked)))
+    return ExitCode.OK
 
 
 @app.command(rich_help_panel=MODEL)

@@ -20,7 +20,7 @@ from node.data.sources import open_source
 from node.data.tokenizer import Tokenizer, load_tokenizer
 from node.identity.keys import Identity
 from node.manifest import Manifest
-from node.model.cost import fits
+from node.model.cost import Verdict, fits
 from node.model.device import Device, set_threads
 from node.model.shapes import layer_cut, parameter_shapes
 from node.model.stages import Ends, build
@@ -73,10 +73,7 @@ async def assemble(
     set_threads(config.threads)
     device = Device.pick(config.device)
     limit = config.memory_limit(device.memory_limit())
-    fits(
-        m, p.stages, stage, limit, replicas=t.min_replicas, micro_batch=p.micro_batch, in_flight=config.limits.in_flight,
-        optimizer=manifest.optimizer.name,
-    ).require()  # fmt: skip
+    room(config, manifest, stage, limit).require()
     loop = asyncio.get_running_loop()
     module = await loop.run_in_executor(None, build, m, p.stages, stage)
     module.to(device.device)
@@ -114,7 +111,7 @@ async def assemble(
         text,
     )
     work = Work(state, engines, t, manifest.optimizer, m.seq_len, identity.peer_id, on_error)
-    StateService(transport, work, config.checkpoint, clock=clock)
+    StateService(transport, work, config.checkpoint, clock=clock, on_served=work.served)
     training = Training(identity, stage, run_facts(manifest, work), transport, work, presence.ends, clock, journal, on_error)
     meter.accuse = training.accuse
     transport.on_lost(lambda peer: training.accuse(peer, "its connection broke"))
@@ -124,6 +121,17 @@ async def assemble(
     return Assembled(
         state, module if isinstance(module, Ends) else None, tokenizer, device, device.describe(), limit, said, m.seq_len, pipeline, thread, meter, cell,
         work, training, config.checkpoint,
+    )  # fmt: skip
+
+
+def room(config: NodeConfig, manifest: Manifest, stage: int, limit: int) -> Verdict:
+    """Whether ``stage`` fits into ``limit`` bytes of this peer's device."""
+    m, p, t = manifest.model, manifest.pipeline, manifest.training
+    # Who has a buddy is one: beside the own share of the optimizer's state there is a copy of another's.
+    shares = t.min_replicas if t.min_replicas < 2 or not t.buddy_every else t.min_replicas // 2
+    return fits(
+        m, p.stages, stage, limit, replicas=shares, micro_batch=p.micro_batch, in_flight=config.limits.in_flight,
+        optimizer=manifest.optimizer.name,
     )  # fmt: skip
 
 
@@ -159,6 +167,7 @@ def run_facts(manifest: Manifest, work: Work) -> RunFacts:
         stages=p.stages, epochs=t.epochs, target_batch=t.target_batch, micro_batch=p.micro_batch,
         min_replicas=t.min_replicas, epoch_timeout_s=t.epoch_timeout_s, round_timeout_s=manifest.averaging.round_timeout_s,
         eval_every=t.eval_every, assign=place, assign_paths=lay, sampler=sampler, cursor=cursor, recall=work.recall,
+        run_id=manifest.run_id, sequence=m.seq_len, rebalance_every_s=t.rebalance_every_s,
     )  # fmt: skip
 
 

@@ -27,10 +27,22 @@ from node.manifest import PROTOCOL, Manifest, read_manifest
 from node.pipeline.settings import PipelineLimits
 from node.transport.settings import TransportSettings
 
-__all__ = ["ENVIRONMENT", "KNOWN", "PROTOCOL", "Manifest", "NodeConfig", "NodeSettings", "read_manifest", "write_atomically"]
+__all__ = [
+    "ENVIRONMENT",
+    "KNOWN",
+    "MOVED",
+    "PROTOCOL",
+    "Manifest",
+    "NodeConfig",
+    "NodeSettings",
+    "read_manifest",
+    "write_atomically",
+]
 
 MAX_SOCKET_PATH = 100
 """Bytes of a unix socket's path that every system takes (Linux 107, macOS 103)."""
+MOVED = "TUTTI_MOVED"
+"""Left by a daemon for the fresh image of itself when it changes its stage: "<stage>:<p2p port>"."""
 _PORT = Rule(0, 65535)
 NODE_RULES: dict[str, Rule] = {
     "name": Rule(pattern=r"[\w .-]{0,40}", says="at most 40 letters, digits, spaces, dots, dashes"),
@@ -49,6 +61,7 @@ NODE_RULES: dict[str, Rule] = {
     "transport.p2p_port": _PORT,
     "transport.grpc_port": _PORT,
     "transport.max_message": Rule(1 << 16, 1 << 30),
+    "transport.window": Rule(1 << 16, 1 << 28),
     "transport.chunk": Rule(1 << 10, 1 << 26),
     "transport.handshake_timeout_s": Rule(0.1, 600),
     "transport.keepalive_s": Rule(1, 3600),
@@ -94,6 +107,8 @@ class NodeSettings:
     """auto | ends | stage | rendezvous."""
     stage: str = "auto"
     """Block stage to host, or auto: the one that needs a peer most."""
+    may_move: bool = True
+    """Whether the swarm may ask this peer to host another stage; said of a peer whose stage was named, it holds there too."""
     device: str = "auto"
     """auto | cpu | cuda:N | mps."""
     threads: int = 0
@@ -126,6 +141,8 @@ class NodeConfig:
     directory: DirectorySettings = field(default_factory=DirectorySettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     limits: PipelineLimits = field(default_factory=PipelineLimits)
+    moved_to: int | None = None
+    """The block stage this process has changed to since it was started."""
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Setting to where its value came from: "--p2p-port", "TUTTI_P2P_PORT", a file. Absent: built in."""
 
@@ -157,13 +174,16 @@ class NodeConfig:
             value = from_text(value, KNOWN[name]) if isinstance(value, str) else value
             merged[name] = (value, "--" + key.replace("_", "-").replace(".", "-"))
 
+        moved_to, port = _moved(env.get(MOVED, ""))
+        if port:
+            merged["transport.p2p_port"] = (port, MOVED)
         tables: dict[str, dict[str, Any]] = {"": {}, **{room: {} for room in ROOMS}}
         for name, (value, source) in merged.items():
             room, _, key = name.rpartition(".")
             tables[room][key] = check(name, value, KNOWN[name], NODE_RULES.get(name), source=source)
         rooms = {room: kind(**tables[room]) for room, kind in ROOMS.items()}
         sources = {name: source for name, (_, source) in merged.items()}
-        return cls(home=home, node=NodeSettings(**tables[""]), sources=sources, **rooms)
+        return cls(home=home, node=NodeSettings(**tables[""]), sources=sources, moved_to=moved_to, **rooms)
 
     @property
     def name(self) -> str:
@@ -175,8 +195,15 @@ class NodeConfig:
 
     @property
     def stage(self) -> int | None:
-        """The block stage the user asked for; None: choose the one that needs a peer most."""
+        """The block stage to host, asked for by the user or by the swarm since; None: choose the one that needs a peer most."""
+        if self.moved_to is not None:
+            return self.moved_to
         return None if self.node.stage == "auto" else int(self.node.stage)
+
+    @property
+    def may_move(self) -> bool:
+        """Whether the swarm may ask for another stage: where the user named one, only if the user says so as well."""
+        return self.node.may_move and (self.node.stage == "auto" or "may_move" in self.sources)
 
     @property
     def device(self) -> str:
@@ -260,6 +287,10 @@ class NodeConfig:
     def checkpoint_dir(self, run_id: str) -> Path:
         return self.swarm_dir(run_id) / "ckpt"
 
+    def incoming_dir(self, run_id: str, stage: int) -> Path:
+        """Pieces of a stage's state that are still coming."""
+        return self.swarm_dir(run_id) / "incoming" / f"stage-{stage}"
+
     def remember(self, manifest: Manifest, invite: str = "") -> Path:
         """Keep a manifest (and the invite it came by) as the swarm a bare ``tutti start`` runs. Returns its file."""
         path = self.manifest_path(manifest.run_id)
@@ -319,7 +350,7 @@ ENVIRONMENT: dict[str, str] = {
 def _from_environment(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
     """Settings in ``TUTTI_*``. An empty value means "not given"; a name close to a known one is refused as a typing error."""
     found: dict[str, tuple[Any, str]] = {}
-    reserved = ("TUTTI_HOME", "TUTTI_CONFIG")
+    reserved = ("TUTTI_HOME", "TUTTI_CONFIG", MOVED)
     for variable, text in sorted(env.items()):
         if not variable.startswith("TUTTI_") or variable in reserved:
             continue
@@ -331,6 +362,15 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
         if text.strip():
             found[name] = (from_text(text, KNOWN[name]), variable)
     return found
+
+
+def _moved(text: str) -> tuple[int | None, int]:
+    stage, _, port = text.partition(":")
+    if not text:
+        return None, 0
+    if not (stage.isdecimal() and port.isdecimal() and 0 < int(stage) < 10_000 and _PORT.allows(int(port))):
+        raise UsageFault(f'{MOVED} = "{text}"', "it is set by tutti itself: unset it")
+    return int(stage), int(port)
 
 
 def _from_file(path: Path) -> dict[str, tuple[Any, str]]:

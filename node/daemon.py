@@ -17,20 +17,23 @@ from collections.abc import Sequence
 import uvloop
 
 from node.assembly import Assembled, assemble
+from node.catchup import catch_up
 from node.config import NodeConfig
 from node.control.service import ControlService
 from node.control.text import banner
 from node.core.clock import SystemClock
 from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, ProtocolMismatch, Refused, UsageFault, WireError
-from node.core.ids import ENDS, PeerId
+from node.core.ids import ENDS, PeerId, RunId
 from node.core.tasks import Tasks
 from node.core.version import VERSION
 from node.dht.directory import Directory
 from node.dht.record import PeerBody
-from node.identity.invites import Invite, check_admission
+from node.identity.admission import Gate, admission_token, shown
+from node.identity.invites import Invite
 from node.identity.keys import Identity
 from node.launch import Child, stop_all
 from node.manifest import Manifest
+from node.moving import Mover, again
 from node.scheduler.placement import choose_stage
 from node.telemetry.events import Journal, JournalHandler
 from node.telemetry.metrics import Metrics
@@ -50,6 +53,12 @@ LOOK_S = 8.0
 RETRY_S = 1.0
 
 
+CHILD_ADMITTED_S = 365 * 86400.0
+"""A child of a private solo swarm is admitted for so long after its start."""
+_POSTED = {"waiting": "ready", "moving": "draining"}
+"""What others need to know of a state that is this peer's own business."""
+
+
 class Daemon:
     """One peer. :meth:`run` returns the exit code."""
 
@@ -65,13 +74,15 @@ class Daemon:
         self.transport = Transport(
             self.identity, config.transport, self.journal, self.metrics, self._facts, self._admit, self._failed
         )
-        self.view = View(self)
+        self.view, self.mover = View(self), Mover(self)
         self.presence: Presence | None = None
         self.assembled: Assembled | None = None
         self.metrics_url = ""
         self.draining = False
         self.problem = self.problem_next = ""
         self.children: list[Child] = []
+        self._gate: Gate | None = None
+        self._shown: tuple[bytes, RunId, bytes] | None = None
         self._ending = asyncio.Event()
         self._code = ExitCode.OK
         self._why = ""
@@ -106,7 +117,10 @@ class Daemon:
             self.role = "rendezvous"
             self.journal.emit("daemon", "rendezvous", "serving as a rendezvous: helps peers find each other")
             return
-        directory = Directory(self.identity, self.config.directory, self.clock, self.manifest.run_id, self.journal)
+        directory = Directory(
+            self.identity, self.config.directory, self.clock, self.manifest.run_id, self.journal,
+            admit=self.gate().admit, admission=self.admission(self.manifest.run_id),
+        )  # fmt: skip
         bootstrap = self._bootstrap()
 
         async def attach(p2p: object) -> None:
@@ -131,40 +145,16 @@ class Daemon:
         await self.transport.serve()
         self.assembled = a
         a.training.on_plan = self.view.planned
+        a.training.on_lead = self.presence.changed
+        a.training.on_move = self.mover.asked
         self.tasks.spawn(self.view.keep_measuring(), "measure", eternal=True)
         self.presence.announce(self.body)
         self.journal.emit("daemon", "hosting", f"hosting {self._what(stage, a)} on {a.device.describe()}", stage=stage)
         if solo:
             self._host_the_rest(self.manifest)
-        await self._catch_up(a, self.presence, stage)
+        await catch_up(a.work, self.presence, self.config.incoming_dir(self.manifest.run_id, stage), self.journal)
         a.training.start()
         self.presence.changed()
-
-    async def _catch_up(self, a: Assembled, presence: Presence, stage: int) -> None:
-        """Take the newest state at hand: what the swarm has committed, else this peer's own newest checkpoint."""
-        epochs = a.work.checkpoints()
-        if epochs:
-            try:
-                await a.work.restore(epochs[-1])
-                self.journal.emit("checkpoint", "restored", f"epoch {epochs[-1]} is back from the disk", epoch=epochs[-1])
-            except Refused as e:
-                self.journal.emit("checkpoint", "restore-failed", str(e), "error")
-        for _ in range(5):
-            donors = {
-                p: e.body.epoch
-                for p, e in presence.replicas(stage).items()
-                if e.body.state in ("training", "ready", "finished")
-            }
-            newest = max(donors.values(), default=0)
-            if newest <= max(0, a.stage.epoch):
-                return
-            try:
-                await a.work.join(sorted(p for p, e in donors.items() if e >= newest - 1), None)
-                return
-            except PeerFault as e:
-                self.journal.emit("checkpoint", "fetch-failed", f"{e}; trying again", "warning")
-                await asyncio.sleep(RETRY_S)
-        # The first round it takes part in brings every fresh parameter anyway: it joins as a listener.
 
     def _host_the_rest(self, manifest: Manifest) -> None:
         """A solo swarm: every block stage in a child of this daemon, until somebody else joins."""
@@ -173,7 +163,14 @@ class Daemon:
         for stage in range(1, manifest.pipeline.stages + 1):
             arguments = ("start", swarm, "--role", "stage", "--stage", str(stage), "--join", near[0], "--metrics-port", "-1",
                          "--listen", self.config.transport.host, "--threads", "1", "--name", f"{self.name}-{stage}"[:32])  # fmt: skip
-            child = Child(f"stage {stage}", self.config.home / "local" / f"stage-{stage}", arguments)
+            home = self.config.home / "local" / f"stage-{stage}"
+            if manifest.swarm.admission != "open":
+                # The token names this one child, so it may stand on a command line.
+                home.mkdir(parents=True, exist_ok=True, mode=0o700)
+                guest = Identity.load_or_create(home / self.config.identity_path.name).peer_id
+                token = admission_token(self.identity, manifest.run_id, guest, self.clock.wall() + CHILD_ADMITTED_S)
+                arguments += ("--set", f"admission={token.hex()}")
+            child = Child(f"stage {stage}", home, arguments)
             child.start()
             self.children.append(child)
         self.tasks.spawn(self._mind_children(), "children", eternal=True)
@@ -182,7 +179,7 @@ class Daemon:
         while True:
             await asyncio.sleep(RETRY_S)
             for child in self.children:
-                if not child.running:
+                if not child.running and not self.ending:
                     self.journal.emit(
                         "daemon", "child-ended", f"the local daemon of {child.label} ended; starting it again", "warning"
                     )
@@ -208,6 +205,11 @@ class Daemon:
         self.metrics.close()
         self.journal.close()
         self.identity.unlock()
+
+    @property
+    def ending(self) -> bool:
+        """Whether this daemon has been told to end."""
+        return self._ending.is_set()
 
     def stop(self, why: str, code: ExitCode = ExitCode.OK) -> None:
         """End the daemon soon, in order. The first reason counts."""
@@ -262,7 +264,7 @@ class Daemon:
     async def _find_manifest(self, invite: Invite) -> Manifest:
         """Ask the peers of the invite for the manifest; hash and signature decide, not the peer that gave it."""
         deadline, reasons, refused = time.monotonic() + FIND_S, {}, {}
-        question = Ask(manifest=AskManifest(run_id=invite.run_id))
+        question = Ask(manifest=AskManifest(run_id=invite.run_id, admission=self.admission(invite.run_id)))
         while time.monotonic() < deadline:
             for address in invite.addresses:
                 try:
@@ -312,15 +314,29 @@ class Daemon:
 
     def _facts(self) -> Facts:
         run_id = self.manifest.run_id if self.manifest and self.role != "rendezvous" else ""
-        admission = self.invite.admission if self.invite else self.config.admission
-        return Facts(str(run_id), self.name, VERSION, admission)
+        return Facts(str(run_id), self.name, VERSION, self.admission(RunId(run_id)))
 
-    def _admit(self, peer: PeerId, hello: Hello) -> None:
+    def _admit(self, peer: PeerId, hello: Hello) -> float:
         m = self.manifest
         if m is None or hello.run_id != m.run_id:
             raise ProtocolMismatch("we are of another run")
-        if m.swarm.admission != "open" and peer != m.swarm.owner:
-            check_admission(hello.admission, run_id=m.run_id, owner=m.swarm.owner, peer=peer, now_wall=self.clock.wall())
+        return self.gate().admit(peer, hello.admission, self.clock.wall())
+
+    def gate(self) -> Gate:
+        """Who may take part in the run. Raises Refused while there is none yet."""
+        if self._gate is None:
+            if self.manifest is None:
+                raise Refused("this node serves no run")
+            s = self.manifest.swarm
+            self._gate = Gate(self.manifest.run_id, s.owner, s.admission != "open")
+        return self._gate
+
+    def admission(self, run_id: RunId) -> bytes:
+        """What this peer shows to be let into a private run; empty for nothing."""
+        given = self.invite.admission if self.invite else self.config.admission
+        if self._shown is None or self._shown[:2] != (given, run_id):
+            self._shown = given, run_id, shown(given, self.identity, run_id)
+        return self._shown[2]
 
     # ------------------------------------------------------------ what others see
 
@@ -333,6 +349,8 @@ class Daemon:
         a = self.assembled
         if self._ending.is_set():
             return "stopping"
+        if self.mover.target is not None:
+            return "moving"
         if self.draining:
             return "draining"
         if self.role == "rendezvous":
@@ -349,10 +367,11 @@ class Daemon:
         """This peer's record on the noticeboard."""
         a, state = self.assembled, self.state()
         return PeerBody(
-            stage=a.stage.stage if a else 0, role=self.role, state="ready" if state == "waiting" else state,
+            stage=a.stage.stage if a else 0, role=self.role, state=_POSTED.get(state, state),
             epoch=max(0, a.stage.epoch) if a else 0, name=self.name[:64], version=VERSION,
             tokens_per_s=a.meter.tokens_per_s if a else 0.0, speed=a.work.speed() if a else 0.0,
             maddrs=tuple(self.addresses()), started=self.clock.wall() - (time.monotonic() - self.started),
+            leads=a is not None and a.training.leader is not None,
         )  # fmt: skip
 
     def _what(self, stage: int, a: Assembled) -> str:
@@ -374,14 +393,20 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
     os.nice(max(0, config.node.nice - os.nice(0)))
 
     async def body() -> int:
+        nonlocal moved
         daemon = Daemon(config, manifest, invite)
         code = await daemon.run()
         if daemon.fault is not None:
             raise daemon.fault
+        moved = daemon.mover.done
         return code
 
+    moved: tuple[int, int] | None = None
     try:
-        return uvloop.run(body())
+        code = uvloop.run(body())
+        if moved is not None:
+            again(*moved)
+        return code
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
     finally:

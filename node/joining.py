@@ -13,10 +13,11 @@ from node.config import NodeConfig
 from node.control.text import consent_lines
 from node.core.errors import Refused, WireError
 from node.core.ids import PeerId
-from node.identity.invites import Invite, admission_token
+from node.identity.admission import admission_token, is_grant, shown
+from node.identity.invites import Invite
 from node.identity.keys import Identity
 from node.manifest import Manifest, read_manifest
-from protos.ask_pb2 import Answer, Ask, AskManifest
+from protos.ask_pb2 import Answer, Ask, AskManifest, AskPeers, PeersAnswer
 
 
 def choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite | None]:
@@ -84,17 +85,37 @@ def look(ours: NodeConfig, *places: str) -> tuple[Manifest, str]:
     if known is not None:
         manifest = known[0]
     else:
-        answer = observe(invite.addresses, Ask(manifest=AskManifest(run_id=invite.run_id)), "manifest")
+        token, seed = introduced(ours, invite)
+        answer = observe(invite.addresses, Ask(manifest=AskManifest(run_id=invite.run_id, admission=token)), "manifest", seed)
         manifest = Manifest.parse(answer.manifest.toml)
     manifest.verify(invite.run_id, invite.owner)
     return manifest, invite.encode()
 
 
-def observe(places: tuple[str, ...], question: Ask, kind: str) -> Answer:
-    """Ask a node from outside the swarm. Its refusal is Refused; another kind of answer is WireError."""
+def introduced(ours: NodeConfig, invite: Invite) -> tuple[bytes, bytes | None]:
+    """What to show with a question about the run of ``invite``, and the seed of the key to ask with; (b"", None) in an open run."""
+    if not invite.admission:
+        return b"", None
+    # A grant is good for anybody, so the key of this node may stay out of it; a token is good for its peer only.
+    asker = Identity.ephemeral() if is_grant(invite.admission) else Identity.load_or_create(ours.identity_path)
+    return shown(invite.admission, asker, invite.run_id), asker.seed()
+
+
+def ask_peers(ours: NodeConfig, place: str) -> PeersAnswer:
+    """Whom the node at ``place`` sees; of a private run only an invite tells."""
+    if place.startswith("/"):
+        return observe((place,), Ask(peers=AskPeers()), "peers").peers
+    invite = Invite.decode(place)
+    token, seed = introduced(ours, invite)
+    return observe(invite.addresses, Ask(peers=AskPeers(admission=token)), "peers", seed).peers
+
+
+def observe(places: tuple[str, ...], question: Ask, kind: str, seed: bytes | None = None) -> Answer:
+    """Ask a node from outside the swarm, as the key of ``seed`` or a new one. Its refusal is Refused; another kind of
+    answer is WireError."""
     from node.control.observer import ask_first
 
-    answer = ask_first(places, question)
+    answer = ask_first(places, question, seed=seed)
     said = answer.WhichOneof("answer")
     if said == "refusal":
         raise Refused(f"{places[0]} refused: {answer.refusal.reason[:300]}", "ask its owner, or try another peer")

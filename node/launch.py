@@ -19,11 +19,12 @@ PATIENCE_S = 10.0
 
 @dataclass
 class Child:
-    """One daemon: its home, what it was started with, the process."""
+    """One daemon: its home, what it was started with, the process. ``through``: a command that runs it, and keeps its pid."""
 
     label: str
     home: Path
     arguments: tuple[str, ...]
+    through: tuple[str, ...] = ()
     process: subprocess.Popen[bytes] | None = None
     log: Path = field(default=Path())
 
@@ -40,7 +41,7 @@ class Child:
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.log = self.home / "daemon.out"
         # Leashed: it dies when its parent is killed, and a Ctrl-C reaches the parent alone, which ends its children in order.
-        command = [sys.executable, "-I", "-S", leash.__file__, str(os.getpid())]
+        command = [*self.through, sys.executable, "-I", "-S", leash.__file__, str(os.getpid())]
         command += [sys.executable, "-m", "cli", "--home", str(self.home), *self.arguments]
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(

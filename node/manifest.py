@@ -61,10 +61,17 @@ MANIFEST_RULES: dict[str, Rule] = {
     "pipeline.micro_batch": Rule(1, 65536),
     "pipeline.wire": _WIRE,
     "pipeline.forward_timeout_s": Rule(0.1, 3600.0),
+    "pipeline.may_skip": _SHARE,
+    "pipeline.watch": Rule(0.0, 1000.0),
     "averaging.cell": Rule(choices=("all",)),
     "averaging.wire": _WIRE,
     "averaging.round_timeout_s": Rule(0.1, 3600.0),
     "averaging.max_gradient_norm": Rule(1e-9, 1e30),
+    "averaging.quarantine": Rule(0.0, 1e9),
+    "averaging.reducer": Rule(choices=("mean", "clipped-mean", "median", "trimmed-mean", "centered-clip")),
+    "averaging.trim": Rule(0.0, 0.49),
+    "averaging.clip": Rule(0.1, 1000.0),
+    "averaging.clip_iterations": Rule(1, 100),
     "optimizer.name": Rule(choices=("muon", "adamw")),
     "optimizer.lr": Rule(0.0, 100.0),
     "optimizer.momentum": Rule(0.0, 0.9999),
@@ -89,6 +96,8 @@ MANIFEST_RULES: dict[str, Rule] = {
     "training.eval_every": Rule(0, 10**9),
     "training.eval_batches": Rule(1, 10**5),
     "training.min_replicas": Rule(1, 1000),
+    "training.buddy_every": Rule(0, 10**6),
+    "training.rebalance_every_s": Rule(0.0, 86400.0),
 }
 
 
@@ -174,6 +183,11 @@ class Manifest:
             raise UsageFault(
                 f"training.target_batch = {t.target_batch}", f"must be a multiple of pipeline.micro_batch = {p.micro_batch}"
             )
+        a = self.averaging
+        if 0 < a.quarantine < 2:
+            raise UsageFault(f"averaging.quarantine = {a.quarantine}", "0 for off, or 2 and more: honest norms differ")
+        if a.reducer == "trimmed-mean" and a.trim == 0:
+            raise UsageFault("averaging.trim = 0", 'must be above 0 while averaging.reducer = "trimmed-mean"')
         if self.data.tokenizer == "bytes" and m.vocab < BYTE_VOCAB:
             raise UsageFault(f"model.vocab = {m.vocab}", f'data.tokenizer = "bytes" needs {BYTE_VOCAB}')
         if t.eval_every and self.data.holdout == 0.0:

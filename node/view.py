@@ -113,7 +113,7 @@ class View(Window):
         s.stage, s.layers = a.stage.stage, a.layers
         s.replicas = 1 + len(d.presence.replicas(a.stage.stage)) if d.presence else 1
         s.epoch, s.digest = a.stage.epoch, a.stage.digest
-        s.phase = training.member.state.value
+        s.phase = training.member.state.value if d.mover.target is None else f"to stage {d.mover.target}"
         s.leader = training.leader_id() or ""
         s.device, s.memory_used, s.memory_limit = a.device_said, a.device.memory_used(), a.memory_limit
         s.stash_bytes, s.stash_limit = a.pipeline.stash.used, d.config.limits.stash_bytes
@@ -133,6 +133,10 @@ class View(Window):
         )
         s.digest_mismatches = training.leader.mismatches if training.leader else 0
         s.progress = work.fetching
+        s.momentum_lost, s.momentum_age = work.momentum_lost, work.momentum_age
+        if training.past.given_up_epochs:
+            n, tokens = training.past.given_up_epochs, training.past.given_up_tokens
+            s.warnings.append(f"{n} epochs ({tokens} tokens) of this side were given up when the network healed")
         if s.replicas == 1 and d.manifest.training.epochs > s.epoch:
             what = "the ends have" if a.stage.stage == ENDS else f"stage {a.stage.stage} has"
             s.warnings.append(f"{what} one peer only: when it leaves, training waits")
@@ -141,7 +145,7 @@ class View(Window):
         d = self._d
         if d.problem:
             return False, d.problem, d.problem_next
-        if s.state in ("starting", "joining", "finished", "draining", "stopping"):
+        if s.state in ("starting", "joining", "finished", "draining", "moving", "stopping"):
             return True, "", ""
         if d.role == "rendezvous":
             return True, "", ""
@@ -185,7 +189,7 @@ class View(Window):
         for gauge, value in (
             (m.epoch, s.epoch), (m.stage, s.stage), (m.loss, s.loss), (m.loss_held_out, s.loss_val),
             (m.tokens_per_second, s.tokens_per_s), (m.replicas, s.replicas), (m.stash_bytes, s.stash_bytes),
-            (m.memory_bytes, s.memory_used),
+            (m.memory_bytes, s.memory_used), (m.tasks, _tasks()),
         ):  # fmt: skip
             gauge.set(value)
         for counter, total in (
@@ -260,9 +264,15 @@ class View(Window):
         return answer
 
     async def answer(self, peer: PeerId, question: ask.Ask) -> ask.Answer:
-        """A stranger's question over libp2p. Private facts (addresses, files) are not among the answers."""
+        """A stranger's question over libp2p. Private facts (addresses, files) are not among the answers.
+
+        Raises Refused when the run is private and ``peer`` shows no token for it.
+        """
         kind = question.WhichOneof("question")
         m = self._d.manifest
+        if m is not None and kind in ("manifest", "peers"):
+            # Of a private run a stranger learns nothing, not even who is in it.
+            self._d.gate().admit(peer, getattr(question, kind).admission, self._d.clock.wall())
         if kind == "manifest" and m is not None and question.manifest.run_id in ("", m.run_id):
             return ask.Answer(manifest=ask.ManifestAnswer(toml=m.to_toml()))
         if kind == "peers":
@@ -318,6 +328,7 @@ class View(Window):
                     await d.assembled.work.saved()
             except TimeoutError as e:
                 d.draining = False
+                d.assembled.training.stay()
                 raise TimedOut(f"the epoch did not end in {timeout_s:.0f} s", "try again, or tutti stop") from e
         self.journal.emit("daemon", "drained", "left the swarm: it is safe to switch off")
         d.stop("drained")
@@ -380,3 +391,11 @@ class View(Window):
         addresses = tuple(d.addresses())
         text = Invite(d.manifest.run_id, d.manifest.swarm.owner, addresses[:4], d.config.admission).encode()
         return pb.InviteReply(invite=text, addresses=addresses)
+
+
+def _tasks() -> int:
+    """Tasks of the running event loop; 0 outside of one."""
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:
+        return 0

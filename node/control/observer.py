@@ -19,6 +19,7 @@ import trio
 from google.protobuf.message import DecodeError
 from libp2p import new_host
 from libp2p.abc import IHost
+from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.exceptions import BaseLibp2pError, MultiError
 from libp2p.io.abc import ReadWriteCloser
@@ -40,17 +41,17 @@ _HOSTS = {"ip4", "ip6", "dns", "dns4", "dns6"}
 _NEXT_STEP = "check the address with whoever gave it to you, and that its port is open"
 
 
-def ask(multiaddr: str, question: Ask, timeout: float = 10.0) -> Answer:
+def ask(multiaddr: str, question: Ask, timeout: float = 10.0, seed: bytes | None = None) -> Answer:
     """Ask the node at ``multiaddr`` (TCP, ending in /p2p/ and its PeerId) and return its answer, a refusal included.
 
     The connection is Noise-encrypted and proves the PeerId. At most ``timeout`` seconds. Raises UsageFault for an
     address that cannot be dialled, NetworkFault with the reason when there was no answer. Not for use inside an
-    event loop: it runs its own.
+    event loop: it runs its own. ``seed`` are the 32 bytes of the Ed25519 key to ask as; None: of a new one.
     """
-    return ask_first([multiaddr], question, timeout)
+    return ask_first([multiaddr], question, timeout, seed)
 
 
-def ask_first(multiaddrs: Sequence[str], question: Ask, timeout: float = 10.0) -> Answer:
+def ask_first(multiaddrs: Sequence[str], question: Ask, timeout: float = 10.0, seed: bytes | None = None) -> Answer:
     """As :func:`ask`, trying one address after the other; ``timeout`` seconds for each.
 
     Raises NetworkFault naming every address with what went wrong there.
@@ -64,7 +65,7 @@ def ask_first(multiaddrs: Sequence[str], question: Ask, timeout: float = 10.0) -
     reasons = []
     for text, target in targets:
         try:
-            return trio.run(_ask, target, question.SerializeToString(), timeout)
+            return trio.run(_ask, target, question.SerializeToString(), timeout, seed)
         except _NoAnswer as e:
             reasons.append(f"{text}: {e}")
     raise NetworkFault("no answer from " + "; ".join(reasons), _NEXT_STEP)
@@ -92,13 +93,13 @@ def _target(text: str) -> PeerInfo:
     raise UsageFault(f"{text} is not a plain TCP address", example)
 
 
-async def _ask(target: PeerInfo, question: bytes, timeout: float) -> Answer:
+async def _ask(target: PeerInfo, question: bytes, timeout: float, seed: bytes | None) -> Answer:
     """One connection, one stream, one exchange. Raises _NoAnswer."""
     doing, answers = ["dialling"], list[Answer]()
     why = f"no answer within {timeout:g} s"
     with trio.move_on_after(timeout):
         try:
-            host = _host(timeout)
+            host = _host(timeout, seed)
             async with host.run([]):
                 try:
                     answers.append(await _exchange(host, target, question, doing))
@@ -114,9 +115,10 @@ async def _ask(target: PeerInfo, question: bytes, timeout: float) -> Answer:
     return answers[0]
 
 
-def _host(timeout: float) -> IHost:
+def _host(timeout: float, seed: bytes | None = None) -> IHost:
     """A libp2p host that only dials: nothing listens, nothing is announced or discovered, no metrics are served."""
     return new_host(
+        key_pair=create_new_key_pair(seed) if seed is not None else None,
         muxer_preference="YAMUX",
         enable_mDNS=False,
         enable_upnp=False,

@@ -16,12 +16,12 @@ from protos.control_pb2 import Event, PingReport, Snapshot
 
 STATE_STYLE = {
     "training": "green", "ready": "green", "finished": "bold green", "joining": "cyan", "starting": "cyan", "waiting": "yellow",
-    "draining": "yellow", "stopping": "yellow", "lost": "red",
+    "draining": "yellow", "moving": "yellow", "stopping": "yellow", "lost": "red",
 }  # fmt: skip
 TIME_STYLE = {"compute": "green", "wire": "blue", "wait": "bright_black", "round": "magenta"}
 TIME_GLYPH = {"compute": "█", "wire": "▓", "wait": "░", "round": "▒"}
 LEVEL_STYLE = {"debug": "dim", "info": "", "warning": "yellow", "error": "bold red"}
-MARK = {"training": "●", "ready": "●", "finished": "●", "lost": "✗", "draining": "◐", "stopping": "◐"}
+MARK = {"training": "●", "ready": "●", "finished": "●", "lost": "✗", "draining": "◐", "moving": "◐", "stopping": "◐"}
 
 
 def status_lines(s: Snapshot) -> list[Text]:
@@ -61,6 +61,12 @@ def status_lines(s: Snapshot) -> list[Text]:
         lines.append(_line("leader", f"{short(PeerId(clean(s.leader)))}" + (" (this node)" if s.leader == s.peer else "")))
     if s.digest_mismatches:
         lines.append(_line("warning", f"{s.digest_mismatches} digest mismatches: replicas disagreed on parameters", "red"))
+    if s.momentum_lost:
+        lines.append(
+            _line("warning", f"{s.momentum_lost} parts went on without optimizer state; tutti logs says why", "yellow")
+        )
+    if s.momentum_age:
+        lines.append(_line("warning", f"optimizer state came from copies up to {s.momentum_age} epochs old", "yellow"))
     if s.p2pd_restarts:
         lines.append(_line("warning", f"the p2p daemon was restarted {s.p2pd_restarts} times", "yellow"))
     lines.extend(_line("warning", clean(w), "yellow") for w in s.warnings)
@@ -274,8 +280,8 @@ def _headline(s: Snapshot) -> Text:
     head = Text(f"{clean(s.name, 24)} ({short(PeerId(clean(s.peer, 64)))})   ", "bold").append(
         state, STATE_STYLE.get(s.state, "")
     )
-    if s.state == "training" and s.phase:
-        head.append(f" {clean(s.phase, 8)}", "dim")
+    if s.state in ("training", "moving") and s.phase:
+        head.append(f" {clean(s.phase, 8 if s.state == 'training' else 16)}", "dim" if s.state == "training" else "")
     head.append("   healthy" if s.healthy else "   degraded", "green" if s.healthy else "bold yellow")
     right = f"up {span(s.up_s)}   tutti {clean(s.version, 16)}"
     return head.append(" " * max(3, 80 - head.cell_len - len(right))).append(right, "dim")

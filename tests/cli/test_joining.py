@@ -1,12 +1,16 @@
+import time
+
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from node.config import NodeConfig
 from node.core.errors import Refused
+from node.identity.admission import check_admission
 from node.identity.invites import Invite
 from node.identity.keys import Identity
-from node.joining import choose, invite_text, look
+from node.joining import ask_peers, choose, invite_text, look
 from node.manifest import Manifest, amended
-from protos.ask_pb2 import Answer, ManifestAnswer
+from protos.ask_pb2 import Answer, ManifestAnswer, PeersAnswer
 
 ADDRESS = "/ip4/127.0.0.1/tcp/1/p2p/"
 
@@ -75,3 +79,30 @@ def test_only_the_owner_invites_into_a_private_swarm():
         invite_text(private, places, guest)
     open_one = Manifest.parse(Manifest.default_demo().sign(owner))
     assert not Invite.decode(invite_text(open_one, places, guest)).admission
+
+
+def test_of_a_private_swarm_is_asked_as_the_peer_that_its_token_admits(home, monkeypatch):
+    owner = Identity.ephemeral()
+    ours = NodeConfig.load({"home": home}, {})
+    me = Identity.load_or_create(ours.identity_path)
+    private = Manifest.parse(
+        amended(Manifest.default_demo().owned_by(owner.peer_id), {"swarm.admission": "invite"}).sign(owner)
+    )
+    places, asked = (ADDRESS + owner.peer_id,), []
+
+    def observed(places, question, kind, seed=None):
+        asked.append((question, Identity(Ed25519PrivateKey.from_private_bytes(seed), None)))
+        manifest = ManifestAnswer(toml=private.to_toml())
+        return Answer(manifest=manifest) if kind == "manifest" else Answer(peers=PeersAnswer())
+
+    monkeypatch.setattr("node.joining.observe", observed)
+    for guest in (None, me.peer_id):
+        text = invite_text(private, places, owner, guest)
+        look(ours, text)
+        ask_peers(ours, text)
+        for question, asker in asked:
+            token = question.manifest.admission or question.peers.admission
+            check_admission(token, run_id=private.run_id, owner=owner.peer_id, peer=asker.peer_id, now_wall=time.time())
+            assert (asker.peer_id == me.peer_id) is (guest is not None)
+        assert len(asked) == 2
+        asked.clear()

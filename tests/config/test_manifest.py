@@ -55,6 +55,10 @@ def test_the_run_id_follows_every_field_and_not_the_way_it_is_written():
         ("optimizer", "lr = nan", "optimizer.lr = nan"),
         ("optimizer", "lr = -1", "optimizer.lr = -1"),
         ("averaging", 'wire = "int4"', 'averaging.wire = "int4"'),
+        ("averaging", 'reducer = "krum"', 'averaging.reducer = "krum"'),
+        ("averaging", "trim = 0.5", "averaging.trim = 0.5"),
+        ("averaging", "clip = 0.0", "averaging.clip = 0.0"),
+        ("averaging", "clip_iterations = 0", "averaging.clip_iterations = 0"),
         ("data", 'source = "http://x"', "data.source"),
         ("data", 'sha256 = "zz"', "data.sha256"),
         ("swarm", 'name = "a b\\u001b[2J"', "swarm.name"),
@@ -73,6 +77,8 @@ def test_a_bad_field_is_named_with_its_value_and_what_is_allowed(section: str, l
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
+        ({"averaging.quarantine": 1.5}, "averaging.quarantine = 1.5"),
+        ({"averaging.reducer": "trimmed-mean", "averaging.trim": 0.0}, "averaging.trim = 0"),
         ({"model.heads": 3}, "model.heads = 3"),
         ({"model.kv_heads": 3}, "model.kv_heads = 3"),
         ({"pipeline.stages": 7}, "pipeline.stages = 7"),

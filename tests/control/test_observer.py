@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from node.core.errors import ExitCode, NetworkFault, UsageFault
+from node.identity.keys import Identity
 from protos.ask_pb2 import Answer, Ask, AskPeers, AskPing
 
 libp2p = pytest.importorskip("libp2p") if "hivemind" not in sys.modules else pytest.skip(
@@ -89,6 +90,14 @@ def test_an_answer_of_many_frames_arrives_whole(observed_node: str) -> None:
     answer: Answer = ask(observed_node, Ask(peers=AskPeers()), timeout=20)
     assert len(answer.peers.peers) == 3000
     assert answer.ByteSize() > 100_000
+
+
+def test_the_asker_is_who_its_seed_makes_it(observed_node: str) -> None:
+    me = Identity.ephemeral()
+    lines = ask(observed_node, Ask(peers=AskPeers()), timeout=20, seed=me.seed()).peers.peers
+    assert {line.peer for line in lines} == {me.peer_id}
+    other = ask(observed_node, Ask(peers=AskPeers()), timeout=20).peers.peers[0].peer
+    assert other != me.peer_id
 
 
 @pytest.mark.parametrize(

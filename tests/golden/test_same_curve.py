@@ -30,8 +30,9 @@ from node.pipeline.settings import PipelineLimits
 from node.reference import Reference
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
+from node.training.election import Sighting
 from node.training.meter import Meter
-from node.training.notes import DOMAIN, plan_note
+from node.training.notes import plan_domain, plan_note
 from node.training.service import Training
 from node.training.stage import StageState
 from node.training.text import Text
@@ -81,8 +82,8 @@ class Peer:
         self.work = Work(state, engines, m.training, m.optimizer, m.model.seq_len, identity.peer_id)
         StateService(self.transport, self.work, CheckpointSettings())
         self.training = Training(
-            identity, stage, run_facts(m, self.work), self.transport, self.work, lambda: ends - {identity.peer_id},
-            SystemClock(), self.journal,
+            identity, stage, run_facts(m, self.work), self.transport, self.work,
+            lambda: {p: Sighting(0) for p in ends - {identity.peer_id}}, SystemClock(), self.journal,
         )  # fmt: skip
 
     async def close(self) -> None:
@@ -135,7 +136,7 @@ async def test_the_swarm_learns_what_one_process_learns(tmp_path: Path) -> None:
             assert work.objection(dataclasses.replace(plan, **broken)), broken
         # A peer that holds no ends signs a plan of its own with a term beyond everybody's: it is not followed.
         usurper = dataclasses.replace(peers[1].training.member.plan, leader=keys[1].peer_id, term=10**6)
-        note = plan_note(usurper, keys[1].sign(usurper.canonical(), DOMAIN))
+        note = plan_note(usurper, keys[1].sign(usurper.canonical(), plan_domain(m.run_id)))
         answer = await TrainingStub(await peers[1].transport.channel(keys[2].peer_id)).Tell(note, timeout=10)
         assert not answer.accepted
         assert peers[2].training.member.term < 10**6

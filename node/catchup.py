@@ -1,0 +1,49 @@
+"""A peer that starts takes the newest state at hand: what the swarm has committed, else its own newest checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from node.checkpoint.partial import Partial
+from node.core.errors import OutOfResources, PeerFault, Refused
+from node.telemetry.events import Journal
+from node.training.presence import Presence
+from node.training.work import Work
+
+TRIES = 5
+"""Downloads that may fail before a joiner takes part as a listener instead."""
+RETRY_S = 1.0
+
+
+async def catch_up(work: Work, presence: Presence, incoming: Path, journal: Journal, retry_s: float = RETRY_S) -> None:
+    """Leave the best there is in place. What was fetched and verified stays in ``incoming`` over failures and restarts."""
+    for version in reversed(work.checkpoints()):
+        try:
+            await work.restore(version)
+        except Refused as e:
+            journal.emit("checkpoint", "restore-failed", str(e), "error")
+            continue
+        journal.emit("checkpoint", "restored", f"epoch {version.epoch} is back from the disk", epoch=version.epoch)
+        break
+    partial = Partial(incoming)
+    for _ in range(TRIES):
+        held = {
+            p: e.body.epoch
+            for p, e in presence.replicas(work.stage.stage).items()
+            if e.body.state in ("training", "ready", "finished")
+        }
+        newest = max(held.values(), default=0)
+        if newest <= work.version.epoch:
+            break
+        try:
+            await work.join(sorted(p for p, epoch in held.items() if epoch >= newest - 1), None, partial=partial)
+            return
+        except PeerFault as e:
+            journal.emit("checkpoint", "fetch-failed", f"{e}; trying again", "warning")
+        except OutOfResources as e:
+            journal.emit("checkpoint", "fetch-failed", f"{e}; {e.next_step}; going on without keeping pieces", "error")
+            partial = Partial()
+        await asyncio.sleep(retry_s)
+    # The first round it takes part in brings every fresh parameter anyway: it joins as a listener.
+    await asyncio.to_thread(Partial(incoming).clear)

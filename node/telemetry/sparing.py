@@ -1,0 +1,73 @@
+"""Lines that strangers cause: a few about each of them, then one that says how many more there were.
+
+Whoever decides how often a line is written could fill the disk with it, or push everything else out of the journal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from node.core.ids import PeerId, short
+from node.telemetry.events import Journal
+
+WINDOW_S = 60.0
+LINES = 10
+"""Lines about one peer in a window."""
+PEERS_KEPT = 1024
+"""Peers that are counted apart; of those before, the count starts again."""
+
+
+@dataclass(slots=True)
+class _Window:
+    began: float
+    told: int = 0
+    kept_back: Counter[str] = field(default_factory=Counter)
+
+
+class Sparing:
+    """Writes to ``journal``. ``now`` is the clock, monotonic seconds. For the thread of the event loop."""
+
+    def __init__(self, journal: Journal, now: Callable[[], float] = monotonic) -> None:
+        self._journal, self._now = journal, now
+        self._windows: OrderedDict[PeerId, _Window] = OrderedDict()
+
+    def emit(self, peer: PeerId, room: str, kind: str, text: str, level: str = "info", **fields: Any) -> None:
+        """As ``Journal.emit``, unless there were ``LINES`` about ``peer`` within ``WINDOW_S`` already."""
+        now = self._now()
+        self._settle(now)
+        window = self._windows.get(peer)
+        if window is None:
+            window = self._windows[peer] = _Window(now)
+            if len(self._windows) > PEERS_KEPT:
+                self._sum_up(*self._windows.popitem(last=False))
+        if window.told < LINES:
+            window.told += 1
+            self._journal.emit(room, kind, text, level, peer=peer, **fields)
+        else:
+            window.kept_back[kind] += 1
+
+    def close(self) -> None:
+        """Say what was kept back so far."""
+        for peer, window in self._windows.items():
+            self._sum_up(peer, window)
+        self._windows.clear()
+
+    def _settle(self, now: float) -> None:
+        """End the windows that are over: they are in the order in which they began."""
+        while self._windows:
+            peer, window = next(iter(self._windows.items()))
+            if now - window.began < WINDOW_S:
+                return
+            del self._windows[peer]
+            self._sum_up(peer, window)
+
+    def _sum_up(self, peer: PeerId, window: _Window) -> None:
+        if not window.kept_back:
+            return
+        counts = ", ".join(f"{n} {kind}" for kind, n in sorted(window.kept_back.items()))
+        text = f"{window.kept_back.total()} more lines about {short(peer)} within a minute: {counts}"
+        self._journal.emit("journal", "kept-back", text, "warning", peer=peer, lines=window.kept_back.total())

@@ -1,0 +1,156 @@
+"""Changing the stage: who may be asked, who says no and why, what the next image is started with."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from node import moving
+from node.config import MOVED, NodeConfig
+from node.core.errors import UsageFault
+from node.core.tasks import Tasks
+from node.manifest import Manifest
+from node.moving import Mover, p2p_port, refusal
+from node.telemetry.events import Journal
+
+ME = "12D3KooWAQqU9GpkTfSsZGdQnrbCkLh31Gp3okDXAQqU9GpkTfSs"
+MANIFEST = Manifest.default_demo()
+
+
+def config(tmp_path: Path, environ: dict[str, str] | None = None, **flags: Any) -> NodeConfig:
+    return NodeConfig.load({"home": str(tmp_path), **flags}, environ or {})
+
+
+def hosting(stage: int, memory: int = 1 << 40) -> Any:
+    return SimpleNamespace(stage=SimpleNamespace(stage=stage), memory_limit=memory)
+
+
+def test_who_named_the_stage_keeps_it_unless_it_says_otherwise(tmp_path: Path) -> None:
+    assert config(tmp_path).may_move
+    assert not config(tmp_path, may_move=False).may_move
+    assert not config(tmp_path, stage="1").may_move
+    assert config(tmp_path, stage="1", may_move=True).may_move
+    assert not config(tmp_path, {"TUTTI_STAGE": "1"}).may_move
+    assert config(tmp_path, {"TUTTI_STAGE": "1", "TUTTI_MAY_MOVE": "yes"}).may_move
+
+
+def test_the_next_image_hosts_the_new_stage_on_the_old_port_and_may_move_again(tmp_path: Path) -> None:
+    ours = config(tmp_path, {MOVED: "2:4001"}, p2p_port=0, grpc_port=5000)
+    assert (ours.stage, ours.transport.p2p_port, ours.transport.grpc_port) == (2, 4001, 5000)
+    assert ours.may_move
+    named = config(tmp_path, {MOVED: "3:0"}, stage="1", may_move=True, p2p_port=77)
+    assert (named.stage, named.transport.p2p_port, named.may_move) == (3, 77, True)
+    assert config(tmp_path, {MOVED: ""}).stage is None
+
+
+@pytest.mark.parametrize("text", ["2", "0:1", "x:1", "2:70000", "-1:5", "2:4001:9", "20000:1"])
+def test_a_mark_that_tutti_did_not_leave_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UsageFault, match=MOVED):
+        config(tmp_path, {MOVED: text})
+
+
+def test_reasons_to_stay(tmp_path: Path) -> None:
+    ours = config(tmp_path)
+    assert refusal(ours, MANIFEST, hosting(1), 2) == ""
+    assert "operator" in refusal(config(tmp_path, stage="1"), MANIFEST, hosting(1), 2)
+    for here, there in ((0, 1), (1, 0), (1, 1), (1, MANIFEST.pipeline.stages + 1)):
+        assert "no way" in refusal(ours, MANIFEST, hosting(here), there), (here, there)
+    assert "does not fit" in refusal(ours, MANIFEST, hosting(1, memory=1 << 16), 2)
+
+
+def test_the_port_is_our_own_and_no_relays(tmp_path: Path) -> None:
+    relay = f"/ip4/9.9.9.9/tcp/1/p2p/{ME}/p2p-circuit/p2p/{ME}"
+    assert p2p_port([relay, f"/ip4/127.0.0.1/udp/7/quic-v1/p2p/{ME}", f"/ip4/127.0.0.1/tcp/4001/p2p/{ME}"]) == 4001
+    assert p2p_port([relay]) == 0
+
+
+class FakeDaemon:
+    """What a mover sees of its daemon, and what it did to it."""
+
+    def __init__(self, ours: NodeConfig, stage: int = 1) -> None:
+        self.config, self.manifest, self.journal, self.tasks = ours, MANIFEST, Journal(), Tasks("test")
+        self.draining = self.ending = False
+        self.presence = None
+        self.log: list[str] = []
+        self.calm = asyncio.Event()
+        self.assembled = hosting(stage)
+        self.assembled.training = SimpleNamespace(leave=self.leave)
+        self.assembled.work = SimpleNamespace(saved=self.saved)
+        self.mover = Mover(self)  # type: ignore[arg-type]
+
+    async def leave(self, reason: str) -> None:
+        self.log.append(f"leave: {reason}")
+        await self.calm.wait()
+
+    async def saved(self) -> None:
+        self.log.append("saved")
+
+    def addresses(self) -> list[str]:
+        return [f"/ip4/127.0.0.1/tcp/4001/p2p/{ME}"]
+
+    def stop(self, why: str) -> None:
+        self.log.append(f"stop: {why}")
+
+    async def idle(self) -> None:
+        if self.tasks._tasks:
+            await asyncio.wait(list(self.tasks._tasks))
+
+
+async def test_a_move_leaves_first_and_stops_last(tmp_path: Path) -> None:
+    d = FakeDaemon(config(tmp_path))
+    assert d.mover.asked(2) == ""
+    assert d.mover.target == 2
+    assert "on its way to stage 2" in d.mover.asked(3)
+    await asyncio.sleep(0)
+    assert d.log == ["leave: moves to stage 2"]
+    assert d.mover.done is None, "nothing is over before the epoch is"
+    d.calm.set()
+    await d.idle()
+    assert d.log == ["leave: moves to stage 2", "saved", "stop: moving to stage 2"]
+    assert d.mover.done == (2, 4001)
+
+
+async def test_an_epoch_that_hangs_does_not_keep_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moving, "MOVE_S", 0.01)
+    d = FakeDaemon(config(tmp_path))
+    d.mover.asked(2)
+    await d.idle()
+    assert d.mover.done == (2, 4001)
+    assert [e.kind for e in d.journal.recent()] == ["moving", "move-hasty"]
+
+
+async def test_a_drain_meanwhile_wins(tmp_path: Path) -> None:
+    d = FakeDaemon(config(tmp_path))
+    d.mover.asked(2)
+    d.draining = True
+    d.calm.set()
+    await d.idle()
+    assert d.mover.done is None
+    assert not any(line.startswith("stop") for line in d.log)
+
+
+async def test_who_comes_or_goes_is_not_moved(tmp_path: Path) -> None:
+    for change in ({"draining": True}, {"ending": True}, {"assembled": None}, {"manifest": None}):
+        d = FakeDaemon(config(tmp_path))
+        for name, value in change.items():
+            setattr(d, name, value)
+        assert "coming or going" in d.mover.asked(2)
+        assert d.mover.target is None
+    d = FakeDaemon(config(tmp_path, may_move=False))
+    assert "operator" in d.mover.asked(2)
+    assert d.mover.target is None
+    assert [e.kind for e in d.journal.recent()] == ["move-refused"]
+
+
+def test_the_image_is_started_as_this_one_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[Any] = []
+    monkeypatch.setattr(moving.sys, "orig_argv", ["/usr/bin/python3", "-m", "cli", "start", "--name", "x"])
+    monkeypatch.setattr(moving.os, "execv", lambda *a: called.append(a))
+    monkeypatch.setenv(MOVED, "")
+    moving.again(2, 4001)
+    assert called == [(moving.sys.executable, [moving.sys.executable, "-m", "cli", "start", "--name", "x"])]
+    assert moving.os.environ[MOVED] == "2:4001"

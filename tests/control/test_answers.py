@@ -1,0 +1,69 @@
+"""What strangers learn over libp2p: of an open run its manifest and its peers, of a private one nothing."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from node.core.clock import VirtualClock
+from node.core.errors import ExitCode, LocalFault, Refused
+from node.identity.admission import Gate, admission_token, shown
+from node.identity.keys import Identity
+from node.manifest import Manifest, amended
+from node.view import View
+from protos.ask_pb2 import Ask, AskManifest, AskPeers, PeerLine, PeersAnswer
+
+OWNER, GUEST, STRANGER = (Identity.ephemeral() for _ in range(3))
+
+
+def view(private: bool) -> tuple[View, Manifest]:
+    base = Manifest.default_demo().owned_by(OWNER.peer_id)
+    manifest = Manifest.parse(amended(base, {"swarm.admission": "invite" if private else "open"}).sign(OWNER))
+    gate = Gate(manifest.run_id, OWNER.peer_id, private)
+    daemon: Any = SimpleNamespace(manifest=manifest, clock=VirtualClock(), gate=lambda: gate)
+    made = View(daemon)
+    made.peers = lambda: PeersAnswer(peers=[PeerLine(peer="12D3KooWHidden", name="shy-otter")])  # type: ignore[method-assign]
+    return made, manifest
+
+
+async def test_an_open_run_answers_everybody() -> None:
+    open_, manifest = view(private=False)
+    assert (await open_.answer(STRANGER.peer_id, Ask(peers=AskPeers()))).peers.peers[0].name == "shy-otter"
+    answer = await open_.answer(STRANGER.peer_id, Ask(manifest=AskManifest(run_id=manifest.run_id)))
+    assert Manifest.parse(answer.manifest.toml) == manifest
+    with pytest.raises(LocalFault) as unknown:
+        await open_.answer(STRANGER.peer_id, Ask(manifest=AskManifest(run_id="0" * 64)))
+    assert unknown.value.code is ExitCode.PROTOCOL
+
+
+async def test_a_private_run_answers_who_shows_its_own_token_and_tells_others_nothing() -> None:
+    private, manifest = view(private=True)
+    grant = admission_token(OWNER, manifest.run_id, None, private._d.clock.wall() + 60)
+    token = shown(grant, GUEST, manifest.run_id)
+    for question in (
+        AskPeers(admission=token),
+        AskManifest(run_id=manifest.run_id, admission=token),
+        AskManifest(admission=token),
+    ):
+        asked = Ask(peers=question) if isinstance(question, AskPeers) else Ask(manifest=question)
+        assert (await private.answer(GUEST.peer_id, asked)).WhichOneof("answer") in ("peers", "manifest")
+        with pytest.raises(Refused) as refused:
+            await private.answer(STRANGER.peer_id, asked)
+        told = f"{refused.value.what} {refused.value.next_step}"
+        assert refused.value.code is ExitCode.REFUSED
+        for secret in (
+            "shy-otter",
+            "12D3KooWHidden",
+            manifest.run_id,
+            manifest.run_id[:12],
+            manifest.swarm.name,
+            "/ip4",
+            OWNER.peer_id,
+        ):
+            assert secret not in told
+    for bare in (Ask(peers=AskPeers()), Ask(manifest=AskManifest()), Ask(peers=AskPeers(admission=grant))):
+        with pytest.raises(Refused):
+            await private.answer(GUEST.peer_id, bare)
+    assert (await private.answer(OWNER.peer_id, Ask(peers=AskPeers()))).peers.peers

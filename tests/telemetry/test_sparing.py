@@ -1,0 +1,58 @@
+"""A stranger who misbehaves all day gets ten lines a minute and one that counts the rest."""
+
+from __future__ import annotations
+
+from node.core.ids import PeerId
+from node.telemetry import sparing
+from node.telemetry.events import Journal
+from node.telemetry.sparing import LINES, WINDOW_S, Sparing
+
+NOISY, QUIET = PeerId("12D3KooWNoisy"), PeerId("12D3KooWQuiet")
+
+
+class Time:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def made() -> tuple[Sparing, Journal, Time]:
+    journal, time = Journal(), Time()
+    return Sparing(journal, time), journal, time
+
+
+def test_lines_about_one_peer_are_counted_and_those_about_others_are_not_touched() -> None:
+    quiet, journal, time = made()
+    for i in range(100):
+        quiet.emit(NOISY, "dht", "rate-limited" if i % 2 else "fault", f"line {i}", "warning", n=i)
+    quiet.emit(QUIET, "dht", "fault", "one line")
+    about = [e.fields["peer"] for e in journal.recent()]
+    assert (about.count(NOISY), about.count(QUIET)) == (LINES, 1)
+    assert journal.recent()[0].fields == {"peer": NOISY, "n": 0}
+    time.now = WINDOW_S
+    quiet.emit(QUIET, "dht", "fault", "another")
+    (summary,) = [e for e in journal.recent() if e.kind == "kept-back"]
+    assert summary.fields == {"peer": NOISY, "lines": 90}
+    assert "45 fault, 45 rate-limited" in summary.text
+    quiet.emit(NOISY, "dht", "fault", "a new minute")
+    assert journal.recent()[-1].text == "a new minute"
+
+
+def test_what_was_kept_back_is_said_at_the_end_and_once() -> None:
+    quiet, journal, _ = made()
+    for _ in range(LINES + 3):
+        quiet.emit(NOISY, "transport", "fault", "x")
+    quiet.close()
+    quiet.close()
+    assert [e.fields["lines"] for e in journal.recent() if e.kind == "kept-back"] == [3]
+
+
+def test_many_peers_take_a_bounded_memory(monkeypatch) -> None:
+    monkeypatch.setattr(sparing, "PEERS_KEPT", 3)
+    quiet, journal, _ = made()
+    for i in range(10):
+        for _ in range(LINES + 1):
+            quiet.emit(PeerId(f"peer{i}"), "transport", "fault", "x")
+    assert len(quiet._windows) == 3
+    assert len([e for e in journal.recent() if e.kind == "kept-back"]) == 7
