@@ -1,0 +1,123 @@
+"""What ``tutti simulate`` does: a swarm of thousands in virtual time, a time line, and numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from node.core.errors import ExitCode, LocalFault, UsageFault
+from node.manifest import Manifest, read_manifest
+from node.sim.faults import Schedule
+from node.sim.run import Outcome, run
+from node.sim.scenarios import lay
+from node.sim.setup import Setup
+from node.sim.show import svg, timeline
+from node.sim.shrink import shrink
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for on the command line; 0 leaves a number to the manifest. ``ends`` 0: one in twelve."""
+
+    manifest: Path | None = None
+    peers: int = 12
+    ends: int = 0
+    stages: int = 0
+    epochs: int = 0
+    scenarios: Sequence[str] = ("quiet",)
+    seed: int = 0
+    as_json: bool = False
+    svg: Path | None = None
+    save: Path | None = None
+    replay: Path | None = None
+    small: bool = False
+
+
+def run_command(o: Options) -> int:
+    """Run it and print. DEGRADED when an invariant breaks or the run does not finish; UsageFault for what cannot be run."""
+    setup = setup_of(o)
+    schedule = _read(o.replay) if o.replay else lay(o.scenarios, setup, o.seed)
+    begin = time.perf_counter()
+    outcome = run(setup, schedule)
+    took = time.perf_counter() - begin
+    if outcome.violation is not None and len(schedule.faults) > 1 and took < 5.0:
+        outcome = shrink(setup, outcome, most=60)
+    _write(o.save, outcome.schedule.to_json())
+    name = "replay" if o.replay else ", ".join(o.scenarios)
+    _write(o.svg, svg(outcome, f"{setup.peers} peers, {setup.stages} stages, {name}, seed {schedule.seed}"))
+    if o.as_json:
+        text = outcome.summary() | {"scenario": name, "wall_s": round(took, 3)}
+        print(json.dumps(text | {"schedule": json.loads(outcome.schedule.to_json())}), flush=True)
+    else:
+        for line in report(outcome, name, took):
+            print(line)
+        _complain(o, outcome)
+    return ExitCode.OK if outcome.violation is None and outcome.finished else ExitCode.DEGRADED
+
+
+def setup_of(o: Options) -> Setup:
+    """The swarm that is asked for. Raises UsageFault for numbers that do not fit together."""
+    if o.small:
+        return Setup()
+    manifest = read_manifest(o.manifest) if o.manifest else Manifest.default_demo()
+    ends = o.ends or max(1, o.peers // 12)
+    return Setup.of(manifest, o.peers, ends, o.epochs or None, o.stages or None)
+
+
+def report(outcome: Outcome, name: str, took: float) -> list[str]:
+    """Lines for people."""
+    s, setup = outcome.summary(), outcome.setup
+    width = shutil.get_terminal_size((100, 24)).columns
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    lines = timeline(outcome, width, colour=colour)
+    rows = [
+        ("swarm", f"{setup.peers} peers, {setup.stages} block stages, {name}, seed {s['seed']}"),
+        ("epochs", f"{s['epochs']} of {s['epochs_wanted']} committed in {s['virtual_s']:.1f} virtual s ({took:.1f} s here)"),
+        ("speed", f"{s['tokens_per_s']:,.0f} tokens per virtual second"),
+        ("lost", f"{s['epochs_abandoned']} epochs begun again, {s['epochs_given_up']} given up, {s['went_back']} times back"),
+        ("samples", f"{s['samples_counted']:,} counted, {s['samples_returned']} returned, {s['samples_lost']} lost, {s['samples_double']} double"),
+        ("repairs", f"{s['rounds_repaired']} rounds, {s['leaders']} leaders, {s['moves']} moves, {s['bans']} bans"),
+    ]  # fmt: skip
+    for key, label in (("recovery_s", "recovery"), ("detection_s", "detection")):
+        if s[key]:
+            rows.append((label, f"median {s[key]['median']:.2f} s, worst {s[key]['worst']:.2f} s"))
+    return lines + [f"{label:<10}{text}"[: max(width, 20)] for label, text in rows]
+
+
+def _complain(o: Options, outcome: Outcome) -> None:
+    v = outcome.violation
+    if v is None:
+        if not outcome.finished:
+            print("the run did not finish in the time it was given", file=sys.stderr)
+        return
+    print(f"\nVIOLATION  {v}", file=sys.stderr)
+    for line in v.recent:
+        print(f"  {line}", file=sys.stderr)
+    print("the smallest schedule that shows it:", file=sys.stderr)
+    print(outcome.schedule.to_json(), file=sys.stderr)
+    where = o.save or "FILE"
+    print(
+        f"again:  tutti simulate … --replay {where}" + ("" if o.save else "   (write FILE with --save FILE)"), file=sys.stderr
+    )
+
+
+def _read(path: Path) -> Schedule:
+    try:
+        return Schedule.from_json(path.read_text())
+    except OSError as e:
+        raise UsageFault(f"cannot read {path}: {e.strerror}", "write one with  tutti simulate --save FILE") from e
+
+
+def _write(path: Path | None, text: str) -> None:
+    if path is None:
+        return
+    try:
+        path.write_text(text)
+    except OSError as e:
+        raise LocalFault(f"cannot write {path}: {e.strerror}", "choose another place") from e

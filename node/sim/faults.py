@@ -1,0 +1,390 @@
+"""What can go wrong, as data: a time, a kind, and who. A schedule is a list of them; it can be saved, replayed and shrunk.
+
+Whom a fault hits is a number that picks among those it may hit when it strikes, so that a schedule still means
+something when another fault is taken out. A fault that would leave a stage with nobody who holds its parameters does
+not strike: nothing could bring those back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from node.core.errors import UsageFault
+from node.core.ids import ENDS, PeerId
+from node.sim.lies import LIES
+from node.sim.links import Wall
+from node.sim.peer import SimPeer
+from node.sim.swarm import Swarm
+
+SLOWEST = 100.0
+"""Times as slow as it began: more is as good as dead."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``kind`` strikes at ``at`` seconds, lasts ``seconds``; ``who`` picks its victim, ``stage`` -1 for any, ``size`` how much."""
+
+    at: float
+    kind: str
+    who: int = 0
+    stage: int = -1
+    seconds: float = 0.0
+    size: float = 0.0
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A seed and the faults laid over it."""
+
+    seed: int
+    faults: tuple[Fault, ...]
+
+    @property
+    def healed(self) -> float:
+        """When the last fault is over, seconds."""
+        return max((f.at + f.seconds for f in self.faults), default=0.0)
+
+    def to_json(self) -> str:
+        return json.dumps({"seed": self.seed, "faults": [asdict(f) for f in self.faults]}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Schedule:
+        """Raises UsageFault for what is no schedule."""
+        try:
+            body = json.loads(text)
+            faults = tuple(Fault(**f) for f in body["faults"])
+            unknown = {f.kind for f in faults} - KINDS.keys()
+            if unknown or not all(0 <= f.at < 1e6 and 0 <= f.seconds < 1e6 for f in faults):
+                raise ValueError(f"unknown faults {sorted(unknown)}" if unknown else "a time out of bounds")
+            return cls(int(body["seed"]), faults)
+        except (ValueError, TypeError, KeyError) as e:
+            raise UsageFault(f"this is no schedule: {e}", "write one with  tutti simulate --save FILE") from e
+
+
+def strike(swarm: Swarm, fault: Fault) -> None:
+    """Let it happen."""
+    KINDS[fault.kind](swarm, fault)
+
+
+# ------------------------------------------------------------ picking
+
+
+def _pick(swarm: Swarm, f: Fault, able: Callable[[SimPeer], bool] = lambda p: True) -> SimPeer | None:
+    found = [p for p in swarm.live(f.stage if f.stage >= 0 else None) if able(p)]
+    return found[f.who % len(found)] if found else None
+
+
+def _say(swarm: Swarm, f: Fault, who: object = "") -> None:
+    swarm.watch.note(f"*** {f.kind} {who}")
+    swarm.struck.append((swarm.world.now, f.kind, str(who), f.seconds))
+
+
+def _for(swarm: Swarm, seconds: float, undo: Callable[[], None]) -> None:
+    """``undo`` when the time is over; until then the swarm is not calm."""
+    swarm.troubles += 1
+
+    def over() -> None:
+        swarm.troubles -= 1
+        swarm.watch.one_fault.fault("over", None, False)
+        undo()
+
+    swarm.world.push(seconds, None, over)
+
+
+def _disturb(swarm: Swarm, f: Fault, victim: SimPeer | None, spared: bool = False) -> None:
+    swarm.watch.one_fault.fault("kill" if f.kind == "kill" else f.kind, victim.name if victim else None, spared)
+
+
+# ------------------------------------------------------------ processes
+
+
+def _down(swarm: Swarm, f: Fault, victim: SimPeer) -> None:
+    chief = swarm.chief()
+    plan = chief.leader.plan if chief is not None and chief.leader is not None else None
+    spared = victim is not chief and victim.leader is None
+    if spared and plan is not None and (m := plan.member(victim.name)) is not None and m.current:
+        spared = any(
+            n.current and n.peer != victim.name and swarm.peers[n.peer].alive and not swarm.peers[n.peer].leaving
+            for n in plan.cell(m.stage)
+        )
+    _disturb(swarm, f, victim, spared)
+    swarm.deaths.append((swarm.world.now, victim.name))
+    swarm.watch.detected.pop(victim.name, None)
+    swarm.world.kill(victim)
+
+
+def _kill(swarm: Swarm, f: Fault) -> None:
+    victim = _pick(swarm, f, swarm.spare)
+    if victim is not None:
+        _say(swarm, f, victim.name)
+        _down(swarm, f, victim)
+
+
+def _kill_leader(swarm: Swarm, f: Fault) -> None:
+    victim = swarm.chief()
+    if victim is not None and swarm.spare(victim):
+        _say(swarm, f, victim.name)
+        _down(swarm, f, victim)
+
+
+def _replace(swarm: Swarm, f: Fault) -> None:
+    victim = _pick(swarm, f, swarm.spare)
+    if victim is not None:
+        _say(swarm, f, victim.name)
+        _down(swarm, f, victim)
+        swarm.world.push(f.seconds, None, swarm.add, (victim.stage,))
+
+
+def _restart(swarm: Swarm, f: Fault) -> None:
+    """Killed, and started again from its disk."""
+    victim = _pick(swarm, f, swarm.spare)
+    if victim is not None:
+        _say(swarm, f, victim.name)
+        _down(swarm, f, victim)
+        _for(swarm, f.seconds, lambda: None if victim.alive else victim.boot())
+
+
+def _restart_all(swarm: Swarm, f: Fault) -> None:
+    """Everybody dies and comes back from its disk."""
+    victims = swarm.live()
+    _say(swarm, f, len(victims))
+    for victim in victims:
+        _down(swarm, f, victim)
+
+    def back() -> None:
+        for victim in victims:
+            swarm.world.push(swarm.world.rng.random(), None, _boot, (victim,))
+
+    _for(swarm, f.seconds, back)
+
+
+def _boot(peer: SimPeer) -> None:
+    if not peer.alive:
+        peer.boot()
+
+
+def _kill_each(swarm: Swarm, f: Fault) -> None:
+    """One replica of every stage at once."""
+    for stage in range(swarm.setup.stages + 1):
+        victim = _pick(swarm, replace(f, stage=stage), swarm.spare)
+        if victim is not None:
+            _say(swarm, f, victim.name)
+            _down(swarm, f, victim)
+
+
+def _pause(swarm: Swarm, f: Fault) -> None:
+    victim = _pick(swarm, f, lambda p: not p.paused)
+    if victim is not None:
+        _say(swarm, f, victim.name)
+        _disturb(swarm, f, victim)
+        life = victim.life
+        swarm.world.pause(victim)
+        _for(swarm, f.seconds, lambda: swarm.world.resume(victim) if victim.life == life else None)
+
+
+def _join(swarm: Swarm, f: Fault) -> None:
+    for _ in range(max(1, int(f.size))):
+        stage = f.stage if f.stage >= 0 else f.who % (swarm.setup.stages + 1)
+        _say(swarm, f, swarm.add(stage).name)
+    _disturb(swarm, f, None)
+
+
+def _leave(swarm: Swarm, f: Fault) -> None:
+    for _ in range(max(1, int(f.size))):
+        victim = _pick(swarm, f, lambda p: not p.leaving and p.ready and swarm.spare(p))
+        if victim is not None:
+            _say(swarm, f, victim.name)
+            _disturb(swarm, f, victim)
+            victim.leave()
+
+
+# ------------------------------------------------------------ lines
+
+
+def _group(swarm: Swarm, f: Fault) -> frozenset[PeerId]:
+    """A share ``size`` of the peers, by the number ``who``; never nobody, never everybody."""
+    live = [p.name for p in swarm.live()]
+    if len(live) < 2:
+        return frozenset(live[:1])
+    count = min(len(live) - 1, max(1, round(len(live) * f.size)))
+    first = f.who % len(live)
+    step = 1 + f.who // len(live) % (len(live) - 1)
+    order = sorted(range(len(live)), key=lambda i: ((i * step + first) % len(live), i))
+    return frozenset(live[i] for i in order[:count])
+
+
+def _walls(swarm: Swarm, f: Fault, walls: Sequence[Wall]) -> None:
+    _disturb(swarm, f, None)
+    swarm.links.walls.extend(walls)
+
+    def heal() -> None:
+        for wall in walls:
+            swarm.links.walls.remove(wall)
+
+    _for(swarm, f.seconds, heal)
+
+
+def _partition(swarm: Swarm, f: Fault) -> None:
+    inside = _group(swarm, f)
+    outside = frozenset(p.name for p in swarm.live()) - inside
+    _say(swarm, f, f"{len(inside)} | {len(outside)}: {' '.join(sorted(inside))}")
+    _walls(swarm, f, (Wall(inside, outside), Wall(outside, inside)))
+
+
+def _one_way(swarm: Swarm, f: Fault) -> None:
+    victim = _pick(swarm, f)
+    if victim is not None:
+        _say(swarm, f, victim.name)
+        only = frozenset({victim.name})
+        _walls(swarm, f, (Wall(only, frozenset()),) if f.size < 0.5 else (Wall(frozenset(), only),))
+
+
+def _flap(swarm: Swarm, f: Fault) -> None:
+    """Cut off and back again, ``size`` seconds each."""
+    victim = _pick(swarm, f)
+    if victim is None:
+        return
+    _say(swarm, f, victim.name)
+    only, period = frozenset({victim.name}), max(0.2, f.size)
+    for i in range(int(f.seconds / period / 2)):
+        part = Fault(0.0, "partition", seconds=period)
+        swarm.world.push(2 * i * period, None, _walls, (swarm, part, (Wall(only, frozenset()), Wall(frozenset(), only))))
+
+
+def _slow_link(swarm: Swarm, f: Fault) -> None:
+    """Every line of a peer gets ``size`` times the latency and the jitter of it."""
+    victim = _pick(swarm, f)
+    if victim is None:
+        return
+    _say(swarm, f, victim.name)
+    _disturb(swarm, f, victim)
+    factor, me = max(1.0, f.size), victim.name
+    lines = [swarm.links.link(*pair) for p in swarm.peers for pair in ((me, p), (p, me)) if p != me]
+    old = [(line, line.latency, line.jitter) for line in lines]
+    for line in lines:
+        line.latency, line.jitter = line.latency * factor, line.latency * factor
+
+    def heal() -> None:
+        for line, latency, jitter in old:
+            line.latency, line.jitter = latency, jitter
+
+    _for(swarm, f.seconds, heal)
+
+
+def _loss(swarm: Swarm, f: Fault) -> None:
+    """Every line of a peer loses a share ``size`` of its messages."""
+    victim = _pick(swarm, f)
+    if victim is None:
+        return
+    _say(swarm, f, victim.name)
+    _disturb(swarm, f, victim)
+    me = victim.name
+    lines = [swarm.links.link(*pair) for p in swarm.peers for pair in ((me, p), (p, me)) if p != me]
+    for line in lines:
+        line.loss += f.size
+
+    def heal() -> None:
+        for line in lines:
+            line.loss = max(0.0, line.loss - f.size)
+
+    _for(swarm, f.seconds, heal)
+
+
+# ------------------------------------------------------------ machines and people
+
+
+def _slow_peer(swarm: Swarm, f: Fault) -> None:
+    victim = _pick(swarm, f)
+    if victim is not None:
+        _say(swarm, f, victim.name)
+        _disturb(swarm, f, victim)
+        # Troubles on one peer do not multiply without bound: a job of a second is not to take hours.
+        device = victim.device
+        factor = max(1.0, min(f.size, SLOWEST / device.slowness))
+        device.slowness *= factor
+
+        def heal() -> None:
+            device.slowness /= factor
+
+        _for(swarm, f.seconds, heal)
+
+
+def _skew(swarm: Swarm, f: Fault) -> None:
+    """A peer's wall clock runs ``size`` seconds beside the others'."""
+    victim = _pick(swarm, f)
+    if victim is not None:
+        _say(swarm, f, victim.name)
+        _disturb(swarm, f, victim)
+        victim.skew += f.size
+
+        def heal() -> None:
+            victim.skew -= f.size
+
+        _for(swarm, f.seconds, heal)
+
+
+def _corrupt(swarm: Swarm, f: Fault) -> None:
+    """A bit of a peer's parameters flips."""
+    victim = _pick(swarm, f, swarm.spare)
+    if victim is not None:
+        _say(swarm, f, victim.name)
+        _disturb(swarm, f, victim)
+        victim.labour.corrupt()
+
+
+def _broken_step(swarm: Swarm, f: Fault) -> None:
+    """The optimizer of a peer gives up on its next step (out of memory)."""
+    victim = _pick(swarm, f)
+    if victim is not None:
+        _say(swarm, f, victim.name)
+        _disturb(swarm, f, victim)
+        victim.broken_steps = 1
+
+
+def _lie(swarm: Swarm, f: Fault) -> None:
+    crowd = Counter(p.stage for p in swarm.live() if p.ready and swarm.honest(p.name))
+    victim = _pick(swarm, f, lambda p: p.stage != ENDS and crowd[p.stage] > 2 and swarm.spare(p))
+    if victim is not None:
+        kind = sorted(LIES)[int(f.size) % len(LIES)]
+        _say(swarm, f, f"{victim.name} ({kind})")
+        _disturb(swarm, f, victim)
+        swarm.liars.add(victim.name)
+        victim.lie = kind
+
+        def honest() -> None:
+            victim.lie = ""
+            # What it says from now on is true; what it did before is its own, so it starts anew.
+            if victim.alive:
+                swarm.world.kill(victim)
+            victim.disk.places.clear()
+            swarm.liars.discard(victim.name)
+            victim.boot()
+
+        _for(swarm, f.seconds, honest)
+
+
+KINDS: dict[str, Callable[[Swarm, Fault], Any]] = {
+    "kill": _kill,
+    "kill-leader": _kill_leader,
+    "kill-each": _kill_each,
+    "replace": _replace,
+    "restart": _restart,
+    "restart-all": _restart_all,
+    "pause": _pause,
+    "join": _join,
+    "leave": _leave,
+    "partition": _partition,
+    "one-way": _one_way,
+    "flap": _flap,
+    "slow-link": _slow_link,
+    "loss": _loss,
+    "slow-peer": _slow_peer,
+    "skew": _skew,
+    "corrupt": _corrupt,
+    "broken-step": _broken_step,
+    "lie": _lie,
+}

@@ -1,0 +1,343 @@
+"""What a simulated member does in an epoch, as ``node.training.work`` does it: begin, average, adopt, settle, go back.
+
+Parameters and optimizer state are the hashes of :mod:`node.sim.values`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from node.core.ids import PeerId, RoundId
+from node.core.journey import Plan, Version, lineage_after
+from node.optim.ownership import ownership_hash
+from node.scheduler.throughput import Rate
+from node.sim.disk import Checkpoint, Disk
+from node.sim.rounds import Request
+from node.sim.values import GENESIS, Moment, Share, Value, digest_of, first_values, fresh_value, mark_of, next_moment
+from node.sim.world import HEAD, Call
+from node.training import events as ev
+from node.training.leader import Past
+
+if TYPE_CHECKING:
+    from node.sim.peer import SimPeer
+
+TAKE_OVER_TRIES, TAKE_OVER_PAUSE_S = 5, 0.2
+"""As node.training.work."""
+FETCH_S = 10.0
+"""For one donor to give a stage, or optimizer state."""
+
+
+class Labour:
+    """One stage's state and what is done to it."""
+
+    def __init__(self, peer: SimPeer, stage: int, disk: Disk) -> None:
+        self.peer, self.stage, self.disk = peer, stage, disk
+        self.setup = peer.swarm.setup
+        self.names = self.setup.names[stage]
+        self.values = first_values(self.names)
+        self.version, self.tokens = GENESIS, 0
+        self.moments: dict[str, Moment] = {}
+        self.digest = digest_of(self.values)
+        self.fresh: dict[str, Value] | None = None
+        self.settled = 0
+        self.moments_lost = 0
+        self._before: dict[str, Value] | None = None
+        self._staged: dict[int, dict[str, Moment]] = {}
+        self._owned: frozenset[str] | None = None
+        self._plan: Plan | None = None
+        self._share: Share | None = None
+        self._arriving = 0
+        self._arrived: list[Callable[[], None]] = []
+        self._token: object = None
+        self._round: RoundId | None = None
+        self._busy0 = 0.0
+        self._flip = False
+        self._stepped: set[str] = set()
+        self._rate = Rate()
+
+    # ------------------------------------------------------------ what is here
+
+    def checkpoints(self) -> tuple[Version, ...]:
+        """Versions on the disk."""
+        return self.disk.versions(self.stage)
+
+    def speed(self) -> float:
+        """Micro-batches per second of device time; 0 before the first."""
+        return self._rate.per_second
+
+    def recall(self, version: Version) -> Past | None:
+        """What the disk says goes with a version."""
+        found = self.disk.find(self.stage, version)
+        return None if found is None else Past(found.cursor, dict(found.owners), found.tokens)
+
+    def parameters(self) -> dict[str, Value]:
+        """What others may fetch."""
+        return self.values
+
+    # ------------------------------------------------------------ the epoch
+
+    def begin(self, plan: Plan, listener: bool) -> None:
+        """Take part; fetch the optimizer state of parts gained meanwhile."""
+        peer = self.peer
+        if self._plan is not None and self._plan.epoch >= plan.epoch:
+            self._staged.pop(plan.epoch, None)
+            peer.rounds.void(plan.epoch)
+        self._plan, self._share, self.fresh, self._stepped = plan, None, None, set()
+        self._token, self._arriving, self._arrived = object(), 0, []
+        self._busy0 = peer.device.busy_s
+        if listener:
+            peer.rounds.void(plan.epoch)
+            peer.rounds.forget(plan.epoch - 1)
+            self.moments.clear()
+            self._staged.clear()
+        peer.pipe.reset(plan.epoch)
+        peer.pipe.set_plan(plan)
+        me = peer.name
+        gained = [p for p in self.names if plan.owners.get(p) == me and plan.moved.get(p, me) != me]
+        if gained and not listener:
+            self._take_over(plan, gained)
+
+    def stop(self) -> None:
+        """What runs of this epoch runs no more."""
+        self._token = None
+        if self._round is not None:
+            self.peer.rounds.stop(self._round)
+            self._round = None
+
+    def average(self, plan: Plan, r: ev.RoundArrived, listener: bool, then: Callable[[ev.RoundEnded], object]) -> None:
+        """One attempt of the cell's round."""
+        token = self._token
+
+        def gradients() -> None:
+            if self._token is token:
+                if self._share is None and not listener:
+                    self._share = self.peer.swarm.make.share(self.peer, self.peer.pipe.take_share(plan.epoch))
+                    self._measure()
+                if self._arriving:
+                    self._arrived.append(run)
+                else:
+                    run()
+
+        def run() -> None:
+            if self._token is token:
+                self._run_round(plan, r, listener, then, token)
+
+        if self._share is None and not listener:
+            self.peer.pipe.receipts(plan.epoch, r.dropped, gradients)
+        else:
+            gradients()
+
+    def _run_round(
+        self, plan: Plan, r: ev.RoundArrived, listener: bool, then: Callable[[ev.RoundEnded], object], token: object
+    ) -> None:
+        me = self.peer.name
+        owners = {name: r.owners.get(name, plan.owners[name]) for name in self.names}
+        self._owned = frozenset(name for name, owner in owners.items() if owner == me)
+        cell = [m for m in plan.cell(self.stage) if m.peer not in r.dead]
+        makes = Version(plan.epoch + 1, lineage_after(plan, r.dropped))
+        share = None if listener or self._share is None or not self._share.tokens else self._share
+        request = Request(
+            plan=plan,
+            round=RoundId(plan.epoch, plan.term, r.attempt),
+            members=tuple(m.peer for m in cell),
+            listeners=frozenset(m.peer for m in cell if not m.current),
+            owners=owners,
+            ownership_hash=ownership_hash(owners),
+            share=share,
+            deadline_s=r.deadline_s,
+            total=self.setup.tokens * len(plan.paths),
+            allowed={},
+        )
+
+        def step(_: Request, names: tuple[str, ...], shares: tuple[Share, ...]) -> dict[str, Value]:
+            return self._step(plan, makes, names, shares)
+
+        def ended(fresh: dict[str, Value], missing: tuple[str, ...], failed: tuple[PeerId, ...]) -> None:
+            if self._token is token:
+                self.fresh = dict(fresh)
+                then(ev.RoundEnded(plan.epoch, plan.term, r.attempt, tuple(sorted(fresh)), missing, failed, len(cell)))
+
+        self._round = request.round
+        try:
+            self.peer.rounds.run(request, step, ended)
+        except ValueError:
+            then(ev.RoundEnded(plan.epoch, plan.term, r.attempt, (), tuple(sorted(self.names)), (), 0))
+
+    def _step(self, plan: Plan, makes: Version, names: Sequence[str], shares: tuple[Share, ...]) -> dict[str, Value]:
+        """Fresh values; the optimizer state they make is staged until the plan of the next version settles it."""
+        watch, staged = self.peer.swarm.watch, self._staged.setdefault(plan.epoch, {})
+        fresh: dict[str, Value] = {}
+        for name in names:
+            old, moment = self.values[name], self.moments.get(name)
+            watch.stepping(self.peer, plan, name, old, moment, name in self._stepped)
+            self._stepped.add(name)
+            if moment is None and plan.epoch:
+                self.moments_lost += 1
+            fresh[name] = fresh_value(name, old, shares, moment, makes)
+            staged[name] = next_moment(name, moment, fresh[name], makes)
+        return fresh
+
+    def copy(self, plan: Plan, r: ev.RoundArrived, then: Callable[[ev.RoundEnded], object]) -> None:
+        """Fetch the fresh parameters whole from who has committed them."""
+        token = self._token
+
+        def got(found: tuple[Version, int, dict[str, Value]] | None) -> None:
+            if self._token is not token:
+                return
+            self.fresh = found[2] if found else None
+            missing = () if found else tuple(sorted(self.names))
+            then(ev.RoundEnded(plan.epoch, plan.term, r.attempt, (), missing, (), 0))
+
+        self.fetch(r.sources, plan.epoch + 1, r.digest, got)
+
+    def adopt(self, plan: Plan) -> str:
+        """Put the fresh parameters in place; their digest."""
+        fresh = self.fresh or {}
+        self.peer.swarm.watch.adopting(self.peer, self.names, fresh)
+        self._before, self.values = self.values, dict(fresh)
+        if self._flip:
+            name, self._flip = self.names[0], False
+            self.values[name] = self.values[name]._replace(mark=mark_of("flipped", self.values[name].mark))
+        self.digest = digest_of(self.values)
+        return self.digest
+
+    def settle(self, epoch: int, plan: Plan | None) -> None:
+        """The version in place is the swarm's: optimizer state counts from here."""
+        staged = self._staged.get(epoch - 1, {})
+        self._staged = {e: s for e, s in self._staged.items() if e >= epoch}
+        counts = {n: m for n, m in staged.items() if self._owned is None or n in self._owned}
+        if plan is not None:
+            self.peer.swarm.watch.settling(self.peer, plan, counts)
+        self.moments.update(counts)
+        if self._owned is not None:
+            self.moments = {n: m for n, m in self.moments.items() if n in self._owned}
+        self.peer.rounds.forget(epoch - 1)
+        self._before, self.settled = None, epoch
+        if self.setup.checkpoint_every and epoch % self.setup.checkpoint_every == 0:
+            self.save(epoch, plan)
+
+    def go_to(self, version: Version, how: str) -> None:
+        """Put an older version in place."""
+        self.peer.rounds.void(version.epoch)
+        if how == "roll-back":
+            self._staged.pop(version.epoch, None)
+            if self._before is not None:
+                self.values, self._before = self._before, None
+                self.digest = digest_of(self.values)
+            self.settled = version.epoch
+        else:
+            self.restore(version)
+
+    def finish(self, plan: Plan) -> None:
+        """The run is complete."""
+        self.peer.pipe.reset(plan.epoch)
+        self.peer.pipe.set_plan(plan)
+        self.disk.boot()
+        self.save(plan.epoch, plan)
+
+    def corrupt(self) -> None:
+        """A bit flips on the way of the next parameters into their place."""
+        self._flip = True
+
+    # ------------------------------------------------------------ state
+
+    def save(self, epoch: int, plan: Plan | None) -> None:
+        """Write a checkpoint in the background."""
+        if plan is None or plan.epoch != epoch:
+            return
+        blank = Checkpoint(plan.base, self.stage, len(self.names), plan.tokens, plan.cursor, dict(plan.owners))
+        self.disk.save(self.peer, blank, dict(self.values), dict(self.moments), self.peer.checkpoint_written)
+
+    def restore(self, version: Version) -> bool:
+        """Load a checkpoint; False when there is none, or it is not whole."""
+        found = self.disk.find(self.stage, version)
+        if found is None:
+            return False
+        self.peer.swarm.watch.restored(self.peer, found)
+        self.values, self._before = dict(found.values), None
+        self.digest = digest_of(self.values)
+        self.moments, self._owned, self.settled = dict(found.moments), None, version.epoch
+        self.version, self.tokens = version, found.tokens
+        return True
+
+    def take(self, version: Version, tokens: int, values: Mapping[str, Value]) -> None:
+        """Parameters fetched from others are in place now."""
+        self.values, self._before = dict(values), None
+        self.digest = digest_of(self.values)
+        self.moments, self._owned, self.settled = {}, None, version.epoch
+        self.version, self.tokens = version, tokens
+
+    def fetch(
+        self, donors: Sequence[PeerId], epoch: int | None, digest: str,
+        then: Callable[[tuple[Version, int, dict[str, Value]] | None], None],
+    ) -> None:  # fmt: skip
+        """The stage's parameters from the first donor that has them; None when no donor does."""
+        rest = [d for d in donors if d != self.peer.name]
+        stage, size = self.stage, sum(self.setup.size_of(n) for n in self.names)
+
+        def serve(there: SimPeer, call: Call) -> None:
+            work, member = there.labour, there.member
+            if work.stage != stage or epoch not in (None, member.holds):
+                call.say(None)
+            else:
+                call.say((member.at, member.tokens, dict(work.parameters())), HEAD + size)
+
+        def ask() -> None:
+            if not rest:
+                then(None)
+                return
+            donor = rest.pop(0)
+
+            def hear(found: tuple[Version, int, dict[str, Value]] | None) -> None:
+                call.end()
+                if found is None or (digest and digest_of(found[2]) != digest):
+                    ask()
+                else:
+                    then(found)
+
+            call = self.peer.call(donor, HEAD, serve, hear, lambda why: ask(), FETCH_S)
+
+        ask()
+
+    def _take_over(self, plan: Plan, gained: Sequence[str]) -> None:
+        by_donor: dict[PeerId, list[str]] = {}
+        for part in gained:
+            by_donor.setdefault(plan.moved[part], []).append(part)
+        token = self._token
+        self._arriving = len(by_donor)
+
+        def one(donor: PeerId, names: list[str], tries: int) -> None:
+            def serve(there: SimPeer, call: Call) -> None:
+                work = there.labour
+                held = work.moments if work.stage == self.stage and work.settled == plan.epoch else {}
+                whole = all(n in held for n in names)
+                call.say({n: held[n] for n in names} if whole else None, HEAD + 4096 * len(names))
+
+            def hear(found: dict[str, Moment] | None) -> None:
+                call.end()
+                if self._token is not token:
+                    return
+                if found is None and tries > 1:
+                    self.peer.after(TAKE_OVER_PAUSE_S, one, donor, names, tries - 1)
+                    return
+                if found is not None:
+                    self.moments.update(found)
+                done()
+
+            call = self.peer.call(donor, HEAD, serve, hear, lambda why: self._token is token and done(), FETCH_S)
+
+        def done() -> None:
+            self._arriving -= 1
+            if not self._arriving:
+                waiting, self._arrived = self._arrived, []
+                for go in waiting:
+                    go()
+
+        for donor, names in sorted(by_donor.items()):
+            one(donor, names, TAKE_OVER_TRIES)
+
+    def _measure(self) -> None:
+        share, spent = self._share, self.peer.device.busy_s - self._busy0
+        if share is not None and share.indices and spent > 0:
+            self._rate.observe(len(share.indices), spent)

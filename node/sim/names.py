@@ -1,0 +1,28 @@
+"""The scenarios and one line about each. Imports nothing: the command line lists them in its help."""
+
+from __future__ import annotations
+
+SCENARIOS: dict[str, str] = {
+    "quiet": "nothing goes wrong",
+    "kill": "one peer is killed",
+    "pause": "a peer stands still for seconds (SIGSTOP, SIGCONT)",
+    "partition": "the network parts in two and heals",
+    "one-way": "a peer is heard by nobody, or hears nobody, for a while",
+    "slow-link": "the lines of a peer become slow",
+    "slow-peer": "a peer computes slowly for a while",
+    "flapping": "a peer's lines come and go",
+    "loss": "the lines of a peer lose messages",
+    "skew": "wall clocks run apart",
+    "corrupt": "a bit of a peer's parameters flips",
+    "broken-step": "an owner's optimizer gives up on a step",
+    "liar": "a peer lies about its tokens, epoch, speed, digest, parts or history, or accuses others falsely",
+    "mass-join": "half as many peers again come at once",
+    "mass-leave": "a third of the peers leave at once, in order",
+    "mass-kill": "a quarter of the peers die at once",
+    "leader-kill": "the leader is killed",
+    "each-stage": "one replica of every stage dies at once",
+    "restart": "the whole swarm dies and comes back from its disks",
+    "churn": "peers die and are replaced, again and again",
+    "random": "a mix of everything, drawn from the seed",
+}
+"""In the order in which they are listed."""

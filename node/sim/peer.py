@@ -1,0 +1,431 @@
+"""One simulated peer: the conversation of ``node.training.service`` around the real leader, member and election.
+
+It decides nothing: who leads is :class:`Election`'s word, what an epoch is the leader's and the member's. A note is
+the event it stands for; only what a liar says goes over the real notes, whose checks are part of what is tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from node.core.errors import WireError
+from node.core.ids import ENDS, PeerId
+from node.core.journey import Plan, Version, lineage_after
+from node.sim.chair import Chair
+from node.sim.device import Device
+from node.sim.directory import Body
+from node.sim.disk import Disk
+from node.sim.labour import Labour
+from node.sim.past import SimPast
+from node.sim.pipe import Pipe
+from node.sim.rounds import Rounds
+from node.sim.world import HEAD, Call, Host
+from node.training import events as ev
+from node.training.election import Election, Sighting
+from node.training.leader import Leader
+from node.training.member import State
+from node.training.pace import ACCUSE_EVERY_S, HEARTBEAT_S, PROBE_TIMEOUT_S, TELL_TIMEOUT_S, TELL_TRIES, TICK_S
+
+if TYPE_CHECKING:
+    from node.sim.swarm import Swarm
+
+Reason = str | None
+CATCH_UP_TRIES, RETRY_S, LOOK_S = 5, 1.0, 1.5
+"""As node.daemon: how often a newcomer asks for state, and how long it looks for company first."""
+
+
+class SimPeer(Host):
+    """A process with a stage; :meth:`boot` begins a new life of it, its disk stays."""
+
+    def __init__(self, swarm: Swarm, name: PeerId, stage: int, slowness: float) -> None:
+        super().__init__(swarm.world, name)
+        self.swarm, self.stage, self.slowness = swarm, stage, slowness
+        self.disk = Disk(swarm.setup.checkpoint_keep, swarm.setup.checkpoint_s)
+        self.lie = ""
+        self.broken_steps = 0
+        self._new()
+
+    def _new(self) -> None:
+        make = self.swarm.make
+        self.device = Device(self, self.slowness)
+        self.faults = make.fault_book()
+        self.labour = Labour(self, self.stage, self.disk)
+        self.pipe, self.rounds = Pipe(self), Rounds(self)
+        self.member = make.member(self.name, self.labour.version, self.labour.checkpoints(), 0)
+        self.past = SimPast(self)
+        self.chair = Chair(self)
+        self.election = Election(self.name, self.world.now)
+        self.leader: Leader | None = None
+        self.leaving = self.ready = False
+        self.sightings: dict[PeerId, Sighting] = {}
+        self._seen_ends: set[PeerId] = set()
+        self._jobs: list[Callable[[Callable[[], None]], None]] = []
+        self._speaking = False
+        self._results: list[ev.Result] = []
+        self._result_plan: Plan | None = None
+        self._flushing = False
+        self._accused: dict[PeerId, float] = {}
+        self._seen_anybody = False
+        self._beating = 0
+
+    # ------------------------------------------------------------ life
+
+    def boot(self, settle: bool = False) -> None:
+        """A new process: the newest checkpoint of its disk, then what the others have, then it takes part.
+        ``settle``: the swarm starts with it, there is nobody to ask."""
+        self.life += 1
+        self.alive, self.paused = True, False
+        self.inbox.clear()
+        self.calls.clear()
+        self.disk.boot()
+        self._new()
+        self.after(0.0, self._watch_directory)
+        found = self.labour.checkpoints()
+        if found:
+            self.labour.restore(found[-1])
+        if settle:
+            self._take_part()
+        else:
+            self.after(LOOK_S, self._catch_up, CATCH_UP_TRIES)
+
+    def _catch_up(self, tries: int) -> None:
+        donors = self.swarm.directory.read(self.name, self.stage, self.world.now, self.wall)
+        epochs = {r.peer: r.body.epoch for r in donors if r.body.state in ("training", "ready", "finished")}
+        newest = max(epochs.values(), default=0)
+        if newest <= self.labour.settled or tries == 0:
+            self._take_part()
+            return
+
+        def got(found: tuple[Version, int, Any] | None) -> None:
+            if found is None:
+                self.after(RETRY_S, self._catch_up, tries - 1)
+            else:
+                self.labour.take(*found)
+                self._take_part()
+
+        self.labour.fetch(sorted(p for p, e in epochs.items() if e >= newest - 1), None, "", got)
+
+    def _take_part(self) -> None:
+        self.ready = True
+        self.member.stand(self.labour.version, self.labour.checkpoints(), self.labour.tokens)
+        self.election = Election(self.name, self.world.now)
+        self._announce()
+        self._beat(self._beating)
+        self.after(TICK_S * self.world.rng.random(), self._clockwork)
+
+    def leave(self) -> None:
+        """``tutti drain``: the epoch under way, the next plan without this peer, then gone."""
+        if not self.leaving:
+            self.leaving = True
+            if self.leader is not None:
+                self.leader.resigning = True
+            self._say_ready(lambda: None)
+            self._announce()
+            self.after(TICK_S, self._leave_when_calm, self.world.now + 60.0)
+
+    def _leave_when_calm(self, until: float) -> None:
+        self._lead_or_not()
+        busy = self.member.state in (State.RUN, State.AVERAGE, State.COPY) or self.leader is not None
+        if busy and self.world.now < until:
+            self.after(TICK_S, self._leave_when_calm, until)
+        else:
+            self._say_ready(lambda: None)
+            self.after(2.0, self.swarm.left, self)
+
+    # ------------------------------------------------------------ the noticeboard
+
+    def _watch_directory(self) -> None:
+        self._look()
+        others = self._seen_anybody
+        settings = self.swarm.directory.settings
+        self.after(settings.refresh_s if others else min(0.5, settings.refresh_s), self._watch_directory)
+
+    def _look(self) -> None:
+        now, directory = self.world.now, self.swarm.directory
+        if self.ready:
+            directory.post(self.name, self.body(), now, self.wall)
+        able = ("ready", "training", "finished")
+        ends = [r for r in directory.read(self.name, ENDS, now, self.wall)]
+        self._seen_anybody = bool(ends)
+        self.sightings = {r.peer: Sighting(r.seq, r.body.leads) for r in ends if r.body.state in able}
+
+    def _announce(self) -> None:
+        if self.ready:
+            self.after(0.0, self._look)
+
+    def body(self) -> Body:
+        """What it posts of itself."""
+        state = "draining" if self.leaving else "finished" if self.member.state is State.FINISHED else "training"
+        return Body(self.stage, state, self.member.holds, self.leader is not None)
+
+    # ------------------------------------------------------------ who leads
+
+    def leader_id(self) -> PeerId | None:
+        self._seen_ends |= self.sightings.keys()
+        self.election.see(self.sightings)
+        able = self.stage == ENDS and not self.leaving
+        return self.election.leader(self.world.now, able=able, leads=self.leader is not None)
+
+    def _lead_or_not(self) -> None:
+        leads = self.leader_id() == self.name
+        if leads and self.leader is None:
+            m = self.member
+            facts = self.swarm.facts_for(self)
+            self.leader = self.swarm.make.leader(self.name, facts, term=m.term, history=m.plan, dropped=m.dropped)
+            self.swarm.watch.leads(self)
+            self._announce()
+        elif not leads and self.leader is not None and (not self.leaving or self.leader.idle):
+            self.leader = None
+            self._announce()
+
+    def _beat(self, beating: int) -> None:
+        """Once in a while, or sooner; of two beats that overlap only the newer goes on."""
+        if beating == self._beating:
+            self._lead_or_not()
+            self._say_ready(lambda: self.after(HEARTBEAT_S, self._beat, beating))
+
+    def _clockwork(self) -> None:
+        if self.leader is not None:
+            self.lead(ev.Tick())
+        self.after(TICK_S, self._clockwork)
+
+    # ------------------------------------------------------------ words to the leader, one at a time
+
+    def _queue(self, job: Callable[[Callable[[], None]], None]) -> None:
+        self._jobs.append(job)
+        if not self._speaking:
+            self._next_job()
+
+    def _next_job(self) -> None:
+        self._speaking = bool(self._jobs)
+        if self._jobs:
+            self._jobs.pop(0)(self._next_job)
+
+    def _say_ready(self, then: Callable[[], None]) -> None:
+        def job(done: Callable[[], None]) -> None:
+            asked: set[PeerId] = set()
+
+            def end() -> None:
+                done()
+                then()
+
+            def ask() -> None:
+                leader = self.leader_id()
+                if leader is None or leader in asked:
+                    end()
+                    return
+                asked.add(leader)
+                heard = self.swarm.make.heard(self)
+                if leader == self.name:
+                    self.lead(heard)
+                    end()
+                    return
+
+                def answered(refused: Reason) -> None:
+                    if refused is None:
+                        end()
+                    else:
+                        self.election.doubt(leader, self.world.now)
+                        ask()
+
+                def lost(why: str) -> None:
+                    self.election.shun(leader, self.world.now)
+                    ask()
+
+                self.tell(leader, heard, PROBE_TIMEOUT_S * 2, answered, lost)
+
+            ask()
+
+        self._queue(job)
+
+    def _tell_leader(self, plan: Plan, note: Any) -> None:
+        note = self.swarm.make.note(self, note)
+
+        def job(done: Callable[[], None]) -> None:
+            if plan.leader == self.name:
+                self.lead(note)
+                done()
+                return
+
+            def attempt(left: int) -> None:
+                if left == 0:
+                    done()
+                    return
+                again = lambda why: self.after(TICK_S, attempt, left - 1)  # noqa: E731
+                self.tell(plan.leader, note, TELL_TIMEOUT_S, lambda refused: done(), again)
+
+            attempt(TELL_TRIES)
+
+        self._queue(job)
+
+    def tell(
+        self, peer: PeerId, note: Any, timeout: float, answered: Callable[[Reason], None], lost: Callable[[str], None],
+        nbytes: int = HEAD,
+    ) -> None:  # fmt: skip
+        if self.faults.banned(peer, self.world.now):
+            self.after(0.0, lost, "banned")
+            return
+        me = self.name
+
+        def serve(there: SimPeer, call: Call) -> None:
+            there.hear(me, note, call.say)
+
+        def hear(reason: Reason) -> None:
+            call.end()
+            answered(reason)
+
+        call = self.call(peer, nbytes, serve, hear, lost, timeout)
+
+    # ------------------------------------------------------------ notes in
+
+    def hear(self, peer: PeerId, note: Any, answer: Callable[[Reason], None]) -> None:
+        """A note from another peer."""
+        if self.refuses(peer):
+            answer("banned")
+            return
+        try:
+            answer(self._hear(peer, note))
+        except WireError as e:
+            self.fault(peer, 1.0)
+            answer(str(e))
+
+    def _hear(self, peer: PeerId, note: Any) -> Reason:
+        if not self.ready:
+            return "not ready"
+        match note:
+            case None:
+                return None
+            case ev.PlanArrived(plan):
+                return self._hear_plan(peer, plan)
+            case ev.RoundArrived():
+                return self.happens(note)
+            case ev.Move(_, stage):
+                return self.swarm.move(self, stage)
+        if self.leader is None:
+            return "this peer does not lead"
+        self.lead(self.swarm.make.parsed(peer, note, not self.swarm.honest(peer)))
+        return None
+
+    def _hear_plan(self, peer: PeerId, plan: Plan) -> Reason:
+        if plan.leader != peer:
+            raise WireError("a plan that its sender does not lead")
+        self._seen_ends |= self.sightings.keys()
+        if peer not in self._seen_ends:
+            return "only an ends peer leads"
+        current = {m.peer for m in plan.cell(self.stage) if m.current}
+        if any(plan.owners.get(n) not in current for n in self.labour.names):
+            raise WireError("a plan nobody could follow")
+        self.election.forgive(peer)
+        return self.happens(ev.PlanArrived(plan))
+
+    def refuses(self, peer: PeerId) -> bool:
+        """Whether it is not listened to now."""
+        return self.faults.banned(peer, self.world.now) > 0
+
+    def fault(self, peer: PeerId, weight: float) -> None:
+        """A fault of another peer."""
+        if self.faults.count(peer, weight, self.world.now):
+            self.swarm.watch.banned(self, peer)
+
+    def accuse(self, peer: PeerId, reason: str) -> None:
+        plan, now = self.member.plan, self.world.now
+        if plan is None or now - self._accused.get(peer, -1e9) < ACCUSE_EVERY_S:
+            return
+        self._accused[peer] = now
+        if peer == plan.leader:
+            self._beating += 1
+            self._beat(self._beating)  # nobody else can be told: the next word to it shows whether it lives
+            return
+        self._tell_leader(plan, ev.Accused(peer, self.name, reason))
+
+    def connection_lost(self, peer: PeerId) -> None:
+        if self.ready:
+            self.accuse(peer, "its connection broke")
+            self.rounds.gone(peer)
+
+    def hop_failed(self, peer: PeerId, why: str) -> None:
+        """A tensor could not be given to ``peer``."""
+        self.accuse(peer, why)
+
+    def checkpoint_written(self) -> None:
+        self.member.checkpoints = self.labour.checkpoints()
+
+    def lead(self, event: Any) -> None:
+        """Feed the leader, if this peer is one."""
+        self.chair.lead(event)
+
+    # ------------------------------------------------------------ taking part
+
+    def happens(self, event: Any) -> Reason:
+        """Feed the member and carry out what it decides, in order. A refusal's reason, or None."""
+        queue, refused = [event], None
+        while queue:
+            event = queue.pop(0)
+            at, term = self.member.at, self.member.term
+            actions = self.member.handle(event, self.world.now)
+            self.swarm.watch.member(self, event, actions, at, term)
+            for a in actions:
+                if isinstance(a, ev.Refuse):
+                    refused = a.reason
+                elif (follow := self._act(a)) is not None:
+                    queue.append(follow)
+        return refused
+
+    def _act(self, action: Any) -> Any:
+        match action:
+            case ev.GoTo(version, how):
+                self.labour.stop()
+                self.labour.go_to(version, how)
+            case ev.Settle(epoch):
+                self.labour.settle(epoch, self.member.plan)
+                self.member.checkpoints = self.labour.checkpoints()
+            case ev.Begin(plan, listener, behind):
+                self.labour.stop()
+                if behind is not None:
+                    self.past.give_up(*behind, plan.leader)
+                else:
+                    self.past.stood(plan.base, plan.tokens)
+                self._results, self._result_plan = [], plan
+                self.labour.begin(plan, listener)
+                self.swarm.watch.began(self, plan, listener)
+                if self.stage == ENDS and not listener:
+                    self.pipe.run([p for p in plan.paths if p.origin == self.name], self._done)
+            case ev.Average(plan, r, listener):
+                self.labour.average(plan, r, listener, self.happens)
+            case ev.CopyFrom(plan, r):
+                self.labour.copy(plan, r, self.happens)
+            case ev.Adopt(plan, ended):
+                digest = self.swarm.make.digest(self, self.labour.adopt(plan))
+                return ev.Adopted(plan.epoch, plan.term, ended.attempt, digest, ended.contributors)
+            case ev.TellCommitted(plan, attempt, digest, contributors):
+                self.swarm.watch.adopted(self, plan)
+                note = ev.Committed(self.name, plan.hash, attempt, digest, self.labour.speed(), contributors)
+                self._tell_leader(plan, note)
+            case ev.TellIncomplete(plan, ended):
+                for peer in ended.failed:
+                    self.accuse(peer, "its fresh parts did not come")
+                self._tell_leader(plan, ev.Incomplete(self.name, plan.hash, ended.attempt, ended.holds, ended.failed))
+            case ev.Finish(plan):
+                self.labour.stop()
+                self.past.stood(plan.base, plan.tokens)
+                self.labour.finish(plan)
+        return None
+
+    def _done(self, result: ev.Result) -> None:
+        self._results.append(result)
+        if not self._flushing and self._result_plan is not None:
+            self._flushing = True
+            self.after(0.0, self._flush, self._result_plan)
+
+    def _flush(self, plan: Plan) -> None:
+        self._flushing = False
+        if self._results and self._result_plan is plan:
+            batch, self._results = tuple(self._results), []
+            self._tell_leader(plan, ev.Finished(self.name, plan.hash, batch))
+
+    def remembers(self, version: Version) -> tuple[Plan | None, tuple[int, ...]]:
+        """The plan behind a version, if it is the newest this peer took part in."""
+        plan, dropped = self.member.plan, self.member.dropped
+        fits = plan is not None and version in (plan.base, Version(plan.epoch + 1, lineage_after(plan, dropped)))
+        return (plan, dropped) if fits else (None, ())

@@ -1,0 +1,354 @@
+"""A cell's round in virtual time: carries out what :class:`RoundMachine` decides at the owner, and asks owners as a member.
+
+Nothing is decided here but what ``node.averaging.service`` and ``.owner`` decide: one exchange with every owner, one
+more try after a lost connection, whom we cannot reach is not waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from node.averaging.events import (
+    Began,
+    Ended,
+    Fail,
+    Forgot,
+    Gone,
+    Kind,
+    Opened,
+    Read,
+    Refuse,
+    Serve,
+    Step,
+    StepFailed,
+    Stepped,
+    Ticked,
+    Uploaded,
+    Voided,
+)
+from node.core.ids import PeerId, RoundId
+from node.core.journey import Plan
+from node.sim.device import Priority
+from node.sim.values import Share, Value
+from node.sim.world import HEAD, Call
+
+if TYPE_CHECKING:
+    from node.sim.peer import SimPeer
+
+CONTRIBUTE = 0.6
+"""Share of a round's deadline in which contributions are waited for (as node.averaging.owner)."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One attempt of one epoch for one cell. ``share`` None: this peer gives nothing."""
+
+    plan: Plan
+    round: RoundId
+    members: tuple[PeerId, ...]
+    listeners: frozenset[PeerId]
+    owners: Mapping[str, PeerId]
+    ownership_hash: str
+    share: Share | None
+    deadline_s: float
+    total: int
+    allowed: Mapping[PeerId, int]
+
+    def owned_by(self, peer: PeerId) -> tuple[str, ...]:
+        return tuple(sorted(name for name, owner in self.owners.items() if owner == peer))
+
+
+@dataclass(slots=True)
+class Held:
+    """A fresh part and who gave it."""
+
+    value: Value
+    source: PeerId
+
+
+@dataclass
+class Attempt:
+    """One of our own rounds, until it has ended."""
+
+    request: Request
+    mine: frozenset[str]
+    ended: Callable[[dict[str, Value], tuple[str, ...], tuple[PeerId, ...]], None]
+    step: Callable[[Request, tuple[str, ...], tuple[Share, ...]], dict[str, Value]]
+    open: int = 0
+    settled: bool = False
+    over: bool = False
+    failing: bool = False
+    failed: dict[PeerId, str] = field(default_factory=dict)
+    given: dict[PeerId, Share] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+
+
+@dataclass
+class _Epoch:
+    attempts: dict[RoundId, Attempt] = field(default_factory=dict)
+    held: dict[str, Held] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Line:
+    peer: PeerId
+    round: RoundId
+    names: tuple[str, ...]
+    share: Share | None
+    call: Call
+
+
+class Rounds:
+    """The averaging service of one peer."""
+
+    def __init__(self, peer: SimPeer) -> None:
+        self.peer = peer
+        self.machine = peer.swarm.make.round()
+        self._lines: dict[int, _Line] = {}
+        self._numbers = 0
+        self._epochs: dict[int, _Epoch] = {}
+
+    # ------------------------------------------------------------ our own rounds
+
+    def run(self, request: Request, step: Any, ended: Any) -> None:
+        """One attempt; ``ended(fresh, missing, failed)`` by its deadline. Raises ValueError for one that is not newer."""
+        me = self.peer.name
+        epoch = self._epochs.setdefault(request.round.epoch, _Epoch())
+        attempt = Attempt(request, frozenset(request.owned_by(me)), ended, step)
+        if epoch.attempts and request.round <= max(epoch.attempts):
+            raise ValueError("not newer")
+        epoch.attempts[request.round] = attempt
+        now, tokens = self.peer.world.now, request.share.tokens if request.share else 0
+        opened = self._opened(request, attempt, tokens, now + CONTRIBUTE * request.deadline_s, epoch)
+        try:
+            self._feed(opened)
+        except ValueError:
+            del self._epochs[request.round.epoch]
+            raise
+        for owner in sorted(set(request.owners.values()) - {me}):
+            names = request.owned_by(owner)
+            if any(n not in epoch.held or epoch.held[n].source != owner for n in names):
+                attempt.open += 1
+                self._gather(attempt, owner, names, bool(tokens), now + request.deadline_s, 1)
+        self.peer.after(CONTRIBUTE * request.deadline_s, self._tick, attempt)
+        self.peer.after(request.deadline_s, self._end, attempt)
+        self._settle(request.round.epoch)
+
+    def _opened(self, request: Request, attempt: Attempt, tokens: int, until: float, epoch: _Epoch) -> Opened:
+        return Opened(
+            round=request.round,
+            me=self.peer.name,
+            plan_hash=request.plan.hash,
+            ownership_hash=request.ownership_hash,
+            members=frozenset(request.members),
+            listeners=request.listeners,
+            mine=attempt.mine,
+            held=attempt.mine & epoch.held.keys(),
+            tokens=tokens,
+            contribute_by=until,
+            token_limit=request.total,
+        )
+
+    def gone(self, peer: PeerId) -> None:
+        """Somebody else found this peer dead."""
+        self._feed(Gone(peer))
+
+    def forget(self, epoch: int) -> None:
+        """Drop everything of epochs up to this one."""
+        self._feed(Forgot(epoch))
+        self._drop([n for n in self._epochs if n <= epoch])
+
+    def void(self, epoch: int) -> None:
+        """Drop everything of ``epoch`` and later ones."""
+        self._feed(Voided(epoch))
+        self._drop([n for n in self._epochs if n >= epoch])
+
+    def stop(self, round_id: RoundId) -> None:
+        """The caller does not wait for this round any more."""
+        epoch = self._epochs.get(round_id.epoch)
+        if epoch is not None and round_id in epoch.attempts:
+            self._close(epoch.attempts[round_id])
+
+    def _drop(self, epochs: list[int]) -> None:
+        for number in epochs:
+            for attempt in self._epochs.pop(number).attempts.values():
+                attempt.settled = True
+                self._end_if_done(attempt)
+
+    def _tick(self, attempt: Attempt) -> None:
+        if not attempt.over:
+            self._feed(Ticked())
+
+    # ------------------------------------------------------------ as a member
+
+    def _gather(self, attempt: Attempt, owner: PeerId, names: tuple[str, ...], giving: bool, until: float, tries: int) -> None:
+        request, world = attempt.request, self.peer.world
+        held = self._held(request.round.epoch)
+        if giving:
+            names = tuple(n for n in names if n not in held or held[n].source != owner)
+        attempt.failed[owner] = "gave no fresh parts in time"
+        share = request.share if giving else None
+        head = (request.round, request.plan.hash, request.ownership_hash, names if giving else (), share)
+
+        def hear(message: Any) -> None:
+            call.end()
+            if attempt.over:
+                return
+            attempt.open -= 1
+            if isinstance(message, Kind):
+                attempt.failed[owner] = message.value
+            elif message.keys() != set(names):
+                attempt.failed[owner] = "parts that were not asked for"
+                self.peer.fault(owner, 1.0)
+            else:
+                del attempt.failed[owner]
+                self._keep(request.round, {n: Held(v, owner) for n, v in message.items()})
+            self._end_if_done(attempt)
+
+        def lost(why: str) -> None:
+            if attempt.over:
+                return
+            attempt.failed[owner] = why
+            if tries and why.startswith("connection"):
+                self._gather(attempt, owner, names, giving, until, tries - 1)
+                return
+            attempt.open -= 1
+            self._feed(Gone(owner))
+            self._end_if_done(attempt)
+
+        def serve(there: SimPeer, call: Call) -> None:
+            there.rounds.attend(head, self.peer.name, call)
+
+        bulk = sum(self.peer.swarm.setup.size_of(n) for n in names) if giving else 0
+        call = self.peer.call(owner, HEAD, serve, hear, lost, max(0.0, until - world.now), bulk=bulk)
+        attempt.calls.append(call)
+
+    def _keep(self, round_id: RoundId, parts: Mapping[str, Held]) -> None:
+        epoch = self._epochs.get(round_id.epoch)
+        if epoch is not None and round_id == max(epoch.attempts):
+            epoch.held.update(parts)
+            self._settle(round_id.epoch)
+
+    def _end_if_done(self, attempt: Attempt) -> None:
+        if attempt.settled and not attempt.open:
+            self._end(attempt)
+
+    def _close(self, attempt: Attempt) -> bool:
+        if attempt.over:
+            return False
+        attempt.over = True
+        for call in attempt.calls:
+            call.end()
+        return True
+
+    def _end(self, attempt: Attempt) -> None:
+        if not self._close(attempt):
+            return
+        request, me = attempt.request, self.peer.name
+        held = self._held(request.round.epoch)
+        fresh = {
+            n: held[n].value
+            for n, owner in sorted(request.owners.items())
+            if n in held and (n in attempt.mine or held[n].source == owner)
+        }
+        if not attempt.mine <= fresh.keys():
+            attempt.failed[me] = "own parts were not stepped"
+        missing = tuple(sorted(request.owners.keys() - fresh.keys()))
+        # A round's caller hears of its end in a turn of its own.
+        self.peer.after(0.0, attempt.ended, fresh, missing, tuple(sorted(p for p in attempt.failed if p != me)))
+
+    # ------------------------------------------------------------ as an owner
+
+    def attend(self, head: tuple[Any, ...], caller: PeerId, call: Call) -> None:
+        """An exchange somebody opened with us."""
+        round_id, plan_hash, ownership, names, share = head
+        if self.peer.refuses(caller):
+            call.say(Kind.STRANGER)
+            return
+        self._numbers += 1
+        number = self._numbers
+        self._lines[number] = _Line(caller, round_id, names, share, call)
+        call.gone = lambda: self._hang_up(number)
+        tokens = share.tokens if share else 0
+        self._feed(Began(number, caller, round_id, plan_hash, ownership, tokens, names))
+
+    def _hang_up(self, number: int) -> None:
+        if self._lines.pop(number, None) is not None:
+            self._feed(Ended(number))
+
+    def _feed(self, event: Any) -> None:
+        for action in self.machine.handle(event, self.peer.world.now):
+            self._carry_out(action)
+
+    def _carry_out(self, action: Any) -> None:
+        match action:
+            case Read(number):
+                if (line := self._lines.get(number)) is not None:
+                    self.peer.after(line.call.bulk_s, self._uploaded, number)
+            case Serve(number, names):
+                if (line := self._lines.get(number)) is not None:
+                    held = self._held(line.round.epoch)
+                    if held:
+                        size = sum(self.peer.swarm.setup.size_of(n) for n in names)
+                        line.call.say({n: held[n].value for n in names}, HEAD + size)
+                    else:
+                        line.call.say(Kind.FORGOTTEN)
+                    self.peer.after(0.0, self._hang_up, number)
+            case Refuse(number, kind, _, weight):
+                if (line := self._lines.get(number)) is not None:
+                    if weight:
+                        self.peer.fault(line.peer, weight)
+                    line.call.say(kind)
+                    self.peer.after(0.0, self._hang_up, number)
+            case Step():
+                seconds = self.peer.swarm.setup.step_s * len(action.names)
+                self.peer.device.run(Priority.STEP, seconds, self._step, action)
+            case Fail(number, _):
+                if (epoch := self._epochs.get(number)) is not None and epoch.attempts:
+                    epoch.attempts[max(epoch.attempts)].failing = True
+                self._settle(number, failed=True)
+            case _:
+                pass
+
+    def _uploaded(self, number: int) -> None:
+        line = self._lines.get(number)
+        if line is None or line.share is None or line.call.over:
+            return
+        attempt = self._attempt(line.round)
+        if attempt is None:
+            return
+        attempt.given[line.peer] = line.share
+        self._feed(Uploaded(number))
+
+    def _step(self, action: Step) -> None:
+        attempt = self._attempt(action.round)
+        if attempt is None:
+            return
+        request, me = attempt.request, self.peer.name
+        shares = tuple(request.share if p == me and request.share else attempt.given[p] for p in action.contributors)
+        self.peer.swarm.watch.step(self.peer, request, action, shares, attempt.failing)
+        if self.peer.broken_steps:
+            self.peer.broken_steps -= 1
+            self._feed(StepFailed(action.round.epoch, frozenset(action.names), "out of memory"))
+            return
+        fresh = attempt.step(request, action.names, shares)
+        epoch = self._epochs[action.round.epoch]
+        epoch.held.update({n: Held(v, me) for n, v in fresh.items()})
+        self._feed(Stepped(action.round.epoch, frozenset(action.names)))
+        self._settle(action.round.epoch)
+
+    def _settle(self, number: int, failed: bool = False) -> None:
+        epoch = self._epochs.get(number)
+        for attempt in list(epoch.attempts.values()) if epoch else []:
+            if epoch is not None and not attempt.settled and (failed or attempt.mine <= epoch.held.keys()):
+                attempt.settled = True
+                self._end_if_done(attempt)
+
+    def _held(self, epoch: int) -> dict[str, Held]:
+        return self._epochs[epoch].held if epoch in self._epochs else {}
+
+    def _attempt(self, round_id: RoundId) -> Attempt | None:
+        epoch = self._epochs.get(round_id.epoch)
+        return None if epoch is None else epoch.attempts.get(round_id)

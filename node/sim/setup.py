@@ -1,0 +1,113 @@
+"""What a simulated swarm is made of: how many peers, how long work takes, how wide the lines are, what the run agreed on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from node.optim.parts import Part
+
+if TYPE_CHECKING:
+    from node.manifest import Manifest
+
+FLOPS_PER_S = 5e10
+"""What a simulated peer computes, when a manifest says how much there is to compute."""
+
+
+def toy_parts(stages: int, each: int) -> dict[int, tuple[Part, ...]]:
+    """Made-up parameters: ``each`` a stage, of unequal cost."""
+    return {
+        stage: tuple(Part(f"{stage}.{i}", (8, 8 + i), 1000.0 + 300.0 * i, 4 * 8 * (8 + i), True) for i in range(each))
+        for stage in range(stages + 1)
+    }
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Numbers of peers: ``ends``, ``stages`` block stages of ``replicas`` each, the first ``extra`` stages one more. Times in seconds, sizes in bytes, lines in
+    bits a second (0: no limit). ``tokens`` and ``activation`` are those of one micro-batch."""
+
+    ends: int = 2
+    stages: int = 2
+    replicas: int = 3
+    extra: int = 0
+    epochs: int = 12
+    micro_batches: int = 3
+    micro_batch: int = 1
+    tokens: int = 16
+    parts: Mapping[int, tuple[Part, ...]] = field(default_factory=lambda: toy_parts(2, 3))
+    activation: int = 4096
+    min_replicas: int = 1
+    epoch_timeout_s: float = 20.0
+    round_timeout_s: float = 6.0
+    forward_timeout_s: float = 8.0
+    eval_every: int = 0
+    rebalance_every_s: float = 0.0
+    in_flight: int = 4
+    stash: int = 64
+    checkpoint_every: int = 4
+    checkpoint_keep: int = 3
+    checkpoint_s: float = 0.4
+    latency_s: float = 0.02
+    jitter_s: float = 0.02
+    bandwidth: float = 0.0
+    loss: float = 0.0
+    spread_s: float = 0.3
+    ends_s: float = 0.01
+    forward_s: float = 0.03
+    step_s: float = 0.01
+    unequal: float = 1.3
+    """Slowest over fastest peer at the start."""
+
+    @property
+    def peers(self) -> int:
+        return self.ends + self.stages * self.replicas + self.extra
+
+    def size_of(self, part: str) -> int:
+        """Bytes of a part in fp32."""
+        return self._sizes[part]
+
+    def __post_init__(self) -> None:
+        sizes = {p.name: p.bytes for parts in self.parts.values() for p in parts}
+        object.__setattr__(self, "_sizes", sizes)
+        object.__setattr__(self, "names", {s: tuple(p.name for p in parts) for s, parts in self.parts.items()})
+
+    _sizes: Mapping[str, int] = field(init=False, repr=False, compare=False)
+    names: Mapping[int, tuple[str, ...]] = field(init=False, repr=False, compare=False)
+    """Part names of every stage."""
+
+    @classmethod
+    def of(cls, manifest: Manifest, peers: int, ends: int, epochs: int | None, stages: int | None) -> Setup:
+        """The swarm of a manifest with so many peers; ``stages`` and ``epochs`` may be others than it says.
+
+        Raises UsageFault for a number of stages its model cannot be cut into, or too few peers.
+        """
+        import dataclasses
+
+        from node.core.errors import UsageFault
+        from node.model.shapes import parameter_shapes
+        from node.optim.parts import parts_of
+
+        if stages is not None:
+            model = dataclasses.replace(manifest.model, layers=max(stages, manifest.model.layers))
+            manifest = dataclasses.replace(
+                manifest, model=model, pipeline=dataclasses.replace(manifest.pipeline, stages=stages), signature=None
+            )
+        m, p, t = manifest.model, manifest.pipeline, manifest.training
+        if peers < ends + p.stages:
+            raise UsageFault(f"{peers} peers are too few", f"{ends} at the ends and one for each of {p.stages} stages")
+        parts = {s: parts_of(parameter_shapes(m, p.stages, s), manifest.optimizer) for s in range(p.stages + 1)}
+        tokens = p.micro_batch * m.seq_len
+        block = sum(q.bytes / 4 for q in parts[1])
+        return cls(
+            ends=ends, stages=p.stages, replicas=(peers - ends) // p.stages,
+            extra=(peers - ends) % p.stages, epochs=epochs or t.epochs,
+            micro_batches=t.target_batch // p.micro_batch, micro_batch=p.micro_batch, tokens=tokens, parts=parts,
+            activation=tokens * m.d_model * 4, min_replicas=t.min_replicas, epoch_timeout_s=t.epoch_timeout_s,
+            round_timeout_s=manifest.averaging.round_timeout_s, forward_timeout_s=p.forward_timeout_s,
+            eval_every=t.eval_every, rebalance_every_s=t.rebalance_every_s, in_flight=8, stash=256, checkpoint_every=20,
+            bandwidth=1e8, latency_s=0.04, jitter_s=0.02, loss=0.001, unequal=2.0,
+            ends_s=2 * tokens * m.vocab * m.d_model / FLOPS_PER_S, forward_s=2 * tokens * block / FLOPS_PER_S,
+            step_s=sum(q.cost for q in parts[1]) / len(parts[1]) / FLOPS_PER_S,
+        )  # fmt: skip

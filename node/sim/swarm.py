@@ -1,0 +1,195 @@
+"""The simulated swarm: its peers, what their machines are made of, and the few things done to it from outside."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from node.averaging.machine import RoundMachine
+from node.core.ids import ENDS, PeerId
+from node.core.journey import Path, Version
+from node.data.order import SampleOrder, Sampler
+from node.dht.settings import DirectorySettings
+from node.identity.faults import FaultBook
+from node.optim.ownership import assign
+from node.pipeline.machine import PipelineMachine
+from node.scheduler.paths import assign_paths
+from node.scheduler.quotas import quotas
+from node.sim import lies
+from node.sim.directory import FakeDirectory
+from node.sim.links import Links
+from node.sim.peer import SimPeer
+from node.sim.setup import Setup
+from node.sim.values import Share
+from node.sim.watch import Watch
+from node.sim.world import World
+from node.training import events as ev
+from node.training.leader import Cursor, Leader, RunFacts
+from node.training.member import Member
+
+
+class Machines:
+    """What a peer's machines are, and what it says of itself. A test plants a bug by a subclass."""
+
+    def pipeline(self, me: PeerId) -> PipelineMachine:
+        return PipelineMachine(me)
+
+    def round(self) -> RoundMachine:
+        return RoundMachine()
+
+    def fault_book(self) -> FaultBook:
+        return FaultBook()
+
+    def member(self, me: PeerId, at: Version, checkpoints: tuple[Version, ...], tokens: int) -> Member:
+        return Member(me, at, checkpoints, tokens)
+
+    def leader(self, me: PeerId, facts: RunFacts, **history: Any) -> Leader:
+        return Leader(me, facts, **history)
+
+    def heard(self, peer: SimPeer) -> ev.Heard:
+        """What the peer tells its leader once a second."""
+        m, work = peer.member, peer.labour
+        heard = ev.Heard(peer.name, peer.stage, m.at, work.digest, work.speed(), m.reachable, m.term, m.tokens, peer.leaving)
+        return lies.heard(peer, heard) if peer.lie else heard
+
+    def parsed(self, peer: PeerId, note: Any, lying: bool) -> Any:
+        """A note as the leader reads it. Raises WireError for what no honest peer would say."""
+        return lies.over_the_wire(peer, note) if lying else note
+
+    def digest(self, peer: SimPeer, digest: str) -> str:
+        """The digest it reports of what it adopted."""
+        return lies.digest(peer, digest)
+
+    def share(self, peer: SimPeer, share: Share) -> Share:
+        """The gradients it gives."""
+        return lies.share(peer, share)
+
+    def note(self, peer: SimPeer, note: Any) -> Any:
+        """What it tells its leader of an epoch."""
+        return lies.note(peer, note) if peer.lie else note
+
+
+class Swarm:
+    """Peers, links, noticeboard, invariants. Everything that is left to chance comes from ``seed``."""
+
+    def __init__(self, setup: Setup, seed: int = 0, make: Machines | None = None) -> None:
+        self.setup, self.seed, self.make = setup, seed, make or Machines()
+        rng = random.Random(f"links {seed}")
+        self.links = Links(rng, setup.latency_s, setup.jitter_s, setup.bandwidth, setup.loss)
+        self.world = World(seed, self.links)
+        self.directory = FakeDirectory(self.links, DirectorySettings(), setup.spread_s)
+        self.watch = Watch(self)
+        self.facts = facts_of(setup)
+        self.peers: dict[PeerId, SimPeer] = {}
+        self.liars: set[PeerId] = set()
+        self.troubles = 0
+        """Faults that last and are not over."""
+        self.struck: list[tuple[float, str, str, float]] = []
+        """(time, kind, who, seconds) of the faults that struck"""
+        self.deaths: list[tuple[float, PeerId]] = []
+        self._numbers: dict[int, int] = {}
+        for stage, count in [
+            (ENDS, setup.ends),
+            *((s, setup.replicas + (s <= setup.extra)) for s in range(1, setup.stages + 1)),
+        ]:
+            for _ in range(count):
+                peer = self.add(stage, settle=True)
+                self.world.push(0.3 * self.world.rng.random(), peer, peer.boot, (True,))
+
+    def add(self, stage: int, settle: bool = False) -> SimPeer:
+        """A new peer; without ``settle`` it joins the swarm as it runs."""
+        number = self._numbers[stage] = self._numbers.get(stage, -1) + 1
+        name = PeerId(f"{'e' if stage == ENDS else 's'}{stage:02d}-{number:03d}")
+        slowness = 1.0 + (self.setup.unequal - 1.0) * self.world.rng.random()
+        peer = self.peers[name] = SimPeer(self, name, stage, slowness)
+        self.world.hosts[name] = peer
+        if not settle:
+            peer.boot()
+        return peer
+
+    def facts_for(self, peer: SimPeer) -> RunFacts:
+        """What a leader at this peer plans with."""
+        return replace(self.facts, recall=peer.labour.recall)
+
+    def honest(self, peer: PeerId) -> bool:
+        return peer not in self.liars
+
+    def calm(self) -> bool:
+        """No fault lasts."""
+        return not self.troubles and not self.links.walls and not self.liars
+
+    def move(self, peer: SimPeer, stage: int) -> str | None:
+        """The leader asks a peer to change its stage; it does, as a new life."""
+        if stage not in self.setup.names or peer.leaving:
+            return "it stays"
+        self.watch.count("moves")
+        peer.after(0.0, self._rehost, peer, stage)
+        return None
+
+    def _rehost(self, peer: SimPeer, stage: int) -> None:
+        self.world.kill(peer)
+        peer.stage = stage
+        peer.boot()
+
+    def left(self, peer: SimPeer) -> None:
+        """A peer that has drained ends its process."""
+        self.directory.withdraw(peer.name, self.world.now, peer.wall)
+        self.watch.note(f"{peer.name} has left")
+        self.world.kill(peer)
+
+    # ------------------------------------------------------------ what is to be seen
+
+    def live(self, stage: int | None = None) -> list[SimPeer]:
+        """Peers whose process runs, in PeerId order."""
+        return [p for _, p in sorted(self.peers.items()) if p.alive and (stage is None or p.stage == stage)]
+
+    def chief(self) -> SimPeer | None:
+        """The leader that has committed last, or else any."""
+        for _, _, _, name in reversed(self.watch.commits[-1:]):
+            if self.peers[name].alive and self.peers[name].leader is not None:
+                return self.peers[name]
+        return next((p for p in self.live(ENDS) if p.leader is not None), None)
+
+    def spare(self, peer: SimPeer) -> bool:
+        """Whether somebody else alive holds what this peer's stage needs."""
+        cell = [p for p in self.live(peer.stage) if p.ready and self.honest(p.name)]
+        newest = max((p.member.holds for p in cell), default=0)
+        others = [p for p in cell if p is not peer and not p.leaving and p.member.holds >= newest]
+        # Where somebody lies, the honest must stay the majority: a cell believes what most of it say.
+        lying = sum(p.name in self.liars for p in self.live(peer.stage))
+        return len(others) > lying
+
+
+def facts_of(setup: Setup) -> RunFacts:
+    """What every leader of this swarm plans with, from the same pure functions as the daemon's."""
+    order = SampleOrder(1, 0)
+
+    def place(stage: int, cell: Sequence[tuple[PeerId, float]], previous: Mapping[str, PeerId] | None) -> dict[str, PeerId]:
+        names = setup.names[stage]
+        mine = {n: previous[n] for n in names if n in previous} if previous else {}
+        return dict(assign(setup.parts[stage], cell, mine or None))
+
+    def lay(
+        ends: Sequence[tuple[PeerId, float]],
+        stages: Mapping[int, Sequence[tuple[PeerId, float]]],
+        samples: Sequence[tuple[int, ...]],
+    ) -> tuple[Path, ...]:
+        return assign_paths(sorted(quotas(len(samples), list(ends)).items()), stages, samples)
+
+    def sampler(cursor: Cursor) -> Sampler:
+        s = Sampler(order)
+        s.restore({"next": cursor[0], "returned": list(cursor[1])})
+        return s
+
+    def cursor(s: Sampler) -> Cursor:
+        state = s.state()
+        return state["next"], tuple(state["returned"])
+
+    return RunFacts(
+        stages=setup.stages, epochs=setup.epochs, target_batch=setup.micro_batches * setup.micro_batch,
+        micro_batch=setup.micro_batch, min_replicas=setup.min_replicas, epoch_timeout_s=setup.epoch_timeout_s,
+        round_timeout_s=setup.round_timeout_s, eval_every=setup.eval_every, assign=place, assign_paths=lay,
+        sampler=sampler, cursor=cursor, sequence=setup.tokens // setup.micro_batch, rebalance_every_s=setup.rebalance_every_s,
+    )  # fmt: skip

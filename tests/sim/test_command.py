@@ -1,0 +1,139 @@
+"""``tutti simulate``: what it prints, draws, saves and replays."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import cli
+from node.core.errors import ExitCode, UsageFault
+from node.manifest import Manifest
+from node.sim.command import Options, setup_of
+from node.sim.faults import KINDS, Fault, Schedule
+from node.sim.invariants import InvariantViolation
+from node.sim.names import SCENARIOS
+from node.sim.run import run
+from node.sim.setup import Setup
+from node.sim.show import MARKS, svg, timeline
+
+
+@pytest.fixture
+def outcome():
+    return run(Setup(), Schedule(1, (Fault(5.0, "kill", 1), Fault(7.0, "pause", 2, seconds=3.0))))
+
+
+def test_help_lists_the_scenarios() -> None:
+    text = " ".join(CliRunner().invoke(cli.app, ["simulate", "--help"], env={"COLUMNS": "200"}).stdout.split())
+    assert all(name in text for name in SCENARIOS)
+
+
+def test_json_is_one_document(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    picture, saved = tmp_path / "line.svg", tmp_path / "faults.json"
+    words = ["simulate", "--small", "--scenario", "kill", "--scenario", "pause", "--seed", "3", "--json"]
+    assert cli.main([*words, "--svg", str(picture), "--save", str(saved)]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert first["epochs"] == first["epochs_wanted"] == 12
+    assert first["violation"] is None
+    assert first["scenario"] == "kill, pause"
+    assert ET.parse(picture).getroot().tag.endswith("svg")
+    assert cli.main(["simulate", "--small", "--replay", str(saved), "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert {k: v for k, v in again.items() if k not in ("wall_s", "scenario")} == {
+        k: v for k, v in first.items() if k not in ("wall_s", "scenario")
+    }
+
+
+def test_people_get_a_time_line_without_colour_in_a_pipe(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    assert cli.main(["simulate", "--small", "--scenario", "churn", "--seed", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 50
+    assert "12 of 12 committed" in text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--scenario", "nonsense"],
+        ["--peers", "3", "--stages", "8"],
+        ["--replay", "/nowhere"],
+        ["/nowhere/swarm.toml"],
+    ],
+)
+def test_what_cannot_be_run_is_said(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["simulate", *words]) == ExitCode.USAGE
+    assert capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"seed": 1}',
+        '{"seed": 1, "faults": [{"at": 1, "kind": "no"}]}',
+        '{"seed": 1, "faults": [{"at": -1, "kind": "kill"}]}',
+    ],
+)
+def test_a_file_that_is_no_schedule(text: str) -> None:
+    with pytest.raises(UsageFault):
+        Schedule.from_json(text)
+
+
+def test_a_schedule_survives_its_file() -> None:
+    schedule = Schedule(9, (Fault(1.5, "partition", 3, -1, 2.0, 0.5), Fault(2.0, "join", 1)))
+    assert Schedule.from_json(schedule.to_json()) == schedule
+
+
+def test_a_broken_invariant_is_shown_with_its_schedule(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from node.sim import command
+
+    def breaks(setup: Setup, schedule: Schedule, make: object = None) -> object:
+        found = run(setup, schedule)
+        found.violation = InvariantViolation("I1", 3.25, "two truths", schedule.seed, ["what came before"])
+        return found
+
+    monkeypatch.setattr(command, "run", breaks)
+    assert cli.main(["simulate", "--small", "--scenario", "kill"]) == ExitCode.DEGRADED
+    said = capsys.readouterr().err
+    assert "I1 at 3.250 s: two truths" in said
+    assert "what came before" in said
+    assert '"kind": "kill"' in said
+    assert "--replay" in said
+
+
+def test_the_time_line_fits_and_marks_every_kind_of_fault(outcome) -> None:
+    for width in (30, 80, 200):
+        lines = timeline(outcome, width)
+        assert max(map(len, lines)) <= width
+        marks = next(line for line in lines if line.startswith("faults"))
+        assert "x" in marks
+        assert "p" in marks
+    assert "\x1b[" in "".join(timeline(outcome, 80, colour=True))
+    assert set(MARKS) == set(KINDS)
+    top, bottom = timeline(outcome, 80)[0], timeline(outcome, 80)[5]
+    assert top.count("█") < bottom.count("█"), "epochs go up"
+
+
+def test_the_picture_has_a_line_for_every_fault(outcome) -> None:
+    root = ET.fromstring(svg(outcome, "a <title>"))
+    titles = [t.text or "" for t in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert [t.split()[2] for t in titles] == ["kill", "pause"]
+
+
+def test_a_swarm_of_the_manifest_has_its_parts_and_as_many_peers_as_asked() -> None:
+    m = Manifest.default_demo()
+    setup = setup_of(Options(peers=25, epochs=7, stages=5))
+    assert setup.peers == 25
+    assert (setup.stages, setup.epochs, setup.ends) == (5, 7, 2)
+    assert setup.micro_batches == m.training.target_batch // m.pipeline.micro_batch
+    assert sum(setup.size_of(p) for names in setup.names.values() for p in names) > 4 * m.parameter_count() * 0.9

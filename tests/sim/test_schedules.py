@@ -1,0 +1,109 @@
+"""Hundreds of schedules over a small swarm: no invariant breaks, and the swarm goes on when its troubles are over."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from node.sim.faults import Fault, Schedule
+from node.sim.names import SCENARIOS
+from node.sim.run import run
+from node.sim.scenarios import LAYS, lay
+from node.sim.setup import Setup
+
+EACH, RANDOM, BATCH = 6, 200, 20
+
+
+def test_every_scenario_has_a_line_and_a_way_to_be_laid() -> None:
+    assert list(SCENARIOS) == list(LAYS)
+    assert all(says and "\n" not in says for says in SCENARIOS.values())
+
+
+@pytest.mark.parametrize("name", [n for n in SCENARIOS if n != "random"])
+def test_a_scenario_holds(name: str) -> None:
+    setup = Setup()
+    for seed in range(EACH):
+        outcome = run(setup, lay((name,), setup, seed))
+        assert outcome.violation is None, f"seed {seed}: {outcome.violation}\n{outcome.schedule.to_json()}"
+        assert outcome.finished
+        assert outcome.epochs == setup.epochs
+
+
+@pytest.mark.parametrize("first", range(0, RANDOM, BATCH))
+def test_a_mix_of_everything_holds(first: int) -> None:
+    setup = Setup()
+    for seed in range(first, first + BATCH):
+        outcome = run(setup, lay(("random",), setup, seed))
+        assert outcome.violation is None, f"seed {seed}: {outcome.violation}\n{outcome.schedule.to_json()}"
+
+
+def test_a_quiet_run_loses_nothing() -> None:
+    setup = Setup()
+    outcome = run(setup, Schedule(5, ()))
+    assert [epoch for _, epoch, *_ in outcome.commits] == list(range(1, setup.epochs + 1))
+    assert outcome.samples_counted == setup.epochs * setup.micro_batches * setup.micro_batch
+    assert outcome.samples_back == outcome.samples_lost == outcome.repeated == outcome.moments_lost == 0
+    assert not outcome.counts.get("epoch-abandoned")
+    assert not outcome.counts.get("round-repaired")
+
+
+def test_the_same_seed_gives_the_same_run_in_another_process() -> None:
+    code = (
+        "from node.sim.run import run; from node.sim.setup import Setup; from node.sim.scenarios import lay\n"
+        "s = Setup(); o = run(s, lay(('random', 'churn'), s, 7)); print(o.events, o.seconds, o.commits)"
+    )
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(said) == 1
+    assert said.pop().strip()
+
+
+def test_no_torch_no_loop_no_sockets_are_loaded() -> None:
+    code = (
+        "import sys; from node.sim.command import Options, run_command; run_command(Options(small=True))\n"
+        "print([m for m in ('torch', 'grpc', 'asyncio', 'hivemind', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_killed_peer_is_noticed_and_the_epoch_commits() -> None:
+    setup = Setup()
+    outcome = run(setup, Schedule(3, (Fault(6.0, "kill", who=1, stage=2),)))
+    assert outcome.violation is None
+    assert outcome.finished
+    assert [kind for _, kind, *_ in outcome.struck] == ["kill"]
+    assert 0 < outcome.detections[0] < 5.0
+    assert not outcome.counts.get("epoch-abandoned")
+
+
+def test_the_last_holder_of_a_stage_is_not_killed() -> None:
+    setup = Setup(replicas=1, ends=1)
+    outcome = run(setup, Schedule(0, tuple(Fault(3.0 + i, "kill", who=i) for i in range(4))))
+    assert outcome.finished
+    assert outcome.struck == []
+
+
+def test_a_partition_makes_one_history_win() -> None:
+    setup = Setup(ends=2, replicas=4, epochs=20)
+    seen = 0
+    for seed in range(12):
+        outcome = run(setup, Schedule(seed, (Fault(5.0, "partition", who=seed * 37, seconds=14.0, size=0.5),)))
+        assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
+        assert outcome.finished
+        seen += outcome.repeated > 0
+    assert seen, "no partition let both sides go on"
+
+
+def test_everybody_comes_back_from_the_disks() -> None:
+    setup = Setup(epochs=16)
+    outcome = run(setup, Schedule(2, (Fault(11.0, "restart-all", seconds=2.0),)))
+    assert outcome.violation is None
+    assert outcome.finished
+    assert outcome.counts.get("restored", 0) >= setup.peers
