@@ -1,0 +1,258 @@
+"""``tutti partition``: matrices and ranks from a JSON file, a plan for programs or a table for people.
+
+Every field is checked before anything is planned; what is wrong ends in a UsageFault with the next step.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from node.core.errors import UsageFault
+from node.partition.cost import METHODS, Method, Rate, Rates, units_of
+from node.partition.matrices import Matrix, equal_splits
+from node.partition.plan import Plan, make_plan
+
+MOST_BYTES = 64 << 20
+MOST_MATRICES = 200_000
+MOST_RANKS = 16_384
+MOST_SIDE = 1 << 31
+MOST_WORK = 100_000_000
+"""Units times ranks: what is planned in reasonable time."""
+KNOWN = ("matrices", "ranks", "tensor_parallel", "speeds", "previous", "method", "memory", "rates")
+BAR = 32
+LINES = 48
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request that passed every check. ``unknown``: fields nobody reads, in order."""
+
+    matrices: tuple[Matrix, ...]
+    speeds: tuple[float, ...]
+    tensor: int
+    previous: dict[str, int | None]
+    method: Method
+    room: tuple[int, ...] | None
+    rates: Rates
+    unknown: tuple[str, ...]
+
+
+def read(path: str) -> Any:
+    """The JSON document in a file, or on stdin for ``-``. Raises UsageFault when there is none."""
+    try:
+        if path == "-":
+            raw = sys.stdin.buffer.read(MOST_BYTES + 1)
+        else:
+            with Path(path).open("rb") as file:
+                raw = file.read(MOST_BYTES + 1)
+    except OSError as e:
+        raise UsageFault(f"cannot read {path}: {e.strerror}", "name a JSON file, or  -  for stdin") from e
+    if len(raw) > MOST_BYTES:
+        raise UsageFault(f"{path} is larger than {MOST_BYTES >> 20} MiB", "describe fewer matrices")
+    try:
+        return json.loads(raw.decode(), parse_constant=_not_finite)
+    except (ValueError, RecursionError) as e:
+        raise UsageFault(
+            f"{path} is not JSON: {e}"[:300], 'write {"matrices": [{"name": "w", "rows": 64, "cols": 64}], "ranks": 2}'
+        ) from e
+
+
+def _not_finite(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not a number")
+
+
+def parse(document: Any) -> Asked:
+    """Check every field. Raises UsageFault: what, why, next step."""
+    if not isinstance(document, dict):
+        raise UsageFault("the document is not an object", 'write {"matrices": [...], "ranks": N}')
+    for key in ("matrices", "ranks"):
+        if key not in document:
+            raise UsageFault(f"{key} is missing", f"give {key}")
+    method = document.get("method", "muon")
+    if method not in METHODS:
+        raise UsageFault(f"no method is called {str(method)[:40]!r}", f"choose one of {', '.join(METHODS)}")
+    ranks = _whole(document["ranks"], "ranks", MOST_RANKS)
+    tensor = document.get("tensor_parallel")
+    matrices = _matrices(document["matrices"])
+    units = sum(len(m.shapes) for m in matrices)
+    if units * ranks > MOST_WORK:
+        raise UsageFault(f"{units} matrices on {ranks} ranks are too many to plan", f"keep their product below {MOST_WORK}")
+    return Asked(
+        matrices,
+        _speeds(document.get("speeds"), ranks),
+        1 if tensor is None else _whole(tensor, "tensor_parallel", ranks),
+        _previous(document.get("previous"), matrices),
+        method,
+        _memory(document.get("memory"), ranks),
+        _rates(document.get("rates")),
+        tuple(sorted(str(key)[:40] for key in document if key not in KNOWN)),
+    )
+
+
+def planned(asked: Asked) -> Plan:
+    """The plan that was asked for. Raises UsageFault and OutOfResources as :func:`make_plan` does."""
+    units = units_of(asked.matrices, asked.method, asked.rates)
+    return make_plan(units, asked.speeds, asked.method, asked.previous, asked.room, asked.tensor)
+
+
+def document(plan: Plan) -> dict[str, Any]:
+    """For programs. A matrix with splits is there once for each, as ``name[label]``."""
+    return {
+        "owner": plan.owner,
+        "makespan_over_ideal": plan.over_ideal,
+        "floor_over_ideal": plan.floor_over_ideal,
+        "bytes_moved": plan.moved,
+        "hash": plan.hash,
+    }
+
+
+def picture(plan: Plan, asked: Asked) -> list[str]:
+    """For people: a line and a bar for each rank, the slowest first if not all fit, and what it is worth."""
+    count, held = [0] * len(plan.speeds), [0] * len(plan.speeds)
+    for u in plan.units:
+        count[plan.owner[u.name]] += 1
+        held[plan.owner[u.name]] += u.bytes
+    times = [load / s / plan.ideal for load, s in zip(plan.loads, plan.speeds, strict=True)]
+    order = sorted(range(len(times)), key=lambda r: (-times[r], r))
+    shown = sorted(order[:LINES]) if len(order) > LINES else sorted(order)
+    scale = BAR / max(times)
+    lines = [f"{'rank':>5}  {'speed':>8}  {'units':>5}  {'state':>9}  time/ideal"]
+    for r in shown:
+        bar = "█" * max(round(times[r] * scale), 1 if count[r] else 0)
+        where = f"{r:>5}" if asked.tensor == 1 else f"{r // asked.tensor}.{r % asked.tensor}".rjust(5)
+        lines.append(f"{where}  {plan.speeds[r]:>8.3g}  {count[r]:>5}  {_size(held[r]):>9}  {times[r]:>7.3f}  {bar}")
+    if len(order) > LINES:
+        lines.append(f"  and {len(order) - LINES} ranks that are done no later than {times[order[LINES]]:.3f}")
+    lines += [
+        "",
+        f"{len(plan.units)} units of {len(asked.matrices)} matrices on {len(plan.speeds)} ranks, {asked.method}",
+        f"makespan  {plan.over_ideal:.4f} × ideal",
+        f"floor     {plan.floor_over_ideal:.4f} × ideal: no plan of whole units is shorter",
+        f"moved     {_size(plan.moved)} of state"
+        + (f"; any plan at the floor moves about {_size(plan.least)}" if asked.previous else ""),
+        f"hash      {plan.hash}",
+    ]
+    idle = sum(1 for c in count if not c)
+    if idle:
+        lines.append(f"{idle} ranks have nothing to do: split matrices, or use fewer ranks")
+    return lines
+
+
+def _matrices(rows: Any) -> tuple[Matrix, ...]:
+    if not isinstance(rows, list) or not rows:
+        raise UsageFault("matrices is not a list with something in it", 'give [{"name": "w", "rows": 64, "cols": 64}]')
+    if len(rows) > MOST_MATRICES:
+        raise UsageFault(f"{len(rows)} matrices are too many", f"give at most {MOST_MATRICES}")
+    made: list[Matrix] = []
+    names: set[str] = set()
+    for i, row in enumerate(rows):
+        name = row.get("name") if isinstance(row, dict) else None
+        if not isinstance(name, str) or not name or len(name) > 500:
+            raise UsageFault(f"matrix {i} has no name", 'give {"name": "w", "rows": 64, "cols": 64}')
+        sides = [_whole(row.get(side), f"{side} of {name[:80]}", MOST_SIDE) for side in ("rows", "cols")]
+        matrix = Matrix(name, sides[0], sides[1], _splits(name, sides[0], row.get("splits")))
+        for key in {name, *(unit for unit, _, _ in matrix.shapes)}:
+            if key in names:
+                raise UsageFault(f"{key[:80]} is there twice", "name every matrix once")
+            names.add(key)
+        made.append(matrix)
+    return tuple(made)
+
+
+def _splits(name: str, rows: int, given: Any) -> tuple[tuple[str, int], ...]:
+    what = f"splits of {name[:80]}"
+    if given is None or given == []:
+        return ()
+    if isinstance(given, int) and not isinstance(given, bool):
+        return equal_splits(name, rows, _whole(given, what, rows))
+    if isinstance(given, list):
+        return tuple((str(i), _whole(part, what, rows)) for i, part in enumerate(given))
+    if isinstance(given, dict):
+        return tuple((label[:80], _whole(part, what, rows)) for label, part in given.items())
+    raise UsageFault(
+        f"{what} is {str(given)[:40]!r}", "give a number of equal blocks of rows, or the rows of each: [4096, 1024, 1024]"
+    )
+
+
+def _speeds(given: Any, ranks: int) -> tuple[float, ...]:
+    if given is None:
+        return (1.0,) * ranks
+    if isinstance(given, dict):
+        given = [given.get(str(rank)) for rank in range(ranks)] if len(given) == ranks else list(given)
+    if not isinstance(given, list) or len(given) != ranks:
+        count = len(given) if isinstance(given, list) else "no"
+        raise UsageFault(f"there are {count} speeds for {ranks} ranks", "give one speed for each rank, or none at all")
+    for rank, speed in enumerate(given):
+        if isinstance(speed, bool) or not isinstance(speed, int | float) or not 1e-9 <= speed <= 1e15:
+            raise UsageFault(
+                f"rank {rank} has speed {str(speed)[:40]}",
+                "give every rank a finite speed above 0 (1e-9 to 1e15); leave out ranks that are gone",
+            )
+    return tuple(float(speed) for speed in given)
+
+
+def _previous(given: Any, matrices: tuple[Matrix, ...]) -> dict[str, int | None]:
+    """By unit; a whole matrix that is split now had all its splits at one rank. Names of no matrix are left out."""
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise UsageFault("previous is not an object", 'give {"w": 0}: the rank that owned each matrix')
+    for name, rank in given.items():
+        if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int)):
+            raise UsageFault(
+                f"the previous owner of {name[:80]} is {str(rank)[:40]!r}", "give its rank; null or any other rank: gone"
+            )
+    found: dict[str, int | None] = {}
+    for matrix in matrices:
+        for unit, _, _ in matrix.shapes:
+            for key in (unit, matrix.name):
+                if key in given:
+                    found[unit] = given[key]
+                    break
+    return found
+
+
+def _memory(given: Any, ranks: int) -> tuple[int, ...] | None:
+    if given is None:
+        return None
+    if not isinstance(given, list):
+        given = [given] * ranks
+    if len(given) != ranks:
+        raise UsageFault(
+            f"memory of {len(given)} ranks is given, there are {ranks}", "give one figure in bytes, or one for each rank"
+        )
+    return tuple(_whole(x, "memory", 1 << 62) for x in given)
+
+
+def _rates(given: Any) -> Rates:
+    if given is None:
+        return Rates()
+    good = isinstance(given, list) and all(
+        isinstance(r, list) and len(r) == 3 and all(isinstance(x, int | float) and not isinstance(x, bool) for x in r)
+        for r in given
+    )
+    if not good:
+        raise UsageFault("rates is not a list of measurements", "give [[rows, cols, gflops], ...]")
+    return Rates(
+        Rate(_whole(rows, "rows of a rate", MOST_SIDE), _whole(cols, "cols of a rate", MOST_SIDE), gflops)
+        for rows, cols, gflops in given
+    )
+
+
+def _whole(value: Any, what: str, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise UsageFault(f"{what} is {str(value)[:40]}", f"give a whole number from 1 to {most}")
+    return value
+
+
+def _size(count: int) -> str:
+    value, unit = float(count), "B"
+    for bigger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, bigger
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"

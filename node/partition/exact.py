@@ -1,0 +1,187 @@
+"""Exact within counted work: is there a plan that ends by T, and which?
+
+Two searches. One fills peer after peer and keeps every count of packed units that may still lead to a plan: exact and quick where
+units have few different costs, as the layers of a transformer do. The other places unit after unit: for few units.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from node.partition.search import Problem, State, Work
+
+KINDS, HELD = 8, 12
+"""Peers are packed anew when units have so few costs and a peer holds so few in the mean; otherwise exchanges come close."""
+BEAMS = ((60, 6), (300, 4))
+"""(states kept for each peer, bisections), narrow and quick first."""
+PACK_WORK = 120_000
+UNITS = 40
+BRANCH_WORK = 400_000
+NEAR = 1e-4
+"""A plan this near to the floor is not worth packing anew."""
+
+
+def settle(state: State, floor: float) -> tuple[State, float]:
+    """A plan at least as good, and a floor at least as high, by bisection between the two and by branching."""
+    problem, best = state.problem, state
+    if len(set(problem.costs)) <= KINDS and len(problem.costs) <= HELD * len(problem.speeds):
+        for beam, tries in BEAMS:
+            low, high = floor, best.makespan()
+            for _ in range(tries):
+                if high - low <= NEAR * high:
+                    break
+                middle = (low + high) / 2
+                owner, proven = _packed(problem, middle, beam)
+                if owner is not None:
+                    best = State(problem, owner)
+                    high = min(middle, best.makespan())
+                else:
+                    low = middle
+                    floor = max(floor, middle) if proven else floor
+            if best.makespan() > floor * (1 + 1e-9):
+                owner, proven = _packed(problem, best.makespan() * (1 - 1e-9), beam)
+                if owner is not None:
+                    best = State(problem, owner)
+                elif proven:
+                    floor = best.makespan()
+    if len(problem.costs) <= UNITS and best.makespan() > floor * (1 + 1e-9):
+        best, proven = _branched(best, floor)
+        if proven:
+            floor = best.makespan()
+    return best, floor
+
+
+def _packed(problem: Problem, time: float, beam: int) -> tuple[list[int] | None, bool]:
+    """(owners of a plan that ends by ``time``, or None; whether None is proven).
+
+    Peers are filled from the slowest. What a peer leaves unused is lost; all lost so far may not exceed what there is to spare.
+    """
+    kinds = sorted(Counter(problem.costs).items(), reverse=True)
+    costs, totals = [c for c, _ in kinds], tuple(n for _, n in kinds)
+    peers = sorted(range(len(problem.speeds)), key=lambda p: (problem.speeds[p], p))
+    rooms = [int(time * problem.speeds[p] * (1 + 1e-12)) for p in peers]
+    spare = sum(rooms) - sum(problem.costs)
+    if spare < 0:
+        return None, True
+    # One layer for each peer: units left of each kind -> (lost so far, units left before it).
+    layers: list[dict[tuple[int, ...], tuple[int, tuple[int, ...] | None]]] = [{totals: (0, None)}]
+    work, whole = Work(PACK_WORK), True
+    for room in rooms:
+        found: dict[tuple[int, ...], tuple[int, tuple[int, ...] | None]] = {}
+        for left, (lost, _) in layers[-1].items():
+            for after, unused in _fillings(costs, left, room):
+                if not work.spend(1):
+                    return None, False
+                wasted = lost + unused
+                if not any(after):
+                    return _read_back(problem, costs, peers, [*layers, {after: (wasted, left)}], after), True
+                if wasted <= spare and (after not in found or found[after][0] > wasted):
+                    found[after] = wasted, left
+        found, cut = _kept(found, beam)
+        whole = whole and not cut
+        if not found:
+            return None, whole
+        layers.append(found)
+    return None, whole
+
+
+def _fillings(costs: Sequence[int], left: tuple[int, ...], room: int, kind: int = 0) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Ways to fill one peer so that nothing of the smallest kind fits beside: (units left, room unused)."""
+    most = min(left[kind], room // costs[kind])
+    last = kind + 1 == len(costs)
+    for taken in range(most, most - 1 if last else -1, -1):
+        rest = room - taken * costs[kind]
+        after = (*left[:kind], left[kind] - taken, *left[kind + 1 :])
+        if last:
+            yield after, rest
+        else:
+            yield from _fillings(costs, after, rest, kind + 1)
+
+
+def _kept(
+    found: dict[tuple[int, ...], tuple[int, tuple[int, ...] | None]], beam: int
+) -> tuple[dict[tuple[int, ...], tuple[int, tuple[int, ...] | None]], bool]:
+    """Of those that differ in the smallest kind only, the one with least left; then, of too many, two thirds with
+    least lost and one third with fewest large units left."""
+    least: dict[tuple[int, ...], int] = {}
+    for left in found:
+        head = left[:-1]
+        if head not in least or left[-1] < least[head]:
+            least[head] = left[-1]
+    good = {(*head, tail): found[*head, tail] for head, tail in least.items()}
+    if len(good) <= beam:
+        return good, False
+    order = sorted(good, key=lambda left: (good[left][0], left))
+    few = beam - beam // 3
+    return {left: good[left] for left in (*order[:few], *sorted(order[few:])[: beam - few])}, True
+
+
+def _read_back(
+    problem: Problem,
+    costs: Sequence[int],
+    peers: Sequence[int],
+    layers: Sequence[dict[tuple[int, ...], tuple[int, tuple[int, ...] | None]]],
+    end: tuple[int, ...],
+) -> list[int]:
+    waiting: dict[int, list[int]] = {}
+    for unit, cost in enumerate(problem.costs):
+        waiting.setdefault(cost, []).append(unit)
+    owner, after = [-1] * len(problem.costs), end
+    for depth in range(len(layers) - 1, 0, -1):
+        before = layers[depth][after][1]
+        if before is None:
+            break
+        for cost, had, has in zip(costs, before, after, strict=True):
+            for _ in range(had - has):
+                owner[waiting[cost].pop()] = peers[depth - 1]
+        after = before
+    return owner
+
+
+def _branched(state: State, floor: float) -> tuple[State, bool]:
+    """Depth-first over units, largest first; (the best plan met, whether it is proven the best)."""
+    problem = state.problem
+    costs, speeds = problem.costs, problem.speeds
+    best, best_time = list(state.owner), state.makespan()
+    tails = [0] * (len(costs) + 1)
+    for unit in range(len(costs) - 1, -1, -1):
+        tails[unit] = tails[unit + 1] + costs[unit]
+    load, owner, work = [0] * len(speeds), [-1] * len(costs), Work(BRANCH_WORK)
+
+    def go(unit: int) -> bool:
+        nonlocal best, best_time
+        if unit == len(costs):
+            best, best_time = list(owner), max(work_done / s for work_done, s in zip(load, speeds, strict=True))
+            return best_time > floor * (1 + 1e-9)
+        if not work.spend(len(speeds)):
+            return False
+        limit = best_time * (1 - 1e-12)
+        free = 0
+        for held, s in zip(load, speeds, strict=True):
+            free += max(0, int(limit * s) - held)
+        if free < tails[unit]:
+            return True
+        least = owner[unit - 1] if unit and costs[unit] == costs[unit - 1] else 0
+        tried: set[tuple[int, float]] = set()
+        choices: list[tuple[float, int]] = []
+        for peer, s in enumerate(speeds):
+            end = (load[peer] + costs[unit]) / s
+            # Units of one cost are alike: they go to peers in rising order.
+            if peer >= least and end < best_time and (load[peer], s) not in tried:
+                choices.append((end, peer))
+            tried.add((load[peer], s))
+        for end, peer in sorted(choices):
+            if end >= best_time:
+                break
+            owner[unit] = peer
+            load[peer] += costs[unit]
+            more = go(unit + 1)
+            load[peer] -= costs[unit]
+            if not more:
+                return False
+        return True
+
+    finished = go(0)
+    proven = finished or best_time <= floor * (1 + 1e-9)
+    return State(problem, best), proven

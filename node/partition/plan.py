@@ -1,0 +1,166 @@
+"""The plan: an owner for every unit, what it is worth beside the ideal and the floor, and the hash that travels with a round.
+
+A rank is a peer's place in the list given; ``assign_units`` is the same for peers by PeerId. With ``tensor`` ranks in each
+tensor-parallel group, rank = data · tensor + t: all are one pool, because a reduce-scatter leaves the shards of a matrix with the
+``tensor`` ranks of one data index, and any of them can then be its host.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from node.core.errors import OutOfResources, UsageFault
+from node.core.ids import PeerId
+from node.partition.balance import balance
+from node.partition.bounds import ideal
+from node.partition.cost import Method
+from node.partition.matrices import Unit, in_order
+from node.partition.repair import repair
+from node.partition.search import Problem, State
+
+SPEED_STEPS = 8
+"""Measured speeds are rounded to this many steps an octave before a plan is made of them."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``owner``: rank of each unit by name, sorted. ``makespan``, ``ideal``, ``floor``: in cost over speed; ``moved``: bytes of
+    state that change hands, ``least``: bytes that any plan at the floor must move; ``loads``: cost of each rank."""
+
+    units: tuple[Unit, ...]
+    owner: dict[str, int]
+    speeds: tuple[float, ...]
+    makespan: float
+    ideal: float
+    floor: float
+    moved: int
+    least: int
+    loads: tuple[int, ...]
+    hash: str
+
+    @property
+    def over_ideal(self) -> float:
+        """Makespan over ideal; 1 at best."""
+        return self.makespan / self.ideal
+
+    @property
+    def floor_over_ideal(self) -> float:
+        """What no plan of whole units can beat, over ideal."""
+        return self.floor / self.ideal
+
+
+def make_plan(
+    units: Sequence[Unit],
+    speeds: Sequence[float],
+    method: Method,
+    previous: Mapping[str, int | None] | None = None,
+    room: Sequence[int] | None = None,
+    tensor: int = 1,
+) -> Plan:
+    """Plan for ranks of these ``speeds``. ``previous``: the rank each unit's state is at; of another or no rank: its owner is gone.
+
+    ``room``: bytes of state each rank can hold. Raises UsageFault for no units, no ranks, a speed that is not above 0 and finite,
+    or tensor-parallel groups that do not divide the ranks; OutOfResources when state does not fit.
+    """
+    _check(units, speeds, room, tensor)
+    ordered = in_order(units)
+    problem = Problem([u.cost for u in ordered], speeds, [u.bytes for u in ordered], room)
+    moved = least = 0
+    if room is not None and (big := max(ordered, key=lambda u: (u.bytes, u.name))).bytes > max(room):
+        raise OutOfResources(
+            f"{big.name} keeps {big.bytes} bytes of state, no rank has room for more than {max(room)}",
+            "split the matrix, or add a rank with more memory",
+        )
+    if previous:
+        done = repair(problem, [_before(previous, u.name, len(speeds)) for u in ordered])
+        owners, floor, moved, least = done.owner, done.floor, done.moved, done.least
+    else:
+        owners, floor = balance(problem)
+        if tensor > 1 and len(set(speeds)) == 1 and room is None:
+            owners = spread_bytes(problem, owners, tensor)
+    state = State(problem, owners)
+    owner = {name: rank for name, rank in sorted(zip((u.name for u in ordered), owners, strict=True))}
+    best, end = ideal(problem.costs, speeds), state.makespan()
+    name = plan_hash(method, ordered, {n: str(r) for n, r in owner.items()})
+    return Plan(
+        tuple(ordered), owner, tuple(speeds), end, best, max(min(floor, end), best), moved, least, tuple(state.load), name
+    )
+
+
+def assign_units(
+    units: Sequence[Unit], members: Sequence[tuple[PeerId, float]], previous: Mapping[str, PeerId] | None = None
+) -> dict[str, PeerId]:
+    """Exactly one owner among ``members`` (peer, speed) for every unit; speed 0 is not known and counts as the mean.
+
+    The order of units and members does not matter. Raises UsageFault as :func:`make_plan` does, and for a member named twice.
+    """
+    ordered = sorted(members)
+    peers = [peer for peer, _ in ordered]
+    if len(set(peers)) != len(peers):
+        raise UsageFault("a member is named twice", "name each peer once")
+    known = [speed for _, speed in ordered if speed > 0]
+    typical = math.fsum(known) / len(known) if known else 1.0
+    speeds = [speed if speed != 0 else typical for _, speed in ordered]
+    rank = {peer: i for i, peer in enumerate(peers)}
+    was = {name: rank.get(peer, -1) for name, peer in previous.items()} if previous else None
+    plan = make_plan(units, speeds, "muon", was)
+    return {name: peers[r] for name, r in plan.owner.items()}
+
+
+def plan_hash(method: str, units: Sequence[Unit], owner: Mapping[str, str]) -> str:
+    """Hex sha256 over method, and name, shape and owner of every unit, in any order of ``units``."""
+    rows = sorted((u.name, u.rows, u.cols, owner[u.name]) for u in units)
+    return hashlib.sha256(json.dumps(["plan 1", method, rows], separators=(",", ":")).encode()).hexdigest()
+
+
+def spread_bytes(problem: Problem, owner: Sequence[int], tensor: int) -> list[int]:
+    """Rename ranks of one speed so that the data-parallel groups hold near equal bytes: most bytes first, to the group with
+    least that has a place. The makespan stays as it is."""
+    state, groups = State(problem, owner), len(problem.speeds) // tensor
+    held, places = [0] * groups, [0] * groups
+    new = [0] * len(problem.speeds)
+    for rank in sorted(range(len(new)), key=lambda p: (-state.used[p], p)):
+        group = min((g for g in range(groups) if places[g] < tensor), key=lambda g: (held[g], g))
+        new[rank] = group * tensor + places[group]
+        places[group] += 1
+        held[group] += state.used[rank]
+    return [new[p] for p in owner]
+
+
+def quantised(speed: float) -> float:
+    """A speed rounded down to one of ``SPEED_STEPS`` steps an octave, so that noise changes no plan. 0 stays 0.
+
+    Steps are equal inside an octave: only exact operations, the same bits everywhere. Raises UsageFault below 0 or not finite.
+    """
+    if not 0 <= speed < float("inf"):
+        raise UsageFault(f"{speed} is not a speed", "measure again")
+    mantissa, exponent = math.frexp(speed)
+    return math.ldexp(math.floor(mantissa * 2 * SPEED_STEPS) / (2 * SPEED_STEPS), exponent)
+
+
+def _before(previous: Mapping[str, int | None], name: str, ranks: int) -> int | None:
+    """The rank that holds a unit's state, -1 for one that is gone, None for a unit without state."""
+    if name not in previous:
+        return None
+    rank = previous[name]
+    return rank if rank is not None and 0 <= rank < ranks else -1
+
+
+def _check(units: Sequence[Unit], speeds: Sequence[float], room: Sequence[int] | None, tensor: int) -> None:
+    if not units:
+        raise UsageFault("there is nothing to own", "give at least one matrix")
+    if not speeds:
+        raise UsageFault("there is nobody to own anything", "give at least one rank")
+    for rank, speed in enumerate(speeds):
+        if not 0 < speed < 1e18:
+            raise UsageFault(
+                f"rank {rank} has speed {speed}", "give every rank a finite speed above 0; leave out ranks that are gone"
+            )
+    if tensor < 1 or len(speeds) % tensor:
+        raise UsageFault(f"{len(speeds)} ranks are not whole groups of {tensor}", "make ranks a multiple of tensor_parallel")
+    if room is not None and len(room) != len(speeds):
+        raise UsageFault(f"memory of {len(room)} ranks is given, there are {len(speeds)}", "give one figure for each rank")

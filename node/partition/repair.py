@@ -1,0 +1,234 @@
+"""Change as little of an ownership as a change of members or speeds allows.
+
+Orphans go where they are done first. Then units are exchanged off the slowest peer: first what is moving anyway, then what
+relieves it most for the bytes of state that must travel. Planning anew would move most of the bytes, for little.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
+
+from node.partition.balance import balance, longest_first
+from node.partition.bounds import ideal, lower_bound
+from node.partition.search import Problem, State, Work
+
+WORK = 400_000
+MANY = 48
+LARGE = 200_000
+"""Units times peers above which one variant is tried."""
+MUST = 1.048
+"""Bytes are spent without a limit to come within this of the ideal time, or of the floor where that is above ``APART``."""
+APART = 1.04
+WISH = 1.005
+"""And up to ``SPEND`` times the least that must move, to come within this."""
+SPEND = 1.2
+SPENDS = (0.9, 1.0, 1.1, 1.2)
+NEAR = 16
+"""The peers that are done first are looked at before the others."""
+TASTES = 3
+"""Ways to choose among exchanges that cost bytes: most relief a byte; earliest end; fewest bytes that reach the goal."""
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """``owner`` of each unit; ``moved``: bytes that change hands; ``least``: bytes that any plan at the floor must move;
+    ``floor``: proven lower bound of the makespan."""
+
+    owner: list[int]
+    moved: int
+    least: int
+    floor: float
+
+
+def repair(problem: Problem, before: Sequence[int | None], work: int = WORK) -> Repaired:
+    """``before``: the peer that held each unit; -1 a peer that is gone; None for a unit that has no state yet.
+
+    Raises OutOfResources when an orphan finds no room.
+    """
+    home = [-1 if peer is None else peer for peer in before]
+    sizes = [0 if peer is None else size for peer, size in zip(before, problem.sizes, strict=True)]
+    orphaned = sum(size for peer, size in zip(home, sizes, strict=True) if peer < 0)
+    if all(peer < 0 for peer in home):
+        owner, floor = balance(problem)
+        return Repaired(owner, orphaned, orphaned, floor)
+    first = longest_first(problem, _fitting(problem, home))
+    start = State(problem, first)
+    floor = lower_bound(problem.costs, problem.speeds, start.makespan())
+    least = orphaned + _shed(problem, home, sizes, floor)
+    must = bearable(problem, floor)
+    if first == list(before) and all(start.held) and start.makespan() <= must:
+        return Repaired(first, 0, least, floor)
+    tried: list[tuple[float, float, float, int, int, list[int]]] = []
+    large = len(problem.costs) * len(problem.speeds) > LARGE
+    work *= 4 if large else 1
+    for taste, spend in product(range(1 if large else TASTES), SPENDS[-1:] if large else SPENDS):
+        state = State(problem, first)
+        moves = _Moves(state, home, sizes, taste)
+        moves.run(floor * WISH, 0, Work(work))
+        moves.run(floor * WISH, int(spend * least) - orphaned, Work(work))
+        moves.run(must, None, Work(work))
+        moves.send_home(max(floor * WISH, state.makespan()))
+        end, moved = state.makespan(), orphaned + moves.spent
+        tried.append((max(end, must), max(moved, SPEND * least), end, moved, len(tried), state.owner))
+    *_, moved, _, owner = min(tried)
+    return Repaired(owner, moved, least, floor)
+
+
+def bearable(problem: Problem, floor: float) -> float:
+    """The makespan that repair insists on."""
+    best = ideal(problem.costs, problem.speeds)
+    return MUST * (best if floor <= APART * best else floor)
+
+
+def bytes_moved(sizes: Sequence[int], before: Sequence[int | None], owner: Sequence[int]) -> int:
+    """Bytes of state whose owner is another one now, gone owners included; a unit without state moves nothing."""
+    return sum(size for size, was, now in zip(sizes, before, owner, strict=True) if was is not None and was != now)
+
+
+def _fitting(problem: Problem, home: Sequence[int]) -> list[int]:
+    """Homes, without those units that a peer's memory no longer holds: the cheapest of them are orphans too."""
+    if problem.room is None:
+        return list(home)
+    used, kept = [0] * len(problem.speeds), list(home)
+    for unit, peer in enumerate(home):
+        if peer >= 0:
+            used[peer] += problem.sizes[unit]
+            if used[peer] > problem.room[peer]:
+                used[peer] -= problem.sizes[unit]
+                kept[unit] = -1
+    return kept
+
+
+def _shed(problem: Problem, home: Sequence[int], sizes: Sequence[int], time: float) -> int:
+    """The fewest bytes that bring every peer's kept load down to what it does by ``time``, if units could be divided: each
+    sheds those with most cost a byte first (Dantzig 1957)."""
+    total = 0
+    for peer, speed in enumerate(problem.speeds):
+        held = [i for i, p in enumerate(home) if p == peer]
+        excess = sum(problem.costs[i] for i in held) - int(time * speed * (1 + 1e-9)) - 1
+        for i in sorted(held, key=lambda i: (Fraction(sizes[i], problem.costs[i]), i)):
+            if excess <= 0:
+                break
+            part = min(excess, problem.costs[i])
+            total += sizes[i] * part // problem.costs[i]
+            excess -= part
+    return total
+
+
+def _thinned(units: list[int]) -> list[int]:
+    """At most ``MANY`` of them, evenly spaced in cost: among many, near costs do as well."""
+    step = len(units) / MANY
+    return units if step <= 1 else [units[int(k * step)] for k in range(MANY)]
+
+
+class _Moves:
+    """Exchanges between the slowest peer and others, priced in bytes that leave home."""
+
+    def __init__(self, state: State, home: Sequence[int], sizes: Sequence[int], taste: int) -> None:
+        self.state, self.home, self.sizes, self.taste, self.work = state, home, sizes, taste, Work(0)
+        self.spent = sum(size for size, was, now in zip(sizes, home, state.owner, strict=True) if was >= 0 and was != now)
+
+    def run(self, goal: float, budget: int | None, work: Work) -> None:
+        """Exchange until the makespan is at most ``goal``, nothing helps, or ``budget`` bytes are spent; None: no limit."""
+        state, self.work = self.state, work
+        while self.work.left > 0:
+            slow = state.slowest()
+            now = state.time(slow)
+            if now <= goal:
+                return
+            limit = None if budget is None else max(0, budget - self.spent)
+            others = sorted((p for p in range(len(state.load)) if p != slow), key=lambda p: (state.time(p), p))
+            found = self._best(slow, others[:NEAR], 1, goal, limit) or self._best(slow, others[NEAR:], 1, goal, limit)
+            if found is None:
+                few = [p for p in others[:NEAR] if len(state.held[p]) + len(state.held[slow]) <= 40]
+                found = self._best(slow, few, 2, goal, limit)
+            if found is None:
+                return
+            _, _, peer, give, take = found
+            self.spent += self._price(give, slow, peer) + self._price(take, peer, slow)
+            for unit in give:
+                state.place(unit, peer)
+            for unit in take:
+                state.place(unit, slow)
+
+    def send_home(self, time: float) -> None:
+        """Undo moves that are not needed for a makespan of ``time``, those with most bytes first."""
+        state, problem = self.state, self.state.problem
+        away = [i for i, p in enumerate(state.owner) if self.home[i] >= 0 and p != self.home[i]]
+        for unit in sorted(away, key=lambda i: (-self.sizes[i], i)):
+            to = self.home[unit]
+            if (state.load[to] + problem.costs[unit]) / problem.speeds[to] <= time and state.room_for(to, (unit,), ()):
+                state.place(unit, to)
+                self.spent -= self.sizes[unit]
+
+    def _price(self, units: Sequence[int], here: int, there: int) -> int:
+        price = 0
+        for i in units:
+            if self.home[i] == here:
+                price += self.sizes[i]
+            elif self.home[i] == there:
+                price -= self.sizes[i]
+        return price
+
+    def _handfuls(self, here: int, there: int, most: int) -> list[tuple[int, int, tuple[int, ...]]]:
+        """(cost, price, units): for each total cost the handful whose move is cheapest; rising, the empty one first."""
+        costs, held = self.state.problem.costs, self.state.held[here]
+        if len(held) > MANY:
+            loose = [i for i in held if self.home[i] != here]
+            held = sorted(_thinned(loose) + _thinned([i for i in held if self.home[i] == here]))
+        found: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
+
+        def offer(units: tuple[int, ...], cost: int) -> None:
+            price = self._price(units, here, there)
+            if cost not in found or price < found[cost][0]:
+                found[cost] = price, units
+
+        for k, i in enumerate(held):
+            offer((i,), costs[i])
+            if most > 1:
+                for j in held[k + 1 :]:
+                    offer((i, j), costs[i] + costs[j])
+        return sorted((cost, price, units) for cost, (price, units) in found.items())
+
+    def _taste(self, now: float, end: float, goal: float, paid: int) -> tuple[float, float]:
+        """Smaller is better; what costs no bytes is best."""
+        if paid <= 0:
+            return float("-inf"), end
+        if self.taste == 0:
+            return -(now - max(end, goal)) / paid, end
+        if self.taste == 1:
+            return end, paid
+        return max(end, goal), paid
+
+    def _best(
+        self, slow: int, others: Sequence[int], most: int, goal: float, limit: int | None
+    ) -> tuple[float, float, int, tuple[int, ...], tuple[int, ...]] | None:
+        """The exchange that is best by taste: (taste, taste, peer, units that go there, units that come back)."""
+        state, speeds = self.state, self.state.problem.speeds
+        now, best = state.time(slow), None
+        for peer in others:
+            room = now * speeds[peer] - state.load[peer]
+            if room <= 0:
+                continue
+            mine, theirs = self._handfuls(slow, peer, most)[1:], self._handfuls(peer, slow, most)
+            sums = [cost for cost, _, _ in theirs]
+            if not self.work.spend(len(mine) + len(theirs)):
+                break
+            shift = (state.load[slow] * speeds[peer] - state.load[peer] * speeds[slow]) / (speeds[slow] + speeds[peer])
+            for cost, price, give in mine:
+                at = bisect_left(sums, cost - shift)
+                for k in sorted({0, max(at - 1, 0), min(at, len(sums) - 1)}):
+                    moved, paid, take = cost - sums[k], price + theirs[k][1], theirs[k][2]
+                    if not 0 < moved < room or (limit is not None and paid > limit):
+                        continue
+                    end = max((state.load[slow] - moved) / speeds[slow], (state.load[peer] + moved) / speeds[peer])
+                    if end >= now or not (state.room_for(peer, give, take) and state.room_for(slow, take, give)):
+                        continue
+                    key = (*self._taste(now, end, goal, paid), peer, give, take)
+                    if best is None or key < best:
+                        best = key
+        return best

@@ -1,0 +1,174 @@
+"""Near-optimal makespan: a plan in hand is improved by exchanges of units between the slowest peer and others.
+
+All work is counted, not timed: a limit on comparisons is the same on every machine, a limit on seconds is not.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from itertools import combinations
+
+LOOK_AT = 24
+"""How many of the earliest peers exchanges of several units are tried with."""
+FEW = ((2, 60), (3, 36))
+"""Exchanges of two and of three units are tried between peers that hold at most so many together, of each cost two or three."""
+
+Some = tuple[int, tuple[int, ...]]
+"""Cost of a handful of units, and which."""
+
+
+class Work:
+    """Comparisons that may still be made."""
+
+    def __init__(self, limit: int) -> None:
+        self.left = limit
+
+    def spend(self, amount: int) -> bool:
+        """Whether there was still work to spend."""
+        self.left -= amount
+        return self.left > 0
+
+
+class Problem:
+    """``costs`` falling, ``sizes`` in bytes beside them; ``speeds`` and, if memory is short, ``room`` in bytes of each peer."""
+
+    def __init__(
+        self, costs: Sequence[int], speeds: Sequence[float], sizes: Sequence[int] = (), room: Sequence[int] | None = None
+    ) -> None:
+        self.costs, self.speeds, self.room = list(costs), list(speeds), None if room is None else list(room)
+        self.sizes = list(sizes) or [0] * len(self.costs)
+
+
+class State:
+    """Who holds what. ``held[p]``: indices of units, rising, so largest first; ``load``, ``used``: sums of cost and bytes."""
+
+    def __init__(self, problem: Problem, owner: Sequence[int]) -> None:
+        self.problem, self.owner = problem, list(owner)
+        self.held: list[list[int]] = [[] for _ in problem.speeds]
+        self.load, self.used = [0] * len(problem.speeds), [0] * len(problem.speeds)
+        for unit, peer in enumerate(owner):
+            if peer >= 0:
+                self.held[peer].append(unit)
+                self.load[peer] += problem.costs[unit]
+                self.used[peer] += problem.sizes[unit]
+
+    def time(self, peer: int) -> float:
+        """When a peer is done."""
+        return self.load[peer] / self.problem.speeds[peer]
+
+    def slowest(self) -> int:
+        """The last to be done, the first of several."""
+        return max(range(len(self.load)), key=lambda p: (self.time(p), -p))
+
+    def makespan(self) -> float:
+        """When the last is done."""
+        return max(map(self.time, range(len(self.load))))
+
+    def place(self, unit: int, peer: int) -> None:
+        """Give a unit to a peer, from whoever holds it now."""
+        was, problem = self.owner[unit], self.problem
+        if was >= 0:
+            self.held[was].remove(unit)
+            self.load[was] -= problem.costs[unit]
+            self.used[was] -= problem.sizes[unit]
+        self.owner[unit] = peer
+        insort(self.held[peer], unit)
+        self.load[peer] += problem.costs[unit]
+        self.used[peer] += problem.sizes[unit]
+
+    def handfuls(self, peer: int, most: int) -> list[Some]:
+        """Up to ``most`` of a peer's units, one of each total cost, rising; the empty one first."""
+        costs = self.problem.costs
+        found: dict[int, tuple[int, ...]] = {0: ()}
+        some = self.some(peer, most)
+        for i in some:
+            found.setdefault(costs[i], (i,))
+        if most > 1:
+            for size in range(2, most + 1):
+                for units in combinations(some, size):
+                    total = 0
+                    for i in units:
+                        total += costs[i]
+                    found.setdefault(total, units)
+        return sorted(found.items())
+
+    def some(self, peer: int, most: int) -> list[int]:
+        """Up to ``most`` of a peer's units of each cost."""
+        costs, chosen = self.problem.costs, []
+        for i in self.held[peer]:
+            if len(chosen) < most or costs[chosen[-most]] != costs[i]:
+                chosen.append(i)
+        return chosen
+
+    def room_for(self, peer: int, come: Sequence[int], go: Sequence[int]) -> bool:
+        """Whether a peer's memory holds after an exchange."""
+        room, sizes = self.problem.room, self.problem.sizes
+        if room is None:
+            return True
+        used = self.used[peer]
+        for i in come:
+            used += sizes[i]
+        for i in go:
+            used -= sizes[i]
+        return used <= room[peer]
+
+
+def improve(state: State, work: Work, good_enough: float) -> None:
+    """Exchange until the slowest peer cannot be helped, it is ``good_enough``, or the work is spent.
+
+    Each exchange takes the best of all for the pair's later end, so the loads fall in lexicographic order and this ends.
+    """
+    while work.left > 0:
+        slow = state.slowest()
+        if state.time(slow) <= good_enough:
+            return
+        others = [p for p in range(len(state.load)) if p != slow]
+        found = _best(state, slow, others, 1, work)
+        if found is None:
+            others.sort(key=lambda p: (state.time(p), p))
+            for most, few in FEW:
+                if len(mine := state.some(slow, most)) <= few:
+                    near = [p for p in others[:LOOK_AT] if len(state.some(p, most)) + len(mine) <= few]
+                    found = _best(state, slow, near, most, work)
+                if found is not None:
+                    break
+        if found is None:
+            return
+        _, peer, give, take = found
+        for unit in give:
+            state.place(unit, peer)
+        for unit in take:
+            state.place(unit, slow)
+
+
+def _best(
+    state: State, slow: int, others: Sequence[int], most: int, work: Work
+) -> tuple[float, int, tuple[int, ...], tuple[int, ...]] | None:
+    speeds = state.problem.speeds
+    mine = state.handfuls(slow, most)[1:]
+    now = state.time(slow)
+    best: tuple[float, int, tuple[int, ...], tuple[int, ...]] | None = None
+    for peer in others:
+        room = now * speeds[peer] - state.load[peer]
+        if room <= 0 or not mine:
+            continue
+        theirs = state.handfuls(peer, most) if most > 1 or state.held[peer] else [(0, ())]
+        sums = [cost for cost, _ in theirs]
+        if not work.spend(len(mine) + len(theirs)):
+            return best
+        shift = (state.load[slow] * speeds[peer] - state.load[peer] * speeds[slow]) / (speeds[slow] + speeds[peer])
+        for cost, give in mine:
+            at = bisect_left(sums, cost - shift)
+            for k in (at - 1, at):
+                if not 0 <= k < len(sums):
+                    continue
+                moved = cost - sums[k]
+                if not 0 < moved < room:
+                    continue
+                end = max((state.load[slow] - moved) / speeds[slow], (state.load[peer] + moved) / speeds[peer])
+                if end < (now if best is None else best[0]):
+                    take = theirs[k][1]
+                    if state.room_for(peer, give, take) and state.room_for(slow, take, give):
+                        best = end, peer, give, take
+    return best

@@ -1,0 +1,286 @@
+"""Makespan at or near the least, floors that hold, one owner for every unit, the same answer everywhere."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from node.core.errors import OutOfResources, UsageFault
+from node.core.ids import PeerId
+from node.partition.balance import balance, longest_first
+from node.partition.bounds import ideal, lower_bound
+from node.partition.buckets import fill_buckets
+from node.partition.cost import muon_flops, units_of
+from node.partition.exact import KINDS, _branched, _packed, settle
+from node.partition.layouts import Wire, choose_layout, permuted_shards
+from node.partition.matrices import Matrix, Unit
+from node.partition.plan import assign_units, make_plan, quantised
+from node.partition.qwen3 import MODELS, fused_form, split_form
+from node.partition.search import Problem, State
+from node.partition.sharing import break_even, who_computes
+
+few = st.lists(st.integers(1, 60), min_size=1, max_size=8)
+pace = st.lists(st.sampled_from([0.5, 1.0, 1.0, 1.5, 2.0, 3.7]), min_size=1, max_size=4)
+
+
+def units(costs, sizes=None):
+    return [Unit(f"w{i:04}", 1, c, c, s, f"w{i:04}") for i, (c, s) in enumerate(zip(costs, sizes or costs, strict=True))]
+
+
+def least(costs, speeds):
+    """Every plan tried."""
+    best = math.inf
+    for owner in itertools.product(range(len(speeds)), repeat=len(costs)):
+        loads = [0] * len(speeds)
+        for c, p in zip(costs, owner, strict=True):
+            loads[p] += c
+        best = min(best, max(load / s for load, s in zip(loads, speeds, strict=True)))
+    return best
+
+
+@settings(max_examples=60, deadline=None)
+@given(few.filter(lambda c: len(c) <= 7), pace)
+def test_few_units_are_placed_optimally(costs, speeds):
+    costs.sort(reverse=True)
+    owner, floor = balance(Problem(costs, speeds))
+    best = least(costs, speeds)
+    assert State(Problem(costs, speeds), owner).makespan() == pytest.approx(best, rel=1e-9)
+    assert floor <= best * (1 + 1e-9)
+    assert lower_bound(costs, speeds) <= best * (1 + 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(few.filter(lambda c: len(c) <= 7), pace)
+def test_both_exact_searches_find_the_optimum_from_the_worst_plan(costs, speeds):
+    costs.sort(reverse=True)
+    problem, best = Problem(costs, speeds), least(costs, speeds)
+    worst = State(problem, [0] * len(costs))
+    for search in (settle, _branched):
+        found, proof = search(worst, 0.0)
+        assert found.makespan() == pytest.approx(best, rel=2e-4 if search is settle and len(set(costs)) > KINDS else 1e-9)
+        if search is settle:
+            assert proof <= best * (1 + 1e-9)
+        else:
+            assert proof
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from([3, 5, 7, 11]), min_size=4, max_size=8),
+    st.sampled_from([[1.0, 1.0, 1.0], [1.0, 1.5], [0.5, 1.0, 2.0]]),
+)
+def test_packing_knows_whether_there_is_a_plan(costs, speeds):
+    costs.sort(reverse=True)
+    problem, best = Problem(costs, speeds), least(costs, speeds)
+    owner, _ = _packed(problem, best, 300)
+    assert owner is not None
+    assert State(problem, owner).makespan() == pytest.approx(best)
+    assert _packed(problem, best * (1 - 1e-6), 300) == (None, True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=60), st.lists(st.floats(0.1, 10), min_size=1, max_size=12))
+def test_floor_and_plan_agree(costs, speeds):
+    plan = make_plan(units(costs), speeds, "muon")
+    assert set(plan.owner) == {u.name for u in units(costs)}
+    assert set(plan.owner.values()) <= set(range(len(speeds)))
+    assert sum(plan.loads) == sum(costs)
+    assert 1 <= plan.floor_over_ideal <= plan.over_ideal
+    assert plan.floor >= max(costs) / max(speeds) * (1 - 1e-12)
+    longest = State(Problem(sorted(costs, reverse=True), speeds), longest_first(Problem(sorted(costs, reverse=True), speeds)))
+    assert plan.makespan <= longest.makespan() * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "ranks", "expected"),
+    [
+        ("32B", split_form, 256, 1.0583),
+        ("32B", split_form, 200, 1.1425),
+        ("32B", fused_form, 256, 2.0388),
+        ("1.7B", split_form, 32, 1.0063),
+    ],
+)
+def test_transformers_reach_their_floor(name, form, ranks, expected):
+    plan = make_plan(units_of(form(MODELS[name]), "muon"), [1.0] * ranks, "muon")
+    assert plan.over_ideal == pytest.approx(expected, abs=1e-4)
+    assert plan.over_ideal == pytest.approx(plan.floor_over_ideal, rel=1e-6)
+
+
+def test_splitting_lowers_the_floor():
+    fused, parts = fused_form(MODELS["32B"]), fused_form(MODELS["32B"], "parts")
+    whole, split = (make_plan(units_of(m, "muon"), [1.0] * 256, "muon", tensor=8) for m in (fused, parts))
+    assert split.over_ideal <= 1.07
+    assert split.makespan < whole.makespan / 1.8
+
+
+def test_giant_thousands_and_more_ranks_than_units():
+    giant = make_plan(units([10**6, *[1] * 50]), [1.0, 2.0, 4.0], "muon")
+    assert giant.owner["w0000"] == 2
+    assert giant.makespan == pytest.approx(10**6 / 4)
+    dice = random.Random(1)
+    many = make_plan(units([dice.randint(1, 10**7) for _ in range(3000)]), [dice.uniform(0.5, 4) for _ in range(40)], "muon")
+    assert many.over_ideal < 1.0005
+    idle = make_plan(units([5, 5, 4]), [1.0] * 10, "muon")
+    assert sorted(idle.owner.values()) == [0, 1, 2]
+    assert idle.over_ideal == idle.floor_over_ideal
+
+
+def test_memory_is_a_key_of_its_own():
+    # By cost alone the first rank would take the first unit and little else; its memory only holds the small ones.
+    items = units([100, 50, 50, 50], [80, 10, 10, 10])
+    plan = make_plan(items, [4.0, 1.0], "muon", room=[30, 200])
+    assert plan.owner["w0000"] == 1
+    held = [sum(u.bytes for u in items if plan.owner[u.name] == r) for r in (0, 1)]
+    assert held[0] <= 30
+    with pytest.raises(OutOfResources, match="w0000"):
+        make_plan(items, [4.0, 1.0], "muon", room=[30, 40])
+    with pytest.raises(OutOfResources):
+        make_plan(units([10, 5], [80, 20]), [4.0, 1.0], "muon", room=[0, 90])
+
+
+@pytest.mark.parametrize("speeds", [[], [0.0], [-1.0], [math.nan], [math.inf]])
+def test_speeds_that_cannot_be_used(speeds):
+    with pytest.raises(UsageFault):
+        make_plan(units([1]), speeds, "muon")
+
+
+def test_other_input_that_cannot_be_used():
+    with pytest.raises(UsageFault):
+        make_plan([], [1.0], "muon")
+    with pytest.raises(UsageFault):
+        make_plan(units([1]) * 2, [1.0], "muon")
+    with pytest.raises(UsageFault):
+        make_plan(units([1]), [1.0] * 6, "muon", tensor=4)
+    with pytest.raises(UsageFault):
+        make_plan(units([1]), [1.0] * 2, "muon", room=[1])
+
+
+@given(few, st.randoms())
+def test_order_and_names_of_members(costs, dice):
+    items = units(costs)
+    members = [(PeerId(f"p{i}"), float(1 + i % 3)) for i in range(5)]
+    first = assign_units(items, members)
+    dice.shuffle(items)
+    dice.shuffle(members)
+    assert assign_units(items, members) == first
+    assert assign_units(items, members, first) == first
+
+
+def test_unknown_speed_counts_as_the_mean_and_a_member_is_named_once():
+    items = units([3] * 6)
+    known = assign_units(items, [(PeerId("a"), 1.0), (PeerId("b"), 3.0), (PeerId("c"), 2.0)])
+    assert assign_units(items, [(PeerId("a"), 1.0), (PeerId("b"), 3.0), (PeerId("c"), 0.0)]) == known
+    with pytest.raises(UsageFault):
+        assign_units(items, [(PeerId("a"), 1.0), (PeerId("a"), 1.0)])
+
+
+def test_the_hash_tells_plans_apart_and_not_the_order_of_input():
+    items = units([9, 8, 7, 6])
+    plan = make_plan(items, [1.0, 1.0], "muon")
+    assert make_plan(items[::-1], [1.0, 1.0], "muon").hash == plan.hash
+    assert len(plan.hash) == 64
+    others = [
+        make_plan(items, [1.0, 9.0], "muon"),
+        make_plan(items, [1.0, 1.0], "soap"),
+        make_plan(items[:3], [1.0, 1.0], "muon"),
+    ]
+    assert len({plan.hash, *(p.hash for p in others)}) == 4
+
+
+def test_every_process_makes_the_same_plan():
+    program = (
+        "import random\n"
+        "from node.partition.plan import make_plan\n"
+        "from node.partition.cost import units_of\n"
+        "from node.partition.qwen3 import MODELS, fused_form\n"
+        "d = random.Random(3)\n"
+        "s = [d.lognormvariate(0, .7) for _ in range(9)]\n"
+        "u = units_of(fused_form(MODELS['0.6B']), 'soap')\n"
+        "p = make_plan(u, s, 'soap')\n"
+        "q = make_plan(u, s[:-1], 'soap', p.owner)\n"
+        "print(p.hash, q.hash, repr(p.makespan), repr(q.makespan), repr(p.floor))\n"
+        "import sys; assert 'torch' not in sys.modules\n"
+    )
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": "."},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1", "77")
+    }
+    assert len(said) == 1
+
+
+def test_tensor_groups_hold_near_equal_bytes():
+    items = units_of(split_form(MODELS["0.6B"]), "muon")
+    flat, joint = make_plan(items, [1.0] * 16, "muon"), make_plan(items, [1.0] * 16, "muon", tensor=4)
+    assert joint.makespan == flat.makespan
+    held = [sum(u.bytes for u in items if joint.owner[u.name] // 4 == g) for g in range(4)]
+    assert max(held) <= 1.03 * sum(held) / 4
+
+
+def test_speeds_are_rounded_down_in_steps():
+    assert quantised(1.0) == 1.0
+    assert quantised(1.124) == 1.0
+    assert quantised(1.126) == 1.125
+    assert quantised(3.99) == 3.75
+    assert quantised(0.0) == 0.0
+    assert all(quantised(quantised(x)) == quantised(x) > x * 0.88 for x in (0.017, 5.3, 1e9))
+    with pytest.raises(UsageFault):
+        quantised(-1.0)
+
+
+def test_ideal_is_work_over_speed():
+    assert ideal([3, 5], [1.0, 3.0]) == 2.0
+
+
+def test_who_computes():
+    small, large = units_of([Matrix("small", 256, 1024), Matrix("large", 5120, 25600)], "muon")
+    gigabit = 1e9 / 8
+    assert [break_even(u, 150e9) / gigabit for u in (small, large)] == pytest.approx([0.42, 0.02], abs=0.006)
+    assert break_even(small, 600e12) / gigabit == pytest.approx(1667, abs=1)
+    peers = [150e9] * 4
+    between = 0.2 * gigabit
+    choice = {c.name: c.shared for c in who_computes([small, large], peers, [between] * 4)}
+    assert choice == {"small": False, "large": True}
+    assert all(c.shared for c in who_computes([small, large], peers, [1.0] * 4, exchange="to-owner"))
+    assert not who_computes([large], [1e9], [1e9])[0].shared
+    for at, wanted in ((1.01, True), (0.99, False)):
+        assert who_computes([small], peers, [break_even(small, 150e9) * at] * 4)[0].shared is wanted
+    with pytest.raises(UsageFault):
+        who_computes([small], [1.0], [])
+
+
+def test_layouts_are_chosen_by_time():
+    shards = fused_form(MODELS["0.6B"], tensor=1)
+    items = units_of(fused_form(MODELS["0.6B"]), "muon")
+    buckets = fill_buckets([(m.name, m.rows * m.cols) for m in shards], 8, 100_000_000)
+    direct = choose_layout(items, buckets, 8, Wire(1e12, 1e9, message_s=0.0))
+    assert direct[0].kind == "parts"
+    assert [x.seconds for x in direct] == sorted(x.seconds for x in direct)
+    dear = choose_layout(items, buckets, 8, Wire(1e15, 1e12, message_s=1.0))
+    assert dear[0].kind == "permuted"
+    assert {x.kind for x in dear} == {"contiguous", "permuted", "parts"}
+    for layout in (*direct, *dear):
+        assert set(layout.owner) == {u.name for u in items}
+        assert (layout.padding > 0) == (layout.kind == "permuted")
+    owner, sizes = permuted_shards(items, buckets, 8, 0.3)
+    for b, size in zip(buckets, sizes, strict=True):
+        for rank in range(8):
+            assert sum(end - start for name, start, end in b.spans if owner[name] == rank) <= size
+    with pytest.raises(UsageFault):
+        choose_layout([*items, *units([1])], buckets, 8, Wire(1e12, 1e9))
+
+
+def test_true_cost_is_of_the_whole_matrix():
+    assert units_of([Matrix("w", 6, 4, (("a", 2), ("b", 4)))], "muon")[1].cost == muon_flops(4, 4)
