@@ -41,11 +41,16 @@ class Report:
         print(f"{made.name}: {value} {made.unit}  {made.peer}  {made.target} {mark}".rstrip(), file=sys.stderr, flush=True)
         return made
 
-    def write(self, where: str | None) -> None:
-        """``-``: one JSON line on stdout; a path: that file; None: nothing."""
+    def end(self, where: str | None, **more: Any) -> int:
+        """Write it; the exit code: 0 when every target holds."""
+        self.write(where, **more)
+        return 0 if all(row.holds is not False for row in self.rows) else 1
+
+    def write(self, where: str | None, **more: Any) -> None:
+        """``-``: one JSON line on stdout; a path: that file; None: nothing. ``more``: other fields of the object."""
         if where is None:
             return
-        text = json.dumps({"commit": commit(), "machine": machine(), "results": [asdict(r) for r in self.rows]})
+        text = json.dumps({"commit": commit(), "machine": machine(), "results": [asdict(r) for r in self.rows], **more})
         if where == "-":
             print(text, flush=True)
         else:

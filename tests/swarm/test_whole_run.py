@@ -83,7 +83,14 @@ def test_metrics_page(swarm):
     with urllib.request.urlopen(url, timeout=10) as page:
         samples = [s for f in text_string_to_metric_families(page.read().decode()) for s in f.samples]
     found = {(s.name, *s.labels.values()): s.value for s in samples}
-    for name in ("tutti_epoch", "tutti_loss", "tutti_tokens_total", "tutti_memory_bytes", "tutti_epoch_seconds_count"):
+    for name in (
+        "tutti_epoch",
+        "tutti_loss",
+        "tutti_tokens_total",
+        "tutti_memory_bytes",
+        "tutti_tasks",
+        "tutti_epoch_seconds_count",
+    ):
         assert found[(name,)] > 0, name
     assert found["tutti_stage",] == 1
     assert found["tutti_replicas",] == 2

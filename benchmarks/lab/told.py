@@ -1,0 +1,113 @@
+"""What daemons tell in their event files: read once, or followed while they write."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True)
+class Told:
+    """One event of one daemon. ``at``: Unix seconds of this machine, the same clock for all."""
+
+    who: str
+    at: float
+    level: str
+    room: str
+    kind: str
+    text: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def raw(self) -> dict[str, Any]:
+        """As it stands in the file."""
+        return {name: getattr(self, name) for name in ("at", "level", "room", "kind", "text", "fields")}
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.fields.get(name, default)
+
+    def __str__(self) -> str:
+        moment = time.strftime("%H:%M:%S", time.localtime(self.at))
+        return f"{moment}.{int(self.at % 1 * 1000):03d} {self.who:12} {self.level:7} {self.room}/{self.kind}: {self.text[:200]}"
+
+
+def parsed(who: str, lines: Iterable[bytes]) -> Iterator[Told]:
+    """Whole lines to events; what is no event is left out."""
+    for line in lines:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            e = json.loads(line)
+            yield Told(who, float(e["at"]), e["level"], e["room"], e["kind"], e["text"], e.get("fields") or {})
+
+
+def read_told(who: str, path: Path) -> list[Told]:
+    """Everything in the file now; nothing when there is none."""
+    try:
+        return list(parsed(who, path.read_bytes().splitlines()))
+    except FileNotFoundError:
+        return []
+
+
+class Follower:
+    """Reads what is appended to an event file, over its rotation."""
+
+    def __init__(self, who: str, path: Path) -> None:
+        self.who, self._path = who, path
+        self._file: BufferedReader | None = None
+        self._rest = b""
+
+    def read(self) -> list[Told]:
+        """What came since the last call."""
+        found: list[Told] = []
+        for _ in range(2):  # the old file to its end, then the one that took its place
+            if self._file is None:
+                try:
+                    self._file = self._path.open("rb")
+                except FileNotFoundError:
+                    return found
+            *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
+            found += parsed(self.who, lines)
+            try:
+                same = os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
+            except FileNotFoundError:
+                same = True
+            if same:
+                break
+            self.close()
+        return found
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file, self._rest = None, b""
+
+
+class Chronicle:
+    """The events of several daemons, in the order in which they happened."""
+
+    def __init__(self) -> None:
+        self._followers: dict[str, Follower] = {}
+        self.events: list[Told] = []
+
+    def follow(self, who: str, path: Path) -> None:
+        """One more daemon; a second word about the same one changes nothing."""
+        self._followers.setdefault(who, Follower(who, path))
+
+    def read(self) -> list[Told]:
+        """Add what came; everything so far, oldest first."""
+        fresh = [e for f in self._followers.values() for e in f.read()]
+        if fresh:
+            self.events = sorted(self.events + fresh, key=lambda e: e.at)
+        return self.events
+
+    def close(self) -> None:
+        for follower in self._followers.values():
+            follower.close()

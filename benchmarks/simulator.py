@@ -1,0 +1,134 @@
+"""Many random schedules of faults over a simulated swarm, bugs planted in it, and what a big swarm costs to simulate.
+
+    python -m benchmarks.simulator [--schedules 10000] [--sizes 10,100,1000] [--json -]
+
+Schedules are those of ``tutti simulate --small --scenario random --seed N``, N from 0. A schedule that breaks an
+invariant is shrunk and printed. Cost is processor time for one epoch and one peer under churn, of one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+from benchmarks.report import Report
+from node.sim.command import Options, setup_of
+from node.sim.run import run
+from node.sim.scenarios import lay
+from node.sim.setup import Setup
+from node.sim.shrink import shrink
+
+BATCH = 50
+EPOCHS = 4
+PLANTED = 6
+
+
+def main() -> int:
+    """Measure, print, and exit 0 when every target holds."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--schedules", type=int, default=10_000, help="random schedules to play")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes at once")
+    parser.add_argument("--sizes", default="10,100,1000", help="peers of the swarms whose cost is measured")
+    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
+    args = parser.parse_args()
+    report = Report()
+    good = _schedules(report, args.schedules, args.first, args.workers)
+    good &= _planted(report)
+    _cost(report, [int(n) for n in args.sizes.split(",") if n])
+    report.write(args.json)
+    return 0 if good else 1
+
+
+def _schedules(report: Report, count: int, first: int, workers: int) -> bool:
+    began, broken, spent, epochs, faults, events = time.perf_counter(), [], 0.0, 0, 0, 0
+    batches = [(s, min(s + BATCH, first + count)) for s in range(first, first + count, BATCH)]
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        for part in pool.imap_unordered(_play, batches):
+            spent, epochs, faults, events = spent + part[0], epochs + part[1], faults + part[2], events + part[3]
+            broken += part[4]
+    for seed, what in sorted(broken):
+        print(f"seed {seed}: {what}\n  tutti simulate --small --scenario random --seed {seed}", file=sys.stderr)
+    for seed, _ in sorted(broken)[:3]:
+        setup = Setup()
+        print(shrink(setup, run(setup, lay(("random",), setup, seed))).schedule.to_json(), file=sys.stderr)
+    setup = Setup()
+    beside = f"{setup.peers} peers, {setup.epochs} epochs, {faults / max(1, count):.1f} faults each; seeds {first} to {first + count - 1}"
+    report.add("3 schedules", count, "schedules", beside, ">= 10000", count >= 10_000)
+    kinds = ", ".join(f"{k} {n}" for k, n in sorted(Counter(w.split(" ")[0] for _, w in broken).items()))
+    report.add("3 violations", len(broken), "schedules", kinds, "0", not broken)
+    report.add(
+        "3 cpu for a schedule",
+        round(1000 * spent / max(1, count), 1),
+        "ms",
+        f"{events / max(1, count):.0f} events",
+        "< 60",
+        None,
+    )
+    report.add("3 schedules, wall", round(time.perf_counter() - began, 1), "s", f"{workers} processes")
+    report.add("3 epochs committed", epochs, "epochs")
+    return not broken
+
+
+def _play(batch: tuple[int, int]) -> tuple[float, int, int, int, list[tuple[int, str]]]:
+    setup, began, broken, epochs, faults, events = Setup(), time.process_time(), [], 0, 0, 0
+    for seed in range(*batch):
+        schedule = lay(("random",), setup, seed)
+        outcome = run(setup, schedule)
+        epochs, faults, events = epochs + len(outcome.commits), faults + len(schedule.faults), events + outcome.events
+        if outcome.violation is not None:
+            broken.append((seed, str(outcome.violation)))
+    return time.process_time() - began, epochs, faults, events, broken
+
+
+def _planted(report: Report) -> bool:
+    """The bugs of ``tests/sim/planted.py``, looked for as the test does."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "sim"))
+    from planted import BUGS, hunt  # pyright: ignore[reportMissingImports]
+
+    tries = {}
+    for bug in BUGS:
+        found, tried = hunt(bug)
+        if found is not None and found.violation is not None and found.violation.id in bug.ids:
+            tries[bug.name] = tried
+    beside = "schedules until found: " + ", ".join(f"{name} {n}" for name, n in tries.items())
+    return bool(
+        report.add("3 planted bugs caught", len(tries), f"of {len(BUGS)}", beside, str(PLANTED), len(tries) == PLANTED).holds
+    )
+
+
+def _cost(report: Report, sizes: list[int]) -> None:
+    costs = dict(_costs(sizes))
+    for peers, (cost, seconds) in costs.items():
+        beside = f"{seconds:.1f} s for {EPOCHS} epochs under churn"
+        report.add(f"3 cost per epoch and peer at {peers} peers", round(1000 * cost, 3), "ms", beside)
+    if len(costs) > 1:
+        (small, (low, _)), (big, (high, _)) = min(costs.items()), max(costs.items())
+        exponent = 1 + math.log(high / low) / math.log(big / small)
+        report.add("3 growth exponent", round(exponent, 2), "of an epoch's cost over peers", f"{small} to {big} peers")
+
+
+def _costs(sizes: list[int]) -> Iterator[tuple[int, tuple[float, float]]]:
+    for peers in sizes:
+        spent = []
+        for seed in range(3 if peers < 500 else 1):
+            setup = setup_of(Options(peers=peers, epochs=EPOCHS))
+            schedule, began = lay(("churn",), setup, seed), time.process_time()
+            outcome = run(setup, schedule)
+            if outcome.violation is not None:
+                print(json.dumps(outcome.summary()["violation"]), file=sys.stderr)
+            spent.append(time.process_time() - began)
+        yield peers, (median(spent) / EPOCHS / setup_of(Options(peers=peers)).peers, median(spent))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
