@@ -44,6 +44,7 @@ PLANTED = {
     "no-torch": ("node/scheduler/planted.py", "import torch.nn\n"),
     "no-torch: by a detour": ("node/control/planted.py", "import node.wire.tensors\n"),
     "no-torch: in settings": ("node/optim/settings.py", "\nimport torch\n"),
+    "sim": ("node/sim/planted.py", "import asyncio\n"),
     "machines": ("node/averaging/machine.py", "\nimport asyncio\n"),
     "machines: no dice": ("node/averaging/machine.py", "\nfrom random import random\n"),
 }
