@@ -50,12 +50,12 @@ def main() -> int:
 
 
 def _schedules(report: Report, count: int, first: int, workers: int) -> bool:
-    began, broken, spent, epochs, faults, events = time.perf_counter(), [], 0.0, 0, 0, 0
+    began, broken, spent, epochs, faults, events, lost = time.perf_counter(), [], 0.0, 0, 0, 0, 0
     batches = [(s, min(s + BATCH, first + count)) for s in range(first, first + count, BATCH)]
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         for part in pool.imap_unordered(_play, batches):
             spent, epochs, faults, events = spent + part[0], epochs + part[1], faults + part[2], events + part[3]
-            broken += part[4]
+            broken, lost = broken + part[4], lost + part[5]
     for seed, what in sorted(broken):
         print(f"seed {seed}: {what}\n  tutti simulate --small --scenario random --seed {seed}", file=sys.stderr)
     for seed, _ in sorted(broken)[:3]:
@@ -66,6 +66,7 @@ def _schedules(report: Report, count: int, first: int, workers: int) -> bool:
     report.add("3 schedules", count, "schedules", beside, ">= 10000", count >= 10_000)
     kinds = ", ".join(f"{k} {n}" for k, n in sorted(Counter(w.split(" ")[0] for _, w in broken).items()))
     report.add("3 violations", len(broken), "schedules", kinds, "0", not broken)
+    report.add("3 schedules that destroyed every copy of a stage", lost, "schedules", "the swarm waits and says so")
     report.add(
         "3 cpu for a schedule",
         round(1000 * spent / max(1, count), 1),
@@ -79,15 +80,20 @@ def _schedules(report: Report, count: int, first: int, workers: int) -> bool:
     return not broken
 
 
-def _play(batch: tuple[int, int]) -> tuple[float, int, int, int, list[tuple[int, str]]]:
-    setup, began, broken, epochs, faults, events = Setup(), time.process_time(), [], 0, 0, 0
+def _play(batch: tuple[int, int]) -> tuple[float, int, int, int, list[tuple[int, str]], int]:
+    setup, began, broken, epochs, faults, events, lost = Setup(), time.process_time(), [], 0, 0, 0, 0
     for seed in range(*batch):
         schedule = lay(("random",), setup, seed)
-        outcome = run(setup, schedule)
+        try:
+            outcome = run(setup, schedule)
+        except Exception as e:
+            e.add_note(f"tutti simulate --small --scenario random --seed {seed}")
+            raise
         epochs, faults, events = epochs + len(outcome.commits), faults + len(schedule.faults), events + outcome.events
+        lost += outcome.stage_lost
         if outcome.violation is not None:
             broken.append((seed, str(outcome.violation)))
-    return time.process_time() - began, epochs, faults, events, broken
+    return time.process_time() - began, epochs, faults, events, broken, lost
 
 
 def _planted(report: Report) -> bool:

@@ -16,7 +16,7 @@ import sys
 import time
 import urllib.request
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import psutil
@@ -58,6 +58,11 @@ class Series:
         self.at.append(at)
         for name, value in found.items():
             self.values.setdefault(name, []).append(value)
+        # A kind of task that is not there is there zero times.
+        for name, values in self.values.items():
+            if name.startswith("tasks: ") and len(values) < len(self.at):
+                missing = [0.0] * (len(self.at) - len(values))
+                values[:] = [*missing, *values] if name in found else [*values, *missing]
 
 
 def main() -> int:
@@ -115,16 +120,18 @@ def held(peer: Peer) -> dict[str, float]:
     except psutil.Error as e:
         raise Hang(f"{peer.label}, which nobody killed, has ended: {peer.child.tail(5)}") from e
     tasks = scraped(peer.status().metrics_url, TASKS)
-    return found if tasks is None else found | {"tasks": tasks}
+    return found | {"tasks": sum(tasks.values())} | {f"tasks: {kind}": n for kind, n in tasks.items()} if tasks else found
 
 
-def scraped(url: str, name: str) -> float | None:
-    """One number of a metrics page; None when it is not there."""
+def scraped(url: str, name: str) -> dict[str, float]:
+    """The numbers of a metrics page by their label; none when they are not there."""
+    found: dict[str, float] = {}
     with contextlib.suppress(OSError, ValueError), urllib.request.urlopen(url, timeout=5.0) as page:
         for line in page.read().decode().splitlines():
-            if line.startswith(f"{name} "):
-                return float(line.split()[1])
-    return None
+            if line.startswith(f"{name}{{"):
+                labels, _, number = line[len(name) + 1 :].rpartition("} ")
+                found[labels.partition('"')[2].rstrip('"')] = float(number)
+    return found
 
 
 def theil_sen(x: list[float], y: list[float]) -> float:
@@ -152,6 +159,20 @@ def tell(report: Report, kept: dict[str, Series]) -> None:
         beside = f"{worst} of {len(slopes)} daemons, {level:.4g} {unit}".rstrip()
         report.add(f"5 {name} growth", round(slope, 3), f"{unit} per min".strip(), beside, f"<= {most}", slope <= most)
         report.add(f"5 {name} growth in all", round(growth, 2), unit, beside, f"<= {in_all}", growth <= in_all)
+    for kind, growth in grown_kinds(kept):
+        print(f"  tasks that grew: {kind} {growth:+.2f}", file=sys.stderr)
+
+
+def grown_kinds(kept: dict[str, Series]) -> list[tuple[str, float]]:
+    """Of all daemons together: kinds of tasks there are more of in the last third than in the second, most first."""
+    grown: dict[str, float] = {}
+    for series in kept.values():
+        for name, values in series.values.items():
+            if name.startswith("tasks: ") and len(values) >= 9:
+                third = len(values) // 3
+                more = mean(values[-third:]) - mean(values[third:-third])
+                grown[name[7:]] = grown.get(name[7:], 0.0) + more
+    return sorted(((k, g) for k, g in grown.items() if g >= 0.2), key=lambda item: -item[1])
 
 
 if __name__ == "__main__":

@@ -75,6 +75,7 @@ class View(Window):
         self._d = daemon
         self.tally = Tally()
         self._told: dict[Any, float] = {}
+        self._kinds: set[str] = set()
 
     @property
     def journal(self) -> Journal:
@@ -189,9 +190,13 @@ class View(Window):
         for gauge, value in (
             (m.epoch, s.epoch), (m.stage, s.stage), (m.loss, s.loss), (m.loss_held_out, s.loss_val),
             (m.tokens_per_second, s.tokens_per_s), (m.replicas, s.replicas), (m.stash_bytes, s.stash_bytes),
-            (m.memory_bytes, s.memory_used), (m.tasks, _tasks()),
+            (m.memory_bytes, s.memory_used),
         ):  # fmt: skip
             gauge.set(value)
+        tasks = kinds_of_tasks()
+        for kind in tasks.keys() | self._kinds:
+            m.tasks.labels(kind=kind).set(tasks[kind])
+        self._kinds |= tasks.keys()
         for counter, total in (
             (m.tokens_total, s.tokens), (m.micro_batches_total.labels(result="counted"), s.micro_batches),
             (m.rounds_total.labels(result="done"), s.round.done), (m.rounds_total.labels(result="failed"), s.round.failed),
@@ -393,9 +398,13 @@ class View(Window):
         return pb.InviteReply(invite=text, addresses=addresses)
 
 
-def _tasks() -> int:
-    """Tasks of the running event loop; 0 outside of one."""
+def kinds_of_tasks() -> Counter[str]:
+    """Tasks of the running event loop by the first word of their name, or, for those of libraries, by their function; none outside of a loop."""
     try:
-        return len(asyncio.all_tasks())
+        tasks = asyncio.all_tasks()
     except RuntimeError:
-        return 0
+        return Counter()
+    return Counter(
+        getattr(t.get_coro(), "__qualname__", "") if t.get_name().startswith("Task-") else t.get_name().split(" ")[0]
+        for t in tasks
+    )

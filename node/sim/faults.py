@@ -264,13 +264,14 @@ def _slow_link(swarm: Swarm, f: Fault) -> None:
     _disturb(swarm, f, victim)
     factor, me = max(1.0, f.size), victim.name
     lines = [swarm.links.link(*pair) for p in swarm.peers for pair in ((me, p), (p, me)) if p != me]
-    old = [(line, line.latency, line.jitter) for line in lines]
+    # Troubles of one line add up and go one by one.
+    more, unrest = swarm.setup.latency_s * (factor - 1), swarm.setup.latency_s * factor
     for line in lines:
-        line.latency, line.jitter = line.latency * factor, line.latency * factor
+        line.latency, line.jitter = line.latency + more, line.jitter + unrest
 
     def heal() -> None:
-        for line, latency, jitter in old:
-            line.latency, line.jitter = latency, jitter
+        for line in lines:
+            line.latency, line.jitter = max(0.0, line.latency - more), max(0.0, line.jitter - unrest)
 
     _for(swarm, f.seconds, heal)
 

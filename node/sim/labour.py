@@ -233,8 +233,9 @@ class Labour:
         """The run is complete."""
         self.peer.pipe.reset(plan.epoch)
         self.peer.pipe.set_plan(plan)
-        self.disk.boot()
-        self.save(plan.epoch, plan)
+        if self.peer.member.at == plan.base:
+            self.disk.boot()
+            self.save(plan.epoch, plan)
 
     def corrupt(self) -> None:
         """A bit flips on the way of the next parameters into their place."""
@@ -278,10 +279,12 @@ class Labour:
 
         def serve(there: SimPeer, call: Call) -> None:
             work, member = there.labour, there.member
-            if work.stage != stage or epoch not in (None, member.holds):
+            # One that has come up and takes no part yet serves what its disk had.
+            at, tokens = (member.at, member.tokens) if there.ready else (work.version, work.tokens)
+            if work.stage != stage or epoch not in (None, at.epoch):
                 call.say(None)
             else:
-                call.say((member.at, member.tokens, dict(work.parameters())), HEAD + size)
+                call.say((at, tokens, dict(work.parameters())), HEAD + size)
 
         def ask() -> None:
             if not rest:

@@ -7,10 +7,12 @@ from statistics import median
 from typing import Any
 
 from node.core.ids import PeerId
+from node.core.journey import Version
 from node.sim.faults import Schedule, strike
 from node.sim.invariants import InvariantViolation
 from node.sim.setup import Setup
 from node.sim.swarm import Machines, Swarm
+from node.training.leader import NOTHING_IN_COMMON
 
 PATIENCE_S = 120.0
 """When every fault is over, the swarm commits again within so long."""
@@ -26,6 +28,8 @@ class Outcome:
     events: int = 0
     violation: InvariantViolation | None = None
     finished: bool = False
+    stage_lost: bool = False
+    """Every copy of a stage's newest parameters was destroyed: the swarm waits for somebody to bring them, and says so."""
     commits: list[tuple[float, int, int, PeerId]] = field(default_factory=list)
     struck: list[tuple[float, str, str, float]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
@@ -63,6 +67,7 @@ class Outcome:
             "epochs": self.epochs,
             "epochs_wanted": self.setup.epochs,
             "finished": self.finished,
+            "stage_lost": self.stage_lost,
             "virtual_s": round(self.seconds, 3),
             "tokens_per_s": round(self.tokens_per_s, 3),
             "events": self.events,
@@ -92,21 +97,23 @@ class Outcome:
 def run(setup: Setup, schedule: Schedule, make: Machines | None = None, limit_s: float = 3600.0) -> Outcome:
     """Play a schedule until the run is finished, an invariant breaks, or ``limit_s`` virtual seconds are over.
 
-    A swarm that does not commit again within :data:`PATIENCE_S` after its faults violates "liveness".
+    A swarm that does not commit again within :data:`PATIENCE_S` after its faults violates "liveness", unless no version is
+    left of which somebody alive in every stage has the parameters, in memory or on its disk, and the leader says so.
     """
     outcome = Outcome(setup, schedule)
     swarm = Swarm(setup, schedule.seed, make)
     try:
         for fault in schedule.faults:
             swarm.world.push(fault.at, None, strike, (swarm, fault))
-        _play(swarm, schedule.healed, limit_s)
+        outcome.stage_lost = not _play(swarm, schedule.healed, limit_s)
     except InvariantViolation as e:
         outcome.violation = e
     _collect(swarm, outcome)
     return outcome
 
 
-def _play(swarm: Swarm, healed: float, limit_s: float) -> None:
+def _play(swarm: Swarm, healed: float, limit_s: float) -> bool:
+    """False when the swarm cannot go on, because nobody has what it would take."""
     world, watch = swarm.world, swarm.watch
     world.run(min(limit_s, healed), None)
     while world.now < limit_s and not _finished(swarm):
@@ -115,10 +122,21 @@ def _play(swarm: Swarm, healed: float, limit_s: float) -> None:
             if world.now - since > PATIENCE_S and not swarm.troubles:
                 chief = swarm.chief()
                 why = chief.leader.waiting_for if chief is not None and chief.leader is not None else "nobody leads"
+                if why == NOTHING_IN_COMMON and not _common(swarm):
+                    return False
                 raise InvariantViolation(
                     "liveness", world.now, f"no commit in {PATIENCE_S:.0f} s: {why}", swarm.seed, list(watch.recent)
                 )
             world.run(world.now + 5.0, lambda seen=count: len(watch.commits) > seen or _finished(swarm))
+    return True
+
+
+def _common(swarm: Swarm) -> set[Version]:
+    """Versions of which somebody alive in every stage has the parameters."""
+    held: dict[int, set[Version]] = {stage: set() for stage in range(swarm.setup.stages + 1)}
+    for peer in swarm.live():
+        held[peer.stage] |= {peer.member.at, *peer.member.reachable, *peer.labour.checkpoints()}
+    return set.intersection(*held.values())
 
 
 def _finished(swarm: Swarm) -> bool:

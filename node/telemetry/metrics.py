@@ -38,7 +38,7 @@ class Metrics:
         self.peers = gauge("peers", "Peers with an open channel, by its path (direct, tunnel)", "path")
         self.stash_bytes = gauge("stash_bytes", "Activations kept for backward")
         self.memory_bytes = gauge("memory_bytes", "Memory used, resident or on the device")
-        self.tasks = gauge("tasks", "Tasks of the event loop")
+        self.tasks = gauge("tasks", "Tasks of the event loop, by what they do", "kind")
         self.tokens_total = counter("tokens_total", "Tokens counted by the swarm since this daemon started")
         self.micro_batches_total = counter("micro_batches_total", "Micro-batches that ended here (counted, dropped)", "result")
         self.bytes_sent_total = counter("bytes_sent_total", "Payload bytes sent", "plane")

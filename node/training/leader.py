@@ -27,6 +27,7 @@ from node.training.roster import Roster, majority
 
 COURTESY_S, COURTESY_MOST_S = 60.0, 3600.0
 """Once in so long, planning waits for those who claim to have counted more tokens than we."""
+NOTHING_IN_COMMON = "stages that hold one version in common"
 RECALL_FROM = 4
 """Peers that are asked for the plan behind a version."""
 DEPART_S = 15.0
@@ -237,7 +238,7 @@ class Leader:
             return []
         base = self._choose_base(now)
         if base is None:
-            return []
+            return self._relent(now)
         past = self.memory.past(base, self.roster.tokens_of(base), facts.target_batch)
         if past is None:
             return self._recall(base, now)
@@ -261,8 +262,19 @@ class Leader:
             self.waiting_for = f"a peer that holds epoch {self.base.epoch}" if self.base else "peers that hold the newest epoch"
             return None
         if best is None:
-            self.waiting_for = "stages that hold one version in common"
+            self.waiting_for = NOTHING_IN_COMMON
         return best
+
+    def _relent(self, now: float) -> list[Any]:
+        """No version can be started from, and patience is over: take what there is where what was agreed on is lost for good."""
+        if self._stuck_since is None or now - self._stuck_since < self.facts.patience_s or self.roster.startable():
+            return []
+        stages = self.roster.relent()
+        if not stages:
+            return []
+        where = ", ".join("the ends" if s == ENDS else f"stage {s}" for s in stages)
+        text = f"nobody has the parameters that were agreed on at {where}: goes on from what the peers there hold"
+        return [ev.Report("agreement-lost", text, "warning", {"stages": list(stages)}), *self._try_plan(now)]
 
     def _counted(self, version: Version) -> int:
         """Tokens in the history of a version; of the one we have just committed we know it best."""

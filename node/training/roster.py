@@ -101,14 +101,29 @@ class Roster:
         return tuple(p for *_, p in sorted(found))
 
     def agree(self, base: Version) -> None:
-        """What the digest of every stage is at ``base``: what was committed, else what most of its peers say."""
-        for stage in range(self._stages + 1):
-            said = {p: c.digest for p, c in self.candidates.items() if c.stage == stage and c.at == base and c.digest}
+        """What the digest of every stage is at ``base``: what was committed, else what most who would take part say."""
+        for stage, peers in self.cells().items():
+            said = {p: c.digest for p in peers if (c := self.candidates[p]).at == base and c.digest}
             if base != self.base or stage not in self.agreed:
                 self.agreed.pop(stage, None)
                 if said:
                     self.agreed[stage] = majority(said)
         self.base = base
+
+    def relent(self) -> tuple[int, ...]:
+        """Forget what was agreed where nobody who would take part holds it, though somebody claims the version: better to go
+        on from what these hold than never again. The stages concerned."""
+        gone = [
+            stage
+            for stage, peers in self.cells().items()
+            if self.base is not None
+            and stage in self.agreed
+            and not any(self.can_start(p, self.base) for p in peers)
+            and any(self.candidates[p].at == self.base for p in peers)
+        ]
+        for stage in gone:
+            del self.agreed[stage]
+        return tuple(gone)
 
     def speed(self, peer: PeerId) -> float:
         """Micro-batches per second to plan with, quantised; 0 for unknown."""

@@ -275,7 +275,8 @@ class Work:
         self.engines.pipeline.reset(plan.epoch)
         self.engines.pipeline.set_plan(plan)
         self.handover.finished(plan)
-        if self._shelf.writes:
+        # A peer that was still catching up holds something else, and must not write it down under this name.
+        if self._shelf.writes and self.version == plan.base:
             await self.saved()  # the last checkpoint is the one that must not be skipped
             self._save(plan.epoch, plan)
 

@@ -39,6 +39,34 @@ def test_a_mix_of_everything_holds(first: int) -> None:
         assert outcome.violation is None, f"seed {seed}: {outcome.violation}\n{outcome.schedule.to_json()}"
 
 
+# What each of them once broke is another thing; ``python -m benchmarks.simulator`` found them among ten thousand.
+ONCE_BROKEN = (
+    (2731, "a donor that had come up and took no part yet"),
+    (3353, "a stage whose agreed parameters nobody had any more"),
+    (4925, "a checkpoint written by a peer that was still catching up"),
+    (5850, "a digest agreed on by somebody who was leaving"),
+    (8867, "troubles of one line that overlap"),
+)
+
+
+@pytest.mark.parametrize("seed", [seed for seed, _ in ONCE_BROKEN])
+def test_what_was_once_broken_holds(seed: int) -> None:
+    setup = Setup()
+    outcome = run(setup, lay(("random",), setup, seed))
+    assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
+    assert outcome.finished or outcome.stage_lost
+
+
+def test_a_stage_without_any_copy_is_said_to_be_lost_and_nothing_else_is() -> None:
+    setup = Setup()
+    everybody_of_stage_1 = tuple(Fault(6.0, "kill", who=i, stage=1) for i in range(setup.peers))
+    outcome = run(setup, Schedule(1, everybody_of_stage_1))
+    assert outcome.violation is not None, "nobody came: the leader waits for a peer, not for a version"
+    assert outcome.violation.id == "liveness"
+    outcome = run(setup, lay(("random",), setup, 4302))
+    assert (outcome.stage_lost, outcome.finished, outcome.violation) == (True, False, None)
+
+
 def test_a_quiet_run_loses_nothing() -> None:
     setup = Setup()
     outcome = run(setup, Schedule(5, ()))

@@ -282,3 +282,29 @@ def test_an_epoch_whose_stage_has_died_out_ends_at_once() -> None:
 
 def test_equal_inputs_make_equal_plans() -> None:
     assert begun()[1].hash == begun()[1].hash
+
+
+def test_who_leaves_has_no_say_in_what_its_stage_agrees_on() -> None:
+    leader = Leader(E, facts(recall=lambda v: Past((40, ()), {}, 80), late_s=1e9))
+    tell(leader, [heard(p, A, 80) for p in (E, S1, S2)], 1.0)
+    leader.handle(dataclasses.replace(heard(PeerId("ends0"), A, 80), digest="another", leaving=True), 1.0)
+    plan = the_plan(leader.handle(ev.Tick(), 30.0))
+    assert plan is not None
+    assert [m.peer for m in plan.cell(0) if m.current] == [E]
+
+
+def test_what_is_agreed_on_and_lost_for_good_does_not_stop_the_swarm() -> None:
+    leader, plan = begun(patience_s=10.0)
+    commits(leader, plan, 3.0)
+    at = leader.base
+    assert at is not None
+    leader.handle(dataclasses.replace(heard(T1, at, 128), digest="not what was agreed"), 4.0)
+    leader.handle(ev.Unreachable(S1), 4.1)
+    assert leader.phase is Phase.GATHER
+    leader.handle(ev.Tick(), 4.2)
+    assert the_plan(leader.handle(ev.Tick(), 14.1)) is None, "S1 may come back"
+    done = leader.handle(ev.Tick(), 14.3)
+    following = the_plan(done)
+    assert following is not None
+    assert (following.base, following.cell(1)[0].peer, following.cell(1)[0].current) == (at, T1, True)
+    assert any(isinstance(a, ev.Report) and a.kind == "agreement-lost" for a in done)

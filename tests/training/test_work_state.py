@@ -218,3 +218,17 @@ async def test_state_is_of_the_version_that_was_asked_for(rig: Any) -> None:
     assert a.work.listing(1, StateKind.OPTIMIZER) == dict.fromkeys(("layers.0.a", "layers.0.norm"), before)
     assert a.work.listing(2, StateKind.OPTIMIZER) == {}
     assert plan.epoch == before.epoch
+
+
+async def test_who_is_still_catching_up_when_the_run_ends_writes_no_checkpoint_of_it(rig: Any) -> None:
+    (a,) = await rig.add("a", every=100, buddy_every=0)
+    (late,) = await rig.add("late", every=100, buddy_every=0)
+    plan = await rig.train((a,), owners(a, a), 3)
+    last = rig.plan((a,), owners(a, a), plan, listeners=(late,))
+    done = dataclasses.replace(last, paths=())
+    await a.work.settle(done.epoch, done)
+    for peer in (a, late):
+        await peer.work.finish(done)
+        await peer.work.saved()
+    assert a.work.checkpoints() == (done.base,)
+    assert late.work.checkpoints() == ()
