@@ -176,7 +176,7 @@ class _Fetch:
     async def _offers(self, donors: list[PeerId], epoch: int | None, expected: str | None) -> dict[_Offer, list[PeerId]]:
         tasks, groups = Tasks("fetch"), defaultdict[_Offer, list[PeerId]](list)
         try:
-            asked = [(peer, tasks.spawn(self._ask(peer, epoch, expected), f"describe.{peer[-6:]}")) for peer in donors]
+            asked = [(peer, tasks.spawn(self._ask(peer, epoch, expected), f"describe {peer[-6:]}")) for peer in donors]
             for peer, task in asked:
                 if (offer := await task) is not None:
                     groups[offer].append(peer)
@@ -259,7 +259,7 @@ class _Fetch:
         tasks = Tasks("fetch")
         try:
             workers = [
-                tasks.spawn(self._worker(offer, wanted, have, donors), f"worker.{i}")
+                tasks.spawn(self._worker(offer, wanted, have, donors), f"worker {i}")
                 for i in range(max(1, self.settings.fetch_parallel))
             ]
             for worker in workers:

@@ -44,7 +44,7 @@ class Origin:
         """See ``Pipeline.run``."""
         queue = iter(paths)
         walkers = [
-            self._room.tasks.spawn(self._walk(queue, batch_of, on_result), f"window{i}")
+            self._room.tasks.spawn(self._walk(queue, batch_of, on_result), f"window {i}")
             for i in range(max(1, self._room.limits.in_flight))
         ]
         try:

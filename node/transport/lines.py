@@ -85,7 +85,7 @@ class Lines:
             self.forget(peer, line)
         dialling = self._dialling.get(peer)
         if dialling is None:
-            dialling = self._dialling[peer] = self._tasks.spawn(self._dial(peer), f"dial-{short(peer)}")
+            dialling = self._dialling[peer] = self._tasks.spawn(self._dial(peer), f"dial {short(peer)}")
             dialling.add_done_callback(lambda _: self._dialling.pop(peer, None))
         try:
             # Shielded: others may be waiting for the same dialling when this caller is cancelled.
@@ -105,7 +105,7 @@ class Lines:
         if current is None or (line is not None and current is not line):
             return False
         del self._lines[peer]
-        self._tasks.spawn(self._retire(current), f"retire-{short(peer)}")
+        self._tasks.spawn(self._retire(current), f"retire {short(peer)}")
         return True
 
     def doubt(self, peer: PeerId) -> None:
@@ -133,7 +133,7 @@ class Lines:
             return PeerFault(peer, f"no answer in {REDIAL_S:g} s since its connection broke")
         self._lost.pop(peer, None)
         self._lines[peer] = line
-        self._tasks.spawn(self._watch(line), f"watch-{short(peer)}")
+        self._tasks.spawn(self._watch(line), f"watch {short(peer)}")
         self._journal.emit(
             "transport", "line-up", f"{met.name or short(peer)} is reached: {line.path}", peer=peer, path=line.path
         )

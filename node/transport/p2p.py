@@ -238,7 +238,7 @@ class P2pDaemon:
         async def enter(info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             peer = PeerId(info.peer_id.to_base58())
             if self._seats.take(peer):
-                self._tasks.spawn(self._host(handler, peer, info.proto, reader, writer), f"stream-{short(peer)}")
+                self._tasks.spawn(self._host(handler, peer, info.proto, reader, writer), f"stream {short(peer)}")
             else:
                 writer.close()
 
@@ -334,7 +334,7 @@ class P2pDaemon:
             delay = min(2 * delay, LONGEST_DELAY_S)
             self._journal.emit("transport", "p2pd-up", "p2pd runs again", restarts=self.restarts)
             for number, callback in enumerate(self._on_up):
-                self._tasks.spawn(callback(p2p), f"on-up-{number}")
+                self._tasks.spawn(callback(p2p), f"on-up {number}")
             self._rejoin()
 
     async def _revive(self, delay: float) -> Any:
