@@ -101,6 +101,16 @@ class OutOfResources(LocalFault):
     code = ExitCode.RESOURCES
 
 
+class StepFault(LocalFault):
+    """An optimizer step, or state for one, that cannot be: another shape, numbers that are not finite, an epoch that is over."""
+
+
+class DeviceLost(LocalFault):
+    """One of the devices of this box is gone, or its process, and with it what it held: the daemon must start again."""
+
+    code = ExitCode.RESTART_WANTED
+
+
 class TimedOut(LocalFault):
     """What was waited for did not happen in time."""
 

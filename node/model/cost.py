@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from node.core.errors import OutOfResources
 from node.core.ids import ENDS
 from node.model.settings import ModelSettings
-from node.model.shapes import EMBEDDING, FINAL_NORM, HEAD, count, head_dim, layer_cut, parameter_shapes
+from node.model.shapes import EMBEDDING, count, head_dim, layer_cut, parameter_shapes
 
 RESERVE = 0.1
 """Share of the memory that a plan leaves free."""
@@ -19,8 +19,8 @@ RESERVE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class StageBytes:
-    """Bytes of one stage on one peer. ``optimizer`` is this peer's share of the cell's state, ``work`` what one forward and
-    backward needs beside the stashes."""
+    """Bytes of one stage on one peer. ``optimizer`` is what it keeps of the cell's optimizer state, ``work`` what one forward
+    and backward needs beside the stashes."""
 
     parameters: int
     gradients: int
@@ -35,12 +35,13 @@ class StageBytes:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer of :func:`fits`: ``text`` is one sentence with the numbers."""
+    """The answer of :func:`fits`: ``text`` is one sentence with the numbers, ``spare`` what is left for optimizer state."""
 
     ok: bool
     needed: int
     available: int
     text: str
+    spare: int = 0
 
     def require(self) -> None:
         """Raises OutOfResources when it does not fit."""
@@ -49,17 +50,6 @@ class Verdict:
                 self.text,
                 "take a smaller micro-batch, fewer micro-batches in flight, more stages, or a device with more memory",
             )
-
-
-def optimizer_bytes(settings: ModelSettings, stages: int, stage: int, optimizer: str = "muon") -> int:
-    """Optimizer state of the whole stage, fp32: Muon keeps one momentum per number of a layer's matrices, AdamW two of everything."""
-    shapes = parameter_shapes(settings, stages, stage)
-    single = sum(
-        count({name: shape})
-        for name, shape in shapes.items()
-        if optimizer == "muon" and len(shape) == 2 and name not in (EMBEDDING, HEAD, FINAL_NORM)
-    )
-    return 4 * (2 * count(shapes) - single)
 
 
 def stash_bytes(settings: ModelSettings, stages: int, stage: int, micro_batch: int, recompute: bool = False) -> int:
@@ -100,13 +90,12 @@ def stage_bytes(
     stages: int,
     stage: int,
     *,
-    replicas: int = 1,
     micro_batch: int = 16,
     in_flight: int = 8,
     recompute: bool = False,
-    optimizer: str = "muon",
+    optimizer: int = 0,
 ) -> StageBytes:
-    """What ``stage`` takes on one of ``replicas`` peers that share its optimizer state, with ``in_flight`` micro-batches stashed.
+    """What ``stage`` takes on one peer that keeps ``optimizer`` bytes of optimizer state, with ``in_flight`` micro-batches stashed.
 
     Raises UsageFault for a shape, cut or stage that does not exist.
     """
@@ -117,7 +106,7 @@ def stage_bytes(
     return StageBytes(
         parameters=parameters,
         gradients=parameters,
-        optimizer=-(-optimizer_bytes(settings, stages, stage, optimizer) // max(1, replicas)),
+        optimizer=optimizer,
         stash=stash,
         work=work_bytes(settings, stage, micro_batch),
     )
@@ -144,11 +133,10 @@ def fits(
     stage: int,
     available: int,
     *,
-    replicas: int = 1,
     micro_batch: int = 16,
     in_flight: int = 8,
     recompute: bool = False,
-    optimizer: str = "muon",
+    optimizer: int = 0,
 ) -> Verdict:
     """Whether ``stage`` fits into ``available`` bytes with ``RESERVE`` of them left free.
 
@@ -158,7 +146,6 @@ def fits(
         settings,
         stages,
         stage,
-        replicas=replicas,
         micro_batch=micro_batch,
         in_flight=in_flight,
         recompute=recompute,
@@ -177,7 +164,8 @@ def fits(
     )
     verb = "needs" if ok else "does not fit: it needs"
     text = f"stage {stage} of {stages} {verb} {human(need.total)} of {human(available)} ({RESERVE:.0%} kept free): {parts}"
-    return Verdict(ok, need.total, available, text)
+    spare = int(available * (1 - RESERVE)) - (need.total - need.optimizer)
+    return Verdict(ok, need.total, available, text, max(0, spare))
 
 
 def human(size: int) -> str:

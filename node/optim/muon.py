@@ -24,16 +24,16 @@ def muon_direction(
     The factor (1 - mu) does not matter to the update, which is scale free; it makes momentum a mean gradient.
     """
     former = state.get("momentum")
-    former = torch.zeros_like(gradient) if former is None else former.to(gradient.device)
-    momentum = former.lerp(gradient, 1 - settings.momentum)
+    fresh = 1 - settings.momentum
+    momentum = gradient * fresh if former is None else former.to(gradient.device).lerp(gradient, fresh)
     return gradient.lerp(momentum, settings.momentum), {"momentum": momentum, "steps": _next(state)}
 
 
 def muon_fresh(settings: OptimSettings, parameter: torch.Tensor, orthogonal: torch.Tensor, lr: float) -> torch.Tensor:
     """W (1 - lr wd) - lr sqrt(max(1, rows/cols)) O, for the [rows, cols] parameter."""
     rows, cols = parameter.shape
-    kept = parameter * (1 - lr * settings.weight_decay)
-    return kept.add_(orthogonal.to(kept.dtype), alpha=-lr * math.sqrt(max(1, rows / cols)))
+    kept = parameter * (1 - lr * settings.weight_decay) if settings.weight_decay else parameter
+    return torch.add(kept, orthogonal.to(kept.dtype), alpha=-lr * math.sqrt(max(1, rows / cols)))
 
 
 def adamw(
@@ -55,4 +55,4 @@ def adamw(
 def _next(state: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """One more than the steps behind this state, as a tensor of shape [1], because state travels as fp32 tensors."""
     former = state.get("steps")
-    return torch.ones(1) if former is None else former.to("cpu", torch.float32).reshape(1) + 1
+    return torch.ones(1) if former is None else former + 1

@@ -6,34 +6,46 @@ epoch starts from the same committed state and gives the same bits. ``commit`` m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import torch
 
+from node.core.errors import StepFault, UsageFault
+from node.optim.coefficients import coefficients as chosen
 from node.optim.muon import State, adamw, muon_direction, muon_fresh
 from node.optim.newton_schulz import newton_schulz_all
-from node.optim.parts import is_matrix
-from node.optim.schedule import adam_learning_rate, learning_rate
+from node.optim.parts import method_of, state_shapes
+from node.optim.schedule import learning_rate
 from node.optim.settings import OptimSettings
+from node.optim.wrapped import WRAPPED, require
+from node.partition.cost import METHODS
 
-__all__ = ["Owner", "learning_rate", "state_shapes"]
-
-
-def state_shapes(name: str, shape: tuple[int, ...], settings: OptimSettings) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a part's whole optimizer state, what a receiver of it must insist on."""
-    moments = ("momentum",) if is_matrix(name, shape, settings) else ("exp_avg", "exp_avg_sq")
-    return {**dict.fromkeys(moments, shape), "steps": (1,)}
+AGAIN = "begin the epoch anew"
+SQUARES = ("exp_avg_sq", "gg_", "statistics_")
+"""Names of sums of squares: of numbers, and on the diagonal of a matrix."""
+Orthogonalise = Callable[[Sequence[torch.Tensor], int, bool], Sequence[torch.Tensor]]
+"""(matrices, steps, stack) to their orthogonalised forms, in order."""
 
 
 class Owner:
     """Optimizer of the parts one peer owns; which those are is decided elsewhere, a part without state starts from zero.
 
-    ``total_epochs``: length of the run for the schedule, 0 if unknown. ``stack``: step small same-shape matrices
-    together where that is faster; then bits may depend on which parts are stepped together.
+    ``total_epochs``: length of the run for the schedule, 0 if unknown. ``orthogonalise``: who does that, where it is not done here.
+    Raises OutOfResources when the package an optimizer comes from cannot be imported, UsageFault for coefficients that do not go
+    with the number of steps, or that ``orthogonalise`` does not know.
     """
 
-    def __init__(self, settings: OptimSettings, total_epochs: int, *, stack: bool = False) -> None:
-        self._settings, self._total, self._stack = settings, total_epochs, stack
+    def __init__(self, settings: OptimSettings, total_epochs: int, *, orthogonalise: Orthogonalise | None = None) -> None:
+        require(settings.name)
+        chosen(settings.coefficients, settings.ns_steps)
+        if orthogonalise is not None and settings.coefficients != OptimSettings.coefficients:
+            raise UsageFault(
+                f"several devices of a box know no {settings.coefficients} coefficients",
+                "start with one device, or make a run with simple",
+            )
+        self._orthogonalise = orthogonalise or partial(newton_schulz_all, coefficients=settings.coefficients)
+        self._settings, self._total = settings, total_epochs
         self._state: dict[str, State] = {}
         self._through: dict[str, int] = {}
         self._staged: dict[int, dict[str, State]] = {}
@@ -47,13 +59,19 @@ class Owner:
     ) -> dict[str, torch.Tensor]:
         """Fresh parameters for the names in ``mean_gradients``, their state staged for ``epoch``.
 
-        Raises ValueError for a gradient of another shape, or an epoch already committed for the part, and then stages nothing.
+        Raises StepFault for a gradient of another shape or not finite, a step that fails, or an epoch already committed for the
+        part, and then stages nothing.
         """
         for name, gradient in mean_gradients.items():
-            if gradient.shape != parameters[name].shape:
-                raise ValueError(f"gradient of {name} is {tuple(gradient.shape)}, not {tuple(parameters[name].shape)}")
+            if name not in parameters or gradient.shape != parameters[name].shape:
+                shape = tuple(parameters[name].shape) if name in parameters else "of a parameter here"
+                raise StepFault(f"the gradient of {name} is {tuple(gradient.shape)}, not {shape}", AGAIN)
+            if not bool(torch.isfinite(torch.linalg.vector_norm(gradient))):
+                raise StepFault(f"the gradient of {name} is not finite", AGAIN)
             if epoch <= self._through.get(name, -1):
-                raise ValueError(f"{name} is committed through epoch {self._through[name]}, it cannot be stepped in {epoch}")
+                raise StepFault(
+                    f"{name} is committed through epoch {self._through[name]}, it cannot be stepped in {epoch}", AGAIN
+                )
         with torch.no_grad():
             fresh, staged = self._step(parameters, mean_gradients, epoch)
         self._staged.setdefault(epoch, {}).update(staged)
@@ -110,16 +128,19 @@ class Owner:
     def load_state(self, name: str, shape: tuple[int, ...], state: Mapping[str, torch.Tensor], epoch: int = -1) -> None:
         """Take over a part. ``epoch`` is the last one behind the state (-1: not known).
 
-        Raises ValueError for tensors of other names or shapes than :func:`state_shapes`, for numbers that are not finite, and for a
-        negative second moment or step count, and then keeps what it had.
+        Raises StepFault for tensors of other names or shapes than :func:`state_shapes`, for numbers that are not finite, for a
+        negative second moment, and for a count of steps that is none, and then keeps what it had.
         """
-        expected = state_shapes(name, tuple(shape), self._settings)
+        expected, other = state_shapes(name, tuple(shape), self._settings), "take it from another peer, or go on without"
         if {key: tuple(value.shape) for key, value in state.items()} != expected:
-            raise ValueError(f"optimizer state of {name} should have {expected}")
+            raise StepFault(f"optimizer state of {name} should have {expected}", other)
         if not all(bool(torch.isfinite(value).all()) for value in state.values()):
-            raise ValueError(f"optimizer state of {name} is not finite")
-        if any(bool((state[key] < 0).any()) for key in ("exp_avg_sq", "steps") if key in state):
-            raise ValueError(f"optimizer state of {name} has a negative second moment or step count")
+            raise StepFault(f"optimizer state of {name} is not finite", other)
+        squares = [t if key == SQUARES[0] else t.diagonal() for key, t in state.items() if key.startswith(SQUARES)]
+        if any(bool((t < 0).any()) for t in squares):
+            raise StepFault(f"optimizer state of {name} has a negative second moment", other)
+        if not (steps := float(state["steps"])).is_integer() or steps < 1:
+            raise StepFault(f"optimizer state of {name} says {steps} steps", other)
         self._state[name] = {key: value.detach().to(torch.float32, copy=True) for key, value in state.items()}
         self._through.pop(name, None)
         if epoch >= 0:
@@ -142,18 +163,21 @@ class Owner:
         self, parameters: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor], epoch: int
     ) -> tuple[dict[str, torch.Tensor], dict[str, State]]:
         settings, fresh, staged = self._settings, {}, {}
-        muon_lr = learning_rate(settings, epoch, self._total)
-        adam_lr = adam_learning_rate(settings, epoch, self._total)
+        lr = {method: learning_rate(settings, method, epoch, self._total) for method in METHODS}
         directions: dict[str, torch.Tensor] = {}
         for name in sorted(gradients):
             parameter = parameters[name].detach().float()
             gradient = gradients[name].detach().to(parameter.device, torch.float32)
-            state = self._state.get(name, {})
-            if is_matrix(name, tuple(parameter.shape), settings):
-                directions[name], staged[name] = muon_direction(settings, gradient, state)
-            else:
-                fresh[name], staged[name] = adamw(settings, parameter, gradient, state, adam_lr)
-        orthogonal = newton_schulz_all(list(directions.values()), settings.ns_steps, self._stack)
+            state, shape = self._state.get(name, {}), tuple(parameter.shape)
+            match method_of(name, shape, settings):
+                case "muon":
+                    directions[name], staged[name] = muon_direction(settings, gradient, state)
+                case "adamw":
+                    fresh[name], staged[name] = adamw(settings, parameter, gradient, state, lr["adamw"])
+                case method:
+                    declared = state_shapes(name, shape, settings)
+                    fresh[name], staged[name] = WRAPPED[method].step(settings, parameter, gradient, state, lr[method], declared)
+        orthogonal = self._orthogonalise(list(directions.values()), settings.ns_steps, settings.stack)
         for name, update in zip(directions, orthogonal, strict=True):
-            fresh[name] = muon_fresh(settings, parameters[name].detach().float(), update, muon_lr)
+            fresh[name] = muon_fresh(settings, parameters[name].detach().float(), update, lr["muon"])
         return fresh, staged

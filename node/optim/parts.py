@@ -1,4 +1,7 @@
-"""What can be owned: one part for each parameter, with what it costs its owner."""
+"""What can be owned: one part for each parameter, the method that steps it, the state it keeps, what both cost.
+
+No torch: the planner, the simulator and the check of a peer's state read it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from node.optim.settings import OptimSettings
+from node.partition.cost import Method, Rates, muon_flops, shampoo_flops, soap_flops
+from node.partition.matrices import Unit
 
 ELEMENT_FLOPS = 500
 """Floating-point operations that could be done while one number is moved through the optimizer.
@@ -14,46 +19,98 @@ ELEMENT_FLOPS = 500
 Measured on one core of a 2-core Xeon: an AdamW step takes 2.6 ns a number, fp32 matrix products run at about 170 GF/s.
 """
 
+ROOT_FLOPS = 180
+"""Operations at that rate that take as long as Shampoo's inverse root of an a x a matrix, over a^3, by the coupled Newton iteration
+of the library that steps it; an eigendecomposition, which the planner counts, would take 11. Same core, a = 512 and 1024."""
+FP32 = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One parameter as an owner sees it. ``cost``: floating-point operations of a step; ``bytes``: of the parameter in
-    fp32, what is moved when the owner changes; ``atomic``: its update needs the whole matrix at one place."""
+    """One parameter as an owner sees it. ``cost``: floating-point operations of a step; ``bytes``: of the parameter in fp32;
+    ``atomic``: its update needs the whole matrix at one place; ``state``: bytes of optimizer state, which move with the owner."""
 
     name: str
     shape: tuple[int, ...]
     cost: float
     bytes: int
     atomic: bool
+    state: int = 0
+
+    @property
+    def unit(self) -> Unit:
+        """As the planner sees it; a vector is a matrix of one column."""
+        rows, cols = (*self.shape, 1, 1)[:2]
+        return Unit(self.name, rows, cols, max(1, math.ceil(self.cost)), self.state, self.name)
 
 
-def is_matrix(name: str, shape: tuple[int, ...], settings: OptimSettings) -> bool:
-    """Whether the matrix optimizer steps it: the two-dimensional parameters of the blocks.
+def method_of(name: str, shape: tuple[int, ...], settings: OptimSettings) -> Method:
+    """What steps a part: the matrix method for two-dimensional parameters of the blocks, AdamW for everything else.
 
     The embedding and the head are lookups and classifiers, not maps between activations: AdamW, as in
-    Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024).
+    Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024). Shampoo needs a preconditioner of
+    both sides, so a matrix with a side above ``precondition_side`` is AdamW's too.
     """
-    return settings.name == "muon" and len(shape) == 2 and ".layers." in f".{name}"
+    if len(shape) != 2 or ".layers." not in f".{name}":
+        return "adamw"
+    match settings.name:
+        case "muon" | "soap":
+            return settings.name
+        case "shampoo" if max(shape) <= settings.precondition_side:
+            return "shampoo"
+    return "adamw"
+
+
+def state_shapes(name: str, shape: tuple[int, ...], settings: OptimSettings) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a part's whole optimizer state, what a receiver of it must insist on. All of it is fp32.
+
+    ``gg_i`` and ``q_i``, ``statistics_i`` and ``pre_conditioners_i``: statistics of side i, and the basis or root made of them.
+    """
+    found: dict[str, tuple[int, ...]] = {"steps": (1,)}
+    match method_of(name, shape, settings):
+        case "muon":
+            found |= {"momentum": shape}
+        case "adamw":
+            found |= {"exp_avg": shape, "exp_avg_sq": shape}
+        case "soap":
+            found |= {"exp_avg": shape, "exp_avg_sq": shape}
+            sides = [(i, a) for i, a in enumerate(shape) if a <= settings.precondition_side]
+            found |= {f"{key}_{i}": (a, a) for i, a in sides for key in ("gg", "q")}
+        case "shampoo":
+            found |= {"momentum": shape}
+            found |= {f"{key}_{i}": (a, a) for i, a in enumerate(shape) for key in ("statistics", "pre_conditioners")}
+    return found
+
+
+def state_bytes(name: str, shape: tuple[int, ...], settings: OptimSettings) -> int:
+    """Bytes of a part's optimizer state."""
+    return FP32 * sum(math.prod(s) for s in state_shapes(name, shape, settings).values())
 
 
 def step_cost(name: str, shape: tuple[int, ...], settings: OptimSettings) -> float:
-    """FLOPs of one step: for an m x n matrix, m <= n, ``ns_steps`` * (4 n m^2 + 2 m^3), plus the cost of each number."""
-    cost = float(ELEMENT_FLOPS * math.prod(shape))
-    if is_matrix(name, shape, settings):
-        m, n = min(shape), max(shape)
-        cost += settings.ns_steps * (4 * n * m * m + 2 * m**3)
+    """Operations of one step: of the matrix method as the planner counts them, plus the cost of each number."""
+    cost, every, side = float(ELEMENT_FLOPS * math.prod(shape)), settings.precondition_every, settings.precondition_side
+    if (method := method_of(name, shape, settings)) == "adamw":
+        return cost
+    rows, cols = shape
+    match method:
+        case "muon":
+            cost += muon_flops(rows, cols, settings.ns_steps)
+        case "soap":
+            cost += soap_flops(rows, cols, every, side)
+        case "shampoo":
+            cost += shampoo_flops(rows, cols, every, side) + (ROOT_FLOPS - 11) * (rows**3 + cols**3) / every
     return cost
 
 
-def parts_of(shapes: Mapping[str, tuple[int, ...]], settings: OptimSettings) -> tuple[Part, ...]:
-    """All parts of a stage, sorted by name."""
-    return tuple(
-        Part(
-            name=name,
-            shape=tuple(shapes[name]),
-            cost=step_cost(name, tuple(shapes[name]), settings),
-            bytes=4 * math.prod(shapes[name]),
-            atomic=is_matrix(name, tuple(shapes[name]), settings),
-        )
-        for name in sorted(shapes)
-    )
+def parts_of(shapes: Mapping[str, tuple[int, ...]], settings: OptimSettings, rates: Rates | None = None) -> tuple[Part, ...]:
+    """All parts of a stage, sorted by name; ``rates``: measurements that correct the cost of matrices."""
+    return tuple(_part(name, tuple(shapes[name]), settings, rates) for name in sorted(shapes))
+
+
+def _part(name: str, shape: tuple[int, ...], settings: OptimSettings, rates: Rates | None) -> Part:
+    cost, matrix = step_cost(name, shape, settings), method_of(name, shape, settings) != "adamw"
+    if rates is not None and matrix:
+        cost = float(rates.corrected(int(cost), shape[0], shape[1]))
+    size = FP32 * math.prod(shape)
+    return Part(name, shape, cost, size, matrix, state_bytes(name, shape, settings))

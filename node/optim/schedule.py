@@ -22,11 +22,7 @@ def share(settings: OptimSettings, epoch: int, epochs: int) -> float:
     return min(warm, down)
 
 
-def learning_rate(settings: OptimSettings, epoch: int, epochs: int) -> float:
-    """Of Muon in this epoch."""
-    return settings.lr * share(settings, epoch, epochs)
-
-
-def adam_learning_rate(settings: OptimSettings, epoch: int, epochs: int) -> float:
-    """Of AdamW in this epoch."""
-    return settings.adam_lr * share(settings, epoch, epochs)
+def learning_rate(settings: OptimSettings, method: str, epoch: int, epochs: int) -> float:
+    """Of a method (muon, shampoo, soap, adamw) in this epoch."""
+    peaks = {"muon": settings.lr, "shampoo": settings.shampoo_lr, "soap": settings.soap_lr, "adamw": settings.adam_lr}
+    return peaks[method] * share(settings, epoch, epochs)

@@ -7,22 +7,35 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class OptimSettings:
-    """Muon for matrices, AdamW for the rest."""
+    """A matrix method for the matrices of the blocks, AdamW for the rest."""
 
     name: str = "muon"
-    """muon | adamw (adamw: for every parameter)."""
+    """muon | shampoo | soap | adamw (adamw: for every parameter)."""
     lr: float = 0.02
     """Peak learning rate of Muon, in units of its update (unit spectral norm, scaled by sqrt(max(1, rows/cols)))."""
     momentum: float = 0.95
-    """Muon's momentum, Nesterov form."""
+    """Muon's and Shampoo's momentum, Nesterov form; SOAP's decay of the first moment."""
     ns_steps: int = 5
     """Newton-Schulz iterations."""
+    coefficients: str = "simple"
+    """Of the iteration: simple | quintic | polar_express | deepseek_v4 (``node/optim/coefficients.py``)."""
+    stack: bool = False
+    """Step small matrices of one shape together, large ones on a thread each: faster, and the last bits of a step then depend
+    on which parts an owner has; small matrices may be worked on in bf16."""
+    shampoo_lr: float = 3e-3
+    """Peak learning rate of Shampoo, whose update is made as long as one that changes every number by 1."""
+    soap_lr: float = 3e-3
+    """Peak learning rate of SOAP, in units of AdamW's."""
+    precondition_every: int = 10
+    """Steps between two decompositions of Shampoo's and SOAP's statistics."""
+    precondition_side: int = 10_000
+    """Longest side with a preconditioner. SOAP leaves a longer side as it is; Shampoo leaves such a matrix to AdamW."""
     adam_lr: float = 3e-3
     """Peak learning rate of AdamW: embedding, head, norms."""
     adam_beta1: float = 0.9
-    """Decay of the first moment."""
+    """AdamW's decay of the first moment."""
     adam_beta2: float = 0.95
-    """Decay of the second moment."""
+    """Decay of the second moment, and of Shampoo's and SOAP's statistics."""
     adam_eps: float = 1e-8
     """Added to the root of the second moment."""
     weight_decay: float = 0.0

@@ -78,6 +78,10 @@ class Spares:
     def get(self, name: str) -> Spare | None:
         return self._held.get(name)
 
+    def held(self) -> dict[str, Spare]:
+        """Every copy."""
+        return dict(self._held)
+
     def versions(self) -> dict[str, Version]:
         """Part to the version its copy is of."""
         return {name: spare.version for name, spare in self._held.items()}

@@ -41,7 +41,7 @@ def balance(problem: Problem, work: int = WORK) -> tuple[list[int], float]:
             if other.makespan() < best.makespan():
                 best = other
     if best.makespan() > goal and problem.room is None:
-        best, floor = settle(_shake(best, left, goal), floor)
+        best, floor = settle(_shake(best, left, goal), floor, work)
     return best.owner, min(floor, best.makespan())
 
 

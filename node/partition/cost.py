@@ -51,23 +51,23 @@ def shard_flops(rows: int, cols: int) -> int:
     return 20 * n * m * m
 
 
-def soap_flops(rows: int, cols: int) -> int:
-    """Mean of a SOAP step: each side a <= 10,000 beside b: 8 a² b for the Gram update and the projections to and from the
-    eigenbasis, and (6 + 4/3) a³ for QR every tenth step (arXiv 2409.11321)."""
+def soap_flops(rows: int, cols: int, every: int = PRECONDITION_EVERY, side: int = MAX_SIDE) -> int:
+    """Mean of a SOAP step: each side a <= ``side`` beside b: 8 a² b for the Gram update and the projections to and from the
+    eigenbasis, and (6 + 4/3) a³ for QR in one of ``every`` steps (arXiv 2409.11321)."""
     total = Fraction(0)
     for a, b in ((rows, cols), (cols, rows)):
-        if a <= MAX_SIDE:
-            total += 8 * a * a * b + Fraction(22, 3 * PRECONDITION_EVERY) * a**3
+        if a <= side:
+            total += 8 * a * a * b + Fraction(22, 3 * every) * a**3
     return max(int(total), rows * cols)
 
 
-def shampoo_flops(rows: int, cols: int) -> int:
-    """Mean of a Shampoo step: each side a <= 10,000 beside b: 2 a² b for the statistics, 2 a² b for applying the root
-    (arXiv 1802.09568), and every tenth step 9 a³ for the eigendecomposition and 2 a³ for the root from it."""
+def shampoo_flops(rows: int, cols: int, every: int = PRECONDITION_EVERY, side: int = MAX_SIDE) -> int:
+    """Mean of a Shampoo step: each side a <= ``side`` beside b: 2 a² b for the statistics, 2 a² b for applying the root
+    (arXiv 1802.09568), and in one of ``every`` steps 9 a³ for the eigendecomposition and 2 a³ for the root from it."""
     total = 0
     for a, b in ((rows, cols), (cols, rows)):
-        if a <= MAX_SIDE:
-            total += 4 * a * a * b + 11 * a**3 // PRECONDITION_EVERY
+        if a <= side:
+            total += 4 * a * a * b + 11 * a**3 // every
     return max(total, rows * cols)
 
 

@@ -22,9 +22,12 @@ NEAR = 1e-4
 """A plan this near to the floor is not worth packing anew."""
 
 
-def settle(state: State, floor: float) -> tuple[State, float]:
-    """A plan at least as good, and a floor at least as high, by bisection between the two and by branching."""
-    problem, best = state.problem, state
+def settle(state: State, floor: float, work: int = BRANCH_WORK) -> tuple[State, float]:
+    """A plan at least as good, and a floor at least as high, by bisection between the two and by branching.
+
+    ``work`` bounds each of the searches, if it is less than they take anyway.
+    """
+    problem, best, pack = state.problem, state, min(work, PACK_WORK)
     if len(set(problem.costs)) <= KINDS and len(problem.costs) <= HELD * len(problem.speeds):
         for beam, tries in BEAMS:
             low, high = floor, best.makespan()
@@ -32,7 +35,7 @@ def settle(state: State, floor: float) -> tuple[State, float]:
                 if high - low <= NEAR * high:
                     break
                 middle = (low + high) / 2
-                owner, proven = _packed(problem, middle, beam)
+                owner, proven = _packed(problem, middle, beam, pack)
                 if owner is not None:
                     best = State(problem, owner)
                     high = min(middle, best.makespan())
@@ -40,19 +43,19 @@ def settle(state: State, floor: float) -> tuple[State, float]:
                     low = middle
                     floor = max(floor, middle) if proven else floor
             if best.makespan() > floor * (1 + 1e-9):
-                owner, proven = _packed(problem, best.makespan() * (1 - 1e-9), beam)
+                owner, proven = _packed(problem, best.makespan() * (1 - 1e-9), beam, pack)
                 if owner is not None:
                     best = State(problem, owner)
                 elif proven:
                     floor = best.makespan()
     if len(problem.costs) <= UNITS and best.makespan() > floor * (1 + 1e-9):
-        best, proven = _branched(best, floor)
+        best, proven = _branched(best, floor, min(work, BRANCH_WORK))
         if proven:
             floor = best.makespan()
     return best, floor
 
 
-def _packed(problem: Problem, time: float, beam: int) -> tuple[list[int] | None, bool]:
+def _packed(problem: Problem, time: float, beam: int, most: int = PACK_WORK) -> tuple[list[int] | None, bool]:
     """(owners of a plan that ends by ``time``, or None; whether None is proven).
 
     Peers are filled from the slowest. What a peer leaves unused is lost; all lost so far may not exceed what there is to spare.
@@ -66,7 +69,7 @@ def _packed(problem: Problem, time: float, beam: int) -> tuple[list[int] | None,
         return None, True
     # One layer for each peer: units left of each kind -> (lost so far, units left before it).
     layers: list[dict[tuple[int, ...], tuple[int, tuple[int, ...] | None]]] = [{totals: (0, None)}]
-    work, whole = Work(PACK_WORK), True
+    work, whole = Work(most), True
     for room in rooms:
         found: dict[tuple[int, ...], tuple[int, tuple[int, ...] | None]] = {}
         for left, (lost, _) in layers[-1].items():
@@ -139,7 +142,7 @@ def _read_back(
     return owner
 
 
-def _branched(state: State, floor: float) -> tuple[State, bool]:
+def _branched(state: State, floor: float, most: int = BRANCH_WORK) -> tuple[State, bool]:
     """Depth-first over units, largest first; (the best plan met, whether it is proven the best)."""
     problem = state.problem
     costs, speeds = problem.costs, problem.speeds
@@ -147,7 +150,7 @@ def _branched(state: State, floor: float) -> tuple[State, bool]:
     tails = [0] * (len(costs) + 1)
     for unit in range(len(costs) - 1, -1, -1):
         tails[unit] = tails[unit + 1] + costs[unit]
-    load, owner, work = [0] * len(speeds), [-1] * len(costs), Work(BRANCH_WORK)
+    load, owner, work = [0] * len(speeds), [-1] * len(costs), Work(most)
 
     def go(unit: int) -> bool:
         nonlocal best, best_time

@@ -15,15 +15,17 @@ from dataclasses import dataclass
 
 from node.core.errors import OutOfResources, UsageFault
 from node.core.ids import PeerId
-from node.partition.balance import balance
+from node.partition.balance import WORK, balance
 from node.partition.bounds import ideal
 from node.partition.cost import Method
 from node.partition.matrices import Unit, in_order
-from node.partition.repair import repair
+from node.partition.repair import Repaired, repair
 from node.partition.search import Problem, State
 
 SPEED_STEPS = 8
 """Measured speeds are rounded to this many steps an octave before a plan is made of them."""
+
+SLOWEST = 2.0**-20
 
 
 @dataclass(frozen=True)
@@ -60,43 +62,58 @@ def make_plan(
     previous: Mapping[str, int | None] | None = None,
     room: Sequence[int] | None = None,
     tensor: int = 1,
+    work: int = WORK,
 ) -> Plan:
     """Plan for ranks of these ``speeds``. ``previous``: the rank each unit's state is at; of another or no rank: its owner is gone.
 
-    ``room``: bytes of state each rank can hold. Raises UsageFault for no units, no ranks, a speed that is not above 0 and finite,
-    or tensor-parallel groups that do not divide the ranks; OutOfResources when state does not fit.
+    ``room``: bytes of state each rank can hold. ``work``: comparisons that may be made for a better plan. Raises UsageFault for
+    no units, no ranks, a speed that is not above 0 and finite, or tensor-parallel groups that do not divide the ranks;
+    OutOfResources when state does not fit.
     """
     _check(units, speeds, room, tensor)
     ordered = in_order(units)
-    problem = Problem([u.cost for u in ordered], speeds, [u.bytes for u in ordered], room)
-    moved = least = 0
-    if room is not None and (big := max(ordered, key=lambda u: (u.bytes, u.name))).bytes > max(room):
-        raise OutOfResources(
-            f"{big.name} keeps {big.bytes} bytes of state, no rank has room for more than {max(room)}",
-            "split the matrix, or add a rank with more memory",
-        )
-    if previous:
-        done = repair(problem, [_before(previous, u.name, len(speeds)) for u in ordered])
-        owners, floor, moved, least = done.owner, done.floor, done.moved, done.least
-    else:
-        owners, floor = balance(problem)
-        if tensor > 1 and len(set(speeds)) == 1 and room is None:
-            owners = spread_bytes(problem, owners, tensor)
+    problem = Problem([u.cost for u in ordered], speeds, [u.bytes for u in ordered])
+    before = [_before(previous, u.name, len(speeds)) for u in ordered] if previous else None
+    done = _planned(problem, before, tensor, work)
+    if room is not None and any(used > most for used, most in zip(State(problem, done.owner).used, room, strict=True)):
+        # The best plan without limits is the best with them when it keeps them; the rest of the search is narrower.
+        if (big := max(ordered, key=lambda u: (u.bytes, u.name))).bytes > max(room):
+            raise OutOfResources(
+                f"{big.name} keeps {big.bytes} bytes of state, nobody has room for more than {max(room)}",
+                "split the matrix, or add a peer with more memory",
+            )
+        problem = Problem(problem.costs, speeds, problem.sizes, room)
+        done = _planned(problem, before, tensor, work)
+    owners, floor = done.owner, done.floor
     state = State(problem, owners)
     owner = {name: rank for name, rank in sorted(zip((u.name for u in ordered), owners, strict=True))}
     best, end = ideal(problem.costs, speeds), state.makespan()
     name = plan_hash(method, ordered, {n: str(r) for n, r in owner.items()})
     return Plan(
-        tuple(ordered), owner, tuple(speeds), end, best, max(min(floor, end), best), moved, least, tuple(state.load), name
+        tuple(ordered),
+        owner,
+        tuple(speeds),
+        end,
+        best,
+        max(min(floor, end), best),
+        done.moved,
+        done.least,
+        tuple(state.load),
+        name,
     )
 
 
 def assign_units(
-    units: Sequence[Unit], members: Sequence[tuple[PeerId, float]], previous: Mapping[str, PeerId] | None = None
+    units: Sequence[Unit],
+    members: Sequence[tuple[PeerId, float]],
+    previous: Mapping[str, PeerId] | None = None,
+    room: Mapping[PeerId, int] | None = None,
+    work: int = WORK,
 ) -> dict[str, PeerId]:
     """Exactly one owner among ``members`` (peer, speed) for every unit; speed 0 is not known and counts as the mean.
 
-    The order of units and members does not matter. Raises UsageFault as :func:`make_plan` does, and for a member named twice.
+    Speeds are :func:`quantised`, and none counts as less than a millionth of the largest. ``room``: bytes of state, of the members it is known of. The order of units and members does
+    not matter. Raises UsageFault and OutOfResources as :func:`make_plan` does, and UsageFault for a member named twice.
     """
     ordered = sorted(members)
     peers = [peer for peer, _ in ordered]
@@ -104,11 +121,24 @@ def assign_units(
         raise UsageFault("a member is named twice", "name each peer once")
     known = [speed for _, speed in ordered if speed > 0]
     typical = math.fsum(known) / len(known) if known else 1.0
-    speeds = [speed if speed != 0 else typical for _, speed in ordered]
+    speeds = [quantised(speed if speed != 0 else typical) for _, speed in ordered]
+    scale = -math.frexp(max(speeds, default=1.0))[1]
+    speeds = [max(math.ldexp(speed, scale), SLOWEST) for speed in speeds]
     rank = {peer: i for i, peer in enumerate(peers)}
     was = {name: rank.get(peer, -1) for name, peer in previous.items()} if previous else None
-    plan = make_plan(units, speeds, "muon", was)
+    most = sum(u.bytes for u in units)
+    limits = [min(most, room.get(peer, most)) for peer in peers] if room else None
+    plan = make_plan(units, speeds, "muon", was, limits, work=work)
     return {name: peers[r] for name, r in plan.owner.items()}
+
+
+def _planned(problem: Problem, before: Sequence[int | None] | None, tensor: int, work: int) -> Repaired:
+    if before is not None:
+        return repair(problem, before, work)
+    owners, floor = balance(problem, work)
+    if tensor > 1 and len(set(problem.speeds)) == 1 and problem.room is None:
+        owners = spread_bytes(problem, owners, tensor)
+    return Repaired(owners, 0, 0, floor)
 
 
 def plan_hash(method: str, units: Sequence[Unit], owner: Mapping[str, str]) -> str:

@@ -12,14 +12,17 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
 
+from node.partition.balance import WORK as FRESH_WORK
 from node.partition.balance import balance, longest_first
 from node.partition.bounds import ideal, lower_bound
 from node.partition.search import Problem, State, Work
 
 WORK = 400_000
 MANY = 48
-LARGE = 200_000
-"""Units times peers above which one variant is tried."""
+LARGE, LARGE_WORK = 60_000, 40_000
+"""Units times peers above which one variant is tried, and the work of a fresh plan beside it."""
+ANEW = 0.95
+"""Nearly everything moves when it is planned anew: only where that makes the step so much shorter."""
 MUST = 1.048
 """Bytes are spent without a limit to come within this of the ideal time, or of the floor where that is above ``APART``."""
 APART = 1.04
@@ -45,15 +48,17 @@ class Repaired:
 
 
 def repair(problem: Problem, before: Sequence[int | None], work: int = WORK) -> Repaired:
-    """``before``: the peer that held each unit; -1 a peer that is gone; None for a unit that has no state yet.
+    """``before``: the peer that held each unit; -1 a peer that is gone; None for a unit that has no state yet. ``work``:
+    comparisons of each variant; with less than usual fewer variants are tried.
 
     Raises OutOfResources when an orphan finds no room.
     """
     home = [-1 if peer is None else peer for peer in before]
     sizes = [0 if peer is None else size for peer, size in zip(before, problem.sizes, strict=True)]
     orphaned = sum(size for peer, size in zip(home, sizes, strict=True) if peer < 0)
+    fresh_work = FRESH_WORK if work >= WORK else work
     if all(peer < 0 for peer in home):
-        owner, floor = balance(problem)
+        owner, floor = balance(problem, fresh_work)
         return Repaired(owner, orphaned, orphaned, floor)
     first = longest_first(problem, _fitting(problem, home))
     start = State(problem, first)
@@ -62,19 +67,27 @@ def repair(problem: Problem, before: Sequence[int | None], work: int = WORK) -> 
     must = bearable(problem, floor)
     if first == list(before) and all(start.held) and start.makespan() <= must:
         return Repaired(first, 0, least, floor)
-    tried: list[tuple[float, float, float, int, int, list[int]]] = []
+    tried: list[tuple[float, int, list[int]]] = []
     large = len(problem.costs) * len(problem.speeds) > LARGE
+    spends = SPENDS[-1:] if large or work < WORK else SPENDS
     work *= 4 if large else 1
-    for taste, spend in product(range(1 if large else TASTES), SPENDS[-1:] if large else SPENDS):
+    for taste, spend in product(range(1 if large else TASTES), spends):
         state = State(problem, first)
         moves = _Moves(state, home, sizes, taste)
         moves.run(floor * WISH, 0, Work(work))
         moves.run(floor * WISH, int(spend * least) - orphaned, Work(work))
         moves.run(must, None, Work(work))
         moves.send_home(max(floor * WISH, state.makespan()))
-        end, moved = state.makespan(), orphaned + moves.spent
-        tried.append((max(end, must), max(moved, SPEND * least), end, moved, len(tried), state.owner))
-    *_, moved, _, owner = min(tried)
+        tried.append((state.makespan(), orphaned + moves.spent, state.owner))
+    if (reached := min(tried)[0]) > must:
+        # What stayed may be in the way of what had to move: a fresh plan, from which goes home what may.
+        owner, floor = balance(problem, min(fresh_work, LARGE_WORK) if large else fresh_work)
+        must, state = bearable(problem, floor), State(problem, owner)
+        moves = _Moves(state, home, sizes, 0)
+        moves.send_home(max(must, state.makespan()))
+        if state.makespan() <= ANEW * reached:
+            tried.append((state.makespan(), orphaned + moves.spent, state.owner))
+    _, moved, owner = min(tried, key=lambda plan: (max(plan[0], must), max(plan[1], SPEND * least), plan[:2]))
     return Repaired(owner, moved, least, floor)
 
 
@@ -139,6 +152,8 @@ class _Moves:
             slow = state.slowest()
             now = state.time(slow)
             if now <= goal:
+                return
+            if not self.work.spend(len(state.load)):
                 return
             limit = None if budget is None else max(0, budget - self.spent)
             others = sorted((p for p in range(len(state.load)) if p != slow), key=lambda p: (state.time(p), p))

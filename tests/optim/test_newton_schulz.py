@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from node.core.errors import StepFault, UsageFault
+from node.optim.coefficients import NAMES, applied, coefficients
+from node.optim.kernel_rule import CPU, Rule
 from node.optim.newton_schulz import newton_schulz, newton_schulz_all, reference, working_dtype
 
 SHAPES = [(1, 1), (1, 9), (16, 16), (64, 64), (48, 128), (128, 48), (256, 100)]
+BF16 = Rule(units=True, bf16_from=1)
 
 
 def matrix(shape, seed=0, rank=None):
@@ -18,19 +22,20 @@ def matrix(shape, seed=0, rank=None):
     return low + 1e-3 * torch.randn(shape, generator=g)
 
 
+def distance(found, expected):
+    return float(torch.linalg.vector_norm(found.double() - expected) / torch.linalg.vector_norm(expected))
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-4), (torch.bfloat16, 0.1)])
 def test_it_agrees_with_the_polynomial_of_the_singular_values(shape, dtype, bound):
     m = matrix(shape)
-    expected = reference(m)
-    error = torch.linalg.vector_norm(newton_schulz(m, dtype=dtype).double() - expected) / torch.linalg.vector_norm(expected)
-    assert error < bound
+    assert distance(newton_schulz(m, dtype=dtype), reference(m)) < bound
 
 
 def test_nearly_singular_input_stays_within_the_bound_of_fp32():
     m = matrix((64, 128), rank=4)
-    expected = reference(m)
-    assert torch.linalg.vector_norm(newton_schulz(m).double() - expected) / torch.linalg.vector_norm(expected) < 1e-3
+    assert distance(newton_schulz(m), reference(m)) < 1e-3
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -45,21 +50,37 @@ def test_singular_values_come_near_one_and_vectors_stay(seed):
     assert torch.linalg.vector_norm(rotated - torch.diag(torch.diagonal(rotated))) < 1e-4
 
 
-def test_tall_is_wide_transposed_and_scale_does_not_matter():
+def test_tall_is_wide_transposed_and_scale_and_strides_do_not_matter():
     m = matrix((96, 32))
-    assert torch.equal(newton_schulz(m), newton_schulz(m.mT.contiguous()).mT)
+    assert torch.allclose(newton_schulz(m), newton_schulz(m.mT.contiguous()).mT, atol=1e-6)
     assert torch.equal(newton_schulz(m), newton_schulz(m * 1024))
+    assert torch.equal(newton_schulz(m), newton_schulz(m.mT.contiguous().mT))
+    assert newton_schulz(m).is_contiguous()
 
 
-def test_zero_stays_zero():
-    assert torch.equal(newton_schulz(torch.zeros(4, 6)), torch.zeros(4, 6))
+@pytest.mark.parametrize("rule", [CPU, BF16])
+def test_zero_stays_zero_and_what_is_not_finite_shows(rule):
+    shapes = [(4, 6), (64, 256), (256, 64)]
+    for zero in newton_schulz_all([torch.zeros(s) for s in shapes], 5, False, rule=rule):
+        assert torch.equal(zero.float(), torch.zeros(zero.shape))
+    for bad in (float("nan"), float("inf")):
+        spoiled = [matrix(s) for s in shapes]
+        for m in spoiled:
+            m[1, 2] = bad
+        assert all(not torch.isfinite(x).any() for x in newton_schulz_all(spoiled, 5, False, rule=rule))
+        stacked = newton_schulz_all([spoiled[1], *(matrix(shapes[1], i) for i in range(4))], 5, True, rule=rule)
+        assert not torch.isfinite(stacked[0]).any()
+        assert all(torch.isfinite(x).all() for x in stacked[1:])
 
 
 def test_the_input_is_left_alone():
-    m = matrix((8, 8))
-    before = m.clone()
-    newton_schulz(m)
-    assert torch.equal(m, before)
+    for dtype in (torch.float32, torch.bfloat16):
+        m = matrix((8, 8)).to(dtype)
+        before = m.clone()
+        newton_schulz(m, dtype=dtype)
+        newton_schulz_all([m, m], 5, True)
+        assert torch.equal(m, before)
+    assert not newton_schulz(torch.ones(4, 8, requires_grad=True)).requires_grad
 
 
 def test_bf16_agrees_with_torchs_own():
@@ -71,12 +92,83 @@ def test_bf16_agrees_with_torchs_own():
         assert torch.allclose(newton_schulz(m, dtype=torch.bfloat16).float(), theirs.float(), atol=2e-2)
 
 
-def test_stacking_changes_nothing_but_speed(monkeypatch):
-    monkeypatch.setattr("node.optim.newton_schulz.working_dtype", lambda _: torch.bfloat16)
-    ms = [matrix((32, 64), 1), matrix((64, 32), 2), matrix((32, 64), 3)]
-    for one, many in zip(newton_schulz_all(ms, 5, False), newton_schulz_all(ms, 5, True), strict=True):
-        assert torch.allclose(one.float(), many.float(), atol=2e-2)
+@pytest.mark.parametrize("rule", [CPU, BF16, Rule(units=True), Rule(units=True, panels_bf16=1, panels_fp32=1)])
+@pytest.mark.parametrize("stack", [False, True])
+def test_every_way_gives_the_same_matrices_in_order(rule, stack):
+    shapes = [(32, 64), (64, 32), (64, 256), (32, 64), (128, 128), (256, 64), (32, 64), (64, 256), (128, 128), (32, 64), (8, 8)]
+    ms = [matrix(shape, i) for i, shape in enumerate(shapes)]
+    for m, x in zip(ms, newton_schulz_all(ms, 5, stack, rule=rule), strict=True):
+        assert x.shape == m.shape
+        assert distance(x, reference(m)) < (0.1 if rule.units else 1e-4)
+
+
+def test_a_matrix_by_itself_gives_the_same_bits_whatever_is_stepped_beside_it():
+    ms = [matrix((64, 256), i) for i in range(5)] + [matrix((24, 40), 9)]
+    alone = [newton_schulz_all([m], 5, False)[0] for m in ms]
+    assert all(torch.equal(a, b) for a, b in zip(alone, newton_schulz_all(ms, 5, False), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(alone[::-1], newton_schulz_all(ms[::-1], 5, False), strict=True))
+
+
+def test_a_stack_is_cut_where_it_would_take_too_much(monkeypatch):
+    monkeypatch.setattr("node.optim.newton_schulz.STACKED", 3 * 128 * 128)
+    ms = [matrix((128, 128), i) for i in range(7)]
+    for m, x in zip(ms, newton_schulz_all(ms, 5, True, rule=BF16), strict=True):
+        assert distance(x, reference(m)) < 0.1
 
 
 def test_a_small_matrix_on_a_cpu_is_worked_in_fp32():
     assert working_dtype(torch.zeros(64, 4096)) is torch.float32
+
+
+@pytest.mark.parametrize("bad", [torch.zeros(4), torch.zeros(0, 4), torch.zeros(4, 0), torch.zeros(()), torch.zeros(2, 3, 4)])
+def test_what_is_no_matrix_is_refused(bad):
+    with pytest.raises(StepFault, match="no matrix"):
+        newton_schulz_all([matrix((4, 4)), bad], 5, False)
+    if bad.ndim != 3:
+        with pytest.raises(StepFault, match="no matrix"):
+            newton_schulz(bad)
+
+
+def test_whole_numbers_are_refused():
+    with pytest.raises(StepFault, match="int64"):
+        newton_schulz(torch.zeros(4, 4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "least", "low", "high"),
+    [
+        ("simple", 5, 2e-3, 0.68, 1.21),
+        ("quintic", 5, 2e-3, 0.85, 1.15),
+        ("polar_express", 5, 1e-3, 0.84, 1.13),
+        ("polar_express", 8, 1e-3, 0.999, 1.001),
+        ("deepseek_v4", 10, 1e-3, 0.99, 1.01),
+    ],
+)
+def test_each_set_brings_singular_values_to_one(name, steps, least, low, high):
+    chosen = coefficients(name, steps)
+    assert len(chosen) == steps
+    values = torch.logspace(float(torch.tensor(least).log10()), 0, 200, dtype=torch.float64).tolist()
+    after = [applied(value, chosen) for value in values]
+    assert low < min(after)
+    assert max(after) < high
+    m = matrix((24, 32))
+    assert distance(newton_schulz(m, steps, coefficients=name), reference(m, steps, name)) < 1e-4
+    expected = sorted(
+        applied(float(s), chosen) for s in torch.linalg.svdvals(m.double()) / torch.linalg.matrix_norm(m.double())
+    )
+    found = sorted(torch.linalg.svdvals(newton_schulz(m, steps, torch.float64, coefficients=name)).tolist())
+    assert torch.allclose(torch.tensor(found), torch.tensor(expected), atol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "steps"), [("jordan2", 5), ("simple", 0), ("simple", 101), ("deepseek_v4", 2)])
+def test_unknown_coefficients_and_senseless_counts_are_refused(name, steps):
+    with pytest.raises(UsageFault):
+        coefficients(name, steps)
+
+
+def test_sets_differ_and_stay_bounded_on_all_they_may_meet():
+    for name in NAMES:
+        for steps in (5, 10):
+            chosen = coefficients(name, steps)
+            assert all(0 <= applied(i / 500, chosen) < 1.21 for i in range(501))
+    assert len({coefficients(name, 5) for name in NAMES}) == len(NAMES)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.optim.owner import Owner, state_shapes
+from node.core.errors import StepFault
+from node.optim.owner import Owner
+from node.optim.parts import state_shapes
 from node.optim.settings import OptimSettings
 
 SHAPES = {
@@ -34,7 +38,8 @@ def same(left, right):
 
 @given(st.lists(st.integers(0, 2), min_size=len(SHAPES), max_size=len(SHAPES)), st.booleans())
 def test_any_partition_is_bit_equal_to_one_process(where, stack):
-    whole, shares = Owner(SETTINGS, 8, stack=stack), [Owner(SETTINGS, 8, stack=stack) for _ in range(3)]
+    settings = replace(SETTINGS, stack=stack)
+    whole, shares = Owner(settings, 8), [Owner(settings, 8) for _ in range(3)]
     reference, split = numbers(0), numbers(0)
     for epoch in range(3):
         gradients = numbers(epoch + 1)
@@ -76,7 +81,7 @@ def test_a_committed_epoch_is_not_stepped_again():
     owner.step_all(parameters, gradients, 4)
     before = owner.state(UP)
     for epoch in (3, 4):
-        with pytest.raises(ValueError, match="committed through epoch 4"):
+        with pytest.raises(StepFault, match="committed through epoch 4"):
             owner.step(UP, parameters[UP], gradients[UP], epoch)
     assert owner.commit(4) == frozenset()
     assert same(owner.state(UP), before)
@@ -111,7 +116,7 @@ def test_state_moves_to_another_owner_and_goes_on_to_the_bit(name):
     assert {k: tuple(v.shape) for k, v in state.items()} == state_shapes(name, SHAPES[name], SETTINGS)
     assert all(v.dtype is torch.float32 for v in state.values())
     new.load_state(name, SHAPES[name], state, epoch=2)
-    with pytest.raises(ValueError, match="committed"):
+    with pytest.raises(StepFault, match="committed"):
         new.step(name, parameter, numbers(9)[name], 2)
     assert torch.equal(new.step(name, parameter, numbers(9)[name], 3), old.step(name, parameter, numbers(9)[name], 3))
     old.drop(name)
@@ -129,11 +134,13 @@ def test_state_that_cannot_be_is_refused():
         good | {"momentum": torch.zeros(8, 20)},
         good | {"momentum": torch.full((20, 8), float("nan"))},
         good | {"steps": -torch.ones(1)},
+        good | {"steps": torch.zeros(1)},
+        good | {"steps": torch.full((1,), 1.5)},
     ):
-        with pytest.raises(ValueError, match="optimizer state"):
+        with pytest.raises(StepFault, match="optimizer state"):
             owner.load_state(UP, (20, 8), bad)
     head = {"exp_avg": torch.zeros(11, 8), "exp_avg_sq": -torch.ones(11, 8), "steps": torch.ones(1)}
-    with pytest.raises(ValueError, match="negative"):
+    with pytest.raises(StepFault, match="negative"):
         owner.load_state("lm_head.weight", (11, 8), head)
     assert owner.names() == ()
 
@@ -147,9 +154,24 @@ def test_loaded_state_is_a_copy():
 
 def test_a_gradient_of_another_shape_stages_nothing():
     owner, parameters = Owner(SETTINGS, 8), numbers(0)
-    with pytest.raises(ValueError, match="gradient of"):
+    with pytest.raises(StepFault, match="gradient of"):
         owner.step_parts(parameters, {UP: torch.zeros(20, 8), "lm_head.weight": torch.zeros(8, 11)}, 0)
     assert owner.commit(0) == frozenset()
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_a_gradient_that_is_not_finite_stages_nothing(number):
+    owner, parameters, gradients = Owner(SETTINGS, 8), numbers(0), numbers(1)
+    gradients[UP][3, 4] = number
+    with pytest.raises(StepFault, match=r"up_proj.* is not finite") as fault:
+        owner.step_parts(parameters, gradients, 0)
+    assert fault.value.next_step
+    assert owner.staged(0) == frozenset()
+
+
+def test_a_gradient_of_no_parameter_here_stages_nothing():
+    with pytest.raises(StepFault, match="not of a parameter here"):
+        Owner(SETTINGS, 8).step_parts({}, {UP: torch.zeros(20, 8)}, 0)
 
 
 def test_adamw_for_everything_when_so_named():

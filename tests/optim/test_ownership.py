@@ -1,4 +1,4 @@
-"""Ownership: exactly one owner, the same for everybody, near-equal load, little movement."""
+"""Ownership: exactly one owner, the same for everybody, near-equal load, little movement, within what memory there is."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from node.core.errors import OutOfResources, UsageFault
 from node.core.ids import PeerId
-from node.optim.ownership import WORTH_MOVING, assign, makespan, ownership_hash
-from node.optim.parts import Part, parts_of, step_cost
+from node.optim.ownership import assign, makespan, ownership_hash
+from node.optim.parts import Part, parts_of, state_bytes, state_shapes, step_cost
 from node.optim.settings import OptimSettings
+from node.partition.cost import Rate, Rates
+from node.partition.cost import state_bytes as planned_bytes
+from node.partition.repair import MUST
 
 peers = st.lists(st.integers(0, 30), min_size=1, max_size=9, unique=True).map(lambda ns: [PeerId(f"p{n:02}") for n in ns])
-costs = st.lists(st.integers(0, 50), min_size=0, max_size=40)
+costs = st.lists(st.integers(1, 50), min_size=0, max_size=40)
+UP = "model.layers.0.mlp.up_proj.weight"
 
 
 def parts(values):
@@ -32,6 +37,7 @@ def model(layers=8, d=64):
     return shapes
 
 
+@settings(max_examples=40, deadline=None)
 @given(costs, peers, peers, st.data())
 def test_every_part_has_exactly_one_living_owner(values, before, after, data):
     ps = parts(values)
@@ -42,6 +48,7 @@ def test_every_part_has_exactly_one_living_owner(values, before, after, data):
     assert set(second.values()) <= set(after)
 
 
+@settings(max_examples=40, deadline=None)
 @given(costs, peers, st.randoms())
 def test_the_order_of_the_inputs_does_not_matter(values, members, dice):
     ps, ms = list(parts(values)), [(p, float(1 + i % 3)) for i, p in enumerate(members)]
@@ -51,38 +58,47 @@ def test_the_order_of_the_inputs_does_not_matter(values, members, dice):
     dice.shuffle(ms)
     shuffled = dict(sorted(previous.items(), reverse=True))
     assert (assign(ps, ms), assign(ps, ms, shuffled)) == expected
-    assert ownership_hash(dict(sorted(expected[0].items(), reverse=True))) == ownership_hash(expected[0])
+    backwards = dict(sorted(expected[0].items(), reverse=True))
+    assert ownership_hash(ps, backwards, "muon") == ownership_hash(parts(values), expected[0], "muon")
 
 
+@settings(max_examples=40, deadline=None)
 @given(costs, peers, peers)
 def test_equal_peers_have_near_equal_loads(values, before, after):
-    ps, ms = parts(values), [(p, 0.0) for p in after]
-    mean, largest = sum(values) / len(after), max(values, default=0)
-    assert makespan(ps, ms, assign(ps, ms)) <= mean + largest * (1 - 1 / len(after)) + 1e-9
+    ps, ms = parts(values), [(p, 1.0) for p in after]
+    if not values:
+        return
+    mean, largest = sum(values) / len(after), max(values)
+    fresh = makespan(ps, ms, assign(ps, ms))
+    assert fresh <= mean + largest * (1 - 1 / len(after)) + 1e-9
+    # Repair never insists on less than MUST times the ideal, or times the floor, which the fresh plan is not below.
     repaired = assign(ps, ms, assign(ps, [(p, 0.0) for p in before]))
-    assert makespan(ps, ms, repaired) <= mean + largest + WORTH_MOVING * mean + 1e-9
+    assert makespan(ps, ms, repaired) <= mean + largest + 1e-9
 
 
+@settings(max_examples=40, deadline=None)
 @given(costs, peers)
 def test_nothing_moves_when_nobody_comes_or_goes(values, members):
     ps, ms = parts(values), [(p, 1.0) for p in members]
     before = assign(ps, ms)
     after = assign(ps, ms, before)
-    assert makespan(ps, ms, after) <= makespan(ps, ms, before)
     assert assign(ps, ms, after) == after
+    if values:
+        assert makespan(ps, ms, after) <= makespan(ps, ms, before)
 
 
+@pytest.mark.parametrize("method", ["muon", "soap"])
 @pytest.mark.parametrize("count", [4, 8, 16])
-def test_leaving_and_joining_move_about_one_share(count):
-    ps = parts_of(model(layers=28), OptimSettings())
+def test_leaving_and_joining_move_about_one_share(count, method):
+    ps = parts_of(model(layers=28), OptimSettings(name=method))
     members = [(PeerId(f"p{i:02}"), 1.0 + (i % 3) * 0.5) for i in range(count)]
-    total = sum(p.bytes for p in ps)
+    total = sum(p.state for p in ps)
     before = assign(ps, members)
     for changed in (members[:3] + members[4:], [*members, (PeerId("p99"), 1.0)]):
         after = assign(ps, changed, before)
-        moved = sum(p.bytes for p in ps if before[p.name] != after[p.name])
+        moved = sum(p.state for p in ps if before[p.name] != after[p.name])
         assert moved <= 2.0 / count * total
-        assert makespan(ps, changed, after) <= 1.35 * makespan(ps, changed, assign(ps, changed))
+        assert makespan(ps, changed, after) <= 1.1 * makespan(ps, changed, assign(ps, changed))
 
 
 @pytest.mark.parametrize("count", [2, 4, 8])
@@ -90,7 +106,8 @@ def test_a_newcomer_gets_its_share_from_the_slowest(count):
     ps, members = parts([5] * 80), [(PeerId(f"p{i}"), 1.0) for i in range(count)]
     after = assign(ps, [*members, (PeerId("new"), 1.0)], assign(ps, members))
     assert sum(o == "new" for o in after.values()) >= 0.7 * 80 / (count + 1)
-    assert makespan(ps, [*members, (PeerId("new"), 1.0)], after) <= 1.15 * 400 / (count + 1)
+    # 80 equal parts on 3, 5 and 9 peers: the fullest has at least 27, 16 and 9.
+    assert makespan(ps, [*members, (PeerId("new"), 1.0)], after) <= max(5 * -(-80 // (count + 1)), MUST * 400 / (count + 1))
 
 
 def test_only_orphans_move_when_the_rest_is_balanced():
@@ -109,29 +126,97 @@ def test_the_fast_own_more():
 def test_members_that_make_no_sense_are_refused():
     a = PeerId("a")
     for members in ([], [(a, 1.0), (a, 2.0)], [(a, -1.0)], [(a, float("nan"))], [(a, float("inf"))]):
-        with pytest.raises(ValueError, match="own|twice|speed"):
+        with pytest.raises(UsageFault, match="own|twice|speed"):
             assign(parts([1]), members)
-    with pytest.raises(ValueError, match="twice"):
+    with pytest.raises(UsageFault, match="twice"):
         assign(parts([1]) * 2, [(a, 1.0)])
 
 
-def test_costs_follow_the_iteration():
+def test_parts_go_where_there_is_room_for_their_state():
+    ps = parts_of(model(2), OptimSettings(name="soap"))
+    largest = max(p.state for p in ps)
+    total = sum(p.state for p in ps)
+    a, b, c = (PeerId(p) for p in "abc")
+    members, room = [(a, 1.0), (b, 1.0), (c, 8.0)], {a: total, c: largest}
+    for previous in (None, dict.fromkeys((p.name for p in ps), c)):
+        owners = assign(ps, members, previous, room)
+        held = {peer: sum(p.state for p in ps if owners[p.name] == peer) for peer in (a, b, c)}
+        assert held[c] <= largest
+        assert held[b] > 0, "of b nothing is known, so it has room"
+    assert assign(ps, members)[UP] == assign(ps, members, None, {})[UP]
+
+
+def test_a_matrix_larger_than_anybodys_memory_says_what_to_do():
+    ps, a, b = parts_of(model(2), OptimSettings()), PeerId("a"), PeerId("b")
+    small = max(p.state for p in ps) - 1
+    for previous in (None, dict.fromkeys((p.name for p in ps), a)):
+        with pytest.raises(OutOfResources, match="bytes of state") as fault:
+            assign(ps, [(a, 1.0), (b, 1.0)], previous, {a: small, b: small})
+        assert "memory" in fault.value.next_step
+
+
+def test_costs_follow_the_method():
     s = OptimSettings(ns_steps=5)
-    name = "model.layers.0.mlp.up_proj.weight"
-    assert step_cost(name, (30, 10), s) == step_cost(name, (10, 30), s)
-    assert step_cost(name, (30, 10), s) - step_cost("lm_head.weight", (30, 10), s) == 5 * (4 * 30 * 100 + 2 * 1000)
+    assert step_cost(UP, (30, 10), s) == step_cost(UP, (10, 30), s)
+    assert step_cost(UP, (30, 10), s) - step_cost("lm_head.weight", (30, 10), s) == 5 * (4 * 30 * 100 + 2 * 1000)
+    of = {m: step_cost(UP, (300, 100), OptimSettings(name=m)) for m in ("muon", "shampoo", "soap", "adamw")}
+    assert of["adamw"] < min(of["muon"], of["soap"], of["shampoo"])
+    seldom = OptimSettings(name="shampoo", precondition_every=100)
+    assert step_cost(UP, (300, 100), seldom) < of["shampoo"]
+    half = OptimSettings(name="soap", precondition_side=200)
+    assert step_cost(UP, (300, 100), half) < of["soap"]
     by_name = {p.name: p for p in parts_of(model(), s)}
-    assert by_name[name].atomic
+    assert by_name[UP].atomic
     assert not by_name["lm_head.weight"].atomic
     assert not by_name["model.layers.0.input_layernorm.weight"].atomic
-    assert by_name[name].bytes == 4 * 64 * 192
+    assert by_name[UP].bytes == 4 * 64 * 192
+
+
+def test_measured_rates_correct_the_cost_of_matrices_alone():
+    shapes = {UP: (64, 192), "model.layers.0.self_attn.q_proj.weight": (64, 64), "lm_head.weight": (259, 64)}
+    plain = {p.name: p for p in parts_of(shapes, OptimSettings())}
+    rates = Rates([Rate(64, 192, 100.0), Rate(64, 64, 25.0)])
+    measured = {p.name: p for p in parts_of(shapes, OptimSettings(), rates)}
+    assert [measured[n].cost / plain[n].cost for n in shapes] == pytest.approx([1, 4, 1])
+
+
+@pytest.mark.parametrize("method", ["muon", "shampoo", "soap", "adamw"])
+@pytest.mark.parametrize("shape", [(64, 192), (64, 64), (300, 20)])
+def test_state_is_as_large_as_the_planner_thinks(method, shape):
+    s = OptimSettings(name=method)
+    assert state_bytes(UP, shape, s) == planned_bytes(method, *shape) + 4
+    assert parts_of({UP: shape}, s)[0].state == 4 * sum(
+        a * b for a, b in [(*x, 1)[:2] for x in state_shapes(UP, shape, s).values()]
+    )
+
+
+def test_a_side_that_is_too_long_has_no_preconditioner():
+    soap, shampoo = (OptimSettings(name=m, precondition_side=100) for m in ("soap", "shampoo"))
+    assert "q_0" not in state_shapes(UP, (300, 20), soap)
+    assert state_shapes(UP, (300, 20), soap)["q_1"] == (20, 20)
+    assert state_shapes(UP, (300, 20), shampoo) == state_shapes("lm_head.weight", (300, 20), shampoo)
+    assert not parts_of({UP: (300, 20)}, shampoo)[0].atomic
+
+
+def test_the_hash_covers_method_shapes_and_owners():
+    a, b, ps = PeerId("a"), PeerId("b"), parts([3, 4])
+    of = dict.fromkeys(("w000", "w001"), a)
+    hashes = {
+        ownership_hash(ps, of, "muon"),
+        ownership_hash(ps, of, "soap"),
+        ownership_hash(ps, of | {"w001": b}, "muon"),
+        ownership_hash(parts([3, 5]), of, "muon"),
+        ownership_hash((*ps[:1], Part("w002", (4, 1), 4.0, 16, True)), {"w000": a, "w002": a}, "muon"),
+    }
+    assert len(hashes) == 5
+    assert ownership_hash(ps[::-1], of, "muon") in hashes
 
 
 def test_another_process_computes_the_same_map():
     program = (
         "from node.optim.parts import Part; from node.optim.ownership import assign, ownership_hash; import sys\n"
-        "ps = [Part(f'w{i}', (i, 1), float(i * 7 % 13), i, True) for i in range(50)]\n"
-        "print(ownership_hash(assign(ps, [(f'p{i}', i / 3) for i in range(7)])))\n"
+        "ps = [Part(f'w{i}', (i + 1, 1), float(1 + i * 7 % 13), i, True) for i in range(50)]\n"
+        "print(ownership_hash(ps, assign(ps, [(f'p{i}', i / 3) for i in range(7)]), 'muon'))\n"
         "assert 'torch' not in sys.modules"
     )
     hashes = {

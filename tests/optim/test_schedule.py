@@ -2,22 +2,22 @@ from __future__ import annotations
 
 import pytest
 
-from node.optim.owner import learning_rate
-from node.optim.schedule import adam_learning_rate, share
+from node.optim.schedule import learning_rate, share
 from node.optim.settings import OptimSettings
 
 SETTINGS = OptimSettings(lr=0.02, adam_lr=0.003, warmup=10, decay=0.4)
 
 
 def test_it_rises_stays_and_falls_to_a_tenth():
-    rates = [learning_rate(SETTINGS, e, 100) for e in range(100)]
+    rates = [learning_rate(SETTINGS, "muon", e, 100) for e in range(100)]
     assert rates[:10] == pytest.approx([0.002 * (i + 1) for i in range(10)])
     assert rates[9:61] == [0.02] * 52
     steps = [a - b for a, b in zip(rates[60:], rates[61:], strict=False)]
     assert steps == pytest.approx([steps[0]] * len(steps))
     assert steps[0] > 0
     assert rates[-1] == pytest.approx(0.002)
-    assert adam_learning_rate(SETTINGS, 30, 100) == 0.003
+    peaks = {"muon": 0.02, "adamw": 0.003, "shampoo": SETTINGS.shampoo_lr, "soap": SETTINGS.soap_lr}
+    assert {m: learning_rate(SETTINGS, m, 30, 100) for m in peaks} == peaks
 
 
 def test_past_the_end_and_without_an_end():

@@ -162,6 +162,7 @@ def test_other_input_that_cannot_be_used():
         make_plan(units([1]), [1.0] * 2, "muon", room=[1])
 
 
+@settings(deadline=None)
 @given(few, st.randoms())
 def test_order_and_names_of_members(costs, dice):
     items = units(costs)
@@ -284,3 +285,35 @@ def test_layouts_are_chosen_by_time():
 
 def test_true_cost_is_of_the_whole_matrix():
     assert units_of([Matrix("w", 6, 4, (("a", 2), ("b", 4)))], "muon")[1].cost == muon_flops(4, 4)
+
+
+def test_room_that_is_not_short_changes_nothing():
+    items = units_of(fused_form(MODELS["0.6B"], "parts"), "soap")
+    free = make_plan(items, [1.0] * 12, "soap")
+    held = [sum(u.bytes for u in items if free.owner[u.name] == r) for r in range(12)]
+    assert make_plan(items, [1.0] * 12, "soap", room=held).owner == free.owner
+    tight = make_plan(items, [1.0] * 12, "soap", room=[max(held) - 1] * 12)
+    assert max(sum(u.bytes for u in items if tight.owner[u.name] == r) for r in range(12)) < max(held)
+
+
+def test_members_memory_is_kept_and_what_is_not_known_is_no_limit():
+    items, a, b = units([9, 8, 3], [90, 80, 30]), PeerId("a"), PeerId("b")
+    assert set(assign_units(items, [(a, 1.0), (b, 1.0)], None, {a: 80}).values()) == {a, b}
+    assert assign_units(items, [(a, 1.0), (b, 1.0)], None, {a: 80})["w0000"] == b
+    with pytest.raises(OutOfResources, match="w0000 keeps 90") as fault:
+        assign_units(items, [(a, 1.0), (b, 1.0)], None, {a: 80, b: 89})
+    assert fault.value.next_step
+
+
+def test_hardly_any_speed_is_still_one():
+    items = units([5, 4, 3])
+    for speeds in ((5e-324, 1.0), (1e17, 1e-300), (5e-324, 5e-324)):
+        owners = assign_units(items, [(PeerId(str(i)), s) for i, s in enumerate(speeds)])
+        assert owners.keys() == {u.name for u in items}
+        assert assign_units(items, [(PeerId(str(i)), s) for i, s in enumerate(speeds)], owners) == owners
+
+
+def test_less_work_gives_a_plan_too():
+    items = units_of(fused_form(MODELS["1.7B"], "parts"), "muon")
+    quick, long = (make_plan(items, [1.0 + r / 7 for r in range(24)], "muon", work=w) for w in (2_000, 1_500_000))
+    assert long.makespan <= quick.makespan <= 1.05 * long.makespan

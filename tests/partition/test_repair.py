@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from node.partition.balance import balance
 from node.partition.cost import units_of
 from node.partition.matrices import in_order
 from node.partition.plan import make_plan
@@ -105,3 +106,17 @@ def test_a_peer_whose_memory_shrank_gives_up_what_it_cannot_hold():
     done = repair(problem, [0, 0, 0, 1])
     assert sum(s for s, p in zip(sizes, done.owner, strict=True) if p == 0) <= 20
     assert done.moved == bytes_moved(sizes, [0, 0, 0, 1], done.owner) >= 10
+
+
+def test_a_plan_that_repair_cannot_mend_is_made_anew():
+    """Big units on peers far too slow for them: exchanging one for one does not help, and a fresh plan is much shorter."""
+    dice = random.Random(1116)
+    pace = sorted(dice.lognormvariate(0, 0.7) for _ in range(60))
+    values = sorted((dice.randint(1, 8192) ** 2 for _ in range(90)), reverse=True)
+    before = [dice.randrange(60) for _ in values]
+    problem = Problem(values, pace, values)
+    fresh, floor = balance(problem)
+    done = repair(problem, before)
+    assert State(problem, done.owner).makespan() <= 1.06 * State(problem, fresh).makespan()
+    assert done.floor >= 0.999 * floor
+    assert done.moved == bytes_moved(values, before, done.owner)

@@ -1,0 +1,132 @@
+"""The Gram iteration, symmetric products by panels, and the rule that chooses between the ways."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from node.optim.coefficients import coefficients
+from node.optim.gram import gram, runs, symmetric
+from node.optim.gram import standard as overwriting
+from node.optim.kernel_rule import AMX, CPU, Rule, way
+
+SIMPLE, POLAR = coefficients("simple", 5), coefficients("polar_express", 5)
+
+
+def wide(kind, m=64, n=256, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(m, n, generator=g, dtype=torch.float64)
+    if kind == "rank 8":
+        x = torch.randn(m, 8, generator=g).double() @ torch.randn(8, n, generator=g).double() + 1e-3 * x
+    elif kind == "rank 1":
+        x = x[:, :1] @ x[:1]
+    elif kind == "ones":
+        x = torch.ones(m, n, dtype=torch.float64)
+    elif kind == "power":
+        u, v = torch.linalg.qr(x[:, :m])[0], torch.linalg.qr(x.mT)[0]
+        x = (u / torch.arange(1, m + 1)) @ v.mT
+    elif kind == "orthogonal":
+        x = torch.linalg.qr(x.mT)[0].mT.contiguous()
+    return x / torch.linalg.matrix_norm(x)
+
+
+def standard(x, steps, panels=0):
+    return overwriting(x.clone(), steps, panels)
+
+
+def distance(found, expected):
+    return float(torch.linalg.vector_norm(found.double() - expected.double()) / torch.linalg.vector_norm(expected.double()))
+
+
+@pytest.mark.parametrize("steps", [SIMPLE, POLAR])
+@pytest.mark.parametrize("shape", [(64, 256), (96, 150), (40, 40)])
+def test_gram_equals_standard(steps, shape):
+    x = wide("gauss", *shape)
+    assert distance(gram(x, steps), standard(x, steps)) < 1e-12
+    assert distance(gram(x.float(), steps), standard(x, steps)) < 1e-4
+    assert distance(gram(x.bfloat16(), steps), standard(x, steps)) < 0.1
+
+
+@pytest.mark.parametrize("steps", [SIMPLE, POLAR, coefficients("deepseek_v4", 10)])
+@pytest.mark.parametrize("kind", ["gauss", "rank 8", "rank 1", "ones", "power", "orthogonal"])
+def test_gram_stays_bounded_on_ill_conditioned_matrices(kind, steps):
+    x = wide(kind)
+    exact = standard(x, steps)
+    top = float(torch.linalg.matrix_norm(exact, 2))
+    for dtype, slack in ((torch.float32, 1.001), (torch.bfloat16, 1.2)):
+        found = gram(x.to(dtype), steps).double()
+        assert float(torch.linalg.matrix_norm(found, 2)) < slack * max(top, 1.0)
+    # What rounding loses on tiny singular values the standard form loses too: Gram is not much worse.
+    assert distance(gram(x.float(), steps), exact) < 2 * distance(standard(x.float(), steps), exact) + 1e-3
+    assert distance(gram(x.bfloat16(), steps), exact) < 1.5 * distance(standard(x.bfloat16(), steps), exact) + 0.15
+
+
+def test_without_the_restart_it_would_diverge(monkeypatch):
+    x = wide("rank 8", 128, 512).bfloat16()
+    bounded = float(torch.linalg.matrix_norm(gram(x, SIMPLE).double(), 2))
+    monkeypatch.setattr("node.optim.gram.runs", lambda steps: [(0, steps)])
+    assert bounded < 1.4 < float(torch.linalg.matrix_norm(gram(x, SIMPLE).double(), 2))
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [(1, [(0, 1)]), (2, [(0, 2)]), (3, [(0, 2), (2, 3)]), (5, [(0, 2), (2, 5)]), (10, [(0, 2), (2, 5), (5, 8), (8, 10)])],
+)
+def test_restarts_come_after_two_steps_and_then_every_three(steps, expected):
+    assert runs(steps) == expected
+
+
+def test_a_stack_of_gram_iterations_is_each_by_itself():
+    stack = torch.stack([wide("gauss", seed=i) for i in range(3)])
+    for one, many in zip(stack, gram(stack, SIMPLE), strict=True):
+        assert distance(many, gram(one, SIMPLE)) < 1e-13
+
+
+@pytest.mark.parametrize("m", [1, 31, 32, 33, 128, 160, 257])
+@pytest.mark.parametrize("plus", [False, True])
+def test_panels_are_the_symmetric_product(m, plus):
+    g = torch.Generator().manual_seed(m)
+    x = torch.randn(m, 50, generator=g, dtype=torch.float64)
+    r = x @ x.mT
+    added = {"plus": r @ r, "beta": -2.0, "alpha": 0.5} if plus else {}
+    expected = 0.5 * r - 2 * (r @ r) if plus else r
+    found, whole = torch.full_like(r, float("nan")), torch.full_like(r, float("nan"))
+    symmetric(x, x.mT, found, 1, **added)
+    symmetric(x, x.mT, whole, **added)
+    assert torch.allclose(found, expected, rtol=1e-12, atol=1e-9)
+    assert torch.equal(found, found.mT)
+    assert torch.allclose(whole, expected, rtol=1e-12, atol=1e-9)
+
+
+@pytest.mark.parametrize("form", [standard, gram])
+def test_panels_change_nothing_but_rounding(form):
+    x = wide("gauss", 160, 400)
+    assert distance(form(x, SIMPLE, 1), form(x, SIMPLE)) < 1e-12
+    assert distance(form(x.float(), SIMPLE, 1), form(x, SIMPLE)) < 1e-4
+    assert distance(form(x.bfloat16(), SIMPLE, 1), form(x, SIMPLE)) < 0.1
+
+
+def test_the_rule_follows_what_was_measured():
+    assert way(64, 64, 64, AMX).precision == "bf16"
+    assert way(64, 64, 64, AMX).stacked
+    assert way(64, 64, 1, AMX) == way(64, 64, 3, AMX)
+    assert way(64, 64, 1, AMX).precision == "fp32"
+    assert not way(1024, 1024, 64, AMX).stacked
+    assert way(1024, 1024, 64, AMX).precision == "bf16"
+    assert way(16, 16, 64, AMX).precision == "fp32"
+    assert way(16, 16, 64, AMX).stacked
+    for rule in (CPU, AMX):
+        assert way(1024, 3072, 1, rule).gram
+        assert way(3072, 1024, 1, rule) == way(1024, 3072, 1, rule)
+        assert not way(1024, 1024, 1, rule).gram
+        assert not way(1024, 1536, 1, rule).gram
+        assert not way(8, 64, 1, rule).gram
+    assert {way(m, n, count, CPU).precision for m in (8, 64, 512) for n in (8, 64, 4096) for count in (1, 99)} == {"fp32"}
+    assert not way(128, 128, 64, CPU).stacked
+
+
+def test_a_rule_of_its_own_is_followed():
+    rule = Rule(units=True, bf16_from=16, stack_bf16_to=16, gram_bf16=1.0, gram_from=1)
+    assert way(64, 64, 9, rule) == way(64, 64, 1, rule)
+    assert way(64, 64, 1, rule).precision == "bf16"
+    assert way(64, 64, 1, rule).gram

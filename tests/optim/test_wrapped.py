@@ -1,0 +1,206 @@
+"""Optimizers of other libraries as functions: their own numbers, nothing kept, nothing changed, the same bits every time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from node.core.errors import OutOfResources, StepFault
+from node.optim import wrapped
+from node.optim.owner import Owner
+from node.optim.parts import state_shapes
+from node.optim.settings import OptimSettings
+from node.optim.wrapped import WRAPPED, Wrapped
+
+UP = "model.layers.0.mlp.up_proj.weight"
+METHODS = ("shampoo", "soap")
+
+
+def settings(method, **more):
+    return OptimSettings(name=method, warmup=0, precondition_every=3, weight_decay=0.1, **more)
+
+
+def numbers(seed, shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 0.1
+
+
+def library(method, p, s):
+    import pytorch_optimizer as lib
+
+    betas = (s.momentum, s.adam_beta2)
+    if method == "soap":
+        return lib.SOAP(
+            [p], lr=s.soap_lr, betas=betas, weight_decay=0.1, precondition_frequency=3, max_precondition_dim=s.precondition_side
+        )
+    return lib.ScalableShampoo(
+        [p], lr=s.shampoo_lr, betas=betas, moving_average_for_momentum=True, weight_decay=0.1, decoupled_weight_decay=True,
+        start_preconditioning_step=1, preconditioning_compute_steps=3, block_size=1000, shape_interpretation=False, graft_type=4,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "shape", "side"),
+    [(m, shape, 10_000) for m in METHODS for shape in [(6, 10), (8, 8), (1, 5)]] + [("soap", (6, 10), 8), ("soap", (6, 10), 5)],
+)
+def test_it_is_the_librarys(method, shape, side):
+    s = settings(method, precondition_side=side)
+    owner, ours = Owner(s, 0), numbers(0, shape)
+    p = torch.nn.Parameter(ours.clone())
+    theirs = library(method, p, s)
+    for epoch in range(8):
+        ours = owner.step(UP, ours, numbers(epoch + 1, shape), epoch)
+        owner.commit(epoch)
+        p.grad = numbers(epoch + 1, shape)
+        torch.manual_seed(epoch)  # Shampoo draws the start of an iteration
+        theirs.step()
+        # The library keeps factors with whatever strides they come in, which may change the last bits.
+        torch.testing.assert_close(ours, p.detach(), atol=1e-6, rtol=1e-6)
+    assert not torch.allclose(ours, numbers(0, shape), atol=1e-3)
+    assert {k: tuple(t.shape) for k, t in owner.state(UP).items()} == state_shapes(UP, shape, s)
+    assert owner.state(UP)["steps"].tolist() == [8.0]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_round_may_be_attempted_again_and_nothing_given_is_changed(method):
+    owner, twin = Owner(settings(method), 0), Owner(settings(method), 0)
+    parameter = numbers(0, (6, 10))
+    for epoch in range(7):
+        gradient = numbers(epoch + 1, (6, 10))
+        kept, dice = (parameter.clone(), gradient.clone(), owner.state(UP)), torch.get_rng_state()
+        first = owner.step(UP, parameter, gradient, epoch)
+        torch.rand(3)
+        again = owner.step(UP, parameter, gradient, epoch)
+        owner.abort(epoch)
+        last = owner.step(UP, parameter, gradient, epoch)
+        assert torch.equal(first, again)
+        assert torch.equal(first, last)
+        assert torch.equal(parameter, kept[0])
+        assert torch.equal(gradient, kept[1])
+        assert all(torch.equal(t, kept[2][k]) for k, t in owner.state(UP).items())
+        torch.set_rng_state(dice)
+        assert torch.equal(twin.step(UP, parameter, gradient, epoch), first)
+        assert torch.equal(torch.get_rng_state(), dice), "others' dice are left alone"
+        owner.commit(epoch)
+        twin.commit(epoch)
+        parameter = first
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_strides_of_what_comes_do_not_matter(method):
+    s = settings(method)
+    one, two, parameter = Owner(s, 0), Owner(s, 0), numbers(0, (6, 10))
+    other = parameter.mT.contiguous().mT
+    for epoch in range(5):
+        gradient = numbers(epoch + 1, (6, 10))
+        left = one.step(UP, parameter, gradient, epoch)
+        right = two.step(UP, other, gradient.mT.contiguous().mT, epoch)
+        one.commit(epoch)
+        two.commit(epoch)
+        assert torch.equal(left, right)
+        parameter, other = left, right.mT.contiguous().mT
+    assert all(t.is_contiguous() for t in one.state(UP).values())
+
+
+@pytest.mark.parametrize(
+    ("make", "keeps"),
+    [
+        (lambda p, s, lr, n: torch.optim.NAdam([p], lr=lr), {"exp_avg": (6, 10), "exp_avg_sq": (6, 10), "mu_product": ()}),
+        (lambda p, s, lr, n: torch.optim.Adafactor([p], lr=lr), {"row_var": (6, 1), "col_var": (1, 10)}),
+        (lambda p, s, lr, n: torch.optim.SGD([p], lr=lr, momentum=0.9), {"momentum_buffer": (6, 10)}),
+    ],
+)
+def test_any_optimizer_that_steps_a_tensor_by_itself_can_be_plugged_in(make, keeps):
+    method, s, parameter, state = Wrapped(make), OptimSettings(), numbers(0, (6, 10)), {}
+    p = torch.nn.Parameter(parameter.clone())
+    theirs = make(p, s, 0.01, 0)
+    for epoch in range(6):
+        parameter, state = method.step(s, parameter, numbers(epoch + 1, (6, 10)), state, 0.01, keeps | {"steps": (1,)})
+        p.grad = numbers(epoch + 1, (6, 10))
+        theirs.step()
+        assert torch.equal(parameter, p.detach())
+    assert state["steps"].tolist() == [6.0]
+
+
+def test_state_that_was_not_declared_is_not_lost_in_silence():
+    method = Wrapped(lambda p, s, lr, n: torch.optim.AdamW([p], lr=lr))
+    with pytest.raises(StepFault, match="AdamW keeps") as fault:
+        method.step(OptimSettings(), torch.ones(2, 3), torch.ones(2, 3), {}, 0.1, {"exp_avg": (2, 3), "steps": (1,)})
+    assert "constraints.txt" in fault.value.next_step
+
+
+class Fails(torch.optim.SGD):
+    """Stands for a decomposition that is not found, or for numbers that are no longer any."""
+
+    def step(self, closure=None):
+        super().step()
+        if self.defaults["lr"] < 0.5:
+            raise torch.linalg.LinAlgError("did not converge")
+        self.param_groups[0]["params"][0].data.div_(0)
+
+
+@pytest.mark.parametrize(("lr", "why"), [(0.1, "did not converge"), (1.0, "not finite")])
+def test_a_step_that_cannot_be_is_said_and_changes_nothing(monkeypatch, lr, why):
+    monkeypatch.setitem(WRAPPED, "soap", Wrapped(lambda p, s, rate, n: Fails([p], lr=rate)))
+    monkeypatch.setattr("node.optim.owner.state_shapes", lambda *_: {"steps": (1,)})
+    owner = Owner(OptimSettings(name="soap", soap_lr=lr, warmup=0), 0)
+    with pytest.raises(StepFault, match=why):
+        owner.step_parts({UP: torch.ones(2, 3), "norm": torch.ones(3)}, {UP: torch.ones(2, 3), "norm": torch.ones(3)}, 0)
+    assert owner.staged(0) == frozenset()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_statistics_that_cannot_be_are_refused(method):
+    s, owner = settings(method), Owner(settings(method), 0)
+    owner.step(UP, numbers(0, (6, 10)), numbers(1, (6, 10)), 0)
+    owner.commit(0)
+    good, name = owner.state(UP), {"soap": "gg_1", "shampoo": "statistics_1"}[method]
+    assert bool((good[name] < 0).any()), "only the diagonal cannot be negative"
+    taker = Owner(s, 0)
+    for bad in ({name: -good[name]}, {name: good[name][:9]}, {name: good[name] * float("nan")}):
+        with pytest.raises(StepFault, match="optimizer state"):
+            taker.load_state(UP, (6, 10), good | bad, 0)
+    taker.load_state(UP, (6, 10), good, 0)
+    gradient = numbers(2, (6, 10))
+    assert torch.equal(taker.step(UP, numbers(0, (6, 10)), gradient, 1), owner.step(UP, numbers(0, (6, 10)), gradient, 1))
+
+
+def test_what_is_not_a_matrix_of_a_block_is_adamws():
+    owner, plain = Owner(settings("soap"), 0), Owner(OptimSettings(name="adamw", warmup=0, weight_decay=0.1), 0)
+    for name, shape in (("lm_head.weight", (4, 6)), ("model.layers.0.input_layernorm.weight", (5,))):
+        ours, theirs = (o.step(name, numbers(0, shape), numbers(1, shape), 0) for o in (owner, plain))
+        assert torch.equal(ours, theirs)
+
+
+def test_a_run_whose_package_is_missing_says_so_at_once(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
+    with pytest.raises(OutOfResources, match="pytorch-optimizer") as fault:
+        Owner(OptimSettings(name="soap"), 0)
+    assert fault.value.next_step
+    Owner(OptimSettings(), 0)
+
+
+def test_the_package_is_loaded_when_a_run_wants_it_and_not_before():
+    program = (
+        "import sys\n"
+        "from node.optim.owner import Owner; from node.optim.settings import OptimSettings\n"
+        "Owner(OptimSettings(), 0)\n"
+        "assert 'pytorch_optimizer' not in sys.modules\n"
+        "Owner(OptimSettings(name='soap'), 0)\n"
+        "assert 'pytorch_optimizer' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_methods_of_the_manifest_can_all_be_stepped():
+    from node.manifest import MANIFEST_RULES
+
+    for method in MANIFEST_RULES["optimizer.name"].choices:
+        owner = Owner(settings(method), 0)
+        fresh = owner.step(UP, numbers(0, (6, 10)), numbers(1, (6, 10)), 0)
+        again = owner.step(UP, fresh, numbers(2, (6, 10)), 0)
+        assert torch.isfinite(again).all()
+        assert not torch.equal(again, fresh) or method == "soap", "SOAP's first step only looks"
+    assert wrapped.WRAPPED.keys() == {"soap", "shampoo"}
