@@ -15,7 +15,8 @@ class Heard:
     """A peer says it is alive and where it stands: ``at`` is the version of its parameters, ``digest`` theirs,
     ``reachable`` what it can put in place instead, ``tokens`` what was counted in the history of ``at``.
     ``leaving``: plan without it; what it holds can still be had from it for a moment. ``speed`` is its own measurement,
-    ``seen`` what it measures of its neighbours, both in micro-batches per second."""
+    ``seen`` what it measures of its neighbours, both in micro-batches per second. ``room``: bytes of optimizer state it can keep
+    as an owner; 0: not known."""
 
     peer: PeerId
     stage: int
@@ -27,6 +28,7 @@ class Heard:
     tokens: int = 0
     leaving: bool = False
     seen: tuple[tuple[PeerId, float], ...] = ()
+    room: int = 0
 
 
 @dataclass(frozen=True)

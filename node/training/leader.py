@@ -12,11 +12,12 @@ so the next leader starts in GATHER with a higher term and loses nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from node.core.errors import OutOfResources
 from node.core.ids import ENDS, PeerId, short
 from node.core.journey import Member, Path, Plan, Version
 from node.training import events as ev
@@ -48,7 +49,8 @@ class Phase(Enum):
 class RunFacts:
     """What the manifest fixes, and the pure functions the plan is made of.
 
-    ``assign(stage, ((peer, speed), …), previous owners) -> owners`` places the parts of one stage;
+    ``assign(stage, ((peer, speed), …), previous owners, room of each peer) -> owners`` places the parts of one stage; nobody's
+    room is given where none is known. Raises OutOfResources when the state does not fit;
     ``assign_paths(origins, stages, samples) -> paths`` routes the micro-batches;
     ``sampler(cursor)`` gives a sampler at that position; ``cursor(sampler)`` reads it back;
     ``recall(version)`` is what a checkpoint says goes with it, None without one.
@@ -66,7 +68,7 @@ class RunFacts:
     epoch_timeout_s: float
     round_timeout_s: float
     eval_every: int
-    assign: Callable[[int, Sequence[tuple[PeerId, float]], Mapping[str, PeerId] | None], dict[str, PeerId]]
+    assign: Callable[..., dict[str, PeerId]]
     assign_paths: Callable[..., tuple[Path, ...]]
     sampler: Callable[[Cursor], Any]
     cursor: Callable[[Any], Cursor]
@@ -91,7 +93,7 @@ class Leader:
         self.me, self.facts, self.term = me, facts, term
         self.phase = Phase.GATHER
         self.roster = Roster(facts.stages)
-        self.waiting_for = "peers"
+        self.waiting_for, self._lacking = "peers", ""
         self.loss = history.loss if history else 0.0
         self.loss_val = history.loss_val if history else 0.0
         self.tokens = history.tokens if history else 0
@@ -243,7 +245,18 @@ class Leader:
         if past is None:
             return self._recall(base, now)
         self.waiting_for, self._stuck_since, self._recalling = "", None, None
-        return self._rebalance(now) + self._plan(base, past, now)
+        done = self._rebalance(now)
+        try:
+            return done + self._plan(base, past, now)
+        except OutOfResources as e:
+            return done + self._cannot_own(e)
+
+    def _cannot_own(self, why: OutOfResources) -> list[Any]:
+        """The members' memory does not hold the optimizer's state: wait for others, and say so once."""
+        said, self._lacking = self._lacking, str(why)
+        self.waiting_for = f"memory for the optimizer's state: {why}"
+        text = f"the members cannot own every parameter: {why}; {why.next_step}"
+        return [ev.Report("out-of-room", text, "error")] if said != self._lacking else []
 
     def _choose_base(self, now: float) -> Version | None:
         """The version to start from: of those every stage can start from, the end of the history with most tokens.
@@ -323,6 +336,11 @@ class Leader:
             for p, c in sorted(roster.candidates.items())
             if c.stage <= facts.stages and not c.leaving
         )
+        owners: dict[str, PeerId] = {}
+        for stage in range(facts.stages + 1):
+            cell = [(m.peer, m.speed) for m in members if m.stage == stage and m.current]
+            room = {p: r for p, _ in cell if (r := roster.candidates[p].room)}
+            owners.update(facts.assign(stage, cell, past.owners or None, *([room] if room else [])))
         self.term += 1
         finished = base.epoch >= facts.epochs
         sampler = facts.sampler(past.cursor)
@@ -333,10 +351,7 @@ class Leader:
             samples = [tuple(sampler.take(facts.micro_batch)) for _ in range(count)]
             by_stage = {s: [(m.peer, m.speed) for m in members if m.stage == s and m.current] for s in range(facts.stages + 1)}
             paths = facts.assign_paths(by_stage[ENDS], {s: by_stage[s] for s in range(1, facts.stages + 1)}, samples)
-        owners: dict[str, PeerId] = {}
-        for stage in range(facts.stages + 1):
-            cell = [(m.peer, m.speed) for m in members if m.stage == stage and m.current]
-            owners.update(facts.assign(stage, cell, past.owners or None))
+        self._lacking = ""
         self._departed = {p: at for p, at in self._departed.items() if now - at < DEPART_S}
         donors = {m.peer for m in members} | {p for p, c in roster.candidates.items() if c.leaving} | self._departed.keys()
         moved = {p: old for p, new in owners.items() if (old := past.owners.get(p, new)) != new and old in donors}

@@ -70,7 +70,7 @@ def ready_note(e: ev.Heard) -> pb.Note:
     """ "I am alive, and this is where I stand.\""""
     body = pb.ReadyNote(
         stage=e.stage, at=version_note(e.at), digest=e.digest, speed=e.speed, reachable=[version_note(v) for v in e.reachable],
-        term=e.term, tokens=e.tokens, leaving=e.leaving, seen=dict(e.seen[:MAX_SEEN]),
+        term=e.term, tokens=e.tokens, leaving=e.leaving, seen=dict(e.seen[:MAX_SEEN]), room=e.room,
     )  # fmt: skip
     return pb.Note(epoch=e.at.epoch, term=e.term, ready=body)
 
@@ -122,7 +122,7 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
             reachable = tuple(parse_version(v) for v in r.reachable[:64])
             return ev.Heard(
                 peer, r.stage, parse_version(r.at), _digest(r.digest), _finite(r.speed), reachable, _count(r.term), _count(r.tokens),
-                r.leaving, tuple((PeerId(p), _finite(rate)) for p, rate in sorted(r.seen.items())[:MAX_SEEN]),
+                r.leaving, tuple((PeerId(p), _finite(rate)) for p, rate in sorted(r.seen.items())[:MAX_SEEN]), _count(r.room),
             )  # fmt: skip
         case "finished":
             rows = tuple(

@@ -16,7 +16,7 @@ from node.checkpoint.state import NoDonor, StateKind, StateSnapshot
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
 from node.core.journey import Version, lineage
-from node.optim.owner import state_shapes
+from node.optim.parts import state_shapes
 from node.optim.settings import OptimSettings
 from node.training.engines import Engines
 from node.training.stage import StageState

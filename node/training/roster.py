@@ -40,6 +40,7 @@ class Candidate:
     heard: float
     leaving: bool = False
     seen: tuple[tuple[PeerId, float], ...] = ()
+    room: int = 0
 
 
 class Roster:
@@ -57,7 +58,9 @@ class Roster:
     def hear(self, e: ev.Heard, now: float) -> Candidate | None:
         """Note a sign of life; what was known of the peer before, None for a stranger."""
         old, self._table = self.candidates.get(e.peer), None
-        self.candidates[e.peer] = Candidate(e.stage, e.at, e.digest, e.speed, e.reachable, e.tokens, now, e.leaving, e.seen)
+        self.candidates[e.peer] = Candidate(
+            e.stage, e.at, e.digest, e.speed, e.reachable, e.tokens, now, e.leaving, e.seen, e.room
+        )  # fmt: skip
         return old
 
     def cells(self) -> dict[int, list[PeerId]]:

@@ -175,6 +175,7 @@ class Training(rpc.TrainingServicer):
             m.tokens,
             self.leaving,
             tuple(sorted(self.work.seen().items())),
+            self.work.room,
         )
         if leader == self.me:
             self._lead(heard)

@@ -14,6 +14,7 @@ from node.core.errors import LocalFault, Refused
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version, lineage
 from node.core.tasks import Tasks
+from node.optim.spare import Spare
 from node.telemetry.events import Journal
 from node.training.memory import Past
 
@@ -59,6 +60,7 @@ class Shelf:
         found = await loop.run_in_executor(self._heavy, self._store.load, self._stage, version.epoch)
         if _lineage(found.meta) != version.lineage:
             raise Refused(f"the checkpoint of epoch {version.epoch} is of another history", "use another epoch")
+        copies_of(found.meta)
         if {name: tuple(t.shape) for name, t in found.parameters.items()} != dict(
             shapes
         ) or found.optimizer.keys() - shapes.keys():
@@ -66,20 +68,29 @@ class Shelf:
         return found
 
     def save(
-        self, epoch: int, plan: Plan | None, parameters: Mapping[str, Tensor], optimizer: Mapping[str, Mapping[str, Tensor]]
+        self,
+        epoch: int,
+        plan: Plan | None,
+        parameters: Mapping[str, Tensor],
+        optimizer: Mapping[str, Mapping[str, Tensor]],
+        copies: Mapping[str, Spare],
     ) -> None:
-        """Write a checkpoint in the background; ``plan`` starts from it and says what goes with it."""
+        """Write a checkpoint in the background; ``plan`` starts from it and says what goes with it.
+
+        ``copies``: of other owners' parts, so that what comes back of a swarm has the state of those who do not.
+        """
         if self._saving is not None and not self._saving.done():
             text = f"epoch {epoch}: the one before is still being written"
             self._journal.emit("checkpoint", "checkpoint-skipped", text, "warning")
             return
-        meta: dict[str, Any] = {"epoch": epoch}
+        meta: dict[str, Any] = {"epoch": epoch, "copies": {n: [c.version.epoch, c.version.lineage] for n, c in copies.items()}}
+        state = dict(optimizer) | {n: c.state for n, c in copies.items()}
         if plan is not None and plan.epoch == epoch:
             meta |= {"lineage": plan.lineage, "tokens": plan.tokens}
             meta |= {"cursor": [plan.cursor[0], list(plan.cursor[1])], "owners": plan.owners}
 
         def write() -> tuple[str, dict[int, dict[str, Any]]]:
-            return str(self._store.save(self._stage, epoch, parameters, optimizer, meta)), self._store.metas(self._stage)
+            return str(self._store.save(self._stage, epoch, parameters, state, meta)), self._store.metas(self._stage)
 
         async def saving() -> None:
             try:
@@ -111,6 +122,14 @@ def tokens_of(meta: Mapping[str, Any]) -> int:
     """Tokens counted in the history of a checkpoint; 0 when it does not say."""
     value = meta.get("tokens")
     return value if type(value) is int and value >= 0 else 0
+
+
+def copies_of(meta: Mapping[str, Any]) -> dict[str, Version]:
+    """Parts whose state in a checkpoint is a copy of another owner's, each with its version. Raises Refused."""
+    try:
+        return {name: Version(int(epoch), lineage(line)) for name, (epoch, line) in meta.get("copies", {}).items()}
+    except (AttributeError, TypeError, ValueError) as e:
+        raise Refused("the checkpoint does not say whose optimizer state it has", "use another epoch") from e
 
 
 def _lineage(meta: Mapping[str, Any]) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,16 @@ from node.wire.tensors import digest
 
 
 class StageState:
-    """A stage's module and its version. Tensors are replaced, never written into, so a reader may keep them."""
+    """A stage's module and its version. Tensors are replaced, never written into, so a reader may keep them.
 
-    def __init__(self, module: nn.Module, stage: int, epoch: int, lineage: str = "") -> None:
-        self.module, self.stage, self.epoch, self.lineage = module, stage, epoch, lineage
+    ``placed`` is told of every set of parameters that is put in place, before the module has it.
+    """
+
+    def __init__(
+        self, module: nn.Module, stage: int, epoch: int, lineage: str = "",
+        placed: Callable[[Mapping[str, Tensor]], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.module, self.stage, self.epoch, self.lineage, self._placed = module, stage, epoch, lineage, placed
         self._live = dict(module.named_parameters())
         self._before: dict[str, Tensor] | None = None
         self._before_digest = self._before_lineage = ""
@@ -66,5 +72,7 @@ class StageState:
 
     @torch.no_grad()
     def _place(self, tensors: Mapping[str, Tensor]) -> None:
+        if self._placed is not None:
+            self._placed(tensors)
         for name, p in self._live.items():
             p.data = tensors[name]

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from node.checkpoint.state import StateKind
-from node.core.errors import PeerFault
+from node.core.errors import PeerFault, StepFault
 from node.core.ids import PeerId, short
 from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
@@ -207,7 +207,7 @@ class TakeOver:
         """Why not; empty when it is in place."""
         try:
             self._engines.owner.load_state(name, self._parts.shapes[name], copy.state, copy.version.epoch - 1)
-        except ValueError as error:
+        except StepFault as error:
             return str(error)
         return ""
 

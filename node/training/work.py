@@ -14,11 +14,12 @@ from node.averaging.request import RoundRequest
 from node.checkpoint.fetch import fetch
 from node.checkpoint.partial import Partial
 from node.checkpoint.state import StateKind, StateSnapshot
-from node.core.errors import PeerFault
+from node.core.errors import PeerFault, StepFault
 from node.core.ids import ENDS, PeerId, RoundId, short
 from node.core.journey import Hop, Path, Plan, Version
 from node.core.tasks import Tasks
 from node.optim.ownership import ownership_hash
+from node.optim.parts import parts_of
 from node.optim.settings import OptimSettings
 from node.pipeline.route import fewest_hops
 from node.pipeline.service import MicroBatchDone
@@ -28,7 +29,7 @@ from node.training.engines import Engines
 from node.training.handover import Handover
 from node.training.memory import Past, makes
 from node.training.settings import TrainingSettings
-from node.training.shelf import Shelf, tokens_of
+from node.training.shelf import Shelf, copies_of, tokens_of
 from node.training.stage import StageState
 
 __all__ = ["Engines", "Work"]
@@ -62,12 +63,15 @@ class Work:
         self._epoch: _Epoch | None = None
         self._plan: Plan | None = None
         self._shapes = {name: tuple(t.shape) for name, t in stage.parameters().items()}
+        self._parts, self._method = parts_of(self._shapes, optimizer), optimizer.name
         self.rounds_done = self.rounds_failed = 0
         self.round_s = 0.0
         self.round_bytes = self.round_members = self.round_contributors = 0
         self.fetching = 1.0
         self.tokens = 0
         """Counted in the history of what is in place, as far as this peer knows it."""
+        self.room = 0
+        """Bytes of optimizer state this peer can keep as an owner; 0: not known."""
 
     # ------------------------------------------------------------ what is here
 
@@ -181,7 +185,7 @@ class Work:
         epoch = self._of(plan)
         if epoch.gradients is None and not listener:
             await self.engines.pipeline.receipts(plan.epoch, r.dropped)
-            epoch.gradients, epoch.tokens = self.engines.pipeline.take_gradients(plan.epoch)
+            epoch.gradients, epoch.tokens = await self.engines.pipeline.take_gradients(plan.epoch)
             self._measure(epoch)
             self.engines.journal.emit(
                 "training", "contributed", f"{epoch.tokens} tokens of epoch {plan.epoch} went through here", "debug",
@@ -199,7 +203,7 @@ class Work:
             members=tuple(m.peer for m in cell),
             listeners=frozenset(m.peer for m in cell if not m.current),
             owners=owners,
-            ownership_hash=ownership_hash(owners),
+            ownership_hash=ownership_hash(self._parts, owners, self._method),
             shapes=self._shapes,
             gradients=None if listener else epoch.gradients,
             tokens=0 if listener else epoch.tokens,
@@ -281,12 +285,13 @@ class Work:
             self._save(plan.epoch, plan)
 
     def _save(self, epoch: int, plan: Plan | None) -> None:
-        self._shelf.save(epoch, plan, self.stage.parameters(), self.handover.state_at(self.stage.settled))
+        own, copies = self.handover.state_at(self.stage.settled), self.handover.spares.held()
+        self._shelf.save(epoch, plan, self.stage.parameters(), own, {n: s for n, s in copies.items() if n not in own})
 
     # ------------------------------------------------------------ state
 
     async def restore(self, version: Version) -> None:
-        """Load a checkpoint of this stage: parameters and the optimizer state of the parts this peer owned.
+        """Load a checkpoint of this stage: parameters, the optimizer state of the parts this peer owned, and copies of others'.
 
         Raises Refused when there is none of that version, or it cannot be read; then nothing has changed.
         """
@@ -295,10 +300,14 @@ class Work:
         await self._heavy(self.stage.adopt, found.parameters, epoch, version.lineage)
         self.stage.settle()
         self._holds_nothing(version)
+        copies = copies_of(found.meta)
         for name, state in found.optimizer.items():
+            if name in copies:
+                self.handover.spares.put(name, copies[name], state)
+                continue
             try:
                 e.owner.load_state(name, self._shapes[name], state, epoch - 1)
-            except ValueError as why:
+            except StepFault as why:
                 e.journal.emit("checkpoint", "state-unusable", f"optimizer state of {name} is not used: {why}", "warning")
         self.tokens = tokens_of(found.meta)
 

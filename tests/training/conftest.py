@@ -74,7 +74,7 @@ class Gradients:
 
     async def receipts(self, epoch: int, dropped: Sequence[int]) -> None: ...
 
-    def take_gradients(self, epoch: int) -> tuple[dict[str, torch.Tensor], int]:
+    async def take_gradients(self, epoch: int) -> tuple[dict[str, torch.Tensor], int]:
         return {n: gradient(self.peer, epoch, n) for n in SHAPES}, TOKENS
 
 
@@ -85,7 +85,7 @@ class Peer:
         self.journal, metrics = Journal(), Metrics()
         self.cell = CellRound(self.transport, AveragingSettings(round_timeout_s=8.0))
         self.store = CheckpointStore(rig.home / name, CheckpointSettings(every=every), "run")
-        self.owner = Owner(OPTIM, EPOCHS)
+        self.owner = Owner(rig.optim, EPOCHS)
         self.heavy = ThreadPoolExecutor(1)
         engines = Engines(
             self.transport, Gradients(name), self.cell, self.owner, self.store, self.heavy,  # type: ignore[arg-type]
@@ -94,7 +94,13 @@ class Peer:
         settings = TrainingSettings(buddy_every=buddy_every)
         self.errors: list[BaseException] = []
         self.work = Work(
-            StageState(Block(), 1, 0), engines, settings, OPTIM, TOKENS, self.me, lambda name, error: self.errors.append(error)
+            StageState(Block(), 1, 0),
+            engines,
+            settings,
+            rig.optim,
+            TOKENS,
+            self.me,
+            lambda name, error: self.errors.append(error),
         )
         self.state = service(self.transport, self.work, CheckpointSettings(), on_served=self.work.served)
         self.plan: Plan | None = None
@@ -118,7 +124,7 @@ class Peer:
 class Rig:
     """Peers of stage 1, and the leader's part: plans that follow each other, rounds that begin and are repaired."""
 
-    shapes, mean, leader = SHAPES, staticmethod(mean), LEADER
+    shapes, mean, leader, optim = SHAPES, staticmethod(mean), LEADER, OPTIM
 
     def __init__(self, home: Path) -> None:
         self.net, self.home, self.peers, self.term = MemoryNet(), home, dict[str, Peer](), 0
@@ -219,9 +225,10 @@ class Rig:
 class Alone:
     """One process that owns everything: what the cell should have learned, and the state each epoch left."""
 
-    def __init__(self) -> None:
+    def __init__(self, optim: OptimSettings = OPTIM) -> None:
+        self.optim = optim
         self.parameters = {n: t.detach().clone() for n, t in Block().named_parameters()}
-        self.owner, self.saved = Owner(OPTIM, EPOCHS), dict[int, dict[str, dict[str, torch.Tensor]]]()
+        self.owner, self.saved = Owner(optim, EPOCHS), dict[int, dict[str, dict[str, torch.Tensor]]]()
 
     def epoch(self, givers: Sequence[str], epoch: int) -> None:
         self.parameters = self.owner.step_all(self.parameters, mean(givers, epoch), epoch)
@@ -229,7 +236,7 @@ class Alone:
 
     def stepped_from(self, name: str, version: int, givers: Sequence[str], epoch: int) -> torch.Tensor:
         """The part after ``epoch`` when its owner had the state of ``version`` (0: none), on the parameters now."""
-        owner = Owner(OPTIM, EPOCHS)
+        owner = Owner(self.optim, EPOCHS)
         if version:
             owner.load_state(name, SHAPES[name], self.saved[version][name], version - 1)
         return owner.step(name, self.parameters[name], mean(givers, epoch)[name], epoch)

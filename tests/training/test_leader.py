@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from node.core.errors import OutOfResources
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version, lineage_after
 from node.data.order import SampleOrder, Sampler
@@ -308,3 +309,29 @@ def test_what_is_agreed_on_and_lost_for_good_does_not_stop_the_swarm() -> None:
     assert following is not None
     assert (following.base, following.cell(1)[0].peer, following.cell(1)[0].current) == (at, T1, True)
     assert any(isinstance(a, ev.Report) and a.kind == "agreement-lost" for a in done)
+
+
+def test_state_that_nobody_has_memory_for_is_said_once_and_waited_out() -> None:
+    asked: list[Any] = []
+
+    def place(stage: int, cell: Any, previous: Any, room: Any = None) -> dict[str, PeerId]:
+        asked.append((stage, room))
+        if stage == 1 and all(limit < 100 for limit in room.values()):
+            raise OutOfResources("w keeps 100 bytes of state, nobody has room for it", "add a peer with more memory")
+        return {f"s{stage}": min(p for p, _ in cell)}
+
+    leader = Leader(E, facts(assign=place))
+    small = [heard(E), heard(S1, room=99), heard(S2)]
+    tell(leader, small, 0.0)
+    said = [a for now in range(2, 8) for a in leader.handle(ev.Tick(), float(now))]
+    assert the_plan(said) is None
+    (report,) = [a for a in said if isinstance(a, ev.Report) and a.kind == "out-of-room"]
+    assert report.level == "error"
+    assert "add a peer with more memory" in report.text
+    assert "w keeps 100 bytes" in leader.waiting_for
+    assert (leader.phase, leader.term) == (Phase.GATHER, 0)
+    assert asked[:2] == [(0, None), (1, {S1: 99})], "what is not known is not given"
+    # Somebody with the memory comes, and it goes on.
+    plan = the_plan(tell(leader, [heard(T1, room=100)], 9.0))
+    assert plan is not None
+    assert leader.waiting_for == ""

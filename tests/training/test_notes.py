@@ -73,7 +73,17 @@ def test_a_round_comes_back_the_same() -> None:
 def test_what_members_say_reaches_the_leader() -> None:
     ended = ev.RoundEnded(3, 7, 1, ("e",), ("w",), (B,))
     stands = ev.Heard(
-        C, 1, Version(4, "ab" * 16), "d", 0.5, (Version(2), Version(3, "cd" * 16)), 7, 4096, True, ((A, 2.0), (B, 0.25))
+        C,
+        1,
+        Version(4, "ab" * 16),
+        "d",
+        0.5,
+        (Version(2), Version(3, "cd" * 16)),
+        7,
+        4096,
+        True,
+        ((A, 2.0), (B, 0.25)),
+        1 << 40,
     )
     for note, event in (
         (notes.finished_note(PLAN, (ev.Result(0, True, 1.5, 8),)), ev.Finished(C, PLAN.hash, (ev.Result(0, True, 1.5, 8),))),
