@@ -21,6 +21,7 @@ class RefusalKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SUPERSEDED: _ClassVar[RefusalKind]
     FORGOTTEN: _ClassVar[RefusalKind]
     FAILED: _ClassVar[RefusalKind]
+    GROUPS: _ClassVar[RefusalKind]
 REFUSAL_UNSPECIFIED: RefusalKind
 PLAN: RefusalKind
 OWNERSHIP: RefusalKind
@@ -32,9 +33,10 @@ LATE: RefusalKind
 SUPERSEDED: RefusalKind
 FORGOTTEN: RefusalKind
 FAILED: RefusalKind
+GROUPS: RefusalKind
 
 class ContributionHead(_message.Message):
-    __slots__ = ("epoch", "term", "attempt", "plan_hash", "ownership_hash", "tokens", "tensors")
+    __slots__ = ("epoch", "term", "attempt", "plan_hash", "ownership_hash", "tokens", "tensors", "group", "group_digest")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +44,8 @@ class ContributionHead(_message.Message):
     OWNERSHIP_HASH_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    GROUP_DIGEST_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     term: int
     attempt: int
@@ -49,7 +53,9 @@ class ContributionHead(_message.Message):
     ownership_hash: str
     tokens: int
     tensors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorHead]
-    def __init__(self, epoch: _Optional[int] = ..., term: _Optional[int] = ..., attempt: _Optional[int] = ..., plan_hash: _Optional[str] = ..., ownership_hash: _Optional[str] = ..., tokens: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[_tensor_pb2.TensorHead, _Mapping]]] = ...) -> None: ...
+    group: int
+    group_digest: str
+    def __init__(self, epoch: _Optional[int] = ..., term: _Optional[int] = ..., attempt: _Optional[int] = ..., plan_hash: _Optional[str] = ..., ownership_hash: _Optional[str] = ..., tokens: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[_tensor_pb2.TensorHead, _Mapping]]] = ..., group: _Optional[int] = ..., group_digest: _Optional[str] = ...) -> None: ...
 
 class Contribution(_message.Message):
     __slots__ = ("head", "chunk")

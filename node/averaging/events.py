@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from node.averaging.groups import Group
 from node.core.ids import PeerId, RoundId
 
 
@@ -33,12 +34,15 @@ class Kind(StrEnum):
     """The epoch is committed and gone."""
     FAILED = "failed"
     """This owner could not step; the next attempt may."""
+    GROUPS = "groups"
+    """The other side cut our parts into other groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Our own round begins. ``mine``: parts we own in it; ``held``: those of them whose fresh bytes we already have
-    (from this or a former owner); ``tokens``: behind our own gradients, 0 for none; ``contribute_by``: when to go on without the late."""
+    """Our own round begins. ``groups``: the parts we own in it, in the order of their steps; ``held``: parts whose fresh bytes
+    we already have (from this or a former owner); ``tokens``: behind our own gradients, 0 for none; ``contribute_by``: when to
+    step each group without the late."""
 
     round: RoundId
     me: PeerId
@@ -46,22 +50,25 @@ class Opened:
     ownership_hash: str
     members: frozenset[PeerId]
     listeners: frozenset[PeerId]
-    mine: frozenset[str]
+    groups: tuple[Group, ...]
     held: frozenset[str]
     tokens: int
-    contribute_by: float
+    contribute_by: tuple[float, ...]
     token_limit: int
 
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """A stream's head has come; nothing has been set aside for it. No tokens: it only wants to be served."""
+    """A stream's head has come; nothing has been set aside for it. It is for one of our groups, which its peer calls ``digest``.
+    No tokens: it only wants to be served."""
 
     stream: int
     peer: PeerId
     round: RoundId
     plan_hash: str
     ownership_hash: str
+    group: int
+    digest: str
     tokens: int
     names: tuple[str, ...]
 
@@ -144,7 +151,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The stream's round is open here and has nothing for it yet: be patient until the round's deadline."""
+    """The stream's round is open here and has nothing for it yet: be patient until the round's deadline, and stop reading it."""
 
     stream: int
 
@@ -169,9 +176,10 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Reduce the contributions of these peers, who claim ``tokens`` in all, and step ``names``."""
+    """Reduce the contributions of these peers to a group, who claim ``tokens`` in all, and step ``names``. One at a time."""
 
     round: RoundId
+    group: int
     names: tuple[str, ...]
     contributors: tuple[PeerId, ...]
     tokens: int

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from node.averaging.events import Read, Refuse, Serve, Wait
+from node.averaging.groups import Group
 from node.averaging.request import RoundRequest
 from node.averaging.request import Step as StepCall
 from node.core.ids import PeerId, RoundId
@@ -28,22 +29,37 @@ class Held:
 
 @dataclass(slots=True)
 class Attempt:
-    """One of our own rounds. ``settled`` resolves to "" when all our parts are fresh, or to what went wrong."""
+    """One of our own rounds. ``settled`` resolves to "" when all our parts are fresh, or to what went wrong.
+
+    ``given``: by group and contributor, from its arrival to its step; ``begun``: groups whose step takes no more."""
 
     request: RoundRequest
     step: StepCall
-    mine: frozenset[str]
+    groups: tuple[Group, ...]
     settled: asyncio.Future[str]
-    given: dict[PeerId, tuple[int, Mapping[str, torch.Tensor]]] = field(default_factory=dict)
+    given: dict[tuple[int, PeerId], tuple[int, Mapping[str, torch.Tensor]]] = field(default_factory=dict)
+    begun: set[int] = field(default_factory=set)
     refused: dict[PeerId, str] = field(default_factory=dict)
+
+    @property
+    def mine(self) -> frozenset[str]:
+        """All parts we own in it."""
+        return frozenset(name for group in self.groups for name in group.names)
+
+    def drop(self) -> None:
+        """No step of this attempt will begin any more: let go of what was given for one."""
+        self.given = {key: value for key, value in self.given.items() if key[0] in self.begun}
 
 
 @dataclass(slots=True)
 class Epoch:
+    """``digests``: of parts that are served, with their tensors; being computed or done."""
+
     attempts: dict[RoundId, Attempt] = field(default_factory=dict)
     held: dict[str, Held] = field(default_factory=dict)
     stepped: set[str] = field(default_factory=set)
     quarantined: dict[PeerId, str] = field(default_factory=dict)
+    digests: dict[tuple[str, ...], tuple[list[torch.Tensor], asyncio.Task[str]]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -53,6 +69,7 @@ class Line:
     number: int
     peer: PeerId
     round: RoundId
+    group: int
     tokens: int
     heads: list
     orders: asyncio.Queue[Read | Wait | Serve | Refuse] = field(default_factory=asyncio.Queue)

@@ -1,11 +1,12 @@
 """What an owner decides while a cell's contributions come in: whom to read, whom to refuse, when to step, whom to serve.
 
-One machine per daemon, all epochs. A *round* is one attempt of an epoch; a *stream* is one exchange some peer has open
-with us. Three rules carry everything else:
+One machine per daemon, all epochs. A *round* is one attempt of an epoch; its owner's parts come in *groups*; a *stream* is
+one exchange some peer has open with us for one of them. Four rules carry everything else:
 
 * a part is *claimed* when it is handed to the optimizer and *fresh* when it came back; a claimed part is never claimed
   again in its epoch, whatever attempt, term or set of contributors comes later: late comers get the bytes that exist;
-* a step takes all parts of this owner that are not claimed yet, and only contributions that cover all of them;
+* a step takes all parts of one group that are not claimed yet, and only contributions that cover all of them;
+* one group is stepped at a time, and only the first ``window`` that are not fresh are let in: the others wait at their senders;
 * the first fault of an attempt latches: until the next attempt opens, everybody who still waits is refused.
 
 Pure: no clock, no socket, no tensor.
@@ -13,9 +14,7 @@ Pure: no clock, no socket, no tensor.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import Enum
-
+from node.averaging.books import COMING, OPEN, Epoch, Phase, Stream
 from node.averaging.events import (
     Action,
     Began,
@@ -38,49 +37,18 @@ from node.averaging.events import (
     Voided,
     Wait,
 )
-from node.core.ids import PeerId, RoundId, short
-
-
-class _Phase(Enum):
-    HELD = "its round is not open here"
-    READING = "its gradients are coming"
-    WAITING = "wants its parts"
-    SETTLED = "served or refused"
-
-
-@dataclass(slots=True)
-class _Stream:
-    began: Began
-    phase: _Phase = _Phase.HELD
-
-    @property
-    def live(self) -> bool:
-        return self.phase is not _Phase.SETTLED
-
-
-@dataclass(slots=True)
-class _Epoch:
-    """``given``: tokens by contributor of the current attempt; ``present``: came with nothing to give;
-    ``missing``: died, left, or spoiled their contribution."""
-
-    rounds: dict[RoundId, Opened] = field(default_factory=dict)
-    current: Opened | None = None
-    claimed: set[str] = field(default_factory=set)
-    fresh: set[str] = field(default_factory=set)
-    given: dict[PeerId, int] = field(default_factory=dict)
-    present: set[PeerId] = field(default_factory=set)
-    missing: set[PeerId] = field(default_factory=set)
-    barred: set[PeerId] = field(default_factory=set)
-    fault: str = ""
+from node.averaging.groups import LET_IN, UNDER_WAY
+from node.core.ids import PeerId, RoundId
 
 
 class RoundMachine:
-    """``handle(event, now) -> actions``. ``held_per_peer`` and ``held_total`` bound the streams that wait for a round."""
+    """``handle(event, now) -> actions``. ``held_per_peer`` and ``held_total`` bound the streams that wait for a round;
+    ``window``: groups whose gradients may be here at once, that of the step in progress included."""
 
-    def __init__(self, held_per_peer: int = 4, held_total: int = 256) -> None:
-        self._held_per_peer, self._held_total = held_per_peer, held_total
-        self._epochs: dict[int, _Epoch] = {}
-        self._streams: dict[int, _Stream] = {}
+    def __init__(self, held_per_peer: int = 2 * UNDER_WAY, held_total: int = 256, window: int = LET_IN) -> None:
+        self._held_per_peer, self._held_total, self._window = held_per_peer, held_total, window
+        self._epochs: dict[int, Epoch] = {}
+        self._streams: dict[int, Stream] = {}
         self._floor = -1
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -101,7 +69,7 @@ class RoundMachine:
             case Ticked():
                 return [a for e in self._epochs.values() for a in self._step_if_ready(e, now)]
             case Stepped(number, names):
-                return self._stepped(number, names)
+                return self._stepped(number, names, now)
             case StepFailed(number, names, text):
                 return self._step_failed(number, names, text)
             case Forgot(number):
@@ -112,29 +80,27 @@ class RoundMachine:
     def _opened(self, opened: Opened, now: float) -> list[Action]:
         if opened.round.epoch <= self._floor:
             raise ValueError(f"epoch {opened.round.epoch} is over")
-        epoch = self._epochs.setdefault(opened.round.epoch, _Epoch())
+        epoch = self._epochs.setdefault(opened.round.epoch, Epoch())
         if epoch.current is not None and opened.round <= epoch.current.round:
             raise ValueError(f"{opened.round} is not newer than {epoch.current.round}")
-        epoch.current = epoch.rounds[opened.round] = opened
-        epoch.claimed |= opened.held
-        epoch.fresh |= opened.held
-        epoch.given = {opened.me: opened.tokens} if opened.tokens else {}
-        epoch.present, epoch.missing, epoch.barred, epoch.fault = {opened.me}, set(), set(), ""
+        epoch.begin(opened)
         actions: list[Action] = []
         for number, stream in self._of_epoch(opened.round.epoch):
-            if stream.phase is _Phase.HELD and stream.began.round <= opened.round:
+            if stream.phase is Phase.HELD and stream.began.round <= opened.round:
                 actions += self._judge(number, stream)
-            elif stream.phase in (_Phase.READING, _Phase.WAITING) and not self._wanted(stream, epoch) <= epoch.claimed:
+            elif stream.phase in OPEN and not epoch.wanted(stream) <= epoch.claimed:
                 actions.append(self._refuse(number, Kind.SUPERSEDED, f"attempt {opened.round.attempt} has begun"))
+            elif stream.phase in COMING:
+                actions.append(self._put_off(number, stream))
         return actions + self._serve_ready(opened.round.epoch) + self._step_if_ready(epoch, now)
 
     def _began(self, began: Began, now: float) -> list[Action]:
-        stream = self._streams[began.stream] = _Stream(began)
+        stream = self._streams[began.stream] = Stream(began)
         actions = self._judge(began.stream, stream)
         epoch = self._epochs.get(began.round.epoch)
         return actions if epoch is None else actions + self._step_if_ready(epoch, now)
 
-    def _judge(self, number: int, stream: _Stream) -> list[Action]:
+    def _judge(self, number: int, stream: Stream) -> list[Action]:
         """Read, hold, serve or refuse a stream whose head is known."""
         began = stream.began
         if began.round.epoch <= self._floor:
@@ -148,21 +114,28 @@ class RoundMachine:
         refusal = self._objection(number, began, opened)
         if refusal is not None:
             return [refusal]
-        wanted = self._wanted(stream, epoch)
-        if wanted <= epoch.claimed:
-            stream.phase = _Phase.WAITING
+        if epoch.wanted(stream) <= epoch.claimed:
             if opened is epoch.current:
-                epoch.present.add(began.peer)
-            return self._serve_if_fresh(number, stream, epoch) or [Wait(number)]
+                epoch.groups[began.group].present.add(began.peer)
+            wait = self._put_off(number, stream)
+            return self._serve_if_fresh(number, stream, epoch) or [wait]
         if opened is not epoch.current:
             return [self._refuse(number, Kind.SUPERSEDED, f"this peer is at attempt {epoch.current.round.attempt}")]  # type: ignore[union-attr]
         if epoch.fault:
             return [self._refuse(number, Kind.FAILED, epoch.fault)]
-        if began.tokens == 0 or began.peer in epoch.given:
-            stream.phase = _Phase.WAITING
-            epoch.present.add(began.peer)
+        if began.tokens == 0:
+            epoch.idle.add(began.peer)
+            return [self._put_off(number, stream)]
+        if began.peer in epoch.groups[began.group].given:
+            return [self._put_off(number, stream)]
+        if began.peer in epoch.barred:
+            return [self._refuse(number, Kind.VALUES, "an earlier contribution to this round was refused")]
+        if not epoch.unclaimed(began.group) <= set(began.names):
+            return [self._refuse(number, Kind.HEADS, "leaves out parts that are not stepped yet", 1.0)]
+        if began.group not in epoch.let_in(self._window):
+            stream.phase = Phase.QUEUED
             return [Wait(number)]
-        return self._read(number, stream, epoch, opened)
+        return self._read(number, stream, epoch)
 
     def _objection(self, number: int, began: Began, opened: Opened) -> Refuse | None:
         """What is wrong with a head whatever the state of the round."""
@@ -174,108 +147,122 @@ class RoundMachine:
             return self._refuse(number, Kind.STRANGER, "not in this round's view", 1.0)
         if began.tokens and began.peer in opened.listeners:
             return self._refuse(number, Kind.STRANGER, "a listener has no gradients to give", 1.0)
+        if began.group >= len(opened.groups) or began.digest != opened.groups[began.group].digest:
+            return self._refuse(number, Kind.GROUPS, f"group {began.group} of {len(opened.groups)} is another one here")
         if bool(began.tokens) != bool(began.names) or len(set(began.names)) != len(began.names):
             return self._refuse(number, Kind.HEADS, "tokens and tensors come together, each tensor once", 1.0)
-        if not opened.mine.issuperset(began.names):
-            return self._refuse(number, Kind.HEADS, "names parts this peer does not own", 1.0)
+        if not set(opened.groups[began.group].names).issuperset(began.names):
+            return self._refuse(number, Kind.HEADS, "names parts that are not this peer's, or of another group", 1.0)
         if began.tokens > opened.token_limit:
             return self._refuse(number, Kind.VALUES, f"{began.tokens} tokens where {opened.token_limit} are possible", 1.0)
         return None
 
-    def _read(self, number: int, stream: _Stream, epoch: _Epoch, opened: Opened) -> list[Action]:
-        peer = stream.began.peer
-        if peer in epoch.barred:
-            return [self._refuse(number, Kind.VALUES, "an earlier contribution to this round was refused")]
-        if not (opened.mine - epoch.claimed) <= set(stream.began.names):
-            return [self._refuse(number, Kind.HEADS, "leaves out parts that are not stepped yet", 1.0)]
+    def _read(self, number: int, stream: Stream, epoch: Epoch) -> list[Action]:
+        peer, group = stream.began.peer, stream.began.group
         actions: list[Action] = [
             self._refuse(other, Kind.SUPERSEDED, "a newer exchange of the same peer")
-            for other, s in self._of_epoch(opened.round.epoch)
-            if other != number and s.phase is _Phase.READING and s.began.peer == peer
+            for other, s in self._of_epoch(stream.began.round.epoch)
+            if other != number and s.phase is Phase.READING and (s.began.peer, s.began.group) == (peer, group)
         ]
-        stream.phase = _Phase.READING
+        stream.phase = Phase.READING
         epoch.missing.discard(peer)
+        epoch.groups[group].missing.discard(peer)
         return [*actions, Read(number)]
 
-    def _hold(self, number: int, stream: _Stream) -> list[Action]:
-        held = [s for n, s in self._streams.items() if s.phase is _Phase.HELD and n != number]
+    def _put_off(self, number: int, stream: Stream) -> Wait:
+        stream.phase = Phase.WAITING
+        return Wait(number)
+
+    def _hold(self, number: int, stream: Stream) -> list[Action]:
+        held = [s for n, s in self._streams.items() if s.phase is Phase.HELD and n != number]
         if len(held) >= self._held_total or sum(s.began.peer == stream.began.peer for s in held) >= self._held_per_peer:
             return [self._refuse(number, Kind.BUSY, "too many exchanges wait for rounds that are not open here")]
         return []
 
     def _uploaded(self, number: int, now: float) -> list[Action]:
         stream = self._streams.get(number)
-        if stream is None or stream.phase is not _Phase.READING:
+        if stream is None or stream.phase is not Phase.READING:
             return []
-        epoch = self._epochs[stream.began.round.epoch]
-        stream.phase = _Phase.WAITING
-        if self._wanted(stream, epoch) <= epoch.claimed:
-            return self._serve_if_fresh(number, stream, epoch)
-        epoch.given[stream.began.peer] = stream.began.tokens
+        epoch, began = self._epochs[stream.began.round.epoch], stream.began
+        stream.phase = Phase.WAITING
+        epoch.groups[began.group].given[began.peer] = began.tokens
         return self._step_if_ready(epoch, now)
 
     def _spoiled(self, number: int, kind: Kind, text: str, now: float) -> list[Action]:
         stream = self._streams.get(number)
-        if stream is None or stream.phase is not _Phase.READING:
+        if stream is None or stream.phase is not Phase.READING:
             return []
         epoch = self._epochs[stream.began.round.epoch]
-        epoch.missing.add(stream.began.peer)
-        epoch.barred.add(stream.began.peer)
+        epoch.barred.add(stream.began.peer)  # what it gave to groups before is fit, and stays
         return [self._refuse(number, kind, text, 1.0), *self._step_if_ready(epoch, now)]
 
     def _ended(self, number: int, now: float) -> list[Action]:
         stream = self._streams.pop(number, None)
-        if stream is None or not stream.live or stream.phase is _Phase.HELD:
+        if stream is None or not stream.live or stream.phase is Phase.HELD:
             return []
-        epoch, peer = self._epochs[stream.began.round.epoch], stream.began.peer
-        if any(s.live and s.began.peer == peer for _, s in self._of_epoch(stream.began.round.epoch)):
-            return []
-        epoch.missing.add(peer)  # its contribution, if whole, stays: what is given is given
+        epoch, began = self._epochs[stream.began.round.epoch], stream.began
+        others = [s.began for _, s in self._of_epoch(began.round.epoch) if s.live and s.began.peer == began.peer]
+        # Its contribution, if whole, stays: what is given is given.
+        if not others:
+            epoch.missing.add(began.peer)
+        elif began.round == self._round_of(epoch) and all((b.round, b.group) != (began.round, began.group) for b in others):
+            epoch.groups[began.group].missing.add(began.peer)
         return self._step_if_ready(epoch, now)
 
     def _gone(self, peer: PeerId, now: float) -> list[Action]:
         actions: list[Action] = []
         for number, epoch in self._epochs.items():
-            if any(s.phase is _Phase.READING and s.began.peer == peer for _, s in self._of_epoch(number)):
+            if any(s.phase is Phase.READING and s.began.peer == peer for _, s in self._of_epoch(number)):
                 continue  # its gradients are coming all the same; if they stop, the stream ends
             epoch.missing.add(peer)
             actions += self._step_if_ready(epoch, now)
         return actions
 
-    def _step_if_ready(self, epoch: _Epoch, now: float) -> list[Action]:
+    def _step_if_ready(self, epoch: Epoch, now: float) -> list[Action]:
+        """The first group let in that has all it waits for, unless another is at the optimizer."""
         opened = epoch.current
-        if opened is None or epoch.fault or not opened.mine - epoch.claimed:
+        if opened is None or epoch.fault or epoch.stepping:
             return []
-        awaited = opened.members - opened.listeners - epoch.present - epoch.missing - epoch.given.keys()
-        if awaited and now < opened.contribute_by:
-            return []
-        if not epoch.given:
-            return self._latch(opened.round.epoch, epoch, "nobody gave gradients for these parts")
-        names = opened.mine - epoch.claimed
-        epoch.claimed |= names
-        return [Step(opened.round, tuple(sorted(names)), tuple(sorted(epoch.given)), sum(epoch.given.values()))]
+        for group in epoch.let_in(self._window):
+            names, books, awaited = epoch.unclaimed(group), epoch.groups[group], epoch.awaited(group)
+            if not names or (awaited and now < books.contribute_by):
+                continue
+            of_epoch = self._of_epoch(opened.round.epoch)
+            # Nobody is waited for twice who has not said a word.
+            epoch.missing |= awaited - {s.began.peer for _, s in of_epoch if s.phase in COMING}
+            if not books.given:
+                return self._latch(opened.round.epoch, epoch, "nobody gave gradients for these parts")
+            epoch.claimed |= names
+            epoch.stepping = True
+            step = Step(opened.round, group, tuple(sorted(names)), tuple(sorted(books.given)), sum(books.given.values()))
+            late = [(n, s) for n, s in of_epoch if s.phase in COMING and epoch.wanted(s) <= epoch.claimed]
+            return [step, *(self._put_off(n, s) for n, s in late)]
+        return []
 
-    def _stepped(self, number: int, names: frozenset[str]) -> list[Action]:
+    def _stepped(self, number: int, names: frozenset[str], now: float) -> list[Action]:
         epoch = self._epochs.get(number)
         if epoch is None:
             return []
+        epoch.stepping = False
         epoch.fresh |= names
-        return self._serve_ready(number)
+        actions = self._serve_ready(number)
+        let_in = set(epoch.let_in(self._window))
+        for n, s in self._of_epoch(number):
+            if s.phase is Phase.QUEUED and s.began.group in let_in:
+                actions += self._judge(n, s)
+        return actions + self._step_if_ready(epoch, now)
 
     def _step_failed(self, number: int, names: frozenset[str], text: str) -> list[Action]:
         epoch = self._epochs.get(number)
         if epoch is None:
             return []
+        epoch.stepping = False
         epoch.claimed -= names - epoch.fresh
         return self._latch(number, epoch, text)
 
-    def _latch(self, number: int, epoch: _Epoch, text: str) -> list[Action]:
+    def _latch(self, number: int, epoch: Epoch, text: str) -> list[Action]:
         epoch.fault = epoch.fault or text
-        waiting = [
-            n
-            for n, s in self._of_epoch(number)
-            if s.phase in (_Phase.READING, _Phase.WAITING) and not self._wanted(s, epoch) <= epoch.claimed
-        ]
+        waiting = [n for n, s in self._of_epoch(number) if s.phase in OPEN and not epoch.wanted(s) <= epoch.claimed]
         return [*(self._refuse(n, Kind.FAILED, epoch.fault) for n in waiting), Fail(number, epoch.fault)]
 
     def _forgot(self, number: int) -> list[Action]:
@@ -294,39 +281,30 @@ class RoundMachine:
         actions: list[Action] = [
             self._refuse(n, Kind.SUPERSEDED, f"epoch {number} begins anew")
             for n, s in self._streams.items()
-            if s.live and s.phase is not _Phase.HELD and s.began.round.epoch >= number
+            if s.live and s.phase is not Phase.HELD and s.began.round.epoch >= number
         ]
         self._epochs = {n: e for n, e in self._epochs.items() if n < number}
         return actions
 
     def _serve_ready(self, number: int) -> list[Action]:
         epoch = self._epochs[number]
-        ready = [(n, s) for n, s in self._of_epoch(number) if s.phase in (_Phase.READING, _Phase.WAITING)]
+        ready = [(n, s) for n, s in self._of_epoch(number) if s.phase in OPEN]
         return [action for n, s in ready for action in self._serve_if_fresh(n, s, epoch)]
 
-    def _serve_if_fresh(self, number: int, stream: _Stream, epoch: _Epoch) -> list[Action]:
-        wanted = self._wanted(stream, epoch)
+    def _serve_if_fresh(self, number: int, stream: Stream, epoch: Epoch) -> list[Action]:
+        wanted = epoch.wanted(stream)
         if not wanted <= epoch.fresh:
             return []
-        stream.phase = _Phase.SETTLED
+        stream.phase = Phase.SETTLED
         return [Serve(number, tuple(sorted(wanted)))]
 
     def _refuse(self, number: int, kind: Kind, text: str, weight: float = 0.0) -> Refuse:
-        self._streams[number].phase = _Phase.SETTLED
+        self._streams[number].phase = Phase.SETTLED
         return Refuse(number, kind, text, weight)
 
-    def _of_epoch(self, number: int) -> list[tuple[int, _Stream]]:
+    def _of_epoch(self, number: int) -> list[tuple[int, Stream]]:
         return [(n, s) for n, s in sorted(self._streams.items()) if s.began.round.epoch == number]
 
     @staticmethod
-    def _wanted(stream: _Stream, epoch: _Epoch) -> frozenset[str]:
-        """A contributor is answered with the parts it gave to; a listener with all this peer owns in its round."""
-        return frozenset(stream.began.names) or epoch.rounds[stream.began.round].mine
-
-    def awaited(self, number: int) -> tuple[PeerId, ...]:
-        """Who has not contributed to the current attempt of an epoch, for the operator's eyes."""
-        epoch = self._epochs.get(number)
-        if epoch is None or epoch.current is None:
-            return ()
-        here = epoch.present | epoch.given.keys()
-        return tuple(sorted(epoch.current.members - epoch.current.listeners - here, key=short))
+    def _round_of(epoch: Epoch) -> RoundId | None:
+        return None if epoch.current is None else epoch.current.round

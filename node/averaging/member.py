@@ -1,10 +1,9 @@
-"""The member's side of an exchange: give an owner our gradients of its parts, take its fresh parameters, believe nothing."""
+"""The member's side of the exchanges with one owner: give our gradients of its parts, take its fresh parameters, believe nothing."""
 
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -12,8 +11,9 @@ import grpc.aio
 import torch
 
 from node.averaging.events import Kind
+from node.averaging.groups import UNDER_WAY, Group
 from node.averaging.ledger import Held
-from node.averaging.reduce import digest
+from node.averaging.reduce import digest, finite
 from node.averaging.request import RoundRequest
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
@@ -37,85 +37,133 @@ class Unwelcome(PeerFault):
 
 
 @dataclass(frozen=True, slots=True)
+class Errand:
+    """A group of an owner's parts, and those of them that we want: all of them unless we give gradients."""
+
+    group: Group
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
-    """What one owner gave: its parts, and the tensor bytes both ways."""
+    """What one exchange gave: parts, and the tensor bytes both ways."""
 
     parts: dict[str, Held]
     nbytes: int
 
 
-async def exchange(
-    transport: TransportPort,
-    owner: PeerId,
-    request: RoundRequest,
-    names: Sequence[str],
-    giving: bool,
-    wire: str,
-    chunk: int,
-    timeout: float,
-) -> Answer:
-    """Give gradients of ``names`` to their owner (unless not ``giving``) and wait for their fresh parameters.
+class Exchanges:
+    """With one owner, in one attempt. ``giving``: with our gradients, one group going up at a time, in order."""
 
-    A lost connection is dialled anew once: an exchange may be repeated, what was stepped is not stepped again.
-    Raises Unwelcome for a refusal, PeerFault with weight 1 for an answer that does not
-    hold together, with 0 for everything that may be nobody's fault.
-    """
-    try:
-        async with asyncio.timeout(timeout):
+    def __init__(
+        self, transport: TransportPort, owner: PeerId, request: RoundRequest, giving: bool, wire: str, chunk: int
+    ) -> None:
+        self._transport, self._owner, self._request = transport, owner, request
+        self._giving, self._wire, self._chunk = giving, wire, chunk
+        self._turn, self._redialled = asyncio.Lock(), 0
+
+    async def all(self, errands: Sequence[Errand], timeout: float, took: Callable[[Answer], None]) -> None:
+        """Groups in order, a window of them at once; ``took`` is called with each answer as it comes.
+
+        Begins no other after one has failed, lets those under way end, and raises the first PeerFault.
+        """
+        todo, faults = iter(errands), list[PeerFault]()
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout
+
+        async def some() -> None:
+            for errand in todo:
+                try:
+                    took(await self.one(errand, end - loop.time()))
+                except PeerFault as fault:
+                    faults.append(fault)
+                if faults:
+                    return
+
+        await asyncio.gather(*(some() for _ in range(min(UNDER_WAY, len(errands)))))
+        if faults:
+            raise faults[0]
+
+    async def one(self, errand: Errand, timeout: float) -> Answer:
+        """Give gradients of a group to its owner (if giving) and wait for its fresh parameters.
+
+        A lost connection is dialled anew once: an exchange may be repeated, what was stepped is not stepped again.
+        Raises Unwelcome for a refusal, PeerFault with weight 1 for an answer that does not
+        hold together, with 0 for everything that may be nobody's fault.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                redialled = self._redialled
+                try:
+                    return await self._once(errand)
+                except grpc.aio.AioRpcError as e:
+                    if e.code() is not grpc.StatusCode.UNAVAILABLE:
+                        raise
+                if redialled == self._redialled:  # else another exchange has, and the line is a new one
+                    self._redialled += 1
+                    self._transport.forget(self._owner)
+                return await self._once(errand)
+        except grpc.aio.AioRpcError as e:
+            raise translate(self._owner, e) from e
+        except WireError as e:
+            raise PeerFault(self._owner, f"gave an answer that is refused: {e}", 1.0) from e
+        except TimeoutError as e:
+            raise PeerFault(self._owner, "gave no fresh parts in time") from e
+
+    async def _once(self, errand: Errand) -> Answer:
+        stub = averaging_pb2_grpc.AveragingStub(await self._transport.channel(self._owner))
+        upload = _Upload(self._request, errand, self._giving, self._wire, self._chunk, self._turn)
+        await self._turn.acquire()
+        try:
+            call = stub.Exchange(upload.messages())
             try:
-                return await _once(transport, owner, request, names, giving, wire, chunk)
-            except grpc.aio.AioRpcError as e:
-                if e.code() is not grpc.StatusCode.UNAVAILABLE:
-                    raise
-            transport.forget(owner)
-            return await _once(transport, owner, request, names, giving, wire, chunk)
-    except grpc.aio.AioRpcError as e:
-        raise translate(owner, e) from e
-    except WireError as e:
-        raise PeerFault(owner, f"gave an answer that is refused: {e}", 1.0) from e
-    except TimeoutError as e:
-        raise PeerFault(owner, "gave no fresh parts in time") from e
+                held, received = await _fresh(call, self._owner, self._request, errand.names)
+            finally:
+                call.cancel()
+        finally:
+            upload.over()
+        self._transport.count(self._owner, sent=upload.sent, received=received)
+        return Answer(held, upload.sent + received)
 
 
-async def _once(
-    transport: TransportPort,
-    owner: PeerId,
-    request: RoundRequest,
-    names: Sequence[str],
-    giving: bool,
-    wire: str,
-    chunk: int,
-) -> Answer:
-    stub = averaging_pb2_grpc.AveragingStub(await transport.channel(owner))
-    call = stub.Exchange(_contribution(request, names if giving else (), wire, chunk))
-    try:
-        held, received = await _fresh(call, owner, request, names)
-    finally:
-        call.cancel()
-    sent = sum(math.prod(request.shapes[n]) for n in names) * (4 if wire == "fp32" else 2) if giving else 0
-    transport.count(owner, sent=sent, received=received)
-    return Answer(held, sent + received)
+class _Upload:
+    """What goes up in one exchange. Whoever makes it holds ``turn``; it is released after the last byte, or by :meth:`over`."""
 
+    def __init__(self, request: RoundRequest, errand: Errand, giving: bool, wire: str, chunk: int, turn: asyncio.Lock) -> None:
+        self._request, self._group, self._wire, self._chunk = request, errand.group, wire, chunk
+        self._names = errand.names if giving else ()
+        self._turn: asyncio.Lock | None = turn
+        self.sent = 0
+        """Tensor bytes handed to the network."""
 
-async def _contribution(
-    request: RoundRequest, names: Sequence[str], wire: str, chunk: int
-) -> AsyncIterator[averaging_pb2.Contribution]:
-    gradients = request.gradients or {}
-    head = averaging_pb2.ContributionHead(
-        epoch=request.round.epoch,
-        term=request.round.term,
-        attempt=request.round.attempt,
-        plan_hash=request.plan_hash,
-        ownership_hash=request.ownership_hash,
-        tokens=request.tokens if names else 0,
-        tensors=[head_of(name, gradients[name], wire) for name in names],
-    )
-    yield averaging_pb2.Contribution(head=head)
-    for name in names:
-        tensor = gradients[name]
-        buffer = await asyncio.to_thread(encode, tensor, wire) if tensor.numel() >= LARGE else encode(tensor, wire)
-        for piece in chunks(buffer, chunk):
-            yield averaging_pb2.Contribution(chunk=piece)
+    def over(self) -> None:
+        """Let the next one begin. Safe to call twice."""
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.release()
+
+    async def messages(self) -> AsyncIterator[averaging_pb2.Contribution]:
+        request, wire = self._request, self._wire
+        gradients = request.gradients or {}
+        head = averaging_pb2.ContributionHead(
+            epoch=request.round.epoch,
+            term=request.round.term,
+            attempt=request.round.attempt,
+            plan_hash=request.plan_hash,
+            ownership_hash=request.ownership_hash,
+            tokens=request.tokens if self._names else 0,
+            tensors=[head_of(name, gradients[name], wire) for name in self._names],
+            group=self._group.index,
+            group_digest=self._group.digest,
+        )
+        yield averaging_pb2.Contribution(head=head)
+        for name in self._names:
+            tensor = gradients[name]
+            buffer = await asyncio.to_thread(encode, tensor, wire) if tensor.numel() >= LARGE else encode(tensor, wire)
+            for piece in chunks(buffer, self._chunk):
+                yield averaging_pb2.Contribution(chunk=piece)
+                self.sent += len(piece)
+        self.over()
 
 
 async def _fresh(
@@ -133,10 +181,10 @@ async def _fresh(
             announced: averaging_pb2.FreshHead = message.head
             head = announced
             reader = TensorReader(list(announced.tensors), [(n, request.shapes[n]) for n in sorted(names)], "fp32")
-        elif not message.chunk:
+        elif not (chunk := message.chunk):  # a copy every time it is asked for
             raise WireError("a message without bytes")
         else:
-            reader.feed(message.chunk)
+            reader.feed(chunk)
         if not reader.remaining:
             break
     if reader is None or head is None:
@@ -153,7 +201,7 @@ async def _fresh(
 def _check(tensors: Sequence[torch.Tensor], expected: str) -> None:
     if digest(tensors) != expected:
         raise WireError(f"the bytes do not have the digest {printable(expected)[:16]!r}")
-    if not all(bool(torch.isfinite(t).all()) for t in tensors):
+    if not all(map(finite, tensors)):
         raise WireError("fresh parameters that are not finite")
 
 

@@ -1,7 +1,8 @@
 """The owner's side of an exchange: carries out what the machine decides about the streams that others open.
 
-Contributions are buffered whole, one per peer and attempt, and summed only when the machine says so. A stream whose
-round is not open here yet is not read: HTTP/2 flow control holds its bytes at the sender.
+Contributions to a group are buffered whole, one per peer, summed only when the machine says so, and gone before the
+optimizer begins. A stream whose round is not open here, or whose group is not let in, is not read: HTTP/2 flow control
+holds its bytes at the sender.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from node.averaging.events import (
     Voided,
     Wait,
 )
+from node.averaging.groups import contribute_until
 from node.averaging.ledger import Attempt, Epoch, Held, Line
 from node.averaging.machine import RoundMachine
 from node.averaging.quarantine import WEIGHT
@@ -46,7 +48,7 @@ from node.averaging.reducer import Gathered, Reduced, Reducer
 from node.averaging.request import RoundRequest
 from node.averaging.request import Step as StepCall
 from node.averaging.settings import AveragingSettings
-from node.core.errors import PeerFault, WireError
+from node.core.errors import LocalFault, PeerFault, WireError
 from node.core.ids import PeerId, RoundId
 from node.core.tasks import Tasks
 from node.transport.port import TransportPort
@@ -85,17 +87,19 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
 
     # Our own rounds
 
-    def open(self, request: RoundRequest, step: StepCall, tokens: int, contribute_by: float) -> Attempt:
+    def open(self, request: RoundRequest, step: StepCall, tokens: int, started: float) -> Attempt:
         """Begin an attempt; ``tokens`` is 0 when our own gradients are not to be used. Raises ValueError if it is not newer."""
         me = self._transport.peer_id
-        mine = frozenset(request.owned_by(me))
+        groups = request.groups_of(me, self._settings.group_bytes)
         epoch = self._epochs.setdefault(request.round.epoch, Epoch())
-        attempt = Attempt(request, step, mine, asyncio.get_running_loop().create_future())
+        attempt = Attempt(request, step, groups, asyncio.get_running_loop().create_future())
         if epoch.attempts and request.round <= max(epoch.attempts):
             raise ValueError(f"{request.round} is not newer than {max(epoch.attempts)}")
+        for older in epoch.attempts.values():
+            older.drop()
         epoch.attempts[request.round] = attempt
         if tokens:
-            attempt.given[me] = tokens, request.gradients or {}
+            attempt.given |= {(group.index, me): (tokens, request.gradients or {}) for group in groups}
         opened = Opened(
             round=request.round,
             me=me,
@@ -103,10 +107,10 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
             ownership_hash=request.ownership_hash,
             members=frozenset(request.members),
             listeners=frozenset(request.listeners),
-            mine=mine,
-            held=mine & epoch.held.keys(),
+            groups=groups,
+            held=attempt.mine & epoch.held.keys(),
             tokens=tokens,
-            contribute_by=contribute_by,
+            contribute_by=contribute_until(started, request.deadline_s, len(groups)),
             token_limit=request.token_limit,
         )
         try:
@@ -188,11 +192,11 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
         context: grpc.aio.ServicerContext,
     ) -> None:
         round_id = RoundId(head.epoch, head.term, head.attempt)
-        line = Line(next(self._numbers), peer, round_id, head.tokens, list(head.tensors))
+        line = Line(next(self._numbers), peer, round_id, head.group, head.tokens, list(head.tensors))
         self._lines[line.number] = line
-        names = tuple(h.name for h in line.heads)
+        hashes, names = (head.plan_hash, head.ownership_hash), tuple(h.name for h in line.heads)
         try:
-            self._feed(Began(line.number, peer, round_id, head.plan_hash, head.ownership_hash, head.tokens, names))
+            self._feed(Began(line.number, peer, round_id, *hashes, head.group, head.group_digest, head.tokens, names))
             await self._converse(line, requests, context)
         except TimeoutError:
             await context.write(_refusal(Kind.LATE, "the round did not get that far in time"))
@@ -238,9 +242,10 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
                 if not line.orders.empty():
                     return
                 message = await anext(requests, None)
-                if message is None or not message.chunk:
+                chunk = b"" if message is None else message.chunk  # a copy every time it is asked for
+                if not chunk:
                     raise WireError(f"the stream ended or strayed with {reader.remaining} bytes to come")
-                reader.feed(message.chunk)
+                reader.feed(chunk)
             named = dict(zip([name for name, _ in expected], reader.finish(), strict=True))
         except WireError as e:
             self._feed(Spoiled(line.number, Kind.HEADS, str(e)))
@@ -251,8 +256,8 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
             attempt.refused[line.peer] = fault
             self._feed(Spoiled(line.number, Kind.VALUES, fault))
             return
-        if line.orders.empty():  # nothing newer was decided while the values were looked at
-            attempt.given[line.peer] = line.tokens, named
+        if line.orders.empty() and line.group not in attempt.begun:  # nothing newer was decided while the values were looked at
+            attempt.given[line.group, line.peer] = line.tokens, named
             self._feed(Uploaded(line.number))
 
     async def _answer(self, line: Line, names: tuple[str, ...], context: grpc.aio.ServicerContext) -> None:
@@ -264,7 +269,7 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
         tensors = [h.tensor for h in held]
         head = averaging_pb2.FreshHead(
             tensors=[head_of(name, tensor, "fp32") for name, tensor in zip(names, tensors, strict=True)],
-            digest=await asyncio.to_thread(digest, tensors),
+            digest=await self._digest(line.round.epoch, names, tensors),
             tokens=max((h.tokens for h in held), default=0),
             contributors=sorted({peer for h in held for peer in h.contributors}),
         )
@@ -272,6 +277,15 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
         for chunk in stream(tensors, "fp32", self._chunk):
             await context.write(averaging_pb2.Fresh(chunk=chunk))
         self._transport.count(line.peer, sent=sum(t.nbytes for t in tensors))
+
+    async def _digest(self, number: int, names: tuple[str, ...], tensors: list[torch.Tensor]) -> str:
+        """Of parts that never change, so whoever else asks for the same ones waits for the same answer."""
+        digests = self._epochs[number].digests
+        of, done = digests.get(names, ([], None))
+        if done is None or any(a is not b for a, b in zip(of, tensors, strict=True)):
+            done = self._tasks.spawn(asyncio.to_thread(digest, tensors), "digest")
+            digests[names] = tensors, done
+        return await asyncio.shield(done)
 
     # The machine's hands
 
@@ -285,7 +299,9 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
                 if action.stream in self._lines:
                     self._lines[action.stream].orders.put_nowait(action)
             case Step():
-                self._tasks.spawn(self._step(action), f"step {action.round.epoch}.{action.round.attempt}")
+                if (attempt := self._attempt(action.round)) is not None:
+                    attempt.begun.add(action.group)
+                self._tasks.spawn(self._step(action), f"step {action.round.epoch}.{action.round.attempt}.{action.group}")
             case Fail(number, text):
                 self._settle(number, text)
 
@@ -297,12 +313,16 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
             async with self._stepping:
                 loop = asyncio.get_running_loop()
                 reduced, fresh = await loop.run_in_executor(self._executor, self._reduce_and_step, action)
-            if reduced is not None and self._attempt(action.round) is not None:
-                epoch = self._epochs[number]
-                epoch.held.update(fresh)
-                epoch.stepped |= names
-                self._learn(epoch, reduced)
+                if reduced is not None and self._attempt(action.round) is not None:
+                    epoch = self._epochs[number]
+                    epoch.held.update(fresh)
+                    epoch.stepped |= names
+                    self._learn(epoch, reduced)
             event = Stepped(number, names)
+        except LocalFault as e:
+            # Parts that cannot be stepped here may be elsewhere: the leader repairs the round, and nothing ends.
+            event = StepFailed(number, names, f"the owner's step failed: {e}")
+            self._say("step-failed", f"epoch {number}: {e} {e.next_step}", level="error")
         except Exception as e:
             event = StepFailed(number, names, f"the owner's step failed: {type(e).__name__}")
             raise
@@ -330,12 +350,12 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
         if attempt is None:
             return None, {}
         request = attempt.request
-        claims = {peer: attempt.given[peer][0] for peer in action.contributors}
-        gradients = {p: _travelled(attempt.given[p][1], action.names, wire) for p in action.contributors}
+        given = {peer: attempt.given.pop((action.group, peer)) for peer in action.contributors}
+        claims = {peer: tokens for peer, (tokens, _) in given.items()}
+        gradients = {peer: _travelled(named, action.names, wire) for peer, (_, named) in given.items()}
         gathered = Gathered(action.round.epoch, action.names, claims, gradients, request.allowed, request.total)
         reduced = self._reducer.reduce(gathered)
-        attempt.given.clear()
-        del gathered, gradients
+        del given, gathered, gradients
         fresh = attempt.step(dict(zip(action.names, reduced.means, strict=True)))
         return reduced, {
             name: Held(settled(name, fresh[name], request.shapes[name]), me, reduced.tokens, reduced.contributors)
@@ -351,6 +371,8 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
         epoch = self._epochs.get(number)
         for attempt in [] if epoch is None else epoch.attempts.values():
             fresh = epoch is not None and attempt.mine <= epoch.held.keys()
+            if fault:
+                attempt.drop()
             if not attempt.settled.done() and (fresh or fault):
                 attempt.settled.set_result("" if fresh else fault)
 
@@ -371,8 +393,3 @@ async def _head(requests: AsyncIterator[averaging_pb2.Contribution]) -> averagin
 
 def _refusal(kind: Kind, text: str) -> averaging_pb2.Fresh:
     return averaging_pb2.Fresh(refusal=averaging_pb2.Refusal(kind=kind.name, text=text))
-
-
-def contribute_until(started: float, deadline_s: float) -> float:
-    """Contributions have three fifths of a round; what is left is for the step and the way back."""
-    return started + 0.6 * deadline_s

@@ -62,10 +62,15 @@ def digest(tensors: Sequence[torch.Tensor]) -> str:
     return sha.hexdigest()
 
 
+def finite(tensor: torch.Tensor) -> bool:
+    """No NaN and no infinity. In one pass and without another tensor: no sum of fp32 numbers overflows fp64."""
+    return bool(torch.isfinite(tensor.sum(dtype=torch.float64)))
+
+
 def settled(name: str, tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """A private fp32 CPU copy of a fresh parameter. Raises ValueError when the optimizer gave another shape or no numbers."""
     if tuple(tensor.shape) != tuple(shape):
         raise ValueError(f"the step made {name} {tuple(tensor.shape)}, expected {tuple(shape)}")
-    if not bool(torch.isfinite(tensor).all()):
+    if not finite(tensor):
         raise ValueError(f"the step made {name} not finite")
     return tensor.detach().to("cpu", torch.float32, copy=True).contiguous()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from node.averaging.events import Kind
+from node.averaging.groups import Group, micro_groups
 from node.core.ids import PeerId, RoundId
 
 Step = Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]]
@@ -42,9 +44,10 @@ class RoundRequest:
     allowed: Mapping[PeerId, int] = field(default_factory=dict)
     total: int = 0
 
-    def owned_by(self, peer: PeerId) -> tuple[str, ...]:
-        """The parts of one owner, sorted by name: the order they travel in."""
-        return tuple(sorted(name for name, owner in self.owners.items() if owner == peer))
+    def groups_of(self, peer: PeerId, most: int) -> tuple[Group, ...]:
+        """The parts of one owner in groups of at most ``most`` bytes, in the order they travel in."""
+        sizes = {name: 4 * math.prod(self.shapes[name]) for name, owner in self.owners.items() if owner == peer}
+        return micro_groups(sizes, most)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """A cell's round, from gradients to fresh parameters at every member.
 
-Every member opens one exchange with every owner: reduce-scatter is its first half, all-gather its second. Our own
-parts take the same road without a network. A round returns by its deadline with whatever came; what is missing is
-asked for again in the next attempt, from new owners, with the same gradients.
+Every member opens one exchange for every group of every owner's parts: reduce-scatter is its first half, all-gather its
+second. While an owner steps one group, the next one's gradients arrive and the one before leaves. Our own parts take the
+same road without a network. A round returns by its deadline with whatever came; what is missing is asked for again in the
+next attempt, from new owners, with the same gradients.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from concurrent.futures import Executor
 from typing import Any, Protocol
 
 from node.averaging.events import Kind
+from node.averaging.groups import contribute_until
 from node.averaging.ledger import Attempt
-from node.averaging.member import Answer, Unwelcome, exchange
-from node.averaging.owner import Owner, contribute_until
+from node.averaging.member import Answer, Errand, Exchanges, Unwelcome
+from node.averaging.owner import Owner
 from node.averaging.reduce import unfit
 from node.averaging.request import RoundOutcome, RoundRequest, Step
 from node.averaging.settings import AveragingSettings
@@ -66,18 +68,19 @@ class CellRound:
         """
         started = self._clock.now()
         tokens, refused = await self._fit_to_give(request)
-        attempt = self._owner.open(request, step, tokens, contribute_until(started, request.deadline_s))
+        attempt = self._owner.open(request, step, tokens, started)
         attempt.refused.update(refused)
         failed: dict[PeerId, str] = {}
         unwelcome: dict[PeerId, Kind] = {}
         answers: list[Answer] = []
         gathers = [
             self._tasks.spawn(
-                self._gather(request, owner, names, bool(tokens), answers, failed, unwelcome, started), f"gather {short(owner)}"
+                self._gather(request, owner, errands, bool(tokens), answers, failed, unwelcome, started),
+                f"gather {short(owner)}",
             )
-            for owner, names in self._to_ask(request).items()
+            for owner, errands in self._to_ask(request, bool(tokens)).items()
         ]
-        ticker = self._tasks.spawn(self._tick_at(contribute_until(started, request.deadline_s)), "tick")
+        ticker = self._tasks.spawn(self._tick_at(contribute_until(started, request.deadline_s, len(attempt.groups))), "tick")
         try:
             await asyncio.wait([*gathers, attempt.settled], timeout=self._left(request, started))
         finally:
@@ -113,33 +116,35 @@ class CellRound:
         self._say("own-gradients-unfit", f"{fault}; taking part in this round as a listener", level="error")
         return 0, {me: fault}
 
-    def _to_ask(self, request: RoundRequest) -> dict[PeerId, tuple[str, ...]]:
-        """Remote owners of this attempt, with the parts we do not have from them yet."""
+    def _to_ask(self, request: RoundRequest, giving: bool) -> dict[PeerId, list[Errand]]:
+        """Remote owners of this attempt, with the groups of which we do not have all from them yet."""
         held, ask = self._owner.held(request.round.epoch), {}
         for owner in sorted(set(request.owners.values()) - {self._transport.peer_id}):
-            names = request.owned_by(owner)
-            if any(name not in held or held[name].source != owner for name in names):
-                ask[owner] = names
+            for group in request.groups_of(owner, self._settings.group_bytes):
+                lacking = tuple(name for name in group.names if name not in held or held[name].source != owner)
+                if lacking:
+                    ask.setdefault(owner, []).append(Errand(group, lacking if giving else group.names))
         return ask
 
     async def _gather(
         self,
         request: RoundRequest,
         owner: PeerId,
-        names: tuple[str, ...],
+        errands: list[Errand],
         giving: bool,
         answers: list[Answer],
         failed: dict[PeerId, str],
         unwelcome: dict[PeerId, Kind],
         started: float,
     ) -> None:
-        held = self._owner.held(request.round.epoch)
-        if giving:
-            names = tuple(name for name in names if name not in held or held[name].source != owner)
-        wire, left = self._settings.wire, self._left(request, started)
+        def took(answer: Answer) -> None:
+            answers.append(answer)
+            self._owner.keep(request.round, answer.parts)
+
+        exchanges = Exchanges(self._transport, owner, request, giving, self._settings.wire, self._chunk)
         failed[owner] = "gave no fresh parts in time"
         try:
-            answer = await exchange(self._transport, owner, request, names, giving, wire, self._chunk, left)
+            await exchanges.all(errands, self._left(request, started), took)
         except PeerFault as fault:
             failed[owner] = fault.reason
             if isinstance(fault, Unwelcome):
@@ -152,12 +157,11 @@ class CellRound:
             self._say("owner-failed", str(fault), level="warning", epoch=request.round.epoch, peer=owner)
             return
         del failed[owner]
-        answers.append(answer)
-        self._owner.keep(request.round, answer.parts)
 
-    async def _tick_at(self, when: float) -> None:
-        await asyncio.sleep(max(0.0, when - self._clock.now()))
-        self._owner.tick()
+    async def _tick_at(self, times: tuple[float, ...]) -> None:
+        for when in times:
+            await asyncio.sleep(max(0.0, when - self._clock.now()))
+            self._owner.tick()
 
     def _left(self, request: RoundRequest, started: float) -> float:
         return max(0.0, started + request.deadline_s - self._clock.now())

@@ -143,7 +143,7 @@ class Labour:
             members=tuple(m.peer for m in cell),
             listeners=frozenset(m.peer for m in cell if not m.current),
             owners=owners,
-            ownership_hash=ownership_hash(owners),
+            ownership_hash=ownership_hash(self.setup.parts[self.stage], owners, "simulated"),
             share=share,
             deadline_s=r.deadline_s,
             total=self.setup.tokens * len(plan.paths),

@@ -1,7 +1,7 @@
 """A cell's round in virtual time: carries out what :class:`RoundMachine` decides at the owner, and asks owners as a member.
 
-Nothing is decided here but what ``node.averaging.service`` and ``.owner`` decide: one exchange with every owner, one
-more try after a lost connection, whom we cannot reach is not waited for.
+Nothing is decided here but what ``node.averaging.service``, ``.member`` and ``.owner`` decide: one exchange for every group of
+every owner, a few of them under way at once, one more try after a lost connection, whom we cannot reach is not waited for.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from node.averaging.events import (
     Uploaded,
     Voided,
 )
+from node.averaging.groups import UNDER_WAY, Group, contribute_until, micro_groups
 from node.core.ids import PeerId, RoundId
 from node.core.journey import Plan
 from node.sim.device import Priority
@@ -36,9 +37,7 @@ from node.sim.world import HEAD, Call
 
 if TYPE_CHECKING:
     from node.sim.peer import SimPeer
-
-CONTRIBUTE = 0.6
-"""Share of a round's deadline in which contributions are waited for (as node.averaging.owner)."""
+    from node.sim.setup import Setup
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,8 @@ class Request:
     total: int
     allowed: Mapping[PeerId, int]
 
-    def owned_by(self, peer: PeerId) -> tuple[str, ...]:
-        return tuple(sorted(name for name, owner in self.owners.items() if owner == peer))
+    def groups_of(self, peer: PeerId, setup: Setup) -> tuple[Group, ...]:
+        return micro_groups({n: setup.size_of(n) for n, owner in self.owners.items() if owner == peer}, setup.group_bytes)
 
 
 @dataclass(slots=True)
@@ -73,7 +72,7 @@ class Attempt:
     """One of our own rounds, until it has ended."""
 
     request: Request
-    mine: frozenset[str]
+    groups: tuple[Group, ...]
     ended: Callable[[dict[str, Value], tuple[str, ...], tuple[PeerId, ...]], None]
     step: Callable[[Request, tuple[str, ...], tuple[Share, ...]], dict[str, Value]]
     open: int = 0
@@ -81,8 +80,25 @@ class Attempt:
     over: bool = False
     failing: bool = False
     failed: dict[PeerId, str] = field(default_factory=dict)
-    given: dict[PeerId, Share] = field(default_factory=dict)
+    given: dict[tuple[int, PeerId], Share] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
+
+    @property
+    def mine(self) -> frozenset[str]:
+        return frozenset(name for group in self.groups for name in group.names)
+
+
+@dataclass
+class _Asking:
+    """What we want of one owner. ``why``: of its first exchange that failed; ``lost``: it could not be reached."""
+
+    owner: PeerId
+    errands: list[tuple[Group, tuple[str, ...]]]
+    giving: bool
+    until: float
+    under_way: int = 0
+    why: str = ""
+    lost: bool = False
 
 
 @dataclass
@@ -95,7 +111,7 @@ class _Epoch:
 class _Line:
     peer: PeerId
     round: RoundId
-    names: tuple[str, ...]
+    group: int
     share: Share | None
     call: Call
 
@@ -116,27 +132,35 @@ class Rounds:
         """One attempt; ``ended(fresh, missing, failed)`` by its deadline. Raises ValueError for one that is not newer."""
         me = self.peer.name
         epoch = self._epochs.setdefault(request.round.epoch, _Epoch())
-        attempt = Attempt(request, frozenset(request.owned_by(me)), ended, step)
+        setup = self.peer.swarm.setup
+        attempt = Attempt(request, request.groups_of(me, setup), ended, step)
         if epoch.attempts and request.round <= max(epoch.attempts):
             raise ValueError("not newer")
         epoch.attempts[request.round] = attempt
         now, tokens = self.peer.world.now, request.share.tokens if request.share else 0
-        opened = self._opened(request, attempt, tokens, now + CONTRIBUTE * request.deadline_s, epoch)
+        times = contribute_until(now, request.deadline_s, len(attempt.groups))
+        opened = self._opened(request, attempt, tokens, times, epoch)
         try:
             self._feed(opened)
         except ValueError:
             del self._epochs[request.round.epoch]
             raise
         for owner in sorted(set(request.owners.values()) - {me}):
-            names = request.owned_by(owner)
-            if any(n not in epoch.held or epoch.held[n].source != owner for n in names):
+            asking = _Asking(owner, [], bool(tokens), now + request.deadline_s)
+            for group in request.groups_of(owner, setup):
+                lacking = tuple(n for n in group.names if n not in epoch.held or epoch.held[n].source != owner)
+                if lacking:
+                    asking.errands.append((group, lacking if tokens else group.names))
+            if asking.errands:
                 attempt.open += 1
-                self._gather(attempt, owner, names, bool(tokens), now + request.deadline_s, 1)
-        self.peer.after(CONTRIBUTE * request.deadline_s, self._tick, attempt)
+                attempt.failed[owner] = "gave no fresh parts in time"
+                self._ask(attempt, asking)
+        for when in times:
+            self.peer.after(when - now, self._tick, attempt)
         self.peer.after(request.deadline_s, self._end, attempt)
         self._settle(request.round.epoch)
 
-    def _opened(self, request: Request, attempt: Attempt, tokens: int, until: float, epoch: _Epoch) -> Opened:
+    def _opened(self, request: Request, attempt: Attempt, tokens: int, times: tuple[float, ...], epoch: _Epoch) -> Opened:
         return Opened(
             round=request.round,
             me=self.peer.name,
@@ -144,10 +168,10 @@ class Rounds:
             ownership_hash=request.ownership_hash,
             members=frozenset(request.members),
             listeners=request.listeners,
-            mine=attempt.mine,
+            groups=attempt.groups,
             held=attempt.mine & epoch.held.keys(),
             tokens=tokens,
-            contribute_by=until,
+            contribute_by=times,
             token_limit=request.total,
         )
 
@@ -183,46 +207,60 @@ class Rounds:
 
     # ------------------------------------------------------------ as a member
 
-    def _gather(self, attempt: Attempt, owner: PeerId, names: tuple[str, ...], giving: bool, until: float, tries: int) -> None:
-        request, world = attempt.request, self.peer.world
-        held = self._held(request.round.epoch)
-        if giving:
-            names = tuple(n for n in names if n not in held or held[n].source != owner)
-        attempt.failed[owner] = "gave no fresh parts in time"
-        share = request.share if giving else None
-        head = (request.round, request.plan.hash, request.ownership_hash, names if giving else (), share)
+    def _ask(self, attempt: Attempt, asking: _Asking) -> None:
+        """Go on with an owner's groups, in order; begin no other after one has failed."""
+        while asking.errands and not asking.why and asking.under_way < UNDER_WAY:
+            asking.under_way += 1
+            self._exchange(attempt, asking, *asking.errands.pop(0), tries=1)
+        if asking.under_way:
+            return
+        attempt.open -= 1
+        if asking.why:
+            attempt.failed[asking.owner] = asking.why
+        else:
+            del attempt.failed[asking.owner]
+        if asking.lost:
+            self._feed(Gone(asking.owner))
+        self._end_if_done(attempt)
+
+    def _exchange(self, attempt: Attempt, asking: _Asking, group: Group, names: tuple[str, ...], tries: int) -> None:
+        request, world, owner = attempt.request, self.peer.world, asking.owner
+        share = request.share if asking.giving else None
+        given = names if asking.giving else ()
+        head = (request.round, request.plan.hash, request.ownership_hash, group.index, group.digest, given, share)
+
+        def over(why: str = "", lost: bool = False) -> None:
+            if not asking.why:
+                asking.why, asking.lost = why, lost
+            asking.under_way -= 1
+            self._ask(attempt, asking)
 
         def hear(message: Any) -> None:
             call.end()
             if attempt.over:
                 return
-            attempt.open -= 1
             if isinstance(message, Kind):
-                attempt.failed[owner] = message.value
+                over(message.value)
             elif message.keys() != set(names):
-                attempt.failed[owner] = "parts that were not asked for"
                 self.peer.fault(owner, 1.0)
+                over("parts that were not asked for")
             else:
-                del attempt.failed[owner]
                 self._keep(request.round, {n: Held(v, owner) for n, v in message.items()})
-            self._end_if_done(attempt)
+                over()
 
         def lost(why: str) -> None:
             if attempt.over:
                 return
-            attempt.failed[owner] = why
             if tries and why.startswith("connection"):
-                self._gather(attempt, owner, names, giving, until, tries - 1)
-                return
-            attempt.open -= 1
-            self._feed(Gone(owner))
-            self._end_if_done(attempt)
+                self._exchange(attempt, asking, group, names, tries - 1)
+            else:
+                over(why, lost=True)
 
         def serve(there: SimPeer, call: Call) -> None:
             there.rounds.attend(head, self.peer.name, call)
 
-        bulk = sum(self.peer.swarm.setup.size_of(n) for n in names) if giving else 0
-        call = self.peer.call(owner, HEAD, serve, hear, lost, max(0.0, until - world.now), bulk=bulk)
+        bulk = sum(self.peer.swarm.setup.size_of(n) for n in given)
+        call = self.peer.call(owner, HEAD, serve, hear, lost, max(0.0, asking.until - world.now), bulk=bulk)
         attempt.calls.append(call)
 
     def _keep(self, round_id: RoundId, parts: Mapping[str, Held]) -> None:
@@ -263,16 +301,16 @@ class Rounds:
 
     def attend(self, head: tuple[Any, ...], caller: PeerId, call: Call) -> None:
         """An exchange somebody opened with us."""
-        round_id, plan_hash, ownership, names, share = head
+        round_id, plan_hash, ownership, group, digest, names, share = head
         if self.peer.refuses(caller):
             call.say(Kind.STRANGER)
             return
         self._numbers += 1
         number = self._numbers
-        self._lines[number] = _Line(caller, round_id, names, share, call)
+        self._lines[number] = _Line(caller, round_id, group, share, call)
         call.gone = lambda: self._hang_up(number)
         tokens = share.tokens if share else 0
-        self._feed(Began(number, caller, round_id, plan_hash, ownership, tokens, names))
+        self._feed(Began(number, caller, round_id, plan_hash, ownership, group, digest, tokens, names))
 
     def _hang_up(self, number: int) -> None:
         if self._lines.pop(number, None) is not None:
@@ -319,7 +357,7 @@ class Rounds:
         attempt = self._attempt(line.round)
         if attempt is None:
             return
-        attempt.given[line.peer] = line.share
+        attempt.given[line.group, line.peer] = line.share
         self._feed(Uploaded(number))
 
     def _step(self, action: Step) -> None:
@@ -327,7 +365,9 @@ class Rounds:
         if attempt is None:
             return
         request, me = attempt.request, self.peer.name
-        shares = tuple(request.share if p == me and request.share else attempt.given[p] for p in action.contributors)
+        shares = tuple(
+            request.share if p == me and request.share else attempt.given[action.group, p] for p in action.contributors
+        )
         self.peer.swarm.watch.step(self.peer, request, action, shares, attempt.failing)
         if self.peer.broken_steps:
             self.peer.broken_steps -= 1

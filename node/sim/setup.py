@@ -37,6 +37,7 @@ class Setup:
     micro_batch: int = 1
     tokens: int = 16
     parts: Mapping[int, tuple[Part, ...]] = field(default_factory=lambda: toy_parts(2, 3))
+    group_bytes: int = 300
     activation: int = 4096
     min_replicas: int = 1
     epoch_timeout_s: float = 20.0
@@ -105,7 +106,7 @@ class Setup:
             extra=(peers - ends) % p.stages, epochs=epochs or t.epochs,
             micro_batches=t.target_batch // p.micro_batch, micro_batch=p.micro_batch, tokens=tokens, parts=parts,
             activation=tokens * m.d_model * 4, min_replicas=t.min_replicas, epoch_timeout_s=t.epoch_timeout_s,
-            round_timeout_s=manifest.averaging.round_timeout_s, forward_timeout_s=p.forward_timeout_s,
+            group_bytes=manifest.averaging.group_bytes, round_timeout_s=manifest.averaging.round_timeout_s, forward_timeout_s=p.forward_timeout_s,
             eval_every=t.eval_every, rebalance_every_s=t.rebalance_every_s, in_flight=8, stash=256, checkpoint_every=20,
             bandwidth=1e8, latency_s=0.04, jitter_s=0.02, loss=0.001, unequal=2.0,
             ends_s=2 * tokens * m.vocab * m.d_model / FLOPS_PER_S, forward_s=2 * tokens * block / FLOPS_PER_S,

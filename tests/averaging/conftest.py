@@ -70,7 +70,7 @@ class Cell:
             shapes=SHAPES,
             gradients=gradients_of(peer),
             tokens=self.tokens(peer),
-            deadline_s=10.0,
+            deadline_s=self.settings.round_timeout_s,
         )
         return replace(request, **changes)  # type: ignore[arg-type]
 

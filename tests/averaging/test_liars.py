@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from node.averaging.events import Kind
-from node.averaging.member import Unwelcome, exchange
+from node.averaging.member import Errand, Exchanges, Unwelcome
 from node.averaging.quarantine import FEWEST_KNOWN, WEIGHT
 from node.averaging.settings import AveragingSettings
 from node.core.errors import PeerFault
@@ -33,9 +33,10 @@ class Lair:
         return self.cell.request(peer, **(facts | changes))
 
     async def lie(self, owner, request):
-        names = request.owned_by(owner)
+        (group,) = request.groups_of(owner, 1 << 20)
+        exchanges = Exchanges(self.cell.transports[self.liar], owner, request, True, "fp32", 64)
         try:
-            return await exchange(self.cell.transports[self.liar], owner, request, names, True, "fp32", 64, 10.0)
+            return await exchanges.one(Errand(group, group.names), 10.0)
         except PeerFault as fault:
             return fault
 

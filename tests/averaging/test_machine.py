@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.averaging.machine import (
+from node.averaging.events import (
     Began,
     Ended,
     Fail,
@@ -18,7 +18,6 @@ from node.averaging.machine import (
     Opened,
     Read,
     Refuse,
-    RoundMachine,
     Serve,
     Spoiled,
     Step,
@@ -29,12 +28,21 @@ from node.averaging.machine import (
     Voided,
     Wait,
 )
+from node.averaging.groups import micro_groups
+from node.averaging.machine import RoundMachine
 from node.core.ids import PeerId, RoundId
 
 A, B, C, D = map(PeerId, "abcd")
 P, Q = "p.weight", "q.weight"
 R0, R1 = RoundId(3, 1, 0), RoundId(3, 1, 1)
 
+
+def one(*names):
+    """All in one group."""
+    return micro_groups(dict.fromkeys(names, 4), 1 << 20)
+
+
+ALONE, BOTH = one(P), one(P, Q)
 OPEN = Opened(
     round=R0,
     me=A,
@@ -42,16 +50,17 @@ OPEN = Opened(
     ownership_hash="own",
     members=frozenset({A, B, C}),
     listeners=frozenset(),
-    mine=frozenset({P}),
+    groups=ALONE,
     held=frozenset(),
     tokens=10,
-    contribute_by=100.0,
+    contribute_by=(100.0,),
     token_limit=1000,
 )
 
 
-def began(stream, peer, tokens=5, names=(P,), round_id=R0, **changes):
-    return replace(Began(stream, peer, round_id, "plan", "own", tokens, names if tokens else ()), **changes)
+def began(stream, peer, tokens=5, names=(P,), round_id=R0, groups=ALONE, group=0, **changes):
+    digest = groups[group].digest
+    return replace(Began(stream, peer, round_id, "plan", "own", group, digest, tokens, names if tokens else ()), **changes)
 
 
 def feed(machine, *events, now=0.0):
@@ -68,7 +77,7 @@ def test_it_steps_once_when_all_have_given_and_serves_all():
     machine = opened()
     assert feed(machine, began(1, C), began(2, B)) == [Read(1), Read(2)]
     assert feed(machine, Uploaded(2)) == []
-    assert feed(machine, Uploaded(1)) == [Step(R0, (P,), (A, B, C), 20)]
+    assert feed(machine, Uploaded(1)) == [Step(R0, 0, (P,), (A, B, C), 20)]
     assert feed(machine, Stepped(3, frozenset({P}))) == [Serve(1, (P,)), Serve(2, (P,))]
     assert feed(machine, began(3, B)) == [Serve(3, (P,))]
 
@@ -76,7 +85,7 @@ def test_it_steps_once_when_all_have_given_and_serves_all():
 def test_the_late_are_left_out_and_served_nevertheless():
     machine = opened()
     assert feed(machine, began(1, B), Ticked(), now=99.9) == [Read(1)]
-    assert feed(machine, Ticked(), now=100.0) == [Step(R0, (P,), (A,), 10)]
+    assert feed(machine, Ticked(), now=100.0) == [Step(R0, 0, (P,), (A,), 10), Wait(1)], "what comes too late is not read on"
     assert feed(machine, Stepped(3, frozenset({P}))) == [Serve(1, (P,))]
     assert feed(machine, Uploaded(1), Ticked(), now=101.0) == []
 
@@ -84,23 +93,23 @@ def test_the_late_are_left_out_and_served_nevertheless():
 def test_a_dead_member_is_not_waited_for():
     machine = opened()
     feed(machine, began(1, B), Uploaded(1), began(2, C))
-    assert feed(machine, Ended(2)) == [Step(R0, (P,), (A, B), 15)]
+    assert feed(machine, Ended(2)) == [Step(R0, 0, (P,), (A, B), 15)]
     machine = opened()
     feed(machine, began(1, B), Uploaded(1))
-    assert feed(machine, Gone(C)) == [Step(R0, (P,), (A, B), 15)]
+    assert feed(machine, Gone(C)) == [Step(R0, 0, (P,), (A, B), 15)]
 
 
 def test_what_is_given_stays_given_when_its_peer_dies():
     machine = opened()
     feed(machine, began(1, B), Uploaded(1), Ended(1), began(2, C))
-    assert feed(machine, Uploaded(2)) == [Step(R0, (P,), (A, B, C), 20)]
+    assert feed(machine, Uploaded(2)) == [Step(R0, 0, (P,), (A, B, C), 20)]
 
 
 def test_a_peer_that_dialled_anew_is_waited_for_again():
     machine = opened(members=frozenset({A, B, C, D}))
     feed(machine, began(1, B), Ended(1), began(2, B), began(3, C), Uploaded(3))
     assert feed(machine, Gone(D)) == []
-    assert feed(machine, Uploaded(2)) == [Step(R0, (P,), (A, B, C), 20)]
+    assert feed(machine, Uploaded(2)) == [Step(R0, 0, (P,), (A, B, C), 20)]
 
 
 def test_a_newer_stream_of_a_peer_takes_the_place_of_the_one_being_read():
@@ -110,13 +119,13 @@ def test_a_newer_stream_of_a_peer_takes_the_place_of_the_one_being_read():
     assert actions[1].kind is Kind.SUPERSEDED
     assert feed(machine, Uploaded(1), Ended(1)) == []
     assert feed(machine, began(3, C), Uploaded(3)) == [Read(3)]
-    assert feed(machine, Uploaded(2)) == [Step(R0, (P,), (A, B, C), 20)]
+    assert feed(machine, Uploaded(2)) == [Step(R0, 0, (P,), (A, B, C), 20)]
 
 
 def test_spoiled_values_cost_the_contribution_and_are_not_tried_again():
     machine = opened(members=frozenset({A, B}))
     actions = feed(machine, began(1, B), Spoiled(1, Kind.VALUES, "nan"))
-    assert actions == [Read(1), Refuse(1, Kind.VALUES, "nan", 1.0), Step(R0, (P,), (A,), 10)]
+    assert actions == [Read(1), Refuse(1, Kind.VALUES, "nan", 1.0), Step(R0, 0, (P,), (A,), 10)]
     machine = opened()
     feed(machine, began(1, B), Spoiled(1, Kind.VALUES, "nan"))
     assert feed(machine, began(2, B))[0].kind is Kind.VALUES
@@ -125,7 +134,7 @@ def test_spoiled_values_cost_the_contribution_and_are_not_tried_again():
 def test_listeners_are_not_waited_for_and_are_served():
     machine = opened(listeners=frozenset({C}))
     assert feed(machine, began(1, C, tokens=0)) == [Wait(1)]
-    assert feed(machine, began(2, B), Uploaded(2)) == [Read(2), Step(R0, (P,), (A, B), 15)]
+    assert feed(machine, began(2, B), Uploaded(2)) == [Read(2), Step(R0, 0, (P,), (A, B), 15)]
     assert feed(machine, Stepped(3, frozenset({P}))) == [Serve(1, (P,)), Serve(2, (P,))]
     assert feed(machine, began(3, C))[0].kind is Kind.STRANGER
 
@@ -150,12 +159,10 @@ def test_waiting_for_a_round_is_bounded_per_peer_and_in_all():
 def test_a_repair_steps_only_what_is_new():
     machine = opened(tokens=10)
     feed(machine, began(1, B), Uploaded(1), began(2, C), Uploaded(2), Stepped(3, frozenset({P})), Ended(1), Ended(2))
-    repair = replace(
-        OPEN, round=R1, members=frozenset({A, B}), mine=frozenset({P, Q}), held=frozenset({P}), ownership_hash="new"
-    )
+    repair = replace(OPEN, round=R1, members=frozenset({A, B}), groups=BOTH, held=frozenset({P}), ownership_hash="new")
     assert feed(machine, repair) == []
-    attempt = {"round_id": R1, "ownership_hash": "new"}
-    assert feed(machine, began(3, B, names=(Q,), **attempt), Uploaded(3)) == [Read(3), Step(R1, (Q,), (A, B), 15)]
+    attempt = {"round_id": R1, "ownership_hash": "new", "groups": BOTH}
+    assert feed(machine, began(3, B, names=(Q,), **attempt), Uploaded(3)) == [Read(3), Step(R1, 0, (Q,), (A, B), 15)]
     assert feed(machine, Stepped(3, frozenset({Q}))) == [Serve(3, (Q,))]
     assert feed(machine, began(4, B, names=(P, Q), **attempt)) == [Serve(4, (P, Q))]
     assert feed(machine, began(5, B)) == [Serve(5, (P,))], "the former attempt is still served"
@@ -186,7 +193,7 @@ def test_the_first_fault_latches_until_the_next_attempt():
     assert feed(machine, began(3, B))[0].kind is Kind.FAILED
     assert feed(machine, Ticked(), now=500.0) == []
     feed(machine, replace(OPEN, round=R1, members=frozenset({A, B})))
-    assert feed(machine, began(4, B, round_id=R1), Uploaded(4)) == [Read(4), Step(R1, (P,), (A, B), 15)]
+    assert feed(machine, began(4, B, round_id=R1), Uploaded(4)) == [Read(4), Step(R1, 0, (P,), (A, B), 15)]
 
 
 def test_no_gradients_from_anybody_is_a_fault_not_a_division_by_zero():
@@ -198,11 +205,11 @@ def test_no_gradients_from_anybody_is_a_fault_not_a_division_by_zero():
 
 
 def test_a_contribution_must_cover_all_that_is_not_stepped():
-    machine = opened(mine=frozenset({P, Q}))
-    assert feed(machine, began(1, B))[0].kind is Kind.HEADS
-    assert feed(machine, began(2, B, names=(P, P)))[0].kind is Kind.HEADS
-    assert feed(machine, began(3, B, names=(P, Q, "r")))[0].kind is Kind.HEADS
-    assert feed(machine, began(4, B, names=(Q, P))) == [Read(4)]
+    machine = opened(groups=BOTH)
+    assert feed(machine, began(1, B, groups=BOTH))[0].kind is Kind.HEADS
+    assert feed(machine, began(2, B, names=(P, P), groups=BOTH))[0].kind is Kind.HEADS
+    assert feed(machine, began(3, B, names=(P, Q, "r"), groups=BOTH))[0].kind is Kind.HEADS
+    assert feed(machine, began(4, B, names=(Q, P), groups=BOTH)) == [Read(4)]
 
 
 def test_a_forgotten_epoch_is_over_for_everybody():
@@ -225,7 +232,10 @@ def test_an_epoch_that_was_voided_begins_anew_under_a_higher_term():
     assert feed(machine, Voided(3)) == []
     assert feed(machine, began(5, C, round_id=ahead)) == [], "a faster member of the new term waits"
     assert feed(machine, replace(OPEN, round=ahead)) == [Read(5)]
-    assert feed(machine, Uploaded(5), began(6, B, round_id=ahead), Uploaded(6)) == [Read(6), Step(ahead, (P,), (A, B, C), 20)]
+    assert feed(machine, Uploaded(5), began(6, B, round_id=ahead), Uploaded(6)) == [
+        Read(6),
+        Step(ahead, 0, (P,), (A, B, C), 20),
+    ]
 
 
 def test_streams_of_a_voided_epoch_are_refused_and_those_ahead_of_it_wait():
@@ -281,7 +291,8 @@ def test_whatever_happens_no_part_is_stepped_twice_and_every_stream_gets_one_ans
         if kind == "began":
             peer, tokens, number, names = rest
             streams += 1
-            began_of[streams] = began(streams, PeerId(peer), tokens, names, RoundId(3, 1, number))
+            groups = ALONE if number == 0 else BOTH
+            began_of[streams] = began(streams, PeerId(peer), tokens, names, RoundId(3, 1, number), groups)
             apply(began_of[streams])
         elif kind in ("uploaded", "spoiled", "ended") and rest[0] in began_of and rest[0] not in ended:
             number = rest[0]
@@ -295,8 +306,9 @@ def test_whatever_happens_no_part_is_stepped_twice_and_every_stream_gets_one_ans
                 apply(Spoiled(number, Kind.VALUES, "x"))
         elif kind == "open" and attempt < 2 and machine._floor < 3:
             attempt += 1
-            mine = frozenset({P} if attempt == 0 else {P, Q})
-            apply(replace(OPEN, round=RoundId(3, 1, attempt), mine=mine, held=mine & fresh, contribute_by=now + 100))
+            groups = ALONE if attempt == 0 else BOTH
+            held = frozenset(groups[0].names) & fresh
+            apply(replace(OPEN, round=RoundId(3, 1, attempt), groups=groups, held=held, contribute_by=(now + 100,)))
         elif kind == "tick":
             now += 60
             apply(Ticked())

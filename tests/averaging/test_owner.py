@@ -9,7 +9,8 @@ import math
 import pytest
 import torch
 
-from node.averaging.member import exchange
+from node.averaging.groups import micro_groups
+from node.averaging.member import Errand, Exchanges
 from node.averaging.settings import AveragingSettings
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
@@ -20,7 +21,9 @@ from protos import averaging_pb2, averaging_pb2_grpc
 def head_for(cell, sender, names, tensors, **changes):
     facts = {"epoch": 7, "term": 1, "attempt": 0, "plan_hash": "plan", "ownership_hash": "owners", "tokens": 20}
     heads = [head_of(n, t, "fp32") for n, t in zip(names, tensors, strict=True)]
-    return averaging_pb2.Contribution(head=averaging_pb2.ContributionHead(**(facts | {"tensors": heads} | changes)))
+    (group,) = micro_groups(dict.fromkeys(names, 4), 1 << 20)
+    facts |= {"tensors": heads, "group": 0, "group_digest": group.digest}
+    return averaging_pb2.Contribution(head=averaging_pb2.ContributionHead(**(facts | changes)))
 
 
 async def send(cell, sender, owner, messages):
@@ -144,9 +147,9 @@ async def test_a_stranger_is_refused(duel):
 
 async def test_streams_for_a_round_that_never_opens_are_bounded_in_number_and_time(cell_of, grads):
     duel = Duel(await cell_of(2, AveragingSettings(round_timeout_s=0.5)), grads)
-    sends = [send(duel.cell, duel.p1, duel.p0, duel.messages(epoch=9)) for _ in range(6)]
+    sends = [send(duel.cell, duel.p1, duel.p0, duel.messages(epoch=9)) for _ in range(8)]
     answers = await asyncio.gather(*sends)
-    assert sorted(kind for kind, _, _ in answers) == ["BUSY"] * 2 + ["LATE"] * 4
+    assert sorted(kind for kind, _, _ in answers) == ["BUSY"] * 2 + ["LATE"] * 6
     assert not duel.cell.rounds[duel.p0]._owner._machine._streams
 
 
@@ -181,6 +184,8 @@ async def test_a_member_believes_no_answer_that_does_not_hold_together(cell_of, 
     averaging_pb2_grpc.add_AveragingServicer_to_server(Liar([] if lie == "empty" else answer), transport.server)
     await transport.start()
     request = cell.request(cell.peers[0])
+    (group,) = micro_groups({"c.weight": 20}, 1 << 20)
+    exchanges = Exchanges(cell.transports[cell.peers[0]], liar, request, True, "fp32", 64)
     with pytest.raises(PeerFault) as caught:
-        await exchange(cell.transports[cell.peers[0]], liar, request, ("c.weight",), True, "fp32", 64, 10.0)
+        await exchanges.one(Errand(group, group.names), 10.0)
     assert caught.value.weight == 1.0

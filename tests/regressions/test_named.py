@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from node.averaging.events import Began, Forgot, Kind, Opened, Refuse
+from node.averaging.groups import micro_groups
 from node.averaging.machine import RoundMachine
 from node.averaging.weights import weights
 from node.checkpoint.fetch import Patience
@@ -141,9 +142,13 @@ def test_03_nobody_weighs_more_than_its_work_in_an_average() -> None:
         with pytest.raises(ValueError, match="whole"):
             weights({A: 100, B: claim}, allowed, total)  # type: ignore[dict-item]
     round_ = RoundId(3, 1, 0)
-    machine, names = RoundMachine(), frozenset({"p"})
-    machine.handle(Opened(round_, A, "plan", "own", frozenset({A, B}), frozenset(), names, frozenset(), 10, 9.0, 300), 0.0)
-    (refused,) = (a for a in machine.handle(Began(1, B, round_, "plan", "own", 10**9, ("p",)), 0.0) if isinstance(a, Refuse))
+    machine, groups = RoundMachine(), micro_groups({"p": 4}, 1 << 20)
+    machine.handle(Opened(round_, A, "plan", "own", frozenset({A, B}), frozenset(), groups, frozenset(), 10, (9.0,), 300), 0.0)
+    (refused,) = (
+        a
+        for a in machine.handle(Began(1, B, round_, "plan", "own", 0, groups[0].digest, 10**9, ("p",)), 0.0)
+        if isinstance(a, Refuse)
+    )
     assert refused.kind is Kind.VALUES
     with pytest.raises(WireError, match="shape"):
         TensorReader([expected_head("p", (1,), "fp32")], [("p", (64, 64))], "fp32")
@@ -361,13 +366,15 @@ def test_10_who_slept_through_an_epoch_wakes_to_closed_doors(facts) -> None:
     assert leader.phase is before
 
     first, second = RoundId(3, 5, 0), RoundId(3, 7, 0)
-    machine, names = RoundMachine(), frozenset({"p"})
+    machine, groups = RoundMachine(), micro_groups({"p": 4}, 1 << 20)
     for round_ in (first, second):
-        machine.handle(Opened(round_, A, "plan", "own", frozenset({A, B}), frozenset(), names, frozenset(), 10, 99.0, 300), 0.0)
-    refused = machine.handle(Began(1, B, first, "plan", "own", 5, ("p",)), 60.0)
+        machine.handle(
+            Opened(round_, A, "plan", "own", frozenset({A, B}), frozenset(), groups, frozenset(), 10, (99.0,), 300), 0.0
+        )
+    refused = machine.handle(Began(1, B, first, "plan", "own", 0, groups[0].digest, 5, ("p",)), 60.0)
     assert [a.kind for a in refused if isinstance(a, Refuse)] == [Kind.SUPERSEDED]
     machine.handle(Forgot(3), 61.0)
-    refused = machine.handle(Began(2, B, second, "plan", "own", 5, ("p",)), 62.0)
+    refused = machine.handle(Began(2, B, second, "plan", "own", 0, groups[0].digest, 5, ("p",)), 62.0)
     assert [a.kind for a in refused if isinstance(a, Refuse)] == [Kind.FORGOTTEN]
 
 

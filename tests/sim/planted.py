@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from node.averaging.books import Epoch
 from node.averaging.events import Action
-from node.averaging.machine import RoundMachine, _Epoch  # pyright: ignore[reportPrivateUsage]
+from node.averaging.machine import RoundMachine
 from node.core.ids import PeerId
 from node.core.journey import Version
 from node.pipeline.machine import PipelineMachine
@@ -24,7 +25,7 @@ MOST = 300
 class NoLatch(RoundMachine):
     """An attempt that has failed goes on."""
 
-    def _latch(self, number: int, epoch: _Epoch, text: str) -> list[Action]:
+    def _latch(self, number: int, epoch: Epoch, text: str) -> list[Action]:
         done = super()._latch(number, epoch, text)
         epoch.fault = ""
         return done

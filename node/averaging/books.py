@@ -1,0 +1,98 @@
+"""What the round's machine remembers of streams, of the groups of an attempt, and of an epoch.
+Enters: what the machine writes. Leaves: answers to its questions.
+Never: an action."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from node.averaging.events import Began, Opened
+from node.core.ids import PeerId, RoundId
+
+
+class Phase(Enum):
+    HELD = "its round is not open here"
+    QUEUED = "its group is not let in yet"
+    READING = "its gradients are coming"
+    WAITING = "wants its parts"
+    SETTLED = "served or refused"
+
+
+COMING = (Phase.QUEUED, Phase.READING)
+OPEN = (*COMING, Phase.WAITING)
+
+
+@dataclass(slots=True)
+class Stream:
+    began: Began
+    phase: Phase = Phase.HELD
+
+    @property
+    def live(self) -> bool:
+        return self.phase is not Phase.SETTLED
+
+
+@dataclass(slots=True)
+class Books:
+    """One group of the current attempt. ``given``: tokens by contributor; ``present``: came for what is claimed already;
+    ``missing``: broke off."""
+
+    names: frozenset[str]
+    contribute_by: float
+    given: dict[PeerId, int]
+    present: set[PeerId] = field(default_factory=set)
+    missing: set[PeerId] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Epoch:
+    """``claimed`` and ``fresh`` are of the whole epoch, the rest of the current attempt. ``idle``: came with nothing to give;
+    ``missing``: died or left; ``barred``: spoiled a contribution. ``stepping``: the optimizer has a group of ours."""
+
+    rounds: dict[RoundId, Opened] = field(default_factory=dict)
+    current: Opened | None = None
+    claimed: set[str] = field(default_factory=set)
+    fresh: set[str] = field(default_factory=set)
+    groups: list[Books] = field(default_factory=list)
+    idle: set[PeerId] = field(default_factory=set)
+    missing: set[PeerId] = field(default_factory=set)
+    barred: set[PeerId] = field(default_factory=set)
+    fault: str = ""
+    stepping: bool = False
+
+    def begin(self, opened: Opened) -> None:
+        """A new attempt: what is claimed and fresh stays."""
+        self.current = self.rounds[opened.round] = opened
+        self.claimed |= opened.held
+        self.fresh |= opened.held
+        self.groups = [
+            Books(frozenset(group.names), until, {opened.me: opened.tokens} if opened.tokens else {})
+            for group, until in zip(opened.groups, opened.contribute_by, strict=True)
+        ]
+        self.idle, self.missing, self.barred, self.fault = {opened.me}, set(), set(), ""
+
+    def unclaimed(self, group: int) -> frozenset[str]:
+        """What a step of this group would take, and a contribution to it must cover."""
+        return self.groups[group].names - self.claimed
+
+    def let_in(self, window: int) -> Iterator[int]:
+        """The groups whose gradients may be here: the first ``window`` that are not fresh."""
+        for group, books in enumerate(self.groups):
+            if window and not books.names <= self.fresh:
+                window -= 1
+                yield group
+
+    def awaited(self, group: int) -> frozenset[PeerId]:
+        """Whose contribution to a group of the current attempt may still come."""
+        if self.current is None:
+            return frozenset()
+        books = self.groups[group]
+        out = self.idle | self.missing | self.barred | books.given.keys() | books.present | books.missing
+        return self.current.members - self.current.listeners - out
+
+    def wanted(self, stream: Stream) -> frozenset[str]:
+        """A contributor is answered with the parts it gave to; a listener with all of the group it asked for."""
+        began = stream.began
+        return frozenset(began.names) or frozenset(self.rounds[began.round].groups[began.group].names)

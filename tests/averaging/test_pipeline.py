@@ -1,0 +1,243 @@
+"""Rounds in many groups over real gRPC between peers of one process: the same bits as in one, whoever dies between two of them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+
+from node.averaging import owner as owner_file
+from node.averaging.events import Kind
+from node.averaging.groups import LET_IN
+from node.averaging.member import Errand, Exchanges, Unwelcome
+from node.averaging.settings import AveragingSettings
+from node.core.ids import RoundId
+from node.wire.tensors import TensorReader
+
+EACH = 1
+"""Bytes of a group that make every part a group of its own."""
+
+
+@pytest.fixture
+async def cut(cell_of):
+    """``await cut(3)``: a cell whose parts are groups of their own."""
+
+    async def make(count, **changes):
+        return await cell_of(count, replace(AveragingSettings(round_timeout_s=120.0, group_bytes=EACH), **changes))
+
+    return make
+
+
+class Gates:
+    """Lets an owner's steps happen one by one: ``seen`` is set when a step has begun, the n-th goes on after ``open(n)``."""
+
+    def __init__(self, step):
+        self.loop, self.step, self.done = asyncio.get_running_loop(), step, 0
+        self.seen = [asyncio.Event() for _ in range(8)]
+        self.gates = [threading.Event() for _ in range(8)]
+
+    def __call__(self, means):
+        number, self.done = self.done, self.done + 1
+        self.loop.call_soon_threadsafe(self.seen[number].set)
+        if not self.gates[number].wait(300):
+            raise TimeoutError("nobody opened this gate")
+        return self.step(means)
+
+    def open(self, *numbers):
+        for number in numbers or range(8):
+            self.gates[number].set()
+
+
+@pytest.mark.parametrize("wire", ["fp32", "bf16"])
+async def test_many_groups_give_the_bits_of_one(cell_of, cut, bits, wire):
+    one, many = await cell_of(3, AveragingSettings(wire=wire, round_timeout_s=120.0)), await cut(3, wire=wire)
+    whole = await one.run_all({p: one.request(p) for p in one.peers})
+    parts = await many.run_all({p: many.request(p) for p in many.peers})
+    for peer in one.peers:
+        assert bits(parts[peer].fresh, whole[peer].fresh)
+        assert parts[peer].complete
+        assert parts[peer].nbytes == whole[peer].nbytes
+        assert len(one.steps[peer]) == 1
+        assert sorted(many.steps[peer]) == [(n,) for n, o in sorted(many.owners().items()) if o == peer], "one by one"
+        assert many.transports[peer].faults == []
+
+
+async def test_a_listener_and_one_with_spoiled_gradients_get_every_group(cut, bits, grads):
+    cell = await cut(4)
+    p0, p1, p2, p3 = cell.peers
+    changes = {"listeners": frozenset({p3}), "owners": cell.owners([p0, p1])}
+    spoiled = grads(p2) | {"c.weight": torch.full((5,), float("nan"))}
+    requests = {p: cell.request(p, **changes) for p in (p0, p1)}
+    requests |= {p2: cell.request(p2, gradients=spoiled, **changes), p3: cell.request(p3, gradients=None, tokens=0, **changes)}
+    outcomes = await cell.run_all(requests)
+    assert all(bits(o.fresh, cell.expected([p0, p1])) for o in outcomes.values())
+
+
+async def test_fresh_groups_leave_while_the_next_one_is_stepped(cut, bits):
+    cell = await cut(2)
+    p0, p1 = cell.peers
+    owners = cell.owners([p0])
+    gates = Gates(cell.step_of(p0))
+    running = [asyncio.ensure_future(cell.rounds[p0].run(cell.request(p0, owners=owners), gates))]
+    running.append(asyncio.ensure_future(cell.run(cell.request(p1, owners=owners), p1)))
+    gates.open(0)
+    await gates.seen[1].wait()
+    while not cell.rounds[p1]._owner.held(7):  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    assert len(cell.rounds[p1]._owner.held(7)) == 1
+    gates.open()
+    for outcome in await asyncio.gather(*running):
+        assert bits(outcome.fresh, cell.expected(cell.peers))
+
+
+async def test_an_owner_killed_in_mid_round_leaves_its_finished_groups(cut, bits):
+    cell = await cut(3)
+    p0, p1, p2 = cell.peers
+    owners = cell.owners([p2])
+    gates = Gates(cell.step_of(p2))
+    victim = asyncio.ensure_future(cell.rounds[p2].run(cell.request(p2, owners=owners), gates))
+    others = [asyncio.ensure_future(cell.run(cell.request(p, owners=owners), p)) for p in (p0, p1)]
+    gates.open(0, 1)
+    await gates.seen[2].wait()
+    while not all(len(cell.rounds[p]._owner.held(7)) == 2 for p in (p0, p1)):  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    done = sorted(cell.rounds[p0]._owner.held(7))
+    await cell.net.kill(p2)
+    first = await asyncio.gather(*others)
+    gates.open()
+    victim.cancel()
+    await asyncio.gather(victim, return_exceptions=True)
+    for outcome in first:
+        assert bits(outcome.fresh, cell.expected(cell.peers, done))
+        assert set(outcome.failed) == {p2}
+        assert set(outcome.missing) == owners.keys() - set(done)
+    second = await cell.run_all({p: cell.repair(p, [p0, p1], cell.owners([p0, p1])) for p in (p0, p1)})
+    expected = cell.expected([p0, p1]) | cell.expected(cell.peers, done)
+    assert all(bits(o.fresh, expected) for o in second.values())
+    assert all(o.complete for o in second.values())
+    assert {n for p in (p0, p1) for step in cell.steps[p] for n in step} == owners.keys() - set(done)
+
+
+async def test_a_member_that_stops_after_a_group_is_in_that_one_only(cut, bits):
+    cell = await cut(3)
+    p0, p1, p2 = cell.peers
+    owners = cell.owners([p0])
+    requests = {p: cell.request(p, owners=owners, deadline_s=300.0) for p in (p0, p1)}
+    running = asyncio.ensure_future(cell.run_all(requests))
+    groups = cell.request(p2, owners=owners).groups_of(p0, EACH)
+    exchanges = Exchanges(cell.transports[p2], p0, cell.request(p2, owners=owners), True, "fp32", 64)
+    await exchanges.one(Errand(groups[0], groups[0].names), 300.0)
+    cell.rounds[p0].gone(p2)
+    outcomes = await asyncio.wait_for(running, 300)
+    expected = cell.expected([p0, p1]) | cell.expected(cell.peers, ["a.weight"])
+    assert all(bits(o.fresh, expected) for o in outcomes.values())
+
+
+async def test_a_step_that_fails_keeps_the_groups_before_it_and_is_repaired(cut, bits):
+    cell = await cut(2)
+    p0, p1 = cell.peers
+    owners = cell.owners([p1])
+    step = cell.step_of(p1)
+
+    def broken(means):
+        if len(cell.steps[p1]) == 2:
+            raise RuntimeError("out of memory")
+        return step(means)
+
+    failing = cell.rounds[p1].run(cell.request(p1, owners=owners), broken)
+    good, bad = await asyncio.gather(cell.run(cell.request(p0, owners=owners), p0), failing)
+    assert good.unwelcome == {p1: Kind.FAILED}
+    done = [name for names in cell.steps[p1] for name in names]
+    assert bits(bad.fresh, cell.expected(cell.peers, done))
+    assert bits(good.fresh, cell.expected(cell.peers, list(good.fresh)))
+    assert set(good.fresh) <= set(done)
+    assert not cell.rounds[p1]._owner._epochs[7].attempts[RoundId(7, 1, 0)].given, "what no step will take is let go"
+    repaired = await cell.run_all({p: cell.repair(p, cell.peers, dict.fromkeys(owners, p0)) for p in cell.peers})
+    assert all(bits(o.fresh, cell.expected(cell.peers)) for o in repaired.values())
+
+
+async def test_other_groups_are_refused_by_their_kind_and_nobody_is_blamed(cut):
+    cell = await cut(2)
+    p0, p1 = cell.peers
+    request = cell.request(p1, owners=cell.owners([p0]))
+    running = asyncio.ensure_future(cell.run(cell.request(p0, owners=cell.owners([p0]), deadline_s=300.0), p0))
+    exchanges = Exchanges(cell.transports[p1], p0, request, True, "fp32", 64)
+    (whole,) = request.groups_of(p0, 1 << 20)
+    first, second, *_ = request.groups_of(p0, EACH)
+    for wrong in (whole, replace(first, index=1), replace(first, index=99), replace(second, digest=first.digest)):
+        with pytest.raises(Unwelcome) as caught:
+            await exchanges.one(Errand(wrong, wrong.names), 300.0)
+        assert caught.value.kind is Kind.GROUPS
+    with pytest.raises(Unwelcome) as caught:
+        await exchanges.one(Errand(first, second.names), 300.0)
+    assert caught.value.kind is Kind.HEADS
+    assert [w for _, _, w in cell.transports[p0].faults] == [1.0]
+    cell.rounds[p0].gone(p1)
+    assert (await asyncio.wait_for(running, 300)).complete
+
+
+async def test_an_owner_that_stops_answering_after_a_group_ends_by_the_deadline(cut, bits):
+    cell = await cut(2)
+    p0, p1 = cell.peers
+    owners = cell.owners([p1])
+    gates = Gates(cell.step_of(p1))
+    running = asyncio.ensure_future(cell.rounds[p1].run(cell.request(p1, owners=owners), gates))
+    gates.open(0)
+    outcome = await asyncio.wait_for(cell.run(cell.request(p0, owners=owners, deadline_s=3.0), p0), 300)
+    gates.open()
+    await running
+    assert outcome.failed == {p1: "gave no fresh parts in time"}
+    assert len(outcome.fresh) <= 1
+    assert bits(outcome.fresh, cell.expected(cell.peers, list(outcome.fresh)))
+
+
+class Counted(TensorReader):
+    """A reader that knows how many bytes of what it read are still alive."""
+
+    alive = peak = 0
+
+    def finish(self):
+        done = super().finish()
+        for tensor in done:
+            Counted.alive += tensor.nbytes
+            weakref.finalize(tensor, Counted.freed, tensor.nbytes)
+        Counted.peak = max(Counted.peak, Counted.alive)
+        return done
+
+    @staticmethod
+    def freed(nbytes):
+        Counted.alive -= nbytes
+
+
+async def test_an_owner_holds_no_more_than_its_window_of_every_member(cell_of, monkeypatch):
+    monkeypatch.setattr(owner_file, "TensorReader", Counted)
+    shapes = {f"p{i:02}": (64, 64) for i in range(12)}
+    each = 4 * 64 * 64
+    peaks = {}
+    for group_bytes in (each, 100 * each):
+        Counted.alive = Counted.peak = 0
+        cell = await cell_of(3, AveragingSettings(round_timeout_s=120.0, group_bytes=group_bytes), chunk=4096)
+        p0 = cell.peers[0]
+        changes = {
+            "shapes": shapes,
+            "owners": dict.fromkeys(shapes, p0),
+            "gradients": {n: torch.ones(s) for n, s in shapes.items()},
+        }
+        seen = []
+
+        def step(means, seen=seen):
+            seen.append(Counted.alive)
+            return {n: m + 1 for n, m in means.items()}
+
+        running = [cell.rounds[p].run(cell.request(p, **changes), step) for p in cell.peers]
+        outcomes = await asyncio.gather(*running)
+        assert all(o.complete for o in outcomes)
+        peaks[group_bytes] = Counted.peak
+        assert Counted.alive == 0, "what was given is gone after the step"
+        assert max(seen) <= (LET_IN - 1) * 2 * group_bytes, "the group that is stepped is gone before its step"
+    assert peaks[each] <= LET_IN * 2 * each
+    assert peaks[100 * each] == 12 * 2 * each
