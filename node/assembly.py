@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from node.averaging.service import CellRound
 from node.checkpoint.service import StateService
@@ -29,6 +30,7 @@ from node.optim.ownership import assign
 from node.optim.parts import parts_of
 from node.pipeline.device import DeviceThread
 from node.pipeline.service import Pipeline
+from node.pipeline.work import StageMath
 from node.scheduler.paths import assign_paths
 from node.scheduler.quotas import quotas
 from node.telemetry.events import Journal
@@ -41,6 +43,9 @@ from node.training.stage import StageState
 from node.training.text import Text
 from node.training.work import Engines, Work
 from node.transport.service import Transport
+
+if TYPE_CHECKING:
+    from node.local.stage import LocalStage
 
 
 @dataclass(frozen=True)
@@ -62,24 +67,35 @@ class Assembled:
     work: Work
     training: Training
     checkpoint: CheckpointSettings
+    local: LocalStage | None
+    """The devices the stage is cut over; None for one."""
 
 
 async def assemble(
     config: NodeConfig, manifest: Manifest, stage: int, identity: Identity, transport: Transport, presence: Presence,
     clock: Clock, journal: Journal, metrics: Metrics, on_error: Callable[[str, BaseException], None],
 ) -> Assembled:  # fmt: skip
-    """Build everything for ``stage``. Raises OutOfResources when it does not fit, UsageFault for data that cannot be read."""
+    """Build everything for ``stage``. Raises OutOfResources when it does not fit, UsageFault for data that cannot be read and
+    for local devices the model cannot be cut over."""
     m, p, t = manifest.model, manifest.pipeline, manifest.training
-    set_threads(config.threads)
-    device = Device.pick(config.device)
-    limit = config.memory_limit(device.memory_limit())
-    room(config, manifest, stage, limit).require()
+    devices, threads = _devices(config, manifest)
+    set_threads(threads)
+    device = Device.pick(devices[0])
+    limit = config.memory_limit(device.memory_limit()) * (len(devices) if device.is_cuda else 1)
+    verdict = room(config, manifest, stage, limit)
+    verdict.require()
     loop = asyncio.get_running_loop()
     module = await loop.run_in_executor(None, build, m, p.stages, stage)
-    module.to(device.device)
+    if len(devices) == 1:
+        module.to(device.device)
     tokenizer = load_tokenizer(manifest.data.tokenizer) if stage == ENDS else None
     text = await loop.run_in_executor(None, _text, config.home, manifest) if stage == ENDS else None
-    state = StageState(module, stage, 0)
+    local = None
+    if len(devices) > 1:
+        from node.local.opening import open_stage
+
+        local = await open_stage(devices, device, threads, module, m, p.stages, stage, config.home / "devices", on_error)
+    state = StageState(module, stage, 0, placed=local.place if local else None)
     thread, meter = DeviceThread(backward_first=config.limits.backward_first), Meter(journal, metrics)
     pipeline = Pipeline(
         transport,
@@ -92,6 +108,8 @@ async def assemble(
         telemetry=meter,
         clock=clock,
         autocast=device.autocast,
+        math=local.math if local else StageMath,
+        gradients=local.gradients if local else None,
     )
     cell = CellRound(transport, manifest.averaging, executor=thread, journal=journal, clock=clock, on_error=on_error)
     store = CheckpointStore(
@@ -102,7 +120,7 @@ async def assemble(
         transport,
         pipeline,
         cell,
-        Owner(manifest.optimizer, t.epochs),
+        Owner(manifest.optimizer, t.epochs, orthogonalise=local.orthogonalise if local else None),
         store,
         ThreadPoolExecutor(1, "heavy"),
         journal,
@@ -113,15 +131,31 @@ async def assemble(
     work = Work(state, engines, t, manifest.optimizer, m.seq_len, identity.peer_id, on_error)
     StateService(transport, work, config.checkpoint, clock=clock, on_served=work.served)
     training = Training(identity, stage, run_facts(manifest, work), transport, work, presence.ends, clock, journal, on_error)
+    # Copies of others' state are not counted: who is left alone keeps none, and must be able to own it all.
+    work.room = verdict.spare
     meter.accuse = training.accuse
     transport.on_lost(lambda peer: training.accuse(peer, "its connection broke"))
     transport.on_lost(cell.gone)
+    told = device.describe() if local is None else f"{len(devices)} x {device.describe()}"
     layers = layer_cut(m, p.stages)[stage - 1] if stage else None
     said = f"{layers.start}-{layers.stop - 1}" if layers else "embedding, head"
     return Assembled(
-        state, module if isinstance(module, Ends) else None, tokenizer, device, device.describe(), limit, said, m.seq_len, pipeline, thread, meter, cell,
-        work, training, config.checkpoint,
+        state, module if isinstance(module, Ends) else None, tokenizer, device, told, limit, said, m.seq_len, pipeline, thread, meter, cell,
+        work, training, config.checkpoint, local,
     )  # fmt: skip
+
+
+def _devices(config: NodeConfig, manifest: Manifest) -> tuple[list[str], int]:
+    """Names of the devices that hold the stage, and the CPU threads of each (0: all cores)."""
+    if config.local_devices == 1:
+        return [config.device], config.threads
+    # One device needs nothing of torch's distributed half, which takes a second to load.
+    from node.local.opening import device_names, threads_each
+    from node.local.split import check_devices
+
+    check_devices(manifest.model, config.local_devices)
+    names = device_names(config.device, config.local_devices)
+    return names, threads_each(config.threads, names)
 
 
 def room(config: NodeConfig, manifest: Manifest, stage: int, limit: int) -> Verdict:
@@ -129,9 +163,11 @@ def room(config: NodeConfig, manifest: Manifest, stage: int, limit: int) -> Verd
     m, p, t = manifest.model, manifest.pipeline, manifest.training
     # Who has a buddy is one: beside the own share of the optimizer's state there is a copy of another's.
     shares = t.min_replicas if t.min_replicas < 2 or not t.buddy_every else t.min_replicas // 2
+    states = [part.state for part in parts_of(parameter_shapes(m, p.stages, stage), manifest.optimizer)]
+    # A matrix is stepped whole: however many share the rest, somebody has all of the largest.
+    mine = max(*states, -(-sum(states) // max(1, shares)))
     return fits(
-        m, p.stages, stage, limit, replicas=shares, micro_batch=p.micro_batch, in_flight=config.limits.in_flight,
-        optimizer=manifest.optimizer.name,
+        m, p.stages, stage, limit, micro_batch=p.micro_batch, in_flight=config.limits.in_flight, optimizer=mine
     )  # fmt: skip
 
 
@@ -141,10 +177,13 @@ def run_facts(manifest: Manifest, work: Work) -> RunFacts:
     parts = {s: parts_of(parameter_shapes(m, p.stages, s), manifest.optimizer) for s in range(p.stages + 1)}
     order = SampleOrder(1, manifest.data.seed)  # the cursor counts positions; which window one is matters at the ends only
 
-    def place(stage: int, cell: Sequence[tuple[PeerId, float]], previous: Mapping[str, PeerId] | None) -> dict[str, PeerId]:
-        names = {part.name for part in parts[stage]}
-        mine = {k: v for k, v in (previous or {}).items() if k in names}
-        return dict(assign(parts[stage], cell, mine or None))
+    def place(
+        stage: int,
+        cell: Sequence[tuple[PeerId, float]],
+        previous: Mapping[str, PeerId] | None,
+        room: Mapping[PeerId, int] | None = None,
+    ) -> dict[str, PeerId]:
+        return assign(parts[stage], cell, previous, room)
 
     def lay(
         ends: Sequence[tuple[PeerId, float]],

@@ -50,6 +50,7 @@ NODE_RULES: dict[str, Rule] = {
     "stage": Rule(pattern=r"auto|[1-9][0-9]{0,3}", says='"auto" or the number of a block stage, 1 or more'),
     "device": Rule(pattern=r"auto|cpu|cuda(:[0-9]{1,2})?|mps", says="auto, cpu, cuda, cuda:N or mps"),
     "threads": Rule(0, 1024),
+    "local_devices": Rule(1, 64),
     "nice": Rule(0, 19),
     "memory": Rule(
         pattern=r"(100|[1-9]?[0-9])%|[0-9]+(\.[0-9]+)?\s*([KMGT]i?)?B?", says='a share such as "80%" or a size such as "20GiB"'
@@ -112,7 +113,9 @@ class NodeSettings:
     device: str = "auto"
     """auto | cpu | cuda:N | mps."""
     threads: int = 0
-    """CPU threads of the device; 0: all cores."""
+    """CPU threads of a device; 0: all cores, shared between the devices."""
+    local_devices: int = 1
+    """Devices of this machine that hold the stage together, by tensor parallelism: so many GPUs, or processes on the CPU."""
     memory: str = "90%"
     """Most memory of the device to use: a share of it, or a size."""
     nice: int = 10
@@ -212,6 +215,10 @@ class NodeConfig:
     @property
     def threads(self) -> int:
         return self.node.threads
+
+    @property
+    def local_devices(self) -> int:
+        return self.node.local_devices
 
     @property
     def swarm(self) -> Path | None:

@@ -149,7 +149,7 @@ class Daemon:
         a.training.on_move = self.mover.asked
         self.tasks.spawn(self.view.keep_measuring(), "measure", eternal=True)
         self.presence.announce(self.body)
-        self.journal.emit("daemon", "hosting", f"hosting {self._what(stage, a)} on {a.device.describe()}", stage=stage)
+        self.journal.emit("daemon", "hosting", f"hosting {self._what(stage, a)} on {a.device_said}", stage=stage)
         if solo:
             self._host_the_rest(self.manifest)
         await catch_up(a.work, self.presence, self.config.incoming_dir(self.manifest.run_id, stage), self.journal)
@@ -163,6 +163,8 @@ class Daemon:
         for stage in range(1, manifest.pipeline.stages + 1):
             arguments = ("start", swarm, "--role", "stage", "--stage", str(stage), "--join", near[0], "--metrics-port", "-1",
                          "--listen", self.config.transport.host, "--threads", "1", "--name", f"{self.name}-{stage}"[:32])  # fmt: skip
+            if self.config.local_devices > 1:
+                arguments += ("--local-devices", str(self.config.local_devices))
             home = self.config.home / "local" / f"stage-{stage}"
             if manifest.swarm.admission != "open":
                 # The token names this one child, so it may stand on a command line.
@@ -198,6 +200,8 @@ class Daemon:
             await a.pipeline.close()
             await a.cell.close()
             a.thread.close()
+            if a.local is not None:
+                await asyncio.to_thread(a.local.ranks.close)
         if self.presence is not None:
             await self.presence.close()
         await self.transport.close()

@@ -17,8 +17,8 @@ class GradientSum:
     """Adds shares in the order in which micro-batches finish here.
 
     That order differs between runs, and so do the last bits of a fp32 sum. Replicas need no equal sums: what they
-    share is the round's result. :meth:`offer` is cheap and may be called from the event loop; the additions run in
-    :meth:`drain` on the device thread. :meth:`take` finishes what was offered, so that a share offered before it
+    share is the round's result. :meth:`offer` and :meth:`close` are cheap and may be called from the event loop; the additions run
+    in :meth:`drain` on the device thread. :meth:`whole` finishes what was offered, so that a share offered before it
     is in the result whichever thread was late.
     """
 
@@ -43,11 +43,19 @@ class GradientSum:
                     self._add(share)
                 self._tokens += tokens
 
-    def take(self) -> tuple[dict[str, Tensor], int]:
-        """The sums, and the number of tokens behind them. Closes: later offers are ignored. May be called again."""
+    def close(self) -> None:
+        """Later offers are ignored."""
         self._closed = True
+
+    def whole(self) -> tuple[dict[str, Tensor], int]:
+        """The sums of what was offered, and the number of tokens behind them. Not for the event loop. May be called again."""
         self.drain()
         return dict(self._sums), self._tokens
+
+    def take(self) -> tuple[dict[str, Tensor], int]:
+        """:meth:`close`, then :meth:`whole`."""
+        self.close()
+        return self.whole()
 
     def reset(self) -> None:
         """Start an epoch: everything is forgotten."""

@@ -51,7 +51,8 @@ class Pipeline:
 
     ``module`` is ``Ends`` for stage 0, else ``Blocks``; its device is where it computes. ``autocast`` makes the
     context every forward runs in. Gradients and losses are sums over tokens; the round divides. The parameters must
-    not change between :meth:`set_plan` and :meth:`reset`.
+    not change between :meth:`set_plan` and :meth:`reset`. ``math`` and ``gradients``: what computes and what adds up, where that
+    is not one device.
     """
 
     def __init__(
@@ -68,6 +69,8 @@ class Pipeline:
         clock: Clock | None = None,
         autocast: Autocast = nullcontext,
         plan_wait_s: float = 5.0,
+        math: Callable[[nn.Module, str, Autocast], StageMath] = StageMath,
+        gradients: GradientSum | None = None,
     ) -> None:
         self.transport, self.device, self.settings, self.limits = transport, device, settings, limits
         self.telemetry: Telemetry = telemetry or Silence()
@@ -75,7 +78,7 @@ class Pipeline:
         self.plan_wait_s = plan_wait_s
         self.me = transport.peer_id
         self.shape = FrameShape(settings.micro_batch, model.seq_len, model.d_model, settings.wire, settings.stages)
-        self._autocast = autocast
+        self._autocast, self._math = autocast, math
         self.host(stage, module)
         self.machine = PipelineMachine(self.me, fewest_hops(settings.stages, settings.may_skip))
         self.stash: Stash[Key, Work] = Stash(limits.stash_bytes)
@@ -83,7 +86,7 @@ class Pipeline:
         self.courier = Courier(self)
         self.errands = Errands(self)
         self.plan_changed = asyncio.Event()
-        self._gradients = GradientSum()
+        self._gradients = gradients or GradientSum()
         self._origin = Origin(self)
         self._waiters: dict[tuple[Key, Way], list[Waiter]] = {}
         self._seconds: dict[tuple[Key, Way], float] = {}
@@ -97,7 +100,7 @@ class Pipeline:
     def host(self, stage: int, module: nn.Module) -> None:
         """Serve another stage, or a rebuilt module, from now on. Only between epochs (no plan set)."""
         self.stage, self.module = stage, module
-        self.math = StageMath(module, self.settings.wire, self._autocast)
+        self.math = self._math(module, self.settings.wire, self._autocast)
         self.guard = Guard(self.transport, self.telemetry, self.settings.watch)
 
     def set_plan(self, plan: Plan | None) -> None:
@@ -147,16 +150,17 @@ class Pipeline:
             lost = self.machine.unsure(dropped)
             self.telemetry.emit("shares-unnamed", f"{lost} shares do not count: no origin named us", "warning", epoch=epoch)
 
-    def take_gradients(self, epoch: int) -> tuple[dict[str, Tensor], int]:
+    async def take_gradients(self, epoch: int) -> tuple[dict[str, Tensor], int]:
         """Parameter gradient sums of this stage by name, and the tokens behind them; ({}, 0) for another epoch.
 
         Closes the epoch: what is still under way counts nowhere any more, micro-batches of :meth:`run` end not
-        counted. May be called again until :meth:`reset`. Blocks for the additions that are pending (milliseconds).
+        counted. May be called again until :meth:`reset`.
         """
         if self.machine.plan is None or self.machine.plan.epoch != epoch:
             return {}, 0
         self.do(ev.Close(epoch))
-        return self._gradients.take()
+        self._gradients.close()
+        return await asyncio.to_thread(self._gradients.whole)
 
     async def run(
         self, paths: Iterable[Path], batch_of: Callable[[Path], Batch], on_result: Callable[[MicroBatchDone], None]

@@ -131,14 +131,14 @@ class Swarm:
         self.dead.add(name)
         await self.net.kill(PeerId(name))
 
-    def gradients(self, epoch: int = 3) -> tuple[dict[str, Tensor], dict[int, int]]:
+    async def gradients(self, epoch: int = 3) -> tuple[dict[str, Tensor], dict[int, int]]:
         """What the living replicas of each stage sum to, and their tokens per stage."""
         sums: dict[str, Tensor] = {}
         tokens: dict[int, int] = {}
         for name, room in self.rooms.items():
             if name in self.dead:
                 continue
-            grads, n = room.take_gradients(epoch)
+            grads, n = await room.take_gradients(epoch)
             tokens[stage_of(name)] = tokens.get(stage_of(name), 0) + n
             for key, g in grads.items():
                 sums[key] = sums[key] + g if key in sums else g.clone()
@@ -155,9 +155,9 @@ class Swarm:
                 total += loss.item()
         return {n: p.grad.clone() for n, p in self.unsplit.named_parameters() if p.grad is not None}, total
 
-    def check(self, plan: Plan, skip_stages: tuple[int, ...] = ()) -> None:
+    async def check(self, plan: Plan, skip_stages: tuple[int, ...] = ()) -> None:
         """Every gradient equals the unsplit model's, except at stages whose dead replica took some with it."""
-        mine, tokens = self.gradients()
+        mine, tokens = await self.gradients()
         theirs, total = self.reference(plan)
         names = {
             n: s

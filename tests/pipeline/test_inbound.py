@@ -148,8 +148,8 @@ async def test_a_duplicate_is_answered_without_computing_again(ready):
     other = head(plan, journey=route(*HOPS[:2], (2, "s2b"), *HOPS[3:]))
     assert [v for v, _ in await answers(swarm, "s2b", "s1a", [pb.Frame(head=other)], "Backward")] == [pb.DONE]
     assert swarm.ears["s1a"].seconds["compute"] == computed
-    assert swarm.rooms["s1a"].take_gradients(3)[1] == 64
-    swarm.check(plan)
+    assert (await swarm.rooms["s1a"].take_gradients(3))[1] == 64
+    await swarm.check(plan)
 
 
 async def test_only_a_replica_of_the_next_stage_may_fetch_and_only_before_the_gradient(ready):

@@ -21,7 +21,7 @@ async def test_gradients_and_loss_equal_the_model_in_one_piece(make_swarm):
     swarm.adopt(plan)
     done = await swarm.run(plan)
     assert all(r.counted and r.tokens == 32 for r in done.values())
-    swarm.check(plan)
+    await swarm.check(plan)
     assert all(not ear.events for ear in swarm.ears.values()), {n: e.events for n, e in swarm.ears.items()}
     assert all(len(room.stash) == 0 and room.stash.used == 0 for room in swarm.rooms.values())
 
@@ -47,7 +47,7 @@ async def test_one_replica_may_die_anywhere(make_swarm, kill_at, event, way, nth
     done = await swarm.run(plan)
     assert died.is_set()
     assert all(r.counted for r in done.values())
-    swarm.check(plan, skip_stages=(2,))
+    await swarm.check(plan, skip_stages=(2,))
 
 
 async def test_a_tiny_stash_answers_busy_and_everything_finishes(make_swarm):
@@ -59,7 +59,7 @@ async def test_a_tiny_stash_answers_busy_and_everything_finishes(make_swarm):
     assert "hop-turned" in swarm.ears["s0a"].events
     cost = swarm.rooms["s1a"].cost(0)
     assert all(swarm.rooms[f"s{s}a"].stash.peak <= cost for s in (1, 2, 3))
-    swarm.check(plan)
+    await swarm.check(plan)
 
 
 async def test_a_stage_without_a_live_peer_drops_the_micro_batch(make_swarm):
@@ -70,7 +70,7 @@ async def test_a_stage_without_a_live_peer_drops_the_micro_batch(make_swarm):
     await swarm.kill("s3b")
     done = await swarm.run(plan)
     assert not any(r.counted for r in done.values())
-    assert swarm.gradients() == ({}, {0: 0, 1: 0, 2: 0})
+    assert await swarm.gradients() == ({}, {0: 0, 1: 0, 2: 0})
 
 
 async def test_a_frozen_replica_is_left_after_the_time_out(make_swarm):
@@ -80,7 +80,7 @@ async def test_a_frozen_replica_is_left_after_the_time_out(make_swarm):
     swarm.net.mute(PeerId("s1a"))
     done = await swarm.run(plan)
     assert all(r.counted for r in done.values())
-    swarm.check(plan)
+    await swarm.check(plan)
 
 
 async def test_a_micro_batch_past_the_plans_deadline_is_dropped_and_reported(make_swarm):
@@ -100,11 +100,11 @@ async def test_taking_gradients_closes_the_epoch(make_swarm):
     running = asyncio.ensure_future(swarm.run(plan))
     while not swarm.ears["s2a"].seconds.get("compute"):
         await asyncio.wait({running}, timeout=0.01)
-    first = swarm.rooms["s0a"].take_gradients(3)
+    first = await swarm.rooms["s0a"].take_gradients(3)
     done = await running
     assert not any(r.counted for r in done.values())
-    assert first == ({}, 0) == swarm.rooms["s0a"].take_gradients(3)
-    assert swarm.rooms["s0a"].take_gradients(4) == ({}, 0)
+    assert first == ({}, 0) == await swarm.rooms["s0a"].take_gradients(3)
+    assert await swarm.rooms["s0a"].take_gradients(4) == ({}, 0)
 
 
 async def test_the_last_names_are_waited_for_before_gradients_are_taken(make_swarm):
@@ -124,7 +124,7 @@ async def test_the_last_names_are_waited_for_before_gradients_are_taken(make_swa
     assert swarm.rooms["s1a"].machine.unsure() == 2
     asyncio.get_running_loop().call_later(0.05, named.set)
     await asyncio.gather(*(room.receipts(3) for room in swarm.rooms.values()))
-    assert swarm.gradients()[1] == dict.fromkeys(range(4), 128)
+    assert (await swarm.gradients())[1] == dict.fromkeys(range(4), 128)
 
 
 async def test_a_name_that_never_comes_costs_a_count_and_does_not_hold_up_the_round(make_swarm):
@@ -149,7 +149,7 @@ async def test_a_name_that_never_comes_costs_a_count_and_does_not_hold_up_the_ro
     await room.receipts(4)
     assert swarm.ears["s1a"].events == ["shares-unnamed"]
     assert asked.count("s1a") >= 3
-    assert swarm.gradients()[1] == {0: 64, 1: 0, 2: 64, 3: 64}
+    assert (await swarm.gradients())[1] == {0: 64, 1: 0, 2: 64, 3: 64}
 
 
 async def test_a_name_that_fails_once_is_said_again(make_swarm):
@@ -167,7 +167,7 @@ async def test_a_name_that_fails_once_is_said_again(make_swarm):
     swarm.rooms["s0a"].courier.outbound.counted = once
     await swarm.run(plan)
     assert sorted(failed) == ["s1a", "s2a", "s3a"]
-    swarm.check(plan)
+    await swarm.check(plan)
 
 
 async def test_reset_frees_the_stash_and_the_next_epoch_starts_clean(make_swarm):
@@ -188,7 +188,7 @@ async def test_reset_frees_the_stash_and_the_next_epoch_starts_clean(make_swarm)
     following = swarm.plan(4, epoch=4)
     swarm.adopt(following)
     assert all(r.counted for r in (await swarm.run(following)).values())
-    _, tokens = swarm.gradients(4)
+    _, tokens = await swarm.gradients(4)
     assert tokens == dict.fromkeys(range(4), 128)
     assert all(room.stash.used == 0 for room in swarm.rooms.values())
 
@@ -288,7 +288,7 @@ async def test_a_stage_that_is_gone_is_left_out_both_ways(make_swarm, gone):
         await swarm.kill(f"s{gone}{letter}")
     done = await swarm.run(plan)
     assert all(r.counted for r in done.values())
-    mine, tokens = swarm.gradients()
+    mine, tokens = await swarm.gradients()
     left = [s for s in (1, 2, 3) if s != gone]
     assert tokens == dict.fromkeys([0, *left], 96)
     wanted = through(swarm, plan, left)
@@ -306,7 +306,7 @@ async def test_two_stages_that_are_gone_are_more_than_may_be_left_out(make_swarm
     await swarm.kill("s3a")
     done = await swarm.run(plan)
     assert not any(r.counted for r in done.values())
-    assert swarm.gradients()[1] == {0: 0, 2: 0}
+    assert (await swarm.gradients())[1] == {0: 0, 2: 0}
 
 
 def poisoned(swarm, name, what, make):
@@ -336,11 +336,11 @@ async def test_a_poisoned_activation_is_refused_and_another_replica_finishes(mak
     swarm.adopt(plan)
     done = await swarm.run(plan)
     assert all(r.counted for r in done.values())
-    swarm.check(plan)
+    await swarm.check(plan)
     faults = [f for t in swarm.net.transports.values() for f in t.faults]
     assert {peer for peer, _, _ in faults} == {"s2a"}
     assert "activation-not-finite" in swarm.ears["s3a"].events + swarm.ears["s3b"].events
-    assert swarm.rooms["s2a"].take_gradients(3)[1] == 0
+    assert (await swarm.rooms["s2a"].take_gradients(3))[1] == 0
 
 
 async def test_a_poisoned_gradient_is_refused_and_another_replica_makes_it_anew(make_swarm):
@@ -350,8 +350,8 @@ async def test_a_poisoned_gradient_is_refused_and_another_replica_makes_it_anew(
     swarm.adopt(plan)
     done = await swarm.run(plan)
     assert all(r.counted for r in done.values())
-    assert swarm.rooms["s2a"].take_gradients(3)[1] == 0
-    swarm.check(plan)
+    assert (await swarm.rooms["s2a"].take_gradients(3))[1] == 0
+    await swarm.check(plan)
     assert {peer for t in swarm.net.transports.values() for peer, _, _ in t.faults} == {"s2a"}
 
 
@@ -362,7 +362,7 @@ async def test_a_poisoned_gradient_without_another_replica_ends_its_micro_batch(
     swarm.adopt(plan)
     done = await swarm.run(plan)
     assert not any(r.counted for r in done.values())
-    assert swarm.gradients() == ({}, dict.fromkeys(range(4), 0))
+    assert await swarm.gradients() == ({}, dict.fromkeys(range(4), 0))
 
 
 @pytest.mark.parametrize("stage", [0, 2])
@@ -378,7 +378,7 @@ async def test_what_we_compute_ourselves_is_not_sent_unless_it_is_finite(make_sw
     heard = [kind for n, e in swarm.ears.items() if n[1] == str(stage) for kind in e.events]
     assert "output-not-finite" in heard
     assert not any(t.faults for t in swarm.net.transports.values())
-    assert swarm.gradients()[0] == {}
+    assert (await swarm.gradients())[0] == {}
 
 
 async def test_an_activation_of_an_odd_size_is_refused_once_sizes_are_known(make_swarm):
@@ -415,7 +415,7 @@ async def test_bf16_on_the_wire_stays_close(make_swarm):
     plan = swarm.plan(2)
     swarm.adopt(plan)
     await swarm.run(plan)
-    mine, _ = swarm.gradients()
+    mine, _ = await swarm.gradients()
     theirs, total = swarm.reference(plan)
     assert sum(r.loss_sum for r in swarm.results) == pytest.approx(total, rel=1e-3)
     for name, wanted in theirs.items():
@@ -430,4 +430,4 @@ async def test_gradients_of_a_tied_model(make_swarm):
     plan = swarm.plan(2)
     swarm.adopt(plan)
     await swarm.run(plan)
-    swarm.check(plan)
+    await swarm.check(plan)

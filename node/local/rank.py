@@ -1,0 +1,121 @@
+"""One process's place among the devices of its box: rank, device, and how it exchanges tensors with the others.
+
+Collectives run on gloo for CPUs and on NCCL for GPUs, each with a timeout. The ranks meet in a file of a private directory.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from node.core.errors import DeviceLost
+from node.local.split import cut_of, local_shape, span
+from node.model.device import Device
+
+TIMEOUT_S = 120.0
+"""Longest wait of one collective for the slowest rank: a micro-batch and a time-out of the operating system."""
+NEXT_STEP = "start the node again; if it happens again, start it with fewer local devices"
+
+
+@dataclass(frozen=True)
+class Rank:
+    """``rank`` of ``size``, on ``device``. Every method is collective: all ranks call it, in one order."""
+
+    rank: int
+    size: int
+    device: Device
+    mesh: DeviceMesh
+
+    @classmethod
+    def meet(cls, rank: int, size: int, device: Device, store: Path, timeout_s: float = TIMEOUT_S) -> Rank:
+        """Wait for the others. ``store`` is a file that nobody used before. Raises DeviceLost when they do not come in time."""
+        where, limit = device.device, timedelta(seconds=timeout_s)
+        # By itself gloo binds to the address the machine's name resolves to, where strangers can reach it.
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+        with lost_is_a_fault():
+            dist.init_process_group(
+                "nccl" if device.is_cuda else "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit,
+                device_id=where if device.is_cuda else None,
+            )  # fmt: skip
+            return cls(rank, size, device, init_device_mesh(where.type, (size,)))
+
+    @staticmethod
+    def leave() -> None:
+        """Forget the others; nothing collective is possible after it."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def share(self, tensor: Tensor) -> Tensor:
+        """Rank 0's numbers into everybody's ``tensor``, which is on the device."""
+        dist.broadcast(tensor.detach(), 0)
+        return tensor
+
+    def total(self, tensor: Tensor) -> Tensor:
+        """The sum over ranks, into everybody's ``tensor``."""
+        dist.all_reduce(tensor)
+        return tensor
+
+    def everywhere(self, flags: list[bool]) -> list[bool]:
+        """Which flags are up at every rank."""
+        votes = torch.tensor(flags, dtype=torch.int32, device=self.device.device)
+        dist.all_reduce(votes, dist.ReduceOp.MIN)
+        return [bool(v) for v in votes.tolist()]
+
+    def deal(self, name: str, shape: tuple[int, ...], whole: Tensor | None) -> Tensor:
+        """This rank's part of a parameter, which rank 0 has ``whole``, on the device; the others give None."""
+        where, dim = self.device.device, cut_of(name)
+        if whole is None:
+            part = torch.empty(local_shape(name, shape, self.rank, self.size), device=where)
+            dist.recv(part, 0)
+            return part
+        pieces = [_piece(whole, dim, rank, self.size).to(where).contiguous() for rank in range(self.size)]
+        for rank in range(1, self.size):
+            dist.send(pieces[rank], rank)
+        return pieces[0]
+
+    def collect(self, name: str, shape: tuple[int, ...], part: Tensor) -> Tensor | None:
+        """The whole of a tensor that is cut as the parameter ``name`` is, on the CPU at rank 0; None at the others."""
+        dim = cut_of(name)
+        if dim is None:
+            return part.cpu() if self.rank == 0 else None
+        if self.rank:
+            dist.send(part.contiguous(), 0)
+            return None
+        whole = torch.empty(shape, dtype=part.dtype)
+        _piece(whole, dim, 0, self.size).copy_(part)
+        for rank in range(1, self.size):
+            other = torch.empty(local_shape(name, shape, rank, self.size), dtype=part.dtype, device=self.device.device)
+            dist.recv(other, rank)
+            _piece(whole, dim, rank, self.size).copy_(other)
+        return whole
+
+
+@contextmanager
+def lost_is_a_fault() -> Iterator[None]:
+    """What torch raises when a collective fails becomes DeviceLost."""
+    try:
+        yield
+    except (RuntimeError, ValueError, OSError) as e:
+        raise DeviceLost(f"the devices of this box lost each other: {str(e).splitlines()[0][:200]}", NEXT_STEP) from e
+
+
+def named_shapes(parameters: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Name to shape, sorted by name: the order in which all ranks exchange parameters."""
+    return {name: tuple(parameters[name].shape) for name in sorted(parameters)}
+
+
+def _piece(whole: Tensor, dim: int | None, rank: int, ranks: int) -> Tensor:
+    if dim is None:
+        return whole
+    start, stop = span(whole.shape[dim], rank, ranks)
+    return whole.narrow(dim, start, stop - start)

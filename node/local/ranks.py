@@ -1,0 +1,188 @@
+"""Rank 0's hold on the other ranks: starts their processes, says what comes next, and says so when one is gone.
+
+Words go down each process's standard input as JSON lines, tensors through torch.distributed: a rank that waits for a
+word waits without a timeout, one that waits for a tensor does not. An error inside a command leaves the ranks at different
+places, so it ends them all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from itertools import count
+from pathlib import Path
+from typing import Any
+from weakref import finalize
+
+from node.core.errors import DeviceLost
+from node.local.rank import NEXT_STEP, TIMEOUT_S, Rank
+from node.model.device import Device
+from node.model.settings import ModelSettings
+from node.transport import leash
+
+START_S = 300.0
+"""For a process to load torch, on a machine that is busy."""
+END_S = 10.0
+"""A process that was told to end and has not ended by then is killed."""
+Lost = Callable[[DeviceLost], None]
+
+
+class Handle:
+    """Something the other ranks keep under a number; when this is forgotten here, it is forgotten there."""
+
+    __slots__ = ("__weakref__", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class Ranks:
+    """The processes of ranks 1 and above. :meth:`start` them, then :meth:`meet`, then :meth:`command`, at last :meth:`close`.
+
+    ``folder`` is theirs alone: it is emptied at the start and gone at the end. ``lost`` is called at most once, from any thread, when the ranks cannot go on; from then on every command raises DeviceLost.
+    """
+
+    def __init__(self, folder: Path, lost: Lost, timeout_s: float = TIMEOUT_S) -> None:
+        self._folder, self._lost, self._timeout_s = folder, lost, timeout_s
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._lock = threading.RLock()
+        self._numbers, self._forgotten = count(1), deque[int]()
+        self._fault: DeviceLost | None = None
+        self._closing = False
+        self._said = threading.Lock()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of ranks 1 and above."""
+        return [p.pid for p in self._processes]
+
+    @property
+    def fault(self) -> DeviceLost | None:
+        """Why the ranks cannot go on; None while they can."""
+        return self._fault
+
+    def start(self, devices: Sequence[str], model: ModelSettings, stages: int, stage: int, threads: int) -> None:
+        """Start a process for every device but the first, which is this process's. Call it on the main thread.
+
+        The kernel ends a leashed process with the thread that started it.
+        """
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True, mode=0o700)
+        for rank, device in enumerate(devices[1:], 1):
+            words = {
+                "rank": rank, "size": len(devices), "device": device, "store": str(self._folder / "ranks"), "model": asdict(model),
+                "stages": stages, "stage": stage, "threads": threads, "timeout_s": self._timeout_s,
+            }  # fmt: skip
+            command = [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), sys.executable, "-m", "node.local.worker"]
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2],
+                env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            )  # fmt: skip
+            self._processes.append(process)
+            self._tell(process, words)
+
+    def meet(self, device: Device) -> Rank:
+        """Wait for the processes and become rank 0. Raises DeviceLost when one does not come up."""
+        deadline = time.monotonic() + START_S
+        for rank, process in enumerate(self._processes, 1):
+            out = process.stdout
+            left = max(0.0, deadline - time.monotonic())
+            if out is None or not select.select([out], [], [], left)[0] or out.readline() != b"ready\n":
+                raise self._broken(f"the process of local device {rank} did not come up")
+        rank = Rank.meet(0, len(self._processes) + 1, device, self._folder / "ranks", self._timeout_s)
+        for number, process in enumerate(self._processes, 1):
+            threading.Thread(target=self._watch, args=(number, process), name=f"local-{number}", daemon=True).start()
+        return rank
+
+    def handle(self) -> Handle:
+        """A number to keep something under at the other ranks."""
+        handle = Handle(next(self._numbers))
+        finalize(handle, self._forgotten.append, handle.number).atexit = False
+        return handle
+
+    @contextmanager
+    def command(self, do: str, **words: Any) -> Iterator[None]:
+        """Tell all ranks what comes next; inside, do rank 0's part of it. One at a time, from any thread.
+
+        Raises DeviceLost, for whatever went wrong inside too. Check what can be wrong with the data before.
+        """
+        with self._lock:
+            if self._fault is not None:
+                raise self._fault
+            forget = [self._forgotten.popleft() for _ in range(len(self._forgotten))]
+            try:
+                for process in self._processes:
+                    self._tell(process, {"do": do, "forget": forget, **words})
+                yield
+            except Exception as e:
+                # Whatever it was, the ranks are no longer at one place in the program.
+                raise self._broken(self._cause(e)) from e
+
+    def close(self) -> None:
+        """End the processes and wait for them. Safe to call twice, and when they are gone already."""
+        self._closing = True
+        # A command that hangs would be waited for; without the others it fails.
+        ours = self._lock.acquire(timeout=END_S)
+        try:
+            for process in self._processes:
+                self._end(process)
+            if ours:
+                Rank.leave()
+        finally:
+            if ours:
+                self._lock.release()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        with suppress(OSError):
+            if process.stdin is not None:
+                process.stdin.close()
+        try:
+            process.wait(END_S if self._fault is None else 0.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        code = process.wait()
+        if not self._closing:
+            self._broken(f"the process of local device {rank} ended with code {code}")
+
+    def _broken(self, why: str) -> DeviceLost:
+        with self._said:
+            first = self._fault is None
+            if self._fault is None:
+                self._fault = DeviceLost(why, NEXT_STEP)
+            fault = self._fault
+        if first:
+            for process in self._processes:
+                process.kill()
+            if not self._closing:
+                self._lost(fault)
+        return fault
+
+    def _cause(self, error: Exception) -> str:
+        """A process that died is why a collective failed; it may take the system a moment to say so."""
+        for rank, process in enumerate(self._processes, 1):
+            with suppress(subprocess.TimeoutExpired):
+                return f"the process of local device {rank} ended with code {process.wait(0.5)}"
+        return f"a local device failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+
+    @staticmethod
+    def _tell(process: subprocess.Popen[bytes], words: dict[str, Any]) -> None:
+        if process.stdin is None:
+            raise OSError("no pipe")
+        process.stdin.write(json.dumps(words, separators=(",", ":")).encode() + b"\n")
+        process.stdin.flush()

@@ -1,0 +1,217 @@
+"""Rank 0's side of a stage: what the pipeline, the averaging and the optimizer see of it is what they see of one device.
+
+Every call says first what comes, then does rank 0's part of the program that the other ranks run (worker.py). The whole
+parameters are kept on the CPU beside the cut ones, for those who fetch, average and save them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from node.local.program import Program, local_part
+from node.local.ranks import Handle, Ranks
+from node.local.step import TensorParallelStep, whole_at
+from node.model.settings import ModelSettings
+from node.optim.newton_schulz import newton_schulz_all
+from node.partition.cost import muon_flops
+from node.pipeline.gradients import GradientSum, Share
+from node.pipeline.guard import NotFinite
+from node.pipeline.work import Autocast, EndsModule, StageMath
+
+LEAST_FLOPS = 2_000_000_000
+"""Of a step that is worth the way to the other ranks: below, on two cores over gloo, one is done sooner alone."""
+
+
+class LocalStage:
+    """A stage on all devices of this box. ``module``: the whole of it on the CPU; nothing is computed with it."""
+
+    def __init__(
+        self, ranks: Ranks, program: Program, module: nn.Module, settings: ModelSettings, least_flops: int = LEAST_FLOPS
+    ) -> None:
+        self.ranks, self.program, self.module, self.settings = ranks, program, module, settings
+        self._least_flops = least_flops
+        self.gradients = CutSum(ranks, program)
+        self._steps: dict[tuple[object, ...], TensorParallelStep] = {}
+
+    def math(self, module: nn.Module, wire: str, autocast: Autocast) -> StageMath:
+        """What the pipeline computes with; ``autocast`` is each rank's own."""
+        return CutMath(self.ranks, self.program, module, self.settings, wire)
+
+    def place(self, whole: Mapping[str, Tensor]) -> None:
+        """Every rank takes its part of these parameters. Waits for a micro-batch that is being computed. Raises DeviceLost."""
+        with self.ranks.command("load"):
+            self.program.load(whole)
+
+    def orthogonalise(self, matrices: Sequence[Tensor], steps: int, stack: bool) -> Sequence[Tensor]:
+        """As :func:`newton_schulz_all`, each matrix at one of the ranks. Given and returned on the matrices' own device.
+
+        Raises DeviceLost.
+        """
+        if not matrices or sum(muon_flops(m.shape[0], m.shape[1], steps) for m in matrices) < self._least_flops:
+            return newton_schulz_all(matrices, steps, stack)
+        shapes = [list(m.shape) for m in matrices]
+        with self.ranks.command("step", shapes=shapes, steps=steps, stack=stack):
+            found: dict[str, Tensor] = {}
+            named = {str(i): m for i, m in enumerate(matrices)}
+            step = whole_at(0, self.program.here, shapes, steps, stack, self._steps)
+            step.run(named, lambda name, update: found.update({name: update.to(named[name].device, copy=True)}))
+        return [found[name] for name in named]
+
+
+class CutShare(dict[str, Tensor]):
+    """Rank 0's part of a micro-batch's parameter gradients; ``handle`` is what the other ranks keep theirs under."""
+
+    def __init__(self, parts: Mapping[str, Tensor], handle: Handle) -> None:
+        super().__init__(parts)
+        self.handle = handle
+
+
+class CutMath(StageMath):
+    """The arithmetic of a visit, over all ranks. A micro-batch whose numbers are bad is refused before anybody is told."""
+
+    def __init__(self, ranks: Ranks, program: Program, module: nn.Module, settings: ModelSettings, wire: str) -> None:
+        super().__init__(module, wire)
+        self.ranks, self.program, self.settings = ranks, program, settings
+        self._names, self._parameters, self._device = [], [], program.here.device.device
+        self._graphs: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._made = CutShare({}, Handle(0))
+
+    @property
+    def _ends(self) -> EndsModule:
+        return CutEndsMath(self)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """``x``, if it is hidden states [B, T, D] fp32; raises ValueError."""
+        if x.ndim != 3 or x.shape[-1] != self.settings.d_model or x.dtype != torch.float32:
+            raise ValueError(f"hidden states are {x.dtype} {tuple(x.shape)}, not fp32 [B, T, {self.settings.d_model}]")
+        return x
+
+    def ids(self, tokens: Tensor) -> Tensor:
+        """``tokens``, if they are token ids; raises IndexError for one outside the vocabulary."""
+        if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.settings.vocab:
+            raise IndexError("a token id is outside the vocabulary")
+        return tokens
+
+    def kept(self) -> Handle | None:
+        """A handle for the graph of what is computed next; None where none is kept."""
+        return self.ranks.handle() if torch.is_grad_enabled() else None
+
+    def keep(self, output: Tensor, handle: Handle | None) -> Tensor:
+        """The graph is held while the output is."""
+        if handle is not None:
+            self._graphs[output] = handle
+        return output
+
+    def _module(self, x: Tensor) -> Tensor:
+        self.hidden(x)
+        handle = self.kept()
+        with self.ranks.command("forward", keep=number(handle), shape=list(x.shape)):
+            y = self.program.forward(self.program.here.share(x))
+        return self.keep(y, handle)
+
+    def _grad(self, output: Tensor, inputs: Sequence[Tensor], gradient: Tensor | None) -> tuple[Tensor | None, ...]:
+        graph = cast(Handle | None, self._graphs.pop(output, None))
+        if graph is None:
+            raise RuntimeError("the graph was freed, or gone through before")
+        if gradient is not None and self.hidden(gradient).shape != output.shape:
+            raise ValueError(f"a gradient of shape {tuple(gradient.shape)} for an output of {tuple(output.shape)}")
+        handle = self.ranks.handle()
+        shape = None if gradient is None else list(gradient.shape)
+        with self.ranks.command("backward", graph=graph.number, keep=handle.number, shape=shape):
+            seed = None if gradient is None else self.program.here.share(gradient.contiguous())
+            found, share, finite = self.program.gradients(output, inputs, seed)
+        if not finite:
+            raise NotFinite("a parameter gradient is not finite")
+        self._made = CutShare(share, handle)
+        return tuple(found)
+
+    def _share(self, grads: Sequence[Tensor | None]) -> Share:
+        share, self._made = self._made, CutShare({}, Handle(0))
+        return share
+
+    def _measured(self, shape: tuple[int, ...]) -> AbstractContextManager[object]:
+        """As of one device; bytes of rank 0 alone, whose memory is the one that is counted."""
+        own = {local_part(p).untyped_storage().data_ptr() for p in self.program.parameters.values()}
+        seen: dict[int, int] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = local_part(tensor).untyped_storage()
+            if storage.data_ptr() not in own:
+                seen[storage.data_ptr()] = storage.nbytes()
+            self.graph_bytes[shape] = sum(seen.values())
+            return tensor.detach()
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+
+
+class CutEndsMath:
+    """What stage 0 offers, over all ranks."""
+
+    def __init__(self, math: CutMath) -> None:
+        self._math, self._ranks, self._program = math, math.ranks, math.program
+        self._here = math.program.here
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        """As :meth:`Ends.embed`."""
+        self._math.ids(tokens_BT)
+        handle = self._math.kept()
+        with self._ranks.command("embed", keep=number(handle), shape=list(tokens_BT.shape)):
+            y = self._program.embed(self._here.share(tokens_BT.contiguous()))
+        return self._math.keep(y, handle)
+
+    def loss(self, h_BTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, int]:
+        """As :meth:`Ends.loss`."""
+        self._math.hidden(h_BTD)
+        if self._math.ids(targets_BT).shape != h_BTD.shape[:2]:
+            raise ValueError(f"targets of shape {tuple(targets_BT.shape)} for hidden states of {tuple(h_BTD.shape)}")
+        handle = self._math.kept()
+        with self._ranks.command("loss", keep=number(handle), shape=list(h_BTD.shape)):
+            self._here.share(h_BTD)
+            total, tokens = self._program.loss(h_BTD, self._here.share(targets_BT.contiguous()))
+        return self._math.keep(total, handle), tokens
+
+    def logits(self, h_BTD: Tensor) -> Tensor:
+        """As :meth:`Ends.logits`."""
+        self._math.hidden(h_BTD)
+        with self._ranks.command("logits", keep=0, shape=list(h_BTD.shape)):
+            return self._program.logits(self._here.share(h_BTD))
+
+
+class CutSum(GradientSum):
+    """The sum of cut shares, each rank's of its own parts; whole only when it is taken."""
+
+    def __init__(self, ranks: Ranks, program: Program) -> None:
+        super().__init__()
+        self._ranks, self._program = ranks, program
+        self._round = 1
+        self._whole: tuple[int, dict[str, Tensor]] = (0, {})
+
+    def whole(self) -> tuple[dict[str, Tensor], int]:
+        """As of one device: whole gradients, on the CPU, moved there from all devices the first time. Raises DeviceLost."""
+        now = self._round
+        parts, tokens = super().whole()
+        if parts and self._whole[0] != now:
+            names = sorted(parts)
+            with self._ranks.command("take", round=now, names=names):
+                self._whole = now, self._program.whole(parts, names)
+        return dict(self._whole[1]) if parts else {}, tokens
+
+    def reset(self) -> None:
+        """As of one device. The other ranks hear of it with the first share of the next round."""
+        super().reset()
+        self._round += 1
+
+    def _add(self, share: Share) -> None:
+        with self._ranks.command("add", round=self._round, share=cast(CutShare, share).handle.number):
+            super()._add(share)
+
+
+def number(handle: Handle | None) -> int:
+    """0 stands for nothing kept."""
+    return 0 if handle is None else handle.number

@@ -1,0 +1,113 @@
+"""The process of one further device: does what rank 0 says, in order, until its standard input ends.
+
+    python -m node.local.worker        (started by ranks.py)
+
+The first line says who it is; the others are commands. Any error ends it: ranks that are no longer at one place in the
+program would exchange tensors that do not belong together.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from node.local.program import Program
+from node.local.rank import Rank
+from node.local.step import TensorParallelStep, whole_at
+from node.model.device import Device, set_threads
+from node.model.settings import ModelSettings
+from node.pipeline.gradients import GradientSum
+
+
+class Worker:
+    """What this rank keeps between commands: graphs and shares by number, the gradient sums of a round."""
+
+    def __init__(self, program: Program) -> None:
+        self._program, self._here = program, program.here
+        self._device = program.here.device.device
+        self._kept: dict[int, Any] = {}
+        self._sum, self._round = GradientSum(), 0
+        self._steps: dict[tuple[object, ...], TensorParallelStep] = {}
+
+    def do(self, words: dict[str, Any]) -> None:
+        """Rank 0's command, this rank's part of it."""
+        for number in words["forget"]:
+            self._kept.pop(number, None)
+        match words["do"]:
+            case "forward" | "embed" | "loss" | "logits" as what:
+                with torch.set_grad_enabled(words["keep"] > 0):
+                    self._compute(what, words["keep"], words["shape"])
+            case "backward":
+                self._backward(words["graph"], words["keep"], words["shape"])
+            case "add":
+                if words["round"] != self._round:
+                    self._sum, self._round = GradientSum(), words["round"]
+                self._sum.offer([self._kept.pop(words["share"])], 0)
+                self._sum.drain()
+            case "take":
+                if words["round"] != self._round:
+                    raise ValueError(f"sums of round {words['round']} are asked for, these are of {self._round}")
+                self._program.whole(self._sum.take()[0], words["names"])
+            case "load":
+                self._program.load(None)
+            case "step":
+                step = whole_at(0, self._here, words["shapes"], words["steps"], words["stack"], self._steps)
+                step.run({}, lambda name, update: None)
+            case other:
+                raise ValueError(f"no command is called {other!r}")
+
+    def _compute(self, what: str, keep: int, shape: list[int]) -> None:
+        x = self._receive(shape, torch.int64 if what == "embed" else torch.float32)
+        if keep and what != "embed":
+            x.requires_grad_()
+        if what == "forward":
+            output = self._program.forward(x)
+        elif what == "embed":
+            output = self._program.embed(x)
+        elif what == "loss":
+            output, _ = self._program.loss(x, self._receive(shape[:2], torch.int64))
+        else:
+            output = self._program.logits(x)
+        if keep:
+            self._kept[keep] = [x] if x.requires_grad else [], output
+
+    def _backward(self, graph: int, keep: int, shape: list[int] | None) -> None:
+        inputs, output = self._kept.pop(graph)
+        gradient = None if shape is None else self._receive(shape, torch.float32)
+        _, share, _ = self._program.gradients(output, inputs, gradient)
+        self._kept[keep] = share
+
+    def _receive(self, shape: list[int], dtype: torch.dtype) -> Tensor:
+        return self._here.share(torch.empty(shape, dtype=dtype, device=self._device))
+
+
+def main() -> int:
+    """Be one rank until rank 0 has no more to say; 1 after an error, which is said on stderr."""
+    lines = sys.stdin.buffer
+    w = json.loads(lines.readline())
+    try:
+        set_threads(w["threads"])
+        device = Device.pick(w["device"])
+        if device.is_cuda:
+            torch.cuda.set_device(device.device)
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        here = Rank.meet(w["rank"], w["size"], device, Path(w["store"]), w["timeout_s"])
+        worker = Worker(Program(here, ModelSettings(**w["model"]), w["stages"], w["stage"]))
+        while line := lines.readline():
+            worker.do(json.loads(line))
+    except Exception as e:  # noqa: BLE001 - said in one line; the exit code tells rank 0
+        what = (str(e).splitlines() or [""])[0]
+        print(f"tutti: local device {w['rank']}: {type(e).__name__}: {what}", file=sys.stderr, flush=True)
+        return 1
+    Rank.leave()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""A stage over two CPU processes beside the same stage on one device. One at a time: a process is in one group of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+from node.core.errors import DeviceLost
+from node.core.ids import ENDS
+from node.local.program import Program
+from node.local.ranks import Ranks
+from node.local.stage import LocalStage
+from node.model.device import Device
+from node.model.settings import ModelSettings
+from node.model.stages import build
+from node.optim.owner import Owner
+from node.optim.settings import OptimSettings
+from node.pipeline.gradients import GradientSum
+from node.pipeline.work import StageMath, Work
+from node.training.stage import StageState
+from node.wire.tensors import TensorReader, encode, head_of
+
+MODEL = ModelSettings(layers=2, d_model=32, heads=4, kv_heads=2, d_ff=48, vocab=61, seq_len=16, qk_norm=True)
+OPTIM = OptimSettings(warmup=1)
+B, T = 3, 16
+
+
+def reader(tensor: torch.Tensor) -> TensorReader:
+    """A tensor as it comes from a peer."""
+    shape = tuple(tensor.shape)
+    made = TensorReader([head_of("x", tensor, "fp32")], [("x", shape)], "fp32")
+    made.feed(encode(tensor, "fp32"))
+    return made
+
+
+@dataclass
+class Side:
+    """What the daemon has of a stage: arithmetic, gradient sums, parameters, optimizer."""
+
+    math: StageMath
+    gradients: GradientSum
+    state: StageState
+    owner: Owner
+
+    def work(self, *, x: torch.Tensor | None = None, gradient: torch.Tensor | None = None) -> Work:
+        work = Work(0.0, (B, T, MODEL.d_model))
+        work.input = None if x is None else reader(x)
+        work.gradient = None if gradient is None else reader(gradient)
+        return work
+
+    def adopt(self, epoch: int) -> tuple[dict[str, torch.Tensor], int]:
+        """Take the gradients, step, put the fresh parameters in place; the gradients and their tokens."""
+        sums, tokens = self.gradients.take()
+        parameters = self.state.parameters()
+        mean = {n: g / tokens for n, g in sums.items()}
+        fresh = {**parameters, **self.owner.step_all({n: parameters[n] for n in mean}, mean, epoch)}
+        self.state.adopt(fresh, epoch + 1)
+        self.gradients.reset()
+        return sums, tokens
+
+
+@dataclass
+class Pair:
+    """The stage over two processes, and alone."""
+
+    ranks: Ranks
+    local: LocalStage
+    two: Side
+    one: Side
+    lost: list[DeviceLost] = field(default_factory=list)
+
+
+@contextmanager
+def pair(stage: int, folder: Path) -> Iterator[Pair]:
+    torch.set_num_threads(1)
+    lost: list[DeviceLost] = []
+    ranks = Ranks(folder / "devices", lost.append, timeout_s=300.0)
+    try:
+        ranks.start(["cpu", "cpu"], MODEL, 1, stage, 1)
+        module, alone = build(MODEL, 1, stage), build(MODEL, 1, stage)
+        device = Device.pick("cpu")
+        local = LocalStage(ranks, Program(ranks.meet(device), MODEL, 1, stage), module, MODEL, least_flops=0)
+        two = Side(
+            local.math(module, "fp32", device.autocast), local.gradients, StageState(module, stage, 0, placed=local.place),
+            Owner(OPTIM, 10, orthogonalise=local.orthogonalise),
+        )  # fmt: skip
+        one = Side(StageMath(alone, "fp32"), GradientSum(), StageState(alone, stage, 0), Owner(OPTIM, 10))
+        yield Pair(ranks, local, two, one, lost)
+    finally:
+        ranks.close()
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with pair(1, tmp_path_factory.mktemp("blocks")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with pair(ENDS, tmp_path_factory.mktemp("ends")) as made:
+        yield made

@@ -1,0 +1,181 @@
+"""Run by the tests as a process of its own: forks ranks that step matrices together, and writes what each of them got.
+
+    python forked.py FOLDER
+
+Writes FOLDER/<ranks>-<rank>-<scene>.safetensors with the shards of the updates, rank 0 the whole matrices as well, and
+FOLDER/<ranks>-<rank>.json with what else is asked.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch._C._distributed_c10d import _get_work_registry_size  # pyright: ignore[reportMissingImports]
+
+import node.model.stages as stages
+from node.core.errors import DeviceLost, LocalFault
+from node.local.groups import Sharded
+from node.local.program import Program
+from node.local.rank import Rank
+from node.local.step import TensorParallelStep
+from node.model.device import Device
+from node.model.settings import ModelSettings
+from node.optim.muon import muon_direction
+from node.optim.settings import OptimSettings
+
+STEPS, TIMEOUT_S = 5, 300.0
+MODEL = ModelSettings(layers=1, d_model=16, heads=4, kv_heads=4, d_ff=32, vocab=61, seq_len=8)
+
+
+def even(ranks: int) -> list[Sharded]:
+    """Twenty-one matrices, cut by rows and by columns."""
+    shapes = [(32, 64, 0), (64, 32, 1), (16, 16, 0), (64, 64, 1), (48, 32, 0), (32, 32, 1), (8, 64, 1)]
+    return [Sharded(f"m{i}", r, c, d, ((r, c)[d] // ranks,) * ranks) for i, (r, c, d) in enumerate(3 * shapes)]
+
+
+def uneven(ranks: int) -> list[Sharded]:
+    """Shards of all sizes, some empty."""
+    first = (5, *((1,) * (ranks - 2)), 0)
+    return [
+        Sharded("first", sum(first), 24, 0, first),
+        Sharded("last", 12, 31, 1, (*((0,) * (ranks - 1)), 31)),
+        Sharded("falling", 10 * ranks, 8, 0, tuple(10 + (1 if r == 0 else -1 if r == ranks - 1 else 0) for r in range(ranks))),
+    ]
+
+
+def scenes(ranks: int) -> dict[str, tuple[list[Sharded], dict]]:
+    one = [Sharded("only", 40, 24, 0, (40 // ranks,) * ranks)]
+    small = {"most_bytes": 10_000}
+    return {
+        "even": (even(ranks), small),
+        "serial": (even(ranks), {**small, "overlap": False}),
+        "one-group": (even(ranks), {}),
+        "uneven": (uneven(ranks), {"most_bytes": 4000}),
+        "few": (one, {}),
+        "large": ([*one, *even(ranks)], {"most_bytes": 100}),
+    }
+
+
+def wholes(matrices: list[Sharded], seed: int) -> dict[str, Tensor]:
+    dice = torch.Generator().manual_seed(seed)
+    return {m.name: torch.randn(m.rows, m.cols, generator=dice) for m in matrices}
+
+
+def shard(m: Sharded, whole: Tensor, rank: int) -> Tensor:
+    return whole.split(list(m.sizes), m.dim)[rank]
+
+
+def stepped(step: TensorParallelStep, shards: dict[str, Tensor | None]) -> tuple[dict[str, Tensor], frozenset[str]]:
+    got: dict[str, Tensor] = {}
+    names = step.run(shards, lambda name, update: got.update({name: update.clone()}))
+    return got, names
+
+
+def training(here: Rank) -> dict[str, Tensor]:
+    """Momentum stays with the shards: five steps of Muon's direction, orthogonalised together."""
+    matrices, settings = even(here.size), OptimSettings()
+    step = TensorParallelStep(here, matrices, STEPS, most_bytes=10_000)
+    state: dict[str, dict[str, Tensor]] = {m.name: {} for m in matrices}
+    got: dict[str, Tensor] = {}
+    for turn in range(5):
+        whole, directions = wholes(matrices, 100 + turn), {}
+        for m in matrices:
+            directions[m.name], state[m.name] = muon_direction(settings, shard(m, whole[m.name], here.rank), state[m.name])
+        got, _ = stepped(step, directions)
+    return got
+
+
+def rank(number: int, ranks: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    here = Rank.meet(number, ranks, Device.pick("cpu"), folder / f"store-{ranks}", TIMEOUT_S)
+    told: dict[str, object] = {}
+    for scene, (matrices, options) in scenes(ranks).items():
+        whole = wholes(matrices, 7)
+        step = TensorParallelStep(here, matrices, STEPS, **options)
+        for _ in range(2):  # buffers are used again
+            got, _ = stepped(step, {m.name: shard(m, whole[m.name], number) for m in matrices if m.part(number)})
+        told[scene] = {
+            "groups": len(step.groups), "buffer": step.buffer_bytes,
+            "hosted": max(sum(4 * m.numel for m in g[number]) for g in step.groups),
+            "given": max(sum(4 * m.part(number) for slot in g for m in slot) for g in step.groups),
+        }  # fmt: skip
+        extra = {f"whole {n}": t for n, t in whole.items()} if number == 0 else {}
+        save_file({**{n: t.contiguous() for n, t in got.items()}, **extra}, folder / f"{ranks}-{number}-{scene}.safetensors")
+    save_file(training(here), folder / f"{ranks}-{number}-training.safetensors")
+    matrices, whole = even(ranks), wholes(even(ranks), 7)
+    given: dict[str, Tensor | None] = {m.name: shard(m, whole[m.name], number) for m in matrices}
+    if number == 1:
+        given["m2"] = None
+        del given["m4"]
+    got, names = stepped(TensorParallelStep(here, matrices, STEPS, most_bytes=10_000), given)
+    told["missing"] = {"stepped": sorted(names), "got": sorted(got)}
+    told["unwaited"], told["pieces"] = unwaited(here), pieces(here)
+    told["finite"] = [
+        Program(here, MODEL, 1, 0)._finite([torch.tensor([bad if number == 1 else 1.0])]) for bad in (1.0, float("nan"))
+    ]
+    (folder / f"{ranks}-{number}.json").write_text(json.dumps(told))
+    Rank.leave()
+
+
+def unwaited(here: Rank) -> int:
+    """Collectives that torch still keeps after a look-up whose result this rank does not use."""
+    program = Program(here, MODEL, 1, 0)
+    before = _get_work_registry_size()
+    program.embed(torch.zeros(1, 8, dtype=torch.int64))
+    return _get_work_registry_size() - before
+
+
+def pieces(here: Rank) -> list[float]:
+    """How far a loss taken in pieces of 5 tokens is from one device's, and the gradients of hidden states and head."""
+    stages.LOGITS_AT_ONCE = 5 * MODEL.vocab
+    program, alone = Program(here, MODEL, 1, 0), stages.Ends(MODEL)
+    dice = torch.Generator().manual_seed(1)
+    h, targets = torch.randn(2, 8, 16, generator=dice).requires_grad_(), torch.randint(0, MODEL.vocab, (2, 8), generator=dice)
+    (loss, _), (wanted, _) = program.loss(h, targets), alone.loss(h, targets)
+    found, share, finite = program.gradients(loss, [h], None)
+    dh, head = torch.autograd.grad(wanted, [h, alone.lm_head.weight])  # pyright: ignore[reportOptionalMemberAccess]
+    whole = program.whole(share, ["lm_head.weight"])
+    off = [(loss - wanted).abs() / wanted, (found[0] - dh).abs().max(), torch.tensor(float(not finite))]
+    return [float(t) for t in off] + [float((t - head).abs().max()) for t in whole.values()]
+
+
+def dying(number: int, ranks: int, folder: Path) -> None:
+    """Rank 1 ends without a word between two steps; the others must say so."""
+    torch.set_num_threads(1)
+    here = Rank.meet(number, ranks, Device.pick("cpu"), folder / "store-dying", TIMEOUT_S)
+    matrices, whole = even(ranks), wholes(even(ranks), 7)
+    step = TensorParallelStep(here, matrices, STEPS, most_bytes=10_000)
+    shards: dict[str, Tensor | None] = {m.name: shard(m, whole[m.name], number) for m in matrices}
+    stepped(step, shards)
+    if number == 1:
+        os._exit(9)
+    try:
+        stepped(step, shards)
+    except LocalFault as fault:
+        said = {"lost": isinstance(fault, DeviceLost), "what": fault.what, "next": fault.next_step}
+        (folder / f"dying-{number}.json").write_text(json.dumps(said))
+
+
+def main() -> int:
+    folder, fork = Path(sys.argv[1]), multiprocessing.get_context("fork")
+    codes = []
+    for target, ranks in ((rank, 2), (rank, 4), (dying, 2)):
+        processes = [fork.Process(target=target, args=(n, ranks, folder)) for n in range(ranks)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        codes.append([process.exitcode for process in processes])
+    print(json.dumps(codes))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

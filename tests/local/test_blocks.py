@@ -1,0 +1,184 @@
+"""A block stage cut over two processes computes, trains and fails as one device does."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from node.core.errors import DeviceLost, ExitCode
+from node.local.stage import LocalStage
+from node.optim.newton_schulz import newton_schulz_all
+from node.pipeline.guard import NotFinite
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+def numbers(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def output(work: Any) -> torch.Tensor:
+    return torch.frombuffer(work.output, dtype=torch.float32)
+
+
+def trip(side: Any, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """One micro-batch there and back, counted: its output and the gradient of its input."""
+    work = side.work(x=numbers(seed, 3, 16, 32))
+    side.math.forward(work)
+    y = output(work)
+    work.gradient = side.work(gradient=numbers(seed + 1, 3, 16, 32)).gradient
+    side.math.backward(work)
+    side.gradients.offer([work.share], work.tokens)
+    side.gradients.drain()
+    return y, torch.frombuffer(work.upstream, dtype=torch.float32)
+
+
+def test_epochs_of_training_are_those_of_one_device(blocks):
+    for epoch in range(3):
+        for seed in (10 * epoch, 10 * epoch + 5):
+            (y, dx), (y1, dx1) = trip(blocks.two, seed), trip(blocks.one, seed)
+            torch.testing.assert_close(y, y1, **CLOSE)
+            torch.testing.assert_close(dx, dx1, **CLOSE)
+        sums, tokens = blocks.two.adopt(epoch)
+        sums1, tokens1 = blocks.one.adopt(epoch)
+        assert tokens == tokens1 == 2 * 3 * 16
+        assert sums.keys() == sums1.keys() == blocks.one.state.parameters().keys()
+        for name, gradient in sums1.items():
+            torch.testing.assert_close(sums[name], gradient, rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+        for name, parameter in blocks.one.state.parameters().items():
+            # Newton-Schulz turns what is small in a direction into what is as large as the rest: the last bits of a sum grow.
+            torch.testing.assert_close(blocks.two.state.parameters()[name], parameter, rtol=1e-4, atol=1e-5)
+
+
+def test_going_back_puts_the_former_parameters_on_every_device(blocks):
+    x = numbers(1, 3, 16, 32)
+    before = blocks.two.math.forward_only(blocks.two.work(x=x).input, False)[0].tobytes()
+    blocks.two.state.adopt({n: p * 1.5 for n, p in blocks.two.state.parameters().items()}, 50)
+    assert blocks.two.math.forward_only(blocks.two.work(x=x).input, False)[0].tobytes() != before
+    blocks.two.state.roll_back(49)
+    assert blocks.two.math.forward_only(blocks.two.work(x=x).input, False)[0].tobytes() == before
+
+
+def test_shares_that_were_not_named_and_epochs_that_are_over_count_nowhere(blocks):
+    trip(blocks.two, 70)
+    blocks.two.gradients.reset()
+    lonely = blocks.two.work(x=numbers(71, 3, 16, 32))
+    blocks.two.math.forward(lonely)
+    lonely.gradient = blocks.two.work(gradient=numbers(72, 3, 16, 32)).gradient
+    blocks.two.math.backward(lonely)  # never offered
+    trip(blocks.two, 73)
+    sums, tokens = blocks.two.gradients.take()
+    assert tokens == 48
+    trip(blocks.one, 73)
+    for name, gradient in blocks.one.gradients.take()[0].items():
+        torch.testing.assert_close(sums[name], gradient, rtol=1e-2, atol=1e-2)
+    blocks.one.gradients.reset()
+    blocks.two.gradients.reset()
+    trip(blocks.two, 73)
+    again, _ = blocks.two.gradients.take()
+    assert all(torch.equal(again[n], sums[n]) for n in sums)
+    assert all(torch.equal(blocks.two.gradients.take()[0][n], sums[n]) for n in sums), "may be taken again"
+    blocks.two.gradients.reset()
+    assert blocks.two.gradients.take() == ({}, 0)
+    blocks.two.gradients.reset()
+
+
+def test_what_is_freed_here_is_forgotten_there(blocks, monkeypatch):
+    said: list[dict[str, Any]] = []
+    real = blocks.ranks._tell
+    monkeypatch.setattr(blocks.ranks, "_tell", lambda process, words: (said.append(words), real(process, words))[1])
+    work = blocks.two.work(x=numbers(2, 3, 16, 32))
+    blocks.two.math.forward(work)
+    kept = said[-1]["keep"]
+    assert kept > 0
+    work.free_graph()
+    gc.collect()
+    blocks.two.math.forward_only(blocks.two.work(x=numbers(3, 3, 16, 32)).input, False)
+    assert kept in said[-1]["forget"]
+    assert said[-1]["keep"] == 0
+
+
+def test_bad_numbers_break_a_micro_batch_and_not_the_devices(blocks, monkeypatch):
+    work = blocks.two.work(x=torch.full((3, 16, 32), float("nan")))
+    with pytest.raises(NotFinite):
+        blocks.two.math.forward(work)
+    with pytest.raises(ValueError, match="hidden states"):
+        blocks.two.math.forward_only(blocks.two.work(x=numbers(4, 3, 16, 8)).input, False)
+    work = blocks.two.work(x=numbers(5, 3, 16, 32))
+    blocks.two.math.forward(work)
+    work.gradient = blocks.two.work(gradient=torch.full((3, 16, 32), float("inf"))).gradient
+    with pytest.raises(NotFinite):
+        blocks.two.math.backward(work)
+    work.gradient = blocks.two.work(gradient=numbers(6, 3, 16, 32)).gradient
+    with pytest.raises(RuntimeError, match="gone through before"):
+        blocks.two.math.backward(work)
+    work = blocks.two.work(x=numbers(5, 3, 16, 32))
+    blocks.two.math.forward(work)
+    work.gradient = blocks.two.work(gradient=numbers(6, 3, 16, 32)).gradient
+    real = blocks.local.program._local
+    monkeypatch.setattr(blocks.local.program, "_local", lambda name, gradient: real(name, gradient) * float("inf"))
+    with pytest.raises(NotFinite, match="parameter gradient"):
+        blocks.two.math.backward(work)
+    monkeypatch.undo()
+    blocks.two.gradients.reset()
+    trip(blocks.two, 8)
+    assert blocks.lost == []
+
+
+def test_the_graph_of_a_device_is_measured(blocks):
+    fresh = blocks.local.math(blocks.local.module, "fp32", None)
+    work = blocks.two.work(x=numbers(9, 3, 16, 32))
+    fresh.forward(work)
+    alone = blocks.one.math.graph_bytes[3, 16, 32]
+    assert 0.3 * alone < fresh.graph_bytes[3, 16, 32] < alone
+
+
+def test_matrices_are_orthogonalised_elsewhere_to_the_bit(blocks):
+    matrices = [numbers(i, *shape) for i, shape in enumerate([(8, 16), (16, 8), (12, 12), (40, 4), (3, 3)])]
+    for _ in range(2):
+        there = blocks.local.orthogonalise(matrices, 5, False)
+        assert all(torch.equal(a, b) for a, b in zip(there, newton_schulz_all(matrices, 5, False), strict=True))
+    assert blocks.local.orthogonalise([], 5, False) == []
+
+
+def test_little_work_is_done_here_without_a_word(blocks, monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(blocks.ranks, "_tell", lambda process, words: said.append(words["do"]))
+    near = LocalStage(blocks.ranks, blocks.local.program, blocks.local.module, blocks.local.settings)
+    assert len(near.orthogonalise([numbers(1, 8, 8)], 5, False)) == 1
+    assert said == []
+
+
+def test_a_process_that_dies_is_said_once_and_by_every_call_after(blocks):
+    """Last in this file: the devices are gone after it."""
+    os.kill(blocks.ranks.pids[0], signal.SIGKILL)
+    work = blocks.two.work(x=numbers(5, 3, 16, 32))
+    with pytest.raises(DeviceLost, match="local device 1 ended with code -9") as fault:
+        blocks.two.math.forward(work)
+    assert fault.value.code is ExitCode.RESTART_WANTED
+    assert fault.value.next_step
+    with pytest.raises(DeviceLost):
+        blocks.two.state.adopt(blocks.two.state.parameters(), 99)
+    with pytest.raises(DeviceLost):
+        blocks.local.orthogonalise([numbers(1, 4, 4)], 5, False)
+    assert blocks.lost == [fault.value]
+    blocks.ranks.close()
+    assert not blocks.ranks._folder.exists()
+
+
+def test_a_process_that_cannot_begin_says_why_in_one_line():
+    words = {"rank": 1, "size": 2, "device": "cuda:7", "store": "", "model": {}, "stages": 1, "stage": 0, "threads": 1}
+    ran = subprocess.run(
+        [sys.executable, "-m", "node.local.worker"], input=json.dumps(words) + "\n", capture_output=True, text=True, timeout=300
+    )
+    assert ran.returncode == 1
+    assert "Traceback" not in ran.stderr
+    assert "cuda:7" in ran.stderr

@@ -1,0 +1,104 @@
+"""Which devices, how many threads, and the refusals of what cannot be: no process is started here."""
+
+from __future__ import annotations
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+
+import cli
+from node.config import NodeConfig
+from node.core.errors import OutOfResources, UsageFault
+from node.local.opening import device_names, threads_each
+from node.local.split import check_devices, cut_of, local_shape, span
+from node.model.settings import ModelSettings
+from node.model.shapes import all_shapes
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("model", "devices", "says", "able"),
+    [
+        (ModelSettings(), 3, "heads (4), key/value heads (2)", "set local_devices to 1 or 2"),
+        (ModelSettings(heads=8, kv_heads=8, d_ff=384), 16, "heads (8), key/value heads (8)", "1, 2, 4 or 8"),
+        (ModelSettings(d_ff=381), 2, "inner width (381)", "set local_devices to 1"),
+        (ModelSettings(), 65, "65 local devices", "1 to 64"),
+        (ModelSettings(), 0, "0 local devices", "1 to 64"),
+    ],
+)
+def test_devices_that_do_not_divide_the_model_are_refused_with_those_that_would(model, devices, says, able):
+    with pytest.raises(UsageFault) as fault:
+        check_devices(model, devices)
+    assert says in fault.value.what
+    assert able in fault.value.next_step
+
+
+def test_every_parameter_is_cut_without_a_gap():
+    model = ModelSettings(layers=1, qk_norm=True)
+    check_devices(model, 2)
+    for name, shape in all_shapes(model).items():
+        parts = [local_shape(name, shape, r, 2) for r in range(2)]
+        dim = cut_of(name)
+        if dim is None:
+            assert parts == [shape, shape]
+            assert len(shape) == 1, "matrices are cut"
+        else:
+            assert sum(p[dim] for p in parts) == shape[dim]
+    for size in (1, 5, 8, 61):
+        cuts = [span(size, r, 4) for r in range(4)]
+        assert [a for a, _ in cuts] == [0, *(b for _, b in cuts[:-1])]
+        assert cuts[-1][1] == size
+
+
+def test_devices_by_name(monkeypatch):
+    assert device_names("cpu", 3) == ["cpu"] * 3
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert device_names("auto", 2) == ["cpu", "cpu"]
+    with pytest.raises(OutOfResources, match="cuda:1"):
+        device_names("cuda", 2)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    assert device_names("auto", 4) == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
+    assert device_names("cuda:2", 2) == ["cuda:2", "cuda:3"]
+    with pytest.raises(OutOfResources, match="cuda:4"):
+        device_names("cuda:2", 3)
+    with pytest.raises(UsageFault):
+        device_names("tpu", 2)
+
+
+def test_threads_are_shared_between_the_devices(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert threads_each(0, ["cpu"] * 4) == 2
+    assert threads_each(0, ["cpu"] * 16) == 1
+    assert threads_each(3, ["cpu"] * 4) == 3
+
+
+def test_the_setting_comes_from_a_file_the_environment_or_the_command_line(tmp_path):
+    (tmp_path / "config.toml").write_text("local_devices = 2\n")
+    env = {"TUTTI_HOME": str(tmp_path)}
+    assert NodeConfig.load({}, {"TUTTI_HOME": str(tmp_path / "other")}).local_devices == 1
+    assert NodeConfig.load({}, env).local_devices == 2
+    assert NodeConfig.load({}, {**env, "TUTTI_LOCAL_DEVICES": "4"}).local_devices == 4
+    assert NodeConfig.load({"local_devices": 8}, env).local_devices == 8
+    with pytest.raises(UsageFault, match="local_devices"):
+        NodeConfig.load({"local_devices": 0}, env)
+
+
+@pytest.mark.parametrize("value", ["0", "65", "two"])
+def test_a_wrong_number_on_the_command_line_is_a_usage_error(tmp_path, capsys, value):
+    assert cli.main(["--home", str(tmp_path), "start", "--local-devices", value]) == 2
+    assert "local" in capsys.readouterr().err
+
+
+def test_one_device_loads_nothing_of_this_room():
+    """Outside the room it is imported by assembly alone, and there inside functions."""
+    for file in (f for f in (ROOT / "node").rglob("*.py") if f.parent.name != "local"):
+        tree = ast.parse(file.read_text())
+        inside = {n for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef) for n in ast.walk(f)}
+        typing = {n for i in tree.body if isinstance(i, ast.If) and "TYPE_CHECKING" in ast.unparse(i.test) for n in ast.walk(i)}
+        found = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and (n.module or "").startswith("node.local")]
+        assert not [n for n in found if n not in inside | typing], file
+        assert not found or file.name == "assembly.py"

@@ -1,0 +1,48 @@
+"""Daemons that hold their stages on two devices each learn what one process learns, and end when a device is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import psutil
+import pytest
+
+from node.core.errors import ExitCode
+from node.reference import Reference
+
+pytestmark = pytest.mark.swarm
+EPOCHS = 4
+
+
+def workers(peer) -> list[psutil.Process]:
+    return [p for p in psutil.Process(peer.pid).children() if "node.local.worker" in p.cmdline()]
+
+
+def test_the_curve_is_that_of_one_process_and_a_lost_device_ends_its_daemon(box, tmp_path):
+    ends, blocks = box.swarm((1, 1), model__kv_heads=2, pipeline__stages=1, training__min_replicas=1, training__epochs=EPOCHS)
+    for peer in (ends, blocks):
+        peer.child.arguments += ("--local-devices", "2")
+        peer.start()
+    box.wait("the last epoch", lambda: ends.status().state == "finished", 150.0, (ends, blocks))
+    status = ends.status()
+    losses = [e.loss for e in Reference(box.manifest, tmp_path).train(EPOCHS)]
+    assert status.loss_first == pytest.approx(losses[0], rel=1e-5)
+    assert status.loss == pytest.approx(losses[-1], rel=1e-3)
+    assert losses[-1] < losses[0]
+    assert status.device.startswith("2 x cpu")
+
+    (worker,) = workers(blocks)
+    os.kill(worker.pid, signal.SIGKILL)
+    assert blocks.wait(60.0) == ExitCode.RESTART_WANTED
+    assert "local device 1 ended with code -9" in blocks.said()
+    blocks.start()
+    (worker,) = box.wait("its device again", lambda: workers(blocks), 120.0, (blocks,))
+    blocks.kill()
+    _, left = psutil.wait_procs([worker], timeout=30.0)
+    assert not left, "orphans"
+
+    (worker,) = workers(ends)
+    assert ends.end(60.0) == 0
+    assert not worker.is_running()
+    assert not (ends.home / "devices").exists()
