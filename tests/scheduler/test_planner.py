@@ -1,0 +1,135 @@
+"""Plans: as good as published in few moves, never longer than simple ones, the same for the same budget, in time."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from benchmarks.scheduler import KINDS, greedy, load, made_up, makespan
+from node.scheduler.bounds import lower_bounds
+from node.scheduler.conflicts import conflict_search
+from node.scheduler.dealing import deal
+from node.scheduler.first import insertion, round_robin
+from node.scheduler.planner import make_plan
+from node.scheduler.problem import Problem
+from node.scheduler.replay import replay
+from node.scheduler.rules import broken, joined
+
+
+def tiny(seed: int, replicas: int = 2, count: int = 1) -> Problem:
+    """Two ends peers, three block stages, paths of two of them."""
+    dice = random.Random(seed)
+    size = 2 + 3 * replicas
+    near = [[dice.uniform(0.1, 2.0) for _ in range(size)] for _ in range(size)]
+    return Problem(
+        name="tiny",
+        delays=tuple(tuple(0.0 if a == b else near[min(a, b)][max(a, b)] for b in range(size)) for a in range(size)),
+        compute=tuple(dice.uniform(0.2, 0.8) for _ in range(size)),
+        stages=((0, 1), *(tuple(range(2 + s * replicas, 2 + (s + 1) * replicas)) for s in range(3))),
+        length=3,
+        slots=(2,) * size,
+        counts={0: 3 * count, 1: 3 * count},
+        backward=1.5,
+        gap=0.1,
+        max_swaps=1,
+        max_jump=3,
+    )
+
+
+@pytest.mark.parametrize(("name", "published", "best"), [("A", 33.354, 33.133792), ("B", 17.753, 17.13056)])
+def test_the_published_plans_are_beaten(name, published, best):
+    problem = load(name)
+    plan = make_plan(problem, moves=500)
+    assert broken(problem, plan.routes, replay(problem, plan.routes)) is None
+    assert plan.makespan <= published
+    # No plan at all is shorter than this: an ends peer works off what comes home one after the other.
+    assert plan.bound == pytest.approx(best)
+    assert plan.makespan >= plan.bound
+
+
+def test_more_in_flight_at_the_ends_makes_it_shorter():
+    assert make_plan(load("A").with_slots(6), moves=1500).makespan <= 0.9 * 33.133792
+    assert make_plan(load("B").with_slots(6), moves=1500).makespan <= 0.95 * 17.13056
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_never_longer_than_simple_plans(kind):
+    problem = made_up(kind, 5)
+    plan = make_plan(problem, moves=300)
+    assert broken(problem, plan.routes, replay(problem, plan.routes)) is None
+    sets = deal(problem)
+    for simple in (round_robin(problem, sets), greedy(problem), insertion(problem, sets)):
+        assert simple is not None
+        assert plan.makespan <= makespan(problem, simple) + 1e-9
+    assert plan.bound <= plan.makespan + 1e-9
+
+
+def test_the_same_budget_makes_the_same_plan_and_a_larger_one_no_worse():
+    problem = made_up("wan", 1)
+    one, two = make_plan(problem, moves=300, seed=4), make_plan(problem, moves=300, seed=4)
+    assert one.routes == two.routes
+    assert one.makespan <= one.first_makespan
+
+
+def test_it_ends_when_the_clock_says_so_with_a_plan_that_keeps_the_rules():
+    problem = load("A")
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 0.01
+        return now[0]
+
+    plan = make_plan(problem, clock=clock, limit_s=1.0)
+    assert plan.planning_s <= 1.05
+    assert broken(problem, plan.routes) is None
+    at_once = make_plan(problem, clock=clock, limit_s=0.0)
+    assert broken(problem, at_once.routes, replay(problem, at_once.routes)) is None
+
+
+def test_what_earlier_epochs_owe_is_paid():
+    problem = load("A")
+    plan = make_plan(problem, moves=800)
+    every = {(o, s) for o in problem.counts for s in range(1, 6)}
+    owed = frozenset((o, s) for o, stages in plan.owed.items() for s in stages)
+    assert owed == every - joined(problem, plan.routes)
+    paying = replace(problem, owed=frozenset(every))
+    paid = make_plan(paying, moves=600)
+    assert paid.owed == {}
+    assert broken(paying, paid.routes) is None
+
+
+def test_stages_need_not_be_equal_when_not_asked():
+    problem = replace(load("B"), equal_visits=False)
+    plan = make_plan(problem, moves=500)
+    assert broken(problem, plan.routes, replay(problem, plan.routes)) is None
+
+
+def test_no_block_stage_at_all():
+    problem = replace(tiny(0), length=1, counts={0: 3, 1: 3})
+    plan = make_plan(problem, moves=50)
+    assert plan.routes == ((0,), (1,)) * 3
+    assert plan.makespan >= plan.bound - 1e-9 > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_as_short_as_conflict_based_search(seed):
+    problem = tiny(seed)
+    found = conflict_search(problem, expansions=200)
+    assert found is not None
+    assert broken(problem, found[1], replay(problem, found[1])) is None
+    assert make_plan(problem, moves=1500).makespan <= found[0] + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_as_short_as_any_plan_of_one_replica(seed):
+    """All plans are tried: six micro-batches, each of three sets of stages in one or two orders."""
+    problem = replace(tiny(seed, replicas=1), counts={0: 3, 1: 0}, slots=(2,) * 5)
+    menu = [(0, a, b) for a, b in ((2, 3), (3, 2), (2, 4), (3, 4), (4, 3))]
+    plans = [routes for routes in product(menu, repeat=3) if broken(problem, routes) is None]
+    best = min(makespan(problem, routes) for routes in plans)
+    plan = make_plan(problem, moves=2000)
+    assert plan.makespan == pytest.approx(best)
+    assert max(lower_bounds(problem).values()) <= best

@@ -1,0 +1,139 @@
+"""The replay gives the published figures; the rules and its fast twin agree with it."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from benchmarks.scheduler import KINDS, load, made_up
+from node.scheduler import rules
+from node.scheduler.bounds import lower_bounds
+from node.scheduler.dealing import deal, orders
+from node.scheduler.estimate import Estimator
+from node.scheduler.problem import Problem, Route
+from node.scheduler.replay import Replayed, Task, replay, solo
+
+PUBLISHED = {0: (14, 6, 12), 3: (15, 17, 5), 4: (7, 13, 19), 10: (1, 18, 2), 11: (8, 16, 9)}
+"""Setting A: one path for all micro-batches of an ends peer."""
+
+
+def published() -> list[Route]:
+    return [(o, *hops) for o, hops in PUBLISHED.items() for _ in range(6)]
+
+
+def anyhow(problem: Problem, dice: random.Random, swaps: bool = True) -> list[Route]:
+    """Any plan that keeps the rules of paths, deadlocks aside."""
+    sets = deal(problem)
+    dice.shuffle(sets)
+    origins = [o for o, count in problem.counts.items() for _ in range(count)]
+    routes: list[Route] = []
+    for o, stages in zip(origins, sets, strict=True):
+        order = dice.choice(orders(problem, stages)) if swaps else stages
+        routes.append((o, *(dice.choice(problem.stages[s]) for s in order)))
+    return routes
+
+
+def test_the_published_plan_takes_what_is_stored():
+    problem = load("A")
+    played = replay(problem, published())
+    assert rules.broken(problem, published(), played) is None
+    assert played.makespan == pytest.approx(33.353792, abs=1e-9)
+    assert round(played.makespan, 3) == problem.reference["skippipe_replayed"]
+
+
+def test_stored_plans_take_what_an_independent_replay_said():
+    stored = json.loads((Path(__file__).parent.parent / "data" / "paths" / "replayed.json").read_text())
+    for row in stored:
+        problem = load(row["problem"]).with_slots(row["slots_ends"])
+        routes = [tuple(route) for route in row["routes"]]
+        assert round(replay(problem, routes).makespan, 3) == row["makespan_s"]
+
+
+def test_alone_a_micro_batch_takes_its_round_trip():
+    problem = load("A")
+    route = (11, 8, 16, 9)
+    one = replay(problem, [route])
+    assert one.makespan == pytest.approx(solo(problem, route)) == pytest.approx(15.141896)
+    assert [t.kind for t in one.tasks] == ["f"] * 4 + ["l"] + ["b"] * 4
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "A", "B"])
+def test_the_estimate_is_the_replay(kind):
+    problem = load(kind) if len(kind) == 1 else made_up(kind, 3)
+    estimator = Estimator(problem)
+    dice = random.Random(kind)
+    for _ in range(12):
+        routes = anyhow(problem, dice)
+        turns = {o: [i for i, r in enumerate(routes) if r[0] == o] for o in problem.counts}
+        played = replay(problem, routes)
+        said = estimator.play(routes, turns)
+        if len(played.done) == len(routes):
+            assert said == pytest.approx(played.makespan, abs=1e-9)
+            assert estimator.play(routes, turns, said - 1e-6) == float("inf")
+            assert rules.broken(problem, routes, played) in (None, rules.safe(problem, routes))
+            assert max(lower_bounds(problem).values()) <= played.makespan + 1e-9
+        else:
+            assert said == float("inf")
+            assert rules.complete(problem, routes, played)
+            assert rules.safe(problem, routes)
+
+
+def test_rising_paths_are_safe_and_a_ring_is_not():
+    problem = load("A")
+    dice = random.Random(1)
+    for _ in range(20):
+        routes = anyhow(problem, dice, swaps=False)
+        assert rules.safe(problem, routes) is None
+        assert len(replay(problem, routes).done) == 30
+    ring = [(o, *hops, 16) for o in problem.counts for hops in ((15, 1), (1, 15)) for _ in range(3)]
+    assert rules.safe(problem, ring)
+
+
+def change(routes, at, route):
+    return [*routes[:at], route, *routes[at + 1 :]]
+
+
+@pytest.mark.parametrize(
+    ("rule", "route"),
+    [
+        (rules.counted, (3, 14, 6, 12)),
+        (rules.counted, (0, 14, 6)),
+        (rules.counted, (14, 14, 6, 12)),
+        (rules.ends_kept, (14, 14, 6, 12)),
+        (rules.ends_kept, (0, 14, 3, 12)),
+        (rules.ends_kept, (0, 14, 15, 12)),
+        (rules.equal_visits, (0, 14, 6, 2)),
+        (rules.bounded_swaps, (0, 12, 6, 14)),
+        (rules.bounded_jumps, (0, 2, 5, 16)),
+    ],
+)
+def test_each_rule_sees_what_breaks_it(rule, route):
+    problem = load("A")
+    assert rule(problem, published()) is None
+    assert rule(problem, change(published(), 0, route))
+
+
+def test_what_is_owed_is_seen():
+    problem = load("A")
+    assert rules.owed_kept(problem, published()) is None
+    from dataclasses import replace
+
+    owing = replace(problem, owed=frozenset({(11, 4)}))
+    assert "stage 4" in str(rules.owed_kept(owing, published()))
+
+
+def test_memory_and_collisions_of_a_forged_replay_are_seen():
+    problem, routes = load("A"), published()
+    played = replay(problem, routes)
+    assert rules.memory(problem, routes, played) is None
+    assert rules.collisions(problem, routes, played) is None
+    more = Replayed(played.tasks, played.done, ((0.0, 14, 1),) * 4)
+    assert "slots" in str(rules.memory(problem, routes, more))
+    first = played.tasks[0]
+    twin = Task(first.start + 0.1, first.end, first.peer, "f", 1, 0, 0.0)
+    assert rules.collisions(problem, routes, Replayed((*played.tasks, twin), played.done, ()))
+    lost = Replayed(played.tasks, {}, ())
+    assert "30 of 30" in str(rules.complete(problem, routes, lost))
