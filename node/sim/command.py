@@ -61,6 +61,21 @@ def run_command(o: Options) -> int:
     return ExitCode.OK if outcome.violation is None and outcome.finished else ExitCode.DEGRADED
 
 
+def run_averaging(name: str, peers: int, grid: str, failure: float, seeds: int, seed: int, *, as_json: bool) -> int:
+    """``tutti simulate --averaging``: one strategy or "all". UsageFault for what cannot be simulated."""
+    from node.sim import averaging
+
+    trial = averaging.Trial(peers, averaging.axes(grid), failure, seeds=seeds, seed=seed)
+    begin = time.perf_counter()
+    found = [averaging.simulate(each, trial) for each in (averaging.NAMES if name == "all" else (name,))]
+    took = time.perf_counter() - begin
+    if as_json:
+        print(json.dumps(averaging.document(trial, found) | {"wall_s": round(took, 3)}), flush=True)
+    else:
+        print("\n".join(averaging.report(trial, found)))
+    return ExitCode.OK
+
+
 def setup_of(o: Options) -> Setup:
     """The swarm that is asked for. Raises UsageFault for numbers that do not fit together."""
     if o.small:

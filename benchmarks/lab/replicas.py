@@ -1,0 +1,333 @@
+"""Replicas of one small decoder in one process, trained on the same text under any averaging strategy of the daemon.
+
+Every replica has its own samples, its own AdamW and, between rounds, its own parameters: rows of one matrix. What a round
+does to the rows is decided by ``node.averaging``; bytes are those of its formats, time is that of a simulated line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from node.averaging.codecs import Feedback, settle
+from node.averaging.diloco import OuterState, due, fragments, merged, mixed, outer_step, pseudo_gradient
+from node.averaging.formats import nbytes_of
+from node.averaging.outer import OuterSettings, strategy_of
+from node.averaging.strategy import Edges, Groups, mixing
+from node.data.order import SampleOrder
+from node.data.settings import DataSettings
+from node.data.sources import open_source
+from node.model.settings import ModelSettings
+from node.model.shapes import head_dim
+from node.model.stages import Rope, Unsplit, rotate
+
+EVERY_EVAL = 50
+"""Steps between looks at the held-out text."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """Every peer's: bytes per second each way, seconds one way; seconds a step computes."""
+
+    rate: float = 20e6 / 8
+    latency: float = 0.1
+    step_s: float = 0.1
+
+    def round_s(self, busiest: float) -> float:
+        """A reduce-scatter and an all-gather, or a push and a pull; ``busiest`` bytes in one direction of the busiest line."""
+        return 2 * self.latency + busiest / self.rate
+
+
+@dataclass(frozen=True)
+class Task:
+    """Model, text and training, the same for every strategy."""
+
+    replicas: int = 4
+    steps: int = 2000
+    batch: int = 8
+    lr: float = 3e-3
+    seed: int = 0
+    model: ModelSettings = field(
+        default_factory=lambda: ModelSettings(layers=2, d_model=48, heads=2, kv_heads=2, d_ff=128, vocab=259, seq_len=32)
+    )
+
+
+@dataclass
+class Curve:
+    """``points``: (tokens of all replicas, simulated seconds, held-out loss); ``sent``: bytes of the average peer, ``tokens``: of all."""
+
+    points: list[tuple[int, float, float]] = field(default_factory=list)
+    sent: float = 0.0
+    tokens: int = 0
+    seconds: float = 0.0
+    replicas: int = 1
+
+    @property
+    def loss(self) -> float:
+        """At the end: the mean of the last three looks, because one look's noise is as large as what is compared."""
+        last = [loss for _, _, loss in self.points[-3:]]
+        return sum(last) / len(last)
+
+    @property
+    def per_token(self) -> float:
+        """Bytes a peer sends for each token it trains on."""
+        return self.sent / (self.tokens / self.replicas)
+
+
+class Text:
+    """Batches of real text: Python's own help."""
+
+    def __init__(self, task: Task, home: Path) -> None:
+        corpus = open_source(DataSettings(), task.model.seq_len, home)
+        self._task, self._train, self._order = task, corpus.train, SampleOrder(corpus.windows, task.seed)
+        held = [self._window(corpus.held_out, i) for i in range(min(128, corpus.held_out_windows))]
+        self.held_out = torch.stack(held)
+
+    def batches(self, step: int) -> Tensor:
+        """Token ids [replicas, batch, seq_len + 1]: samples nobody else has."""
+        t = self._task
+        many = t.replicas * t.batch
+        order = (self._order.sample(step * many + i) for i in range(many))
+        return torch.stack([self._window(self._train, window) for window in order]).view(t.replicas, t.batch, -1)
+
+    def _window(self, tokens: np.ndarray, index: int) -> Tensor:
+        begin = index * self._task.model.seq_len
+        return torch.from_numpy(tokens[begin : begin + self._task.model.seq_len + 1].astype(np.int64))
+
+
+class Adam:
+    """AdamW (arXiv 1711.05101) on every row by itself, with linear warm-up, a cosine to a tenth, and norms clipped at 1."""
+
+    def __init__(self, like: Tensor, task: Task, scale: float = 1.0) -> None:
+        self.m, self.v, self._task, self._scale = torch.zeros_like(like), torch.zeros_like(like), task, scale
+        self.steps = torch.zeros(len(like), 1)
+
+    def step(self, rows: Tensor, gradients: Tensor, progress: float) -> None:
+        """In place, the first ``len(rows)`` rows, at ``progress`` (0 to 1) through the training."""
+        n = len(rows)
+        m, v, steps = self.m[:n], self.v[:n], self.steps[:n].add_(1)
+        lr = self._task.lr * self._scale * min(1.0, progress / 0.03 + 0.02) * (0.55 + 0.45 * math.cos(math.pi * progress))
+        gradients = gradients * (1.0 / (gradients.norm(dim=1, keepdim=True) + 1e-6)).clamp_(max=1.0)
+        m.lerp_(gradients, 0.1)
+        v.mul_(0.95).addcmul_(gradients, gradients, value=0.05)
+        root = (v / (1 - 0.95**steps)).sqrt_().add_(1e-8)
+        rows.mul_(1 - lr * 0.01).sub_(m / (1 - 0.9**steps) / root, alpha=lr)
+
+
+class Replicas:
+    """All replicas' parameters as rows, and one forward pass for all: ``node.model``'s decoder with one more dimension."""
+
+    def __init__(self, task: Task, text: Text) -> None:
+        module = Unsplit(task.model)
+        self.task, self.text = task, text
+        self.names = {name: p.shape for name, p in module.named_parameters()}
+        flat = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+        self.numbers = flat.numel()
+        self.rows = flat.repeat(task.replicas, 1)
+        self.curve = Curve(replicas=task.replicas)
+        self._rope = Rope(head_dim(task.model), task.model.rope_theta, task.model.seq_len)
+
+    def named(self, rows: Tensor) -> dict[str, Tensor]:
+        """Views of one row [V], or of several [R, V], by parameter."""
+        parts = rows.split([shape.numel() for shape in self.names.values()], dim=-1)
+        return {n: part.view(*rows.shape[:-1], *shape) for (n, shape), part in zip(self.names.items(), parts, strict=True)}
+
+    def losses(self, rows: Tensor, tokens: Tensor) -> Tensor:
+        """Mean loss [R] of every row on its own token ids [R, B, T + 1]."""
+        m, p = self.task.model, self.named(rows)
+        R, B, T = tokens.shape[0], tokens.shape[1], tokens.shape[2] - 1
+        cos, sin = self._rope.tables(T, rows)
+
+        def norm(x: Tensor, name: str) -> Tensor:
+            return F.rms_norm(x, (m.d_model,), None, m.norm_eps) * p[name][:, None, :]
+
+        def linear(x: Tensor, name: str) -> Tensor:
+            return torch.bmm(x, p[name].transpose(1, 2))
+
+        x = tokens[:, :, :-1].reshape(R, B * T)
+        h = p["model.embed_tokens.weight"].gather(1, x[:, :, None].expand(-1, -1, m.d_model))
+        for i in range(m.layers):
+            at = f"model.layers.{i}."
+            n = norm(h, at + "input_layernorm.weight")
+            q, k, v = (linear(n, f"{at}self_attn.{w}_proj.weight").view(R * B, T, m.heads, -1) for w in "qkv")
+            q, k, v = (t.transpose(1, 2) for t in (rotate(q, cos, sin), rotate(k, cos, sin), v))
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(R, B * T, -1)
+            h = h + linear(out, at + "self_attn.o_proj.weight")
+            n = norm(h, at + "post_attention_layernorm.weight")
+            gated = F.silu(linear(n, at + "mlp.gate_proj.weight")) * linear(n, at + "mlp.up_proj.weight")
+            h = h + linear(gated, at + "mlp.down_proj.weight")
+        logits = linear(norm(h, "model.norm.weight"), "lm_head.weight")
+        loss = F.cross_entropy(logits.reshape(R * B * T, -1), tokens[:, :, 1:].reshape(-1), reduction="none")
+        return loss.view(R, -1).mean(1)
+
+    def gradients(self, rows: Tensor, tokens: Tensor) -> Tensor:
+        """Gradient [R, V] of every row's own loss."""
+        here = rows.detach().requires_grad_()
+        (found,) = torch.autograd.grad(self.losses(here, tokens).sum(), here)
+        self.curve.tokens += tokens[:, :, 1:].numel()
+        return found
+
+    def look(self, row: Tensor, step: int) -> None:
+        """Note the held-out loss of ``row`` now and then, and at the end."""
+        if step % EVERY_EVAL and step != self.task.steps:
+            return
+        with torch.no_grad():
+            loss = float(self.losses(row[None], self.text.held_out[None]))
+        self.curve.points.append((self.curve.tokens, self.curve.seconds, loss))
+
+
+def data_parallel(task: Task, text: Text, line: Line) -> Curve:
+    """Gradients through a butterfly every step: the mean of all into one optimizer step."""
+    r = Replicas(task, text)
+    row, n = r.rows[:1].clone(), task.replicas
+    inner, sent = Adam(row, task), 2 * (n - 1) / n * nbytes_of(r.numbers, "fp32")
+    for step in range(task.steps):
+        r.look(row[0], step)
+        # The mean over equal batches is the gradient of all samples together.
+        inner.step(row, r.gradients(row, text.batches(step).flatten(0, 1)[None]), step / task.steps)
+        r.curve.sent += sent
+        r.curve.seconds += line.step_s + line.round_s(sent)
+    r.look(row[0], task.steps)
+    return r.curve
+
+
+def pushed(task: Task, text: Text, line: Line, *, locked: bool) -> Curve:
+    """A server that steps on every push, a fraction of the rate each, without a barrier. Not ``locked``: half of a push may
+    be missing in what its sender pulls."""
+    r = Replicas(task, text)
+    n, server = task.replicas, r.rows[:1].clone()
+    inner, half, whole = Adam(server, task, 1 / task.replicas), r.numbers // 2, nbytes_of(r.numbers, "fp32")
+    dice = np.random.RandomState(task.seed)
+    for step in range(task.steps):
+        r.look(server[0], step)
+        gradients = r.gradients(r.rows, text.batches(step))
+        for i in dice.permutation(n):
+            before = server.clone()
+            inner.step(server, gradients[i : i + 1], step / task.steps)
+            r.rows[i] = server[0]
+            if not locked:
+                r.rows[i, half:] = before[0, half:]
+        r.curve.sent += 2 * whole * (n - 1) / n
+        # All lines end at the server's, which carries everybody's pushes; nobody waits for anybody else.
+        r.curve.seconds += max(line.step_s + line.round_s(whole), (n - 1) * whole / line.rate)
+    r.look(server[0], task.steps)
+    return r.curve
+
+
+def rounds(task: Task, text: Text, line: Line, s: OuterSettings, *, slow: int = 0) -> Curve:
+    """Training alone, and a round of ``s`` every ``s.every`` steps. The last ``slow`` replicas do half as many steps;
+    what they contribute weighs half, and nobody waits for them."""
+    r = Replicas(task, text)
+    inner = Adam(r.rows, task)
+    play = _states if s.carries == "state" else _deltas if s.carries == "deltas" else _parameters
+    after = play(r, s, line, slow)
+    for step in range(task.steps):
+        r.look(r.rows.mean(0), step)
+        n = task.replicas if step % 2 == 0 else task.replicas - slow
+        inner.step(r.rows[:n], r.gradients(r.rows[:n], text.batches(step)[:n]), step / task.steps)
+        r.curve.seconds += line.step_s
+        after(step + 1)
+    r.look(r.rows.mean(0), task.steps)
+    return r.curve
+
+
+def _parameters(r: Replicas, s: OuterSettings, line: Line, slow: int) -> Callable[[int], None]:
+    strategy, alive = strategy_of(s), np.ones(r.task.replicas, bool)
+    weights = torch.ones(r.task.replicas, 1)
+
+    def after(step: int) -> None:
+        nonlocal weights
+        if step % s.every:
+            return
+        meeting = strategy.meet(len(alive), step // s.every - 1, r.task.seed)
+        matrix = torch.from_numpy(mixing(meeting, alive)).float()
+        mass, weights = matrix @ (r.rows * weights), matrix @ weights
+        r.rows.copy_(mass / weights)
+        _charge(r, line, s, meeting, r.numbers)
+
+    return after
+
+
+def _deltas(r: Replicas, s: OuterSettings, line: Line, slow: int) -> Callable[[int], None]:
+    """DiLoCo with anchors equal everywhere: one state stands for all, what differs is the rows."""
+    state = OuterState.begin(r.named(r.rows[0]))
+    layers = {n: int(n.split(".")[2]) if ".layers." in n else None for n in r.names}
+    pieces = fragments(layers, s.fragments)
+    ups, down = [Feedback(s.codec) for _ in r.rows], Feedback(s.codec)
+    tokens = [1.0] * (len(r.rows) - slow) + [0.5] * slow
+    weights = [t / sum(tokens) for t in tokens]
+    under_way: dict[int, dict[str, Tensor]] = {}
+    meeting = strategy_of(s).meet(len(r.rows), 0, r.task.seed)
+
+    def code(feedback: Feedback, name: str, tensor: Tensor) -> Tensor:
+        if not s.feedback:
+            return settle(tensor, s.codec)[1]
+        sent = feedback.encode(name, tensor)[1]
+        feedback.commit([name])
+        return sent
+
+    def send(fragment: int) -> None:
+        total: dict[str, Tensor] = {}
+        for feedback, row, weight in zip(ups, r.rows, weights, strict=True):
+            mine = {n: p for n, p in r.named(row).items() if n in pieces[fragment]}
+            for name, delta in pseudo_gradient(state, mine).items():
+                total[name] = total.get(name, 0.0) + weight * code(feedback, name, delta)
+        under_way[fragment] = {name: code(down, name, mean) for name, mean in total.items()}
+        numbers = sum(t.numel() for t in total.values())
+        _charge(r, line, s, meeting, numbers, hidden=s.overlap * line.step_s)
+
+    def after(step: int) -> None:
+        nonlocal state
+        now = due(step, s)
+        for fragment in now.send:
+            send(fragment)
+        for fragment in now.land:
+            state = outer_step(state, under_way.pop(fragment), s)
+            for row in r.rows:
+                mine = {n: p for n, p in r.named(row).items() if n in pieces[fragment]}
+                for name, fresh in mixed(mine, state, s.mixing).items():
+                    mine[name].copy_(fresh)
+
+    return after
+
+
+def _states(r: Replicas, s: OuterSettings, line: Line, slow: int) -> Callable[[int], None]:
+    """DiLoCo over groups that are a part of all: each steps alone, then anchors and momenta are averaged."""
+    states = [OuterState.begin(r.named(row)) for row in r.rows]
+    strategy, alive = strategy_of(s), np.ones(r.task.replicas, bool)
+
+    def after(step: int) -> None:
+        nonlocal states
+        if step % s.every:
+            return
+        meeting = strategy.meet(len(alive), step // s.every - 1, r.task.seed)
+        stepped = [outer_step(a, pseudo_gradient(a, r.named(row)), s) for a, row in zip(states, r.rows, strict=True)]
+        shares = [[(j, float(w)) for j, w in enumerate(row) if w] for row in mixing(meeting, alive)]
+        states = [merged([stepped[j] for j, _ in share], [w for _, w in share]) for share in shares]
+        for state, row in zip(states, r.rows, strict=True):
+            row.copy_(torch.cat([p.reshape(-1) for p in state.anchor.values()]))
+        _charge(r, line, s, meeting, 2 * r.numbers)
+
+    return after
+
+
+def _charge(r: Replicas, line: Line, s: OuterSettings, meeting: object, numbers: int, hidden: float = 0.0) -> None:
+    """Bytes and time of one round of ``numbers`` numbers; ``hidden`` seconds of it pass while steps go on."""
+    whole = nbytes_of(numbers, s.codec)
+    if isinstance(meeting, Edges):
+        sent = whole * len(meeting.source) / r.task.replicas
+        wait = line.latency + sent / line.rate
+    else:
+        assert isinstance(meeting, Groups)
+        largest = int(np.bincount(meeting.labels).max())
+        sent = 2 * whole * (largest - 1) / largest
+        wait = line.round_s(sent)
+    r.curve.sent += sent
+    r.curve.seconds += max(0.0, wait - hidden)

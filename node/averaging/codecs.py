@@ -1,0 +1,255 @@
+"""Differences and gradients in few bits: what one peer sends, what the others read, what the owner adopts.
+Enters: fp32 numbers. Leaves: bytes, and the numbers that everybody will have.
+Never: memory for bytes that were not counted first; parameters (see ``outer.check``): their rounding would add up.
+
+int8 and int4 divide each block by its largest number and round to nearest; scales (fp32) stand before all codes. int4 puts
+two codes in a byte, numbers of the first half of everything in the low half of the bytes. top-k stands as places in the block
+(two bytes each, rising), then values (bf16). All little endian. Encoding is a function of the numbers alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from node.averaging.formats import FORMATS, INT4_BLOCK, INT8_BLOCK, TOP_BLOCK, TOP_SHARE, kept, nbytes_of
+from node.core.errors import WireError
+
+Buffer = bytes | bytearray | memoryview
+PIECE = 1 << 16
+"""Numbers worked on at a time, a multiple of all blocks: 256 KiB, which stay in the processor's second cache."""
+
+if sys.byteorder != "little":
+    raise ImportError("tensors are sent as they lie in memory, which must be little endian")
+
+
+def encode(tensor: Tensor, codec: str) -> Tensor:
+    """The numbers of ``tensor``, any shape, as bytes [nbytes_of] uint8 on the CPU; its own memory for contiguous fp32.
+
+    Raises ValueError for an unknown codec, and for a number that is not finite, or within a fifth of the largest that is;
+    fp32, bf16 and fp16 let these pass, and receivers refuse them.
+    """
+    if codec not in FORMATS:
+        nbytes_of(0, codec)
+    flat = tensor.detach().to("cpu", torch.float32).reshape(-1)
+    if codec in _CASTS:
+        return flat.to(_CASTS[codec]).view(torch.uint8)
+    return _ENCODERS[codec](flat)
+
+
+def decode(data: Tensor | Buffer, numbers: int, codec: str) -> Tensor:
+    """The ``numbers`` numbers that ``data`` stands for: fp32 on the CPU, [numbers].
+
+    Raises WireError, before anything is allocated, when there are more or fewer bytes than they take; and for scales,
+    places or values that no encoder writes. ValueError for an unknown codec.
+    """
+    expected = nbytes_of(numbers, codec)
+    size = data.numel() if isinstance(data, Tensor) else memoryview(data).nbytes
+    if size != expected:
+        raise WireError(f"{size} bytes for {numbers} numbers as {codec}, expected {expected}")
+    if not numbers:
+        return torch.empty(0)
+    raw = _aligned(data)
+    if codec in _CASTS:
+        return raw.view(_CASTS[codec]).to(torch.float32, copy=True)
+    return _DECODERS[codec](raw, numbers)
+
+
+def settle(tensor: Tensor, codec: str) -> tuple[Tensor, Tensor]:
+    """(bytes to send, the numbers that they are to everybody), the latter in the shape of ``tensor``.
+
+    The owner of a result adopts the second, so that all members end with the same bits.
+    """
+    data = encode(tensor, codec)
+    return data, decode(data, tensor.numel(), codec).view(tensor.shape)
+
+
+class Feedback:
+    """Error feedback (Seide et al. 2014; Karimireddy et al. 2019): what a round's rounding lost is added to the next one.
+
+    Two phases, because a round may come to nothing: :meth:`encode` remembers what *would* be lost, :meth:`commit` makes it so.
+    """
+
+    def __init__(self, codec: str) -> None:
+        self.codec = codec
+        self.lost: dict[str, Tensor] = {}
+        self._pending: dict[str, Tensor] = {}
+
+    def encode(self, name: str, tensor: Tensor) -> tuple[Tensor, Tensor]:
+        """As :func:`settle`, of ``tensor`` and what is owed to it. Raises ValueError when the shape of ``name`` has changed."""
+        owed = self.lost.get(name)
+        if owed is not None and owed.shape != tensor.shape:
+            raise ValueError(f"{name} was {tuple(owed.shape)} and is {tuple(tensor.shape)}")
+        whole = tensor.detach().to("cpu", torch.float32) if owed is None else tensor.detach().to("cpu", torch.float32) + owed
+        data, sent = settle(whole, self.codec)
+        self._pending[name] = whole - sent
+        return data, sent
+
+    def commit(self, names: Iterable[str]) -> None:
+        """The round took what was last encoded of ``names``."""
+        for name in names:
+            if name in self._pending:
+                self.lost[name] = self._pending.pop(name)
+
+    def void(self) -> None:
+        """It did not."""
+        self._pending.clear()
+
+
+_SMALLEST = 1e-37
+"""A scale below has an inverse that is infinite, or that processors handle in different ways."""
+_LARGEST = 3.4028234663852886e38
+"""Of fp32."""
+_CASTS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def _blockwise(flat: Tensor, scales: Tensor, codes: Tensor, scratch: Tensor, block: int, top: int) -> None:
+    """Write scales, and codes -top..top, of one piece, whose last block may be short."""
+    n = flat.numel()
+    whole = n // block * block
+    work = torch.abs(flat, out=scratch[:n])
+    for begin, stop, width in ((0, whole, block), (whole, n, n - whole)):
+        if begin == stop:
+            continue
+        scale, rows = scales[begin // block : -(-stop // block)], work[begin:stop].view(-1, width)
+        torch.amax(rows, dim=1, out=scale)
+        scale.div_(top)
+        # The inverse of next to nothing is infinite: such a block is sent as zeros. NaN stays, and is refused.
+        inverse = scale.reciprocal().masked_fill_(scale < _SMALLEST, 0.0)
+        torch.mul(flat[begin:stop].view(-1, width), inverse[:, None], out=rows)
+        codes[begin:stop].copy_(work[begin:stop].round_())
+
+
+def _int8(flat: Tensor) -> Tensor:
+    blocks = -(-flat.numel() // INT8_BLOCK)
+    out = torch.empty(nbytes_of(flat.numel(), "int8"), dtype=torch.uint8)
+    scales, codes = out[: 4 * blocks].view(torch.float32), out[4 * blocks :].view(torch.int8)
+    scratch = torch.empty(min(PIECE, flat.numel()))
+    for start in range(0, flat.numel(), PIECE):
+        stop = start + PIECE
+        _blockwise(
+            flat[start:stop], scales[start // INT8_BLOCK : stop // INT8_BLOCK], codes[start:stop], scratch, INT8_BLOCK, 127
+        )
+    _refuse_infinite(scales, 128)
+    return out
+
+
+def _int4(flat: Tensor) -> Tensor:
+    blocks = -(-flat.numel() // INT4_BLOCK)
+    out = torch.empty(nbytes_of(flat.numel(), "int4"), dtype=torch.uint8)
+    scales, packed = out[: 4 * blocks].view(torch.float32), out[4 * blocks :]
+    codes, scratch = torch.empty(PIECE, dtype=torch.int8), torch.empty(min(PIECE, flat.numel()))
+    for start in range(0, flat.numel(), PIECE):
+        piece = flat[start : start + PIECE]
+        n = piece.numel()
+        _blockwise(piece, scales[start // INT4_BLOCK : (start + PIECE) // INT4_BLOCK], codes[:n], scratch, INT4_BLOCK, 7)
+        into = packed[start // 2 : start // 2 + -(-n // 2)]
+        half = into.numel()
+        into.copy_(codes[:half].view(torch.uint8)).bitwise_and_(15)
+        into[: n - half].bitwise_or_(codes[half:n].view(torch.uint8) << 4)
+    _refuse_infinite(scales, 8)
+    return out
+
+
+def _top(flat: Tensor) -> Tensor:
+    n, whole = flat.numel(), flat.numel() // TOP_BLOCK * TOP_BLOCK
+    out = torch.empty(nbytes_of(n, "top-k"), dtype=torch.uint8)
+    places, values = out[: 2 * kept(n)].view(torch.int16), out[2 * kept(n) :].view(torch.bfloat16)
+    done, share = 0, TOP_BLOCK // TOP_SHARE
+    step = PIECE * 4
+    for start in [*range(0, whole, step), *([whole] if whole < n else [])]:
+        part = flat[start : min(start + step, whole) if start < whole else n]
+        rows = part.view(-1, TOP_BLOCK) if start < whole else part.view(1, -1)
+        count = share if start < whole else kept(rows.shape[1])
+        at = torch.topk(rows.abs(), count, dim=1, sorted=False).indices.sort(dim=1).values
+        stop = done + at.numel()
+        places[done:stop] = at.reshape(-1).to(torch.int16)
+        values[done:stop] = rows.gather(1, at).reshape(-1).to(torch.bfloat16)
+        done = stop
+    if not bool(torch.isfinite(values).all()):
+        raise ValueError("a number that is not finite cannot be sent as top-k")
+    return out
+
+
+def _from_int8(raw: Tensor, numbers: int) -> Tensor:
+    blocks = -(-numbers // INT8_BLOCK)
+    scales = _checked(raw[: 4 * blocks].view(torch.float32), 128)
+    codes, out = raw[4 * blocks :].view(torch.int8), torch.empty(numbers)
+    for start in range(0, numbers, PIECE):
+        _scale(codes[start : start + PIECE], scales[start // INT8_BLOCK :], out[start : start + PIECE], INT8_BLOCK)
+    return out
+
+
+def _from_int4(raw: Tensor, numbers: int) -> Tensor:
+    blocks = -(-numbers // INT4_BLOCK)
+    scales, packed = _checked(raw[: 4 * blocks].view(torch.float32), 8), raw[4 * blocks :].view(torch.int8)
+    out, codes = torch.empty(numbers), torch.empty(PIECE, dtype=torch.int8)
+    for start in range(0, numbers, PIECE):
+        n = min(PIECE, numbers - start)
+        half = -(-n // 2)
+        part = packed[start // 2 : start // 2 + half]
+        # Up and down again: the shift to the right keeps the sign.
+        codes[:half].copy_(part).bitwise_left_shift_(4).bitwise_right_shift_(4)
+        codes[half:n].copy_(part[: n - half]).bitwise_right_shift_(4)
+        _scale(codes[:n], scales[start // INT4_BLOCK :], out[start : start + n], INT4_BLOCK)
+    return out
+
+
+def _from_top(raw: Tensor, numbers: int) -> Tensor:
+    count, whole, share = kept(numbers), numbers // TOP_BLOCK * TOP_BLOCK, TOP_BLOCK // TOP_SHARE
+    places, values = raw[: 2 * count].view(torch.int16).long(), raw[2 * count :].view(torch.bfloat16)
+    if not bool(torch.isfinite(values).all()):
+        raise WireError("a top-k value is not finite")
+    in_whole = whole // TOP_BLOCK * share
+    out = torch.zeros(numbers)
+    for at, value, into in (
+        (places[:in_whole].view(-1, share), values[:in_whole].view(-1, share), out[:whole].view(-1, TOP_BLOCK)),
+        (places[in_whole:].view(1, -1), values[in_whole:].view(1, -1), out[whole:].view(1, -1)),
+    ):
+        if not at.numel():
+            continue
+        if bool((at[:, 0] < 0).any()) or bool((at[:, -1] >= into.shape[1]).any()) or bool((at[:, 1:] <= at[:, :-1]).any()):
+            raise WireError("top-k places do not rise within their block")
+        into.scatter_(1, at, value.float())
+    return out
+
+
+def _scale(codes: Tensor, scales: Tensor, out: Tensor, block: int) -> None:
+    """One piece: twice as fast as a product of both types at once."""
+    numbers = codes.numel()
+    whole = numbers // block * block
+    out.copy_(codes)
+    if whole:
+        out[:whole].view(-1, block).mul_(scales[: whole // block, None])
+    if whole < numbers:
+        out[whole:].mul_(scales[whole // block])
+
+
+def _checked(scales: Tensor, largest: int) -> Tensor:
+    """Raises WireError for a scale that is negative, or not finite when multiplied by the ``largest`` code."""
+    # One pass for all of it: a NaN fails both comparisons.
+    low, high = torch.aminmax(scales)
+    if not (float(low) >= 0 and float(high) * largest < _LARGEST):
+        raise WireError("a block's scale is negative or not finite")
+    return scales
+
+
+def _refuse_infinite(scales: Tensor, largest: int) -> None:
+    if scales.numel() and not float(scales.max()) * largest < _LARGEST:
+        raise ValueError("a number that is not finite, or nearly so, cannot be sent in blocks")
+
+
+def _aligned(data: Tensor | Buffer) -> Tensor:
+    """The bytes as uint8 that may be seen as words; copied only when they lie at an odd address or must not be written to."""
+    if not isinstance(data, Tensor):
+        view = memoryview(data).cast("B")
+        data = torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.uint8)
+    raw = data.view(torch.uint8).reshape(-1)
+    return raw.clone() if raw.data_ptr() % 4 or raw.storage_offset() % 4 else raw
+
+
+_ENCODERS: dict[str, Callable[[Tensor], Tensor]] = {"int8": _int8, "int4": _int4, "top-k": _top}
+_DECODERS: dict[str, Callable[[Tensor, int], Tensor]] = {"int8": _from_int8, "int4": _from_int4, "top-k": _from_top}

@@ -1,0 +1,55 @@
+"""The number formats that averaging may send in, and how many bytes each takes; what they do to numbers is in ``codecs.py``.
+Enters: a name, a count. Leaves: bytes.
+Never: torch, so that settings and the simulator can ask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+INT8_BLOCK, INT4_BLOCK = 256, 64
+"""Numbers that share a scale. int4 has so few steps that its blocks must be small."""
+TOP_BLOCK, TOP_SHARE = 4096, 32
+"""top-k keeps one number of ``TOP_SHARE`` in every block; a place in a block fits two bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """``lossy``: coarser than the rounding of half a float; ``biased``: leaves numbers out, so that it only works with
+    error feedback; ``says``: what it is."""
+
+    lossy: bool
+    biased: bool
+    says: str
+
+
+FORMATS: dict[str, Format] = {
+    "fp32": Format(False, False, "as they are"),
+    "bf16": Format(True, False, "8 bits of precision, the range of fp32"),
+    "fp16": Format(True, False, "11 bits of precision, at most 65504"),
+    "int8": Format(True, False, f"steps of 1/127 of the largest of {INT8_BLOCK}"),
+    "int4": Format(True, False, f"steps of 1/7 of the largest of {INT4_BLOCK}"),
+    "top-k": Format(True, True, f"the largest of every {TOP_SHARE}, in bf16"),
+}
+
+
+def nbytes_of(numbers: int, name: str) -> int:
+    """Bytes that ``numbers`` numbers take. Raises ValueError for an unknown name or a negative count."""
+    if numbers < 0:
+        raise ValueError("a count of numbers is not negative")
+    if name == "fp32":
+        return 4 * numbers
+    if name in ("bf16", "fp16"):
+        return 2 * numbers
+    if name == "int8":
+        return 4 * -(-numbers // INT8_BLOCK) + numbers
+    if name == "int4":
+        return 4 * -(-numbers // INT4_BLOCK) + -(-numbers // 2)
+    if name == "top-k":
+        return 4 * kept(numbers)
+    raise ValueError(f"unknown number format {name!r}: use {', '.join(FORMATS)}")
+
+
+def kept(numbers: int) -> int:
+    """How many numbers top-k keeps: of a whole block its share, of the rest at least one."""
+    whole, rest = divmod(numbers, TOP_BLOCK)
+    return whole * (TOP_BLOCK // TOP_SHARE) + -(-rest // TOP_SHARE)

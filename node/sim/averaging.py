@@ -1,0 +1,239 @@
+"""``tutti simulate --averaging``: how fast the daemon's own strategies bring thousands of values together, and for how many bytes.
+Enters: a strategy, how many peers, how often they fail. Leaves: rounds to a variance, variance by round, bytes by peer.
+Never: a strategy of its own.
+
+The experiment of Moshpit SGD (arXiv 2103.03239, section 4.1): every peer has a number from a standard normal distribution; in every round each peer is
+absent with the same probability, keeps its number, and is left out by the others; the variance over all peers is what is left to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from node.averaging.central import Hogwild, ParameterServer, Stale
+from node.averaging.formats import nbytes_of
+from node.averaging.gossip import Exponential, Pairs, Ring
+from node.averaging.moshpit import Moshpit, fit
+from node.averaging.strategy import Butterfly, Edges, Groups, Pushes, RandomGroups, Strategy
+from node.core.errors import UsageFault
+from node.sim.agreement import Direct, Keyed, Outer, Pushed, PushSum, Values, World
+
+TARGETS = (1e-4, 1e-9)
+"""Variances that count as agreement, as published."""
+CAP = 50
+"""Rounds after which a run is given up and counted as so many, as published."""
+
+NAMES: dict[str, str] = {
+    "all-reduce": "one group; a round with an absent peer is void (published baseline)",
+    "butterfly": "one group that goes on without who is absent",
+    "moshpit": "a grid as full as it can be, computed from the view",
+    "moshpit-fixed": "random cells, drawn once (published)",
+    "moshpit-keys": "no view: groups by the last indices, as through the directory",
+    "random-groups": "groups as long as the grid's first axis, drawn anew every round (published)",
+    "gossip": "random pairs",
+    "ring": "two neighbours on a ring (published as gossip)",
+    "exponential": "push-sum to one peer 2^t further on",
+    "push-sum": "push-sum to two peers, 2^t and 2^(t+1) further on (published as SGP)",
+    "diloco": "deltas from a common anchor, every 50 steps, outer rate 1",
+    "streaming": "diloco in two fragments, one of them a round",
+    "parameter-server": "all shares with one peer",
+    "sharded": "parameter server of as many shards as the grid's first axis is long",
+    "stale": "parameter server without a barrier, as many pushes behind as there are peers",
+    "hogwild": "no barrier, no bound, no lock",
+}
+
+
+OUTER = {"diloco": 1, "streaming": 2}
+"""Fragments of what is averaged as deltas; each is sent every ``OUTER_EVERY`` steps."""
+OUTER_EVERY = 50
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is simulated. ``loss``: chance that one push-sum message is lost, then sent again in the same direction.
+    ``parameters`` and ``codec``: what each peer averages."""
+
+    peers: int = 512
+    grid: tuple[int, ...] = ()
+    failure: float = 0.0
+    loss: float = 0.0
+    seeds: int = 20
+    seed: int = 0
+    cap: int = CAP
+    parameters: int = 1_000_000
+    codec: str = "fp32"
+
+    def shape(self) -> tuple[int, ...]:
+        """The grid: as given, else with lines of at most 32, or as long as two axes need."""
+        return self.grid or fit(self.peers, max(32, int(np.ceil(self.peers**0.5))))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Means over the seeds. ``rounds``: to each of TARGETS; ``variance``: before and after every round;
+    ``sent``: bytes by the average peer in a round, ``busiest``: sent and received by the peer that has most to do;
+    ``every``: training steps from one round to the next."""
+
+    name: str
+    rounds: tuple[float, ...]
+    variance: tuple[float, ...]
+    bias: float
+    sent: float
+    busiest: float
+    every: int
+
+    def to_dict(self) -> dict[str, object]:
+        """As JSON has it."""
+        said = {name: round(n, 3) for name, n in zip(("rounds_to_1e-4", "rounds_to_1e-9"), self.rounds, strict=True)}
+        return {
+            "strategy": self.name, **said, "variance": [float(f"{v:.4g}") for v in self.variance], "bias": float(f"{self.bias:.3g}"),
+            "bytes_per_peer_per_round": round(self.sent), "bytes_busiest_per_round": round(self.busiest),
+            "bytes_per_peer_per_step": round(self.sent / self.every), "bytes_per_peer_to_1e-9": round(self.sent * self.rounds[-1]),
+        }  # fmt: skip
+
+
+def simulate(name: str, trial: Trial) -> Finding:
+    """Run ``trial.seeds`` times. Raises UsageFault for an unknown strategy or numbers that do not fit together."""
+    _check(name, trial)
+    histories, biases = [], []
+    for seed in range(trial.seed, trial.seed + trial.seeds):
+        history, bias = _run(name, trial, seed)
+        histories.append(history)
+        biases.append(bias)
+    rounds = tuple(float(np.mean([_reached(h, target, trial.cap) for h in histories])) for target in TARGETS)
+    longest = max(map(len, histories))
+    padded = np.array([h + [h[-1]] * (longest - len(h)) for h in histories])
+    sent, busiest = _traffic(_strategy(name, trial).meet(trial.peers, 0, trial.seed), trial)
+    bias = float(np.sqrt(np.mean(np.square(biases))))
+    pieces, every = OUTER.get(name, 1), max(1, OUTER_EVERY // OUTER[name]) if name in OUTER else 1
+    return Finding(name, rounds, tuple(padded.mean(0).tolist()), bias, sent / pieces, busiest / pieces, every)
+
+
+def _check(name: str, t: Trial) -> None:
+    if name not in NAMES:
+        raise UsageFault(f"there is no strategy {name!r} to simulate", f"use all, or one of {', '.join(NAMES)}")
+    if t.peers < 2 or t.seeds < 1 or t.cap < 1 or t.parameters < 1:
+        raise UsageFault(
+            "peers, seeds, rounds and parameters are counted from 1", "give at least two peers and one of the rest"
+        )
+    if not (0 <= t.failure < 1 and 0 <= t.loss < 1):
+        raise UsageFault(f"failure {t.failure} and loss {t.loss} are chances", "give numbers from 0 to below 1")
+    if any(axis < 2 for axis in t.grid) or (t.grid and np.prod([float(axis) for axis in t.grid]) < t.peers):
+        raise UsageFault(
+            f"{t.peers} peers do not fit a grid of {'x'.join(map(str, t.grid))}", "give axes of at least 2, with room for all"
+        )
+    if t.grid and np.prod([float(axis) for axis in t.grid]) > 1e7:
+        raise UsageFault("the grid has more than ten million cells", "give shorter axes")
+    try:
+        nbytes_of(0, t.codec)
+    except ValueError as e:
+        raise UsageFault(str(e), "choose one of these") from e
+
+
+def _strategy(name: str, t: Trial) -> Strategy:
+    grid = t.shape()
+    return {
+        "all-reduce": Butterfly(whole=True),
+        "butterfly": Butterfly(),
+        "moshpit": Moshpit(grid),
+        "moshpit-fixed": Moshpit(grid, packed=False),
+        "moshpit-keys": Moshpit(grid),  # for its traffic; groups come from keys
+        "random-groups": RandomGroups(min(grid[0], t.peers)),
+        "gossip": Pairs(),
+        "ring": Ring(),
+        "exponential": Exponential(),
+        "diloco": Butterfly(),
+        "streaming": Butterfly(),
+        "push-sum": Exponential(2 if t.peers > 3 else 1),
+        "parameter-server": ParameterServer(),
+        "sharded": ParameterServer(min(grid[0], t.peers)),
+        "stale": Stale(t.peers),
+        "hogwild": Hogwild(),
+    }[name]
+
+
+def axes(text: str) -> tuple[int, ...]:
+    """ "32,32" to a grid; nothing to none. Raises UsageFault for anything else."""
+    try:
+        return tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError as e:
+        raise UsageFault(f"the grid is {text!r}", "give the axes as --grid 32,32") from e
+
+
+def document(trial: Trial, found: Sequence[Finding]) -> dict[str, object]:
+    """What ``--json`` prints."""
+    return {
+        "peers": trial.peers, "grid": list(trial.shape()), "failure": trial.failure, "seeds": trial.seeds, "seed": trial.seed,
+        "cap": trial.cap, "parameters": trial.parameters, "codec": trial.codec, "strategies": [f.to_dict() for f in found],
+    }  # fmt: skip
+
+
+def report(trial: Trial, found: Sequence[Finding]) -> list[str]:
+    """Lines for people."""
+    grid = " x ".join(map(str, trial.shape()))
+    lines = [
+        f"{trial.peers} peers, grid {grid}, absent {trial.failure:g}, mean of {trial.seeds} runs, at most {trial.cap} rounds",
+        f"{'strategy':<17}{'to 1e-4':>8}{'to 1e-9':>8}{'sent, models':>14}{'busiest':>9}  variance after rounds 1, 2, 3, ..",
+    ]
+    whole = nbytes_of(trial.parameters, trial.codec)
+    for f in found:
+        history = " ".join(f"{v:.0e}" for v in f.variance[1:7])
+        rounds = "".join(f"{n:>8.1f}" for n in f.rounds)
+        lines.append(f"{f.name:<17}{rounds}{f.sent / whole:>14.2f}{f.busiest / whole:>9.1f}  {history}")
+    return lines
+
+
+def _run(name: str, t: Trial, seed: int) -> tuple[list[float], float]:
+    """(variance before and after every round, how far the mean ended from where it began)."""
+    # The generator of the published runs, drawn from in their order: the same numbers, the same absences.
+    world_dice = np.random.RandomState(seed)
+    strategy = _strategy(name, t)
+    # Shards fail by themselves, and unlocked pushes mix coordinate by coordinate: one number for each.
+    width = {"sharded": min(t.shape()[0], t.peers), "hogwild": 4, **OUTER}.get(name, 1)
+    values = world_dice.normal(size=(t.peers, width))
+    wanted, world = values.mean(0), _world(name, strategy, t, values, seed, world_dice)
+    history = [float(values.var(0).mean())]
+    for number in range(t.cap):
+        values = world.round(number, world_dice.uniform(size=t.peers) >= t.failure)
+        history.append(float(values.var(0).mean()))
+        if history[-1] < TARGETS[-1]:
+            break
+    return history, float(np.abs(values.mean(0) - wanted).max())
+
+
+def _world(name: str, s: Strategy, t: Trial, values: Values, seed: int, dice: np.random.RandomState) -> World:
+    if name == "moshpit-keys":
+        return Keyed(t.shape(), values, seed)
+    if name in OUTER:
+        return Outer(Butterfly(), values, seed, OUTER[name])
+    if isinstance(s, Stale | Hogwild):
+        return Pushed(s, values, seed)
+    if isinstance(s, Exponential):
+        return PushSum(s, values, seed, t.loss, dice)
+    return Direct(s, values, seed)
+
+
+def _reached(history: Sequence[float], target: float, cap: int) -> int:
+    return next((i for i, v in enumerate(history) if v < target), cap)
+
+
+def _traffic(meeting: Groups | Edges | Pushes, t: Trial) -> tuple[float, float]:
+    """(bytes sent by the average peer, sent and received by the busiest) in a round without failures.
+
+    In a butterfly of m every peer sends (m-1)/m to the owners and its own part to m-1 peers: 2 (m-1)/m of the whole.
+    """
+    whole = float(nbytes_of(t.parameters, t.codec))
+    if isinstance(meeting, Edges):
+        out = np.bincount(meeting.source, minlength=t.peers) + np.bincount(meeting.target, minlength=t.peers)
+        return whole * len(meeting.source) / t.peers, whole * float(out.max())
+    if isinstance(meeting, Pushes) or meeting.owners:
+        owners = len(meeting.owners)
+        # Everybody else pushes and pulls all; an owner does so for the shares that are not its own.
+        sent = whole * (2 * (t.peers - owners) + 2 * (owners - 1)) / t.peers
+        return sent, 2 * whole * ((t.peers - 1) / owners + (owners - 1) / owners)
+    sizes = np.bincount(meeting.labels)
+    sizes = sizes[sizes > 0]
+    return float(np.sum(2 * whole * (sizes - 1)) / t.peers), float(4 * whole * (1 - 1 / sizes.max()))

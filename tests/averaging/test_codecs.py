@@ -1,0 +1,176 @@
+"""Few bits: what comes back, what is refused, and that everybody has the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from node.averaging.codecs import Feedback, decode, encode, settle
+from node.averaging.formats import FORMATS, INT4_BLOCK, INT8_BLOCK, TOP_BLOCK, kept, nbytes_of
+from node.averaging.reduce import mean
+from node.core.errors import WireError
+from node.core.ids import PeerId
+
+SIZES = [0, 1, 65, 256, 257, 4097, 65536, 140_001]
+
+
+def normal(count: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("codec", FORMATS)
+@pytest.mark.parametrize("count", SIZES)
+def test_every_length_comes_back_in_the_bytes_that_were_announced(codec: str, count: int) -> None:
+    tensor = normal(count)
+    data = encode(tensor, codec)
+    assert data.dtype == torch.uint8
+    assert data.numel() == nbytes_of(count, codec)
+    again = decode(data, count, codec)
+    assert again.dtype == torch.float32
+    assert again.shape == (count,)
+    assert torch.equal(again, decode(data.numpy().tobytes(), count, codec))
+
+
+def blocks_of(tensor: torch.Tensor, block: int) -> list[torch.Tensor]:
+    return list(tensor.split(block))
+
+
+@pytest.mark.parametrize(("codec", "block", "top"), [("int8", INT8_BLOCK, 127), ("int4", INT4_BLOCK, 7)])
+def test_a_number_is_off_by_at_most_half_a_step_of_its_block(codec: str, block: int, top: int) -> None:
+    tensor = normal(70_001) * torch.logspace(-6, 6, 70_001)
+    again = decode(encode(tensor, codec), 70_001, codec)
+    for before, after in zip(blocks_of(tensor, block), blocks_of(again, block), strict=True):
+        step = float(before.abs().max()) / top
+        assert float((before - after).abs().max()) <= step * 0.5001
+
+
+@pytest.mark.parametrize(("codec", "most"), [("fp32", 0), ("fp16", 3e-4), ("bf16", 2e-3), ("int8", 8e-3), ("int4", 0.115)])
+def test_the_error_on_normal_numbers(codec: str, most: float) -> None:
+    tensor = normal(1 << 17)
+    assert float((decode(encode(tensor, codec), 1 << 17, codec) - tensor).norm() / tensor.norm()) <= most
+
+
+@given(
+    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=300),
+    st.sampled_from(["int8", "int4", "top-k"]),
+)
+@settings(max_examples=40, deadline=None)
+def test_whatever_is_finite_stays_finite_and_keeps_its_sign(numbers: list[float], codec: str) -> None:
+    tensor = torch.tensor(numbers, dtype=torch.float32)
+    tensor = tensor.clamp(-2.9e38, 2.9e38)  # what would round to infinity is refused
+    again = decode(encode(tensor, codec), len(numbers), codec)
+    assert bool(torch.isfinite(again).all())
+    assert not bool((again * tensor.sign() < 0).any())
+
+
+def test_top_k_keeps_the_largest_of_every_block() -> None:
+    tensor = normal(2 * TOP_BLOCK + 100)
+    again = decode(encode(tensor, "top-k"), tensor.numel(), "top-k")
+    for before, after in zip(tensor.split(TOP_BLOCK), again.split(TOP_BLOCK), strict=True):
+        count = kept(before.numel())
+        assert int((after != 0).sum()) == count
+        assert set(after.nonzero().view(-1).tolist()) == set(before.abs().topk(count).indices.tolist())
+
+
+@pytest.mark.parametrize("codec", FORMATS)
+def test_more_or_fewer_bytes_are_refused_before_anything_is_allocated(codec: str) -> None:
+    for count, size in ((1 << 50, 100), (100, nbytes_of(100, codec) - 1), (100, nbytes_of(100, codec) + 1), (0, 1)):
+        with pytest.raises(WireError, match="expected"):
+            decode(bytes(size), count, codec)
+
+
+@pytest.mark.parametrize("codec", ["int8", "int4"])
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), -1.0, 1e38])
+def test_scales_that_nobody_writes_are_refused(codec: str, scale: float) -> None:
+    data = encode(normal(1000), codec)
+    data[4:8].view(torch.float32)[0] = scale
+    with pytest.raises(WireError, match="scale"):
+        decode(data, 1000, codec)
+
+
+def test_top_k_places_that_do_not_rise_are_refused() -> None:
+    good = encode(normal(TOP_BLOCK + 200), "top-k")
+    count = kept(TOP_BLOCK + 200)
+    for index, place in ((0, -1), (1, 0), (127, TOP_BLOCK), (count - 1, 200)):
+        bad = good.clone()
+        bad[: 2 * count].view(torch.int16)[index] = place
+        with pytest.raises(WireError, match="places"):
+            decode(bad, TOP_BLOCK + 200, "top-k")
+    bad = good.clone()
+    bad[2 * count :].view(torch.bfloat16)[3] = float("inf")
+    with pytest.raises(WireError, match="finite"):
+        decode(bad, TOP_BLOCK + 200, "top-k")
+
+
+@pytest.mark.parametrize("codec", ["int8", "int4", "top-k"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf"), 3.4028234663852886e38])
+@pytest.mark.parametrize("at", [0, 70_000])
+def test_numbers_that_are_not_finite_are_not_sent(codec: str, bad: float, at: int) -> None:
+    tensor = normal(70_001)
+    tensor[at] = bad
+    with pytest.raises(ValueError, match="finite"):
+        encode(tensor, codec)
+
+
+def test_unknown_codecs_and_bytes_at_odd_addresses() -> None:
+    for call in (lambda: encode(normal(3), "int2"), lambda: decode(b"", 0, "int2")):
+        with pytest.raises(ValueError, match="int2"):
+            call()
+    data = encode(normal(1000), "int8")
+    shifted = torch.cat((torch.zeros(1, dtype=torch.uint8), data))[1:]
+    assert torch.equal(decode(shifted, 1000, "int8"), decode(data, 1000, "int8"))
+    assert torch.equal(decode(memoryview(b"z" + data.numpy().tobytes())[1:], 1000, "int8"), decode(data, 1000, "int8"))
+
+
+@pytest.mark.parametrize("codec", FORMATS)
+def test_all_members_end_with_the_same_bits(codec: str) -> None:
+    """Contributions and the result each pass through the codec; the owner adopts what it sent."""
+    peers = [PeerId(p) for p in "abc"]
+    sent = [settle(normal(5000, seed), codec) for seed in range(3)]
+    received = {p: [decode(data, 5000, codec)] for p, (data, _) in zip(peers, sent, strict=True)}
+    assert all(torch.equal(received[p][0], own) for p, (_, own) in zip(peers, sent, strict=True))
+    result = mean(received, peers, 3)[0]
+    data, adopted = settle(result, codec)
+    others = [decode(data.numpy().tobytes(), 5000, codec) for _ in peers]
+    assert all(torch.equal(adopted, other) for other in others)
+    if FORMATS[codec].lossy:
+        assert not torch.equal(adopted, result)
+
+
+@pytest.mark.parametrize("codec", ["int4", "top-k"])
+def test_error_feedback_makes_good_what_rounding_lost(codec: str) -> None:
+    """Sent many times, the same numbers arrive in sum up to one round's loss; without feedback the loss adds up."""
+    tensor, rounds = normal(4096) * 0.1 + 0.02, 64
+    feedback = Feedback(codec)
+    with_it, without = torch.zeros(4096), torch.zeros(4096)
+    for _ in range(rounds):
+        with_it += feedback.encode("a", tensor)[1]
+        feedback.commit(["a"])
+        without += settle(tensor, codec)[1]
+    off = [float((total - rounds * tensor).norm() / (rounds * tensor).norm()) for total in (with_it, without)]
+    assert off[0] < off[1] / 3
+    assert torch.allclose(with_it + feedback.lost["a"], rounds * tensor, atol=1e-4)
+
+
+def test_a_void_round_feeds_nothing_back() -> None:
+    feedback = Feedback("int4")
+    first = feedback.encode("a", normal(100))[0]
+    feedback.void()
+    feedback.commit(["a"])
+    assert feedback.lost == {}
+    assert torch.equal(feedback.encode("a", normal(100))[0], first)
+    feedback.commit(["a", "never sent"])
+    assert not torch.equal(feedback.encode("a", normal(100))[0], first)
+    with pytest.raises(ValueError, match="was"):
+        feedback.encode("a", normal(50))
+
+
+def test_shapes_are_kept_and_encoding_changes_nothing() -> None:
+    tensor = normal(600).view(20, 30).t()
+    before = tensor.clone()
+    _, adopted = settle(tensor, "int8")
+    assert adopted.shape == (30, 20)
+    assert torch.equal(tensor, before)
+    assert float((adopted - tensor).abs().max()) < 0.05

@@ -1,0 +1,224 @@
+"""DiLoCo: what it must be equal to, and what may not happen to anchors and momentum."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from node.averaging.codecs import settle
+from node.averaging.diloco import Due, OuterState, due, fragments, merged, mixed, outer_step, pseudo_gradient
+from node.averaging.gossip import Pairs
+from node.averaging.outer import OuterSettings
+from node.averaging.strategy import mixing
+
+torch.set_num_threads(1)
+PLAIN = OuterSettings(carries="deltas", optimizer="sgd", lr=1.0, momentum=0.0)
+DILOCO = OuterSettings(carries="deltas", optimizer="nesterov", lr=0.7, momentum=0.9)
+Named = dict[str, Tensor]
+
+
+class Model:
+    """A curved problem of two matrices; rows of data by worker."""
+
+    def __init__(self) -> None:
+        dice = torch.Generator().manual_seed(5)
+        self.x, self.y = torch.randn(64, 6, generator=dice), torch.randn(64, 1, generator=dice)
+        self.start: Named = {"a": torch.randn(6, 5, generator=dice), "b": torch.randn(5, 1, generator=dice)}
+
+    def gradient(self, at: Named, rows: slice) -> Named:
+        here = {n: p.clone().requires_grad_() for n, p in at.items()}
+        loss = (torch.tanh(self.x[rows] @ here["a"]) @ here["b"] - self.y[rows]).square().mean()
+        return dict(zip(here, torch.autograd.grad(loss, list(here.values())), strict=True))
+
+
+def sgd(model: Model, at: Named, rows: slice, steps: int, lr: float) -> Named:
+    for _ in range(steps):
+        gradient = model.gradient(at, rows)
+        at = {n: p - lr * gradient[n] for n, p in at.items()}
+    return at
+
+
+class Adam:
+    """Adam without bias correction: an inner optimizer with a memory."""
+
+    def __init__(self) -> None:
+        self.first: Named = {}
+        self.second: Named = {}
+
+    def step(self, at: Named, gradient: Named) -> Named:
+        self.first = {n: 0.9 * self.first.get(n, 0 * g) + 0.1 * g for n, g in gradient.items()}
+        self.second = {n: 0.99 * self.second.get(n, 0 * g) + 0.01 * g * g for n, g in gradient.items()}
+        return {n: p - 0.01 * self.first[n] / (self.second[n].sqrt() + 1e-6) for n, p in at.items()}
+
+
+def mean_of(all_: list[Named]) -> Named:
+    return {n: torch.stack([one[n] for one in all_]).mean(0) for n in all_[0]}
+
+
+def close(a: Named, b: Named, atol: float = 1e-6) -> bool:
+    return all(torch.allclose(a[n], b[n], atol=atol, rtol=0) for n in a)
+
+
+def test_one_worker_rate_one_and_no_momentum_is_plain_training() -> None:
+    """The inner optimizer's memory goes on over the rounds, as it must."""
+    model, state = Model(), OuterState.begin(Model().start)
+    plain, alone = model.start, Adam()
+    local, inner = dict(model.start), Adam()
+    for step in range(1, 21):
+        plain = alone.step(plain, model.gradient(plain, slice(0, 64)))
+        local = inner.step(local, model.gradient(local, slice(0, 64)))
+        if step % 5 == 0:
+            state = outer_step(state, pseudo_gradient(state, local), PLAIN)
+            local = mixed(local, state, 0.0)
+    assert close(state.anchor, plain, 1e-5)
+    assert not close(state.anchor, model.start, 0.01)
+
+
+def test_a_round_after_every_step_of_sgd_is_data_parallelism() -> None:
+    model, workers = Model(), [slice(16 * i, 16 * i + 16) for i in range(4)]
+    together, state = model.start, OuterState.begin(model.start)
+    for _ in range(10):
+        together = sgd(model, together, slice(0, 64), 1, 0.1)
+        local = [sgd(model, state.anchor, rows, 1, 0.1) for rows in workers]
+        state = outer_step(state, mean_of([pseudo_gradient(state, one) for one in local]), PLAIN)
+    assert close(state.anchor, together, 1e-5)
+    assert not close(together, model.start, 0.01)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "nesterov"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_outer_step_is_torchs(optimizer: str, momentum: float) -> None:
+    s = replace(DILOCO, optimizer=optimizer, momentum=momentum)
+    state, theirs = OuterState.begin(Model().start), {n: torch.nn.Parameter(p.clone()) for n, p in Model().start.items()}
+    nesterov = optimizer == "nesterov" and momentum > 0
+    outer = torch.optim.SGD(theirs.values(), lr=s.lr, momentum=momentum, nesterov=nesterov)
+    dice = torch.Generator().manual_seed(1)
+    for _ in range(5):
+        mean = {n: torch.randn(p.shape, generator=dice) for n, p in theirs.items()}
+        for name, parameter in theirs.items():
+            parameter.grad = mean[name].clone()
+        outer.step()
+        state = outer_step(state, mean, s)
+    assert close(state.anchor, {n: p.data for n, p in theirs.items()}, 1e-5)
+
+
+def test_a_step_changes_nothing_until_it_is_adopted() -> None:
+    state = OuterState.begin(Model().start)
+    before = {n: p.clone() for n, p in state.anchor.items()}
+    once = outer_step(state, {"a": torch.ones(6, 5)}, DILOCO)
+    again = outer_step(state, {"a": torch.ones(6, 5)}, DILOCO)
+    assert close(state.anchor, before, 0.0)
+    assert close(once.anchor, again.anchor, 0.0)
+    assert torch.equal(once.anchor["b"], state.anchor["b"])
+    assert torch.equal(once.momentum["b"], torch.zeros(5, 1))
+    assert torch.allclose(state.anchor["a"] - once.anchor["a"], torch.full((6, 5), 0.7 * 1.9))
+
+
+@pytest.mark.parametrize(("bad", "says"), [(torch.ones(5, 6), "pseudo-gradient"), (torch.full((6, 5), float("nan")), "finite")])
+def test_what_cannot_be_a_pseudo_gradient_is_refused(bad: Tensor, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        outer_step(OuterState.begin(Model().start), {"a": bad}, DILOCO)
+
+
+def test_the_state_is_a_copy() -> None:
+    start = Model().start
+    state = OuterState.begin(start)
+    start["a"].zero_()
+    assert float(state.anchor["a"].abs().sum()) > 1
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8", "int4"])
+def test_members_stay_bit_identical_under_every_codec(codec: str) -> None:
+    model, workers = Model(), [slice(16 * i, 16 * i + 16) for i in range(4)]
+    states = [OuterState.begin(model.start) for _ in workers]
+    for _ in range(4):
+        sent = []
+        for state, rows in zip(states, workers, strict=True):
+            local = sgd(model, state.anchor, rows, 3, 0.1)
+            sent.append({n: settle(d, codec)[1] for n, d in pseudo_gradient(state, local).items()})
+        mean = {n: settle(d, codec)[1] for n, d in mean_of(sent).items()}
+        states = [outer_step(state, mean, DILOCO) for state in states]
+    for state in states[1:]:
+        assert all(torch.equal(state.anchor[n], states[0].anchor[n]) for n in state.anchor)
+        assert all(torch.equal(state.momentum[n], states[0].momentum[n]) for n in state.anchor)
+
+
+def test_merging_steps_is_stepping_the_merged() -> None:
+    """Why anchors and momenta go along over partial groups: the step is linear."""
+    model = Model()
+    dice = torch.Generator().manual_seed(2)
+    states = [
+        OuterState(
+            {n: p + torch.randn(p.shape, generator=dice) for n, p in model.start.items()},
+            {n: torch.randn(p.shape, generator=dice) for n, p in model.start.items()},
+        )
+        for _ in range(3)
+    ]
+    deltas = [{n: torch.randn(p.shape, generator=dice) for n, p in model.start.items()} for _ in range(3)]
+    weights = [0.5, 0.3, 0.2]
+    one = merged([outer_step(s, d, DILOCO) for s, d in zip(states, deltas, strict=True)], weights)
+    mean = {n: torch.stack([d[n] * w for d, w in zip(deltas, weights, strict=True)]).sum(0) for n in model.start}
+    other = outer_step(merged(states, weights), mean, DILOCO)
+    assert close(one.anchor, other.anchor, 1e-5)
+    assert close(one.momentum, other.momentum, 1e-5)
+    with pytest.raises(ValueError, match="sum to 1"):
+        merged(states, [0.5, 0.5, 0.5])
+
+
+@pytest.mark.parametrize("with_state", [True, False])
+def test_over_random_pairs_members_contract_only_with_anchors_and_momenta(with_state: bool) -> None:
+    model, workers = Model(), [slice(8 * i, 8 * i + 8) for i in range(8)]
+    states = [OuterState.begin(model.start) for _ in workers]
+    spreads = []
+    for number in range(30):
+        local = [sgd(model, s.anchor, rows, 2, 0.05) for s, rows in zip(states, workers, strict=True)]
+        matrix = mixing(Pairs().meet(8, number, 0), torch.ones(8, dtype=torch.bool).numpy())
+        rows = [[(j, float(w)) for j, w in enumerate(row) if w] for row in matrix]
+        if with_state:
+            stepped = [outer_step(s, pseudo_gradient(s, one), DILOCO) for s, one in zip(states, local, strict=True)]
+            states = [merged([stepped[j] for j, _ in row], [w for _, w in row]) for row in rows]
+        else:
+            deltas = [pseudo_gradient(s, one) for s, one in zip(states, local, strict=True)]
+            states = [outer_step(states[i], mean_of([deltas[j] for j, _ in row]), DILOCO) for i, row in enumerate(rows)]
+        spreads.append(float(torch.stack([s.anchor["a"] for s in states]).std(0).mean()))
+    assert (max(spreads[-5:]) < 0.3) is with_state
+
+
+# ------------------------------------------------------------------------------------------------ streaming
+
+
+def test_without_fragments_a_round_is_every_so_many_steps() -> None:
+    s = replace(DILOCO, every=5)
+    assert [step for step in range(1, 21) if due(step, s).send] == [5, 10, 15, 20]
+    assert all(due(step, s).send == due(step, s).land for step in range(1, 21))
+
+
+def test_every_fragment_is_sent_once_in_every_period_and_lands_later() -> None:
+    s = replace(DILOCO, every=20, fragments=4, overlap=3)
+    sent = {step: due(step, s).send for step in range(1, 81) if due(step, s).send}
+    assert list(sent) == list(range(5, 81, 5))
+    assert [p for (p,) in sent.values()] == [0, 1, 2, 3] * 4
+    landed = {step: due(step, s).land for step in range(1, 84) if due(step, s).land}
+    assert landed == {step + 3: which for step, which in sent.items()}
+    assert due(1, s) == Due((), ())
+
+
+def test_fragments_are_strided_and_hold_everything() -> None:
+    layers = {f"layers.{i}.{w}": i for i in range(6) for w in ("up", "down")} | {"embed": None, "head": None}
+    made = fragments(layers, 3)
+    assert sorted(n for names in made for n in names) == sorted(layers)
+    assert {"layers.0.up", "layers.3.down"} <= set(made[0])
+    assert not any("embed" in names and "head" in names for names in made)
+    with pytest.raises(ValueError, match="do not fill"):
+        fragments({"a": 0, "b": 0}, 3)
+
+
+def test_mixing_keeps_its_share_of_the_local_parameters() -> None:
+    state = OuterState({"a": torch.zeros(3)}, {"a": torch.zeros(3)})
+    assert torch.equal(mixed({"a": torch.ones(3)}, state, 0.25)["a"], torch.full((3,), 0.25))
+    fresh = mixed({"a": torch.ones(3)}, state, 0.0)["a"]
+    fresh.add_(1)
+    assert torch.equal(state.anchor["a"], torch.zeros(3))

@@ -1,0 +1,375 @@
+"""Who averages with whom: the theorems the strategies are known by, held to numbers."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from node.averaging.central import Hogwild, ParameterServer, Stale, admit, servers
+from node.averaging.gossip import Exponential, Mass, Pairs, Ring
+from node.averaging.moshpit import Moshpit, advance, first_keys, fit, indices, meet_by_key, pack
+from node.averaging.strategy import (
+    Butterfly,
+    Edges,
+    Groups,
+    RandomGroups,
+    dice,
+    group_of,
+    groups_of,
+    mixing,
+    neighbours_of,
+    order,
+)
+from node.core.ids import PeerId
+from node.sim.agreement import grouped, neighbourly
+
+ALL = {
+    "butterfly": Butterfly(),
+    "all-reduce": Butterfly(whole=True),
+    "random groups": RandomGroups(4),
+    "moshpit": Moshpit((4, 4)),
+    "pairs": Pairs(),
+    "ring": Ring(),
+    "exponential": Exponential(),
+    "server": ParameterServer(2),
+}
+
+
+def values_of(count: int, width: int = 1, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((count, width))
+
+
+def peers_of(count: int) -> list[PeerId]:
+    return [PeerId(f"p{i:03}") for i in range(count)]
+
+
+def everybody(count: int) -> np.ndarray:
+    return np.ones(count, bool)
+
+
+# ---------------------------------------------------------------------------------------------- pure functions
+
+
+@pytest.mark.parametrize("strategy", ALL.values(), ids=ALL)
+@pytest.mark.parametrize("count", [4, 7, 16])
+def test_a_meeting_is_a_function_of_members_round_and_seed(strategy, count: int) -> None:
+    again = [mixing(strategy.meet(count, 3, seed), everybody(count)) for seed in (5, 5)]
+    assert (again[0] == again[1]).all()
+    if isinstance(strategy.meet(count, 3, 5), Groups):
+        members = peers_of(count)
+        assert groups_of(strategy, members, 3, 5) == groups_of(strategy, members[::-1], 3, 5)
+
+
+@pytest.mark.parametrize("strategy", ALL.values(), ids=ALL)
+@given(st.integers(2, 16), st.integers(0, 40), st.data())
+@settings(max_examples=15, deadline=None)
+def test_nobody_meets_twice_and_the_absent_keep_their_values(strategy, count: int, number: int, data) -> None:
+    alive = np.array(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)))
+    meeting, values = strategy.meet(count, number, 1), values_of(count)
+    matrix = mixing(meeting, alive)
+    assert (matrix >= 0).all()
+    assert np.allclose(matrix.sum(0 if isinstance(meeting, Edges) and meeting.mass else 1), 1)
+    assert (matrix[~alive] == np.eye(count)[~alive]).all()
+    assert (matrix[:, ~alive] == np.eye(count)[:, ~alive]).all()
+    if isinstance(meeting, Groups):
+        if not meeting.owners or alive[list(meeting.owners)].all():
+            assert np.allclose(matrix @ values, grouped(meeting, values, alive))
+        assert np.allclose(matrix.sum(0), 1)  # the mean of all is preserved
+    elif not meeting.mass:
+        assert np.allclose(matrix @ values, neighbourly(meeting, values, alive))
+
+
+def test_the_dice_are_the_same_on_every_machine() -> None:
+    """Words of Philox and a stable sort; numpy promises the first, and these numbers were written down."""
+    assert dice(1, "a", 2).random_raw(2).tolist() == [9057045604928955888, 9014286728687812316]
+    assert order(6, 1, "x").tolist() == [1, 0, 2, 3, 4, 5]
+    assert sorted(order(1000, 7).tolist()) == list(range(1000))
+
+
+def test_groups_know_who_leads_and_who_succeeds() -> None:
+    members = peers_of(12)
+    groups = groups_of(Moshpit((3, 4)), members, 1, 9)
+    assert sorted(peer for group in groups for peer in group) == members
+    assert {len(g) for g in groups} == {4}
+    mine = {me: group_of(Moshpit((3, 4)), members, 1, 9, me) for me in members}
+    assert all(mine[a] == mine[b] for group in groups for a in group for b in group)
+    leads = {group_of(Butterfly(), members, number, 9, members[0])[0] for number in range(40)}
+    assert len(leads) > 6  # the work goes round
+    with pytest.raises(ValueError, match="no member|not a member"):
+        group_of(Butterfly(), members, 0, 9, PeerId("stranger"))
+    with pytest.raises(ValueError, match="twice"):
+        groups_of(Butterfly(), [*members, members[0]], 0, 9)
+
+
+def test_neighbours_agree_on_who_sends_to_whom() -> None:
+    members = peers_of(8)
+    sends = {me: neighbours_of(Exponential(2), members, 1, 0, me) for me in members}
+    assert sends[members[0]][0] == (members[2], members[4])
+    assert all(me in sends[to][1] for me in members for to in sends[me][0])
+    with pytest.raises(ValueError, match="no groups"):
+        groups_of(Ring(), members, 0, 0)
+    with pytest.raises(ValueError, match="no edges"):
+        neighbours_of(Pairs(), members, 0, 0, members[0])
+
+
+# ---------------------------------------------------------------------------------------------- Moshpit
+
+
+@pytest.mark.parametrize(("length", "axes"), [(4, 2), (4, 3), (8, 3), (32, 2), (2, 6)])
+@pytest.mark.parametrize("begin", [0, 1])
+def test_a_full_grid_averages_exactly_in_as_many_rounds_as_axes(length: int, axes: int, begin: int) -> None:
+    count = length**axes
+    values, strategy = values_of(count), Moshpit((length,) * axes)
+    mean = values.mean()
+    for number in range(begin, begin + axes):
+        assert values.var() > 1e-6
+        values = grouped(strategy.meet(count, number, 3), values, everybody(count))
+    assert np.abs(values - mean).max() < 1e-14
+    assert values.var() < 1e-29
+
+
+@pytest.mark.parametrize(("length", "axes"), [(4, 2), (4, 3), (8, 3), (32, 2)])
+def test_keys_average_exactly_too(length: int, axes: int) -> None:
+    """The paper's rule, with no view: only the last indices decide who meets."""
+    count = length**axes
+    values, keys = values_of(count), first_keys(count, (length,) * axes, 1)
+    for number in range(axes):
+        groups = meet_by_key(keys, length)
+        values = grouped(groups, values, everybody(count))
+        keys = advance(keys, groups, everybody(count), length, number, 1)
+    assert values.var() < 1e-29
+
+
+def test_who_just_met_does_not_meet_again_for_as_many_rounds_as_a_key_has_indices() -> None:
+    keys = first_keys(64, (4, 4, 4), 2)
+    for number in range(6):
+        before = meet_by_key(keys, 4).labels
+        keys = advance(keys, Groups(before), everybody(64), 4, number, 2)
+        again = meet_by_key(keys, 4).labels
+        same = (before[:, None] == before) & (again[:, None] == again)
+        assert same.sum() == 64
+
+
+def test_a_member_that_failed_keeps_its_key_and_no_group_is_too_large() -> None:
+    keys, failed = first_keys(60, (8, 8), 0), np.zeros(60, bool)
+    failed[:20] = True
+    for number in range(10):
+        groups = meet_by_key(keys, 8)
+        assert np.bincount(groups.labels).max() <= 8
+        moved = advance(keys, groups, ~failed, 8, number, 0)
+        assert (moved[failed] == keys[failed]).all()
+        keys = moved
+
+
+def test_indices_are_different_and_agreed() -> None:
+    group = peers_of(5)
+    given_ = indices(group, "3", 8, 2, 0)
+    assert given_ == indices(group[::-1], "3", 8, 2, 0)
+    assert len(set(given_.values())) == 5
+    assert all(0 <= i < 8 for i in given_.values())
+    assert given_ != indices(group, "3", 8, 3, 0)
+    with pytest.raises(ValueError, match="different indices"):
+        indices(group, "3", 4, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("count", "longest", "shape"),
+    [(512, (32, 32), (16, 32)), (900, (32, 32), (30, 30)), (1024, (32, 32), (32, 32)), (12, (4, 4), (3, 4)), (64, (4, 4, 4), (4, 4, 4))],
+)  # fmt: skip
+def test_a_grid_is_packed_full_where_it_can_be(count: int, longest: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    assert pack(count, longest) == shape
+
+
+@given(st.integers(2, 3000), st.integers(2, 40))
+@settings(max_examples=60, deadline=None)
+def test_a_grid_holds_everybody_and_no_axis_is_too_long(count: int, most: int) -> None:
+    shape = fit(count, most)
+    assert math.prod(shape) >= count
+    assert max(shape) <= most
+
+
+def test_a_grid_that_is_too_small_is_refused() -> None:
+    with pytest.raises(ValueError, match="do not fit"):
+        Moshpit((4, 4)).meet(17, 0, 0)
+
+
+# ---------------------------------------------------------------------------------------------- contraction
+
+
+def contraction(strategy, count: int, rounds: int = 16, width: int = 2000) -> float:
+    """Ratio of mean variances before and after a round, from independent normal values."""
+    before = after = 0.0
+    for number in range(rounds):
+        values = values_of(count, width, number)
+        before += values.var(0).mean()
+        after += (mixing(strategy.meet(count, number, 11), everybody(count)) @ values).var(0).mean()
+    return after / before
+
+
+@pytest.mark.parametrize(("count", "size"), [(12, 4), (16, 4), (64, 8), (60, 13)])
+def test_random_groups_contract_by_r_minus_1_over_n_minus_1(count: int, size: int) -> None:
+    groups = count // size
+    assert contraction(RandomGroups(size), count) == pytest.approx((groups - 1) / (count - 1), rel=0.01)
+
+
+@pytest.mark.parametrize("count", [4, 16, 64])
+def test_one_random_pair_contracts_by_1_minus_1_over_n_minus_1(count: int) -> None:
+    assert contraction(Pairs(single=True), count) == pytest.approx(1 - 1 / (count - 1), rel=0.01)
+
+
+def test_pairs_are_drawn_evenly() -> None:
+    met = np.zeros((6, 6))
+    for number in range(1500):
+        labels = Pairs(single=True).meet(6, number, 0).labels
+        met += labels[:, None] == labels
+    share = met[np.triu_indices(6, 1)] / 1500
+    assert share == pytest.approx(np.full(15, 1 / 15), abs=0.03)
+
+
+def test_a_ring_contracts_by_its_second_eigenvalue() -> None:
+    matrix = mixing(Ring().meet(16, 0, 0), everybody(16))
+    second = np.sort(np.abs(np.linalg.eigvals(matrix)))[-2]
+    assert second == pytest.approx((1 + 2 * math.cos(2 * math.pi / 16)) / 3)
+
+
+# ---------------------------------------------------------------------------------------------- push-sum
+
+
+@pytest.mark.parametrize("bits", [1, 3, 6, 9])
+def test_one_peer_exponential_graph_is_exact_after_log2_rounds(bits: int) -> None:
+    count = 1 << bits
+    values, mean = values_of(count), values_of(count).mean()
+    for number in range(bits):
+        assert values.var() > 1e-6
+        values = mixing(Exponential().meet(count, number, 0), everybody(count)) @ values
+    assert np.abs(values - mean).max() < 1e-14
+
+
+class Line:
+    """Members that exchange parcels over lines that lose, repeat and reorder; exact numbers."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        self.dice = np.random.default_rng(seed)
+        self.members = {p: Mass(p, Fraction(i * i, 7), Fraction(1)) for i, p in enumerate(peers_of(count))}
+        self.late: list[tuple[PeerId, object]] = []
+
+    def total(self) -> tuple[Fraction, Fraction]:
+        value, weight = Fraction(0), Fraction(0)
+        for mass in self.members.values():
+            owed = mass.owed(self.members)
+            value, weight = value + mass.value + owed[0], weight + mass.weight + owed[1]
+        return value, weight
+
+    def round(self, number: int, loss: float) -> None:
+        names = sorted(self.members)
+        for me in names:
+            to, _ = neighbours_of(Exponential(), names, number, 0, me)
+            for target, parcel in self.members[me].send(to).items():
+                if self.dice.random() < loss:
+                    continue
+                if self.dice.random() < 0.2:
+                    self.late.append((target, parcel))
+                    continue
+                self.members[target].receive(parcel)
+                if self.dice.random() < 0.2:
+                    self.members[target].receive(parcel)  # sent again, although it had come
+        for _ in range(len(self.late) // 2):
+            target, parcel = self.late.pop(int(self.dice.integers(len(self.late))))
+            self.members[target].receive(parcel)
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.05, 0.5])
+def test_push_sum_conserves_mass_under_loss_repetition_and_delay(loss: float) -> None:
+    line = Line(8, 3)
+    before = line.total()
+    mean = before[0] / before[1]
+    for number in range(12):
+        line.round(number, loss)
+        assert line.total() == before
+    if loss:
+        assert any(mass.owed(line.members)[1] for mass in line.members.values())
+    for name, mass in line.members.items():  # what was not acknowledged is sent again until it is
+        for target in line.members:
+            parcel = mass.again(target) if target != name else None
+            if parcel is not None:
+                line.members[target].receive(parcel)
+    assert sum(m.value for m in line.members.values()) == before[0]
+    assert sum(m.weight for m in line.members.values()) == before[1]
+    for number in range(12, 18):
+        line.round(number, 0.0)
+    assert all(abs(float(m.estimate - mean)) < 2.0 for m in line.members.values())
+
+
+def test_without_making_good_what_was_lost_mass_is_gone() -> None:
+    """The fault that cumulative parcels repair: the same loss, with every parcel taken for itself."""
+    weight, matrix = np.ones(8), np.random.default_rng(0)
+    for number in range(60):
+        kept, edges = weight / 2, Exponential().meet(8, number, 0)
+        arrives = matrix.random(8) >= 0.05
+        weight = kept.copy()
+        np.add.at(weight, edges.target[arrives], kept[edges.source[arrives]])
+    assert weight.sum() < 4
+
+
+def test_mass_works_on_tensors_and_refuses_nonsense() -> None:
+    a, b = Mass(PeerId("a"), torch.tensor([2.0, 4.0])), Mass(PeerId("b"), torch.tensor([0.0, 0.0]))
+    (parcel,) = a.send([b.me]).values()
+    b.receive(parcel)
+    assert torch.equal(b.value, torch.tensor([1.0, 2.0]))
+    assert b.weight == 1.5
+    (newer,) = a.send([b.me]).values()
+    b.receive(newer)
+    before = (b.value.clone(), b.weight)
+    b.receive(parcel)  # late: what it carried came with the newer one
+    assert torch.equal(b.value, before[0])
+    assert b.weight == before[1] == 1.75
+    assert torch.equal(a.estimate, torch.tensor([2.0, 4.0]))
+    for targets in ([a.me], [b.me, b.me]):
+        with pytest.raises(ValueError, match="different other"):
+            a.send(targets)
+
+
+# ---------------------------------------------------------------------------------------------- servers
+
+
+def test_a_parameter_server_is_a_butterfly_with_all_shares_at_one_owner() -> None:
+    values = values_of(9, 12)
+    butterfly = grouped(Butterfly().meet(9, 0, 0), values, everybody(9))
+    for shards in (1, 4):
+        meeting = ParameterServer(shards).meet(9, 0, 0)
+        assert len(meeting.owners) == shards
+        assert (grouped(meeting, values, everybody(9)) == butterfly).all()
+
+
+def test_only_the_shares_of_a_server_that_is_gone_are_not_averaged() -> None:
+    values, meeting = values_of(9, 12), ParameterServer(4).meet(9, 0, 0)
+    alive = everybody(9)
+    alive[meeting.owners[2]] = False
+    new = grouped(meeting, values, alive)
+    untouched = [c for c in range(12) if (new[:, c] == values[:, c]).all()]
+    assert untouched == [2, 6, 10]
+
+
+def test_an_all_reduce_with_somebody_missing_is_void() -> None:
+    values, alive = values_of(5), everybody(5)
+    alive[1] = False
+    assert (grouped(Butterfly(whole=True).meet(5, 0, 0), values, alive) == values).all()
+    assert grouped(Butterfly().meet(5, 0, 0), values, alive)[alive].std() < 1e-15
+
+
+def test_a_push_that_is_too_old_weighs_nothing() -> None:
+    assert [admit(7, seen, 2) for seen in (7, 5, 4)] == [1.0, 1.0, 0.0]
+    assert admit(7, 0, None) == 1.0
+    assert admit(7, 4, None, damp=True) == 0.25
+    with pytest.raises(ValueError, match="later"):
+        admit(3, 4, 2)
+    assert Stale(3).meet(5, 0, 0).bound == 3
+    assert not Hogwild().meet(5, 0, 0).locked
+    with pytest.raises(ValueError, match="shards"):
+        servers(3, 4, 0)

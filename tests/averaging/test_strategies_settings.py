@@ -1,0 +1,103 @@
+"""Which settings hold together, and why the others do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from node.averaging.central import Hogwild, ParameterServer, Stale
+from node.averaging.gossip import Exponential, Pairs, Ring
+from node.averaging.moshpit import Moshpit
+from node.averaging.outer import OuterSettings, check, fits, strategy_of
+from node.averaging.strategy import Butterfly
+from node.core.errors import UsageFault
+
+DILOCO = OuterSettings(carries="deltas", every=500, optimizer="nesterov")
+HELD: dict[str, tuple[OuterSettings, object]] = {
+    "synchronous": (OuterSettings(carries="gradients"), Butterfly()),
+    "moshpit": (OuterSettings("moshpit", grid=(8, 8)), Moshpit((8, 8))),
+    "gossip": (OuterSettings("gossip"), Pairs()),
+    "ring": (OuterSettings("ring"), Ring()),
+    "push-sum": (OuterSettings("push-sum", fanout=2), Exponential(2)),
+    "diloco": (DILOCO, Butterfly()),
+    "diloco in int8": (replace(DILOCO, codec="int8"), Butterfly()),
+    "diloco in top-k": (replace(DILOCO, codec="top-k", feedback=True), Butterfly()),
+    "diloco over moshpit": (OuterSettings("moshpit", "state", 100, "nesterov", grid=(8, 8)), Moshpit((8, 8))),
+    "streaming": (replace(DILOCO, fragments=5, overlap=5, mixing=0.5, codec="int4"), Butterfly()),
+    "quorum": (replace(DILOCO, quorum=3, grace_s=10.0), Butterfly()),
+    "robust": (replace(DILOCO, reducer="median"), Butterfly()),
+    "server": (OuterSettings("parameter-server", "gradients", shards=2), ParameterServer(2)),
+    "stale": (OuterSettings("parameter-server", "gradients", staleness=4), Stale(4)),
+    "hogwild": (OuterSettings("hogwild", "gradients"), Hogwild()),
+}  # fmt: skip
+REFUSED: dict[str, tuple[OuterSettings, str]] = {
+    "parameters in int8": (OuterSettings(codec="int8"), "rounded again in every round"),
+    "parameters in bf16": (OuterSettings("gossip", codec="bf16"), "rounded again in every round"),
+    "state in fp16": (OuterSettings("gossip", "state", 9, "sgd", codec="fp16"), "rounded again in every round"),
+    "gradients over gossip": (OuterSettings("gossip", "gradients"), "nothing pulls them together"),
+    "gradients over a grid": (OuterSettings("moshpit", "gradients", grid=(4, 4)), "nothing pulls them together"),
+    "old gradients": (OuterSettings(carries="gradients", every=2), "in the epoch they are of"),
+    "deltas over gossip": (replace(DILOCO, strategy="gossip"), "anchors differ"),
+    "deltas over push-sum": (replace(DILOCO, strategy="push-sum"), "anchors differ"),
+    "deltas unstepped": (OuterSettings(carries="deltas"), "need an outer optimizer"),
+    "stepped parameters": (OuterSettings(optimizer="sgd"), "steps pseudo-gradients"),
+    "state over a butterfly": (replace(DILOCO, carries="state"), "buy nothing"),
+    "pushed parameters": (OuterSettings("hogwild"), "do not add up"),
+    "momentum without a barrier": (replace(DILOCO, strategy="hogwild"), "once for each"),
+    "top-k bare": (replace(DILOCO, codec="top-k"), "leaves most numbers out"),
+    "nothing to feed back": (replace(DILOCO, feedback=True), "nothing that could be fed back"),
+    "robust pairs": (OuterSettings("gossip", reducer="median"), "who is wrong"),
+    "robust narrow grid": (OuterSettings("moshpit", grid=(2, 8), reducer="trimmed-mean"), "who is wrong"),
+    "robust pushes": (OuterSettings("hogwild", "gradients", reducer="median"), "comes alone"),
+    "robust top-k": (replace(DILOCO, codec="top-k", feedback=True, reducer="median"), "contributions to a number are 0"),
+    "no grid": (OuterSettings("moshpit"), "grid"),
+    "thin grid": (OuterSettings("moshpit", grid=(1, 8)), "grid"),
+    "a grid for gossip": (OuterSettings("gossip", grid=(4, 4)), "for moshpit"),
+    "a fanout for gossip": (OuterSettings("gossip", fanout=2), "for push-sum"),
+    "shards for a butterfly": (OuterSettings(shards=2), "for parameter-server"),
+    "staleness for a butterfly": (OuterSettings(staleness=2), "for parameter-server"),
+    "uneven fragments": (replace(DILOCO, fragments=7), "do not divide"),
+    "fragments that overlap": (replace(DILOCO, fragments=5, overlap=100), "under way"),
+    "mixing for nothing": (replace(DILOCO, mixing=0.5), "none is"),
+    "streamed parameters": (OuterSettings(every=10, fragments=5), "not parameters"),
+    "quorum of gradients": (OuterSettings(carries="gradients", quorum=2), "taken late"),
+    "quorum without a barrier": (replace(DILOCO, strategy="hogwild", optimizer="sgd", quorum=2), "waits for nobody"),
+    "streaming without a barrier": (replace(DILOCO, strategy="hogwild", optimizer="sgd", fragments=5), "no common epoch"),
+    "unknown strategy": (OuterSettings("ringo"), "ringo"),
+    "unknown codec": (OuterSettings(codec="int2"), "int2"),
+    "never": (OuterSettings(every=0), "every"),
+    "no rate": (replace(DILOCO, lr=0.0), "lr"),
+    "momentum of one": (replace(DILOCO, momentum=1.0), "momentum"),
+    "endless grace": (replace(DILOCO, quorum=1, grace_s=float("inf")), "grace_s"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_settings_that_hold_make_their_strategy(name: str) -> None:
+    asked, made = HELD[name]
+    assert strategy_of(asked) == made
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_settings_that_cannot_hold_are_refused_with_the_reason(name: str) -> None:
+    asked, reason = REFUSED[name]
+    with pytest.raises(UsageFault) as refusal:
+        check(asked)
+    assert reason in refusal.value.what
+    assert refusal.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("asked", "members"),
+    [
+        (OuterSettings("moshpit", grid=(4, 4)), 17),
+        (OuterSettings("parameter-server", "gradients", shards=5), 4),
+        (replace(DILOCO, quorum=5), 4),
+        (OuterSettings("push-sum", fanout=4), 4),
+    ],
+)
+def test_so_many_members_must_fit(asked: OuterSettings, members: int) -> None:
+    with pytest.raises(UsageFault):
+        fits(asked, members)
+    fits(asked, 16)
