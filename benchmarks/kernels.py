@@ -1,0 +1,283 @@
+"""One Muon step beside the public Muons: torch, pytorch_optimizer, heavyball, optimuon. Interleaved, one process.
+
+    python -m benchmarks.kernels [--json -] [--rounds 7] [--quick] [--busy] [--compile-all]
+
+  4 mixed    two layers of Qwen3-0.6B: q, k, v, o, gate, up, down
+  4 shape    one shape at a time, small ones as many as a model of that width has
+  4 GEMM     floating-point operations done, over the measured rate of plain products in the same format
+
+A step is momentum, Nesterov, five Newton-Schulz steps and the update, fp32 parameters and gradients, no weight decay. All
+have the format of their own choice; optimuon also in bf16, because its fp16 is no choice for a CPU. Ratios above 1: ours is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.report import Report
+from node.optim.kernel_rule import way
+from node.optim.muon import State, muon_direction, muon_fresh
+from node.optim.newton_schulz import newton_schulz_all, rule_of
+from node.optim.owner import Owner
+from node.optim.settings import OptimSettings
+from node.partition.qwen3 import MODELS, split_form
+
+Shape = tuple[int, int]
+Step = Callable[[], None]
+LR, MU, STEPS = 0.02, 0.95, 5
+LAYERS = 2
+MIXED: tuple[Shape, ...] = tuple((m.rows, m.cols) for m in split_form(MODELS["0.6B"])[: 7 * LAYERS])
+SINGLES: tuple[tuple[Shape, int], ...] = (
+    ((64, 64), 64), ((64, 256), 32), ((128, 128), 32), ((512, 128), 16), ((256, 256), 16), ((256, 1024), 8), ((512, 512), 8),
+    ((512, 2048), 4), ((1024, 1024), 2), ((2048, 1024), 2), ((3072, 1024), 2), ((1024, 3072), 2),
+)  # fmt: skip
+OURS, OWNER, COMPILED = "ours", "ours, Owner.step_all", "heavyball, compiled"
+
+
+@dataclass
+class Contestant:
+    """``step`` steps ``parameters`` in place or ``fresh`` gives the new ones; ``ready`` sets gradients, outside the clock."""
+
+    step: Step
+    ready: Step
+    now: Callable[[], list[torch.Tensor]]
+
+
+def main() -> int:
+    """Print all; exit 0 when every target holds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
+    parser.add_argument("--rounds", type=int, default=7, help="timed steps of each contestant")
+    parser.add_argument("--quick", action="store_true", help="the mixed list and four shapes, at two threads")
+    parser.add_argument(
+        "--busy", action="store_true", help="others use this machine: one thread, processor time, not the clock"
+    )
+    parser.add_argument("--compile-all", action="store_true", help="heavyball compiled for every shape (a minute each)")
+    args = parser.parse_args()
+    report = Report()
+    speed(report, args.rounds, quick=args.quick, busy=args.busy, compile_all=args.compile_all)
+    return report.end(args.json)
+
+
+def speed(report: Report, rounds: int = 7, *, quick: bool = False, busy: bool = False, compile_all: bool = False) -> None:
+    """The rows of item 4, at two threads and at one, and on a GPU if there is one."""
+    threads = torch.get_num_threads()
+    singles = SINGLES[::4] if quick else SINGLES
+    scenes = [
+        Scene(torch.device("cpu"), f"{n} thread{'s' if n > 1 else ''}", rounds, n, busy)
+        for n in ((1,) if busy else (2,) if quick else (2, 1))
+    ]
+    if torch.cuda.is_available():
+        scenes.append(Scene(torch.device("cuda"), torch.cuda.get_device_name(), rounds, threads))
+    try:
+        for scene in scenes:
+            torch.set_num_threads(scene.threads)
+            scene.table(report, "mixed", MIXED, compiled=compile_all or not quick)
+            for shape, many in singles:
+                scene.table(report, f"{many} of {shape[0]}x{shape[1]}", (shape,) * many, compiled=compile_all)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Where and how it is measured. ``busy``: processor time of this thread instead of the clock."""
+
+    device: torch.device
+    name: str
+    rounds: int
+    threads: int
+    busy: bool = False
+
+    def table(self, report: Report, name: str, shapes: Sequence[Shape], compiled: bool) -> None:
+        """All contestants on one list of shapes: rows of speed, of orthogonality, and of the share of the GEMM rate."""
+        known = contestants(shapes, self.device, compiled)
+        errors = {what: _orthogonality(one, shapes) for what, one in known.items()}
+        times: dict[str, list[float]] = {what: [] for what in known}
+        for _ in range(self.rounds):
+            for what, one in known.items():
+                one.ready()
+                times[what].append(self.timed(one.step))
+        best = {what: statistics.median(each) for what, each in times.items()}
+        peers = {what: seconds for what, seconds in best.items() if what not in (OURS, OWNER)}
+        peer = min(peers, key=lambda what: peers[what])
+        told = ", ".join(f"{what} {1e3 * seconds:.2f} ms" for what, seconds in sorted(best.items(), key=lambda item: item[1]))
+        least = 1.3 if name == "mixed" else 0.95
+        ratio, label = peers[peer] / best[OURS], f"4 {name}, {self.name}"
+        report.add(f"{label}, speed over the best peer", round(ratio, 3), peer, told, f">= {least}", ratio >= least)
+        if name == "mixed":
+            whole = peers[peer] / best[OWNER]
+            report.add(f"{label}, Owner.step_all over the best peer", round(whole, 3), peer, f"{1e3 * best[OWNER]:.1f} ms")
+        said = ", ".join(f"{what} {error:.3f}" for what, error in errors.items())
+        fine = errors[OURS] <= 1.05 * max(e for what, e in errors.items() if what in peers)
+        report.add(f"{label}, |O O^T - I| / sqrt(m)", round(errors[OURS], 3), "mean", said, "<= 1.05 of the worst peer", fine)
+        self.rates(report, label, shapes)
+
+    def rates(self, report: Report, label: str, shapes: Sequence[Shape]) -> None:
+        """Our orthogonalisation alone against the best rate of plain products of the same formats, interleaved."""
+        matrices, device = _numbers(shapes, self.device, 2), self.device
+        kinds = {shape: flops(shape, shapes.count(shape), device) for shape in dict.fromkeys(shapes)}
+        done = {kind: sum(kinds[s][0] for s in shapes if kinds[s][1] is kind) for _, kind in kinds.values()}
+        side = 1024 if device.type == "cpu" else 4096
+        squares = {kind: torch.randn(4, side, side, device=device).to(kind) for kind in done}
+        times: list[float] = []
+        alone: dict[torch.dtype, list[float]] = {kind: [] for kind in done}
+        stacked: dict[torch.dtype, list[float]] = {kind: [] for kind in done}
+        for _ in range(self.rounds):
+            times.append(self.timed(lambda: _ignore(newton_schulz_all(matrices, STEPS, True))))
+            for kind, many in squares.items():
+                alone[kind].append(self.timed(lambda x=many: _ignore([one @ one for one in x])))
+                stacked[kind].append(self.timed(lambda x=many: _ignore(x @ x)))
+        seconds = statistics.median(times)
+        rate = {k: 8 * side**3 / min(statistics.median(alone[k]), statistics.median(stacked[k])) for k in done}
+        ideal = sum(amount / rate[kind] for kind, amount in done.items())
+        standard = sum(STEPS * (4 * max(s) * min(s) ** 2 + 2 * min(s) ** 3) for s in shapes)
+        said = ", ".join(f"{kind} {1e-9 * each:.0f}" for kind, each in rate.items()).replace("torch.", "")
+        what = f"{1e-9 * sum(done.values()) / seconds:.0f} GFLOP/s done, {1e-9 * standard / seconds:.0f} by the standard count"
+        report.add(f"{label}, orthogonalising over the GEMM rate", round(ideal / seconds, 3), f"of {said} GFLOP/s", what)
+
+    def timed(self, step: Step) -> float:
+        """Seconds it takes."""
+        clock = time.thread_time if self.busy else time.perf_counter
+        _wait(self.device)
+        start = clock()
+        step()
+        _wait(self.device)
+        return clock() - start
+
+
+def contestants(shapes: Sequence[Shape], device: torch.device, compiled: bool) -> dict[str, Contestant]:
+    """All of them, on parameters and gradients of their own with equal numbers."""
+    made = {OURS: _functions(shapes, device), OWNER: _owner(shapes, device)}
+    plain = {"lr": LR, "momentum": MU, "nesterov": True, "ns_steps": STEPS, "weight_decay": 0.0}
+    made["torch"] = _peer(shapes, device, lambda ps: torch.optim.Muon(ps, **plain))
+    try:
+        import pytorch_optimizer
+
+        muon = pytorch_optimizer.Muon
+        made["pytorch_optimizer"] = _peer(shapes, device, lambda ps: muon([{"params": ps, "use_muon": True}], **plain))
+    except ImportError as error:
+        print(f"pytorch_optimizer is left out: {error}", file=sys.stderr)
+    try:
+        import optimuon
+
+        of_optimuon = {**plain, "normuon": False}
+        made["optimuon"] = _peer(shapes, device, lambda ps: optimuon.Muon(ps, **of_optimuon))
+        made["optimuon, bf16"] = _peer(shapes, device, lambda ps: optimuon.Muon(ps, ns_dtype=torch.bfloat16, **of_optimuon))
+    except ImportError as error:
+        print(f"optimuon is left out: {error}", file=sys.stderr)
+    try:
+        made["heavyball"] = _heavyball(shapes, device, None)
+        if compiled:
+            made[COMPILED] = _heavyball(shapes, device, "max-autotune-no-cudagraphs")
+        else:
+            print("heavyball compiled is left out here: it compiles a minute for each shape (--compile-all)", file=sys.stderr)
+    except ImportError as error:
+        print(f"heavyball is left out: {error}", file=sys.stderr)
+    return made
+
+
+def _numbers(shapes: Sequence[Shape], device: torch.device, seed: int) -> list[torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=g).to(device) for shape in shapes]
+
+
+def _functions(shapes: Sequence[Shape], device: torch.device) -> Contestant:
+    """The update rule's functions as the owner composes them, without its checks and staging."""
+    settings = OptimSettings(lr=LR, momentum=MU, ns_steps=STEPS, warmup=0)
+    parameters, gradients, states = _numbers(shapes, device, 0), _numbers(shapes, device, 1), [State() for _ in shapes]
+
+    def step() -> None:
+        directions = []
+        for i, gradient in enumerate(gradients):
+            direction, states[i] = muon_direction(settings, gradient, states[i])
+            directions.append(direction)
+        for i, update in enumerate(newton_schulz_all(directions, STEPS, True)):
+            parameters[i] = muon_fresh(settings, parameters[i], update, LR)
+
+    return Contestant(torch.no_grad()(step), lambda: None, lambda: parameters)
+
+
+def _owner(shapes: Sequence[Shape], device: torch.device) -> Contestant:
+    owner = Owner(OptimSettings(lr=LR, momentum=MU, ns_steps=STEPS, warmup=0, stack=True), 0)
+    names = [f"model.layers.{i}.w.weight" for i in range(len(shapes))]
+    parameters = dict(zip(names, _numbers(shapes, device, 0), strict=True))
+    gradients = dict(zip(names, _numbers(shapes, device, 1), strict=True))
+    epoch = 0
+
+    def step() -> None:
+        nonlocal epoch
+        parameters.update(owner.step_all(parameters, gradients, epoch))
+        epoch += 1
+
+    return Contestant(step, lambda: None, lambda: [parameters[name] for name in names])
+
+
+def _peer(
+    shapes: Sequence[Shape], device: torch.device, make: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+) -> Contestant:
+    parameters = [torch.nn.Parameter(p) for p in _numbers(shapes, device, 0)]
+    gradients, optimizer = _numbers(shapes, device, 1), make(parameters)
+
+    def ready() -> None:  # some write into the gradient
+        for p, gradient in zip(parameters, gradients, strict=True):
+            p.grad = gradient.clone()
+
+    return Contestant(lambda: (optimizer.step(), None)[1], ready, lambda: [p.detach() for p in parameters])
+
+
+def _heavyball(shapes: Sequence[Shape], device: torch.device, mode: str | None) -> Contestant:
+    import heavyball
+
+    numbers = {"lr": LR, "betas": (MU, 0.99), "weight_decay": 0, "warmup_steps": 0, "nesterov": True}
+    heavyball.utils.compile_mode = mode
+    made = _peer(shapes, device, lambda ps: heavyball.Muon(ps, **numbers))
+
+    def ready() -> None:
+        heavyball.utils.compile_mode = mode
+        made.ready()
+
+    return Contestant(made.step, ready, made.now)
+
+
+def _orthogonality(one: Contestant, shapes: Sequence[Shape]) -> float:
+    """Mean over at most seven matrices of |O O^T - I|_F / sqrt(m) of the first step's update O; also the warm-up."""
+    before = [p.clone() for p in one.now()]
+    one.ready()
+    one.step()
+    one.ready()
+    found = []
+    for old, new, (rows, cols) in list(zip(before, one.now(), shapes, strict=True))[:7]:
+        update = (old - new).double().cpu() / (LR * max(1, rows / cols) ** 0.5)
+        wide = update if rows <= cols else update.mT
+        found.append(float(torch.linalg.matrix_norm(wide @ wide.mT - torch.eye(len(wide)))) / len(wide) ** 0.5)
+    one.step()
+    return statistics.mean(found)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def flops(shape: Shape, many: int, device: torch.device) -> tuple[float, torch.dtype]:
+    """Operations that orthogonalising one matrix of this shape takes as we do it, panels not counted off, and the format."""
+    m, n = sorted(shape)
+    chosen = way(m, n, many, rule_of(device))
+    done = 8 * n * m * m + 28 * m**3 if chosen.gram else STEPS * (4 * n * m * m + 2 * m**3)
+    return float(done), torch.bfloat16 if chosen.precision == "bf16" else torch.float32
+
+
+def _ignore(_: object) -> None:
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""The partitioned matrix optimizer, all figures in one run: planner, kernels, cells, exactness, memory.
+
+    python -m benchmarks.optimizer [--json -] [--only 1,2,3]
+
+  1  the published ratios, reproduced             (benchmarks.partition)
+  2  makespan over ideal beside simpler planners  (benchmarks.partition)
+  3  a peer leaves or joins                       (benchmarks.partition)
+  4  one step beside the public Muons             (benchmarks.kernels)
+  5  a round in a cell, beside replicated and round-robin ownership (benchmarks.exchange); over local devices (benchmarks.local)
+  6  partitioned and single-process steps compared (benchmarks.exactness)
+  7  optimizer state per peer                     (benchmarks.exactness)
+
+1, 2, 3, 6 and 7 read no clock. Items 4 and 5 want a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from benchmarks import exactness, exchange, kernels, local, partition
+from benchmarks.report import Report
+
+ITEMS: dict[str, tuple[Callable[[Report], object], ...]] = {
+    "1": (partition.parity,),
+    "2": (partition.better,),
+    "3": (partition.churn,),
+    "4": (kernels.speed,),
+    "5": (exchange.distributed, local.local),
+    "6": (exactness.exactness,),
+    "7": (exactness.memory,),
+}
+
+
+def main() -> int:
+    """Print all; exit 0 when every target holds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(ITEMS), metavar="ITEMS", help="numbers, separated by commas")
+    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
+    args = parser.parse_args()
+    chosen = args.only.split(",")
+    if unknown := [item for item in chosen if item not in ITEMS]:
+        parser.error(f"there is no item {unknown[0]!r}; choose of {', '.join(ITEMS)}")
+    report = Report()
+    for item in chosen:
+        for measure in ITEMS[item]:
+            measure(report)
+    return report.end(args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
