@@ -43,6 +43,7 @@ Sets = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="An
 ConfigFile = Annotated[Path | None, Option("--config", help="A TOML file of settings for this node.")]
 Name = Annotated[str | None, Option("--name", help="Human name of this node.")]
 Device = Annotated[str | None, Option("--device", help="auto, cpu, cuda:N, mps.")]
+LocalDevices = Annotated[int | None, Option("--local-devices", help="GPUs (or CPU processes) that share the stage.")]
 Listen = Annotated[str | None, Option("--listen", metavar="HOST", help="Address to listen on; 0.0.0.0 for all.")]
 P2pPort = Annotated[int | None, Option("--p2p-port", "--port", help="Port of the p2p daemon; 0 picks one.")]
 GrpcPort = Annotated[int | None, Option("--grpc-port", help="Port of the gRPC server; 0 picks one.")]
@@ -69,7 +70,8 @@ def start(
     role: Annotated[str | None, Option(help="auto, ends, stage, rendezvous.")] = None,
     stage: Annotated[str | None, Option(help="auto, or the block stage to host.")] = None,
     device: Device = None,
-    threads: Annotated[int | None, Option(help="CPU threads; 0 for all cores.")] = None,
+    local_devices: LocalDevices = None,
+    threads: Annotated[int | None, Option(help="CPU threads of a device; 0 for all cores.")] = None,
     memory: Annotated[str | None, Option(help="Most device memory: 80% or 20GiB.")] = None,
     listen: Listen = None,
     p2p_port: P2pPort = None,
@@ -85,6 +87,7 @@ def start(
     """Run a node in the foreground. With nothing configured: a solo swarm on built-in data that others can join."""
     flags = dict(name=name, role=role, stage=stage, device=device, threads=threads, memory=memory, listen=listen)
     flags |= dict(p2p_port=p2p_port, grpc_port=grpc_port, announce=_some(announce), force_tunnel=force_tunnel)
+    flags |= dict(local_devices=local_devices)
     flags |= dict(join=_some(join), metrics_port=metrics_port, log_format=log_format, config=config, **_assignments(settings))
     from node import joining
 
@@ -103,6 +106,7 @@ def join(
     role: Annotated[str | None, Option(help="auto, ends, stage.")] = None,
     stage: Annotated[str | None, Option(help="auto, or the block stage to host.")] = None,
     device: Device = None,
+    local_devices: LocalDevices = None,
     listen: Listen = None,
     p2p_port: P2pPort = None,
     grpc_port: GrpcPort = None,
@@ -111,7 +115,7 @@ def join(
 ) -> int:
     """Look at a swarm, accept it, remember it, and start. Nothing of it runs before you said yes."""
     flags = dict(name=name, role=role, stage=stage, device=device, listen=listen, p2p_port=p2p_port, grpc_port=grpc_port)
-    flags |= dict(config=config, **_assignments(settings))
+    flags |= dict(local_devices=local_devices, config=config, **_assignments(settings))
     from node import joining
 
     ours = _config(flags)
@@ -167,11 +171,17 @@ def simulate(
     save: Annotated[Path | None, Option("--save", metavar="FILE", help="Write the faults that struck.")] = None,
     svg: Annotated[Path | None, Option("--svg", metavar="FILE", help="Write the time line as a picture.")] = None,
     small: Annotated[bool, Option("--small", help="The little swarm of the tests, whatever else is said.")] = False,
+    averaging: Annotated[str | None, Option(metavar="NAME|all", help="No swarm: how fast this strategy averages.")] = None,
+    grid: Annotated[str, Option(metavar="M,M[,M]", help="With --averaging: axes of the Moshpit grid.")] = "",
+    failure: Annotated[float, Option(min=0, max=0.99, help="With --averaging: chance to miss a round.")] = 0.0,
+    seeds: Annotated[int, Option(min=1, max=10_000, help="With --averaging: runs to take the mean of.")] = 20,
     as_json: Json = False,
 ) -> int:
     """A swarm of any size in virtual time: the daemon's own decisions, simulated lines and faults, every invariant checked."""
-    from node.sim.command import Options, run_command
+    from node.sim.command import Options, run_averaging, run_command
 
+    if averaging:
+        return run_averaging(averaging, peers, grid, failure, seeds, seed, as_json=as_json)
     names = tuple(scenario or ("quiet",))
     return run_command(Options(swarm, peers, ends, stages, epochs, names, seed, as_json, svg, save, replay, small))
 
@@ -484,6 +494,34 @@ def partition(
     else:
         print("\n".join(command.picture(plan, asked)))
     return ExitCode.OK
+
+
+@app.command(rich_help_panel=MODEL)
+def schedule(
+    file: Annotated[str, Argument(metavar="PROBLEM.json", help="Peers, delays, stages, rules; - for stdin.")],
+    gantt: Annotated[Path | None, Option("--gantt", metavar="FILE", help="Draw who computes what when: .svg, or .png.")] = None,
+    replan: Annotated[
+        Path | None, Option("--replan", metavar="EVENTS.json", help="What happens during the epoch; plan again at each.")
+    ] = None,
+    limit: Annotated[float, Option("--limit", min=0, help="Seconds of one core to plan in; 0: 4, more for many paths.")] = 0.0,
+    moves: Annotated[int, Option("--moves", min=0, help="Plans to try instead: the same result on every machine.")] = 0,
+    slots_ends: Annotated[int, Option("--slots-ends", min=0, help="In flight at an ends peer; 0: as in the problem.")] = 0,
+    seed: Annotated[int, Option("--seed", min=0, help="Of the search.")] = 0,
+    as_json: Json = False,
+) -> int:
+    """Plan which peers every micro-batch of an epoch visits: paths in launch order, makespan, lower bound.
+
+    PROBLEM.json: {"delays_s": [[...]], "compute_s": [...], "stages": [[ends peers], [stage 1], ...], "path_length": stages of a
+    path with stage 0, "microbatches_per_end": n or [...]} and, if wanted, slots_ends, slots_stage, backward_ratio, loss_ratio,
+    gap_s, max_swaps, max_swap_distance, max_jump, equal_visits, owed ({"ends peer": [stages it must train]} or "all").
+
+    EVENTS.json: {"events": [{"at_s": 3.0, "what": "death", "peer": 7}, {"what": "busy", "peer": 7, "for_s": 2.0, ...},
+    {"what": "drift", "compute_factor": 1.1, "delays_factor": 1.1, "peer": 7 or none for all, ...}, {"what": "join", "stage": 2,
+    "compute_s": 0.4, "delays_s": [to each peer], "slots": 3, ...}], "paths": a plan to keep; without it one is made}.
+    """
+    from node.scheduler import command
+
+    return command.run_command(command.Options(file, as_json, gantt, replan, limit, moves, slots_ends, seed))
 
 
 @app.command(rich_help_panel=MODEL)
