@@ -88,10 +88,10 @@ def test_metrics_page(swarm):
         "tutti_loss",
         "tutti_tokens_total",
         "tutti_memory_bytes",
-        "tutti_tasks",
         "tutti_epoch_seconds_count",
     ):
         assert found[(name,)] > 0, name
+    assert found["tutti_tasks", "training.heartbeat"] == 1
     assert found["tutti_stage",] == 1
     assert found["tutti_replicas",] == 2
     assert found["tutti_micro_batches_total", "counted"] > 0
