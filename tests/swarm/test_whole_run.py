@@ -79,18 +79,15 @@ def test_logs(swarm):
 
 
 def test_metrics_page(swarm):
-    url = swarm.made["stage-1-1"].status().metrics_url
-    with urllib.request.urlopen(url, timeout=10) as page:
-        samples = [s for f in text_string_to_metric_families(page.read().decode()) for s in f.samples]
-    found = {(s.name, *s.labels.values()): s.value for s in samples}
-    for name in (
-        "tutti_epoch",
-        "tutti_loss",
-        "tutti_tokens_total",
-        "tutti_memory_bytes",
-        "tutti_epoch_seconds_count",
-    ):
-        assert found[(name,)] > 0, name
+    names = ("tutti_epoch", "tutti_loss", "tutti_tokens_total", "tutti_memory_bytes", "tutti_epoch_seconds_count")
+
+    def told():
+        with urllib.request.urlopen(swarm.made["stage-1-1"].status().metrics_url, timeout=10) as page:
+            samples = [s for f in text_string_to_metric_families(page.read().decode()) for s in f.samples]
+        found = {(s.name, *s.labels.values()): s.value for s in samples}
+        return found if all(found[(name,)] > 0 for name in names) else None
+
+    found = swarm.wait("numbers on the page", told, 60.0)
     assert found["tutti_tasks", "training.heartbeat"] == 1
     assert found["tutti_stage",] == 1
     assert found["tutti_replicas",] == 2
