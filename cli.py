@@ -169,7 +169,7 @@ def simulate(
     seed: Annotated[int, Option(min=0, help="Of everything that is left to chance.")] = 0,
     replay: Annotated[Path | None, Option("--replay", metavar="FILE", help="The faults in this file instead.")] = None,
     save: Annotated[Path | None, Option("--save", metavar="FILE", help="Write the faults that struck.")] = None,
-    svg: Annotated[Path | None, Option("--svg", metavar="FILE", help="Write the time line as a picture.")] = None,
+    picture: Annotated[Path | None, Option("--svg", "--png", metavar="FILE", help="Draw the time line: .svg, or .png.")] = None,
     small: Annotated[bool, Option("--small", help="The little swarm of the tests, whatever else is said.")] = False,
     averaging: Annotated[str | None, Option(metavar="NAME|all", help="No swarm: how fast this strategy averages.")] = None,
     grid: Annotated[str, Option(metavar="M,M[,M]", help="With --averaging: axes of the Moshpit grid.")] = "",
@@ -183,7 +183,7 @@ def simulate(
     if averaging:
         return run_averaging(averaging, peers, grid, failure, seeds, seed, as_json=as_json)
     names = tuple(scenario or ("quiet",))
-    return run_command(Options(swarm, peers, ends, stages, epochs, names, seed, as_json, svg, save, replay, small))
+    return run_command(Options(swarm, peers, ends, stages, epochs, names, seed, as_json, picture, save, replay, small))
 
 
 @app.command(rich_help_panel=RUN)

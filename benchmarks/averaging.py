@@ -1,6 +1,6 @@
 """The averaging strategies: what theory says of them, what was published of them, and what training with them costs.
 
-    python -m benchmarks.averaging [--only 2,3,codecs,5] [--steps 6000] [--plot FILE.svg] [--json -]
+    python -m benchmarks.averaging [--only 2,3,codecs,5] [--steps 6000] [--svg FILE.svg | --png FILE.png] [--json -]
 
 2: figures of the exactness. 3: rounds to a variance beside the published notebook of Moshpit SGD, then 10,000 peers.
 codecs: gigabytes of fp32 a second, one thread. 5: four replicas of a small decoder on the same text under each strategy,
@@ -27,6 +27,7 @@ from node.averaging.gossip import Exponential, Pairs
 from node.averaging.moshpit import Moshpit
 from node.averaging.strategy import Butterfly, RandomGroups, Strategy, mixing
 from node.sim.averaging import NAMES, Trial, simulate
+from node.telemetry import pictures
 
 # plot_results.ipynb of github.com/yandex-research/moshpit-sgd, commit 78fb4da: rounds to 1e-9 (to 1e-4), means of ten
 # runs, at most 50, for peers absent with probability 0, 0.001, 0.005, 0.01. It ends before 1024 peers.
@@ -77,9 +78,11 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=40, help="runs of each cell that is left to chance")
     parser.add_argument("--steps", type=int, default=6000, help="of every replica in part 5")
     parser.add_argument("--strategies", default="", help="of part 5, by the beginnings of their names; default: all")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="write the curves of part 5 as SVG")
+    parser.add_argument("--plot", "--svg", "--png", type=Path, metavar="FILE", help="draw the curves of part 5: .svg or .png")
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
     args = parser.parse_args()
+    if args.plot:
+        pictures.check(args.plot)
     torch.set_num_threads(1)
     report, parts = Report(), args.only.split(",")
     if "2" in parts:

@@ -1,6 +1,6 @@
 """A Muon step of a cell, from everybody's gradients to fresh parameters at all, beside the collectives of torch.
 
-    python -m benchmarks.exchange [--runs 5] [--width 1024] [--json -] [--svg exchange.svg]
+    python -m benchmarks.exchange [--runs 5] [--width 1024] [--json -] [--svg FILE.svg | --png FILE.png]
 
 Members are processes on loopback with one torch thread each (benchmarks/lab/cell.py). Ours is the cell's round over TLS gRPC,
 every matrix stepped by its owner, in micro-groups; beside it, over gloo: all-reduce and torch.optim.Muon in every process
@@ -23,9 +23,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.lab.chart import figure
 from benchmarks.lab.curve import curves
 from benchmarks.report import Report
 from node.averaging.settings import AveragingSettings
+from node.telemetry import pictures
 
 MIB = 1 << 20
 ONE = 1 << 40
@@ -53,14 +55,23 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=5, help="rounds of every way, taking turns")
     parser.add_argument("--width", type=int, default=1024, help="of the model")
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
-    parser.add_argument("--svg", metavar="FILE", type=Path, default=Path("exchange.svg"), help="the picture of the sweep")
+    parser.add_argument(
+        "--svg",
+        "--png",
+        dest="picture",
+        metavar="FILE",
+        type=Path,
+        default=Path("exchange.svg"),
+        help="the picture of the sweep",
+    )
     args = parser.parse_args()
+    pictures.check(args.picture)
     report = Report()
-    distributed(report, args.runs, args.width, args.svg)
+    distributed(report, args.runs, args.width, args.picture)
     return report.end(args.json)
 
 
-def distributed(report: Report, runs: int = 5, width: int = 1024, svg: Path | None = None) -> None:
+def distributed(report: Report, runs: int = 5, width: int = 1024, picture: Path | None = None) -> None:
     """Rows of item 5: step times, overlap, bytes, and the sweep of C_max."""
     for mbit in MBIT:
         with Cell(2, 2, width, mbit) as cell:
@@ -72,7 +83,7 @@ def distributed(report: Report, runs: int = 5, width: int = 1024, svg: Path | No
         with Cell(members, members, width) as cell:
             _compare(report, cell, runs)
             if members == 2:
-                _sweep(report, cell, runs, svg)
+                _sweep(report, cell, runs, picture)
 
 
 class Cell:
@@ -210,7 +221,7 @@ def _overlap(report: Report, told: dict[str, list[dict[str, float]]], where: str
         )  # fmt: skip
 
 
-def _sweep(report: Report, cell: Cell, runs: int, svg: Path | None) -> None:
+def _sweep(report: Report, cell: Cell, runs: int, picture: Path | None) -> None:
     ways: dict[str, tuple[str, dict[str, Any]]] = {}
     for size in SWEEP:
         ways[f"{size}"] = "round", {"group_bytes": size * MIB}
@@ -231,9 +242,10 @@ def _sweep(report: Report, cell: Cell, runs: int, svg: Path | None) -> None:
         "MiB",
         f"{math.ceil(owned / MIB / level)} groups an owner",
     )
-    if svg is not None:
+    if picture is not None:
         title = f"Round of 2 members, {4 * cell.numbers / MIB:.0f} MiB, over the size of a micro-group"
-        svg.write_text(curves(title, "C_max, MiB", "seconds", {"round": rounds, "exchange alone": alone}))
+        panel = ("C_max, MiB", "seconds", {"round": rounds, "exchange alone": alone})
+        pictures.write(picture, lambda: curves(title, *panel), lambda: figure(title, [panel], top=math.inf, base=2))
 
 
 if __name__ == "__main__":

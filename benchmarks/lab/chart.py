@@ -1,18 +1,57 @@
-"""Curves as one SVG, without a plotting library."""
+"""Curves in panels side by side: an SVG without a plotting library, or a PNG with one."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from node.telemetry import pictures
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22")
-DASHES = ("", "6 3", "2 2")
+DASHES, STYLES = ("", "6 3", "2 2"), ("-", "--", ":")
 WIDTH, HEIGHT, LEFT, TOP, GAP, BELOW = 460, 320, 60, 40, 70, 50
 Points = Sequence[tuple[float, float]]
+Panels = Sequence[tuple[str, str, Mapping[str, Points]]]
 
 
-def svg(title: str, panels: Sequence[tuple[str, str, Mapping[str, Points]]], *, top: float, legend: int = 230) -> str:
+def write(where: Path, title: str, panels: Panels, *, top: float) -> None:
+    """A picture of the kind the name ends in, .svg or .png: panels side by side, each (what is across, what is up, curves by
+    name). ``top``: values above it are cut off. Raises UsageFault, LocalFault."""
+    pictures.write(where, lambda: svg(title, panels, top=top), lambda: figure(title, panels, top=top))
+
+
+def figure(title: str, panels: Panels, *, top: float, base: int = 0) -> Figure:
+    """The same as :func:`svg` for a PNG; ``base``: of a logarithmic axis across. Raises UsageFault without matplotlib."""
+    names = list(dict.fromkeys(name for _, _, curves in panels for name in curves))
+    made = pictures.new_figure(5.2 * len(panels) + 2.6, 4.4)
+    every = made.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (across, up, curves) in zip(every, panels, strict=True):
+        for name, points in curves.items():
+            i = names.index(name)
+            x, y = zip(*points, strict=True)
+            axes.plot(x, y, color=COLOURS[i % len(COLOURS)], linestyle=STYLES[i // len(COLOURS) % len(STYLES)], label=name)
+        values = [y for points in curves.values() for _, y in points if math.isfinite(y)]
+        axes.set_ylim(top=min(top, max(values) + 0.03 * (max(values) - min(values))))
+        if base:
+            axes.set_xscale("log", base=base)
+        else:
+            axes.set_xlim(left=0)
+        axes.set_xlabel(across)
+        axes.set_ylabel(up)
+        axes.grid(color="#eee")
+    lines = {line.get_label(): line for axes in every for line in axes.lines}
+    made.legend(list(lines.values()), list(lines), loc="outside right upper", frameon=False, fontsize=9)
+    made.suptitle(title, fontsize=11)
+    return made
+
+
+def svg(title: str, panels: Panels, *, top: float, legend: int = 230) -> str:
     """Panels side by side: (what is across, what is up, curves by name). ``top``: values above it are cut off."""
     names = list(dict.fromkeys(name for _, _, curves in panels for name in curves))
     width = LEFT + len(panels) * (WIDTH + GAP) + legend

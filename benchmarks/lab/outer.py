@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.lab.chart import svg
+from benchmarks.lab import chart
 from benchmarks.lab.replicas import Curve, Line, Task, Text, data_parallel, pushed, rounds
 from benchmarks.report import Report
 from node.averaging.outer import OuterSettings
@@ -88,10 +88,10 @@ def training(report: Report, steps: int, only: str, plot: Path | None) -> dict[s
 
 
 def draw(points: dict[str, Points], steps: int, where: Path) -> None:
-    """Loss over tokens and over simulated time, as SVG."""
+    """Loss over tokens and over simulated time."""
     across = ((0, "tokens, millions", 1e6), (1, "simulated seconds", 1.0))
     panels = [
         (label, "held-out loss, nats a token", {n: [(p[at] / unit, p[2]) for p in c] for n, c in points.items()})
         for at, label, unit in across
     ]
-    where.write_text(svg(f"4 replicas, {steps} steps each, 20 Mbit/s and 100 ms", panels, top=2.5))
+    chart.write(where, f"4 replicas, {steps} steps each, 20 Mbit/s and 100 ms", panels, top=2.5)

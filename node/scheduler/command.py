@@ -10,16 +10,16 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from node.core.errors import LocalFault, UsageFault
+from node.core.errors import UsageFault
 from node.scheduler import gantt, replan
 from node.scheduler.planner import Plan, make_plan
 from node.scheduler.problem import Problem, Route, parse
 from node.scheduler.replay import replay, solo
 from node.scheduler.rules import broken, safe
+from node.telemetry import pictures
 
 MOST_BYTES = 512 << 20
 LONGEST_S = 3600.0
@@ -43,6 +43,8 @@ class Options:
 
 def run_command(options: Options) -> int:
     """Plan, print, draw. Returns the exit code."""
+    if options.gantt is not None:
+        pictures.check(options.gantt)
     problem = parse(read(options.file))
     if options.slots_ends:
         problem = problem.with_slots(options.slots_ends)
@@ -60,7 +62,13 @@ def run_command(options: Options) -> int:
         more, text = again(problem, routes, events, options.seed)
         said, lines = said | more, lines + text
     if options.gantt is not None:
-        draw(options.gantt, problem, tasks.tasks, f"{problem.name}: {tasks.makespan:.3f} s")
+        bound = f", lower bound {plan.bound:.3f} s" if plan else ""
+        title = f"{problem.name}: {tasks.makespan:.3f} s{bound}"
+        pictures.write(
+            options.gantt,
+            lambda: gantt.svg(problem, tasks.tasks, title),
+            lambda: gantt.figure(problem, tasks.tasks, title),
+        )
     if options.as_json:
         print(json.dumps(said))
     else:
@@ -232,36 +240,3 @@ def again(
 
 def _finite(x: float) -> float | None:
     return round(x, 3) if x < float("inf") else None
-
-
-def draw(path: Path, problem: Problem, tasks: Any, title: str) -> None:
-    """Write the picture: SVG, or PNG when matplotlib is there. Raises UsageFault, LocalFault."""
-    try:
-        if path.suffix.lower() == ".svg":
-            path.write_text(gantt.svg(problem, tasks, title))
-        elif path.suffix.lower() == ".png":
-            _png(path, problem, tasks, title)
-        else:
-            raise UsageFault(f"--gantt {path.name}: no such kind of picture", "name a file that ends in .svg or .png")
-    except OSError as e:
-        raise LocalFault(f"cannot write {path}: {e.strerror}", "name a file in a directory that can be written") from e
-
-
-def _png(path: Path, problem: Problem, tasks: Any, title: str) -> None:
-    try:
-        import_module("matplotlib").use("Agg")
-    except ImportError as e:
-        raise UsageFault("a PNG needs matplotlib, which is not installed", "name a file that ends in .svg") from e
-    pyplot = import_module("matplotlib.pyplot")
-    rows = [n for stage in problem.stages for n in stage]
-    place = {n: k for k, n in enumerate(rows)}
-    figure, axes = pyplot.subplots(figsize=(14, 1 + 0.22 * len(rows)))
-    for t in tasks:
-        axes.barh(place[t.peer], t.end - t.start, left=t.start, color=gantt.COLOURS[t.kind])
-    axes.set_yticks(range(len(rows)), [gantt.label(problem, n).strip() for n in rows], fontsize=7)
-    axes.invert_yaxis()
-    axes.set_xlabel("seconds")
-    axes.set_title(title)
-    figure.tight_layout()
-    figure.savefig(path)
-    pyplot.close(figure)

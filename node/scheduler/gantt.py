@@ -1,17 +1,25 @@
-"""A plan as a picture: who computes what when, for the terminal and as SVG. Pure."""
+"""A plan as a picture: who computes what when, for the terminal, as SVG and as a figure. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from typing import TYPE_CHECKING
 
 from node.scheduler.problem import Problem
 from node.scheduler.replay import Task
+from node.telemetry.pictures import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COLUMNS = 72
 LINES = 40
 COLOURS = {"f": "#4a90d9", "l": "#9b6fd0", "b": "#e08a3c"}
 WORDS = {"f": "forward", "l": "loss", "b": "backward"}
+MOST_INCHES, LEAST_INCHES = 40.0, 0.14
+"""The height of a PNG at most; the width of a task that can bear a number."""
+FEW_TASKS = 1500
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -103,3 +111,36 @@ def svg(problem: Problem, tasks: Sequence[Task], title: str) -> str:
         parts.append(f'<rect x="{x}" y="{low + 26:.1f}" width="12" height="10" fill="{COLOURS[kind]}"/>')
         parts.append(f'<text x="{x + 16}" y="{low + 35:.1f}">{word}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def figure(problem: Problem, tasks: Sequence[Task], title: str) -> Figure:
+    """The same for a PNG; where there is room a task bears the number of its micro-batch. Raises UsageFault without matplotlib."""
+    rows = [n for stage in problem.stages for n in stage]
+    place = {n: k for k, n in enumerate(rows)}
+    span = max((t.end for t in tasks), default=0.0) or 1.0
+    wide, high = 15.0, min(MOST_INCHES, 1.6 + 0.24 * len(rows))
+    made = new_figure(wide, high)
+    axes = made.add_subplot()
+    few = len(tasks) <= FEW_TASKS
+    for n in rows:
+        if problem.stage_of[n] % 2:
+            axes.axhspan(place[n] - 0.5, place[n] + 0.5, color="#f2f2f2", linewidth=0, zorder=0)
+    for kind, word in WORDS.items():
+        mine = [t for t in tasks if t.kind == kind]
+        axes.barh(
+            [place[t.peer] for t in mine], [t.end - t.start for t in mine], left=[t.start for t in mine], height=0.84,
+            color=COLOURS[kind], edgecolor="white", linewidth=0.4 if few else 0.0, label=word,
+        )  # fmt: skip
+    for t in tasks if few else ():
+        if t.kind != "l" and (t.end - t.start) / span * wide > LEAST_INCHES:
+            axes.text((t.start + t.end) / 2, place[t.peer], str(t.mb), ha="center", va="center", fontsize=5.5, color="white")
+    each = max(1, len(rows) * 14 // int(high * 72) + (len(rows) > 0.9 * MOST_INCHES / 0.24))
+    axes.set_yticks(range(0, len(rows), each), [" ".join(label(problem, n).split()) for n in rows[::each]], fontsize=7)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlim(0, span * 1.005)
+    axes.grid(axis="x", color="#bbb", linewidth=0.5)
+    axes.set_axisbelow(True)
+    axes.set_xlabel("seconds")
+    axes.set_title(title, fontsize=11, loc="left")
+    axes.legend(loc="lower left", bbox_to_anchor=(0.75, 1.0), ncols=3, fontsize=8, frameon=False)
+    return made

@@ -17,8 +17,9 @@ from node.sim.faults import Schedule
 from node.sim.run import Outcome, run
 from node.sim.scenarios import lay
 from node.sim.setup import Setup
-from node.sim.show import svg, timeline
+from node.sim.show import figure, svg, timeline
 from node.sim.shrink import shrink
+from node.telemetry import pictures
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Options:
     scenarios: Sequence[str] = ("quiet",)
     seed: int = 0
     as_json: bool = False
-    svg: Path | None = None
+    picture: Path | None = None
     save: Path | None = None
     replay: Path | None = None
     small: bool = False
@@ -41,6 +42,8 @@ class Options:
 
 def run_command(o: Options) -> int:
     """Run it and print. DEGRADED when an invariant breaks or the run does not finish; UsageFault for what cannot be run."""
+    if o.picture:
+        pictures.check(o.picture)
     setup = setup_of(o)
     schedule = _read(o.replay) if o.replay else lay(o.scenarios, setup, o.seed)
     begin = time.perf_counter()
@@ -50,7 +53,9 @@ def run_command(o: Options) -> int:
         outcome = shrink(setup, outcome, most=60)
     _write(o.save, outcome.schedule.to_json())
     name = "replay" if o.replay else ", ".join(o.scenarios)
-    _write(o.svg, svg(outcome, f"{setup.peers} peers, {setup.stages} stages, {name}, seed {schedule.seed}"))
+    if o.picture:
+        title = f"{setup.peers} peers, {setup.stages} stages, {name}, seed {schedule.seed}"
+        pictures.write(o.picture, lambda: svg(outcome, title), lambda: figure(outcome, title))
     if o.as_json:
         text = outcome.summary() | {"scenario": name, "wall_s": round(took, 3)}
         print(json.dumps(text | {"schedule": json.loads(outcome.schedule.to_json())}), flush=True)

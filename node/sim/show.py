@@ -1,11 +1,16 @@
-"""A run drawn as a time line: epochs going up, faults marked. For a terminal in block characters, for a file as SVG."""
+"""A run drawn as a time line: epochs going up, faults marked. For a terminal in block characters, for a file as SVG or figure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from typing import TYPE_CHECKING
 
 from node.sim.run import Outcome
+from node.telemetry.pictures import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 MARKS = {
@@ -91,3 +96,27 @@ def svg(o: Outcome, title: str) -> str:
         f'<text x="14" y="{(low + 50) / 2}" transform="rotate(-90 14 {(low + 50) / 2})" text-anchor="middle">epoch</text></svg>'
     )
     return "\n".join(parts) + "\n"
+
+
+def figure(o: Outcome, title: str) -> Figure:
+    """The same for a PNG, with the letters of the faults. Raises UsageFault without matplotlib."""
+    made = new_figure(11.0, 4.6)
+    axes = made.add_subplot()
+    top = max(1, o.setup.epochs)
+    for at, _, _, seconds in o.struck:
+        if seconds:
+            axes.axvspan(at, min(at + seconds, o.seconds), color="#ddd", alpha=0.5, linewidth=0)
+    for at, kind, *_ in o.struck:
+        axes.axvline(at, color="#c33", linewidth=0.8)
+        axes.text(at, top * 1.02, MARKS.get(kind, "*"), color="#c33", ha="center", fontsize=8)
+    axes.step([0.0, *(c[0] for c in o.commits), o.seconds], [0, *(c[1] for c in o.commits), max([0, *(c[1] for c in o.commits)])],
+              where="post", color="#227722", linewidth=2)  # fmt: skip
+    axes.set_xlim(0, max(o.seconds, 1e-9))
+    axes.set_ylim(0, top * 1.08)
+    axes.set_xlabel("virtual seconds")
+    axes.set_ylabel("epoch")
+    kinds = list(dict.fromkeys(kind for _, kind, *_ in o.struck))
+    axes.set_title(
+        "\n".join([title, *_wrap([f"{MARKS.get(k, '*')} {k}" for k in kinds], 110)]).rstrip(), fontsize=10, loc="left"
+    )
+    return made

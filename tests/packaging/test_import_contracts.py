@@ -42,6 +42,7 @@ PLANTED = {
     "hivemind": ("node/pipeline/planted.py", "import hivemind.p2p\n"),
     "hivemind: not all of transport": ("node/transport/planted.py", "from hivemind import P2P\n"),
     "optimizers": ("node/training/planted.py", "import pytorch_optimizer\n"),
+    "plots": ("node/training/planted.py", "from matplotlib.figure import Figure\n"),
     "libp2p": ("node/control/planted.py", "import libp2p\n"),
     "no-torch": ("node/scheduler/planted.py", "import torch.nn\n"),
     "no-torch: by a detour": ("node/control/planted.py", "import node.wire.tensors\n"),

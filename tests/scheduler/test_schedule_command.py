@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.scheduler import DATA, load
 from cli import main
+from node.scheduler.gantt import COLOURS
 from node.scheduler.problem import parse
 from node.scheduler.replay import replay
 
@@ -45,6 +46,29 @@ def test_people_get_a_table_and_a_picture(capsys, tmp_path):
     titles = [e.text for e in drawn.iter("{http://www.w3.org/2000/svg}title")]
     assert len(titles) == 30 * 9
     assert sum("loss" in str(t) for t in titles) == 30
+
+
+def test_the_picture_may_be_a_png(capsys, tmp_path):
+    from matplotlib.image import imread
+
+    png = tmp_path / "plan.PNG"
+    assert ask(capsys, B, "--moves", "50", "--gantt", str(png))[0] == 0
+    pixels = (imread(png)[..., :3] * 255).round().astype(int)
+    high, wide, _ = pixels.shape
+    # Every peer's row is crossed; the forwards of the ends peers come first, and the last task ends at the right.
+    colours = {kind: [int(text[i : i + 2], 16) for i in (1, 3, 5)] for kind, text in COLOURS.items()}
+    blue, orange = ((pixels == colours[kind]).all(axis=2) for kind in "fb")
+    assert high > 20 * 15
+    assert wide > 1000
+    assert blue.any(axis=0).argmax() < orange.any(axis=0).argmax()
+    runs = (blue | orange).any(axis=1).astype(int)
+    assert (runs[1:] > runs[:-1]).sum() >= 20
+
+
+def test_a_picture_of_another_kind_is_refused_before_planning(capsys, tmp_path):
+    code, out, err = ask(capsys, str(tmp_path / "none.json"), "--gantt", str(tmp_path / "plan.bmp"))
+    assert (code, out) == (2, "")
+    assert "picture" in err
 
 
 def test_the_problem_may_come_by_stdin(capsys, monkeypatch):

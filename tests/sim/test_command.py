@@ -40,7 +40,9 @@ def test_json_is_one_document(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert first["violation"] is None
     assert first["scenario"] == "kill, pause"
     assert ET.parse(picture).getroot().tag.endswith("svg")
-    assert cli.main(["simulate", "--small", "--replay", str(saved), "--json"]) == 0
+    drawn = tmp_path / "line.png"
+    assert cli.main(["simulate", "--small", "--replay", str(saved), "--json", "--png", str(drawn)]) == 0
+    assert drawn.read_bytes().startswith(b"\x89PNG")
     again = json.loads(capsys.readouterr().out)
     assert {k: v for k, v in again.items() if k not in ("wall_s", "scenario")} == {
         k: v for k, v in first.items() if k not in ("wall_s", "scenario")
