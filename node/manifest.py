@@ -64,7 +64,7 @@ MANIFEST_RULES: dict[str, Rule] = {
     "pipeline.may_skip": _SHARE,
     "pipeline.watch": Rule(0.0, 1000.0),
     "averaging.cell": Rule(choices=("all",)),
-    "averaging.wire": _WIRE,
+    "averaging.wire": Rule(choices=("fp32", "bf16", "fp16", "int8")),
     "averaging.group_bytes": Rule(1 << 10, 1 << 40),
     "averaging.round_timeout_s": Rule(0.1, 3600.0),
     "averaging.max_gradient_norm": Rule(1e-9, 1e30),

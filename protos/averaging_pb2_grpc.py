@@ -95,3 +95,78 @@ class Averaging:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class OuterStub:
+    """The same between cells: rounds of its own, numbered by themselves.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Exchange = channel.stream_stream(
+                '/tutti.averaging.v1.Outer/Exchange',
+                request_serializer=protos_dot_averaging__pb2.Contribution.SerializeToString,
+                response_deserializer=protos_dot_averaging__pb2.Fresh.FromString,
+                _registered_method=True)
+
+
+class OuterServicer:
+    """The same between cells: rounds of its own, numbered by themselves.
+    """
+
+    def Exchange(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_OuterServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Exchange': grpc.stream_stream_rpc_method_handler(
+                    servicer.Exchange,
+                    request_deserializer=protos_dot_averaging__pb2.Contribution.FromString,
+                    response_serializer=protos_dot_averaging__pb2.Fresh.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'tutti.averaging.v1.Outer', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('tutti.averaging.v1.Outer', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Outer:
+    """The same between cells: rounds of its own, numbered by themselves.
+    """
+
+    @staticmethod
+    def Exchange(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tutti.averaging.v1.Outer/Exchange',
+            protos_dot_averaging__pb2.Contribution.SerializeToString,
+            protos_dot_averaging__pb2.Fresh.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

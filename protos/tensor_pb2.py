@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/tensor.proto\x12\x08tutti.v1\"[\n\nTensorHead\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12 \n\x04wire\x18\x03 \x01(\x0e\x32\x12.tutti.v1.WireType\x12\x0e\n\x06nbytes\x18\x04 \x01(\x04*>\n\x08WireType\x12\x14\n\x10WIRE_UNSPECIFIED\x10\x00\x12\x08\n\x04\x46P32\x10\x01\x12\x08\n\x04\x42\x46\x31\x36\x10\x02\x12\x08\n\x04\x46P16\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/tensor.proto\x12\x08tutti.v1\"[\n\nTensorHead\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12 \n\x04wire\x18\x03 \x01(\x0e\x32\x12.tutti.v1.WireType\x12\x0e\n\x06nbytes\x18\x04 \x01(\x04*]\n\x08WireType\x12\x14\n\x10WIRE_UNSPECIFIED\x10\x00\x12\x08\n\x04\x46P32\x10\x01\x12\x08\n\x04\x42\x46\x31\x36\x10\x02\x12\x08\n\x04\x46P16\x10\x03\x12\x08\n\x04INT8\x10\x04\x12\x08\n\x04INT4\x10\x05\x12\t\n\x05TOP_K\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,7 +32,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.tensor_pb2', _global
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WIRETYPE']._serialized_start=126
-  _globals['_WIRETYPE']._serialized_end=188
+  _globals['_WIRETYPE']._serialized_end=219
   _globals['_TENSORHEAD']._serialized_start=33
   _globals['_TENSORHEAD']._serialized_end=124
 # @@protoc_insertion_point(module_scope)

@@ -13,10 +13,16 @@ class WireType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FP32: _ClassVar[WireType]
     BF16: _ClassVar[WireType]
     FP16: _ClassVar[WireType]
+    INT8: _ClassVar[WireType]
+    INT4: _ClassVar[WireType]
+    TOP_K: _ClassVar[WireType]
 WIRE_UNSPECIFIED: WireType
 FP32: WireType
 BF16: WireType
 FP16: WireType
+INT8: WireType
+INT4: WireType
+TOP_K: WireType
 
 class TensorHead(_message.Message):
     __slots__ = ("name", "shape", "wire", "nbytes")

@@ -19,12 +19,15 @@ from node.core.ids import PeerId, RoundId
 
 @dataclass(slots=True)
 class Held:
-    """A fresh part: who stepped it, over how many tokens, from whose gradients. The tensor is never written again."""
+    """A fresh part: who stepped it, over how many tokens, from whose gradients. The tensor is never written again; ``data``:
+    the bytes it travels as, the same from whomever it is had."""
 
     tensor: torch.Tensor
     source: PeerId
     tokens: int
     contributors: tuple[PeerId, ...]
+    codec: str
+    data: torch.Tensor
 
 
 @dataclass(slots=True)
@@ -53,13 +56,12 @@ class Attempt:
 
 @dataclass(slots=True)
 class Epoch:
-    """``digests``: of parts that are served, with their tensors; being computed or done."""
+    """What an epoch has brought so far."""
 
     attempts: dict[RoundId, Attempt] = field(default_factory=dict)
     held: dict[str, Held] = field(default_factory=dict)
     stepped: set[str] = field(default_factory=set)
     quarantined: dict[PeerId, str] = field(default_factory=dict)
-    digests: dict[tuple[str, ...], tuple[list[torch.Tensor], asyncio.Task[str]]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -9,20 +9,24 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 import torch
+from google.protobuf.message import DecodeError
 
+from node.averaging import parcel
 from node.averaging.events import Kind
 from node.averaging.groups import UNDER_WAY, Group
 from node.averaging.ledger import Held
-from node.averaging.reduce import digest, finite
+from node.averaging.reduce import finite
 from node.averaging.request import RoundRequest
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
 from node.transport.port import TransportPort, printable, translate
-from node.wire.tensors import TensorReader, chunks, encode, head_of
-from protos import averaging_pb2, averaging_pb2_grpc
+from protos import averaging_pb2, tensor_pb2
 
-LARGE = 1 << 18
-"""Numbers in a tensor from which its encoding leaves the event loop."""
+SERVICES = ("tutti.averaging.v1.Averaging", "tutti.averaging.v1.Outer")
+"""Of gRPC: a cell's rounds, and those between cells."""
+
+Part = tuple[tensor_pb2.TensorHead, torch.Tensor]
+"""A contribution's head and bytes."""
 
 CONTRIBUTORS_LIMIT = 4096
 """Peers a cell can have, generously."""
@@ -56,10 +60,16 @@ class Exchanges:
     """With one owner, in one attempt. ``giving``: with our gradients, one group going up at a time, in order."""
 
     def __init__(
-        self, transport: TransportPort, owner: PeerId, request: RoundRequest, giving: bool, wire: str, chunk: int
+        self,
+        transport: TransportPort,
+        owner: PeerId,
+        request: RoundRequest,
+        giving: bool,
+        chunk: int,
+        service: str = SERVICES[0],
     ) -> None:
         self._transport, self._owner, self._request = transport, owner, request
-        self._giving, self._wire, self._chunk = giving, wire, chunk
+        self._giving, self._chunk, self._method = giving, chunk, f"/{service}/Exchange"
         self._turn, self._redialled = asyncio.Lock(), 0
 
     async def all(self, errands: Sequence[Errand], timeout: float, took: Callable[[Answer], None]) -> None:
@@ -111,11 +121,12 @@ class Exchanges:
             raise PeerFault(self._owner, "gave no fresh parts in time") from e
 
     async def _once(self, errand: Errand) -> Answer:
-        stub = averaging_pb2_grpc.AveragingStub(await self._transport.channel(self._owner))
-        upload = _Upload(self._request, errand, self._giving, self._wire, self._chunk, self._turn)
+        parts = await asyncio.to_thread(self._coded, errand.names) if self._giving else []
+        channel = await self._transport.channel(self._owner)
+        upload = _Upload(self._request, errand.group, parts, self._chunk, self._turn)
         await self._turn.acquire()
         try:
-            call = stub.Exchange(upload.messages())
+            call = channel.stream_stream(self._method)(upload.messages())
             try:
                 held, received = await _fresh(call, self._owner, self._request, errand.names)
             finally:
@@ -125,13 +136,16 @@ class Exchanges:
         self._transport.count(self._owner, sent=upload.sent, received=received)
         return Answer(held, upload.sent + received)
 
+    def _coded(self, names: Sequence[str]) -> list[Part]:
+        request = self._request
+        return [(parcel.head_of(n, request.shapes[n], request.up), request.bytes_of(n)) for n in names]
+
 
 class _Upload:
     """What goes up in one exchange. Whoever makes it holds ``turn``; it is released after the last byte, or by :meth:`over`."""
 
-    def __init__(self, request: RoundRequest, errand: Errand, giving: bool, wire: str, chunk: int, turn: asyncio.Lock) -> None:
-        self._request, self._group, self._wire, self._chunk = request, errand.group, wire, chunk
-        self._names = errand.names if giving else ()
+    def __init__(self, request: RoundRequest, group: Group, parts: Sequence[Part], chunk: int, turn: asyncio.Lock) -> None:
+        self._request, self._group, self._parts, self._chunk = request, group, parts, chunk
         self._turn: asyncio.Lock | None = turn
         self.sent = 0
         """Tensor bytes handed to the network."""
@@ -142,27 +156,24 @@ class _Upload:
         if turn is not None:
             turn.release()
 
-    async def messages(self) -> AsyncIterator[averaging_pb2.Contribution]:
-        request, wire = self._request, self._wire
-        gradients = request.gradients or {}
+    async def messages(self) -> AsyncIterator[bytes]:
+        request = self._request
         head = averaging_pb2.ContributionHead(
             epoch=request.round.epoch,
             term=request.round.term,
             attempt=request.round.attempt,
             plan_hash=request.plan_hash,
             ownership_hash=request.ownership_hash,
-            tokens=request.tokens if self._names else 0,
-            tensors=[head_of(name, gradients[name], wire) for name in self._names],
+            tokens=request.tokens if self._parts else 0,
+            tensors=[head for head, _ in self._parts],
             group=self._group.index,
             group_digest=self._group.digest,
         )
-        yield averaging_pb2.Contribution(head=head)
-        for name in self._names:
-            tensor = gradients[name]
-            buffer = await asyncio.to_thread(encode, tensor, wire) if tensor.numel() >= LARGE else encode(tensor, wire)
-            for piece in chunks(buffer, self._chunk):
-                yield averaging_pb2.Contribution(chunk=piece)
-                self.sent += len(piece)
+        yield averaging_pb2.Contribution(head=head).SerializeToString()
+        left = sum(data.numel() for _, data in self._parts)
+        for message in parcel.messages((data for _, data in self._parts), self._chunk):
+            yield message
+            self.sent += min(self._chunk, left - self.sent)
         self.over()
 
 
@@ -170,39 +181,36 @@ async def _fresh(
     call: grpc.aio.StreamStreamCall, owner: PeerId, request: RoundRequest, names: Sequence[str]
 ) -> tuple[dict[str, Held], int]:
     """Read and check an owner's answer. Raises WireError for one that does not parse or is not what was asked for."""
-    head: averaging_pb2.FreshHead | None = None
-    reader: TensorReader | None = None
-    async for message in call:
-        if message.WhichOneof("part") == "refusal":
-            raise Unwelcome(owner, _kind(message.refusal.kind), printable(message.refusal.text))
-        if head is None or reader is None:
-            if message.WhichOneof("part") != "head":
-                raise WireError("the first message is not the head")
-            announced: averaging_pb2.FreshHead = message.head
-            head = announced
-            reader = TensorReader(list(announced.tensors), [(n, request.shapes[n]) for n in sorted(names)], "fp32")
-        elif not (chunk := message.chunk):  # a copy every time it is asked for
-            raise WireError("a message without bytes")
-        else:
-            reader.feed(chunk)
-        if not reader.remaining:
-            break
-    if reader is None or head is None:
+    first: bytes | None = await anext(aiter(call), None)
+    if first is None:
         raise WireError("an empty answer")
+    try:
+        message = averaging_pb2.Fresh.FromString(first)
+    except DecodeError as e:
+        raise WireError("the first message is none of ours") from e
+    if message.WhichOneof("part") == "refusal":
+        raise Unwelcome(owner, _kind(message.refusal.kind), printable(message.refusal.text))
+    if message.WhichOneof("part") != "head":
+        raise WireError("the first message is not the head")
+    head, expected = message.head, [(n, request.shapes[n]) for n in sorted(names)]
     if not head.tokens or len(head.contributors) > CONTRIBUTORS_LIMIT:
         raise WireError("parts that were made from nothing, or from too many")
-    tensors = reader.finish()
-    contributors = tuple(PeerId(p) for p in head.contributors)
-    await asyncio.to_thread(_check, tensors, head.digest)
-    parts = zip(sorted(names), tensors, strict=True)
-    return {n: Held(t, owner, head.tokens, contributors) for n, t in parts}, reader.nbytes
+    reader = parcel.Reader(list(head.tensors), expected, request.down)
+    async for raw in call:
+        reader.feed(parcel.payload(raw))
+        if not reader.remaining:
+            break
+    parts, contributors = reader.finish(), tuple(PeerId(p) for p in head.contributors)
+    tensors = await asyncio.to_thread(_opened, parts, [shape for _, shape in expected], request.down)
+    made = zip(sorted(names), tensors, parts, strict=True)
+    return {n: Held(t, owner, head.tokens, contributors, request.down, data) for n, t, data in made}, reader.nbytes
 
 
-def _check(tensors: Sequence[torch.Tensor], expected: str) -> None:
-    if digest(tensors) != expected:
-        raise WireError(f"the bytes do not have the digest {printable(expected)[:16]!r}")
+def _opened(parts: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]], codec: str) -> list[torch.Tensor]:
+    tensors = [parcel.opened(data, shape, codec) for data, shape in zip(parts, shapes, strict=True)]
     if not all(map(finite, tensors)):
         raise WireError("fresh parameters that are not finite")
+    return tensors
 
 
 def _kind(number: int) -> Kind:

@@ -16,7 +16,9 @@ from concurrent.futures import Executor
 import grpc
 import grpc.aio
 import torch
+from google.protobuf.message import DecodeError
 
+from node.averaging import parcel
 from node.averaging.events import (
     Action,
     Began,
@@ -43,7 +45,7 @@ from node.averaging.groups import contribute_until
 from node.averaging.ledger import Attempt, Epoch, Held, Line
 from node.averaging.machine import RoundMachine
 from node.averaging.quarantine import WEIGHT
-from node.averaging.reduce import as_travelled, digest, settled, unfit
+from node.averaging.reduce import settled, unfit
 from node.averaging.reducer import Gathered, Reduced, Reducer
 from node.averaging.request import RoundRequest
 from node.averaging.request import Step as StepCall
@@ -52,8 +54,7 @@ from node.core.errors import LocalFault, PeerFault, WireError
 from node.core.ids import PeerId, RoundId
 from node.core.tasks import Tasks
 from node.transport.port import TransportPort
-from node.wire.tensors import TensorReader, head_of, stream
-from protos import averaging_pb2, averaging_pb2_grpc
+from protos import averaging_pb2
 
 HEAD_TIMEOUT_S = 10.0
 """A stream that has not said what it is by then is closed."""
@@ -63,8 +64,8 @@ DRAIN_TIMEOUT_S = 5.0
 a client of gRPC's asyncio stack whose write fails loses what it had been sent."""
 
 
-class Owner(averaging_pb2_grpc.AveragingServicer):
-    """Servicer of ``Averaging`` and keeper of every fresh part of the epochs that are not forgotten."""
+class Owner:
+    """Serves ``exchange`` and is the keeper of every fresh part of the epochs that are not forgotten."""
 
     def __init__(
         self,
@@ -166,29 +167,28 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
 
     # Others' streams
 
-    async def Exchange(
-        self, request_iterator: AsyncIterator[averaging_pb2.Contribution], context: grpc.aio.ServicerContext
-    ) -> None:
+    async def exchange(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+        """The handler of the call: serialised messages in, serialised messages out."""
         try:
             peer = self._transport.caller(context)
         except PeerFault as e:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(e))
             return
-        head = await _head(request_iterator)
+        head = await _head(requests)
         if head is None:
             await context.write(_refusal(Kind.HEADS, "the first message is the head"))
         else:
-            await self._attend(peer, head, request_iterator, context)
+            await self._attend(peer, head, requests, context)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_TIMEOUT_S):
-                async for _ in request_iterator:
+                async for _ in requests:
                     pass
 
     async def _attend(
         self,
         peer: PeerId,
         head: averaging_pb2.ContributionHead,
-        requests: AsyncIterator[averaging_pb2.Contribution],
+        requests: AsyncIterator[bytes],
         context: grpc.aio.ServicerContext,
     ) -> None:
         round_id = RoundId(head.epoch, head.term, head.attempt)
@@ -204,9 +204,7 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
             del self._lines[line.number]
             self._feed(Ended(line.number))
 
-    async def _converse(
-        self, line: Line, requests: AsyncIterator[averaging_pb2.Contribution], context: grpc.aio.ServicerContext
-    ) -> None:
+    async def _converse(self, line: Line, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         """Do what the machine orders until the stream is answered. Raises TimeoutError when no order, or no byte, comes in time."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._settings.round_timeout_s) as patience:
@@ -230,28 +228,23 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
         attempt = self._attempt(line.round)
         return self._settings.round_timeout_s if attempt is None else attempt.request.deadline_s
 
-    async def _receive(self, line: Line, requests: AsyncIterator[averaging_pb2.Contribution]) -> None:
+    async def _receive(self, line: Line, requests: AsyncIterator[bytes]) -> None:
         """Read the tensors; give up quietly when the machine has a newer order for the stream, or the stream breaks off."""
         attempt = self._attempt(line.round)
         if attempt is None:
             return
         expected = [(h.name, attempt.request.shapes[h.name]) for h in line.heads]
         try:
-            reader = TensorReader(line.heads, expected, self._settings.wire)
+            reader = parcel.Reader(line.heads, expected, attempt.request.up)
             while reader.remaining:
                 if not line.orders.empty():
                     return
-                message = await anext(requests, None)
-                chunk = b"" if message is None else message.chunk  # a copy every time it is asked for
-                if not chunk:
-                    raise WireError(f"the stream ended or strayed with {reader.remaining} bytes to come")
-                reader.feed(chunk)
-            named = dict(zip([name for name, _ in expected], reader.finish(), strict=True))
+                reader.feed(parcel.payload(await anext(requests, b"")))
+            self._transport.count(line.peer, received=reader.nbytes)
+            named, fault = await asyncio.to_thread(self._fit, attempt.request, expected, reader.finish(), line.tokens)
         except WireError as e:
             self._feed(Spoiled(line.number, Kind.HEADS, str(e)))
             return
-        self._transport.count(line.peer, received=reader.nbytes)
-        fault = await asyncio.to_thread(unfit, named, line.tokens, self._settings.max_gradient_norm)
         if fault:
             attempt.refused[line.peer] = fault
             self._feed(Spoiled(line.number, Kind.VALUES, fault))
@@ -260,32 +253,28 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
             attempt.given[line.group, line.peer] = line.tokens, named
             self._feed(Uploaded(line.number))
 
+    def _fit(
+        self, request: RoundRequest, expected: Sequence[tuple[str, Sequence[int]]], parts: Sequence[torch.Tensor], tokens: int
+    ) -> tuple[dict[str, torch.Tensor], str]:
+        """The numbers of a contribution, and why they must not be averaged or "". Raises WireError for bytes that are none."""
+        named = {n: parcel.opened(data, shape, request.up) for (n, shape), data in zip(expected, parts, strict=True)}
+        return named, unfit(named, tokens if request.summed else 1, self._settings.max_gradient_norm)
+
     async def _answer(self, line: Line, names: tuple[str, ...], context: grpc.aio.ServicerContext) -> None:
         parts = self.held(line.round.epoch)
         if not parts:  # forgotten since the machine gave the order
             await context.write(_refusal(Kind.FORGOTTEN, f"epoch {line.round.epoch} is over"))
             return
         held = [parts[name] for name in names]
-        tensors = [h.tensor for h in held]
         head = averaging_pb2.FreshHead(
-            tensors=[head_of(name, tensor, "fp32") for name, tensor in zip(names, tensors, strict=True)],
-            digest=await self._digest(line.round.epoch, names, tensors),
+            tensors=[parcel.head_of(name, h.tensor.shape, h.codec) for name, h in zip(names, held, strict=True)],
             tokens=max((h.tokens for h in held), default=0),
             contributors=sorted({peer for h in held for peer in h.contributors}),
         )
-        await context.write(averaging_pb2.Fresh(head=head))
-        for chunk in stream(tensors, "fp32", self._chunk):
-            await context.write(averaging_pb2.Fresh(chunk=chunk))
-        self._transport.count(line.peer, sent=sum(t.nbytes for t in tensors))
-
-    async def _digest(self, number: int, names: tuple[str, ...], tensors: list[torch.Tensor]) -> str:
-        """Of parts that never change, so whoever else asks for the same ones waits for the same answer."""
-        digests = self._epochs[number].digests
-        of, done = digests.get(names, ([], None))
-        if done is None or any(a is not b for a, b in zip(of, tensors, strict=True)):
-            done = self._tasks.spawn(asyncio.to_thread(digest, tensors), "digest")
-            digests[names] = tensors, done
-        return await asyncio.shield(done)
+        await context.write(averaging_pb2.Fresh(head=head).SerializeToString())
+        for message in parcel.messages((h.data for h in held), self._chunk):
+            await context.write(message)
+        self._transport.count(line.peer, sent=sum(h.data.numel() for h in held))
 
     # The machine's hands
 
@@ -346,21 +335,23 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
             self._say("reducer-fell-back", text, level="warning")
 
     def _reduce_and_step(self, action: Step) -> tuple[Reduced | None, dict[str, Held]]:
-        attempt, me, wire = self._attempt(action.round), self._transport.peer_id, self._settings.wire
+        attempt, me = self._attempt(action.round), self._transport.peer_id
         if attempt is None:
             return None, {}
         request = attempt.request
         given = {peer: attempt.given.pop((action.group, peer)) for peer in action.contributors}
         claims = {peer: tokens for peer, (tokens, _) in given.items()}
-        gradients = {peer: _travelled(named, action.names, wire) for peer, (_, named) in given.items()}
-        gathered = Gathered(action.round.epoch, action.names, claims, gradients, request.allowed, request.total)
+        gradients = {
+            peer: _travelled(request, action.names) if peer == me else [named[n] for n in action.names]
+            for peer, (_, named) in given.items()
+        }
+        gathered = Gathered(action.round.epoch, action.names, claims, gradients, request.allowed, request.total, request.summed)
         reduced = self._reducer.reduce(gathered)
         del given, gathered, gradients
         fresh = attempt.step(dict(zip(action.names, reduced.means, strict=True)))
-        return reduced, {
-            name: Held(settled(name, fresh[name], request.shapes[name]), me, reduced.tokens, reduced.contributors)
-            for name in action.names
-        }
+        made = {name: settled(name, fresh[name], request.shapes[name], request.down) for name in action.names}
+        tokens, contributors, down = reduced.tokens, reduced.contributors, request.down
+        return reduced, {name: Held(tensor, me, tokens, contributors, down, data) for name, (tensor, data) in made.items()}
 
     def _attempt(self, round_id: RoundId) -> Attempt | None:
         epoch = self._epochs.get(round_id.epoch)
@@ -377,19 +368,26 @@ class Owner(averaging_pb2_grpc.AveragingServicer):
                 attempt.settled.set_result("" if fresh else fault)
 
 
-def _travelled(named: Mapping[str, torch.Tensor], names: Sequence[str], wire: str) -> list[torch.Tensor]:
-    return [as_travelled(named[name], wire) for name in names]
+def _travelled(request: RoundRequest, names: Sequence[str]) -> list[torch.Tensor]:
+    """Our own gradients with the rounding of the wire, so that a sum does not depend on which peer owns the part."""
+    gradients = request.gradients or {}
+    return [
+        gradients[n].detach().to("cpu", torch.float32)
+        if request.up == "fp32" or n in request.coded
+        else parcel.opened(request.bytes_of(n), request.shapes[n], request.up)
+        for n in names
+    ]
 
 
-async def _head(requests: AsyncIterator[averaging_pb2.Contribution]) -> averaging_pb2.ContributionHead | None:
+async def _head(requests: AsyncIterator[bytes]) -> averaging_pb2.ContributionHead | None:
     """The head a stream begins with, or None when something else comes, or nothing in time."""
-    with contextlib.suppress(TimeoutError):
+    with contextlib.suppress(TimeoutError, DecodeError):
         async with asyncio.timeout(HEAD_TIMEOUT_S):
-            message = await anext(requests, None)
-            if message is not None and message.WhichOneof("part") == "head":
+            message = averaging_pb2.Contribution.FromString(await anext(requests, b""))
+            if message.WhichOneof("part") == "head":
                 return message.head
     return None
 
 
-def _refusal(kind: Kind, text: str) -> averaging_pb2.Fresh:
-    return averaging_pb2.Fresh(refusal=averaging_pb2.Refusal(kind=kind.name, text=text))
+def _refusal(kind: Kind, text: str) -> bytes:
+    return averaging_pb2.Fresh(refusal=averaging_pb2.Refusal(kind=kind.name, text=text)).SerializeToString()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 
 import torch
 
+from node.averaging.codecs import encode, settle
 from node.core.ids import PeerId
-from node.wire.tensors import dtype_of, encode
 
 
 def unfit(named: Mapping[str, torch.Tensor], tokens: int, max_norm: float) -> str:
@@ -24,11 +23,6 @@ def unfit(named: Mapping[str, torch.Tensor], tokens: int, max_norm: float) -> st
         if norm > max_norm:
             return f"gradient of {name} has norm {norm:.3g} per token, above {max_norm:.3g}"
     return ""
-
-
-def as_travelled(tensor: torch.Tensor, wire: str) -> torch.Tensor:
-    """fp32 on the CPU with the rounding of the wire, so that a sum does not depend on which peer owns the part."""
-    return tensor.detach().to(dtype_of(wire)).to("cpu", torch.float32)
 
 
 def mean(
@@ -54,23 +48,23 @@ def mean(
     return totals if tokens == 1 else [total.div_(tokens) for total in totals]
 
 
-def digest(tensors: Sequence[torch.Tensor]) -> str:
-    """Hex sha256 over the fp32 bytes in order: what the receiver compares with what arrived."""
-    sha = hashlib.sha256()
-    for tensor in tensors:
-        sha.update(encode(tensor, "fp32"))
-    return sha.hexdigest()
-
-
 def finite(tensor: torch.Tensor) -> bool:
     """No NaN and no infinity. In one pass and without another tensor: no sum of fp32 numbers overflows fp64."""
     return bool(torch.isfinite(tensor.sum(dtype=torch.float64)))
 
 
-def settled(name: str, tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """A private fp32 CPU copy of a fresh parameter. Raises ValueError when the optimizer gave another shape or no numbers."""
+def settled(name: str, tensor: torch.Tensor, shape: Sequence[int], codec: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a fresh part is to everybody (a private fp32 CPU tensor), and the bytes that say so.
+
+    Raises ValueError when the step gave another shape, or numbers that are not finite or cannot be sent in ``codec``.
+    """
     if tuple(tensor.shape) != tuple(shape):
         raise ValueError(f"the step made {name} {tuple(tensor.shape)}, expected {tuple(shape)}")
-    if not finite(tensor):
+    if codec == "fp32":
+        fresh = tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
+        data = encode(fresh, codec)
+    else:
+        data, fresh = settle(tensor, codec)
+    if not finite(fresh):
         raise ValueError(f"the step made {name} not finite")
-    return tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
+    return fresh, data

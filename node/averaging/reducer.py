@@ -21,7 +21,8 @@ from node.core.ids import PeerId
 @dataclass(frozen=True, slots=True)
 class Gathered:
     """What is to be reduced. ``claims``: tokens by contributor; ``gradients``: their sums over these tokens, fp32 on the
-    CPU, in the order of ``names``. ``allowed`` and ``total``: see :func:`node.averaging.weights.weights`."""
+    CPU, in the order of ``names``. ``allowed`` and ``total``: see :func:`node.averaging.weights.weights`. Not ``summed``:
+    they are values already, and each counts for its tokens."""
 
     epoch: int
     names: tuple[str, ...]
@@ -29,6 +30,7 @@ class Gathered:
     gradients: Mapping[PeerId, Sequence[torch.Tensor]]
     allowed: Mapping[PeerId, int] = field(default_factory=dict)
     total: int = 0
+    summed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Reducer:
 
         Raises ValueError when nobody contributed, or all weigh nothing.
         """
-        sizes = {p: Size(t, tuple(map(_norm, g.gradients[p]))) for p, t in sorted(g.claims.items()) if t > 0}
+        sizes = {p: Size(t if g.summed else 1, tuple(map(_norm, g.gradients[p]))) for p, t in sorted(g.claims.items()) if t > 0}
         # Before anybody is left out: what a liar claims must not become room for the claims of another.
         weigh = {p: w for p, w in weights(g.claims, g.allowed, g.total).items() if w > 0 and p in sizes}
         out = quarantined({p: sizes[p] for p in weigh}, self._settings.quarantine, g.epoch, g.names, self._trail)
@@ -93,13 +95,15 @@ class Reducer:
     ) -> list[torch.Tensor]:
         s = self._settings
         given = [g.gradients[p] for p in order]
-        tokens = [g.claims[p] for p in order]
+        tokens = [g.claims[p] if g.summed else 1 for p in order]
         if name == "median":
             return robust.median(given, tokens)
         if name == "trimmed-mean":
             return robust.trimmed_mean(given, tokens, s.trim)
         if name == "mean":
-            scaled = {p: weigh[p] / g.claims[p] for p in order if weigh[p] != g.claims[p]}
+            if not g.summed and len({weigh[p] for p in order}) == 1:
+                return mean(g.gradients, order, len(order))
+            scaled = {p: weigh[p] / t for p, t in zip(order, tokens, strict=True) if weigh[p] != t}
             return mean(g.gradients, order, sum(weigh[p] for p in order), scaled)
         norms, weight = [sizes[p].per_token for p in order], [float(weigh[p]) for p in order]
         if name == "clipped-mean":

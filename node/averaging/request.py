@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from node.averaging.codecs import encode
 from node.averaging.events import Kind
 from node.averaging.groups import Group, micro_groups
 from node.core.ids import PeerId, RoundId
@@ -28,6 +29,12 @@ class RoundRequest:
     counts from the call. ``token_limit``: who claims more is refused. ``allowed``: tokens the plan assigned to each
     member at this stage (empty: no caps), ``total``: tokens of the micro-batches that count (0: unknown); a contribution
     weighs no more than they explain, see :func:`node.averaging.weights.weights`.
+
+    ``up`` and ``down``: number formats (``formats.FORMATS``) of what goes to the owners ("": ``averaging.wire``) and of what comes
+    back. With a lossy ``down`` the owner itself goes on with what its bytes are to the others, so all hold the same bits.
+    ``coded``: bytes in ``up`` of gradients that are just what these bytes say, such as ``codecs.Feedback`` gives; the others
+    are encoded here.
+    ``summed``: contributions are sums over tokens; else values, of which the mean by tokens is taken.
     """
 
     round: RoundId
@@ -43,11 +50,29 @@ class RoundRequest:
     token_limit: int = TOKENS_LIMIT
     allowed: Mapping[PeerId, int] = field(default_factory=dict)
     total: int = 0
+    up: str = ""
+    down: str = "fp32"
+    coded: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    summed: bool = True
+
+    def bytes_of(self, name: str) -> torch.Tensor:
+        """Our contribution to a part as it travels: uint8. Raises ValueError as :func:`codecs.encode`."""
+        ready = self.coded.get(name)
+        return encode((self.gradients or {})[name], self.up) if ready is None else ready
 
     def groups_of(self, peer: PeerId, most: int) -> tuple[Group, ...]:
         """The parts of one owner in groups of at most ``most`` bytes, in the order they travel in."""
         sizes = {name: 4 * math.prod(self.shapes[name]) for name, owner in self.owners.items() if owner == peer}
         return micro_groups(sizes, most)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """How one fresh part was made: at which owner, over how many tokens, from whose contributions."""
+
+    owner: PeerId
+    tokens: int
+    contributors: tuple[PeerId, ...]
 
 
 @dataclass(frozen=True)
@@ -60,7 +85,7 @@ class RoundOutcome:
     step failed). ``refused``: whose contributions were refused here for their values, and why; this peer's own is
     found out before it is sent. ``quarantined``: whose were left out here because they were far larger than the others'.
     ``unwelcome``: those of ``failed`` that live and said why they refused us. ``tokens`` and ``contributors``: behind the parts' means, the largest and all of them.
-    ``nbytes``: tensor bytes sent and received.
+    ``parts``: how each fresh part was made. ``nbytes``: tensor bytes sent and received.
     """
 
     fresh: dict[str, torch.Tensor]
@@ -74,6 +99,7 @@ class RoundOutcome:
     refused: dict[PeerId, str] = field(default_factory=dict)
     quarantined: dict[PeerId, str] = field(default_factory=dict)
     unwelcome: dict[PeerId, Kind] = field(default_factory=dict)
+    parts: dict[str, Part] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:

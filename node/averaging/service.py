@@ -12,22 +12,25 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any, Protocol
 
+import grpc
+
 from node.averaging.events import Kind
+from node.averaging.formats import FORMATS
 from node.averaging.groups import contribute_until
 from node.averaging.ledger import Attempt
-from node.averaging.member import Answer, Errand, Exchanges, Unwelcome
+from node.averaging.member import SERVICES, Answer, Errand, Exchanges, Unwelcome
 from node.averaging.owner import Owner
 from node.averaging.reduce import unfit
-from node.averaging.request import RoundOutcome, RoundRequest, Step
+from node.averaging.request import Part, RoundOutcome, RoundRequest, Step
 from node.averaging.settings import AveragingSettings
 from node.core.clock import Clock, SystemClock
 from node.core.errors import PeerFault
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
 from node.transport.port import TransportPort
-from protos import averaging_pb2_grpc
 
 CHUNK = 1 << 20
 
@@ -39,7 +42,8 @@ class _Journal(Protocol):
 class CellRound:
     """Adds the Averaging service to ``transport.server``, so make it before the transport starts.
 
-    ``executor`` runs the step (None: a thread of the loop's own); ``on_error`` is told what a step raised.
+    ``executor`` runs the step (None: a thread of the loop's own); ``on_error`` is told what a step raised. ``service``: one of
+    ``member.SERVICES``; rounds of different services know nothing of each other, and their epochs are numbered apart.
     """
 
     def __init__(
@@ -52,12 +56,15 @@ class CellRound:
         clock: Clock | None = None,
         chunk: int = CHUNK,
         on_error: Callable[[str, BaseException], None] | None = None,
+        service: str = SERVICES[0],
     ) -> None:
         self._transport, self._settings, self._journal, self._chunk = transport, settings, journal, chunk
         self._clock = clock or SystemClock()
         self._tasks = Tasks("averaging", on_error)
         self._owner = Owner(transport, settings, self._tasks, executor, self._clock.now, chunk, self._say)
-        averaging_pb2_grpc.add_AveragingServicer_to_server(self._owner, transport.server)
+        self._service = service
+        handler = grpc.stream_stream_rpc_method_handler(self._owner.exchange)  # bytes: a message of a parcel is read by hand
+        transport.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Exchange": handler}),))
 
     async def run(self, request: RoundRequest, step: Step) -> RoundOutcome:
         """One attempt. Never later than ``request.deadline_s`` from now, and with all of the stage unless somebody failed.
@@ -67,6 +74,7 @@ class CellRound:
         Raises ValueError for a request that contradicts itself or is not newer than the epoch's last.
         """
         started = self._clock.now()
+        request = replace(request, up=request.up or self._settings.wire)
         tokens, refused = await self._fit_to_give(request)
         attempt = self._owner.open(request, step, tokens, started)
         attempt.refused.update(refused)
@@ -110,7 +118,8 @@ class CellRound:
         _consistent(request, me)
         if request.gradients is None or not request.tokens or me in request.listeners:
             return 0, {}
-        fault = await asyncio.to_thread(unfit, dict(request.gradients), request.tokens, self._settings.max_gradient_norm)
+        tokens = request.tokens if request.summed else 1
+        fault = await asyncio.to_thread(unfit, dict(request.gradients), tokens, self._settings.max_gradient_norm)
         if not fault:
             return request.tokens, {}
         self._say("own-gradients-unfit", f"{fault}; taking part in this round as a listener", level="error")
@@ -141,7 +150,7 @@ class CellRound:
             answers.append(answer)
             self._owner.keep(request.round, answer.parts)
 
-        exchanges = Exchanges(self._transport, owner, request, giving, self._settings.wire, self._chunk)
+        exchanges = Exchanges(self._transport, owner, request, giving, self._chunk, self._service)
         failed[owner] = "gave no fresh parts in time"
         try:
             await exchanges.all(errands, self._left(request, started), took)
@@ -193,6 +202,7 @@ class CellRound:
             refused=dict(attempt.refused),
             quarantined=self._owner.quarantined(request.round.epoch),
             unwelcome=dict(unwelcome),
+            parts={name: Part(h.source, h.tokens, h.contributors) for name, h in parts.items()},
         )
 
     def _say(self, kind: str, text: str, level: str = "info", **fields: Any) -> None:
@@ -208,6 +218,8 @@ def _consistent(request: RoundRequest, me: PeerId) -> None:
         raise ValueError("owners and shapes name different parts")
     if not set(request.owners.values()) <= set(request.members):
         raise ValueError("an owner is not a member")
+    if request.up not in FORMATS or request.down not in FORMATS:
+        raise ValueError(f"unknown number format: up {request.up!r}, down {request.down!r}")
     if request.gradients is not None and request.tokens and me not in request.listeners:
         wrong = [
             n for n, s in request.shapes.items() if n not in request.gradients or tuple(request.gradients[n].shape) != tuple(s)

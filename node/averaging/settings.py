@@ -12,7 +12,7 @@ class AveragingSettings:
     cell: str = "all"
     """Which replicas share an optimizer step: "all" of a stage."""
     wire: str = "fp32"
-    """Number format of gradients on the wire: fp32, bf16, fp16. Parameters always travel in fp32."""
+    """Number format of gradients on the wire: fp32, bf16, fp16, int8. Fresh parameters always travel in fp32."""
     group_bytes: int = 8 << 20
     """Most bytes (of fp32 numbers) of an owner's parts that travel and are stepped together; a larger part goes alone. While a
     group is stepped, the next one's gradients arrive and the one before leaves. An owner holds two groups of every member."""

@@ -34,7 +34,7 @@ class Lair:
 
     async def lie(self, owner, request):
         (group,) = request.groups_of(owner, 1 << 20)
-        exchanges = Exchanges(self.cell.transports[self.liar], owner, request, True, "fp32", 64)
+        exchanges = Exchanges(self.cell.transports[self.liar], owner, replace(request, up="fp32"), True, 64)
         try:
             return await exchanges.one(Errand(group, group.names), 10.0)
         except PeerFault as fault:

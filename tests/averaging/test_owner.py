@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 
 import pytest
@@ -166,26 +165,25 @@ class Liar(averaging_pb2_grpc.AveragingServicer):
             await context.write(message)
 
 
-@pytest.mark.parametrize("lie", ["digest", "shape", "nan", "short", "long", "empty", "unknown kind", "nothing behind it"])
+@pytest.mark.parametrize("lie", ["shape", "format", "nan", "short", "long", "empty", "unknown kind", "nothing behind it"])
 async def test_a_member_believes_no_answer_that_does_not_hold_together(cell_of, lie):
     cell = await cell_of(1)
     liar = PeerId("p9")
     tensor = torch.tensor([1.0, float("nan") if lie == "nan" else 2.0, 3.0, 4.0, 5.0])
     body = bytes(encode(tensor, "fp32"))
-    sha = hashlib.sha256(b"x" if lie == "digest" else body).hexdigest()
-    heads = [head_of("c.weight", torch.zeros(4) if lie == "shape" else tensor, "fp32")]
+    heads = [head_of("c.weight", torch.zeros(4) if lie == "shape" else tensor, "bf16" if lie == "format" else "fp32")]
     tokens = 0 if lie == "nothing behind it" else 5
     body = {"short": body[:-1], "long": body + b"\0"}.get(lie, body)
-    head = averaging_pb2.FreshHead(tensors=heads, digest=sha, tokens=tokens, contributors=["p9"])
+    head = averaging_pb2.FreshHead(tensors=heads, tokens=tokens, contributors=["p9"])
     answer = [averaging_pb2.Fresh(head=head), averaging_pb2.Fresh(chunk=body)]
     if lie == "unknown kind":
         answer = [averaging_pb2.Fresh(refusal=averaging_pb2.Refusal(kind=99))]  # type: ignore[arg-type]
     transport = cell.net.transport(liar)
     averaging_pb2_grpc.add_AveragingServicer_to_server(Liar([] if lie == "empty" else answer), transport.server)
     await transport.start()
-    request = cell.request(cell.peers[0])
+    request = cell.request(cell.peers[0], up="fp32")
     (group,) = micro_groups({"c.weight": 20}, 1 << 20)
-    exchanges = Exchanges(cell.transports[cell.peers[0]], liar, request, True, "fp32", 64)
+    exchanges = Exchanges(cell.transports[cell.peers[0]], liar, request, True, 64)
     with pytest.raises(PeerFault) as caught:
         await exchanges.one(Errand(group, group.names), 10.0)
     assert caught.value.weight == 1.0

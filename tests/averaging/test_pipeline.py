@@ -10,13 +10,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from node.averaging import owner as owner_file
 from node.averaging.events import Kind
 from node.averaging.groups import LET_IN
 from node.averaging.member import Errand, Exchanges, Unwelcome
+from node.averaging.owner import Owner
 from node.averaging.settings import AveragingSettings
 from node.core.ids import RoundId
-from node.wire.tensors import TensorReader
 
 EACH = 1
 """Bytes of a group that make every part a group of its own."""
@@ -129,7 +128,7 @@ async def test_a_member_that_stops_after_a_group_is_in_that_one_only(cut, bits):
     requests = {p: cell.request(p, owners=owners, deadline_s=300.0) for p in (p0, p1)}
     running = asyncio.ensure_future(cell.run_all(requests))
     groups = cell.request(p2, owners=owners).groups_of(p0, EACH)
-    exchanges = Exchanges(cell.transports[p2], p0, cell.request(p2, owners=owners), True, "fp32", 64)
+    exchanges = Exchanges(cell.transports[p2], p0, cell.request(p2, owners=owners, up="fp32"), True, 64)
     await exchanges.one(Errand(groups[0], groups[0].names), 300.0)
     cell.rounds[p0].gone(p2)
     outcomes = await asyncio.wait_for(running, 300)
@@ -163,9 +162,9 @@ async def test_a_step_that_fails_keeps_the_groups_before_it_and_is_repaired(cut,
 async def test_other_groups_are_refused_by_their_kind_and_nobody_is_blamed(cut):
     cell = await cut(2)
     p0, p1 = cell.peers
-    request = cell.request(p1, owners=cell.owners([p0]))
+    request = cell.request(p1, owners=cell.owners([p0]), up="fp32")
     running = asyncio.ensure_future(cell.run(cell.request(p0, owners=cell.owners([p0]), deadline_s=300.0), p0))
-    exchanges = Exchanges(cell.transports[p1], p0, request, True, "fp32", 64)
+    exchanges = Exchanges(cell.transports[p1], p0, request, True, 64)
     (whole,) = request.groups_of(p0, 1 << 20)
     first, second, *_ = request.groups_of(p0, EACH)
     for wrong in (whole, replace(first, index=1), replace(first, index=99), replace(second, digest=first.digest)):
@@ -195,31 +194,33 @@ async def test_an_owner_that_stops_answering_after_a_group_ends_by_the_deadline(
     assert bits(outcome.fresh, cell.expected(cell.peers, list(outcome.fresh)))
 
 
-class Counted(TensorReader):
-    """A reader that knows how many bytes of what it read are still alive."""
+class Counted:
+    """Knows how many bytes of what an owner has read are still alive."""
 
-    alive = peak = 0
+    def __init__(self, monkeypatch):
+        self.alive = self.peak = 0
+        read = Owner._fit
 
-    def finish(self):
-        done = super().finish()
-        for tensor in done:
-            Counted.alive += tensor.nbytes
-            weakref.finalize(tensor, Counted.freed, tensor.nbytes)
-        Counted.peak = max(Counted.peak, Counted.alive)
-        return done
+        def fit(owner, *args):
+            named, fault = read(owner, *args)
+            for tensor in named.values():
+                self.alive += tensor.nbytes
+                weakref.finalize(tensor, self.freed, tensor.nbytes)
+            self.peak = max(self.peak, self.alive)
+            return named, fault
 
-    @staticmethod
-    def freed(nbytes):
-        Counted.alive -= nbytes
+        monkeypatch.setattr(Owner, "_fit", fit)
+
+    def freed(self, nbytes):
+        self.alive -= nbytes
 
 
 async def test_an_owner_holds_no_more_than_its_window_of_every_member(cell_of, monkeypatch):
-    monkeypatch.setattr(owner_file, "TensorReader", Counted)
     shapes = {f"p{i:02}": (64, 64) for i in range(12)}
     each = 4 * 64 * 64
     peaks = {}
     for group_bytes in (each, 100 * each):
-        Counted.alive = Counted.peak = 0
+        counted = Counted(monkeypatch)
         cell = await cell_of(3, AveragingSettings(round_timeout_s=120.0, group_bytes=group_bytes), chunk=4096)
         p0 = cell.peers[0]
         changes = {
@@ -229,15 +230,15 @@ async def test_an_owner_holds_no_more_than_its_window_of_every_member(cell_of, m
         }
         seen = []
 
-        def step(means, seen=seen):
-            seen.append(Counted.alive)
+        def step(means, seen=seen, counted=counted):
+            seen.append(counted.alive)
             return {n: m + 1 for n, m in means.items()}
 
         running = [cell.rounds[p].run(cell.request(p, **changes), step) for p in cell.peers]
         outcomes = await asyncio.gather(*running)
         assert all(o.complete for o in outcomes)
-        peaks[group_bytes] = Counted.peak
-        assert Counted.alive == 0, "what was given is gone after the step"
+        peaks[group_bytes] = counted.peak
+        assert counted.alive == 0, "what was given is gone after the step"
         assert max(seen) <= (LET_IN - 1) * 2 * group_bytes, "the group that is stepped is gone before its step"
     assert peaks[each] <= LET_IN * 2 * each
     assert peaks[100 * each] == 12 * 2 * each

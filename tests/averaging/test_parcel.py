@@ -1,0 +1,191 @@
+"""Parts as bytes: messages written by hand are protobuf's, and rounds in every number format leave everybody with the same bits."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.averaging import parcel
+from node.averaging.codecs import Feedback, settle
+from node.averaging.formats import FORMATS, nbytes_of
+from node.averaging.member import SERVICES
+from node.averaging.service import CellRound
+from node.averaging.settings import AveragingSettings
+from node.core.errors import WireError
+from node.core.ids import RoundId
+from protos import averaging_pb2
+
+SIZES = st.lists(st.integers(0, 400), max_size=6)
+
+
+def bytes_of(count: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, 256, (count,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+@given(SIZES, st.integers(1, 300))
+def test_messages_are_protobufs_own_and_full_but_the_last(sizes: list[int], size: int) -> None:
+    parts = [bytes_of(n, i) for i, n in enumerate(sizes)]
+    made = list(parcel.messages(parts, size))
+    chunks = [averaging_pb2.Contribution.FromString(m).chunk for m in made]
+    assert made == [averaging_pb2.Fresh(chunk=c).SerializeToString() for c in chunks]
+    assert [bytes(parcel.payload(m)) for m in made] == chunks
+    assert b"".join(chunks) == b"".join(bytes(p.numpy()) for p in parts)
+    assert all(len(c) == size for c in chunks[:-1])
+
+
+@given(st.binary(max_size=40))
+def test_any_message_is_a_chunk_of_protobuf_or_a_wire_error(message: bytes) -> None:
+    try:
+        brought = bytes(parcel.payload(message))
+    except WireError:
+        return
+    assert averaging_pb2.Fresh.FromString(message).chunk == brought
+
+
+@pytest.mark.parametrize(
+    "message",
+    [b"", b"\x12", b"\x12\x00", b"\x12\x02a", b"\x12\x01ab", b"\x0a\x01a", b"\x12\xff\xff\xff\xff\xff\xff\x01a", b"\x12\x81"],
+)
+def test_what_is_no_chunk_is_refused(message: bytes) -> None:
+    with pytest.raises(WireError):
+        parcel.payload(message)
+
+
+@given(SIZES, st.integers(1, 300), st.sampled_from(sorted(FORMATS)))
+def test_a_reader_gives_back_what_was_sent(counts: list[int], size: int, codec: str) -> None:
+    shapes = [(f"p{i}", (n,)) for i, n in enumerate(counts)]
+    heads = [parcel.head_of(name, shape, codec) for name, shape in shapes]
+    parts = [parcel.coded(torch.randn(n), codec) for n in counts]
+    reader = parcel.Reader(heads, shapes, codec)
+    assert reader.nbytes == sum(nbytes_of(n, codec) for n in counts)
+    for message in parcel.messages(parts, size):
+        reader.feed(parcel.payload(message))
+    assert all(torch.equal(a, b) for a, b in zip(reader.finish(), parts, strict=True))
+
+
+def test_too_much_is_refused_whole_too_little_at_the_end_and_nothing_is_set_aside_before_a_byte(monkeypatch) -> None:
+    shapes = [("a", (1 << 40,)), ("b", (3,))]
+    reader = parcel.Reader([parcel.head_of(n, s, "fp32") for n, s in shapes], shapes, "fp32")
+    assert reader.remaining == 4 * ((1 << 40) + 3)
+    reader = parcel.Reader([parcel.head_of("b", (3,), "fp32")], shapes[1:], "fp32")
+    reader.feed(memoryview(b"12345"))
+    with pytest.raises(WireError, match="7 were left"):
+        reader.feed(memoryview(bytes(8)))
+    with pytest.raises(WireError, match="7 bytes short"):
+        reader.finish()
+
+
+@pytest.mark.parametrize("change", [{"name": "x"}, {"shape": [5, 2]}, {"wire": 1}, {"nbytes": 1 << 50}])
+def test_each_lie_in_a_head_is_refused(change: dict) -> None:
+    head = parcel.head_of("a", (2, 5), "int8")
+    parcel.check_head(head, "a", (2, 5), "int8")
+    for field, value in change.items():
+        head.ClearField(field)
+        head.MergeFrom(type(head)(**{field: value}))
+    with pytest.raises(WireError):
+        parcel.check_head(head, "a", (2, 5), "int8")
+
+
+def means(gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return gradients
+
+
+@pytest.mark.parametrize(
+    ("up", "down"), [("int8", "int8"), ("int4", "int4"), ("top-k", "top-k"), ("fp16", "int8"), ("int8", "fp32")]
+)
+async def test_all_members_and_the_owners_end_with_the_same_bits_in_every_format(cell_of, grads, up, down):
+    cell = await cell_of(3, replace(AveragingSettings(round_timeout_s=60.0, group_bytes=1)))
+    requests = {p: cell.request(p, up=up, down=down) for p in cell.peers}
+    outcomes = await asyncio.gather(*(cell.rounds[p].run(r, means) for p, r in requests.items()))
+    total = sum(map(cell.tokens, cell.peers))
+    for name in cell.owners():
+        sent = [settle(grads(p)[name], up)[1] for p in cell.peers]
+        exact = (sent[0] + sent[1] + sent[2]) / total
+        expected = settle(exact, down)[1]
+        assert all(torch.equal(o.fresh[name], expected) for o in outcomes)
+    assert all(o.parts[n].owner == q for o in outcomes for n, q in cell.owners().items())
+    assert all(o.parts[n].contributors == tuple(cell.peers) and o.parts[n].tokens == total for o in outcomes for n in o.fresh)
+
+
+async def test_bytes_that_are_coded_already_go_as_they_are_and_feedback_adds_up(cell_of, grads):
+    cell = await cell_of(2)
+    feedback = {p: Feedback("top-k") for p in cell.peers}
+    got = {n: torch.zeros_like(t) for n, t in grads(cell.peers[0]).items()}
+    for epoch in range(40):
+        requests = {}
+        for peer in cell.peers:
+            both = {n: feedback[peer].encode(n, t) for n, t in grads(peer).items()}
+            requests[peer] = cell.request(
+                peer, round=RoundId(epoch, 1, 0), up="top-k", gradients={n: s for n, (_, s) in both.items()},
+                coded={n: d for n, (d, _) in both.items()}, tokens=1, summed=False,
+            )  # fmt: skip
+        first, second = await asyncio.gather(*(cell.rounds[p].run(r, means) for p, r in requests.items()))
+        assert all(torch.equal(first.fresh[n], second.fresh[n]) for n in got)
+        for peer in cell.peers:
+            feedback[peer].commit(first.fresh)
+            cell.rounds[peer].forget(epoch)
+        got = {n: g + first.fresh[n] for n, g in got.items()}
+    owed = {n: sum(feedback[p].lost[n] for p in cell.peers) / 2 for n in got}
+    for name, total in got.items():
+        wanted = 40 * sum(grads(p)[name] for p in cell.peers) / 2
+        assert torch.allclose(total + owed[name], wanted, atol=1e-2)
+
+
+async def test_values_are_averaged_by_tokens_and_not_divided_by_them(cell_of, bits, grads):
+    cell = await cell_of(2)
+    p0, p1 = cell.peers
+    for equal in (True, False):
+        tokens = {p0: 7, p1: 7 if equal else 21}
+        changes = {p: cell.request(p, round=RoundId(8 + equal, 1, 0), tokens=tokens[p], summed=False) for p in cell.peers}
+        first, second = await asyncio.gather(*(cell.rounds[p].run(r, means) for p, r in changes.items()))
+        assert bits(first.fresh, second.fresh)
+        for name, value in first.fresh.items():
+            wanted = (grads(p0)[name] * tokens[p0] + grads(p1)[name] * tokens[p1]) / sum(tokens.values())
+            assert torch.allclose(value, wanted, rtol=1e-5, atol=1e-5)
+            if equal:
+                assert torch.equal(value, (grads(p0)[name] + grads(p1)[name]) / 2)
+
+
+async def test_rounds_of_two_services_know_nothing_of_each_other(cell_of, bits):
+    cell = await cell_of(2)
+    p0, p1 = cell.peers
+    net = cell.net
+    outer = {}
+    for peer in ("q0", "q1"):
+        transport = net.transport(peer)
+        inner = CellRound(transport, cell.settings)
+        outer[peer] = inner, CellRound(transport, cell.settings, service=SERVICES[1])
+        await transport.start()
+    members = tuple(net.transports[p].peer_id for p in outer)
+    owners = {n: members[i % 2] for i, n in enumerate(cell.owners())}
+    runs = []
+    for peer, shift in zip(members, (p0, p1), strict=True):
+        request = cell.request(shift, members=members, owners=owners)
+        runs.append(outer[peer][0].run(request, means))
+        runs.append(outer[peer][1].run(replace(request, tokens=1, summed=False), means))
+    inner_0, outer_0, inner_1, outer_1 = await asyncio.gather(*runs)
+    for room in (r for pair in outer.values() for r in pair):
+        await room.close()
+    assert bits(inner_0.fresh, inner_1.fresh)
+    assert bits(outer_0.fresh, outer_1.fresh)
+    assert not bits(inner_0.fresh, outer_0.fresh)
+
+
+async def test_a_survivor_serves_the_bytes_it_was_given_when_the_owner_is_dead(cell_of, bits):
+    cell = await cell_of(3)
+    p0, p1, p2 = cell.peers
+    owners = cell.owners([p2])
+    changes = {"owners": owners, "listeners": frozenset({p1}), "down": "int8"}
+    first, _ = await asyncio.gather(*(cell.rounds[p].run(cell.request(p, **changes), means) for p in (p0, p2)))
+    await cell.net.kill(p2)
+    repair = {"owners": cell.owners([p0]), "listeners": frozenset({p1}), "down": "int8"}
+    requests = {p: cell.repair(p, [p0, p1], repair["owners"], listeners=repair["listeners"], down="int8") for p in (p0, p1)}
+    again, late = await asyncio.gather(*(cell.rounds[p].run(r, means) for p, r in requests.items()))
+    assert bits(again.fresh, first.fresh)
+    assert bits(late.fresh, first.fresh)
+    assert late.complete
