@@ -1,8 +1,8 @@
 """The averaging strategies: what theory says of them, what was published of them, and what training with them costs.
 
-    python -m benchmarks.averaging [--only 2,3,codecs,5] [--steps 6000] [--svg FILE.svg | --png FILE.png] [--json -]
+    python -m benchmarks.averaging [--only 1,2,3,codecs,5] [--steps 6000] [--svg FILE.svg | --png FILE.png] [--json -]
 
-2: figures of the exactness. 3: rounds to a variance beside the published notebook of Moshpit SGD, then 10,000 peers.
+1: speed beside hivemind and gloo. 2: figures of the exactness. 3: rounds to a variance beside the published notebook of Moshpit SGD, then 10,000 peers.
 codecs: gigabytes of fp32 a second, one thread. 5: four replicas of a small decoder on the same text under each strategy,
 about ten seconds of processor time for 1000 steps of one of the fifteen (``--steps``, ``--strategies``).
 """
@@ -74,7 +74,11 @@ EXACT = ("all-reduce", "ring")
 def main() -> int:
     """Measure, print, and exit 0 when every target holds."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", default="2,3,codecs,5", help="which parts, by number")
+    parser.add_argument("--only", default="1,2,3,codecs,5", help="which parts, by number")
+    parser.add_argument("--runs", type=int, default=5, help="of every way in part 1")
+    parser.add_argument("--peers", default="2,4", help="of part 1")
+    parser.add_argument("--numbers", type=int, default=16 << 20, help="each peer has in part 1")
+    parser.add_argument("--ways", default="", help="of part 1: gloo, hivemind, ours, tunnel; default: all")
     parser.add_argument("--seeds", type=int, default=40, help="runs of each cell that is left to chance")
     parser.add_argument("--steps", type=int, default=6000, help="of every replica in part 5")
     parser.add_argument("--strategies", default="", help="of part 5, by the beginnings of their names; default: all")
@@ -85,6 +89,10 @@ def main() -> int:
         pictures.check(args.plot)
     torch.set_num_threads(1)
     report, parts = Report(), args.only.split(",")
+    if "1" in parts:
+        from benchmarks.averaging_speed import speed
+
+        speed(report, args.runs, tuple(map(int, args.peers.split(","))), args.numbers, args.ways)
     if "2" in parts:
         exactness(report)
     if "3" in parts:

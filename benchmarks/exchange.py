@@ -92,7 +92,7 @@ class Cell:
     def __init__(self, members: int, layers: int, width: int, mbit: int = 0) -> None:
         self.members = members
         self.numbers = layers * 15 * width * width
-        port, *more = _free_ports(1 + 2 * members)
+        port, *more = free_ports(1 + 2 * members)
         lines = [(more[2 * i], more[2 * i + 1]) for i in range(members)] if mbit else []
         self._line = _start("line", mbit, *(f"{line}:{listen}" for listen, line in lines)) if mbit else None
         self._processes = [
@@ -150,7 +150,8 @@ def _start(name: str, *words: object) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Of loopback, free a moment ago."""
     probes = [socket.socket() for _ in range(count)]
     try:
         for probe in probes:

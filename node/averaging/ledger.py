@@ -30,6 +30,15 @@ class Held:
     data: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A contribution: its numbers, and the 2-norm of each part."""
+
+    tokens: int
+    named: Mapping[str, torch.Tensor]
+    norms: Mapping[str, float]
+
+
 @dataclass(slots=True)
 class Attempt:
     """One of our own rounds. ``settled`` resolves to "" when all our parts are fresh, or to what went wrong.
@@ -40,7 +49,7 @@ class Attempt:
     step: StepCall
     groups: tuple[Group, ...]
     settled: asyncio.Future[str]
-    given: dict[tuple[int, PeerId], tuple[int, Mapping[str, torch.Tensor]]] = field(default_factory=dict)
+    given: dict[tuple[int, PeerId], Given] = field(default_factory=dict)
     begun: set[int] = field(default_factory=set)
     refused: dict[PeerId, str] = field(default_factory=dict)
 

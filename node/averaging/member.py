@@ -121,11 +121,14 @@ class Exchanges:
             raise PeerFault(self._owner, "gave no fresh parts in time") from e
 
     async def _once(self, errand: Errand) -> Answer:
-        parts = await asyncio.to_thread(self._coded, errand.names) if self._giving else []
         channel = await self._transport.channel(self._owner)
-        upload = _Upload(self._request, errand.group, parts, self._chunk, self._turn)
+        # Encoded while the one before goes up; the turn is queued for at once, so that groups go up in order: the owner lets
+        # in the first ones only, and one of the others that had the turn would keep them out.
+        coded = asyncio.get_running_loop().run_in_executor(None, self._coded, errand.names if self._giving else ())
         await self._turn.acquire()
+        upload = _Upload(self._request, errand.group, self._chunk, self._turn)
         try:
+            upload.parts = await coded
             call = channel.stream_stream(self._method)(upload.messages())
             try:
                 held, received = await _fresh(call, self._owner, self._request, errand.names)
@@ -144,8 +147,9 @@ class Exchanges:
 class _Upload:
     """What goes up in one exchange. Whoever makes it holds ``turn``; it is released after the last byte, or by :meth:`over`."""
 
-    def __init__(self, request: RoundRequest, group: Group, parts: Sequence[Part], chunk: int, turn: asyncio.Lock) -> None:
-        self._request, self._group, self._parts, self._chunk = request, group, parts, chunk
+    def __init__(self, request: RoundRequest, group: Group, chunk: int, turn: asyncio.Lock) -> None:
+        self._request, self._group, self._chunk = request, group, chunk
+        self.parts: Sequence[Part] = ()
         self._turn: asyncio.Lock | None = turn
         self.sent = 0
         """Tensor bytes handed to the network."""
@@ -164,14 +168,14 @@ class _Upload:
             attempt=request.round.attempt,
             plan_hash=request.plan_hash,
             ownership_hash=request.ownership_hash,
-            tokens=request.tokens if self._parts else 0,
-            tensors=[head for head, _ in self._parts],
+            tokens=request.tokens if self.parts else 0,
+            tensors=[head for head, _ in self.parts],
             group=self._group.index,
             group_digest=self._group.digest,
         )
         yield averaging_pb2.Contribution(head=head).SerializeToString()
-        left = sum(data.numel() for _, data in self._parts)
-        for message in parcel.messages((data for _, data in self._parts), self._chunk):
+        left = sum(data.numel() for _, data in self.parts)
+        for message in parcel.messages((data for _, data in self.parts), self._chunk):
             yield message
             self.sent += min(self._chunk, left - self.sent)
         self.over()

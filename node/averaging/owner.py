@@ -42,10 +42,10 @@ from node.averaging.events import (
     Wait,
 )
 from node.averaging.groups import contribute_until
-from node.averaging.ledger import Attempt, Epoch, Held, Line
+from node.averaging.ledger import Attempt, Epoch, Given, Held, Line
 from node.averaging.machine import RoundMachine
 from node.averaging.quarantine import WEIGHT
-from node.averaging.reduce import settled, unfit
+from node.averaging.reduce import norms_of, settled, unfit
 from node.averaging.reducer import Gathered, Reduced, Reducer
 from node.averaging.request import RoundRequest
 from node.averaging.request import Step as StepCall
@@ -88,8 +88,9 @@ class Owner:
 
     # Our own rounds
 
-    def open(self, request: RoundRequest, step: StepCall, tokens: int, started: float) -> Attempt:
-        """Begin an attempt; ``tokens`` is 0 when our own gradients are not to be used. Raises ValueError if it is not newer."""
+    def open(self, request: RoundRequest, step: StepCall, tokens: int, norms: Mapping[str, float], started: float) -> Attempt:
+        """Begin an attempt; ``tokens`` is 0 when our own gradients, of these norms, are not to be used. Raises ValueError if it is
+        not newer."""
         me = self._transport.peer_id
         groups = request.groups_of(me, self._settings.group_bytes)
         epoch = self._epochs.setdefault(request.round.epoch, Epoch())
@@ -100,7 +101,8 @@ class Owner:
             older.drop()
         epoch.attempts[request.round] = attempt
         if tokens:
-            attempt.given |= {(group.index, me): (tokens, request.gradients or {}) for group in groups}
+            own = Given(tokens, request.gradients or {}, norms)
+            attempt.given |= {(group.index, me): own for group in groups}
         opened = Opened(
             round=request.round,
             me=me,
@@ -241,7 +243,7 @@ class Owner:
                     return
                 reader.feed(parcel.payload(await anext(requests, b"")))
             self._transport.count(line.peer, received=reader.nbytes)
-            named, fault = await asyncio.to_thread(self._fit, attempt.request, expected, reader.finish(), line.tokens)
+            given, fault = await asyncio.to_thread(self._fit, attempt.request, expected, reader.finish(), line.tokens)
         except WireError as e:
             self._feed(Spoiled(line.number, Kind.HEADS, str(e)))
             return
@@ -250,15 +252,16 @@ class Owner:
             self._feed(Spoiled(line.number, Kind.VALUES, fault))
             return
         if line.orders.empty() and line.group not in attempt.begun:  # nothing newer was decided while the values were looked at
-            attempt.given[line.group, line.peer] = line.tokens, named
+            attempt.given[line.group, line.peer] = given
             self._feed(Uploaded(line.number))
 
     def _fit(
         self, request: RoundRequest, expected: Sequence[tuple[str, Sequence[int]]], parts: Sequence[torch.Tensor], tokens: int
-    ) -> tuple[dict[str, torch.Tensor], str]:
-        """The numbers of a contribution, and why they must not be averaged or "". Raises WireError for bytes that are none."""
+    ) -> tuple[Given, str]:
+        """A contribution, and why it must not be averaged or "". Raises WireError for bytes that are no numbers."""
         named = {n: parcel.opened(data, shape, request.up) for (n, shape), data in zip(expected, parts, strict=True)}
-        return named, unfit(named, tokens if request.summed else 1, self._settings.max_gradient_norm)
+        norms = norms_of(named)
+        return Given(tokens, named, norms), unfit(norms, tokens if request.summed else 1, self._settings.max_gradient_norm)
 
     async def _answer(self, line: Line, names: tuple[str, ...], context: grpc.aio.ServicerContext) -> None:
         parts = self.held(line.round.epoch)
@@ -340,12 +343,17 @@ class Owner:
             return None, {}
         request = attempt.request
         given = {peer: attempt.given.pop((action.group, peer)) for peer in action.contributors}
-        claims = {peer: tokens for peer, (tokens, _) in given.items()}
+        claims = {peer: g.tokens for peer, g in given.items()}
         gradients = {
-            peer: _travelled(request, action.names) if peer == me else [named[n] for n in action.names]
-            for peer, (_, named) in given.items()
+            peer: _travelled(request, action.names) if peer == me else [g.named[n] for n in action.names]
+            for peer, g in given.items()
         }
-        gathered = Gathered(action.round.epoch, action.names, claims, gradients, request.allowed, request.total, request.summed)
+        # Ours are of what was not rounded.
+        known = [peer for peer in given if peer != me or request.up == "fp32"]
+        norms = {peer: [given[peer].norms[n] for n in action.names] for peer in known}
+        gathered = Gathered(
+            action.round.epoch, action.names, claims, gradients, request.allowed, request.total, request.summed, norms
+        )
         reduced = self._reducer.reduce(gathered)
         del given, gathered, gradients
         fresh = attempt.step(dict(zip(action.names, reduced.means, strict=True)))

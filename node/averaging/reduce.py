@@ -10,18 +10,23 @@ import torch
 from node.averaging.codecs import encode, settle
 from node.core.ids import PeerId
 
+PIECE = 1 << 17
+"""Numbers worked on at a time: 512 KiB of each contribution."""
 
-def unfit(named: Mapping[str, torch.Tensor], tokens: int, max_norm: float) -> str:
-    """Why these gradient sums must not be averaged, or "".
 
-    The 2-norm of each tensor over ``tokens`` may be at most ``max_norm``; a NaN or an infinity anywhere makes it not finite.
-    """
-    for name, tensor in named.items():
-        norm = float(torch.linalg.vector_norm(tensor, dtype=torch.float32)) / max(1, tokens)
-        if not math.isfinite(norm):
+def norms_of(named: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """The 2-norm of each tensor; a NaN or an infinity anywhere makes it not finite."""
+    return {name: float(torch.linalg.vector_norm(tensor, dtype=torch.float32)) for name, tensor in named.items()}
+
+
+def unfit(norms: Mapping[str, float], tokens: int, max_norm: float) -> str:
+    """Why gradient sums with these norms must not be averaged, or "": over ``tokens`` each may be at most ``max_norm``."""
+    for name, norm in norms.items():
+        each = norm / max(1, tokens)
+        if not math.isfinite(each):
             return f"gradient of {name} is not finite"
-        if norm > max_norm:
-            return f"gradient of {name} has norm {norm:.3g} per token, above {max_norm:.3g}"
+        if each > max_norm:
+            return f"gradient of {name} has norm {each:.3g} per token, above {max_norm:.3g}"
     return ""
 
 
@@ -35,33 +40,42 @@ def mean(
 
     In order, because floating-point addition does not commute with arrival; a factor of 1 changes no bit.
     """
-    first, *rest = order
-    factors = factors or {}
-    totals = [tensor.clone(memory_format=torch.contiguous_format) for tensor in contributions[first]]
-    if factors.get(first, 1) != 1:
-        for total in totals:
-            total.mul_(factors[first])
-    for peer in rest:
-        factor = factors.get(peer, 1)
-        for total, tensor in zip(totals, contributions[peer], strict=True):
-            total.add_(tensor) if factor == 1 else total.add_(tensor, alpha=factor)
-    return totals if tokens == 1 else [total.div_(tokens) for total in totals]
+    by = [(factors or {}).get(peer, 1) for peer in order]
+    return [_mean(rows, by, tokens) for rows in zip(*(contributions[peer] for peer in order), strict=True)]
+
+
+def _mean(tensors: Sequence[torch.Tensor], by: Sequence[float], tokens: float) -> torch.Tensor:
+    out = torch.empty(tensors[0].shape, dtype=torch.float32)
+    flats, into = [t.contiguous().view(-1) for t in tensors], out.view(-1)
+    # Piece by piece, because what is in the cache is added and divided for nothing.
+    for start in range(0, into.numel(), PIECE):
+        total, *rest = (flat[start : start + PIECE] for flat in flats)
+        piece = into[start : start + PIECE]
+        if by[0] != 1:
+            total = torch.mul(total, by[0], out=piece)
+        for tensor, factor in zip(rest, by[1:], strict=True):
+            total = torch.add(total, tensor, alpha=factor, out=piece)
+        if tokens != 1:
+            torch.div(total, tokens, out=piece)
+        elif total is not piece:
+            piece.copy_(total)
+    return out
 
 
 def finite(tensor: torch.Tensor) -> bool:
-    """No NaN and no infinity. In one pass and without another tensor: no sum of fp32 numbers overflows fp64."""
-    return bool(torch.isfinite(tensor.sum(dtype=torch.float64)))
+    """No NaN and no infinity: a sum hides neither. That of large numbers may overflow all the same, so then each is looked at."""
+    return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 def settled(name: str, tensor: torch.Tensor, shape: Sequence[int], codec: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a fresh part is to everybody (a private fp32 CPU tensor), and the bytes that say so.
+    """What a fresh part is to everybody (fp32, CPU, contiguous: the step's own tensor if it can be), and the bytes that say so.
 
     Raises ValueError when the step gave another shape, or numbers that are not finite or cannot be sent in ``codec``.
     """
     if tuple(tensor.shape) != tuple(shape):
         raise ValueError(f"the step made {name} {tuple(tensor.shape)}, expected {tuple(shape)}")
     if codec == "fp32":
-        fresh = tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
+        fresh = tensor.detach().to("cpu", torch.float32).contiguous()
         data = encode(fresh, codec)
     else:
         data, fresh = settle(tensor, codec)

@@ -22,7 +22,7 @@ from node.core.ids import PeerId
 class Gathered:
     """What is to be reduced. ``claims``: tokens by contributor; ``gradients``: their sums over these tokens, fp32 on the
     CPU, in the order of ``names``. ``allowed`` and ``total``: see :func:`node.averaging.weights.weights`. Not ``summed``:
-    they are values already, and each counts for its tokens."""
+    they are values already, and each counts for its tokens. ``norms``: of ``gradients``, of whom they are known."""
 
     epoch: int
     names: tuple[str, ...]
@@ -31,6 +31,7 @@ class Gathered:
     allowed: Mapping[PeerId, int] = field(default_factory=dict)
     total: int = 0
     summed: bool = True
+    norms: Mapping[PeerId, Sequence[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,11 @@ class Reducer:
 
         Raises ValueError when nobody contributed, or all weigh nothing.
         """
-        sizes = {p: Size(t if g.summed else 1, tuple(map(_norm, g.gradients[p]))) for p, t in sorted(g.claims.items()) if t > 0}
+        sizes = {
+            p: Size(t if g.summed else 1, tuple(g.norms[p] if p in g.norms else map(_norm, g.gradients[p])))
+            for p, t in sorted(g.claims.items())
+            if t > 0
+        }
         # Before anybody is left out: what a liar claims must not become room for the claims of another.
         weigh = {p: w for p, w in weights(g.claims, g.allowed, g.total).items() if w > 0 and p in sizes}
         out = quarantined({p: sizes[p] for p in weigh}, self._settings.quarantine, g.epoch, g.names, self._trail)

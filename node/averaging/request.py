@@ -14,7 +14,9 @@ from node.averaging.groups import Group, micro_groups
 from node.core.ids import PeerId, RoundId
 
 Step = Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]]
-"""Mean gradients of owned parts (fp32, CPU) to their fresh parameters, same names and shapes. Runs on the given executor."""
+"""Mean gradients of owned parts (fp32, CPU) to their fresh parameters, same names and shapes. Runs on the given executor.
+
+What it gives is served as it is: nobody may change these tensors afterwards."""
 
 TOKENS_LIMIT = 1 << 40
 """Tokens nobody can have behind one epoch's gradients, when the caller knows no better bound."""

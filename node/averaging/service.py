@@ -23,7 +23,7 @@ from node.averaging.groups import contribute_until
 from node.averaging.ledger import Attempt
 from node.averaging.member import SERVICES, Answer, Errand, Exchanges, Unwelcome
 from node.averaging.owner import Owner
-from node.averaging.reduce import unfit
+from node.averaging.reduce import norms_of, unfit
 from node.averaging.request import Part, RoundOutcome, RoundRequest, Step
 from node.averaging.settings import AveragingSettings
 from node.core.clock import Clock, SystemClock
@@ -75,8 +75,8 @@ class CellRound:
         """
         started = self._clock.now()
         request = replace(request, up=request.up or self._settings.wire)
-        tokens, refused = await self._fit_to_give(request)
-        attempt = self._owner.open(request, step, tokens, started)
+        tokens, norms, refused = await self._fit_to_give(request)
+        attempt = self._owner.open(request, step, tokens, norms, started)
         attempt.refused.update(refused)
         failed: dict[PeerId, str] = {}
         unwelcome: dict[PeerId, Kind] = {}
@@ -112,18 +112,19 @@ class CellRound:
         """End what is still running; a step in progress is left to its executor and its result dropped."""
         await self._tasks.close()
 
-    async def _fit_to_give(self, request: RoundRequest) -> tuple[int, dict[PeerId, str]]:
-        """Tokens we give: 0 for a listener, or when our own gradients would be refused by every honest owner."""
+    async def _fit_to_give(self, request: RoundRequest) -> tuple[int, dict[str, float], dict[PeerId, str]]:
+        """Tokens we give, and the norms of our gradients: 0 for a listener, or when they would be refused by every honest owner."""
         me = self._transport.peer_id
         _consistent(request, me)
         if request.gradients is None or not request.tokens or me in request.listeners:
-            return 0, {}
+            return 0, {}, {}
         tokens = request.tokens if request.summed else 1
-        fault = await asyncio.to_thread(unfit, dict(request.gradients), tokens, self._settings.max_gradient_norm)
+        norms = await asyncio.to_thread(norms_of, dict(request.gradients))
+        fault = unfit(norms, tokens, self._settings.max_gradient_norm)
         if not fault:
-            return request.tokens, {}
+            return request.tokens, norms, {}
         self._say("own-gradients-unfit", f"{fault}; taking part in this round as a listener", level="error")
-        return 0, {me: fault}
+        return 0, {}, {me: fault}
 
     def _to_ask(self, request: RoundRequest, giving: bool) -> dict[PeerId, list[Errand]]:
         """Remote owners of this attempt, with the groups of which we do not have all from them yet."""

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from node.averaging import parcel
 from node.averaging.groups import micro_groups
 from node.averaging.member import Errand, Exchanges
 from node.averaging.settings import AveragingSettings
@@ -106,7 +107,7 @@ async def test_heads_of_other_shapes_are_refused_before_anything_is_set_aside(du
     messages = duel.messages()[:1]
     messages[0].head.tensors[0].shape[:] = shape
     messages[0].head.tensors[0].nbytes = math.prod(shape) * 4
-    monkeypatch.setattr(torch, "empty", never)
+    monkeypatch.setattr(parcel.Reader, "_open", never)
     (kind, _, _), outcome = await duel.against(messages)
     assert kind == "HEADS"
     assert bits(outcome.fresh, duel.cell.expected([duel.p0]))

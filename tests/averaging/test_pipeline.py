@@ -14,6 +14,7 @@ from node.averaging.events import Kind
 from node.averaging.groups import LET_IN
 from node.averaging.member import Errand, Exchanges, Unwelcome
 from node.averaging.owner import Owner
+from node.averaging.request import RoundRequest
 from node.averaging.settings import AveragingSettings
 from node.core.ids import RoundId
 
@@ -194,6 +195,26 @@ async def test_an_owner_that_stops_answering_after_a_group_ends_by_the_deadline(
     assert bits(outcome.fresh, cell.expected(cell.peers, list(outcome.fresh)))
 
 
+async def test_groups_go_up_in_order_though_a_later_one_is_encoded_first(cut, bits, monkeypatch):
+    cell = await cut(2)
+    p0, p1 = cell.peers
+    encode, later = RoundRequest.bytes_of, threading.Event()
+
+    def slow(request, name):
+        if name == "a.weight":
+            assert later.wait(60)
+        done = encode(request, name)
+        if name == "c.weight":
+            later.set()
+        return done
+
+    monkeypatch.setattr(RoundRequest, "bytes_of", slow)
+    owners = cell.owners([p0])
+    requests = {p: cell.request(p, owners=owners, deadline_s=300.0) for p in cell.peers}
+    outcomes = await asyncio.wait_for(cell.run_all(requests), 120)
+    assert all(bits(o.fresh, cell.expected(cell.peers)) for o in outcomes.values())
+
+
 class Counted:
     """Knows how many bytes of what an owner has read are still alive."""
 
@@ -202,12 +223,12 @@ class Counted:
         read = Owner._fit
 
         def fit(owner, *args):
-            named, fault = read(owner, *args)
-            for tensor in named.values():
+            given, fault = read(owner, *args)
+            for tensor in given.named.values():
                 self.alive += tensor.nbytes
                 weakref.finalize(tensor, self.freed, tensor.nbytes)
             self.peak = max(self.peak, self.alive)
-            return named, fault
+            return given, fault
 
         monkeypatch.setattr(Owner, "_fit", fit)
 
