@@ -49,6 +49,8 @@ P2pPort = Annotated[int | None, Option("--p2p-port", "--port", help="Port of the
 GrpcPort = Annotated[int | None, Option("--grpc-port", help="Port of the gRPC server; 0 picks one.")]
 Announce = Annotated[list[str] | None, Option("--announce", metavar="HOST:PORT", help="Where others should dial.")]
 Joins = Annotated[list[str] | None, Option("--join", metavar="INVITE|MULTIADDR", help="Whom to start from.")]
+DropStages = Annotated[str, Option("--drop-stages", metavar="S,S", help="Block stages to go without, e.g. 2,5.")]
+First = Annotated[int, Option("--first", min=0, metavar="K", help="Early exit: only the first K block stages; 0: all.")]
 HOME: dict[str, str] = {}
 """``--home``, which may stand anywhere on the command line."""
 
@@ -466,15 +468,44 @@ def generate(
     temperature: Annotated[float, Option(min=0.0, max=10.0, help="0 always takes the likeliest.")] = 0.8,
     top_k: Annotated[int, Option(min=0, help="Choose among so many; 0 among all.")] = 0,
     seed: Annotated[int, Option(min=0, max=2**63 - 1)] = 0,
+    drop_stages: DropStages = "",
+    first: First = 0,
     as_json: Json = False,
 ) -> int:
-    """Let the model speak, through the live swarm."""
+    """Let the model speak, through the live swarm. A stage nobody serves is left out if the run's skip ratio allows."""
     from node.control import commands
-    from protos.control_pb2 import GenerateRequest
+    from protos.control_pb2 import GenerateRequest, LeaveOut
 
-    request = GenerateRequest(prompt=prompt, max_tokens=max_tokens, temperature=temperature, seed=seed, top_k=top_k)
+    leave_out = LeaveOut(stages=_stages(drop_stages), after=first)
+    request = GenerateRequest(
+        prompt=prompt, max_tokens=max_tokens, temperature=temperature, seed=seed, top_k=top_k, leave_out=leave_out
+    )
     with _client() as client:
         return commands.generate(client, request, as_json=as_json)
+
+
+@app.command("eval", rich_help_panel=MODEL)
+def evaluate(
+    drop_stages: DropStages = "",
+    drop: Annotated[
+        float,
+        Option("--drop", min=0, max=0.999, help="Share of the block stages to leave out, in several choices; mean over them."),
+    ] = 0.0,
+    choices: Annotated[int, Option(min=1, max=1000, help="With --drop: choices of missing stages.")] = 8,
+    first: First = 0,
+    batches: Annotated[
+        int, Option(min=0, max=10_000, help="Held-out micro-batches; 0: as many as the run's own evaluation.")
+    ] = 0,
+    as_json: Json = False,
+) -> int:
+    """Held-out loss through the live swarm, with block stages missing if you say so."""
+    from node.control import commands
+    from protos.control_pb2 import EvaluateRequest, LeaveOut
+
+    leave_out = LeaveOut(stages=_stages(drop_stages), after=first)
+    request = EvaluateRequest(leave_out=leave_out, share=drop, choices=choices, batches=batches)
+    with _client() as client:
+        return commands.evaluate(client, request, as_json=as_json)
 
 
 @app.command(rich_help_panel=MODEL)
@@ -594,6 +625,15 @@ def _run_daemon(ours: NodeConfig, manifest: Manifest | None, invite: Invite | No
 
 def _some(values: list[str] | None) -> list[str] | None:
     return values or None
+
+
+def _stages(text: str) -> list[int]:
+    """ "2,5" as numbers. Raises UsageFault."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    for word in words:
+        if not (word.isascii() and word.isdigit() and len(word) < 6):
+            raise UsageFault(f"--drop-stages {text}: {word!r} is not the number of a stage", "write  --drop-stages 2,5")
+    return sorted({int(word) for word in words})
 
 
 def _assignments(pairs: list[str] | None) -> dict[str, Any]:

@@ -3,35 +3,65 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import AsyncIterator, Callable
-from typing import Protocol
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import torch
 
-from node.core.journey import Hop
+from node.core.errors import UsageFault
 from node.data.tokenizer import ByteTokenizer, Tokenizer
+from node.detour import Around, Detour, named
+from node.transport.port import TransportPort
+from protos import control_pb2 as pb
 from protos.control_pb2 import GenerateRequest
 
+if TYPE_CHECKING:
+    from node.assembly import Assembled
 
-class Forward(Protocol):
-    """The part of the pipeline that is needed: logits [1, V] of the position after ``tokens`` [1, T]."""
 
-    async def logits(self, hops: tuple[Hop, ...], tokens: torch.Tensor) -> torch.Tensor: ...
+async def speak(a: Assembled, transport: TransportPort, request: GenerateRequest) -> AsyncIterator[pb.Piece]:
+    """What ``tutti generate`` is told; ``a`` hosts the ends. A piece without text says which stages are missing from there on.
+
+    Raises UsageFault for stages that are not there, NetworkFault when one has nobody and may not be left out.
+    """
+    if a.tokenizer is None:
+        raise UsageFault("this peer has no tokenizer", "ask the daemon of an ends peer: tutti --home ITS_HOME generate ...")
+    pipeline, news = a.pipeline, list[Detour]()
+    asked = named(pipeline.settings.stages, request.leave_out.stages, request.leave_out.after)
+    way = Around(transport, pipeline.settings, lambda: a.work.plan, asked, news.append)
+    began, count, missing = time.monotonic(), 0, ()
+
+    def forward(turn: int, tokens: torch.Tensor) -> Awaitable[torch.Tensor]:
+        return way.take(turn, lambda hops: pipeline.logits(hops, tokens))
+
+    try:
+        async for text in sample(forward, a.tokenizer, request, a.seq_len):
+            for found in news:
+                if found.missing != missing:
+                    missing = found.missing
+                    yield pb.Piece(missing=pb.Missing(asked=found.asked, dead=found.dead, stages=found.stages))
+            news.clear()
+            count += 1
+            yield pb.Piece(text=text)
+    finally:
+        await way.close()
+    yield pb.Piece(last=True, tokens_per_s=count / max(1e-9, time.monotonic() - began))
 
 
 async def sample(
-    pipeline: Forward, route: Callable[[int], tuple[Hop, ...]], tokenizer: Tokenizer, request: GenerateRequest, window: int
+    forward: Callable[[int, torch.Tensor], Awaitable[torch.Tensor]], tokenizer: Tokenizer, request: GenerateRequest, window: int
 ) -> AsyncIterator[str]:
     """Yield the continuation of ``request.prompt`` piece by piece.
 
-    The model sees the last ``window`` tokens. ``temperature`` 0 takes the likeliest token; ``top_k`` 0 keeps all.
-    The same seed and parameters give the same text. Raises PeerFault when a stage has nobody left to answer.
+    ``forward(turn, tokens)`` gives the logits [1, V] of the position after ``tokens`` [1, T], of which it sees the last ``window``.
+    ``temperature`` 0 takes the likeliest token; ``top_k`` 0 keeps all. The same seed and parameters give the same text.
     """
     ids = [int(i) for i in tokenizer.encode(request.prompt)] or [int(i) for i in tokenizer.encode("\n")]
     dice = torch.Generator().manual_seed(request.seed)
     partial = codecs.getincrementaldecoder("utf-8")("replace")
     for turn in range(request.max_tokens or 100):
-        logits = (await pipeline.logits(route(turn), torch.tensor([ids[-window:]], dtype=torch.int64)))[0].float()
+        logits = (await forward(turn, torch.tensor([ids[-window:]], dtype=torch.int64)))[0].float()
         ids.append(_pick(logits, request.temperature, request.top_k, dice))
         piece = tokenizer.decode([ids[-1]])
         # A byte model may be in the middle of a character: hold its bytes back until it is whole.

@@ -24,6 +24,7 @@ from protos import ask_pb2 as ask
 from protos import control_pb2 as pb
 
 if TYPE_CHECKING:
+    from node.assembly import Assembled
     from node.daemon import Daemon
 
 HISTORY = 256
@@ -342,22 +343,27 @@ class View(Window):
 
     async def generate(self, request: pb.GenerateRequest) -> AsyncIterator[pb.Piece]:
         """Text through the live swarm, a piece a token."""
-        from node.generate import sample
+        from node.generate import speak
 
+        async for piece in speak(self._ends("start a sentence", "generate"), self._d.transport, request):
+            yield piece
+
+    async def evaluate(self, request: pb.EvaluateRequest) -> AsyncIterator[pb.Evaluated]:
+        """Held-out loss through the live swarm, one choice of missing stages after the other."""
+        from node.evaluate import answer
+
+        async for found in answer(self._ends("compute a loss", "eval"), self._d.transport, request):
+            yield found
+
+    def _ends(self, what: str, verb: str) -> Assembled:
+        """What this daemon hosts, if that is the ends. Raises UsageFault."""
         a = self._d.assembled
-        if a is None or a.ends is None or a.tokenizer is None:
+        if a is None or a.ends is None:
             raise UsageFault(
-                "this peer hosts no ends, so it cannot start a sentence",
-                "ask the daemon of an ends peer: tutti --home ITS_HOME generate ...",
+                f"this peer hosts no ends, so it cannot {what}",
+                f"ask the daemon of an ends peer: tutti --home ITS_HOME {verb} ...",
             )
-        plan = a.work.plan
-        if plan is None:
-            raise NetworkFault("the swarm has not begun: no plan yet", "wait for every stage to have a peer; see tutti status")
-        began, count = time.monotonic(), 0
-        async for text in sample(a.pipeline, lambda turn: a.work.route(plan, turn), a.tokenizer, request, a.seq_len):
-            count += 1
-            yield pb.Piece(text=text)
-        yield pb.Piece(last=True, tokens_per_s=count / max(1e-9, time.monotonic() - began))
+        return a
 
     async def export(self, directory: str) -> AsyncIterator[pb.Event]:
         """Gather every stage at one epoch and write a Hugging Face directory."""

@@ -205,28 +205,74 @@ class StopReply(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt", "max_tokens", "temperature", "seed", "top_k")
+    __slots__ = ("prompt", "max_tokens", "temperature", "seed", "top_k", "leave_out")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_OUT_FIELD_NUMBER: _ClassVar[int]
     prompt: str
     max_tokens: int
     temperature: float
     seed: int
     top_k: int
-    def __init__(self, prompt: _Optional[str] = ..., max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., seed: _Optional[int] = ..., top_k: _Optional[int] = ...) -> None: ...
+    leave_out: LeaveOut
+    def __init__(self, prompt: _Optional[str] = ..., max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., seed: _Optional[int] = ..., top_k: _Optional[int] = ..., leave_out: _Optional[_Union[LeaveOut, _Mapping]] = ...) -> None: ...
+
+class LeaveOut(_message.Message):
+    __slots__ = ("stages", "after")
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    stages: _containers.RepeatedScalarFieldContainer[int]
+    after: int
+    def __init__(self, stages: _Optional[_Iterable[int]] = ..., after: _Optional[int] = ...) -> None: ...
 
 class Piece(_message.Message):
-    __slots__ = ("text", "last", "tokens_per_s")
+    __slots__ = ("text", "last", "tokens_per_s", "missing")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
     text: str
     last: bool
     tokens_per_s: float
-    def __init__(self, text: _Optional[str] = ..., last: _Optional[bool] = ..., tokens_per_s: _Optional[float] = ...) -> None: ...
+    missing: Missing
+    def __init__(self, text: _Optional[str] = ..., last: _Optional[bool] = ..., tokens_per_s: _Optional[float] = ..., missing: _Optional[_Union[Missing, _Mapping]] = ...) -> None: ...
+
+class Missing(_message.Message):
+    __slots__ = ("asked", "dead", "stages")
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    asked: _containers.RepeatedScalarFieldContainer[int]
+    dead: _containers.RepeatedScalarFieldContainer[int]
+    stages: int
+    def __init__(self, asked: _Optional[_Iterable[int]] = ..., dead: _Optional[_Iterable[int]] = ..., stages: _Optional[int] = ...) -> None: ...
+
+class EvaluateRequest(_message.Message):
+    __slots__ = ("leave_out", "share", "choices", "batches")
+    LEAVE_OUT_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    leave_out: LeaveOut
+    share: float
+    choices: int
+    batches: int
+    def __init__(self, leave_out: _Optional[_Union[LeaveOut, _Mapping]] = ..., share: _Optional[float] = ..., choices: _Optional[int] = ..., batches: _Optional[int] = ...) -> None: ...
+
+class Evaluated(_message.Message):
+    __slots__ = ("missing", "loss", "tokens", "epoch")
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    missing: Missing
+    loss: float
+    tokens: int
+    epoch: int
+    def __init__(self, missing: _Optional[_Union[Missing, _Mapping]] = ..., loss: _Optional[float] = ..., tokens: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class ExportRequest(_message.Message):
     __slots__ = ("directory",)

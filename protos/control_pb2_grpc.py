@@ -70,6 +70,11 @@ class ControlStub:
                 request_serializer=protos_dot_control__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=protos_dot_control__pb2.Piece.FromString,
                 _registered_method=True)
+        self.Evaluate = channel.unary_stream(
+                '/tutti.v1.Control/Evaluate',
+                request_serializer=protos_dot_control__pb2.EvaluateRequest.SerializeToString,
+                response_deserializer=protos_dot_control__pb2.Evaluated.FromString,
+                _registered_method=True)
         self.Export = channel.unary_stream(
                 '/tutti.v1.Control/Export',
                 request_serializer=protos_dot_control__pb2.ExportRequest.SerializeToString,
@@ -130,6 +135,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Evaluate(self, request, context):
+        """held-out loss through the live swarm, stages left out if asked
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Export(self, request, context):
         """gathers every stage and writes a Hugging Face directory
         """
@@ -180,6 +192,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=protos_dot_control__pb2.GenerateRequest.FromString,
                     response_serializer=protos_dot_control__pb2.Piece.SerializeToString,
+            ),
+            'Evaluate': grpc.unary_stream_rpc_method_handler(
+                    servicer.Evaluate,
+                    request_deserializer=protos_dot_control__pb2.EvaluateRequest.FromString,
+                    response_serializer=protos_dot_control__pb2.Evaluated.SerializeToString,
             ),
             'Export': grpc.unary_stream_rpc_method_handler(
                     servicer.Export,
@@ -381,6 +398,33 @@ class Control:
             '/tutti.v1.Control/Generate',
             protos_dot_control__pb2.GenerateRequest.SerializeToString,
             protos_dot_control__pb2.Piece.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Evaluate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tutti.v1.Control/Evaluate',
+            protos_dot_control__pb2.EvaluateRequest.SerializeToString,
+            protos_dot_control__pb2.Evaluated.FromString,
             options,
             channel_credentials,
             insecure,

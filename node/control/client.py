@@ -67,6 +67,9 @@ class ControlClient:
     def generate(self, request: control_pb2.GenerateRequest, timeout_s: float = 600.0) -> Iterator[control_pb2.Piece]:
         return self._read(self._stub.Generate, request, timeout_s)
 
+    def evaluate(self, request: control_pb2.EvaluateRequest, timeout_s: float = 3600.0) -> Iterator[control_pb2.Evaluated]:
+        return self._read(self._stub.Evaluate, request, timeout_s)
+
     def export(self, directory: str, timeout_s: float = 3600.0) -> Iterator[control_pb2.Event]:
         return self._read(self._stub.Export, control_pb2.ExportRequest(directory=directory), timeout_s)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import sys
@@ -19,11 +20,11 @@ from rich.text import Text
 
 from node.control.client import ControlClient
 from node.control.snapshot import exit_code, plain
-from node.control.text import SORTS, event_line, peers_table, ping_lines, status_lines
+from node.control.text import SORTS, evaluated_lines, event_line, missing_words, peers_table, ping_lines, status_lines
 from node.control.words import clean
 from node.core.errors import ExitCode, LocalFault, NotRunning, TimedOut, UsageFault
 from protos.ask_pb2 import PeersAnswer
-from protos.control_pb2 import Event, GenerateRequest, PingReport
+from protos.control_pb2 import Evaluated, EvaluateRequest, Event, GenerateRequest, Missing, PingReport
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -104,18 +105,47 @@ def stop(client: ControlClient, *, now: bool) -> ExitCode:
 
 
 def generate(client: ControlClient, request: GenerateRequest, *, as_json: bool) -> ExitCode:
-    text, speed = "", 0.0
+    text, speed, missing = "", 0.0, Missing()
     for piece in client.generate(request):
         text, speed = text + piece.text, piece.tokens_per_s or speed
-        if not as_json:
+        if piece.HasField("missing"):
+            missing = piece.missing
+            if not as_json:
+                say(missing_words(missing))
+        elif not as_json:
             sys.stdout.write(_printable(piece.text))
             sys.stdout.flush()
     if as_json:
-        say_json({"prompt": request.prompt, "text": text, "tokens_per_s": speed})
+        gone = {"left_out": list(missing.asked), "dead": list(missing.dead)}
+        say_json({"prompt": request.prompt, "text": text, "tokens_per_s": speed, **gone})
         return ExitCode.OK
     print()
     if speed:
         say(f"{speed:.1f} tok/s")
+    return ExitCode.OK
+
+
+def evaluate(client: ControlClient, request: EvaluateRequest, *, as_json: bool) -> ExitCode:
+    """Every choice as it comes, on stderr; the table, or one document, at the end."""
+    found: list[Evaluated] = []
+    for one in client.evaluate(request):
+        found.append(one)
+        if not as_json:
+            say(f"{missing_words(one.missing)}: loss {one.loss:.4f}")
+    if not found:
+        raise LocalFault("the daemon evaluated nothing", "see  tutti logs --level error")
+    if not as_json:
+        print(f"epoch {found[0].epoch}, {found[0].tokens} held-out tokens")
+        print("\n".join(evaluated_lines(found)))
+        return ExitCode.OK
+    document: dict[str, Any] = {"epoch": found[0].epoch, "stages": found[0].missing.stages, "tokens": found[0].tokens}
+    document["choices"] = [{"left_out": list(f.missing.asked), "dead": list(f.missing.dead), "loss": f.loss} for f in found]
+    if others := found[1:]:
+        loss = sum(f.loss for f in others) / len(others)
+        document |= {"loss": loss, "perplexity_ratio": math.exp(loss - found[0].loss)}
+    else:
+        document["loss"] = found[0].loss
+    say_json(_finite(document))
     return ExitCode.OK
 
 

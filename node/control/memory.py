@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from node.core.errors import Refused
 from node.core.version import VERSION
 from node.telemetry.events import Journal
+from protos import control_pb2 as pb
 from protos.ask_pb2 import PeerLine, PeersAnswer, SwarmLine
 from protos.control_pb2 import Event, GenerateRequest, InviteReply, Piece, PingReport, RoundLine, Snapshot
 
@@ -48,9 +49,17 @@ class CannedWindow:
         self.stopped.set()
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Piece]:
+        if request.leave_out.stages:
+            yield Piece(missing=pb.Missing(asked=request.leave_out.stages, dead=[1], stages=8))
         for letter in request.prompt.upper()[: request.max_tokens]:
             yield Piece(text=letter)
         yield Piece(last=True, tokens_per_s=42.0)
+
+    async def evaluate(self, request: pb.EvaluateRequest) -> AsyncIterator[pb.Evaluated]:
+        named = list(request.leave_out.stages)
+        yield pb.Evaluated(missing=pb.Missing(asked=named, stages=4), loss=1.0, tokens=64, epoch=7)
+        for stage in range(1, 1 + round(4 * request.share)):
+            yield pb.Evaluated(missing=pb.Missing(asked=[*named, stage], stages=4), loss=1.0 + stage, tokens=64, epoch=7)
 
     async def export(self, directory: str) -> AsyncIterator[Event]:
         yield Event(at=1.0, level="info", room="checkpoint", kind="export-progress", text="stage 1 of 3 fetched", fields="{}")

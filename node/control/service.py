@@ -108,6 +108,10 @@ class ControlService(control_pb2_grpc.ControlServicer):
         async for piece in self._stream(context, self._window.generate, request):
             yield piece
 
+    async def Evaluate(self, request: control_pb2.EvaluateRequest, context: Any) -> AsyncIterator[control_pb2.Evaluated]:
+        async for found in self._stream(context, self._window.evaluate, request):
+            yield found
+
     async def Export(self, request: control_pb2.ExportRequest, context: Any) -> AsyncIterator[control_pb2.Event]:
         async for event in self._stream(context, self._window.export, request.directory):
             yield event

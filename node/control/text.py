@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from rich.console import Group
 from rich.table import Table
@@ -12,7 +14,7 @@ from node.control.snapshot import TIME_KINDS, SwarmView, cover, states, swarm_vi
 from node.control.words import chart, clean, count, milliseconds, size, span, stacked
 from node.core.ids import ENDS, PeerId, short
 from protos.ask_pb2 import PeerLine, PeersAnswer
-from protos.control_pb2 import Event, PingReport, Snapshot
+from protos.control_pb2 import Evaluated, Event, Missing, PingReport, Snapshot
 
 STATE_STYLE = {
     "training": "green", "ready": "green", "finished": "bold green", "joining": "cyan", "starting": "cyan", "waiting": "yellow",
@@ -142,6 +144,33 @@ def ping_lines(report: PingReport) -> list[str]:
         lines.append(f"{len(times)} answers   least {times[0] * 1000:.1f} ms, median {times[len(times) // 2] * 1000:.1f} ms")
     if report.error:
         lines.append(f"{who}: {clean(report.error)}")
+    return lines
+
+
+def missing_words(m: Missing) -> str:
+    """Which block stages are left out and why: "without block stages 5, 6 (as asked) and 3 (nobody answers), of 8"."""
+    parts = [
+        f"{', '.join(map(str, stages))} ({why})"
+        for stages, why in ((m.asked, "as asked"), (m.dead, "nobody answers"))
+        if stages
+    ]
+    count = len(m.asked) + len(m.dead)
+    return (
+        f"without block stage{'s' if count > 1 else ''} {' and '.join(parts)}, of {m.stages}" if parts else "all block stages"
+    )
+
+
+def evaluated_lines(found: Sequence[Evaluated]) -> list[str]:
+    """One line a choice of missing stages; beside the first the perplexity of the others over its own, and their mean."""
+    whole, others = found[0].loss, found[1:]
+    rows = [(missing_words(f.missing), f.loss) for f in found]
+    if others:
+        rows.append((f"mean of {len(others)} choices", fmean(f.loss for f in others)))
+    wide = max(len(words) for words, _ in rows)
+    lines = []
+    for i, (words, loss) in enumerate(rows):
+        over = f"   x {math.exp(loss - whole):.3f}" if i else ""
+        lines.append(f"{words:<{wide}}   loss {loss:.4f}   perplexity {math.exp(loss):.3f}{over}")
     return lines
 
 

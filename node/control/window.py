@@ -7,7 +7,7 @@ from typing import Protocol
 
 from node.telemetry.events import Journal
 from protos.ask_pb2 import PeersAnswer
-from protos.control_pb2 import Event, GenerateRequest, InviteReply, Piece, PingReport, Snapshot
+from protos.control_pb2 import Evaluated, EvaluateRequest, Event, GenerateRequest, InviteReply, Piece, PingReport, Snapshot
 
 
 class Window(Protocol):
@@ -37,6 +37,10 @@ class Window(Protocol):
         ...
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[Piece]: ...
+
+    def evaluate(self, request: EvaluateRequest) -> AsyncIterator[Evaluated]:
+        """One message for each choice of missing stages, that of ``leave_out`` first."""
+        ...
 
     def export(self, directory: str) -> AsyncIterator[Event]:
         """Progress, then one event of kind "exported" whose fields hold the directory."""

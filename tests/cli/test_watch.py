@@ -24,7 +24,8 @@ def test_the_exit_code_of_status_is_the_health(tutti, daemon):
 
 
 @pytest.mark.parametrize(
-    "words", [("status",), ("peers",), ("stop",), ("drain",), ("monitor",), ("generate", "x"), ("logs",), ("ping", "abc")]
+    "words",
+    [("status",), ("peers",), ("stop",), ("drain",), ("monitor",), ("generate", "x"), ("eval",), ("logs",), ("ping", "abc")],
 )
 def test_without_a_daemon_every_command_says_so_with_code_three(tutti, home, words):
     shown = tutti(*words)
@@ -86,6 +87,32 @@ def test_generate_and_export(tutti, daemon):
     shown = tutti("export", "out", "--json")
     assert json.loads(shown.stdout)["kind"] == "exported"
     assert "/out" in shown.stderr  # the daemon was told a whole path
+
+
+def test_generate_says_what_is_missing(tutti, daemon):
+    shown = tutti("generate", "hello", "--drop-stages", "6,5")
+    assert shown.stdout == "HELLO\n"
+    assert "without block stages 5, 6 (as asked) and 1 (nobody answers), of 8" in shown.stderr
+    document = json.loads(tutti("generate", "hello", "--drop-stages", "5", "--json").stdout)
+    assert (document["left_out"], document["dead"], document["text"]) == ([5], [1], "HELLO")
+    shown = tutti("generate", "hello", "--drop-stages", "5,x")
+    assert shown.returncode == 2
+    assert "'x' is not the number of a stage" in shown.stderr
+
+
+def test_eval_prints_every_choice_beside_the_first(tutti, daemon):
+    shown = tutti("eval", "--drop", "0.5")
+    first, one, _, mean = shown.stdout.splitlines()[1:]
+    assert first.startswith("all block stages")
+    assert first.endswith("loss 1.0000   perplexity 2.718")
+    assert one.startswith("without block stage 1 (as asked), of 4")
+    assert "mean of 2 choices" in mean
+    assert mean.endswith("loss 2.5000   perplexity 12.182   x 4.482")
+    document = json.loads(tutti("eval", "--drop", "0.25", "--drop-stages", "4", "--json").stdout)
+    assert [c["left_out"] for c in document["choices"]] == [[4], [4, 1]]
+    assert (document["loss"], document["epoch"], document["tokens"]) == (2.0, 7, 64)
+    assert document["perplexity_ratio"] == pytest.approx(2.71828, abs=1e-4)
+    assert json.loads(tutti("eval", "--json").stdout)["loss"] == 1.0
 
 
 def test_a_second_start_is_refused_before_anything_is_loaded(tutti, daemon):

@@ -1,0 +1,177 @@
+"""The way of forward-only work around stages that nobody serves: which block stages it goes through, and at whom.
+
+Enters: the plan, what the operator leaves out, who answers a ping. Leaves: hops. Never: a stage left out that the operator has
+not named and the run's skip ratio does not allow; nor the ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from node.core.errors import NetworkFault, PeerFault, UsageFault
+from node.core.ids import ENDS, PeerId
+from node.core.journey import Hop, Plan
+from node.core.tasks import Tasks
+from node.pipeline.route import fewest_hops
+from node.pipeline.settings import PipelineSettings
+from node.transport.port import TransportPort
+
+T = TypeVar("T")
+PING_S = 3.0
+"""For a sign of life."""
+WATCH_S = 5.0
+"""Work that is not home after so long may have been lost with a hop further on: the hops are asked whether they live, and again."""
+TOGETHER = 4
+"""Replicas of a stage that are asked at once; the others only if none of these lives."""
+TRIES = 5
+"""Ways tried for one piece of work."""
+
+
+@dataclass(frozen=True)
+class Detour:
+    """``live``: block stages that are visited, rising, each with peers that answer. ``asked``: stages left out because the
+    operator says so, ``dead``: because nobody who serves them answers. ``stages``: block stages of the run."""
+
+    live: tuple[tuple[int, tuple[PeerId, ...]], ...]
+    asked: tuple[int, ...]
+    dead: tuple[int, ...]
+    stages: int
+
+    def hops(self, turn: int) -> tuple[Hop, ...]:
+        """One live replica of every stage that is visited, in turn."""
+        return tuple(Hop(s, peers[turn % len(peers)]) for s, peers in self.live)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Every stage that is left out, rising."""
+        return tuple(sorted((*self.asked, *self.dead)))
+
+
+def named(stages: int, leave_out: Collection[int], after: int = 0) -> tuple[int, ...]:
+    """The block stages the operator leaves out: these, and with ``after`` every one behind that one. Raises UsageFault."""
+    if after > stages:
+        raise UsageFault(f"block stage {after} is not in this swarm", f"it has block stages 1 to {stages}")
+    asked = sorted({*leave_out, *(range(after + 1, stages + 1) if after else ())})
+    if ENDS in asked:
+        raise UsageFault(
+            "stage 0, the ends, is never left out: it is the embedding and the head", f"leave out block stages, 1 to {stages}"
+        )
+    if asked and asked[-1] > stages:
+        raise UsageFault(f"block stage {asked[-1]} is not in this swarm", f"it has block stages 1 to {stages}")
+    if len(asked) == stages:
+        raise UsageFault("that leaves out every block stage", "leave out one less")
+    return tuple(asked)
+
+
+def decide(settings: PipelineSettings, live: Mapping[int, Sequence[PeerId]], asked: Collection[int]) -> Detour:
+    """Leave out what was asked for, and what has nobody in ``live``, if all that is within the run's skip ratio.
+
+    Raises NetworkFault, naming the stage and what to do, when a stage nobody serves may not be left out.
+    """
+    stages = settings.stages
+    dead = tuple(s for s in range(1, stages + 1) if s not in asked and not live.get(s))
+    kept = stages - len(asked) - len(dead)
+    if dead and kept < fewest_hops(stages, settings.may_skip):
+        most = stages - fewest_hops(stages, settings.may_skip)
+        what = f"stage {dead[0]} has" if len(dead) == 1 else f"stages {', '.join(map(str, dead))} have"
+        already = f", {len(asked)} are left out already" if asked else ""
+        force = ",".join(map(str, sorted((*asked, *dead))))
+        raise NetworkFault(
+            f"{what} no live peer, and by itself this run leaves out at most {most} of its {stages} block stages "
+            f"(pipeline.may_skip = {settings.may_skip}){already}",
+            "wait for a replacement (tutti peers shows who is there; tutti swarm invite brings one)"
+            + (f", or go without all the same: --drop-stages {force}" if kept else ""),
+        )
+    found = tuple((s, tuple(live[s])) for s in range(1, stages + 1) if s not in asked and s not in dead)
+    return Detour(found, tuple(sorted(asked)), dead, stages)
+
+
+class Around:
+    """Carries forward-only work through the live swarm; of one request, closed with it.
+
+    ``plan()`` is the newest plan, or None. ``changed`` is called with every new :class:`Detour`, the first one included.
+    """
+
+    def __init__(
+        self,
+        transport: TransportPort,
+        settings: PipelineSettings,
+        plan: Callable[[], Plan | None],
+        asked: Collection[int] = (),
+        changed: Callable[[Detour], None] = lambda detour: None,
+    ) -> None:
+        self.transport, self.settings, self.asked = transport, settings, tuple(asked)
+        self._plan, self._changed = plan, changed
+        self._tasks = Tasks("around")
+        self._detour: Detour | None = None
+
+    @property
+    def detour(self) -> Detour:
+        """The way in use. Raises ValueError before the first :meth:`look`."""
+        if self._detour is None:
+            raise ValueError("nobody has looked who lives")
+        return self._detour
+
+    async def look(self) -> Detour:
+        """Who lives now. Raises NetworkFault when that is not enough, or the swarm has not begun."""
+        plan = self._plan()
+        if plan is None:
+            raise NetworkFault("the swarm has not begun: no plan yet", "wait for every stage to have a peer; see tutti status")
+        wanted = [s for s in range(1, self.settings.stages + 1) if s not in self.asked]
+        cells = [[m.peer for m in plan.cell(s) if m.current] for s in wanted]
+        living = await asyncio.gather(*(self._living(peers) for peers in cells))
+        found = decide(self.settings, dict(zip(wanted, living, strict=True)), self.asked)
+        if self._detour is None or found.missing != self._detour.missing:
+            self._changed(found)
+        self._detour = found
+        return found
+
+    async def take(self, turn: int, work: Callable[[tuple[Hop, ...]], Coroutine[Any, Any, T]]) -> T:
+        """The result of ``work(hops)``, on another way when a hop is lost; ``turn`` says whose turn it is among replicas.
+
+        Raises NetworkFault when a stage that may not be left out has nobody, or no way worked.
+        """
+        detour, why = self._detour or await self.look(), ""
+        for _ in range(TRIES):
+            try:
+                return await self._watched(detour.hops(turn), work)
+            except PeerFault as e:
+                why, turn = str(e), turn + 1
+                detour = await self.look()
+        raise NetworkFault(f"everybody answers, but forward work does not come home: {why}", "see tutti logs, here and there")
+
+    async def close(self) -> None:
+        """End what is under way."""
+        await self._tasks.close()
+
+    async def _watched(self, hops: tuple[Hop, ...], work: Callable[[tuple[Hop, ...]], Coroutine[Any, Any, T]]) -> T:
+        """A hop that has taken the work tells nobody when it dies, so the hops are asked now and then."""
+        task = self._tasks.spawn(work(hops), "forward")
+        try:
+            while not (await asyncio.wait((task,), timeout=WATCH_S))[0]:
+                for hop, alive in zip(hops, await asyncio.gather(*(self._answers(h.peer) for h in hops)), strict=True):
+                    if not alive and not task.done():
+                        raise PeerFault(hop.peer, f"stage {hop.stage} does not answer")
+            return task.result()
+        finally:
+            task.cancel()
+
+    async def _living(self, peers: Sequence[PeerId]) -> tuple[PeerId, ...]:
+        """Those of the first peers that answer."""
+        for i in range(0, len(peers), TOGETHER):
+            some = peers[i : i + TOGETHER]
+            answers = await asyncio.gather(*(self._answers(p) for p in some))
+            if any(answers):
+                return tuple(p for p, alive in zip(some, answers, strict=True) if alive)
+        return ()
+
+    async def _answers(self, peer: PeerId) -> bool:
+        try:
+            async with asyncio.timeout(PING_S):
+                await self.transport.ping(peer, PING_S)
+        except (PeerFault, TimeoutError):
+            return False
+        return True

@@ -1,0 +1,235 @@
+"""Forward-only work around stages that nobody serves: what may be left out, what it computes then, and what is said of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import node.detour
+from node.core.errors import NetworkFault, PeerFault, UsageFault
+from node.core.ids import PeerId
+from node.core.journey import Hop, Member, Plan
+from node.data.tokenizer import ByteTokenizer
+from node.detour import Around, decide, named
+from node.evaluate import choose, evaluate
+from node.generate import speak
+from node.pipeline.settings import PipelineSettings
+from protos.control_pb2 import GenerateRequest, LeaveOut
+
+
+class Pings:
+    """A transport of which only signs of life are wanted."""
+
+    def __init__(self) -> None:
+        self.dead: set[str] = set()
+
+    async def ping(self, peer: PeerId, timeout: float = 5.0) -> float:
+        if peer in self.dead:
+            raise PeerFault(peer, "cannot be reached")
+        return 0.001
+
+
+def planned(stages: int, replicas: str = "ab") -> Plan:
+    members = (Member(PeerId("s0a"), 0), *(Member(PeerId(f"s{s}{x}"), s) for s in range(1, stages + 1) for x in replicas))
+    return Plan(3, 1, PeerId("s0a"), members, (), {})
+
+
+def around(
+    pings: Pings, stages: int = 4, may_skip: float = 0.5, asked: tuple[int, ...] = (), told: list | None = None
+) -> Around:
+    settings, plan = PipelineSettings(stages=stages, may_skip=may_skip), planned(stages)
+    return Around(pings, settings, lambda: plan, asked, (told if told is not None else []).append)  # pyright: ignore
+
+
+def test_what_nobody_serves_is_left_out_within_the_skip_ratio_only():
+    live = {1: ("a",), 2: (), 3: ("c", "d"), 4: ("e",)}
+    found = decide(PipelineSettings(stages=4, may_skip=0.25), live, ())
+    assert (found.dead, found.asked, found.missing) == ((2,), (), (2,))
+    assert found.hops(1) == (Hop(1, PeerId("a")), Hop(3, PeerId("d")), Hop(4, PeerId("e")))
+    with pytest.raises(NetworkFault, match=r"^stage 2 has no live peer.*at most 0 of its 4") as refused:
+        decide(PipelineSettings(stages=4), live, ())
+    assert "--drop-stages 2" in refused.value.next_step
+    # What the operator leaves out counts too, and he may leave out what the run does not by itself.
+    with pytest.raises(NetworkFault, match="1 are left out already") as refused:
+        decide(PipelineSettings(stages=4, may_skip=0.25), live, (3,))
+    assert "--drop-stages 2,3" in refused.value.next_step
+    assert decide(PipelineSettings(stages=4), live, (2, 3)).dead == ()
+    with pytest.raises(NetworkFault, match="stages 1, 2, 3, 4 have no live peer") as refused:
+        decide(PipelineSettings(stages=4, may_skip=1.0), {}, ())
+    assert "--drop-stages" not in refused.value.next_step
+
+
+def test_what_can_be_named():
+    assert named(6, [5, 2, 5]) == (2, 5)
+    assert named(6, [2], after=4) == (2, 5, 6)
+    assert named(6, [], after=6) == ()
+    for words, after, why in (([0], 0, "ends"), ([7], 0, "7"), ([], 7, "7"), ([1, 2], 2, "every"), (range(1, 7), 0, "every")):
+        with pytest.raises(UsageFault, match=why):
+            named(6, words, after)
+
+
+def test_choices_of_missing_stages_are_even_and_different():
+    found = choose(8, (3,), 4, 14)
+    assert len(set(found)) == len(found) == 14
+    assert all(len(c) == 4 and 3 in c for c in found)
+    times = Counter(s for c in found for s in c)
+    assert times.pop(3) == 14
+    assert max(times.values()) - min(times.values()) <= 2
+    assert sorted(choose(3, (), 1, 50)) == [(1,), (2,), (3,)]
+    assert choose(3, (1, 2), 2, 50) == [(1, 2)]
+
+
+async def test_work_that_is_lost_takes_another_way():
+    pings, told, tried = Pings(), [], []
+    way = around(pings, told=told)
+
+    async def work(hops: tuple[Hop, ...]) -> int:
+        tried.append(hops)
+        if len(tried) == 1:
+            pings.dead |= {"s2a", "s2b", "s3a"}
+            raise PeerFault(PeerId("s2a"), "connection lost")
+        return sum(h.stage for h in hops)
+
+    assert await way.take(0, work) == 1 + 3 + 4
+    assert [h.peer for h in tried[1]] == ["s1b", "s3b", "s4b"]
+    assert [d.missing for d in told] == [(), (2,)]
+    pings.dead |= {"s3b", "s4a", "s4b"}
+    with pytest.raises(NetworkFault, match="stages 2, 3, 4"):
+        await way.look()
+    await way.close()
+
+
+async def test_work_that_hangs_behind_a_dead_hop_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(node.detour, "WATCH_S", 0.0)
+    pings, ways, hung = Pings(), [], asyncio.Event()
+    way = around(pings)
+
+    async def work(hops: tuple[Hop, ...]) -> tuple[int, ...]:
+        ways.append(hops)
+        if len(ways) == 1:
+            pings.dead |= {"s4a", "s4b"}
+            try:
+                await asyncio.Event().wait()
+            finally:
+                hung.set()
+        return tuple(h.stage for h in hops)
+
+    async with asyncio.timeout(60):
+        assert await way.take(0, work) == (1, 2, 3)
+    assert hung.is_set()
+    await way.close()
+
+
+async def test_work_that_nobody_can_do_ends():
+    async def work(hops: tuple[Hop, ...]) -> None:
+        raise PeerFault(hops[0].peer, "I host stage 9")
+
+    way = around(Pings())
+    with pytest.raises(NetworkFault, match="I host stage 9"):
+        await way.take(0, work)
+    nobody = Around(Pings(), PipelineSettings(), lambda: None)  # pyright: ignore
+    with pytest.raises(NetworkFault, match="not begun"):
+        await nobody.look()
+
+
+def hidden(swarm, tokens: torch.Tensor, *visited: int) -> torch.Tensor:
+    """Hidden states of the model in one process over these block stages, a layer each."""
+    h, blocks = swarm.unsplit.ends.embed(tokens), swarm.unsplit.blocks
+    for s in visited:
+        h = blocks.model.layers[str(s - 1)](h, blocks.rope)
+    return h
+
+
+class Batches:
+    """Held-out text of a tiny vocabulary."""
+
+    def __init__(self, swarm) -> None:
+        self.pairs = [swarm.batch(SimpleNamespace(index=i, samples=range(4))) for i in range(3)]
+
+    def held_out(self, i: int):
+        return self.pairs[i]
+
+    def held_out_count(self) -> int:
+        return len(self.pairs)
+
+    def loss(self, swarm, *visited: int) -> float:
+        """Nats per token of the model in one process over these block stages."""
+        total = 0.0
+        for tokens, targets in self.pairs:
+            total += float(swarm.unsplit.ends.loss(hidden(swarm, tokens, *visited), targets)[0].detach())
+        return total / sum(targets.numel() for _, targets in self.pairs)
+
+
+async def test_the_loss_with_stages_missing_is_that_of_the_model_without_their_layers(make_swarm, monkeypatch):
+    monkeypatch.setattr(node.detour, "PING_S", 60.0)
+    swarm = await make_swarm(may_skip=0.34).fill(replicas=2)
+    plan, room, text = swarm.plan(1), swarm.rooms["s0a"], Batches(swarm)
+    swarm.adopt(plan)
+
+    def through(asked: object) -> Around:
+        return Around(room.transport, room.settings, lambda: plan, asked)  # pyright: ignore
+
+    async def measured(*asked: int, share: float = 0.0) -> list[tuple]:
+        found = [f async for f in evaluate(room, text, through, asked, share, 8, 3)]
+        return [(f.asked, f.dead, pytest.approx(f.loss, abs=5e-6)) for f in found]
+
+    assert await measured() == [((), (), text.loss(swarm, 1, 2, 3))]
+    assert await measured(1, 3) == [((1, 3), (), text.loss(swarm, 2))]
+    third = await measured(share=0.34)
+    assert sorted(third[1:], key=lambda f: f[0]) == [
+        ((1,), (), text.loss(swarm, 2, 3)), ((2,), (), text.loss(swarm, 1, 3)), ((3,), (), text.loss(swarm, 1, 2)),
+    ]  # fmt: skip
+    await swarm.kill("s2a")
+    assert await measured() == [((), (), text.loss(swarm, 1, 2, 3))]
+    await swarm.kill("s2b")
+    assert await measured() == [((), (2,), text.loss(swarm, 1, 3))]
+    both = sorted((await measured(share=0.67))[1:], key=lambda f: f[0])
+    assert both == [((1,), (2,), text.loss(swarm, 3)), ((3,), (2,), text.loss(swarm, 1))]
+    with pytest.raises(UsageFault, match="missing anyway"):
+        await measured(share=0.1)
+    with pytest.raises(NetworkFault, match="stage 2 has no live peer"):
+        await measured(3)
+
+
+async def test_a_text_goes_on_without_a_stage_that_dies_and_says_so(make_swarm, monkeypatch):
+    monkeypatch.setattr(node.detour, "PING_S", 60.0)
+    swarm = await make_swarm(may_skip=0.34).fill(replicas=1)
+    plan, room = swarm.plan(1), swarm.rooms["s0a"]
+    swarm.adopt(plan)
+
+    class Letters(ByteTokenizer):
+        """The tiny vocabulary as bytes 0 to 30."""
+
+        def encode(self, text: str):
+            return [ord(c) % 31 for c in text]
+
+    host = SimpleNamespace(pipeline=room, work=SimpleNamespace(plan=plan), tokenizer=Letters(), seq_len=swarm.model.seq_len)  # pyright: ignore
+
+    async def said(request: GenerateRequest, dies: int = -1) -> tuple[str, list]:
+        text, news = "", []
+        async for piece in speak(host, room.transport, request):  # pyright: ignore
+            if piece.HasField("missing"):
+                news.append((len(text), list(piece.missing.asked), list(piece.missing.dead)))
+            text += piece.text
+            if len(text) == dies:
+                await swarm.kill("s3a")
+        return text, news
+
+    def alone(ids: list[int], *visited: int) -> int:
+        h = hidden(swarm, torch.tensor([ids[-swarm.model.seq_len :]]), *visited)
+        return int(swarm.unsplit.ends.logits(h)[0, -1].argmax())
+
+    ids = [ord(c) % 31 for c in "abc"]
+    for i in range(6):
+        ids.append(alone(ids, *((1, 2, 3) if i < 4 else (1, 2))))
+    request = GenerateRequest(prompt="abc", max_tokens=6)
+    assert await said(request, dies=4) == (bytes(ids[3:]).decode(), [(4, [], [3])])
+    request.leave_out.CopyFrom(LeaveOut(after=2))
+    ids = [ord(c) % 31 for c in "abc"]
+    for _ in range(6):
+        ids.append(alone(ids, 1, 2))
+    assert await said(request) == (bytes(ids[3:]).decode(), [(0, [3], [])])
