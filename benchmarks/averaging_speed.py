@@ -110,7 +110,9 @@ def speed(report: Report, runs: int = 5, worlds: tuple[int, ...] = (2, 4), numbe
     for world in worlds:
         told: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
         with ExitStack() as stack:
-            crews = {kind: stack.enter_context(Crew(kind, world, numbers)) for kind in dict.fromkeys(k for k, _ in ways)}
+            crews = {kind: Crew(kind, world, numbers) for kind in dict.fromkeys(k for k, _ in ways)}
+            for crew in crews.values():  # all have been started
+                stack.enter_context(crew)
             for run in range(runs + 1):
                 for kind, codec in ways:
                     result = crews[kind].round(codec)
