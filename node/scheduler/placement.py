@@ -47,7 +47,8 @@ def choose_stage(view: View, able: Iterable[int], me: PeerId) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """``peer`` should change from stage ``source`` to stage ``target``; ``gain`` is new over old swarm speed."""
+    """``peer`` should change from stage ``source`` to stage ``target``; ``gain`` is new over old swarm speed, with all moves
+    that were chosen together."""
 
     peer: PeerId
     source: int
@@ -55,45 +56,60 @@ class Move:
     gain: float
 
 
-def choose_move(
+def choose_moves(
     view: View,
     movable: Iterable[int],
     *,
     download_s: float,
     horizon_s: float,
-    at_least: float = 1.1,
+    at_least: float = 1.03,
     stay: Container[PeerId] = (),
-) -> Move | None:
-    """The one change of stage that helps the swarm most, or None when none is worth its price.
+    away: Container[PeerId] = (),
+    most: int = 4,
+) -> list[Move]:
+    """The changes of stage that help the swarm most, at most ``most`` of them at once; none when none are worth their price.
 
-    The swarm is as fast as its slowest stage. A move pays when what is gained over ``horizon_s`` is more than what
-    the mover does not do during the ``download_s`` it needs to fetch the new stage, and when the swarm gets faster
-    by ``at_least`` that factor (a smaller gain would be undone by the next wobble of a measurement). The mover is
-    assumed to be as fast in the new stage as in the old one. A stage is never left empty, and only stages in
-    ``movable`` give or take peers; those in ``stay`` do not move.
+    The swarm is as fast as its slowest stage. Step by step that stage gets the peer whose change lifts the slower of the two stages
+    most. As many of these steps are taken as pay best: where two stages are equally slow, the first alone gains nothing. Steps pay
+    by what is gained over ``horizon_s``, less what the swarm loses while the movers fetch their new stage (``download_s``): what
+    the slowest stage does not do then, and the movers' share of the work. The swarm must get faster by the factor ``at_least``: a
+    smaller gain would be undone by the next wobble of a measurement.
+
+    A mover is assumed to be as fast in the new stage as in the old one. Peers in ``away`` are on their way to the stage they are
+    listed in: they count there later, not now. They and those in ``stay`` do not move, a stage keeps one peer that serves, and
+    only stages in ``movable`` give or take.
     """
     stages, allowed = sorted(view), set(movable)
-    speeds = _speeds(view)
-    loads = {stage: sum(speeds[stage].values()) for stage in stages}
     if len(stages) < 2:
-        return None
-    before = min(loads.values())
-    target = min(stages, key=lambda s: (loads[s], s))
-    if target not in allowed:
-        return None
-    best: Move | None = None
-    for source in stages:
-        if source == target or source not in allowed or len(speeds[source]) < 2:
-            continue
-        for peer, speed in sorted(speeds[source].items()):
-            if peer in stay:
+        return []
+    cells = _speeds(view)
+    here = {s: {p: v for p, v in cells[s].items() if p not in away} for s in stages}
+    free = {s: [(v, p) for p, v in sorted(here[s].items()) if p not in stay] if s in allowed else [] for s in stages}
+    loads, serving = ({s: sum(cell[s].values()) for s in stages} for cell in (cells, here))
+    before, quiet, price = min(loads.values()), min(serving.values()), download_s / len(stages)
+    steps: list[tuple[PeerId, int, int]] = []
+    best, paid, gain, work = 0, 0.0, 1.0, 0.0
+    while len(steps) < most and (target := min(stages, key=lambda s: (loads[s], s))) in allowed:
+        worth, found = 0.0, None
+        for source in stages:
+            if source == target or len(here[source]) < 2:
                 continue
-            without = {**loads, source: loads[source] - speed}
-            after = min({**without, target: loads[target] + speed}.values())
-            lost = max(0.0, before - min(without.values())) * download_s
-            if after < before * at_least or (after - before) * horizon_s <= lost:
-                continue
-            gain = after / before if before > 0 else float("inf")
-            if best is None or gain > best.gain:
-                best = Move(peer, source, target, gain)
-    return best
+            for speed, peer in free[source]:
+                lower = min(loads[source] - speed, loads[target] + speed)
+                net = (lower - loads[target]) * horizon_s - speed * price
+                if lower > loads[target] and (found is None or net > worth):
+                    worth, found = net, (speed, peer, source)
+        if found is None:
+            break
+        speed, peer, source = found
+        steps.append((peer, source, target))
+        free[source].remove((speed, peer))
+        del here[source][peer]
+        loads[source], loads[target] = loads[source] - speed, loads[target] + speed
+        serving[source], work = serving[source] - speed, work + speed
+        after = min(loads.values())
+        lost = max(0.0, quiet - min(serving.values())) * download_s + work * price
+        pays = (after - before) * horizon_s - lost
+        if after >= before * at_least and pays > paid:
+            best, paid, gain = len(steps), pays, after / before if before > 0 else math.inf
+    return [Move(peer, source, target, gain) for peer, source, target in steps[:best]]

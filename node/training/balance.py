@@ -1,17 +1,20 @@
-"""When a peer should change its stage: the bottleneck gets help from whoever can best spare it. Pure.
+"""When peers should change their stage: the bottleneck gets help from whoever can best spare it. Pure.
 
-The rule is :func:`node.scheduler.placement.choose_move`; here is the patience around it, so that peers do not run to and fro.
+The rule is :func:`node.scheduler.placement.choose_moves`; here is the patience around it, so that peers do not run to and fro.
 """
 
 from __future__ import annotations
 
 from node.core.ids import PeerId
 from node.core.journey import Version
-from node.scheduler.placement import Move, choose_move
+from node.scheduler.placement import Move, choose_moves
 from node.training.roster import Roster
 
 SETTLED_MOVES = 10
 """A peer that was asked to change its stage is left alone for that many times ``every_s``."""
+
+AT_ONCE = 8
+"""One of so many peers may be asked to move at a time, and always two."""
 
 
 class Balance:
@@ -19,29 +22,58 @@ class Balance:
 
     def __init__(self, stages: int, every_s: float, download_s: float) -> None:
         self._stages, self._every, self._download = stages, every_s, download_s
-        self._asked: dict[PeerId, float] = {}
+        self._asked: dict[PeerId, tuple[float, int, float]] = {}
+        """When, to which stage, and how fast it was."""
+        self._behind: dict[PeerId, float] = {}
         self._looked: float | None = None
+        self._known: set[PeerId] = set()
+        self._changes: list[float] = []
+        """When somebody came or went, those that only changed their stage left out."""
 
     def refused(self, peer: PeerId, now: float) -> None:
         """It stays; it is not asked again soon."""
-        self._asked[peer] = now
+        _, _, speed = self._asked.get(peer, (0.0, 0, 0.0))
+        self._asked[peer] = now, 0, speed
 
-    def look(self, roster: Roster, base: Version | None, now: float) -> Move | None:
-        """The one change that pays, or None: not yet, nothing worth its price, or somebody is too new to be judged."""
+    def look(self, roster: Roster, base: Version | None, now: float) -> list[Move]:
+        """The changes that pay, often none, and none before it is time to look again.
+
+        Who was asked and is not here is on its way, and counts where it goes. Who has just come, so that it was not measured or
+        does not hold ``base`` yet, counts as any other where it is, and stays; who does not hold it for long does not count.
+        """
         if self._looked is None:
             self._looked = now
         if not self._every or now - self._looked < self._every or base is None:
-            return None
+            return []
         self._looked = now
+        settled = SETTLED_MOVES * self._every
         here = {p: c for p, c in roster.candidates.items() if not c.leaving and 1 <= c.stage <= self._stages}
-        if any(c.speed <= 0 or not roster.can_start(p, base) for p, c in here.items()):
-            return None
-        horizon = SETTLED_MOVES * self._every
-        self._asked = {p: at for p, at in self._asked.items() if now - at < horizon}
-        if not self._asked.keys() <= here.keys():
-            return None  # whoever was asked is on its way: until it is back nobody knows what it changed
-        view = {s: {p: roster.speed(p) for p, c in here.items() if c.stage == s} for s in range(1, self._stages + 1)}
-        move = choose_move(view, view, download_s=self._download, horizon_s=horizon, stay=self._asked)
-        if move is not None:
-            self._asked[move.peer] = now
-        return move
+        self._asked = {p: told for p, told in self._asked.items() if now - told[0] < settled}
+        self._behind = {p: self._behind.get(p, now) for p in here if not roster.can_start(p, base)}
+        view: dict[int, dict[PeerId, float]] = {s: {} for s in range(1, self._stages + 1)}
+        away = set(self._behind)
+        for p, c in here.items():
+            if now - self._behind.get(p, now) < settled:
+                view[c.stage][p] = roster.believed(p)
+                if c.speed <= 0:
+                    away.add(p)
+        for p, (_, target, speed) in self._asked.items():
+            if p not in here and target:
+                view[target][p] = speed
+                away.add(p)
+        most = max(2, len(here) // AT_ONCE)
+        horizon = self._lasts(set(here) | self._asked.keys(), now, settled)
+        moves = choose_moves(
+            view, view, download_s=self._download, horizon_s=horizon, stay=self._asked, away=away, most=most
+        )  # fmt: skip
+        for move in moves:
+            self._asked[move.peer] = now, move.target, view[move.source][move.peer]
+        return moves
+
+    def _lasts(self, known: set[PeerId], now: float, settled: float) -> float:
+        """How long what is gained now will last: until somebody else comes or goes, judged by how often that was of late."""
+        if self._known:
+            self._changes += [now] * len(known ^ self._known)
+        self._known = known
+        self._changes = [at for at in self._changes if now - at < settled]
+        return max(self._every, settled / (1 + len(self._changes)))

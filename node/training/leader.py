@@ -392,14 +392,16 @@ class Leader:
         return [ev.Report("went-back", text, "warning", {"epoch": base.epoch, "from": was.epoch})]
 
     def _rebalance(self, now: float) -> list[Any]:
-        """Once in a while, one peer from the stage that can spare it to the stage that holds the others up."""
-        move = self._balance.look(self.roster, self.base, now)
-        if move is None or self.base is None or self.base.epoch >= self.facts.epochs:
+        """Once in a while, peers from the stages that can spare them to the stage that holds the others up."""
+        if self.base is None or self.base.epoch >= self.facts.epochs:
             return []
-        self.moves += 1
-        text = f"peer {short(move.peer)} should change from stage {move.source} to {move.target}: {move.gain:.2f} times as fast"
-        about = {"peer": move.peer, "source": move.source, "target": move.target, "gain": move.gain}
-        return [ev.Move(move.peer, move.target), ev.Report("move-asked", text, facts=about)]
+        done: list[Any] = []
+        for m in self._balance.look(self.roster, self.base, now):
+            self.moves += 1
+            text = f"peer {short(m.peer)} should change from stage {m.source} to {m.target}: {m.gain:.2f} times as fast"
+            about = {"peer": m.peer, "source": m.source, "target": m.target, "gain": m.gain}
+            done += [ev.Move(m.peer, m.target), ev.Report("move-asked", text, facts=about)]
+        return done
 
     # ------------------------------------------------------------ run and close
 

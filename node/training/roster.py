@@ -130,12 +130,17 @@ class Roster:
 
     def speed(self, peer: PeerId) -> float:
         """Micro-batches per second to plan with, quantised; 0 for unknown."""
+        believed = self.believed(peer)
+        if believed > 0:
+            believed = self._speeds[peer] = quantise(believed, self._speeds.get(peer, 0.0), per_octave=2)
+        return believed
+
+    def believed(self, peer: PeerId) -> float:
+        """Micro-batches per second as they are claimed and seen; 0 for unknown."""
         # Who gets nothing is not measured either: now and then its speed counts as unknown, and it is tried again.
         if self._idle.get(peer, 0) >= FORGIVE_AFTER:
             return 0.0
-        believed = min(self.candidates[peer].speed, self._bound(peer))
-        self._speeds[peer] = quantise(believed, self._speeds.get(peer, 0.0), per_octave=2)
-        return self._speeds[peer]
+        return min(self.candidates[peer].speed, self._bound(peer))
 
     def _bound(self, peer: PeerId) -> float:
         """The most that is believed of a claim: ``CEILING`` times what neighbours see, in the units of its siblings.
