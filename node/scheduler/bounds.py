@@ -19,6 +19,8 @@ MOST_STEPS = 400_000
 
 FEW_PEERS = 64
 """Above, numpy is worth its import."""
+RECENT = 64
+"""Homecomings looked at for one launch: with fewer the bound is lower, never wrong."""
 
 
 def lower_bounds(problem: Problem) -> dict[str, float]:
@@ -53,7 +55,7 @@ def chain(p: Problem, o: int, count: int, trip: float) -> float:
     home: list[float] = []
     for k in range(count):
         start = k * forward
-        for j in range(max(0, k - 3 * slots + 1), k - slots + 1):
+        for j in range(max(0, k - 3 * slots + 1, k - slots - RECENT), k - slots + 1):
             start = max(start, home[j] + p.gap + (k - slots - j) * (forward + back))
         home.append(max(start + trip, home[-1] + back if home else 0.0))
     return home[-1]

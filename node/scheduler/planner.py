@@ -171,7 +171,7 @@ def _improve(problem: Problem, best: _Best, budget: _Budget, bound: float, seed:
     search = Search(Estimator(problem), best.routes, seed)
     search.moves = tried
     begin = budget.used(tried)
-    lanes = _lanes(problem, seed)
+    lanes = _lanes(problem, seed, lambda: budget.used(tried) < 0.5)
     for until, heat in PHASES:
         coarse = heat == PHASES[0][1]
         if coarse and lanes is None:
@@ -189,8 +189,9 @@ def _improve(problem: Problem, best: _Best, budget: _Budget, bound: float, seed:
     return search.moves
 
 
-def _lanes(problem: Problem, seed: int) -> tuple[int, list[Route]] | None:
-    """As few paths for each origin as visit all stages equally often, and a plan of them; None: there are none to repeat."""
+def _lanes(problem: Problem, seed: int, go_on: Callable[[], bool]) -> tuple[int, list[Route]] | None:
+    """As few paths for each origin as visit all stages equally often, and a plan of them; None: there are none to repeat, or
+    ``go_on`` ended the search for them."""
     counts = set(problem.counts.values())
     if len(counts) != 1:
         return None
@@ -198,9 +199,11 @@ def _lanes(problem: Problem, seed: int) -> tuple[int, list[Route]] | None:
     for each in range(1, count // 2 + 1):
         if count % each:
             continue
+        if not go_on():
+            return None
         few = replace(problem, counts=dict.fromkeys(problem.counts, each), owed=frozenset())
         try:
-            routes = insertion(few, deal(few), seed, by_origin=True)
+            routes = insertion(few, deal(few), seed, True, go_on)
         except UsageFault:
             continue
         if routes is None:

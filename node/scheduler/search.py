@@ -16,6 +16,8 @@ from node.scheduler.rules import joined, safe
 
 POOL = 160
 """Routes kept for an origin and a set of stages, the shortest."""
+LEAST, MOST_STEPS = 6, 40_000
+"""Partial routes kept at least while a pool is made, and lengthened at most: a tenth of a second."""
 WARM, COLD = 0.02, 0.0005
 """What a worse plan may cost more, over the makespan: at the beginning and at the end."""
 EVEN = 0.05
@@ -215,17 +217,16 @@ class Search:
         """Routes of a set of stages, the shortest first."""
         found = self._pools.get((origin, stages))
         if found is None:
-            made = {
-                r
-                for order in orders(self.problem, stages, 64 if len(stages) <= 6 else 8)
-                for r in self._shortest(origin, order)
-            }
+            several = orders(self.problem, stages, 64 if len(stages) <= 6 else 8)
+            each = sum(len(self.problem.stages[s]) for s in stages)
+            width = max(LEAST, min(POOL, MOST_STEPS // max(1, len(several) * each)))
+            made = {r for order in several for r in self._shortest(origin, order, width)}
             found = sorted(made, key=lambda r: (self.estimator.solo(r), r))[:POOL]
             self._pools[origin, stages] = found
         return found
 
-    def _shortest(self, origin: int, order: StageSet) -> list[Route]:
-        """The shortest routes through stages in this order: a beam of :data:`POOL`, so all if there are few."""
+    def _shortest(self, origin: int, order: StageSet, width: int) -> list[Route]:
+        """The shortest routes through stages in this order: a beam of ``width``, so all if there are few."""
         p = self.problem
         beam: list[tuple[float, Route]] = [(0.0, (origin,))]
         work = 1 + p.backward
@@ -236,5 +237,5 @@ class Search:
                 for n in p.stages[s]
             ]
             home = [(t + p.delays[r[-1]][origin] + p.delays[origin][r[-1]], t, r) for t, r in grown]
-            beam = [(t, r) for _, t, r in sorted(home)[:POOL]] if len(home) > POOL else grown
+            beam = [(t, r) for _, t, r in sorted(home)[:width]] if len(home) > width else grown
         return [r for _, r in beam]
