@@ -538,13 +538,17 @@ def schedule(
     moves: Annotated[int, Option("--moves", min=0, help="Plans to try instead: the same result on every machine.")] = 0,
     slots_ends: Annotated[int, Option("--slots-ends", min=0, help="In flight at an ends peer; 0: as in the problem.")] = 0,
     seed: Annotated[int, Option("--seed", min=0, help="Of the search.")] = 0,
+    assign: Annotated[
+        bool, Option("--assign", help="First look for better places of the peers, stages of the same sizes.")
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Plan which peers every micro-batch of an epoch visits: paths in launch order, makespan, lower bound.
 
     PROBLEM.json: {"delays_s": [[...]], "compute_s": [...], "stages": [[ends peers], [stage 1], ...], "path_length": stages of a
     path with stage 0, "microbatches_per_end": n or [...]} and, if wanted, slots_ends, slots_stage, backward_ratio, loss_ratio,
-    gap_s, max_swaps, max_swap_distance, max_jump, equal_visits, owed ({"ends peer": [stages it must train]} or "all").
+    gap_s, max_swaps, max_swap_distance, max_jump, equal_visits, owed ({"ends peer": [stages it must train]} or "all");
+    for --assign: may_host ({"peer": [stages it can host]}), sync_ratio (weight of the worst link inside a stage).
 
     EVENTS.json: {"events": [{"at_s": 3.0, "what": "death", "peer": 7}, {"what": "busy", "peer": 7, "for_s": 2.0, ...},
     {"what": "drift", "compute_factor": 1.1, "delays_factor": 1.1, "peer": 7 or none for all, ...}, {"what": "join", "stage": 2,
@@ -552,7 +556,7 @@ def schedule(
     """
     from node.scheduler import command
 
-    return command.run_command(command.Options(file, as_json, gantt, replan, limit, moves, slots_ends, seed))
+    return command.run_command(command.Options(file, as_json, gantt, replan, limit, moves, slots_ends, seed, assign))
 
 
 @app.command(rich_help_panel=MODEL)

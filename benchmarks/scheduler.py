@@ -1,11 +1,12 @@
 """The planner of paths beside SkipPipe's published plans and simple planners; how it grows; planning again while peers die.
 
-    python -m benchmarks.scheduler [--json -] [--quick]
+    python -m benchmarks.scheduler [--json -] [--quick] [--only 1,2,3,5]
 
   1  two published settings: makespan by exact replay, time of the first plan, distance to the lower bound; six slots at the ends;
-     made-up swarms beside round robin, greedy and insertion
+     peers assigned to stages anew; made-up swarms beside round robin, greedy and insertion
   2  20 to 1,000 peers: seconds of one core
   3  a tenth of the peers dies at random during an epoch: time to plan again, makespan over a plan that knew; costs drift by 10%
+  5  thirty-two hours of preemptions: share of the best possible throughput with and without rebalancing (benchmarks/trace.py)
 
 All seconds of planning are seconds of one core (``time.process_time``). The published search needed 502 s for A and 90 s for B, as
 its authors' program was measured elsewhere, on another machine; its plans' makespans are exact replays.
@@ -24,6 +25,8 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.report import Report
+from benchmarks.trace import rebalancing
+from node.scheduler.assignment import assign, worst_link
 from node.scheduler.dealing import deal
 from node.scheduler.first import insertion, origins_in_turns, round_robin
 from node.scheduler.planner import Plan, make_plan
@@ -45,13 +48,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
     parser.add_argument("--quick", action="store_true", help="one seed, no 1,000 peers")
+    parser.add_argument("--only", default="1,2,3,5", help="which items, by number")
     args = parser.parse_args()
-    report = Report()
-    published(report, 1 if args.quick else 3)
-    made_up_swarms(report, 1.0 if args.quick else 3.0)
-    growth(report, (20, 50, 100) if args.quick else (20, 50, 100, 200, 500, 1000))
-    deaths(report, 4 if args.quick else 20)
-    drift(report, 2 if args.quick else 8)
+    report, parts = Report(), args.only.split(",")
+    if "1" in parts:
+        published(report, 1 if args.quick else 3)
+        assignments(report, 1 if args.quick else 3)
+        made_up_swarms(report, 1.0 if args.quick else 3.0)
+    if "2" in parts:
+        growth(report, (20, 50, 100) if args.quick else (20, 50, 100, 200, 500, 1000))
+    if "3" in parts:
+        deaths(report, 4 if args.quick else 20)
+        drift(report, 2 if args.quick else 8)
+    if "5" in parts:
+        rebalancing(report, 1 if args.quick else 3, 8.0 if args.quick else 32.0)
     return report.end(args.json)
 
 
@@ -99,6 +109,23 @@ def published(report: Report, seeds: int) -> None:
         spread = f"{min(p.makespan for p in six):.3f} to {worst.makespan:.3f} in {seeds} seeds, bound {worst.bound:.3f}"
         target = SIX[name]
         report.add(f"1 setting {name}, 6 slots at the ends", worst.makespan, "s", spread, f"{target}", worst.makespan <= target)
+
+
+def assignments(report: Report, seeds: int) -> None:
+    """Peers to stages: ours beside the assignment in the published settings, which their genetic search (DT-FM's, by links) found;
+    both planned by the same planner for as long."""
+    for name in PUBLISHED:
+        given = load(name)
+        theirs = timed(given, LIMIT)
+        found = [assign(given, clock=time.process_time, limit_s=LIMIT, seed=seed) for seed in range(seeds)]
+        plans = [timed(f.problem, LIMIT, seed) for seed, f in enumerate(found)]
+        over = [plan.makespan / theirs.makespan for plan in plans]
+        links = ", ".join(f"{worst_link(f.problem):.2f}" for f in found)
+        text = f"{min(p.makespan for p in plans):.2f} to {max(p.makespan for p in plans):.2f} s in {seeds} seeds, published assignment "
+        text += f"{theirs.makespan:.2f} s; worst link inside a stage {links} s, theirs {worst_link(given):.2f} s; {found[0].tried} tried"
+        report.add(
+            f"1 setting {name}, assigned anew, over the genetic one", max(over), "ratio", text, "at most 1", max(over) <= 1
+        )
 
 
 def until_as_good(problem: Problem, wanted: float, seed: int) -> float:

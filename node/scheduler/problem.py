@@ -22,7 +22,7 @@ MOST_COUNT = 1 << 20
 KNOWN = (
     *("name", "delays_s", "compute_s", "stages", "locations", "path_length", "slots_ends", "slots_stage"),
     *("microbatches_per_end", "backward_ratio", "loss_ratio", "gap_s", "max_swaps", "max_swap_distance", "max_jump"),
-    *("equal_visits", "owed", "reference"),
+    *("equal_visits", "owed", "reference", "may_host", "sync_ratio"),
 )
 
 Route = tuple[int, ...]
@@ -34,7 +34,10 @@ class Problem:
     """All times in seconds. ``delays[a][b]``: from a to b. ``compute[n]``: one forward at n; a backward takes
     ``backward`` times as long, a loss ``loss`` times; ``gap``: idle after every task. ``stages[0]``: the ends peers.
     ``counts[o]``: micro-batches of each of them. ``slots[n]``: micro-batches peer n may hold, from forward to backward.
-    ``owed``: (origin, stage) that some path must join, because earlier epochs did not."""
+    ``owed``: (origin, stage) that some path must join, because earlier epochs did not.
+
+    For assignment only: ``slots_ends`` and ``block_slots[n]``, what peer n holds at the ends and elsewhere; ``may_host``: the stages
+    of peers that cannot host all; ``sync_ratio``: weight of the worst link inside a stage beside the makespan."""
 
     name: str
     delays: tuple[tuple[float, ...], ...]
@@ -53,6 +56,14 @@ class Problem:
     owed: frozenset[tuple[int, int]] = frozenset()
     labels: tuple[str, ...] = ()
     reference: Mapping[str, float] = field(default_factory=dict)
+    slots_ends: int = 0
+    block_slots: tuple[int, ...] = ()
+    may_host: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    sync_ratio: float = 1.0
+
+    def may(self, n: int, stage: int) -> bool:
+        """Whether peer n can host the stage: memory, or its operator's wish."""
+        return n not in self.may_host or stage in self.may_host[n]
 
     @cached_property
     def stage_of(self) -> dict[int, int]:
@@ -72,7 +83,7 @@ class Problem:
     def with_slots(self, ends: int) -> Problem:
         """The same problem with ``ends`` micro-batches in flight at every ends peer."""
         mine = set(self.stages[0])
-        return replace(self, slots=tuple(ends if n in mine else s for n, s in enumerate(self.slots)))
+        return replace(self, slots=tuple(ends if n in mine else s for n, s in enumerate(self.slots)), slots_ends=ends)
 
 
 def parse(document: Any) -> Problem:
@@ -127,6 +138,10 @@ def parse(document: Any) -> Problem:
         reference={str(k)[:40]: float(v) for k, v in reference.items() if isinstance(v, int | float)}
         if isinstance(reference, dict)
         else {},
+        slots_ends=ends,
+        block_slots=tuple(each),
+        may_host=_may_host(document.get("may_host"), len(stages), peers),
+        sync_ratio=seconds(document.get("sync_ratio", 1.0), "sync_ratio"),
     )
 
 
@@ -212,3 +227,18 @@ def _owed(given: Any, stages: tuple[tuple[int, ...], ...]) -> frozenset[tuple[in
             raise UsageFault(f"owed names {key[:40]}, which is no ends peer", "name peers of stages[0]")
         found.update((origin, whole(s, f"a stage owed to {key}", 1, len(stages) - 1)) for s in wanted)
     return frozenset(found)
+
+
+def _may_host(given: Any, stages: int, peers: int) -> dict[int, frozenset[int]]:
+    if given is None:
+        return {}
+    if not isinstance(given, dict) or not all(isinstance(x, list) for x in given.values()):
+        raise UsageFault(
+            "may_host is not an object", 'give {"7": [1, 2]}: the stages that peer 7 can host; others can host all'
+        )
+    found: dict[int, frozenset[int]] = {}
+    for key, able in given.items():
+        if not (key.isascii() and key.isdecimal() and len(key) < 8 and int(key) < peers):
+            raise UsageFault(f"may_host names {key[:40]}, which is no peer", f"name peers from 0 to {peers - 1}")
+        found[int(key)] = frozenset(whole(s, f"a stage that {key} may host", 0, stages - 1) for s in able)
+    return found

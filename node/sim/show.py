@@ -107,7 +107,7 @@ def figure(o: Outcome, title: str) -> Figure:
         if seconds:
             axes.axvspan(at, min(at + seconds, o.seconds), color="#ddd", alpha=0.5, linewidth=0)
     for at, kind, *_ in o.struck:
-        axes.axvline(at, color="#c33", linewidth=0.8)
+        axes.axvline(at, ymax=0.93, color="#c33", linewidth=0.8)
         axes.text(at, top * 1.02, MARKS.get(kind, "*"), color="#c33", ha="center", fontsize=8)
     axes.step([0.0, *(c[0] for c in o.commits), o.seconds], [0, *(c[1] for c in o.commits), max([0, *(c[1] for c in o.commits)])],
               where="post", color="#227722", linewidth=2)  # fmt: skip

@@ -138,3 +138,15 @@ def test_other_refusals(capsys, tmp_path):
 def test_a_swarm_of_one_of_each_is_planned():
     one = {"delays_s": [[0, 1], [1, 0]], "compute_s": [1, 1], "stages": [[0], [1]], "path_length": 2, "microbatches_per_end": 2}
     assert parse(one).total == 2
+
+
+def test_peers_are_put_where_they_are_better(capsys):
+    code, out, _ = ask(capsys, str(DATA / "skippipe_A.json"), "--json", "--assign", "--moves", "120")
+    said = json.loads(out)
+    assert code == 0
+    assert said["assignment"]["after_s"] < said["assignment"]["before_s"]
+    given = json.loads((DATA / "skippipe_A.json").read_text())
+    assert [len(peers) for peers in said["stages"]] == [len(peers) for peers in given["stages"]]
+    again = parse(given | {"stages": said["stages"]})
+    routes = [(row["origin"], *row["hops"]) for row in said["paths"]]
+    assert replay(again, routes).makespan == pytest.approx(said["makespan_s"], abs=1e-6)
