@@ -1,12 +1,14 @@
 """The planner of paths beside SkipPipe's published plans and simple planners; how it grows; planning again while peers die.
 
-    python -m benchmarks.scheduler [--json -] [--quick] [--only 1,2,3,5]
+    python -m benchmarks.scheduler [--json -] [--quick] [--only 1,3]
 
   1  two published settings: makespan by exact replay, time of the first plan, distance to the lower bound; six slots at the ends;
      peers assigned to stages anew; made-up swarms beside round robin, greedy and insertion
   2  20 to 1,000 peers: seconds of one core
   3  a tenth of the peers dies at random during an epoch: time to plan again, makespan over a plan that knew; costs drift by 10%
+  4  eight daemons on shaped links: epochs with planned paths beside round robin (benchmarks/live_paths.py; needs root)
   5  thirty-two hours of preemptions: share of the best possible throughput with and without rebalancing (benchmarks/trace.py)
+  6  a model trained with stages left out, and its loss with stages missing (benchmarks/skipping.py)
 
 All seconds of planning are seconds of one core (``time.process_time``). The published search needed 502 s for A and 90 s for B, as
 its authors' program was measured elsewhere, on another machine; its plans' makespans are exact replays.
@@ -19,7 +21,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -47,22 +49,57 @@ def main() -> int:
     """Print all; exit 0 when every target holds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
-    parser.add_argument("--quick", action="store_true", help="one seed, no 1,000 peers")
-    parser.add_argument("--only", default="1,2,3,5", help="which items, by number")
+    parser.add_argument("--quick", action="store_true", help="one seed, no 1,000 peers, short training")
+    parser.add_argument("--only", metavar="N,N", default=",".join(ITEMS), help=f"some of {', '.join(ITEMS)}")
     args = parser.parse_args()
-    report, parts = Report(), args.only.split(",")
-    if "1" in parts:
-        published(report, 1 if args.quick else 3)
-        assignments(report, 1 if args.quick else 3)
-        made_up_swarms(report, 1.0 if args.quick else 3.0)
-    if "2" in parts:
-        growth(report, (20, 50, 100) if args.quick else (20, 50, 100, 200, 500, 1000))
-    if "3" in parts:
-        deaths(report, 4 if args.quick else 20)
-        drift(report, 2 if args.quick else 8)
-    if "5" in parts:
-        rebalancing(report, 1 if args.quick else 3, 8.0 if args.quick else 32.0)
+    wanted = args.only.split(",")
+    if unknown := [item for item in wanted if item not in ITEMS]:
+        parser.error(f"--only {unknown[0]}: there are {', '.join(ITEMS)}")
+    report = Report()
+    for item in wanted:
+        ITEMS[item](report, args.quick)
     return report.end(args.json)
+
+
+def item_1(report: Report, quick: bool) -> None:
+    published(report, 1 if quick else 3)
+    assignments(report, 1 if quick else 3)
+    made_up_swarms(report, 1.0 if quick else 3.0)
+
+
+def item_2(report: Report, quick: bool) -> None:
+    growth(report, (20, 50, 100) if quick else (20, 50, 100, 200, 500, 1000))
+
+
+def item_3(report: Report, quick: bool) -> None:
+    deaths(report, 4 if quick else 20)
+    drift(report, 2 if quick else 8)
+
+
+def item_4(report: Report, quick: bool) -> None:
+    from benchmarks import live_paths
+
+    live_paths.rows(report, 10 if quick else live_paths.EPOCHS)
+
+
+def item_5(report: Report, quick: bool) -> None:
+    rebalancing(report, 1 if quick else 3, 8.0 if quick else 32.0)
+
+
+def item_6(report: Report, quick: bool) -> None:
+    from benchmarks import skipping
+
+    skipping.rows(report, 60 if quick else skipping.EPOCHS)
+
+
+ITEMS: dict[str, Callable[[Report, bool], None]] = {
+    "1": item_1,
+    "2": item_2,
+    "3": item_3,
+    "4": item_4,
+    "5": item_5,
+    "6": item_6,
+}
 
 
 def load(name: str) -> Problem:
