@@ -376,7 +376,7 @@ def rebalancing(
             o = outcomes[0]
             text = f"{min(shares):.3f} to {max(shares):.3f} in {seeds} seeds; worst hour {min(o.worst_hour for o in outcomes):.3f}; "
             text += f"{o.joins} newcomers, {o.deaths} deaths, {o.moves} moves in the first"
-            asked = f"{TARGET}; published {0.958 if name == 'ours' else 0.827}" if name in ("ours", "nobody moves") else ""
+            asked = {"ours": f"{TARGET}; published 0.958", "nobody moves": "published 0.827"}.get(name, "")
             holds = mean(shares) >= TARGET if name == "ours" else None
             where = f"5 {kind} speeds, {stages} stages, up to {zones * ZONE} peers, {hours:.0f} h: {name}"
             report.add(
