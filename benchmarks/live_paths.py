@@ -55,7 +55,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "turns-33": ("round robin, a third left out", {"scheduler.paths": "round-robin", "scheduler.skip": 0.34, "pipeline.may_skip": 0.34}),
 }  # fmt: skip
 TARGET = 0.65
-LOAD_S, EPOCH_S = 300.0, 60.0
+LOAD_S, EPOCH_S = 600.0, 60.0
 """Bounds: eight daemons that load torch on two busy cores; an epoch."""
 
 
