@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from node.averaging.member import SERVICES
 from node.averaging.service import CellRound
 from node.checkpoint.service import StateService
 from node.checkpoint.settings import CheckpointSettings
@@ -36,6 +37,7 @@ from node.scheduler.quotas import quotas
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
 from node.training.leader import RunFacts
+from node.training.meetings import Meetings
 from node.training.meter import Meter
 from node.training.presence import Presence
 from node.training.service import Training
@@ -112,6 +114,11 @@ async def assemble(
         gradients=local.gradients if local else None,
     )
     cell = CellRound(transport, manifest.averaging, executor=thread, journal=journal, clock=clock, on_error=on_error)
+    outer = None
+    if manifest.outer.every:
+        # Between cells nothing is a gradient: its norms say nothing of theirs, and nobody's is left out for them.
+        between = replace(manifest.averaging, wire="fp32", reducer=manifest.outer.reducer, quarantine=0.0, max_gradient_norm=1e30)
+        outer = CellRound(transport, between, executor=thread, journal=journal, clock=clock, on_error=on_error, service=SERVICES[1])
     store = CheckpointStore(
         config.checkpoint_dir(manifest.run_id), config.checkpoint, manifest.run_id,
         tell=lambda why: journal.emit("checkpoint", "checkpoint-ignored", why, "warning"),
@@ -127,8 +134,9 @@ async def assemble(
         metrics,
         meter,
         text,
+        outer,
     )
-    work = Work(state, engines, t, manifest.optimizer, m.seq_len, identity.peer_id, on_error)
+    work = Work(state, engines, t, manifest.optimizer, m.seq_len, identity.peer_id, on_error, manifest.outer)
     StateService(transport, work, config.checkpoint, clock=clock, on_served=work.served)
     training = Training(identity, stage, run_facts(manifest, work), transport, work, presence.ends, clock, journal, on_error)
     # Copies of others' state are not counted: who is left alone keeps none, and must be able to own it all.
@@ -136,6 +144,8 @@ async def assemble(
     meter.accuse = training.accuse
     transport.on_lost(lambda peer: training.accuse(peer, "its connection broke"))
     transport.on_lost(cell.gone)
+    if outer is not None:
+        transport.on_lost(outer.gone)
     told = device.describe() if local is None else f"{len(devices)} x {device.describe()}"
     layers = layer_cut(m, p.stages)[stage - 1] if stage else None
     said = f"{layers.start}-{layers.stop - 1}" if layers else "embedding, head"
@@ -175,6 +185,7 @@ def run_facts(manifest: Manifest, work: Work) -> RunFacts:
     """What the leader plans with: the manifest's numbers and the engines' pure functions."""
     m, p, t = manifest.model, manifest.pipeline, manifest.training
     parts = {s: parts_of(parameter_shapes(m, p.stages, s), manifest.optimizer) for s in range(p.stages + 1)}
+    sizes = {s: {part.name: part.bytes for part in of} for s, of in parts.items()}
     order = SampleOrder(1, manifest.data.seed)  # the cursor counts positions; which window one is matters at the ends only
 
     def place(
@@ -207,6 +218,8 @@ def run_facts(manifest: Manifest, work: Work) -> RunFacts:
         min_replicas=t.min_replicas, epoch_timeout_s=t.epoch_timeout_s, round_timeout_s=manifest.averaging.round_timeout_s,
         eval_every=t.eval_every, assign=place, assign_paths=lay, sampler=sampler, cursor=cursor, recall=work.recall,
         run_id=manifest.run_id, sequence=m.seq_len, rebalance_every_s=t.rebalance_every_s,
+        cell=manifest.averaging.peers,
+        meetings=Meetings(manifest.outer, sizes, manifest.data.seed, t.epochs) if manifest.outer.every else None,
     )  # fmt: skip
 
 

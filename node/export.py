@@ -65,7 +65,7 @@ async def _every_stage(a: Assembled, m: Manifest, transport: TransportPort, plan
 async def _stage(a: Assembled, m: Manifest, transport: TransportPort, plan: Plan, stage: int) -> Stage:
     if stage == a.stage.stage:
         return a.stage.parameters(), a.stage.epoch
-    return await _fetch_stage(a, m, transport, [x.peer for x in plan.cell(stage) if x.current], stage)
+    return await _fetch_stage(a, m, transport, [x.peer for x in plan.cell(stage, min(plan.cells(stage))) if x.current], stage)
 
 
 async def _fetch_stage(a: Assembled, m: Manifest, transport: TransportPort, donors: list[PeerId], stage: int) -> Stage:

@@ -19,6 +19,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from node.averaging.outer import CARRIES, OPTIMIZERS, STRATEGIES, OuterSettings, carried
+from node.averaging.formats import FORMATS
 from node.averaging.settings import AveragingSettings
 from node.core.errors import Refused, UsageFault, WireError
 from node.core.ids import PeerId, RunId
@@ -63,7 +65,7 @@ MANIFEST_RULES: dict[str, Rule] = {
     "pipeline.forward_timeout_s": Rule(0.1, 3600.0),
     "pipeline.may_skip": _SHARE,
     "pipeline.watch": Rule(0.0, 1000.0),
-    "averaging.cell": Rule(choices=("all",)),
+    "averaging.cell": Rule(pattern="all|[1-9][0-9]{0,5}", says='"all", or a number of peers'),
     "averaging.wire": Rule(choices=("fp32", "bf16", "fp16", "int8")),
     "averaging.group_bytes": Rule(1 << 10, 1 << 40),
     "averaging.round_timeout_s": Rule(0.1, 3600.0),
@@ -73,6 +75,13 @@ MANIFEST_RULES: dict[str, Rule] = {
     "averaging.trim": Rule(0.0, 0.49),
     "averaging.clip": Rule(0.1, 1000.0),
     "averaging.clip_iterations": Rule(1, 100),
+    "outer.strategy": Rule(choices=tuple(STRATEGIES)),
+    "outer.carries": Rule(choices=tuple(CARRIES)),
+    "outer.optimizer": Rule(choices=OPTIMIZERS),
+    "outer.codec": Rule(choices=tuple(FORMATS)),
+    "outer.every": Rule(0, 10**6),
+    "outer.lr": Rule(0.0, 1000.0),
+    "outer.momentum": Rule(0.0, 0.9999),
     "optimizer.name": Rule(choices=("muon", "shampoo", "soap", "adamw")),
     "optimizer.lr": Rule(0.0, 100.0),
     "optimizer.momentum": Rule(0.0, 0.9999),
@@ -137,6 +146,7 @@ class Manifest:
     model: ModelSettings = field(default_factory=ModelSettings)
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
     averaging: AveragingSettings = field(default_factory=AveragingSettings)
+    outer: OuterSettings = field(default_factory=OuterSettings)
     optimizer: OptimSettings = field(default_factory=OptimSettings)
     data: DataSettings = field(default_factory=DataSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
@@ -194,6 +204,7 @@ class Manifest:
             raise UsageFault(f"averaging.quarantine = {a.quarantine}", "0 for off, or 2 and more: honest norms differ")
         if a.reducer == "trimmed-mean" and a.trim == 0:
             raise UsageFault("averaging.trim = 0", 'must be above 0 while averaging.reducer = "trimmed-mean"')
+        carried(self.outer, a.peers)
         if self.data.tokenizer == "bytes" and m.vocab < BYTE_VOCAB:
             raise UsageFault(f"model.vocab = {m.vocab}", f'data.tokenizer = "bytes" needs {BYTE_VOCAB}')
         if t.eval_every and self.data.holdout == 0.0:
@@ -243,7 +254,8 @@ class Manifest:
             table = tomlkit.table()
             table.comment((kind.__doc__ or "").strip().splitlines()[0])
             for key, value in dataclasses.asdict(getattr(self, name)).items():
-                table.add(key, value)
+                if value is not None:  # TOML has no word for it, and it is the default
+                    table.add(key, list(value) if isinstance(value, tuple) else value)
             doc.add(name, table)
         signature = signature or self.signature
         if signature is not None:
@@ -277,6 +289,7 @@ SECTIONS: dict[str, type] = {
     "model": ModelSettings,
     "pipeline": PipelineSettings,
     "averaging": AveragingSettings,
+    "outer": OuterSettings,
     "optimizer": OptimSettings,
     "data": DataSettings,
     "training": TrainingSettings,

@@ -14,10 +14,12 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PARAMETERS: _ClassVar[Kind]
     OPTIMIZER: _ClassVar[Kind]
     SPARE: _ClassVar[Kind]
+    OUTER: _ClassVar[Kind]
 KIND_UNSPECIFIED: Kind
 PARAMETERS: Kind
 OPTIMIZER: Kind
 SPARE: Kind
+OUTER: Kind
 
 class DescribeRequest(_message.Message):
     __slots__ = ("stage", "kind", "epoch", "any_epoch", "names", "lineage")

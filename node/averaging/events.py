@@ -42,7 +42,7 @@ class Kind(StrEnum):
 class Opened:
     """Our own round begins. ``groups``: the parts we own in it, in the order of their steps; ``held``: parts whose fresh bytes
     we already have (from this or a former owner); ``tokens``: behind our own gradients, 0 for none; ``contribute_by``: when to
-    step each group without the late."""
+    step each group without the late; ``may_hold``: parts that nobody gives anything to stay as they are, which is no fault."""
 
     round: RoundId
     me: PeerId
@@ -55,6 +55,7 @@ class Opened:
     tokens: int
     contribute_by: tuple[float, ...]
     token_limit: int
+    may_hold: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +177,8 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Reduce the contributions of these peers to a group, who claim ``tokens`` in all, and step ``names``. One at a time."""
+    """Reduce the contributions of these peers to a group, who claim ``tokens`` in all, and step ``names``. One at a time.
+    Without contributors: keep the parts as they are."""
 
     round: RoundId
     group: int

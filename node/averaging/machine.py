@@ -230,7 +230,7 @@ class RoundMachine:
             of_epoch = self._of_epoch(opened.round.epoch)
             # Nobody is waited for twice who has not said a word.
             epoch.missing |= awaited - {s.began.peer for _, s in of_epoch if s.phase in COMING}
-            if not books.given:
+            if not books.given and not opened.may_hold:
                 return self._latch(opened.round.epoch, epoch, "nobody gave gradients for these parts")
             epoch.claimed |= names
             epoch.stepping = True

@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from node.averaging.central import Hogwild, ParameterServer, Stale
 from node.averaging.formats import FORMATS
-from node.averaging.gossip import Exponential, Pairs, Ring
-from node.averaging.moshpit import Moshpit
-from node.averaging.strategy import Butterfly, Strategy
 from node.core.errors import UsageFault
+
+if TYPE_CHECKING:
+    from node.averaging.strategy import Strategy
 
 STRATEGIES: dict[str, str] = {
     "butterfly": "all members in one group, each reduces one part",
@@ -39,18 +39,18 @@ OPTIMIZERS = ("none", "sgd", "nesterov")
 
 @dataclass(frozen=True)
 class OuterSettings:
-    """How cells average with each other. The values of DiLoCo (arXiv 2311.08105) are the defaults of its own."""
+    """How cells average with each other, every so many epochs."""
 
     strategy: str = "butterfly"
     """butterfly | moshpit | gossip | ring | push-sum | parameter-server | hogwild."""
     carries: str = "parameters"
     """gradients | parameters | deltas (DiLoCo) | state (DiLoCo over a partial strategy)."""
-    every: int = 1
-    """Epochs between rounds."""
+    every: int = 0
+    """Epochs between rounds; 0: there are none."""
     optimizer: str = "none"
     """Outer optimizer: none | sgd | nesterov."""
     lr: float = 0.7
-    """Its learning rate."""
+    """Its learning rate; this one and the momentum are those of DiLoCo (arXiv 2311.08105)."""
     momentum: float = 0.9
     """Its momentum."""
     codec: str = "fp32"
@@ -97,6 +97,12 @@ def check(s: OuterSettings) -> None:
 def strategy_of(s: OuterSettings) -> Strategy:
     """The strategy that is asked for. Raises UsageFault as :func:`check`."""
     check(s)
+    # numpy takes a while to load, and whoever only reads a manifest asks for no strategy.
+    from node.averaging.central import Hogwild, ParameterServer, Stale
+    from node.averaging.gossip import Exponential, Pairs, Ring
+    from node.averaging.moshpit import Moshpit
+    from node.averaging.strategy import Butterfly
+
     if s.strategy == "moshpit":
         return Moshpit(s.grid)
     if s.strategy == "push-sum":
@@ -105,6 +111,35 @@ def strategy_of(s: OuterSettings) -> Strategy:
         return ParameterServer(s.shards) if s.staleness is None else Stale(s.staleness, s.shards)
     simple: dict[str, Strategy] = {"butterfly": Butterfly(), "gossip": Pairs(), "ring": Ring(), "hogwild": Hogwild(s.shards)}
     return simple[s.strategy]
+
+
+def carried(s: OuterSettings, cell: int) -> None:
+    """Raises UsageFault, with the reason, for settings that hold together but that a live swarm with cells of ``cell`` peers
+    (0: all replicas in one) does not carry."""
+    if not s.every:
+        if s != OuterSettings():
+            raise UsageFault("outer.every is 0, so nothing else in [outer] has any effect", "set outer.every, or leave [outer] out")
+        if cell:
+            raise UsageFault(
+                f"cells of {cell} that never average with each other train as many models as there are cells",
+                'set outer.every and outer.strategy, or averaging.cell = "all"',
+            )
+        return
+    check(s)
+    if not cell:
+        raise UsageFault("all replicas of a stage are one cell, so there are no others to average with", "set averaging.cell to a number")
+    asynchronous = _asynchronous(s)
+    for refused, what, instead in (
+        (s.strategy in ("ring", "push-sum"), f"{s.strategy} sends along directed edges", 'use "moshpit" or "gossip"'),
+        (asynchronous, f"{s.strategy} without a barrier", 'use "butterfly", or parameter-server without outer.staleness'),
+        (s.carries == "gradients", "gradients between cells", 'set averaging.cell = "all" and leave [outer] out, which is the same'),
+        (s.codec != "fp32", f"outer.codec = {s.codec!r}", 'set outer.codec = "fp32"'),
+        (s.reducer != "mean", f"outer.reducer = {s.reducer!r}", 'set outer.reducer = "mean"'),
+        (s.fragments > 1 or s.overlap > 0, "streaming", "set outer.fragments = 1 and outer.overlap = 0"),
+        (s.quorum > 0, "a quorum", "set outer.quorum = 0: a round goes on without the late by itself"),
+    ):
+        if refused:
+            raise UsageFault(f"a live swarm does not carry this yet: {what}", instead)
 
 
 def fits(s: OuterSettings, members: int) -> None:
@@ -127,10 +162,10 @@ def _one_of(name: str, value: str, among: Iterable[str]) -> None:
 
 
 def _numbers(s: OuterSettings) -> None:
-    for name in ("every", "fanout", "shards", "fragments"):
+    for name in ("fanout", "shards", "fragments"):
         if getattr(s, name) < 1:
             raise UsageFault(f"outer.{name} is {getattr(s, name)}", "give a whole number above 0")
-    for name in ("overlap", "quorum", "grace_s"):
+    for name in ("every", "overlap", "quorum", "grace_s"):
         if not 0 <= getattr(s, name) < math.inf:
             raise UsageFault(f"outer.{name} is {getattr(s, name)}", "give a number that is not negative")
     if not 0 < s.lr < math.inf or not 0 <= s.momentum < 1 or not 0 <= s.mixing <= 1:

@@ -115,6 +115,7 @@ class Owner:
             tokens=tokens,
             contribute_by=contribute_until(started, request.deadline_s, len(groups)),
             token_limit=request.token_limit,
+            may_hold=request.hold is not None,
         )
         try:
             self._feed(opened)
@@ -305,11 +306,12 @@ class Owner:
             async with self._stepping:
                 loop = asyncio.get_running_loop()
                 reduced, fresh = await loop.run_in_executor(self._executor, self._reduce_and_step, action)
-                if reduced is not None and self._attempt(action.round) is not None:
+                if fresh and self._attempt(action.round) is not None:
                     epoch = self._epochs[number]
                     epoch.held.update(fresh)
                     epoch.stepped |= names
-                    self._learn(epoch, reduced)
+                    if reduced is not None:
+                        self._learn(epoch, reduced)
             event = Stepped(number, names)
         except LocalFault as e:
             # Parts that cannot be stepped here may be elsewhere: the leader repairs the round, and nothing ends.
@@ -342,6 +344,10 @@ class Owner:
         if attempt is None:
             return None, {}
         request = attempt.request
+        if not action.contributors and request.hold is not None:
+            kept = request.hold(action.names)
+            made = {name: settled(name, kept[name], request.shapes[name], request.down) for name in action.names}
+            return None, {name: Held(tensor, me, 0, (), request.down, data) for name, (tensor, data) in made.items()}
         given = {peer: attempt.given.pop((action.group, peer)) for peer in action.contributors}
         claims = {peer: g.tokens for peer, g in given.items()}
         gradients = {

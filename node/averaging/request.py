@@ -30,7 +30,8 @@ class RoundRequest:
     them; ``gradients`` are *sums* over ``tokens`` tokens (None or 0 tokens: this peer gives nothing); ``deadline_s``
     counts from the call. ``token_limit``: who claims more is refused. ``allowed``: tokens the plan assigned to each
     member at this stage (empty: no caps), ``total``: tokens of the micro-batches that count (0: unknown); a contribution
-    weighs no more than they explain, see :func:`node.averaging.weights.weights`.
+    weighs no more than they explain, see :func:`node.averaging.weights.weights`. ``hold``: what parts of ours are when nobody has
+    given anything to them, on the given executor; None: that is a fault.
 
     ``up`` and ``down``: number formats (``formats.FORMATS``) of what goes to the owners ("": ``averaging.wire``) and of what comes
     back. With a lossy ``down`` the owner itself goes on with what its bytes are to the others, so all hold the same bits.
@@ -52,6 +53,7 @@ class RoundRequest:
     token_limit: int = TOKENS_LIMIT
     allowed: Mapping[PeerId, int] = field(default_factory=dict)
     total: int = 0
+    hold: Callable[[tuple[str, ...]], Mapping[str, torch.Tensor]] | None = None
     up: str = ""
     down: str = "fp32"
     coded: Mapping[str, torch.Tensor] = field(default_factory=dict)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class AveragingSettings:
-    """One cell per stage with a butterfly exchange every epoch."""
+    """What replicas do every epoch: a butterfly exchange inside their cell."""
 
-    cell: str = "all"
-    """Which replicas share an optimizer step: "all" of a stage."""
+    cell: int | str = "all"
+    """Replicas that share an optimizer step: "all" of a stage, or so many at most. Cells average with each other as [outer] says."""
     wire: str = "fp32"
     """Number format of gradients on the wire: fp32, bf16, fp16, int8. Fresh parameters always travel in fp32."""
     group_bytes: int = 8 << 20
@@ -31,3 +31,8 @@ class AveragingSettings:
     """Radius of clipped-mean and centered-clip, in medians of the contributions' norms or distances."""
     clip_iterations: int = 3
     """Times that centered-clip moves its center."""
+
+    @property
+    def peers(self) -> int:
+        """Most members of a cell; 0 for all replicas of a stage."""
+        return 0 if self.cell == "all" else int(self.cell)

@@ -1,4 +1,4 @@
-"""What state is to the room: three kinds of it, where a donor takes it from, what a joiner ends up with."""
+"""What state is to the room: four kinds of it, where a donor takes it from, what a joiner ends up with."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ WIRE = "fp32"
 
 class StateKind(StrEnum):
     """``PARAMETERS`` of a stage, named as the model names them; ``OPTIMIZER`` state of the parts a peer owns, named
-    "<part>/<state>"; ``SPARE``: copies it keeps of other owners' optimizer state, named alike."""
+    "<part>/<state>"; ``SPARE``: copies it keeps of other owners' optimizer state, named alike; ``OUTER``: anchor and outer
+    momentum of the stage, "<part>/anchor" and "<part>/momentum"."""
 
     PARAMETERS = "parameters"
     OPTIMIZER = "optimizer"
     SPARE = "spare"
+    OUTER = "outer"
 
     @property
     def code(self) -> state_pb2.Kind:
@@ -40,6 +42,7 @@ _CODES = {
     StateKind.PARAMETERS: state_pb2.PARAMETERS,
     StateKind.OPTIMIZER: state_pb2.OPTIMIZER,
     StateKind.SPARE: state_pb2.SPARE,
+    StateKind.OUTER: state_pb2.OUTER,
 }
 
 

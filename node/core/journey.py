@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -59,12 +59,33 @@ class Member:
     ``speed``: micro-batches per second its stage can do, quantised by the leader, 0 for unknown.
     ``current``: holds the parameters of the plan's base; a member that does not is a *listener*: it gets no
     micro-batch and owns nothing this epoch, but gathers every fresh part and is current afterwards.
+    ``cell``: which of its stage's replicas it shares the optimizer step with. ``group``: in an outer round the members of
+    its stage with the same number average with each other; 0 in any other plan.
     """
 
     peer: PeerId
     stage: int
     speed: float = 0.0
     current: bool = True
+    cell: int = 0
+    group: int = 0
+
+
+Unit = tuple[int, int]
+"""(stage, cell), or in an outer round (stage, group): those who average with each other."""
+
+
+def in_cell(part: str, cell: int) -> str:
+    """The name of a part as owned in one cell: every cell has an owner of its own for it."""
+    return f"{part}#{cell}" if cell else part
+
+
+def of_cell(owners: Mapping[str, PeerId], cell: int) -> dict[str, PeerId]:
+    """What ``owners`` says of one cell, by the parts' own names."""
+    if not cell:
+        return {name: peer for name, peer in owners.items() if "#" not in name}
+    end = f"#{cell}"
+    return {name.removesuffix(end): peer for name, peer in owners.items() if name.endswith(end)}
 
 
 @dataclass(frozen=True)
@@ -72,8 +93,10 @@ class Plan:
     """The leader's decision for one epoch: views, quotas, paths, owners; named by ``(epoch, term)`` and its hash.
 
     ``epoch`` is the version of the parameters the plan starts from; committing it makes ``epoch + 1``.
-    ``owners`` maps every parameter name to the peer that reduces and steps it; ``moved`` names, for parts whose
-    owner changed, the peer that holds the optimizer state. ``digests`` are the stage digests of the base.
+    ``owners`` maps every parameter of every cell (:func:`in_cell`) to the peer that reduces and steps it; ``moved`` names, for
+    parts whose owner changed, the peer that holds the optimizer state. ``digests`` are those of the base, by stage and cell.
+    ``outer``: 0, or the number of the outer round that this epoch is: it has no micro-batches, cells average with cells, and
+    ``reducers`` maps every parameter of every group to the member that averages it there.
     ``cursor`` is the sampler before this epoch took its samples: next position and positions handed back.
     ``lineage`` is that of the base, ``tokens`` what was counted in its whole history: of two histories the one
     with more tokens goes on. ``loss`` and ``loss_val`` are nats per token of the epoch before and of the last
@@ -87,22 +110,62 @@ class Plan:
     paths: tuple[Path, ...]
     owners: dict[str, PeerId]
     moved: dict[str, PeerId] = field(default_factory=dict)
-    digests: dict[int, str] = field(default_factory=dict)
+    digests: dict[Unit, str] = field(default_factory=dict)
     deadline_s: float = 60.0
     cursor: tuple[int, tuple[int, ...]] = (0, ())
     loss: float = 0.0
     loss_val: float = 0.0
     tokens: int = 0
     lineage: str = ""
+    outer: int = 0
+    reducers: dict[str, PeerId] = field(default_factory=dict)
 
     @property
     def base(self) -> Version:
         """The version this plan starts from."""
         return Version(self.epoch, self.lineage)
 
-    def cell(self, stage: int) -> tuple[Member, ...]:
-        """The members that share the optimizer step of ``stage``, listeners included, in PeerId order."""
+    @property
+    def last(self) -> bool:
+        """The run is complete: nobody trains or averages by this plan."""
+        return not self.paths and not self.outer
+
+    def stage(self, stage: int) -> tuple[Member, ...]:
+        """The replicas of a stage, listeners included, in PeerId order."""
         return tuple(sorted((m for m in self.members if m.stage == stage), key=lambda m: m.peer))
+
+    def cell(self, stage: int, cell: int = 0) -> tuple[Member, ...]:
+        """The members of ``stage`` that share an optimizer step, listeners included, in PeerId order."""
+        return tuple(m for m in self.stage(stage) if m.cell == cell)
+
+    def cells(self, stage: int) -> tuple[int, ...]:
+        """The cells of a stage that somebody current is in."""
+        return tuple(sorted({m.cell for m in self.members if m.stage == stage and m.current}))
+
+    def home(self, peer: PeerId) -> int:
+        """The cell of a member; 0 for a stranger."""
+        me = self.member(peer)
+        return me.cell if me is not None else 0
+
+    def unit_of(self, member: Member) -> Unit:
+        """With whom this member averages at the end of the epoch."""
+        return member.stage, member.group if self.outer else member.cell
+
+    def unit(self, unit: Unit) -> tuple[Member, ...]:
+        """Those who average with each other at the end of the epoch, listeners included, in PeerId order."""
+        return tuple(m for m in self.stage(unit[0]) if self.unit_of(m) == unit)
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        return tuple(sorted({self.unit_of(m) for m in self.members}))
+
+    def averagers(self, unit: Unit) -> dict[str, PeerId]:
+        """Who averages each part in a unit. Parts of other stages may be among them."""
+        return of_cell(self.reducers if self.outer else self.owners, unit[1])
+
+    def owner(self, part: str, cell: int) -> PeerId | None:
+        """Who steps a part in a cell."""
+        return self.owners.get(in_cell(part, cell))
 
     def member(self, peer: PeerId) -> Member | None:
         return next((m for m in self.members if m.peer == peer), None)
@@ -119,16 +182,18 @@ class Plan:
             "term": self.term,
             "leader": index[self.leader],
             "peers": names,
-            "members": [[m.stage, m.speed, m.current] for m in self.members],
+            "members": [[m.stage, m.speed, m.current, m.cell, m.group] for m in self.members],
             "paths": [
                 [p.index, index[p.origin], list(p.samples), [[h.stage, index[h.peer]] for h in p.hops]] for p in self.paths
             ],
             "owners": {k: index[v] for k, v in self.owners.items()},
             "moved": {k: index[v] for k, v in self.moved.items()},
-            "digests": {str(k): v for k, v in self.digests.items()},
+            "digests": {f"{stage}.{cell}": v for (stage, cell), v in self.digests.items()},
             "deadline_s": self.deadline_s,
             "cursor": [self.cursor[0], list(self.cursor[1])],
             "news": [self.loss, self.loss_val, self.tokens],
+            "outer": self.outer,
+            "reducers": {k: index[v] for k, v in self.reducers.items()},
         }
         return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
@@ -155,7 +220,8 @@ class Plan:
                 term=_natural(body["term"]),
                 leader=name(body["leader"]),
                 members=tuple(
-                    Member(names[i], _natural(s), _finite(v), bool(c)) for i, (s, v, c) in enumerate(body["members"])
+                    Member(names[i], _natural(s), _finite(v), bool(c), _natural(cell), _natural(group))
+                    for i, (s, v, c, cell, group) in enumerate(body["members"])
                 ),
                 paths=tuple(
                     Path(
@@ -168,12 +234,14 @@ class Plan:
                 ),
                 owners={str(k): name(v) for k, v in body["owners"].items()},
                 moved={str(k): name(v) for k, v in body["moved"].items()},
-                digests={int(k): str(v) for k, v in body["digests"].items()},
+                digests={_unit(k): str(v) for k, v in body["digests"].items()},
                 deadline_s=_finite(body["deadline_s"]),
                 cursor=(_natural(body["cursor"][0]), tuple(_natural(p) for p in body["cursor"][1])),
                 loss=_finite(body["news"][0]),
                 loss_val=_finite(body["news"][1]),
                 tokens=_natural(body["news"][2]),
+                outer=_natural(body["outer"]),
+                reducers={str(k): name(v) for k, v in body["reducers"].items()},
             )
         except (KeyError, TypeError, IndexError, AttributeError, RecursionError, json.JSONDecodeError) as e:
             raise ValueError(f"not a plan: {e}") from e
@@ -193,6 +261,11 @@ def lineage(value: Any) -> str:
 
 
 _LINEAGE, _HEX = 32, frozenset("0123456789abcdef")
+
+
+def _unit(text: str) -> Unit:
+    stage, _, cell = text.partition(".")
+    return int(stage), int(cell)
 
 
 def _natural(value: Any) -> int:

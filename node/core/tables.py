@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import math
 import re
+import types
 import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -32,7 +33,7 @@ class Rule:
         if self.choices:
             return value in self.choices
         if self.pattern:
-            return isinstance(value, str) and re.fullmatch(self.pattern, value) is not None
+            return isinstance(value, str | int) and re.fullmatch(self.pattern, str(value)) is not None
         return isinstance(value, (int, float)) and math.isfinite(value) and self.low <= value <= self.high
 
     @property
@@ -71,7 +72,8 @@ def build(kind: type[T], table: Any, section: str, rules: Rules, *, source: str 
 
 
 def check(name: str, raw: Any, hint: Any, rule: Rule | None, *, source: str = "") -> Any:
-    """``raw`` as the type ``hint`` (bool, int, float, str or tuple[str, ...]) if ``rule`` allows it, else UsageFault."""
+    """``raw`` as the type ``hint`` (bool, int, float, str, a tuple of str or of int, or one of several of these) if ``rule``
+    allows it, else UsageFault."""
     value = _typed(raw, hint)
     if value is None:
         raise UsageFault(f"{name} = {show(raw)}{_where(source)}", f"expected {_type_sentence(hint)}" + _also(rule))
@@ -88,7 +90,10 @@ def from_text(text: str, hint: Any) -> Any:
             word.lower(), text
         )
     if typing.get_origin(hint) is tuple:
-        return [w for w in re.split(r"[,\s]+", word) if w]
+        return [from_text(w, typing.get_args(hint)[0]) for w in re.split(r"[,\s]+", word) if w]
+    if typing.get_origin(hint) is types.UnionType:
+        found = [from_text(text, kind) for kind in typing.get_args(hint)]
+        return next((value for value in found if not isinstance(value, str)), text)
     try:
         if hint is int:
             return int(word)
@@ -119,6 +124,8 @@ def show(value: Any) -> str:
 
 
 def _typed(raw: Any, hint: Any) -> Any:
+    if typing.get_origin(hint) is types.UnionType:
+        return next((value for kind in typing.get_args(hint) if (value := _typed(raw, kind)) is not None), None)
     if hint is bool:
         return raw if isinstance(raw, bool) else None
     if isinstance(raw, bool):
@@ -130,13 +137,16 @@ def _typed(raw: Any, hint: Any) -> Any:
             return float(raw)
         return raw if isinstance(raw, float) and math.isfinite(raw) else None
     if typing.get_origin(hint) is tuple:
-        return tuple(raw) if isinstance(raw, (list, tuple)) and all(isinstance(v, str) for v in raw) else None
+        kind = typing.get_args(hint)[0]
+        return tuple(raw) if isinstance(raw, (list, tuple)) and all(_typed(v, kind) is not None for v in raw) else None
     return str(raw) if isinstance(raw, str) else None
 
 
 def _type_sentence(hint: Any) -> str:
     if typing.get_origin(hint) is tuple:
-        return "a list of texts"
+        return "a list of texts" if typing.get_args(hint)[0] is str else "a list of whole numbers"
+    if typing.get_origin(hint) is types.UnionType:
+        return " or ".join(_type_sentence(kind) for kind in typing.get_args(hint) if kind is not types.NoneType)
     return {bool: "true or false", int: "a whole number", float: "a number"}.get(hint, "text in quotes")
 
 

@@ -98,6 +98,11 @@ class Owner:
             del self._staged[older]
         return frozenset(chosen)
 
+    def hold(self, names: Iterable[str], epoch: int) -> None:
+        """``epoch`` leaves the state of these parts as it is; staged for it like that of a step."""
+        known = {name: self._state[name] for name in names if name in self._state and self.through(name) < epoch}
+        self._staged.setdefault(epoch, {}).update(known)
+
     def abort(self, epoch: int) -> None:
         """Drop what was staged for ``epoch``; the parts can be stepped again."""
         self._staged.pop(epoch, None)

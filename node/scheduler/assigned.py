@@ -19,19 +19,20 @@ class Assigned:
     most: int
 
 
-def assigned(plan: Plan, stage: int, sequence: int, dropped: Collection[int] = ()) -> Assigned:
-    """For the cell of ``stage``, with samples of ``sequence`` tokens; ``dropped``: micro-batches that do not count.
+def assigned(plan: Plan, stage: int, sequence: int, dropped: Collection[int] = (), cell: int = 0) -> Assigned:
+    """For a cell of ``stage``, with samples of ``sequence`` tokens; ``dropped``: micro-batches that do not count. The tokens in
+    all are those of the stage, because a cell does what falls to it when another one's peers die.
 
     The same at every member, because it depends on the plan and the leader's note alone. A micro-batch counts for whom the
     plan names, also when a dead hop was replaced: :func:`node.averaging.weights.weights` leaves room for that.
     """
-    allowed = {m.peer: 0 for m in plan.cell(stage) if m.current}
+    allowed = {m.peer: 0 for m in plan.cell(stage, cell) if m.current}
     total = most = 0
     for path in plan.paths:
         tokens = len(path.samples) * sequence
         most += tokens
         total += tokens * (path.index not in dropped)
         peers = {path.origin} if stage == ENDS else {hop.peer for hop in path.hops if hop.stage == stage}
-        for peer in peers:
-            allowed[peer] = allowed.get(peer, 0) + tokens
+        for peer in peers & allowed.keys():
+            allowed[peer] += tokens
     return Assigned(allowed, total, most)

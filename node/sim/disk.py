@@ -30,6 +30,7 @@ class Checkpoint:
     values: dict[str, Value] = field(default_factory=dict)
     moments: dict[str, Moment] = field(default_factory=dict)
     sealed: bool = False
+    cell: int = 0
 
     @property
     def whole(self) -> bool:
@@ -86,9 +87,9 @@ class Disk:
         for epoch in mine[: -self.keep]:
             del self.places[checkpoint.stage, epoch]
 
-    def versions(self, stage: int) -> tuple[Version, ...]:
-        """What is found on the disk for a stage, oldest first."""
-        return tuple(c.version for (s, _), c in sorted(self.places.items()) if s == stage)
+    def versions(self, stage: int, cell: int = -1) -> tuple[Version, ...]:
+        """What is found on the disk for a stage, of one cell unless that is -1, oldest first."""
+        return tuple(c.version for (s, _), c in sorted(self.places.items()) if s == stage and cell in (-1, c.cell))
 
     def find(self, stage: int, version: Version) -> Checkpoint | None:
         """The checkpoint of exactly this version."""

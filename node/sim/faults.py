@@ -109,7 +109,7 @@ def _down(swarm: Swarm, f: Fault, victim: SimPeer) -> None:
     if spared and plan is not None and (m := plan.member(victim.name)) is not None and m.current:
         spared = any(
             n.current and n.peer != victim.name and swarm.peers[n.peer].alive and not swarm.peers[n.peer].leaving
-            for n in plan.cell(m.stage)
+            for n in plan.stage(m.stage)
         )
     _disturb(swarm, f, victim, spared)
     swarm.deaths.append((swarm.world.now, victim.name))

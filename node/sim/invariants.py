@@ -19,6 +19,7 @@ from node.sim.disk import Checkpoint
 from node.sim.values import GENESIS, Moment, Share, Value
 from node.training import events as ev
 from node.training.leader import Leader, Phase
+from node.training.meetings import number
 
 if TYPE_CHECKING:
     from node.sim.peer import SimPeer
@@ -65,20 +66,25 @@ class Checker:
 
 
 class EqualDigests(Checker):
-    """I1: whoever begins an epoch as a current member holds what the rest of its cell holds."""
+    """I1: whoever begins an epoch as a current member holds what the rest of its cell holds, and after an outer round over
+    all cells what the rest of its stage holds."""
 
     id = "I1"
 
     def __init__(self, swarm: Swarm) -> None:
         super().__init__(swarm)
-        self._seen: dict[tuple[str, int], tuple[str, PeerId]] = {}
+        self._seen: dict[tuple[str, int, int], tuple[str, PeerId]] = {}
 
     def began(self, peer: SimPeer, plan: Plan) -> None:
-        digest = peer.labour.digest
-        first = self._seen.setdefault((plan.hash, peer.stage), (digest, peer.name))
+        me = plan.member(peer.name)
+        cell, digest, setup = me.cell if me else 0, peer.labour.digest, self.swarm.setup
+        # After an outer round over all cells of a stage they all hold the same.
+        if setup.outer.strategy == "butterfly" and plan.epoch and number(plan.epoch - 1, setup.outer.every, setup.epochs):
+            cell = 0
+        first = self._seen.setdefault((plan.hash, peer.stage, cell), (digest, peer.name))
         if first[0] != digest:
             raise self.broken(f"{peer.name} and {first[1]} begin epoch {plan.epoch} with different parameters")
-        if plan.digests.get(peer.stage, digest) != digest:
+        if me and plan.digests.get((me.stage, me.cell), digest) != digest:
             raise self.broken(f"{peer.name} begins epoch {plan.epoch} with parameters the plan does not name")
         _shorten(self._seen)
 
@@ -89,31 +95,41 @@ class OneOwner(Checker):
     id = "I2"
 
     def plan(self, plan: Plan) -> None:
-        current = {m.peer: m.stage for m in plan.members if m.current}
         names = self.swarm.setup.names
-        if len(plan.owners) != sum(map(len, names.values())):
+        if len(plan.owners) != sum(len(parts) * len(plan.cells(stage)) for stage, parts in names.items()):
             raise self.broken(f"the plan of epoch {plan.epoch} names {len(plan.owners)} parts")
         for stage, parts in names.items():
-            for part in parts:
-                if current.get(plan.owners.get(part, PeerId("")), -1) != stage:
-                    raise self.broken(f"part {part} of epoch {plan.epoch} is owned by {plan.owners.get(part)}")
+            for cell in plan.cells(stage):
+                able = {m.peer for m in plan.cell(stage, cell) if m.current}
+                for part in parts:
+                    if plan.owner(part, cell) not in able:
+                        raise self.broken(f"part {part} of epoch {plan.epoch} is owned by {plan.owner(part, cell)}")
+        for unit in plan.units if plan.outer else ():
+            able = {m.peer for m in plan.unit(unit) if m.current}
+            averagers = plan.averagers(unit)
+            if any(averagers.get(part) not in able for part in names[unit[0]]):
+                raise self.broken(f"outer round {plan.outer} leaves a part of {unit} to nobody who could average it")
 
     def round(self, a: ev.SendRound) -> None:
         if a.sources or not a.to:
             return
         plan, dead = a.plan, set(a.dead)
         member = plan.member(a.to[0])
-        stage = member.stage if member else 0
-        able = {m.peer for m in plan.cell(stage) if m.current} - dead
-        for part in self.swarm.setup.names[stage]:
-            if a.owners.get(part, plan.owners[part]) not in able:
-                raise self.broken(f"attempt {a.attempt} gives part {part} to {a.owners.get(part, plan.owners[part])}")
+        unit = plan.unit_of(member) if member else (0, 0)
+        able, planned = {m.peer for m in plan.unit(unit) if m.current} - dead, plan.averagers(unit)
+        for part in self.swarm.setup.names[unit[0]]:
+            if a.owners.get(part, planned[part]) not in able:
+                raise self.broken(f"attempt {a.attempt} gives part {part} to {a.owners.get(part, planned[part])}")
 
 
 class CountsOnce(Checker):
     """I3: a micro-batch contributes to a stage at most once."""
 
     id = "I3"
+
+    def __init__(self, swarm: Swarm) -> None:
+        super().__init__(swarm)
+        self._seen: dict[tuple[str, int], dict[int, PeerId]] = {}
 
     def counted(self, peer: SimPeer, plan: Plan, index: int, again: bool) -> None:
         if again:
@@ -124,13 +140,14 @@ class CountsOnce(Checker):
             raise self.broken(f"{peer.name} takes a tensor of plan {plan_hash[:8]}, which is not in force")
 
     def step(self, peer: SimPeer, request: Request, shares: Sequence[Share]) -> None:
-        seen: dict[int, PeerId] = {}
+        seen = self._seen.setdefault((request.plan.hash, peer.stage), {})
         for share in shares:
             for index in share.indices:
                 other = seen.setdefault(index, share.peer)
                 if other != share.peer:
                     text = f"micro-batch {index} of epoch {request.plan.epoch} counts at {other} and at {share.peer}"
                     raise self.broken(text)
+        _shorten(self._seen)
 
 
 class NoSampleLost(Checker):
@@ -208,7 +225,7 @@ class WeightedMean(Checker):
         for share in shares:
             if share.plan and share.plan != request.plan.hash:
                 raise self.broken(f"{peer.name} averages gradients of {share.peer} that belong to another plan")
-            if share.tokens != each * len(share.indices) and self.swarm.honest(share.peer):
+            if not share.marks and share.tokens != each * len(share.indices) and self.swarm.honest(share.peer):
                 raise self.broken(f"{share.peer} gives {share.tokens} tokens for {len(share.indices)} micro-batches")
 
 
@@ -252,7 +269,7 @@ class AppliedOnce(Checker):
 
     def __init__(self, swarm: Swarm) -> None:
         super().__init__(swarm)
-        self._settled: dict[tuple[str, str], PeerId] = {}
+        self._settled: dict[tuple[str, str, int], PeerId] = {}
 
     def stepping(self, peer: SimPeer, plan: Plan, part: str, old: Value, moment: Moment | None, again: bool) -> None:
         if again:
@@ -265,7 +282,7 @@ class AppliedOnce(Checker):
 
     def settling(self, peer: SimPeer, plan: Plan, moments: Mapping[str, Moment]) -> None:
         for part, moment in moments.items():
-            owner = self._settled.setdefault((plan.hash, part), peer.name)
+            owner = self._settled.setdefault((plan.hash, part, peer.labour.cell), peer.name)
             if owner != peer.name:
                 raise self.broken(f"{owner} and {peer.name} both settle their step of {part} for epoch {plan.epoch}")
             held = peer.labour.moments.get(part)

@@ -9,15 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from node.core.ids import PeerId, RoundId
-from node.core.journey import Plan, Version, lineage_after
+from node.core.journey import Plan, Unit, Version, in_cell, lineage_after
 from node.optim.ownership import ownership_hash
 from node.scheduler.throughput import Rate
 from node.sim.disk import Checkpoint, Disk
 from node.sim.rounds import Request
-from node.sim.values import GENESIS, Moment, Share, Value, digest_of, first_values, fresh_value, mark_of, next_moment
+from node.sim.values import GENESIS, Moment, Share, Value, digest_of, first_values, fresh_value, mark_of, mean_value, next_moment
 from node.sim.world import HEAD, Call
 from node.training import events as ev
+from node.training.cells import ANY
 from node.training.leader import Past
+from node.training.meetings import speakers
 
 if TYPE_CHECKING:
     from node.sim.peer import SimPeer
@@ -36,7 +38,7 @@ class Labour:
         self.setup = peer.swarm.setup
         self.names = self.setup.names[stage]
         self.values = first_values(self.names)
-        self.version, self.tokens = GENESIS, 0
+        self.version, self.tokens, self.cell = GENESIS, 0, ANY
         self.moments: dict[str, Moment] = {}
         self.digest = digest_of(self.values)
         self.fresh: dict[str, Value] | None = None
@@ -59,8 +61,8 @@ class Labour:
     # ------------------------------------------------------------ what is here
 
     def checkpoints(self) -> tuple[Version, ...]:
-        """Versions on the disk."""
-        return self.disk.versions(self.stage)
+        """Versions on the disk, of the cell whose parameters are in place."""
+        return self.disk.versions(self.stage, self.cell)
 
     def speed(self) -> float:
         """Micro-batches per second of device time; 0 before the first."""
@@ -94,7 +96,9 @@ class Labour:
         peer.pipe.reset(plan.epoch)
         peer.pipe.set_plan(plan)
         me = peer.name
-        gained = [p for p in self.names if plan.owners.get(p) == me and plan.moved.get(p, me) != me]
+        if not listener:
+            self.cell = plan_cell(plan, me)
+        gained = [p for p in self.names if plan.owner(p, self.cell) == me and plan.moved.get(in_cell(p, self.cell), me) != me]
         if gained and not listener:
             self._take_over(plan, gained)
 
@@ -111,7 +115,11 @@ class Labour:
 
         def gradients() -> None:
             if self._token is token:
-                if self._share is None and not listener:
+                if plan.outer and not listener:
+                    marks = tuple((n, v.mark) for n, v in sorted(self.values.items()))
+                    speaks = self.peer.name in speakers(plan, unit_of(plan, self.peer.name), r.dead)
+                    self._share = Share(self.peer.name, (), int(speaks), plan.hash, marks)
+                elif self._share is None and not listener:
                     self._share = self.peer.swarm.make.share(self.peer, self.peer.pipe.take_share(plan.epoch))
                     self._measure()
                 if self._arriving:
@@ -123,7 +131,7 @@ class Labour:
             if self._token is token:
                 self._run_round(plan, r, listener, then, token)
 
-        if self._share is None and not listener:
+        if self._share is None and not listener and not plan.outer:
             self.peer.pipe.receipts(plan.epoch, r.dropped, gradients)
         else:
             gradients()
@@ -132,9 +140,12 @@ class Labour:
         self, plan: Plan, r: ev.RoundArrived, listener: bool, then: Callable[[ev.RoundEnded], object], token: object
     ) -> None:
         me = self.peer.name
-        owners = {name: r.owners.get(name, plan.owners[name]) for name in self.names}
-        self._owned = frozenset(name for name, owner in owners.items() if owner == me)
-        cell = [m for m in plan.cell(self.stage) if m.peer not in r.dead]
+        unit, home = unit_of(plan, me), plan_cell(plan, me)
+        planned = plan.averagers(unit)
+        owners = {name: r.owners.get(name, planned[name]) for name in self.names}
+        stepped = {name: plan.owner(name, home) for name in self.names} if plan.outer else owners
+        self._owned = frozenset(name for name, owner in stepped.items() if owner == me)
+        cell = [m for m in plan.unit(unit) if m.peer not in r.dead]
         makes = Version(plan.epoch + 1, lineage_after(plan, r.dropped))
         share = None if listener or self._share is None or not self._share.tokens else self._share
         request = Request(
@@ -146,8 +157,9 @@ class Labour:
             ownership_hash=ownership_hash(self.setup.parts[self.stage], owners, "simulated"),
             share=share,
             deadline_s=r.deadline_s,
-            total=self.setup.tokens * len(plan.paths),
+            total=1 if plan.outer else self.setup.tokens * len(plan.paths),
             allowed={},
+            may_hold=not plan.outer and len(plan.cells(self.stage)) > 1,
         )
 
         def step(_: Request, names: tuple[str, ...], shares: tuple[Share, ...]) -> dict[str, Value]:
@@ -170,10 +182,20 @@ class Labour:
         fresh: dict[str, Value] = {}
         for name in names:
             old, moment = self.values[name], self.moments.get(name)
+            if plan.outer:
+                watch.stepping(self.peer, plan, name, old, None, name in self._stepped)
+                self._stepped.add(name)
+                fresh[name] = mean_value(name, shares, makes)
+                continue
             watch.stepping(self.peer, plan, name, old, moment, name in self._stepped)
             self._stepped.add(name)
             if moment is None and plan.epoch:
                 self.moments_lost += 1
+            if not shares:
+                fresh[name] = old._replace(made=makes)
+                if moment is not None:
+                    staged[name] = moment._replace(through=makes)
+                continue
             fresh[name] = fresh_value(name, old, shares, moment, makes)
             staged[name] = next_moment(name, moment, fresh[name], makes)
         return fresh
@@ -196,6 +218,14 @@ class Labour:
         fresh = self.fresh or {}
         self.peer.swarm.watch.adopting(self.peer, self.names, fresh)
         self._before, self.values = self.values, dict(fresh)
+        me = plan.member(self.peer.name)
+        if plan.outer and me is not None and me.current:
+            # The optimizer has not been at it: its state is that of the next version as it is.
+            makes = next(iter(fresh.values())).made
+            kept = {n: m._replace(through=makes) for n, m in self.moments.items() if n in (self._owned or ())}
+            self._staged[plan.epoch] = kept
+        if me is not None:
+            self.cell = me.cell
         if self._flip:
             name, self._flip = self.names[0], False
             self.values[name] = self.values[name]._replace(mark=mark_of("flipped", self.values[name].mark))
@@ -247,7 +277,7 @@ class Labour:
         """Write a checkpoint in the background."""
         if plan is None or plan.epoch != epoch:
             return
-        blank = Checkpoint(plan.base, self.stage, len(self.names), plan.tokens, plan.cursor, dict(plan.owners))
+        blank = Checkpoint(plan.base, self.stage, len(self.names), plan.tokens, plan.cursor, dict(plan.owners), cell=self.cell)
         self.disk.save(self.peer, blank, dict(self.values), dict(self.moments), self.peer.checkpoint_written)
 
     def restore(self, version: Version) -> bool:
@@ -259,7 +289,7 @@ class Labour:
         self.values, self._before = dict(found.values), None
         self.digest = digest_of(self.values)
         self.moments, self._owned, self.settled = dict(found.moments), None, version.epoch
-        self.version, self.tokens = version, found.tokens
+        self.version, self.tokens, self.cell = version, found.tokens, found.cell
         return True
 
     def take(self, version: Version, tokens: int, values: Mapping[str, Value]) -> None:
@@ -267,7 +297,7 @@ class Labour:
         self.values, self._before = dict(values), None
         self.digest = digest_of(self.values)
         self.moments, self._owned, self.settled = {}, None, version.epoch
-        self.version, self.tokens = version, tokens
+        self.version, self.tokens, self.cell = version, tokens, ANY
 
     def fetch(
         self, donors: Sequence[PeerId], epoch: int | None, digest: str,
@@ -306,7 +336,7 @@ class Labour:
     def _take_over(self, plan: Plan, gained: Sequence[str]) -> None:
         by_donor: dict[PeerId, list[str]] = {}
         for part in gained:
-            by_donor.setdefault(plan.moved[part], []).append(part)
+            by_donor.setdefault(plan.moved[in_cell(part, self.cell)], []).append(part)
         token = self._token
         self._arriving = len(by_donor)
 
@@ -344,3 +374,15 @@ class Labour:
         share, spent = self._share, self.peer.device.busy_s - self._busy0
         if share is not None and share.indices and spent > 0:
             self._rate.observe(len(share.indices), spent)
+
+
+def plan_cell(plan: Plan, peer: PeerId) -> int:
+    """The cell the plan has this peer in."""
+    me = plan.member(peer)
+    return me.cell if me else ANY
+
+
+def unit_of(plan: Plan, peer: PeerId) -> Unit:
+    """With whom the plan has this peer average."""
+    me = plan.member(peer)
+    return plan.unit_of(me) if me else (0, 0)

@@ -108,7 +108,7 @@ class SimPeer(Host):
 
     def _take_part(self) -> None:
         self.ready = True
-        self.member.stand(self.labour.version, self.labour.checkpoints(), self.labour.tokens)
+        self.member.stand(self.labour.version, self.labour.checkpoints(), self.labour.tokens, self.labour.cell)
         self.election = Election(self.name, self.world.now)
         self._announce()
         self._beat(self._beating)
@@ -313,8 +313,9 @@ class SimPeer(Host):
         self._seen_ends |= self.sightings.keys()
         if peer not in self._seen_ends:
             return "only an ends peer leads"
-        current = {m.peer for m in plan.cell(self.stage) if m.current}
-        if any(plan.owners.get(n) not in current for n in self.labour.names):
+        me = plan.member(self.name)
+        current = {m.peer for m in plan.cell(self.stage, me.cell) if m.current} if me else set()
+        if me and any(plan.owner(n, me.cell) not in current for n in self.labour.names):
             raise WireError("a plan nobody could follow")
         self.election.forgive(peer)
         return self.happens(ev.PlanArrived(plan))

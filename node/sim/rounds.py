@@ -54,6 +54,7 @@ class Request:
     deadline_s: float
     total: int
     allowed: Mapping[PeerId, int]
+    may_hold: bool = False
 
     def groups_of(self, peer: PeerId, setup: Setup) -> tuple[Group, ...]:
         return micro_groups({n: setup.size_of(n) for n, owner in self.owners.items() if owner == peer}, setup.group_bytes)
@@ -173,6 +174,7 @@ class Rounds:
             tokens=tokens,
             contribute_by=times,
             token_limit=request.total,
+            may_hold=request.may_hold,
         )
 
     def gone(self, peer: PeerId) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from node.averaging.outer import OuterSettings
 from node.optim.parts import Part
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ def toy_parts(stages: int, each: int) -> dict[int, tuple[Part, ...]]:
 @dataclass(frozen=True)
 class Setup:
     """Numbers of peers: ``ends``, ``stages`` block stages of ``replicas`` each, the first ``extra`` stages one more. Times in seconds, sizes in bytes, lines in
-    bits a second (0: no limit). ``tokens`` and ``activation`` are those of one micro-batch."""
+    bits a second (0: no limit). ``tokens`` and ``activation`` are those of one micro-batch. ``cell``: most peers of a cell (0: all
+    of a stage), which average with each other as ``outer`` says."""
 
     ends: int = 2
     stages: int = 2
@@ -45,6 +47,8 @@ class Setup:
     forward_timeout_s: float = 8.0
     eval_every: int = 0
     rebalance_every_s: float = 0.0
+    cell: int = 0
+    outer: OuterSettings = field(default_factory=OuterSettings)
     in_flight: int = 4
     stash: int = 64
     checkpoint_every: int = 4
@@ -108,6 +112,7 @@ class Setup:
             activation=tokens * m.d_model * 4, min_replicas=t.min_replicas, epoch_timeout_s=t.epoch_timeout_s,
             group_bytes=manifest.averaging.group_bytes, round_timeout_s=manifest.averaging.round_timeout_s, forward_timeout_s=p.forward_timeout_s,
             eval_every=t.eval_every, rebalance_every_s=t.rebalance_every_s, in_flight=8, stash=256, checkpoint_every=20,
+            cell=manifest.averaging.peers, outer=manifest.outer,
             bandwidth=1e8, latency_s=0.04, jitter_s=0.02, loss=0.001, unequal=2.0,
             ends_s=2 * tokens * m.vocab * m.d_model / FLOPS_PER_S, forward_s=2 * tokens * block / FLOPS_PER_S,
             step_s=sum(q.cost for q in parts[1]) / len(parts[1]) / FLOPS_PER_S,

@@ -27,6 +27,7 @@ from node.sim.watch import Watch
 from node.sim.world import World
 from node.training import events as ev
 from node.training.leader import Cursor, Leader, RunFacts
+from node.training.meetings import Meetings
 from node.training.member import Member
 
 
@@ -51,7 +52,7 @@ class Machines:
     def heard(self, peer: SimPeer) -> ev.Heard:
         """What the peer tells its leader once a second."""
         m, work = peer.member, peer.labour
-        heard = ev.Heard(peer.name, peer.stage, m.at, work.digest, work.speed(), m.reachable, m.term, m.tokens, peer.leaving)
+        heard = ev.Heard(peer.name, peer.stage, m.at, work.digest, work.speed(), m.reachable, m.term, m.tokens, peer.leaving, cell=m.cell)
         return lies.heard(peer, heard) if peer.lie else heard
 
     def parsed(self, peer: PeerId, note: Any, lying: bool) -> Any:
@@ -187,9 +188,11 @@ def facts_of(setup: Setup) -> RunFacts:
         state = s.state()
         return state["next"], tuple(state["returned"])
 
+    sizes = {stage: {p.name: p.bytes for p in parts} for stage, parts in setup.parts.items()}
     return RunFacts(
         stages=setup.stages, epochs=setup.epochs, target_batch=setup.micro_batches * setup.micro_batch,
         micro_batch=setup.micro_batch, min_replicas=setup.min_replicas, epoch_timeout_s=setup.epoch_timeout_s,
         round_timeout_s=setup.round_timeout_s, eval_every=setup.eval_every, assign=place, assign_paths=lay,
         sampler=sampler, cursor=cursor, sequence=setup.tokens // setup.micro_batch, rebalance_every_s=setup.rebalance_every_s,
+        cell=setup.cell, meetings=Meetings(setup.outer, sizes, 0, setup.epochs) if setup.outer.every else None,
     )  # fmt: skip

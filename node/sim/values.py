@@ -30,12 +30,14 @@ class Moment(NamedTuple):
 
 
 class Share(NamedTuple):
-    """One peer's gradient sums of an epoch: the micro-batches in them, their tokens, and the hash of their plan."""
+    """One peer's gradient sums of an epoch: the micro-batches in them, their tokens, and the hash of their plan. In an outer
+    round it has ``marks`` instead: its parameters, which weigh as many tokens."""
 
     peer: PeerId
     indices: tuple[int, ...]
     tokens: int
     plan: str = ""
+    marks: tuple[tuple[str, str], ...] = ()
 
 
 GENESIS = Version(0)
@@ -55,6 +57,12 @@ def fresh_value(part: str, old: Value, shares: Iterable[Share], moment: Moment |
     """The part after its step: shares in the order they are summed."""
     given = ";".join(f"{s.peer}:{s.tokens}:{s.indices}" for s in shares)
     return Value(mark_of(part, old.mark, given, moment.mark if moment else "zero"), makes)
+
+
+def mean_value(part: str, shares: Iterable[Share], makes: Version) -> Value:
+    """The mean of what was given of a part: of equal values it is that value."""
+    marks = sorted({mark for s in shares for name, mark in s.marks if name == part})
+    return Value(marks[0] if len(marks) == 1 else mark_of(part, "mean", *marks), makes)
 
 
 def next_moment(part: str, moment: Moment | None, value: Value, makes: Version) -> Moment:

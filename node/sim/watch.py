@@ -84,7 +84,9 @@ class Watch:
                     self.grow.plan(peer, plan, (max(term, heard), base), actions)
                     self.owners.plan(plan)
                     self.samples.plan(plan)
-                    if plan.paths:
+                    if plan.outer:
+                        self.samples.close(plan, (), 0)
+                    if not plan.last:
                         self.one_fault.ended(peer, False, "another plan") if base == plan.base else None
                         self.one_fault.planned(peer, plan)
                     self.note(f"{peer.name} plans epoch {plan.epoch} term {plan.term} {plan.hash[:6]}")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from node.core.ids import PeerId
-from node.core.journey import Member, Plan, Version
+from node.core.journey import Member, Plan, Unit, Version, in_cell
 from node.training import events as ev
 from node.training.memory import makes
 
@@ -19,8 +19,8 @@ Assign = Callable[[int, Sequence[tuple[PeerId, float]], Mapping[str, PeerId] | N
 
 @dataclass
 class Attempt:
-    """``results`` by micro-batch, ``outcomes`` by member; ``attempts`` counts the rounds of each stage, ``owners`` are
-    those that differ from the plan's. Times are the leader's clock."""
+    """``results`` by micro-batch, ``outcomes`` by member; ``attempts`` counts the rounds of each unit, ``owners`` are
+    those that differ from the plan's, named as there. Times are the leader's clock."""
 
     plan: Plan
     started: float
@@ -28,7 +28,7 @@ class Attempt:
     closed: float = 0.0
     results: dict[int, ev.Result] = field(default_factory=dict)
     dead: set[PeerId] = field(default_factory=set)
-    attempts: dict[int, int] = field(default_factory=dict)
+    attempts: dict[Unit, int] = field(default_factory=dict)
     outcomes: dict[PeerId, ev.Committed | ev.Incomplete] = field(default_factory=dict)
     owners: dict[str, PeerId] = field(default_factory=dict)
     repaired: int = 0
@@ -52,9 +52,31 @@ class Attempt:
 
     @property
     def bare(self) -> int | None:
-        """A stage without a living member that holds the version the epoch starts from."""
-        stages = {m.stage for m in self.plan.members} - {m.stage for m in self.alive if m.current}
+        """A stage without a living member that holds the version the epoch starts from, or the one it makes."""
+        stages = {m.stage for m in self.plan.members} - {unit[0] for unit in self.units}
         return min(stages, default=None)
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """Those that somebody living can bring to the next version. Of the others only listeners are left, whom nobody waits
+        for; a cell that is gone takes with it what it had learned since it last met others."""
+        able = [m for m in self.alive if m.current or isinstance(self.outcomes.get(m.peer), ev.Committed)]
+        return tuple(sorted({self.plan.unit_of(m) for m in able}))
+
+    @property
+    def awaited(self) -> list[Member]:
+        """Living members of living units."""
+        units = set(self.units)
+        return [m for m in self.alive if self.plan.unit_of(m) in units]
+
+    def living(self, unit: Unit) -> list[Member]:
+        """Members of a unit that are not known to be dead."""
+        return [m for m in self.plan.unit(unit) if m.peer not in self.dead]
+
+    @property
+    def final_owners(self) -> dict[str, PeerId]:
+        """Who stepped what in the end."""
+        return dict(self.plan.owners) if self.plan.outer else {**self.plan.owners, **self.owners}
 
     @property
     def makes(self) -> Version:
@@ -80,26 +102,27 @@ class Attempt:
 
         It says so itself, or most of the others say that it gave them nothing.
         """
-        owners = {**self.plan.owners, **self.owners}
+        owners = {**(self.plan.reducers if self.plan.outer else self.plan.owners), **self.owners}
         now: set[PeerId] = set()
         for peer, outcome in ended.items():
-            mine = {part for part, owner in owners.items() if owner == peer}
+            mine = {part.partition("#")[0] for part, owner in owners.items() if owner == peer}
             accusers = sum(peer in o.failed for other, o in ended.items() if other != peer)
             if not mine <= set(outcome.holds) or (mine and 2 * accusers > len(ended) - 1):
                 now.add(peer)
         others = {p: rounds for p, rounds in self.stuck.items() if p not in ended}
         self.stuck = others | {p: self.stuck.get(p, 0) + 1 for p in now}
 
-    def reown(self, stage: int, holders: Mapping[str, PeerId], assign: Assign) -> dict[str, PeerId] | None:
-        """Owners that differ from the plan's: parts of the dead, and of who was stuck for ``STUCK_ROUNDS``, go to whoever
-        holds them fresh, else are repaired. None when nobody is left who could own them.
+    def reown(self, unit: Unit, holders: Mapping[str, PeerId], assign: Assign) -> dict[str, PeerId]:
+        """Owners of a living unit's parts that differ from the plan's, by the parts' own names: those of the dead, and of who
+        was stuck for ``STUCK_ROUNDS``, go to whoever holds them fresh, else are repaired.
         """
-        peers = {m.peer for m in self.plan.members if m.stage == stage}
-        parts = {part for part, owner in self.plan.owners.items() if owner in peers}
-        current = {p: o for p, o in {**self.plan.owners, **self.owners}.items() if p in parts}
-        cell = [(m.peer, m.speed) for m in self.alive if m.stage == stage and m.current]
+        stage, number = unit
+        peers = {m.peer for m in self.plan.unit(unit)}
+        planned = {part: owner for part, owner in self.plan.averagers(unit).items() if owner in peers}
+        current = {part: self.owners.get(in_cell(part, number), owner) for part, owner in planned.items()}
+        cell = [(m.peer, m.speed) for m in self.living(unit) if m.current]
         if not cell:
-            return None
+            return {}
         hung = {p for p, rounds in self.stuck.items() if rounds >= STUCK_ROUNDS}
         able = [(p, speed) for p, speed in cell if p not in hung]
         useless, cell = (self.dead | hung, able) if able else (self.dead, cell)
@@ -107,5 +130,6 @@ class Attempt:
         if orphans:
             repaired = assign(stage, cell, {p: o for p, o in current.items() if p not in orphans})
             for part in orphans:
-                self.owners[part] = holders.get(part, repaired[part])
-        return {p: o for p, o in self.owners.items() if p in current}
+                self.owners[in_cell(part, number)] = holders.get(part, repaired[part])
+        changed = {part: self.owners.get(in_cell(part, number)) for part in current}
+        return {part: owner for part, owner in changed.items() if owner is not None}

@@ -18,7 +18,8 @@ from node.transport.port import TransportPort
 
 @dataclass(frozen=True)
 class Engines:
-    """Everything a member works with; ``text`` only at the ends. ``heavy`` runs what must not hold up the loop."""
+    """Everything a member works with; ``text`` only at the ends. ``heavy`` runs what must not hold up the loop. ``outer``: the
+    exchange between cells, None in a run without."""
 
     transport: TransportPort
     pipeline: Pipeline
@@ -30,3 +31,4 @@ class Engines:
     metrics: Metrics
     meter: Meter
     text: Text | None = None
+    outer: CellRound | None = None

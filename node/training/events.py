@@ -16,7 +16,7 @@ class Heard:
     ``reachable`` what it can put in place instead, ``tokens`` what was counted in the history of ``at``.
     ``leaving``: plan without it; what it holds can still be had from it for a moment. ``speed`` is its own measurement,
     ``seen`` what it measures of its neighbours, both in micro-batches per second. ``room``: bytes of optimizer state it can keep
-    as an owner; 0: not known."""
+    as an owner; 0: not known. ``cell``: whose parameters these are; -1 for none's."""
 
     peer: PeerId
     stage: int
@@ -29,6 +29,7 @@ class Heard:
     leaving: bool = False
     seen: tuple[tuple[PeerId, float], ...] = ()
     room: int = 0
+    cell: int = -1
 
 
 @dataclass(frozen=True)

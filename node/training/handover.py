@@ -90,13 +90,20 @@ class Handover:
             if plan.epoch and not self.taking.has(name, plan.epoch):
                 # Loaded for an attempt that came to nothing: still the copy it was before.
                 self._set_aside(name)
-        self.taking.expect(plan, [n for n in self._parts.shapes if plan.owners.get(n) == self.me], ())
+        self.taking.expect(plan, [n for n in self._parts.shapes if plan.owner(n, plan.home(self.me)) == self.me], ())
 
     def opens(self, plan: Plan, owners: Mapping[str, PeerId], dead: Collection[PeerId]) -> None:
         """A round begins: parts of the dead may be this peer's now, and copies for others have to wait."""
         self._quiet.clear()
         self.owned = frozenset(name for name, owner in owners.items() if owner == self.me)
         self.taking.expect(plan, sorted(self.owned), dead)
+
+    def hold(self, plan: Plan, deadline_s: float) -> None:
+        """An outer round leaves optimizer state as it is: what this peer owns goes on to the next version. On the thread that
+        steps; waits shortly for state on its way."""
+        mine = [n for n in self._parts.shapes if plan.owner(n, plan.home(self.me)) == self.me]
+        self.taking.ready(mine, deadline_s)
+        self.engines.owner.hold(mine, plan.epoch)
 
     def adopted(self) -> None:
         """Fresh parameters are in place."""
@@ -119,12 +126,13 @@ class Handover:
         if plan is None or plan.epoch != epoch or plan.member(self.me) is None:
             return
         self._stand(plan.base)
-        mine = wards(self.me, [m.peer for m in plan.cell(self.stage.stage) if m.current])
+        cell = plan.home(self.me)
+        mine = wards(self.me, [m.peer for m in plan.cell(self.stage.stage, cell) if m.current])
         versions = self.spares.versions()
         self.spares.drop(
-            [n for n, v in versions.items() if plan.owners.get(n) not in mine and epoch - v.epoch > 2 * self._every]
+            [n for n, v in versions.items() if plan.owner(n, cell) not in mine and epoch - v.epoch > 2 * self._every]
         )
-        if self._every and epoch and epoch % self._every == 0 and plan.paths:
+        if self._every and epoch and epoch % self._every == 0 and not plan.last:
             self._keep_copies(plan, mine)
 
     def finished(self, plan: Plan) -> None:
@@ -168,7 +176,7 @@ class Handover:
     async def _copy(self, plan: Plan, ward: PeerId) -> None:
         """In the background and between the rounds: the state of the parts ``ward`` owns, each of its newest version."""
         held = await self._parts.listing(ward, StateKind.OPTIMIZER)
-        names = [n for n in sorted(self._parts.shapes) if plan.owners.get(n) == ward and n in held]
+        names = [n for n in sorted(self._parts.shapes) if plan.owner(n, plan.home(ward)) == ward and n in held]
         version, done, say = plan.base, 0, self.engines.journal.emit
         for batch in self._parts.batches(names):
             try:
@@ -184,7 +192,7 @@ class Handover:
                 return
             version = snapshot.version
             for name, state in by_part(snapshot.tensors).items():
-                if self._plan is not None and self._plan.owners.get(name) != self.me:
+                if self._plan is not None and self._plan.owner(name, self._plan.home(self.me)) != self.me:
                     self.spares.put(name, version, state)
                     done += 1
         if done:
@@ -210,9 +218,9 @@ class Handover:
         while True:
             self._news.clear()
             plan, held = self._plan, self.state_at(self.stage.version)
-            if plan is None or not plan.paths:
+            if plan is None or plan.last:
                 return True  # a run that has not begun, or is complete, needs none of it
-            if not any(m.peer != self.me for m in plan.cell(self.stage.stage)):
+            if not any(m.peer != self.me for m in plan.cell(self.stage.stage, plan.home(self.me))):
                 text = f"nobody else is here to take the state of {len(held)} parts"
                 say("optim", "not-handed-over", text, "warning", parts=len(held))
                 return False

@@ -19,10 +19,13 @@ from typing import Any
 
 from node.core.errors import OutOfResources
 from node.core.ids import ENDS, PeerId, short
-from node.core.journey import Member, Path, Plan, Version
+from node.core.journey import Path, Plan, Unit, Version
 from node.training import events as ev
 from node.training.attempt import Attempt
 from node.training.balance import Balance
+from node.training.cells import lay
+from node.training.draft import draft
+from node.training.meetings import Meetings
 from node.training.memory import GENESIS, Cursor, Memory, Past
 from node.training.roster import Roster, majority
 
@@ -57,7 +60,8 @@ class RunFacts:
     ``sequence``: tokens of a sample, which bounds what may be reported of one; 0 for no bound.
     ``settle_s``: a young swarm waits so long for company; ``late_s``: silence that means death;
     ``patience_s``: wait for a lost version before an older one is taken. ``rebalance_every_s``: between two changes of
-    stage, 0 for none; ``download_s``: what a change costs.
+    stage, 0 for none; ``download_s``: what a change costs. ``cell``: most peers of a cell, 0 for all of a stage;
+    ``meetings``: how cells average with each other, None when there is one only.
     """
 
     stages: int
@@ -81,6 +85,8 @@ class RunFacts:
     recall_s: float = 5.0
     rebalance_every_s: float = 0.0
     download_s: float = 15.0
+    cell: int = 0
+    meetings: Meetings | None = None
 
 
 class Leader:
@@ -195,7 +201,7 @@ class Leader:
         if self.phase is Phase.ROUND:
             epoch.outcomes.pop(peer, None)
             member = epoch.plan.member(peer)
-            return done + self._settle_cell(member.stage if member else ENDS, now)
+            return done + self._settle_unit(epoch.plan.unit_of(member), now) if member else done
         return done
 
     def _tick(self, now: float) -> list[Any]:
@@ -211,7 +217,7 @@ class Leader:
                 epoch.give_up(None)
                 done += self._close_if_done(now)
             elif self.phase is Phase.ROUND:
-                late = [m.peer for m in epoch.alive if m.peer not in epoch.outcomes and m.peer != self.me]
+                late = [m.peer for m in epoch.awaited if m.peer not in epoch.outcomes and m.peer != self.me]
                 for peer in late:
                     done += self._gone(peer, now, "did not finish the round in time")
                 if self.phase is Phase.ROUND and not late:
@@ -227,10 +233,10 @@ class Leader:
         if self.resigning:
             self.waiting_for = "the next leader"
             return []
-        cells = self.roster.cells()
+        stages = self.roster.replicas()
         young = self.base is None and all(c.at == GENESIS for c in self.roster.candidates.values())
         need = facts.min_replicas if young else 1
-        thin = [s for s, peers in cells.items() if len(peers) < (need if s != ENDS else 1)]
+        thin = [s for s, peers in stages.items() if len(peers) < (need if s != ENDS else 1)]
         if thin:
             self.waiting_for = "a peer for " + ", ".join("the ends" if s == ENDS else f"stage {s}" for s in thin)
             return []
@@ -331,49 +337,51 @@ class Leader:
         done = self._change_history(base, past)
         roster.agree(base)
         self.tokens = past.tokens
-        members = tuple(
-            Member(p, c.stage, roster.speed(p), roster.can_start(p, base))
-            for p, c in sorted(roster.candidates.items())
-            if c.stage <= facts.stages and not c.leaving
-        )
-        owners: dict[str, PeerId] = {}
-        for stage in range(facts.stages + 1):
-            cell = [(m.peer, m.speed) for m in members if m.stage == stage and m.current]
-            room = {p: r for p, _ in cell if (r := roster.candidates[p].room)}
-            owners.update(facts.assign(stage, cell, past.owners or None, *([room] if room else [])))
-        self.term += 1
         finished = base.epoch >= facts.epochs
+        outer = facts.meetings.number(base.epoch) if facts.meetings and not finished else 0
+        made = draft(facts, roster, base, past, outer)
+        members = made.members
+        self.term += 1
         sampler = facts.sampler(past.cursor)
         cursor = facts.cursor(sampler)
         paths: tuple[Path, ...] = ()
-        if not finished:
+        if not finished and not outer:
             count = facts.target_batch // facts.micro_batch
             samples = [tuple(sampler.take(facts.micro_batch)) for _ in range(count)]
-            by_stage = {s: [(m.peer, m.speed) for m in members if m.stage == s and m.current] for s in range(facts.stages + 1)}
-            paths = facts.assign_paths(by_stage[ENDS], {s: by_stage[s] for s in range(1, facts.stages + 1)}, samples)
+            paths = lay(made.cells, samples, facts.assign_paths)
         self._lacking = ""
         self._departed = {p: at for p, at in self._departed.items() if now - at < DEPART_S}
         donors = {m.peer for m in members} | {p for p, c in roster.candidates.items() if c.leaving} | self._departed.keys()
-        moved = {p: old for p, new in owners.items() if (old := past.owners.get(p, new)) != new and old in donors}
+        moved = {p: old for p, new in made.owners.items() if (old := made.before.get(p, new)) != new and old in donors}
         plan = Plan(
-            base.epoch, self.term, self.me, members, paths, owners, moved, dict(roster.agreed), facts.epoch_timeout_s,
-            cursor, self.loss, self.loss_val, self.tokens, base.lineage,
+            base.epoch, self.term, self.me, members, paths, made.owners, moved, made.digests,
+            facts.round_timeout_s if outer else facts.epoch_timeout_s, cursor, self.loss, self.loss_val, self.tokens, base.lineage,
+            outer, made.reducers,
         )  # fmt: skip
+        roster.agreed |= plan.digests
         self.memory.planned(plan)
-        working = {h.peer for p in paths for h in p.journey}
-        roster.worked({m.peer for m in members if m.current}, working)
+        if not outer:
+            working = {h.peer for p in paths for h in p.journey}
+            roster.worked({m.peer for m in members if m.current}, working)
         if finished:
             self.phase, self._epoch = Phase.FINISHED, None
             return [*done, ev.SendPlan(plan), ev.Report("run-finished", f"all {facts.epochs} epochs are committed")]
         self.phase = Phase.RUN
         self._epoch = Attempt(plan, now, now + facts.epoch_timeout_s)
+        if outer:
+            # The members begin it as soon as they have the plan.
+            self._open(self._epoch, now)
         listeners = sum(not m.current for m in members)
         text = f"epoch {base.epoch}: {len(paths)} micro-batches over {len(members) - listeners} peers"
+        if outer:
+            text = f"epoch {base.epoch}: outer round {outer} of {len({(m.stage, m.cell) for m in members})} cells in {len(plan.units)} groups"
         about = {
             "epoch": base.epoch, "lineage": base.lineage, "term": self.term, "hash": plan.hash[:12], "members": len(members),
             "listeners": listeners, "cursor": cursor[0], "returned": len(cursor[1]), "tokens": self.tokens,
             "micro_batches": len(paths), "peers": [m.peer for m in members],
         }  # fmt: skip
+        if facts.cell:
+            about |= {"cells": [m.cell for m in members], "outer": outer, "groups": [m.group for m in members] if outer else []}
         catching_up = f", {listeners} catching up" if listeners else ""
         return [*done, ev.SendPlan(plan), ev.Report("epoch-planned", text + catching_up, "debug", about)]
 
@@ -418,19 +426,13 @@ class Leader:
             return []
         if not any(r.counted for r in epoch.results.values()):
             return self._abandon(now, "no micro-batch was finished")
-        self.phase, epoch.closed = Phase.ROUND, now
-        epoch.deadline = now + self.facts.round_timeout_s * 1.5
         dropped = epoch.dropped
         done: list[Any] = []
-        for stage in range(self.facts.stages + 1):
-            cell = [m for m in epoch.alive if m.stage == stage]
-            owners = epoch.reown(stage, {}, self.facts.assign)
-            if owners is None:
-                return done + self._abandon(now, f"stage {stage} has lost every peer that holds epoch {epoch.plan.epoch}")
-            epoch.attempts[stage] = 0
+        for unit in self._open(epoch, now):
+            owners = epoch.reown(unit, {}, self.facts.assign)
             done.append(
                 ev.SendRound(
-                    tuple(m.peer for m in cell),
+                    tuple(m.peer for m in epoch.living(unit)),
                     epoch.plan,
                     0,
                     tuple(sorted(epoch.dead)),
@@ -443,6 +445,13 @@ class Leader:
             )
         return done
 
+    def _open(self, epoch: Attempt, now: float) -> tuple[Unit, ...]:
+        """The rounds begin; those who have one."""
+        self.phase, epoch.closed = Phase.ROUND, now
+        epoch.deadline = now + self.facts.round_timeout_s * 1.5
+        epoch.attempts = dict.fromkeys(epoch.plan.units, 0)
+        return epoch.units
+
     # ------------------------------------------------------------ round and commit
 
     def _outcome(self, e: ev.Committed | ev.Incomplete, now: float) -> list[Any]:
@@ -453,64 +462,61 @@ class Leader:
         if member is None or e.peer in epoch.dead:
             return []
         if isinstance(e, ev.Incomplete) and (
-            e.attempt != epoch.attempts[member.stage] or isinstance(epoch.outcomes.get(e.peer), ev.Committed)
+            e.attempt != epoch.attempts[epoch.plan.unit_of(member)] or isinstance(epoch.outcomes.get(e.peer), ev.Committed)
         ):
             return []
         epoch.outcomes[e.peer] = e
         if isinstance(e, ev.Committed) and (c := self.roster.candidates.get(e.peer)):
             c.reachable = tuple({*c.reachable, epoch.plan.base}) if member.current else c.reachable
             c.at, c.tokens = epoch.makes, epoch.plan.tokens + epoch.tokens
-            c.digest, c.speed = e.digest, e.speed or c.speed
+            c.digest, c.speed, c.cell = e.digest, e.speed or c.speed, member.cell
         done: list[Any] = []
         if isinstance(e, ev.Incomplete):
             # The accused are probed now, so that the repair does not hand them the same parts again.
             done = [ev.Probe(p) for p in e.failed if p in self.roster.candidates and p != self.me]
-        return done + self._settle_cell(member.stage, now)
+        return done + self._settle_unit(epoch.plan.unit_of(member), now)
 
-    def _settle_cell(self, stage: int, now: float) -> list[Any]:
-        epoch = self._epoch
+    def _settle_unit(self, unit: Unit, now: float) -> list[Any]:
+        epoch, stage = self._epoch, unit[0]
         if epoch is None or self.phase is not Phase.ROUND:
             return []
-        cell = [m.peer for m in epoch.alive if m.stage == stage]
-        if not any(m.stage == stage and m.current for m in epoch.alive) and not any(
-            isinstance(epoch.outcomes.get(p), ev.Committed) for p in cell
-        ):
+        if epoch.bare is not None:
             return self._abandon(now, f"stage {stage} has lost every peer that holds epoch {epoch.plan.epoch}")
-        if any(p not in epoch.outcomes for p in cell):
+        peers = [m.peer for m in epoch.living(unit)] if unit in epoch.units else []
+        if any(p not in epoch.outcomes for p in peers):
             return []
-        unfinished = [p for p in cell if isinstance(epoch.outcomes[p], ev.Incomplete)]
+        unfinished = [p for p in peers if isinstance(epoch.outcomes[p], ev.Incomplete)]
         if unfinished:
-            return self._repair(epoch, stage, unfinished, now)
-        return self._commit(now) if all(m.peer in epoch.outcomes for m in epoch.alive) else []
+            return self._repair(epoch, unit, unfinished, now)
+        done = all(isinstance(epoch.outcomes.get(m.peer), ev.Committed) for m in epoch.awaited)
+        return self._commit(now) if done else []
 
-    def _repair(self, epoch: Attempt, stage: int, unfinished: list[PeerId], now: float) -> list[Any]:
-        """Nobody in the cell is averaging any more and some lack parts: copy from who has all, else re-own the dead's."""
-        cell = [m.peer for m in epoch.alive if m.stage == stage]
-        complete = tuple(p for p in cell if isinstance(epoch.outcomes[p], ev.Committed))
-        epoch.attempts[stage] += 1
-        if epoch.attempts[stage] > 2 * len(cell) + 2:
-            return self._abandon(now, f"stage {stage} could not finish its round in {epoch.attempts[stage]} attempts")
+    def _repair(self, epoch: Attempt, unit: Unit, unfinished: list[PeerId], now: float) -> list[Any]:
+        """Nobody in the unit is averaging any more and some lack parts: copy from who has all, else re-own the dead's."""
+        peers, stage = [m.peer for m in epoch.living(unit)], unit[0]
+        complete = tuple(p for p in peers if isinstance(epoch.outcomes[p], ev.Committed))
+        epoch.attempts[unit] += 1
+        if epoch.attempts[unit] > 2 * len(peers) + 2:
+            return self._abandon(now, f"stage {stage} could not finish its round in {epoch.attempts[unit]} attempts")
         ended = {p: o for p in unfinished if isinstance(o := epoch.outcomes.pop(p), ev.Incomplete)}
         holders: dict[str, PeerId] = {}
         for peer, outcome in ended.items():
             holders.update({part: peer for part in outcome.holds if part not in holders})
         if not complete:
             epoch.blame(ended)
-        owners = {} if complete else epoch.reown(stage, holders, self.facts.assign)
-        if owners is None:
-            return self._abandon(now, f"stage {stage} has lost every peer that holds epoch {epoch.plan.epoch}")
+        owners = {} if complete else epoch.reown(unit, holders, self.facts.assign)
         committed = {p: o.digest for p in complete if isinstance(o := epoch.outcomes[p], ev.Committed)}
         epoch.deadline = now + self.facts.round_timeout_s * 1.5
         epoch.repaired += 1
         self.repaired += 1
         return [
             ev.SendRound(
-                tuple(unfinished), epoch.plan, epoch.attempts[stage], tuple(sorted(epoch.dead)), owners, complete,
+                tuple(unfinished), epoch.plan, epoch.attempts[unit], tuple(sorted(epoch.dead)), owners, complete,
                 epoch.dropped, self.facts.round_timeout_s,
                 majority(committed) if committed else "", epoch.tokens,
             ),
             ev.Report("round-repaired", f"stage {stage} averages again without the dead", "warning",
-                      {"stage": stage, "attempt": epoch.attempts[stage], "dead": len(epoch.dead)}),
+                      {"stage": stage, "attempt": epoch.attempts[unit], "dead": len(epoch.dead)}),
         ]  # fmt: skip
 
     def _commit(self, now: float) -> list[Any]:
@@ -519,10 +525,11 @@ class Leader:
             return []
         done = self._check_digests(epoch)
         tokens, dropped = epoch.tokens, epoch.dropped
-        self.loss = sum(r.loss_sum for r in epoch.results.values() if r.counted) / max(1, tokens)
+        if not epoch.plan.outer:
+            self.loss = sum(r.loss_sum for r in epoch.results.values() if r.counted) / max(1, tokens)
         self.tokens += tokens
         base = self.roster.base = epoch.makes
-        self.memory.committed(base, epoch.plan, {**epoch.plan.owners, **epoch.owners}, dropped, self.tokens)
+        self.memory.committed(base, epoch.plan, epoch.final_owners, dropped, self.tokens)
         done.append(
             ev.Report(
                 "epoch-committed",
@@ -555,13 +562,11 @@ class Leader:
         """Equal digests inside a cell are an invariant; who differs from the majority has to catch up."""
         done: list[Any] = []
         agreed = self.roster.agreed = {}
-        for stage in range(self.facts.stages + 1):
-            said = {
-                p: o.digest
-                for p, o in epoch.outcomes.items()
-                if isinstance(o, ev.Committed) and (m := epoch.plan.member(p)) and m.stage == stage
-            }
-            best = agreed[stage] = majority(said)
+        for unit in epoch.units:
+            stage, members = unit[0], epoch.plan.unit(unit)
+            said = {m.peer: o.digest for m in members if isinstance(o := epoch.outcomes.get(m.peer), ev.Committed)}
+            best = majority(said)
+            agreed |= {(stage, m.cell): best for m in members}
             for peer in sorted(p for p, digest in said.items() if digest != best):
                 self.mismatches += 1
                 done.append(

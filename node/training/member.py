@@ -18,6 +18,7 @@ from typing import Any
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version
 from node.training import events as ev
+from node.training.cells import ANY
 from node.training.memory import makes
 
 
@@ -33,11 +34,13 @@ class State(Enum):
 
 
 class Member:
-    """The machine. ``at`` is the version in place and ``tokens`` what was counted in its history; ``before`` is the
-    version it can still be undone to, ``checkpoints`` those it can go to at once."""
+    """The machine. ``at`` is the version in place, ``cell`` whose of it, and ``tokens`` what was counted in its history;
+    ``before`` is the version it can still be undone to, ``checkpoints`` those it can go to at once."""
 
-    def __init__(self, me: PeerId, at: Version, checkpoints: tuple[Version, ...] = (), tokens: int = 0) -> None:
-        self.me, self.at, self.checkpoints, self.tokens = me, at, checkpoints, tokens
+    def __init__(
+        self, me: PeerId, at: Version, checkpoints: tuple[Version, ...] = (), tokens: int = 0, cell: int = ANY
+    ) -> None:
+        self.me, self.at, self.checkpoints, self.tokens, self.cell = me, at, checkpoints, tokens, cell
         self.before: Version | None = None
         self.state = State.IDLE
         self.plan: Plan | None = None
@@ -62,9 +65,9 @@ class Member:
         """Micro-batches of the plan in force that do not count, as the leader closed it."""
         return self._dropped
 
-    def stand(self, at: Version, checkpoints: tuple[Version, ...], tokens: int) -> None:
+    def stand(self, at: Version, checkpoints: tuple[Version, ...], tokens: int, cell: int = ANY) -> None:
         """The version in place came from the disk or from others, not from an epoch."""
-        self.at, self.checkpoints, self.tokens, self.before = at, checkpoints, tokens, None
+        self.at, self.checkpoints, self.tokens, self.before, self.cell = at, checkpoints, tokens, None, cell
 
     def handle(self, event: Any, now: float) -> list[Any]:
         """One event in, actions out; what is stale or from the wrong term is refused or ignored."""
@@ -101,14 +104,20 @@ class Member:
             done.append(ev.GoTo(self.before, "roll-back"))
             self.at = self.before
         if me.current:
-            self.at, self.tokens = plan.base, plan.tokens
+            # In another cell than before when both hold the same: the leader has compared their digests.
+            self.at, self.tokens, self.cell = plan.base, plan.tokens, me.cell
         self.before = None
         self.plan, self.term, self.attempt, self._dropped = plan, plan.term, 0, ()
-        if not plan.paths:
+        if plan.last:
             self.state = State.FINISHED
             return [*done, ev.Finish(plan)]
         self.state = State.RUN
-        return [*done, ev.Begin(plan, not me.current, None if me.current else stood)]
+        done.append(ev.Begin(plan, not me.current, None if me.current else stood))
+        if plan.outer:
+            # There is nothing to run: the plan itself opens the round.
+            first = ev.RoundArrived(plan.leader, plan.epoch, plan.term, plan.hash, 0, (), {}, (), (), plan.deadline_s)
+            done += self._round(first)
+        return done
 
     def _round(self, r: ev.RoundArrived) -> list[Any]:
         plan = self.plan
@@ -148,7 +157,7 @@ class Member:
         me = plan.member(self.me)
         # A listener never held the version before, so it has nothing to go back to.
         self.before = plan.base if me is not None and me.current else None
-        self.at = makes(plan, self._dropped)
+        self.at, self.cell = makes(plan, self._dropped), self.cell if me is None else me.cell
         self.tokens = plan.tokens + self._counted
         self.state = State.DONE
         return [ev.TellCommitted(plan, e.attempt, e.digest, e.contributors)]

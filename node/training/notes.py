@@ -24,6 +24,8 @@ MAX_SEEN = 64
 """Neighbours a peer tells its measurements of."""
 MAX_PAST = 1024
 """Versions of its past that a peer tells."""
+MAX_CELLS = 100_000
+"""Cells of a stage."""
 MAX_COUNT, MAX_AMOUNT, MAX_DIGEST = 1 << 53, 1e12, 64
 """What a peer says of itself ends up in the leader's plan; beyond these nobody could read that plan any more."""
 
@@ -70,7 +72,7 @@ def ready_note(e: ev.Heard) -> pb.Note:
     """ "I am alive, and this is where I stand.\""""
     body = pb.ReadyNote(
         stage=e.stage, at=version_note(e.at), digest=e.digest, speed=e.speed, reachable=[version_note(v) for v in e.reachable],
-        term=e.term, tokens=e.tokens, leaving=e.leaving, seen=dict(e.seen[:MAX_SEEN]), room=e.room,
+        term=e.term, tokens=e.tokens, leaving=e.leaving, seen=dict(e.seen[:MAX_SEEN]), room=e.room, cell=e.cell + 1,
     )  # fmt: skip
     return pb.Note(epoch=e.at.epoch, term=e.term, ready=body)
 
@@ -123,6 +125,7 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
             return ev.Heard(
                 peer, r.stage, parse_version(r.at), _digest(r.digest), _finite(r.speed), reachable, _count(r.term), _count(r.tokens),
                 r.leaving, tuple((PeerId(p), _finite(rate)) for p, rate in sorted(r.seen.items())[:MAX_SEEN]), _count(r.room),
+                _count(r.cell, MAX_CELLS) - 1,
             )  # fmt: skip
         case "finished":
             rows = tuple(

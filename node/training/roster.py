@@ -14,9 +14,10 @@ from statistics import median
 from typing import TypeVar
 
 from node.core.ids import ENDS, PeerId
-from node.core.journey import Version
+from node.core.journey import Unit, Version
 from node.scheduler.throughput import quantise
 from node.training import events as ev
+from node.training.cells import ANY
 
 FORGIVE_AFTER = 8
 """Epochs without a micro-batch after which a replica's measured speed is no longer believed."""
@@ -41,16 +42,17 @@ class Candidate:
     leaving: bool = False
     seen: tuple[tuple[PeerId, float], ...] = ()
     room: int = 0
+    cell: int = ANY
 
 
 class Roster:
-    """``base`` is the version the swarm last agreed on, ``agreed`` the digest of each stage at it."""
+    """``base`` is the version the swarm last agreed on, ``agreed`` the digest of each cell of each stage at it."""
 
     def __init__(self, stages: int) -> None:
         self._stages = stages
         self.candidates: dict[PeerId, Candidate] = {}
         self.base: Version | None = None
-        self.agreed: dict[int, str] = {}
+        self.agreed: dict[Unit, str] = {}
         self._speeds: dict[PeerId, float] = {}
         self._idle: dict[PeerId, int] = {}
         self._table: tuple[dict[PeerId, float], dict[int, list[tuple[PeerId, float]]]] | None = None
@@ -59,38 +61,46 @@ class Roster:
         """Note a sign of life; what was known of the peer before, None for a stranger."""
         old, self._table = self.candidates.get(e.peer), None
         self.candidates[e.peer] = Candidate(
-            e.stage, e.at, e.digest, e.speed, e.reachable, e.tokens, now, e.leaving, e.seen, e.room
+            e.stage, e.at, e.digest, e.speed, e.reachable, e.tokens, now, e.leaving, e.seen, e.room, e.cell
         )  # fmt: skip
         return old
 
-    def cells(self) -> dict[int, list[PeerId]]:
+    def replicas(self) -> dict[int, list[PeerId]]:
         """Who would take part, by stage."""
-        cells: dict[int, list[PeerId]] = {stage: [] for stage in range(self._stages + 1)}
+        stages: dict[int, list[PeerId]] = {stage: [] for stage in range(self._stages + 1)}
         for peer, c in sorted(self.candidates.items()):
-            if c.stage in cells and not c.leaving:
-                cells[c.stage].append(peer)
-        return cells
+            if c.stage in stages and not c.leaving:
+                stages[c.stage].append(peer)
+        return stages
 
-    def can_start(self, peer: PeerId, version: Version) -> bool:
-        """Holds the version, and, where the cell has agreed on its digest, the very same one; or can go back to it."""
+    def stands(self, peer: PeerId, version: Version) -> frozenset[int]:
+        """The cells it could be current in: it holds the version, and, where a cell has agreed on its digest, the very same
+        one; or it can go back to it. Empty for a listener."""
         c = self.candidates[peer]
         if c.at != version:
-            return version in c.reachable
-        return version != self.base or self.agreed.get(c.stage, c.digest) == c.digest
+            return frozenset({c.cell} if version in c.reachable else ())
+        agreed = {cell: digest for (stage, cell), digest in self.agreed.items() if stage == c.stage}
+        if version != self.base or not agreed:
+            return frozenset({c.cell})
+        return frozenset(cell for cell, digest in agreed.items() if digest == c.digest)
+
+    def can_start(self, peer: PeerId, version: Version) -> bool:
+        """Whether it could be current in some cell of its stage."""
+        return bool(self.stands(peer, version))
 
     def startable(self) -> list[Version]:
         """Versions every stage could start from, the best first: most tokens counted in its history, then the newest.
 
         A history only counts tokens where somebody of every stage stands at its end, so one peer's word makes none.
         """
-        cells = self.cells()
-        known = {v for p in self._present(cells) for v in (self.candidates[p].at, *self.candidates[p].reachable)}
-        able = [v for v in known if all(any(self.can_start(p, v) for p in peers) for peers in cells.values())]
+        stages = self.replicas()
+        known = {v for p in self._present(stages) for v in (self.candidates[p].at, *self.candidates[p].reachable)}
+        able = [v for v in known if all(any(self.can_start(p, v) for p in peers) for peers in stages.values())]
         return sorted(able, key=self._rank, reverse=True)
 
     def richer(self, tokens: int, best: Version) -> list[PeerId]:
         """Peers at the end of another history than that of ``best``, with more than ``tokens`` tokens by their own word."""
-        others = [(p, self.candidates[p]) for p in self._present(self.cells())]
+        others = [(p, self.candidates[p]) for p in self._present(self.replicas())]
         return [p for p, c in others if c.tokens > tokens and best not in (c.at, *c.reachable)]
 
     def tokens_of(self, version: Version) -> int:
@@ -104,13 +114,16 @@ class Roster:
         return tuple(p for *_, p in sorted(found))
 
     def agree(self, base: Version) -> None:
-        """What the digest of every stage is at ``base``: what was committed, else what most who would take part say."""
-        for stage, peers in self.cells().items():
-            said = {p: c.digest for p in peers if (c := self.candidates[p]).at == base and c.digest}
-            if base != self.base or stage not in self.agreed:
-                self.agreed.pop(stage, None)
-                if said:
-                    self.agreed[stage] = majority(said)
+        """What the digest of every cell is at ``base``: what was committed, else what most say who would take part in it."""
+        for stage, peers in self.replicas().items():
+            if base == self.base and any(s == stage for s, _ in self.agreed):
+                continue
+            self.agreed = {unit: digest for unit, digest in self.agreed.items() if unit[0] != stage}
+            there = [p for p in peers if (c := self.candidates[p]).at == base and c.digest]
+            cells = {self.candidates[p].cell for p in there}
+            # Parameters that are no cell's count only where there is no cell: a fetched copy is some cell's, by its digest.
+            for cell in cells - {ANY} or cells:
+                self.agreed[stage, cell] = majority({p: self.candidates[p].digest for p in there if self.candidates[p].cell == cell})
         self.base = base
 
     def relent(self) -> tuple[int, ...]:
@@ -118,14 +131,13 @@ class Roster:
         on from what these hold than never again. The stages concerned."""
         gone = [
             stage
-            for stage, peers in self.cells().items()
+            for stage, peers in self.replicas().items()
             if self.base is not None
-            and stage in self.agreed
+            and any(s == stage for s, _ in self.agreed)
             and not any(self.can_start(p, self.base) for p in peers)
             and any(self.candidates[p].at == self.base for p in peers)
         ]
-        for stage in gone:
-            del self.agreed[stage]
+        self.agreed = {unit: digest for unit, digest in self.agreed.items() if unit[0] not in gone}
         return tuple(gone)
 
     def speed(self, peer: PeerId) -> float:
@@ -177,8 +189,8 @@ class Roster:
         return self.tokens_of(version), version
 
     @staticmethod
-    def _present(cells: Mapping[int, list[PeerId]]) -> list[PeerId]:
-        return [p for peers in cells.values() for p in peers]
+    def _present(stages: Mapping[int, list[PeerId]]) -> list[PeerId]:
+        return [p for peers in stages.values() for p in peers]
 
 
 def majority(said: Mapping[PeerId, H]) -> H:

@@ -56,7 +56,7 @@ class Training(rpc.TrainingServicer):
     ) -> None:  # fmt: skip
         self.identity, self.me, self.stage, self.facts = identity, identity.peer_id, stage, facts
         self.transport, self.work, self._ends, self.clock, self.journal = transport, work, ends, clock, journal
-        self.member = Member(self.me, work.version, work.checkpoints(), work.tokens)
+        self.member = Member(self.me, work.version, work.checkpoints(), work.tokens, work.cell)
         self.past = Past(transport, journal)
         self._election = Election(self.me, clock.now())
         self.leader: Leader | None = None
@@ -86,7 +86,7 @@ class Training(rpc.TrainingServicer):
 
     def start(self) -> None:
         """Begin to take part: the state in place is what this peer offers."""
-        self.member.stand(self.work.version, self.work.checkpoints(), self.work.tokens)
+        self.member.stand(self.work.version, self.work.checkpoints(), self.work.tokens, self.work.cell)
         self._election = Election(self.me, self.clock.now())
         self.tasks.spawn(self._beat(), "heartbeat", eternal=True)
         self.tasks.spawn(self._clockwork(), "clock", eternal=True)
@@ -176,6 +176,7 @@ class Training(rpc.TrainingServicer):
             self.leaving,
             tuple(sorted(self.work.seen().items())),
             self.work.room,
+            m.cell,
         )
         if leader == self.me:
             self._lead(heard)
@@ -423,7 +424,7 @@ class Training(rpc.TrainingServicer):
                 self._results, self._result_plan = [], plan
                 self.on_plan(plan)
                 await self.work.begin(plan, listener)
-                if self.stage == ENDS and not listener:
+                if self.stage == ENDS and not listener and plan.paths:
                     self._epoch_tasks.append(self.tasks.spawn(self.work.run(plan, self._done), "run"))
             case ev.Average():
                 self._epoch_tasks.append(self.tasks.spawn(self._average(action), "average"))

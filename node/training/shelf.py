@@ -16,6 +16,7 @@ from node.core.journey import Plan, Version, lineage
 from node.core.tasks import Tasks
 from node.optim.spare import Spare
 from node.telemetry.events import Journal
+from node.training.cells import ANY
 from node.training.memory import Past
 
 
@@ -37,9 +38,9 @@ class Shelf:
         """Whether any is ever written."""
         return bool(self._store.settings.every)
 
-    def versions(self) -> tuple[Version, ...]:
-        """Versions on the disk, oldest first; one that was written without its lineage has none."""
-        found = sorted(self._said().items())
+    def versions(self, cell: int = ANY) -> tuple[Version, ...]:
+        """Versions on the disk, of one cell unless that is ANY, oldest first; one that was written without its lineage has none."""
+        found = sorted((e, meta) for e, meta in self._said().items() if cell in (ANY, cell_of(meta)))
         return tuple(Version(e, line) for e, meta in found if (line := _lineage(meta)) is not None)
 
     def recall(self, version: Version) -> Past | None:
@@ -63,7 +64,7 @@ class Shelf:
         copies_of(found.meta)
         if {name: tuple(t.shape) for name, t in found.parameters.items()} != dict(
             shapes
-        ) or found.optimizer.keys() - shapes.keys():
+        ) or {name.partition("#")[0] for name in found.optimizer} - shapes.keys():
             raise Refused(f"the checkpoint of epoch {version.epoch} is of another model", "use another directory")
         return found
 
@@ -74,6 +75,7 @@ class Shelf:
         parameters: Mapping[str, Tensor],
         optimizer: Mapping[str, Mapping[str, Tensor]],
         copies: Mapping[str, Spare],
+        cell: int = 0,
     ) -> None:
         """Write a checkpoint in the background; ``plan`` starts from it and says what goes with it.
 
@@ -86,7 +88,7 @@ class Shelf:
         meta: dict[str, Any] = {"epoch": epoch, "copies": {n: [c.version.epoch, c.version.lineage] for n, c in copies.items()}}
         state = dict(optimizer) | {n: c.state for n, c in copies.items()}
         if plan is not None and plan.epoch == epoch:
-            meta |= {"lineage": plan.lineage, "tokens": plan.tokens}
+            meta |= {"lineage": plan.lineage, "tokens": plan.tokens, "cell": max(0, cell)}
             meta |= {"cursor": [plan.cursor[0], list(plan.cursor[1])], "owners": plan.owners}
 
         def write() -> tuple[str, dict[int, dict[str, Any]]]:
@@ -121,6 +123,12 @@ class Shelf:
 def tokens_of(meta: Mapping[str, Any]) -> int:
     """Tokens counted in the history of a checkpoint; 0 when it does not say."""
     value = meta.get("tokens")
+    return value if type(value) is int and value >= 0 else 0
+
+
+def cell_of(meta: Mapping[str, Any]) -> int:
+    """Whose parameters a checkpoint has; 0 when it does not say."""
+    value = meta.get("cell")
     return value if type(value) is int and value >= 0 else 0
 
 

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from node.checkpoint.state import StateKind
 from node.core.errors import PeerFault, StepFault
 from node.core.ids import PeerId, short
-from node.core.journey import Plan, Version
+from node.core.journey import Plan, Version, in_cell, of_cell
 from node.core.tasks import Tasks
 from node.optim.spare import Spare, Spares, Trail
 from node.training.engines import Engines
@@ -92,11 +92,11 @@ class TakeOver:
         if not plan.epoch or not missing:
             return
         arrival = Arrival(plan, missing)
-        donors = {n: d for n in missing if (d := plan.moved.get(n)) is not None and d != self._me and d not in dead}
+        cell = plan.home(self._me)
+        donors = {n: d for n in missing if (d := plan.moved.get(in_cell(n, cell))) is not None and d != self._me and d not in dead}
         gone = "its last owner is gone"
-        arrival.why = {
-            n: gone if plan.owners.get(n) == self._me else f"its owner {short(plan.owners[n])} died" for n in missing
-        }
+        owners = of_cell(plan.owners, cell)
+        arrival.why = {n: gone if owners[n] == self._me else f"its owner {short(owners[n])} died" for n in missing}
         arrival.why |= {n: f"{short(d)}, which owned it, did not give it in time" for n, d in donors.items()}
         self._arrivals.append(arrival)
         arrival.task = self._tasks.spawn(self._bring(arrival, donors, dead), "take-over")
@@ -140,21 +140,22 @@ class TakeOver:
             self._engines.journal.emit("optim", "state-moved", text, parts=came, epoch=base.epoch, peer=donor)
 
     async def _from_copies(self, arrival: Arrival, dead: Collection[PeerId]) -> None:
-        """The newest copy of each part that is left, wherever in the cell it is."""
+        """The newest copy of each part that is left, wherever in the cell it is; another cell's is better than none."""
         plan = arrival.plan
-        others = [m.peer for m in plan.cell(self._stage) if m.current and m.peer != self._me and m.peer not in dead]
+        home = {m.peer: m.cell == plan.home(self._me) for m in plan.stage(self._stage)}
+        others = [m.peer for m in plan.stage(self._stage) if m.current and m.peer != self._me and m.peer not in dead]
         said = await asyncio.gather(*(self._parts.listing(p, StateKind.SPARE) for p in others))
         offers = dict(zip(others, said, strict=True)) | {self._me: self._spares.versions()}
         while arrival.open and offers:
             chosen: dict[tuple[PeerId, Version], list[str]] = defaultdict(list)
             for name in sorted(arrival.pending):
                 able = [
-                    (v.epoch, p == self._me, p, v)
+                    (home.get(p, True), v.epoch, p == self._me, p, v)
                     for p, held in offers.items()
                     if (v := held.get(name)) and self._fits(v, plan)
                 ]
                 if able:
-                    _, _, holder, version = max(able)
+                    *_, holder, version = max(able)
                     chosen[holder, version].append(name)
             if not chosen:
                 return

@@ -8,9 +8,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from node.averaging.request import RoundRequest
+from node.averaging.outer import OuterSettings
+from node.averaging.request import RoundOutcome, RoundRequest
+from node.averaging.service import CellRound
 from node.checkpoint.fetch import fetch
 from node.checkpoint.partial import Partial
 from node.checkpoint.state import StateKind, StateSnapshot
@@ -25,11 +28,14 @@ from node.pipeline.route import fewest_hops
 from node.pipeline.service import MicroBatchDone
 from node.scheduler.assigned import assigned
 from node.training import events as ev
+from node.training.anchor import MOMENTUM, SAVED, Anchor
+from node.training.cells import ANY
 from node.training.engines import Engines
 from node.training.handover import Handover
+from node.training.meetings import speakers
 from node.training.memory import Past, makes
 from node.training.settings import TrainingSettings
-from node.training.shelf import Shelf, copies_of, tokens_of
+from node.training.shelf import Shelf, cell_of, copies_of, tokens_of
 from node.training.stage import StageState
 
 __all__ = ["Engines", "Work"]
@@ -46,6 +52,18 @@ class _Epoch:
     dropped: tuple[int, ...] = ()
     counted: int = 0
     compute_s: float = 0.0
+    copied: bool = False
+
+
+@dataclass(frozen=True)
+class OuterNews:
+    """The last outer round: its number, how many cells and peers were in this peer's group, tensor bytes, seconds."""
+
+    number: int = 0
+    cells: int = 0
+    peers: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
 
 
 class Work:
@@ -53,13 +71,16 @@ class Work:
 
     def __init__(
         self, stage: StageState, engines: Engines, settings: TrainingSettings, optimizer: OptimSettings, sequence: int, me: PeerId,
-        on_error: Callable[[str, BaseException], None] | None = None,
+        on_error: Callable[[str, BaseException], None] | None = None, outer: OuterSettings | None = None,
     ) -> None:  # fmt: skip
         self.stage, self.engines, self.settings, self.me = stage, engines, settings, me
         self._sequence = sequence
         self._tasks = Tasks("work", on_error)
         self.handover = Handover(stage, engines, optimizer, settings.buddy_every, me, self._tasks)
         self._shelf = Shelf(engines.store, stage.stage, engines.heavy, engines.journal, self._tasks)
+        self.anchor = Anchor(stage, outer or OuterSettings(), settings.epochs, engines, self._tasks, me)
+        self.cell = ANY
+        """Whose parameters are in place; :data:`~node.training.cells.ANY` for no cell's."""
         self._epoch: _Epoch | None = None
         self._plan: Plan | None = None
         self._shapes = {name: tuple(t.shape) for name, t in stage.parameters().items()}
@@ -67,6 +88,7 @@ class Work:
         self.rounds_done = self.rounds_failed = 0
         self.round_s = 0.0
         self.round_bytes = self.round_members = self.round_contributors = 0
+        self.outer = OuterNews()
         self.fetching = 1.0
         self.tokens = 0
         """Counted in the history of what is in place, as far as this peer knows it."""
@@ -91,8 +113,8 @@ class Work:
         return self.handover.taking.age
 
     def checkpoints(self) -> tuple[Version, ...]:
-        """Versions this peer could go back to from its disk, oldest first."""
-        return self._shelf.versions()
+        """Versions this peer could go back to from its disk, oldest first: of the cell whose parameters are in place."""
+        return self._shelf.versions(self.cell)
 
     def speed(self) -> float:
         """Micro-batches per second this stage's device does, forward and backward; 0 before it was measured."""
@@ -108,6 +130,8 @@ class Work:
         """The state this peer can give others (the donor's side of a fetch)."""
         if stage != self.stage.stage:
             return None
+        if kind is StateKind.OUTER:
+            return self.anchor.describe(epoch, lineage)
         if kind is not StateKind.PARAMETERS:
             return self.handover.describe(kind, epoch, lineage)
         here = self.stage.version
@@ -127,8 +151,14 @@ class Work:
         p = self.engines.pipeline.settings
         size, fewest = p.micro_batch, fewest_hops(p.stages, p.may_skip)
         current = {(m.stage, m.peer) for m in plan.members if m.current}
-        if any((self.stage.stage, plan.owners.get(name)) not in current for name in self._shapes):
-            return "a parameter of this stage has no owner among its members"
+        me = plan.member(self.me)
+        if me is not None:
+            mine = {m.peer for m in plan.cell(me.stage, me.cell) if m.current}
+            there, averagers = {m.peer for m in plan.unit(plan.unit_of(me)) if m.current}, plan.averagers(plan.unit_of(me))
+            if any(plan.owner(name, me.cell) not in mine or averagers.get(name) not in there for name in self._shapes):
+                return "a parameter of this stage has no owner among its members"
+        if plan.outer != (0 if plan.epoch >= self.settings.epochs else self.anchor.due(plan.epoch)) or (plan.outer and plan.paths):
+            return "an outer round when none is due, or none when one is"
         for path in plan.paths:
             if len(path.samples) != size or (ENDS, path.origin) not in current:
                 return "a micro-batch of the wrong size, or without an ends peer"
@@ -149,10 +179,13 @@ class Work:
         self._plan = plan
         if listener:
             # What it holds is not the swarm's, and it settles nothing: rounds before and after this one are nothing to it.
-            self.engines.cell.void(plan.epoch)
-            self.engines.cell.forget(plan.epoch - 1)
+            for rounds in self._rounds:
+                rounds.void(plan.epoch)
+                rounds.forget(plan.epoch - 1)
+            self.anchor.forget()
         else:
-            self.tokens = plan.tokens
+            self.tokens, self.cell = plan.tokens, plan.home(self.me)
+            self.anchor.look_for(plan)
         self.engines.pipeline.reset(plan.epoch)
         self.engines.pipeline.set_plan(plan)
         self.handover.begin(plan, listener)
@@ -163,7 +196,8 @@ class Work:
         for peer in sorted(p for p in dead if plan is not None and plan.member(p) is not None):
             self.engines.transport.doubt(peer)
             self.engines.pipeline.gone(peer)
-            self.engines.cell.gone(peer)
+            for rounds in self._rounds:
+                rounds.gone(peer)
 
     async def run(self, plan: Plan, done: Callable[[ev.Result], None]) -> None:
         """Start this ends peer's micro-batches and report each as it finishes."""
@@ -182,6 +216,8 @@ class Work:
 
     async def average(self, plan: Plan, r: ev.RoundArrived, listener: bool) -> ev.RoundEnded:
         """One attempt of the cell's round: gradients to their owners, the owners' steps, fresh parameters to all."""
+        if plan.outer:
+            return await self._meet(plan, r, listener)
         epoch = self._of(plan)
         if epoch.gradients is None and not listener:
             await self.engines.pipeline.receipts(plan.epoch, r.dropped)
@@ -193,10 +229,11 @@ class Work:
             )  # fmt: skip
         epoch.dropped, epoch.counted = r.dropped, r.tokens
         owners = self._owners(plan, r)
-        cell = [m for m in plan.cell(self.stage.stage) if m.peer not in r.dead]
+        home = plan.home(self.me)
+        cell = [m for m in plan.cell(self.stage.stage, home) if m.peer not in r.dead]
         if not listener:
             self.handover.opens(plan, owners, r.dead)
-        share = assigned(plan, self.stage.stage, self._sequence, r.dropped)
+        share = assigned(plan, self.stage.stage, self._sequence, r.dropped, home)
         request = RoundRequest(
             round=RoundId(plan.epoch, plan.term, r.attempt),
             plan_hash=plan.hash,
@@ -211,6 +248,8 @@ class Work:
             token_limit=share.most,
             allowed=share.allowed,
             total=share.total,
+            # Of several cells one may get no micro-batch, or lose those it had.
+            hold=(lambda names: self._hold(plan, names)) if len(plan.cells(self.stage.stage)) > 1 else None,
         )
         try:
             outcome = await self.engines.cell.run(request, lambda mean: self._step(plan.epoch, mean, r.deadline_s))
@@ -222,14 +261,77 @@ class Work:
             self.handover.closes()
         epoch.fresh = dict(outcome.fresh)
         self._count(outcome.seconds, outcome.nbytes, len(cell), len(outcome.contributors), outcome.complete)
-        for peer, why in {**outcome.failed, **outcome.refused, **outcome.quarantined}.items():
-            self.engines.journal.emit(
-                "averaging", "member-failed", f"peer {short(peer)}: {why}", "warning", peer=peer, epoch=plan.epoch
-            )
+        self._blame(plan, outcome)
         return ev.RoundEnded(
             plan.epoch, plan.term, r.attempt, tuple(sorted(outcome.fresh)), outcome.missing,
             tuple(sorted(p for p in outcome.failed if p != self.me)), len(outcome.contributors),
         )  # fmt: skip
+
+    async def _meet(self, plan: Plan, r: ev.RoundArrived, listener: bool) -> ev.RoundEnded:
+        """One attempt of an outer round: what the cells have, from one member of each, to who averages it; the mean to all."""
+        epoch, anchor, me = self._of(plan), self.anchor, plan.member(self.me)
+        epoch.dropped, epoch.counted, epoch.copied = r.dropped, r.tokens, False
+        unit = plan.unit_of(me) if me is not None else (self.stage.stage, 0)
+        members = [m for m in plan.unit(unit) if m.peer not in r.dead]
+        speaking = speakers(plan, unit, r.dead)
+        if not listener:
+            self.handover.opens(plan, {name: plan.owner(name, plan.home(self.me)) for name in self._shapes}, r.dead)
+            await anchor.arrived(r.deadline_s)
+            if anchor.lacking and r.attempt > len(members):
+                anchor.begin_here()
+        given = await self._heavy(anchor.gives) if self.me in speaking or len(speaking) == 1 else None
+        shapes, owners = anchor.shapes(self._shapes), anchor.owners(self._owners(plan, r))
+        request = RoundRequest(
+            round=RoundId(plan.epoch, plan.term, r.attempt),
+            plan_hash=plan.hash,
+            members=tuple(m.peer for m in members),
+            listeners=frozenset(m.peer for m in members) - speaking,
+            owners=owners,
+            ownership_hash=ownership_hash(self._parts, self._owners(plan, r), self._method),
+            shapes=shapes,
+            gradients=given if self.me in speaking else None,
+            tokens=int(given is not None and self.me in speaking),
+            deadline_s=r.deadline_s,
+            token_limit=1,
+            summed=False,
+            up=anchor.settings.codec,
+        )
+        try:
+            if len(speaking) == 1 and all(m.current for m in members):
+                # A cell that meets no other: everybody has already what the exchange would bring.
+                outcome = RoundOutcome(given or {}, 1, speaking, {}, 0, 0.0, missing=() if given else tuple(shapes))
+            else:
+                outcome = await (self.engines.outer or self.engines.cell).run(request, lambda mean: mean)
+            if not listener:
+                await self._heavy(self.handover.hold, plan, r.deadline_s)
+        except ValueError as e:
+            self.engines.journal.emit("averaging", "round-absurd", str(e), "error", epoch=plan.epoch)
+            return ev.RoundEnded(plan.epoch, plan.term, r.attempt, (), tuple(sorted(self._shapes)), (), 0)
+        finally:
+            self.handover.closes()
+        epoch.fresh = dict(outcome.fresh)
+        missing = tuple(sorted({name.removesuffix(MOMENTUM) for name in outcome.missing}))
+        if not anchor.believes:
+            missing = tuple(sorted(self._shapes))  # to be copied from who has made the step
+        self._count(outcome.seconds, outcome.nbytes, len(members), len(outcome.contributors), not missing)
+        self.outer = OuterNews(plan.outer, len(speaking), len(members), outcome.nbytes, outcome.seconds)
+        self._blame(plan, outcome)
+        return ev.RoundEnded(
+            plan.epoch, plan.term, r.attempt, tuple(sorted(outcome.fresh.keys() & self._shapes.keys())), missing,
+            tuple(sorted(p for p in outcome.failed if p != self.me)), len(outcome.contributors),
+        )  # fmt: skip
+
+    def _hold(self, plan: Plan, names: tuple[str, ...]) -> dict[str, Tensor]:
+        """Nobody in the cell has gradients: its parameters stay, and so does the optimizer's state."""
+        self.engines.owner.hold(names, plan.epoch)
+        here = self.stage.parameters()
+        return {name: here[name].detach().to("cpu", torch.float32, copy=True) for name in names}
+
+    def _blame(self, plan: Plan, outcome: RoundOutcome) -> None:
+        for peer, why in {**outcome.failed, **outcome.refused, **outcome.quarantined}.items():
+            self.engines.journal.emit(
+                "averaging", "member-failed", f"peer {short(peer)}: {why}", "warning", peer=peer, epoch=plan.epoch
+            )
 
     async def copy(self, plan: Plan, r: ev.RoundArrived) -> ev.RoundEnded:
         """Fetch the fresh parameters whole from members that have committed them."""
@@ -237,7 +339,9 @@ class Work:
         epoch.dropped, epoch.counted = r.dropped, r.tokens
         made = makes(plan, r.dropped)
         try:
-            epoch.fresh = (await self._fetch(r.sources, made, r.digest or None)).tensors
+            epoch.fresh, epoch.copied = (await self._fetch(r.sources, made, r.digest or None)).tensors, True
+            if plan.outer:
+                await self.anchor.copy(r.sources, made)
             missing: tuple[str, ...] = ()
         except PeerFault as e:
             self.engines.journal.emit("training", "copy-failed", str(e), "warning", epoch=plan.epoch)
@@ -248,15 +352,20 @@ class Work:
         """Put the fresh parameters in place as the next version; the digest of it."""
         epoch = self._of(plan)
         made = makes(plan, epoch.dropped)
-        digest = await self._heavy(self.stage.adopt, epoch.fresh or {}, made.epoch, made.lineage)
-        self.tokens = plan.tokens + epoch.counted
+        fresh = epoch.fresh or {}
+        if plan.outer and not epoch.copied:
+            fresh = await self._heavy(self.anchor.takes, fresh)
+        digest = await self._heavy(self.stage.adopt, fresh, made.epoch, made.lineage)
+        self.tokens, self.cell = plan.tokens + epoch.counted, plan.home(self.me)
         self.handover.adopted()
         return digest
 
     async def settle(self, epoch: int, plan: Plan | None) -> None:
         """The version in place is the swarm's: optimizer state counts from here, and now and then it is written down."""
-        self.engines.cell.forget(epoch - 1)
+        for rounds in self._rounds:
+            rounds.forget(epoch - 1)
         self.stage.settle()
+        self.anchor.settled()
         self.handover.settled(epoch, plan)
         if self._shelf.due(epoch):
             self._save(epoch, plan)
@@ -264,10 +373,12 @@ class Work:
     async def go_to(self, version: Version, how: str) -> None:
         """Put an older version in place: the one before, or one from the disk. Raises Refused when it is unreadable."""
         e, epoch = self.engines, version.epoch
-        e.cell.void(epoch)
+        for rounds in self._rounds:
+            rounds.void(epoch)
         if how == "roll-back":
             e.owner.abort(epoch)
             await self._heavy(self.stage.roll_back, epoch)
+            self.anchor.rolled_back()
             self.handover.went_to(version)
         else:
             await self.restore(version)
@@ -286,7 +397,10 @@ class Work:
 
     def _save(self, epoch: int, plan: Plan | None) -> None:
         own, copies = self.handover.state_at(self.stage.settled), self.handover.spares.held()
-        self._shelf.save(epoch, plan, self.stage.parameters(), own, {n: s for n, s in copies.items() if n not in own})
+        self._shelf.save(
+            epoch, plan, self.stage.parameters(), own | self.anchor.saved(),
+            {n: s for n, s in copies.items() if n not in own}, self.cell,
+        )  # fmt: skip
 
     # ------------------------------------------------------------ state
 
@@ -300,8 +414,11 @@ class Work:
         await self._heavy(self.stage.adopt, found.parameters, epoch, version.lineage)
         self.stage.settle()
         self._holds_nothing(version)
+        self.anchor.restored(found.optimizer)
         copies = copies_of(found.meta)
         for name, state in found.optimizer.items():
+            if name.endswith(SAVED):
+                continue
             if name in copies:
                 self.handover.spares.put(name, copies[name], state)
                 continue
@@ -309,7 +426,7 @@ class Work:
                 e.owner.load_state(name, self._shapes[name], state, epoch - 1)
             except StepFault as why:
                 e.journal.emit("checkpoint", "state-unusable", f"optimizer state of {name} is not used: {why}", "warning")
-        self.tokens = tokens_of(found.meta)
+        self.tokens, self.cell = tokens_of(found.meta), cell_of(found.meta)
 
     async def join(
         self, donors: Sequence[PeerId], epoch: int | None, digest: str | None = None, partial: Partial | None = None
@@ -322,7 +439,8 @@ class Work:
         await self._heavy(self.stage.adopt, found.tensors, found.epoch, found.lineage)
         self.stage.settle()
         self._holds_nothing(found.version)
-        self.tokens = 0
+        self.anchor.forget()
+        self.tokens, self.cell = 0, ANY
 
     def _holds_nothing(self, version: Version) -> None:
         """Parameters came from elsewhere: no state here belongs to them."""
@@ -388,9 +506,12 @@ class Work:
 
     def route(self, plan: Plan, turn: int) -> tuple[Hop, ...]:
         """Block hops for forward-only work: one current replica of every stage, in turn."""
-        stages = sorted({m.stage for m in plan.members} - {ENDS})
-        cells = {s: [m.peer for m in plan.cell(s) if m.current] for s in stages}
-        return tuple(Hop(s, cells[s][turn % len(cells[s])]) for s in stages if cells[s])
+        hops: list[Hop] = []
+        for stage in sorted({m.stage for m in plan.members if m.current} - {ENDS}):
+            cells = plan.cells(stage)
+            peers = [m.peer for m in plan.cell(stage, cells[turn % len(cells)]) if m.current]
+            hops.append(Hop(stage, peers[turn // len(cells) % len(peers)]))
+        return tuple(hops)
 
     @property
     def plan(self) -> Plan | None:
@@ -402,7 +523,13 @@ class Work:
     def _void(self, epoch: int) -> None:
         """The swarm begins ``epoch`` anew: no step of the earlier attempt may count."""
         self.engines.owner.abort(epoch)
-        self.engines.cell.void(epoch)
+        for rounds in self._rounds:
+            rounds.void(epoch)
+
+    @property
+    def _rounds(self) -> tuple[CellRound, ...]:
+        e = self.engines
+        return (e.cell,) if e.outer is None else (e.cell, e.outer)
 
     def _of(self, plan: Plan) -> _Epoch:
         if self._epoch is None or self._epoch.plan.hash != plan.hash:
@@ -410,7 +537,9 @@ class Work:
         return self._epoch
 
     def _owners(self, plan: Plan, r: ev.RoundArrived) -> dict[str, PeerId]:
-        owners = {name: plan.owners[name] for name in self._shapes}
+        me = plan.member(self.me)
+        planned = plan.averagers(plan.unit_of(me) if me is not None else (self.stage.stage, 0))
+        owners = {name: planned[name] for name in self._shapes}
         owners.update({name: peer for name, peer in r.owners.items() if name in owners})
         return owners
 

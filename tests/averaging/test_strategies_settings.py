@@ -66,7 +66,7 @@ REFUSED: dict[str, tuple[OuterSettings, str]] = {
     "streaming without a barrier": (replace(DILOCO, strategy="hogwild", optimizer="sgd", fragments=5), "no common epoch"),
     "unknown strategy": (OuterSettings("ringo"), "ringo"),
     "unknown codec": (OuterSettings(codec="int2"), "int2"),
-    "never": (OuterSettings(every=0), "every"),
+    "never": (OuterSettings(every=-1), "every"),
     "no rate": (replace(DILOCO, lr=0.0), "lr"),
     "momentum of one": (replace(DILOCO, momentum=1.0), "momentum"),
     "endless grace": (replace(DILOCO, quorum=1, grace_s=float("inf")), "grace_s"),

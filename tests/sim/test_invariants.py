@@ -47,7 +47,7 @@ def test_i1_two_digests_at_the_beginning_of_one_epoch(swarm: Swarm) -> None:
     with broken("I1"):
         swarm.watch.began(b, plan(), False)
     with broken("I1"):
-        swarm.watch.began(a, plan(term=2, digests={1: "agreed"}), False)
+        swarm.watch.began(a, plan(term=2, digests={(1, 0): "agreed"}), False)
 
 
 @pytest.mark.parametrize("owner", [C, PeerId("nobody")])

@@ -18,7 +18,7 @@ from protos import training_pb2 as pb
 A, B, C = PeerId("A"), PeerId("B"), PeerId("C")
 PLAN = Plan(
     epoch=3, term=7, leader=A, members=(Member(A, 0, 2.0), Member(B, 1, 0.5), Member(C, 1, 0.0, current=False)),
-    paths=(Path(0, A, (5, 6), (Hop(1, B),)),), owners={"w": B, "e": A}, moved={"w": PeerId("gone")}, digests={0: "d0", 1: "d1"},
+    paths=(Path(0, A, (5, 6), (Hop(1, B),)),), owners={"w": B, "e": A}, moved={"w": PeerId("gone")}, digests={(0, 0): "d0", (1, 2): "d1"},
     deadline_s=9.0, cursor=(8, (2,)), loss=2.5, loss_val=2.4, tokens=100,
 )  # fmt: skip
 
@@ -38,7 +38,7 @@ def test_every_field_of_a_plan_is_in_its_hash() -> None:
 
     changes = {
         "epoch": 4, "term": 8, "leader": B, "paths": (), "owners": {"w": C, "e": A}, "moved": {}, "digests": {}, "deadline_s": 1.0,
-        "cursor": (9, ()), "loss": 1.0, "loss_val": 1.0, "tokens": 1, "lineage": "ab" * 16, "members": PLAN.members[:2],
+        "cursor": (9, ()), "loss": 1.0, "loss_val": 1.0, "tokens": 1, "lineage": "ab" * 16, "members": PLAN.members[:2], "outer": 1, "reducers": {"w": B},
     }  # fmt: skip
     assert set(changes) == {f.name for f in dataclasses.fields(Plan)}
     for name, value in changes.items():

@@ -1,0 +1,210 @@
+"""What this peer gives to an outer round and makes of its result; anchor and outer momentum, where the run has them.
+Enters: parameters in place, what a round averaged, versions that are adopted, settled or undone. Leaves: the next parameters.
+Never: a round (that is the averaging room's), a file.
+
+Parameters: they travel, and are replaced by their mean. Deltas (DiLoCo): what they moved by since the anchor travels, and every
+member makes the same outer step from the same anchor. State: everybody steps by itself first; anchor and momentum travel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from node.averaging.diloco import OuterState, outer_step, pseudo_gradient
+from node.averaging.outer import OuterSettings
+from node.checkpoint.fetch import Patience, fetch
+from node.checkpoint.state import StateKind
+from node.core.errors import PeerFault
+from node.core.ids import PeerId
+from node.core.journey import Plan, Version
+from node.core.tasks import Tasks
+from node.training.engines import Engines
+from node.training.meetings import number
+from node.training.stage import StageState
+
+MOMENTUM = "#momentum"
+"""A part's outer momentum in a round, behind the part's name."""
+SAVED = "#outer"
+"""A part's anchor and outer momentum in a checkpoint, behind the part's name."""
+PATIENCE = Patience(describe_s=20.0, stall_s=5.0, request_s=120.0, tries=2)
+WAIT_SHARE = 0.3
+"""An outer round waits for an anchor on its way for so much of its deadline."""
+
+
+class Anchor:
+    """Of one stage. ``state`` None where parameters are averaged, and while a newcomer does not have it yet."""
+
+    def __init__(self, stage: StageState, settings: OuterSettings, epochs: int, engines: Engines, tasks: Tasks, me: PeerId) -> None:
+        self._stage, self._engines, self._tasks, self._me = stage, engines, tasks, me
+        self.settings, self._epochs = settings, epochs
+        self.state: OuterState | None = OuterState.begin(stage.parameters()) if self.kept else None
+        self._before: OuterState | None = None
+        self._moved = False
+        self._fetching: asyncio.Task[None] | None = None
+
+    @property
+    def kept(self) -> bool:
+        """Whether this run has anchors at all."""
+        return self.settings.every > 0 and self.settings.carries in ("deltas", "state")
+
+    @property
+    def lacking(self) -> bool:
+        """This peer should have an anchor and has none."""
+        return self.kept and self.state is None
+
+    @property
+    def believes(self) -> bool:
+        """Whether the result of a round means something here: differences do not, without the anchor they are from."""
+        return not (self.lacking and self.settings.carries == "deltas")
+
+    def due(self, epoch: int) -> int:
+        """The number of the outer round that the epoch from version ``epoch`` is, 0 for none."""
+        return number(epoch, self.settings.every, self._epochs)
+
+    # ------------------------------------------------------------ a round
+
+    def shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        """Of what travels."""
+        if self.settings.carries != "state":
+            return dict(shapes)
+        return {**shapes, **{name + MOMENTUM: shape for name, shape in shapes.items()}}
+
+    def owners(self, owners: Mapping[str, PeerId]) -> dict[str, PeerId]:
+        """Who averages what of it."""
+        if self.settings.carries != "state":
+            return dict(owners)
+        return {**owners, **{name + MOMENTUM: peer for name, peer in owners.items()}}
+
+    def gives(self) -> dict[str, Tensor] | None:
+        """This peer's contribution, fp32 on the CPU; None without an anchor."""
+        local = {name: t.detach().to("cpu", torch.float32) for name, t in self._stage.parameters().items()}
+        if not self.kept:
+            return local
+        if self.state is None:
+            return None
+        if self.settings.carries == "deltas":
+            return pseudo_gradient(self.state, local)
+        stepped = outer_step(self.state, pseudo_gradient(self.state, local), self.settings)
+        return {**stepped.anchor, **{name + MOMENTUM: t for name, t in stepped.momentum.items()}}
+
+    def takes(self, mean: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The next parameters, from what the round averaged. Anchor and momentum are the new ones until that is undone.
+
+        Raises ValueError for numbers that are not finite, and for differences where there is no anchor.
+        """
+        if not self.kept:
+            return dict(mean)
+        if self.settings.carries == "state":
+            anchor = {name: t for name, t in mean.items() if not name.endswith(MOMENTUM)}
+            after = OuterState(anchor, {name: mean[name + MOMENTUM] for name in anchor})
+        elif self.state is not None:
+            after = outer_step(self.state, mean, self.settings)
+        else:
+            raise ValueError("differences from an anchor that is not here")
+        self._replace(after)
+        return dict(after.anchor)
+
+    def begin_here(self) -> None:
+        """Nobody in the group has an anchor: what is in place is one."""
+        self.state = OuterState.begin(self._stage.parameters())
+
+    # ------------------------------------------------------------ versions
+
+    def settled(self) -> None:
+        """What is in place is final."""
+        self._before, self._moved = None, False
+
+    def rolled_back(self) -> None:
+        """The last version was undone."""
+        if self._moved:
+            self.state, self._before, self._moved = self._before, None, False
+
+    def forget(self) -> None:
+        """The parameters in place came from elsewhere."""
+        self.state, self._before, self._moved = None, None, False
+        self._stop()
+
+    def _replace(self, state: OuterState | None) -> None:
+        if not self._moved:
+            self._before, self._moved = self.state, True
+        self.state = state
+
+    # ------------------------------------------------------------ from and to others, and the disk
+
+    def describe(self, epoch: int | None, history: str) -> tuple[Version, dict[str, Tensor]] | None:
+        """Anchor and momentum that go with a version that is here, as "<part>/<which>"."""
+        for version, state in ((self._stage.version, self.state), (self._stage.settled, self._before if self._moved else self.state)):
+            if state is not None and epoch in (None, version.epoch) and history in ("", version.lineage):
+                return version, _flat(state)
+        return None
+
+    def saved(self) -> dict[str, dict[str, Tensor]]:
+        """What a checkpoint keeps of it, part by part; empty where there is nothing."""
+        state = self.state
+        if state is None:
+            return {}
+        return {name + SAVED: {"anchor": state.anchor[name], "momentum": state.momentum[name]} for name in state.anchor}
+
+    def restored(self, found: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """What a checkpoint had of it; one that lacks a part has none."""
+        self.forget()
+        names = self._stage.parameters()
+        if self.kept and all(found.get(name + SAVED, {}).keys() == {"anchor", "momentum"} for name in names):
+            parts = {name: found[name + SAVED] for name in names}
+            self.state = OuterState({n: p["anchor"] for n, p in parts.items()}, {n: p["momentum"] for n, p in parts.items()})
+
+    def look_for(self, plan: Plan) -> None:
+        """Fetch it while the epoch runs, from the own cell, else from the stage where anchors are the same everywhere."""
+        me = plan.member(self._me)
+        if not self.lacking or me is None or (self._fetching is not None and not self._fetching.done()):
+            return
+        cell = [m.peer for m in plan.cell(me.stage, me.cell) if m.current and m.peer != self._me]
+        stage = [m.peer for m in plan.stage(me.stage) if m.current and m.peer != self._me]
+        donors = cell or stage if self.settings.carries == "state" else stage
+        self._fetching = self._tasks.spawn(self._fetch_for(plan, donors), "anchor")
+
+    async def arrived(self, deadline_s: float) -> None:
+        """Wait a while for what is on its way."""
+        if self._fetching is not None and not self._fetching.done():
+            await asyncio.wait([self._fetching], timeout=WAIT_SHARE * deadline_s)
+
+    async def copy(self, donors: Sequence[PeerId], version: Version) -> None:
+        """Parameters of ``version`` are being copied from ``donors``: what goes with them. Without it this peer lacks it again."""
+        if self.kept:
+            self._replace(await self._fetch(donors, version))
+
+    async def _fetch_for(self, plan: Plan, donors: Sequence[PeerId]) -> None:
+        found = await self._fetch(donors, plan.base)
+        # Of an anchor from before an outer round nobody can make use after it.
+        if self.state is None and not any(self.due(e) for e in range(plan.epoch, self._stage.epoch)):
+            self.state = found
+
+    async def _fetch(self, donors: Sequence[PeerId], version: Version) -> OuterState | None:
+        e, shapes = self._engines, {n: tuple(t.shape) for n, t in self._stage.parameters().items()}
+        wanted = {f"{name}/{which}": shape for name, shape in shapes.items() for which in ("anchor", "momentum")}
+        try:
+            found = await fetch(
+                e.transport, list(donors), self._stage.stage, StateKind.OUTER, version.epoch, wanted,
+                lineage=version.lineage, settings=e.store.settings, patience=PATIENCE,
+            )  # fmt: skip
+        except PeerFault as error:
+            e.journal.emit("training", "anchor-not-here", f"no anchor yet: {error}", "warning", epoch=version.epoch)
+            return None
+        e.journal.emit("training", "anchor-fetched", f"has the anchor of epoch {version.epoch}", epoch=version.epoch)
+        return OuterState(
+            {n: found.tensors[f"{n}/anchor"] for n in shapes}, {n: found.tensors[f"{n}/momentum"] for n in shapes}
+        )
+
+    def _stop(self) -> None:
+        if self._fetching is not None:
+            self._fetching.cancel()
+        self._fetching = None
+
+
+def _flat(state: OuterState) -> dict[str, Tensor]:
+    pairs = (("anchor", state.anchor), ("momentum", state.momentum))
+    return {f"{name}/{which}": tensor for which, tensors in pairs for name, tensor in tensors.items()}

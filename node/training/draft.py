@@ -1,0 +1,95 @@
+"""Who does what in a plan: everybody in a cell, every cell's parts with owners, and in an outer round cells in groups. Pure.
+Enters: what the leader has heard of its peers, what goes with the version. Leaves: members, owners, digests.
+Never: a micro-batch (that is the scheduler's), a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from node.core.ids import PeerId
+from node.core.journey import Member, Unit, Version, in_cell, of_cell
+from node.training.cells import ANY, arrange
+from node.training.memory import Past
+from node.training.roster import Roster
+
+if TYPE_CHECKING:
+    from node.training.leader import RunFacts
+    from node.training.meetings import Meetings
+
+
+@dataclass(frozen=True)
+class Draft:
+    """``before``: who owned each part of each cell until now, in the cell it was cut from if it is new. ``digests``: what every
+    cell holds. ``reducers``: in an outer round, who averages which part in each group."""
+
+    members: tuple[Member, ...]
+    owners: dict[str, PeerId]
+    before: dict[str, PeerId]
+    digests: dict[Unit, str]
+    reducers: dict[str, PeerId] = field(default_factory=dict)
+
+    @property
+    def cells(self) -> dict[int, dict[int, list[tuple[PeerId, float]]]]:
+        """Current members with their speeds, by stage and cell."""
+        found: dict[int, dict[int, list[tuple[PeerId, float]]]] = {}
+        for m in self.members:
+            if m.current:
+                found.setdefault(m.stage, {}).setdefault(m.cell, []).append((m.peer, m.speed))
+        return found
+
+
+def draft(facts: RunFacts, roster: Roster, base: Version, past: Past, outer: int) -> Draft:
+    """For a plan that starts from ``base``, on whose digests the roster has agreed. ``outer``: number of the outer round, 0 for none.
+
+    Raises OutOfResources when the members' memory does not hold the optimizer's state.
+    """
+    members, parents = _members(facts, roster, base, past)
+    units = sorted({(m.stage, m.cell) for m in members if m.current})
+    owners: dict[str, PeerId] = {}
+    before: dict[str, PeerId] = {}
+    for stage, cell in units:
+        able = [(m.peer, m.speed) for m in members if (m.stage, m.cell) == (stage, cell) and m.current]
+        room = {p: r for p, _ in able if (r := roster.candidates[p].room)}
+        parent = parents.get((stage, cell), ANY)
+        known = of_cell(past.owners, cell if parent == ANY else parent)
+        # A cell that was cut from another begins with nobody's habits: half of the owners there are elsewhere.
+        previous = known if parent == ANY and known else None
+        found = facts.assign(stage, able, previous, *([room] if room else []))
+        owners |= {in_cell(part, cell): peer for part, peer in found.items()}
+        before |= {in_cell(part, cell): known[part] for part in found if part in known}
+    agreed = {unit: roster.agreed.get((unit[0], parents.get(unit, unit[1]))) for unit in units}
+    digests = {unit: digest for unit, digest in agreed.items() if digest is not None}
+    if not outer or facts.meetings is None:
+        return Draft(members, owners, before, digests)
+    grouped, reducers = _meeting(facts.meetings, members, outer)
+    return Draft(grouped, owners, before, digests, reducers)
+
+
+def _members(facts: RunFacts, roster: Roster, base: Version, past: Past) -> tuple[tuple[Member, ...], dict[Unit, int]]:
+    """Everybody who takes part, each in a cell; and for every new cell the one it was cut from."""
+    found: list[Member] = []
+    parents: dict[Unit, int] = {}
+    mend = facts.meetings is not None and base.epoch > 0 and facts.meetings.number(base.epoch - 1) > 0
+    for stage, peers in roster.replicas().items():
+        stands = {p: roster.stands(p, base) for p in peers}
+        homes = {p: roster.candidates[p].cell for p in peers}
+        made = arrange(stands, homes, facts.cell, set(past.owners.values()), mend)
+        found += [Member(p, stage, roster.speed(p), p not in made.listeners, cell) for p, cell in made.cells.items()]
+        parents |= {(stage, new): old for new, old in made.parents.items()}
+    return tuple(sorted(found, key=lambda m: m.peer)), parents
+
+
+def _meeting(meetings: Meetings, members: Sequence[Member], number: int) -> tuple[tuple[Member, ...], dict[str, PeerId]]:
+    """The members with their groups in an outer round, and who averages which part in each group."""
+    grouped: list[Member] = []
+    reducers: dict[str, PeerId] = {}
+    for stage in sorted({m.stage for m in members}):
+        replicas = [m for m in members if m.stage == stage]
+        groups, servers = meetings.groups(sorted({m.cell for m in replicas}), number)
+        grouped += [replace(m, group=groups[m.cell]) for m in replicas]
+        for group in sorted(set(groups.values())):
+            there = [m for m in replicas if groups[m.cell] == group]
+            reducers |= {in_cell(n, group): p for n, p in meetings.averagers(stage, there, servers).items()}
+    return tuple(sorted(grouped, key=lambda m: m.peer)), reducers

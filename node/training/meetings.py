@@ -1,0 +1,92 @@
+"""Outer rounds as a leader plans them: when, which cells of a stage meet, who of a group averages which part.
+Enters: the manifest's [outer] table, cells, the number of the round. Leaves: groups of cells, an averager for every part.
+Never: a tensor, a clock, chance that two leaders would see differently.
+
+An outer round is an epoch without micro-batches: the cells of a group give their parameters, or what they moved by, one
+member for each cell; all members of the group gather the mean. So death, repair, joining and digests are those of any epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from node.averaging.outer import OuterSettings
+from node.core.ids import PeerId
+from node.core.journey import Member, Plan, Unit
+
+if TYPE_CHECKING:
+    from node.averaging.strategy import Groups
+
+
+class Meetings:
+    """``sizes``: bytes of every part by stage; ``epochs``: of the run, whose last one is an outer round too."""
+
+    def __init__(self, settings: OuterSettings, sizes: Mapping[int, Mapping[str, int]], seed: int, epochs: int) -> None:
+        self.settings, self._sizes, self._seed, self._epochs = settings, sizes, seed, epochs
+
+    def number(self, epoch: int) -> int:
+        """Of the outer round that the epoch which starts from version ``epoch`` is; 0 for one of micro-batches."""
+        return number(epoch, self.settings.every, self._epochs)
+
+    def groups(self, cells: Sequence[int], number: int) -> tuple[dict[int, int], tuple[int, ...]]:
+        """(cell to group, the cells that average for all: none when everybody does). A group has the number of its first cell."""
+        order = sorted(cells)
+        meeting = self._meet(len(order), number)
+        first: dict[int, int] = {}
+        for cell, label in zip(order, meeting.labels.tolist(), strict=True):
+            first.setdefault(label, cell)
+        found = {cell: first[label] for cell, label in zip(order, meeting.labels.tolist(), strict=True)}
+        return found, tuple(order[place] for place in meeting.owners)
+
+    def _meet(self, count: int, number: int) -> Groups:
+        # Here and not above: numpy takes a while, and only who leads a run with cells needs it.
+        from node.averaging.outer import strategy_of
+        from node.averaging.strategy import Groups, groups_of
+
+        s = self.settings
+        while s.strategy == "moshpit" and count > _room(s.grid):
+            # More cells than the owner of the run thought of: the shortest axis grows.
+            short = min(range(len(s.grid)), key=lambda axis: s.grid[axis])
+            s = replace(s, grid=tuple(length + (axis == short) for axis, length in enumerate(s.grid)))
+        if s.shards > count:
+            s = replace(s, shards=count)
+        meeting = strategy_of(s).meet(count, number - 1, self._seed)
+        if not isinstance(meeting, Groups):
+            raise TypeError(f"{s.strategy} makes no groups of cells")
+        return meeting
+
+    def averagers(self, stage: int, members: Sequence[Member], cells: Sequence[int]) -> dict[str, PeerId]:
+        """Every part to a current member of the group, about equal bytes each; only members of ``cells``, if there are any."""
+        able = [m.peer for m in members if m.current and m.cell in cells] or [m.peer for m in members if m.current]
+        load = dict.fromkeys(sorted(able), 0)
+        found: dict[str, PeerId] = {}
+        for name, size in sorted(self._sizes[stage].items(), key=lambda item: (-item[1], item[0])):
+            peer = min(load, key=lambda p: (load[p], p))
+            found[name], load[peer] = peer, load[peer] + size
+        return found
+
+
+def number(epoch: int, every: int, epochs: int) -> int:
+    """See :meth:`Meetings.number`; ``every`` epochs of micro-batches lie between two outer rounds."""
+    if not every or ((epoch + 1) % (every + 1) and epoch + 1 != epochs):
+        return 0
+    return -(-(epoch + 1) // (every + 1))
+
+
+def speakers(plan: Plan, unit: Unit, dead: Sequence[PeerId]) -> frozenset[PeerId]:
+    """One living current member of each cell of a group, who gives what its cell has; they take turns from round to round."""
+    found = []
+    members = [m for m in plan.unit(unit) if m.current and m.peer not in dead]
+    for cell in sorted({m.cell for m in members}):
+        peers = [m.peer for m in members if m.cell == cell]
+        found.append(peers[plan.outer % len(peers)])
+    return frozenset(found)
+
+
+def _room(grid: Sequence[int]) -> int:
+    room = 1
+    for length in grid:
+        room *= length
+    return room
