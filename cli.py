@@ -144,6 +144,8 @@ def demo(
     ends: Annotated[int, Option(min=1, max=16, help="Peers that hold the ends.")] = 1,
     stages: Annotated[int, Option(min=1, max=16, help="Block stages.")] = 3,
     replicas: Annotated[int, Option(min=1, max=16, help="Peers a block stage.")] = 2,
+    manifest: Annotated[Path | None, Option("--manifest", help="Train this one, with as many block stages as it has.")] = None,
+    peers: Annotated[int, Option(min=0, max=64, help="Peers in all, spread over the stages; 0: as --replicas says.")] = 0,
     kill: Annotated[bool, Option("--kill", help="Kill peers in the middle and watch the swarm go on.")] = False,
     epochs: Annotated[int, Option(min=0, help="Stop after so many epochs; 0: the default.")] = 0,
     seconds: Annotated[float, Option(min=0, help="Stop after so many seconds; 0: no limit.")] = 0.0,
@@ -152,11 +154,13 @@ def demo(
     as_json: Json = False,
 ) -> int:
     """A whole swarm on this machine, real daemons and real sockets, training in front of your eyes."""
-    from node.demo import DemoOptions, run
+    from node.demo import DemoOptions, run, spread
+    from node.manifest import read_manifest
 
-    nodes = (ends, *([replicas] * stages))
+    chosen = read_manifest(manifest) if manifest else None
+    nodes = spread(ends, chosen.pipeline.stages if chosen else stages, replicas, peers)
     home = Path(HOME["home"]) if "home" in HOME else None
-    options = DemoOptions(nodes, kill, as_json, epochs, seconds, home, keep, rendezvous=rendezvous)
+    options = DemoOptions(nodes, kill, as_json, epochs, seconds, home, keep, manifest=chosen, rendezvous=rendezvous)
     return run(options)
 
 

@@ -66,6 +66,7 @@ class Assembled:
     thread: DeviceThread
     meter: Meter
     cell: CellRound
+    outer: CellRound | None
     work: Work
     training: Training
     checkpoint: CheckpointSettings
@@ -117,8 +118,12 @@ async def assemble(
     outer = None
     if manifest.outer.every:
         # Between cells nothing is a gradient: its norms say nothing of theirs, and nobody's is left out for them.
-        between = replace(manifest.averaging, wire="fp32", reducer=manifest.outer.reducer, quarantine=0.0, max_gradient_norm=1e30)
-        outer = CellRound(transport, between, executor=thread, journal=journal, clock=clock, on_error=on_error, service=SERVICES[1])
+        between = replace(
+            manifest.averaging, wire="fp32", reducer=manifest.outer.reducer, quarantine=0.0, max_gradient_norm=1e30
+        )
+        outer = CellRound(
+            transport, between, executor=thread, journal=journal, clock=clock, on_error=on_error, service=SERVICES[1]
+        )
     store = CheckpointStore(
         config.checkpoint_dir(manifest.run_id), config.checkpoint, manifest.run_id,
         tell=lambda why: journal.emit("checkpoint", "checkpoint-ignored", why, "warning"),
@@ -151,7 +156,7 @@ async def assemble(
     said = f"{layers.start}-{layers.stop - 1}" if layers else "embedding, head"
     return Assembled(
         state, module if isinstance(module, Ends) else None, tokenizer, device, told, limit, said, m.seq_len, pipeline, thread, meter, cell,
-        work, training, config.checkpoint, local,
+        outer, work, training, config.checkpoint, local,
     )  # fmt: skip
 
 

@@ -199,6 +199,8 @@ class Daemon:
             await a.work.close()
             await a.pipeline.close()
             await a.cell.close()
+            if a.outer is not None:
+                await a.outer.close()
             a.thread.close()
             if a.local is not None:
                 await asyncio.to_thread(a.local.ranks.close)

@@ -23,7 +23,7 @@ from node.config import NodeConfig
 from node.control.client import ControlClient
 from node.control.snapshot import compare_digests
 from node.control.text import swarm_picture
-from node.core.errors import ExitCode, LocalFault, TimedOut
+from node.core.errors import ExitCode, LocalFault, TimedOut, UsageFault
 from node.core.ids import ENDS
 from node.identity.keys import Identity
 from node.launch import Child, stop_all
@@ -59,6 +59,16 @@ class DemoOptions:
     manifest: Manifest | None = None
     sample: bool = True
     rendezvous: bool = False
+
+
+def spread(ends: int, stages: int, replicas: int, peers: int) -> tuple[int, ...]:
+    """Peers of the ends and of each block stage: ``replicas`` of each, or ``peers`` in all. Raises UsageFault for too few."""
+    if not peers:
+        return (ends, *([replicas] * stages))
+    each, more = divmod(peers - ends, stages)
+    if each < 1:
+        raise UsageFault(f"{peers} peers are too few", f"{ends} at the ends and one for each of {stages} block stages")
+    return (ends, *(each + (i < more) for i in range(stages)))
 
 
 @dataclass

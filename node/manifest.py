@@ -19,8 +19,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from node.averaging.outer import CARRIES, OPTIMIZERS, STRATEGIES, OuterSettings, carried
 from node.averaging.formats import FORMATS
+from node.averaging.outer import CARRIES, OPTIMIZERS, STRATEGIES, OuterSettings, carried
 from node.averaging.settings import AveragingSettings
 from node.core.errors import Refused, UsageFault, WireError
 from node.core.ids import PeerId, RunId

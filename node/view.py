@@ -26,6 +26,7 @@ from protos import control_pb2 as pb
 if TYPE_CHECKING:
     from node.assembly import Assembled
     from node.daemon import Daemon
+    from node.training.work import Work
 
 HISTORY = 256
 """Losses kept for the picture."""
@@ -133,6 +134,8 @@ class View(Window):
                 repaired=training.leader.repaired if training.leader else 0,
             )  # fmt: skip
         )
+        if d.manifest.averaging.peers:
+            s.outer.CopyFrom(outer_line(work, training.member.cell))
         s.digest_mismatches = training.leader.mismatches if training.leader else 0
         s.progress = work.fetching
         s.momentum_lost, s.momentum_age = work.momentum_lost, work.momentum_age
@@ -402,6 +405,15 @@ class View(Window):
         addresses = tuple(d.addresses())
         text = Invite(d.manifest.run_id, d.manifest.swarm.owner, addresses[:4], d.config.admission).encode()
         return pb.InviteReply(invite=text, addresses=addresses)
+
+
+def outer_line(work: Work, cell: int) -> pb.OuterLine:
+    """Where this peer is among the cells of its stage, and what its last outer round was."""
+    news, epoch = work.outer, work.version.epoch
+    ahead = (e - epoch for e in range(epoch, epoch + work.anchor.settings.every + 1) if work.anchor.due(e))
+    return pb.OuterLine(
+        cell=cell + 1, last=news.number, cells=news.cells, peers=news.peers, bytes=news.nbytes, last_s=news.seconds, next=next(ahead, 0)
+    )  # fmt: skip
 
 
 def kinds_of_tasks() -> Counter[str]:

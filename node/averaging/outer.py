@@ -118,7 +118,9 @@ def carried(s: OuterSettings, cell: int) -> None:
     (0: all replicas in one) does not carry."""
     if not s.every:
         if s != OuterSettings():
-            raise UsageFault("outer.every is 0, so nothing else in [outer] has any effect", "set outer.every, or leave [outer] out")
+            raise UsageFault(
+                "outer.every is 0, so nothing else in [outer] has any effect", "set outer.every, or leave [outer] out"
+            )
         if cell:
             raise UsageFault(
                 f"cells of {cell} that never average with each other train as many models as there are cells",
@@ -127,13 +129,19 @@ def carried(s: OuterSettings, cell: int) -> None:
         return
     check(s)
     if not cell:
-        raise UsageFault("all replicas of a stage are one cell, so there are no others to average with", "set averaging.cell to a number")
+        raise UsageFault(
+            "all replicas of a stage are one cell, so there are no others to average with", "set averaging.cell to a number"
+        )
     asynchronous = _asynchronous(s)
     for refused, what, instead in (
         (s.strategy in ("ring", "push-sum"), f"{s.strategy} sends along directed edges", 'use "moshpit" or "gossip"'),
         (asynchronous, f"{s.strategy} without a barrier", 'use "butterfly", or parameter-server without outer.staleness'),
-        (s.carries == "gradients", "gradients between cells", 'set averaging.cell = "all" and leave [outer] out, which is the same'),
-        (s.codec != "fp32", f"outer.codec = {s.codec!r}", 'set outer.codec = "fp32"'),
+        (
+            s.carries == "gradients",
+            "gradients between cells",
+            'set averaging.cell = "all" and leave [outer] out, which is the same',
+        ),
+        (FORMATS[s.codec].biased or s.feedback, "error feedback", 'use "int8" or "int4" without outer.feedback'),
         (s.reducer != "mean", f"outer.reducer = {s.reducer!r}", 'set outer.reducer = "mean"'),
         (s.fragments > 1 or s.overlap > 0, "streaming", "set outer.fragments = 1 and outer.overlap = 0"),
         (s.quorum > 0, "a quorum", "set outer.quorum = 0: a round goes on without the late by itself"),

@@ -14,7 +14,7 @@ from node.control.snapshot import TIME_KINDS, SwarmView, cover, states, swarm_vi
 from node.control.words import chart, clean, count, milliseconds, size, span, stacked
 from node.core.ids import ENDS, PeerId, short
 from protos.ask_pb2 import PeerLine, PeersAnswer
-from protos.control_pb2 import Evaluated, Event, Missing, PingReport, Snapshot
+from protos.control_pb2 import Evaluated, Event, Missing, OuterLine, PingReport, Snapshot
 
 STATE_STYLE = {
     "training": "green", "ready": "green", "finished": "bold green", "joining": "cyan", "starting": "cyan", "waiting": "yellow",
@@ -49,6 +49,8 @@ def status_lines(s: Snapshot) -> list[Text]:
         r = s.round
         last = f"last {r.last_s:.2f} s with {r.contributors}/{r.members}, {size(r.bytes)}"
         lines.append(_line("rounds", f"{count(r.done)} ok, {r.repaired} repaired, {r.failed} failed   {last}"))
+    if s.HasField("outer"):
+        lines.append(_line("cell", _outer(s.outer)))
     spent = _shares(s.time_s)
     if spent:
         lines.append(_line("time", spent))
@@ -322,6 +324,15 @@ def _progress(s: Snapshot) -> str:
         arrow = "↓" if s.loss_first > s.loss else "↑" if s.loss_first and s.loss_first < s.loss else ""
         text += f"  loss {s.loss:.3f}" + (f" {arrow} {s.loss_first:.3f}" if arrow else "")
     return text + (f"  held out {s.loss_val:.3f}" if s.loss_val else "")
+
+
+def _outer(o: OuterLine) -> str:
+    """Whose parameters are here, and the last round with other cells."""
+    where = f"cell {o.cell - 1}" if o.cell else "no cell yet"
+    if not o.last:
+        return f"{where}   no outer round yet, one after {o.next} more epochs"
+    met = f"outer round {o.last}: {o.cells} cells, {o.peers} peers, {o.last_s:.2f} s, {size(o.bytes)}"
+    return f"{where}   {met}   next after {o.next} epochs"
 
 
 def _shares(time_s: Mapping[str, float]) -> str:

@@ -14,7 +14,18 @@ from node.optim.ownership import ownership_hash
 from node.scheduler.throughput import Rate
 from node.sim.disk import Checkpoint, Disk
 from node.sim.rounds import Request
-from node.sim.values import GENESIS, Moment, Share, Value, digest_of, first_values, fresh_value, mark_of, mean_value, next_moment
+from node.sim.values import (
+    GENESIS,
+    Moment,
+    Share,
+    Value,
+    digest_of,
+    first_values,
+    fresh_value,
+    mark_of,
+    mean_value,
+    next_moment,
+)
 from node.sim.world import HEAD, Call
 from node.training import events as ev
 from node.training.cells import ANY

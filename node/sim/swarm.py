@@ -52,7 +52,9 @@ class Machines:
     def heard(self, peer: SimPeer) -> ev.Heard:
         """What the peer tells its leader once a second."""
         m, work = peer.member, peer.labour
-        heard = ev.Heard(peer.name, peer.stage, m.at, work.digest, work.speed(), m.reachable, m.term, m.tokens, peer.leaving, cell=m.cell)
+        heard = ev.Heard(
+            peer.name, peer.stage, m.at, work.digest, work.speed(), m.reachable, m.term, m.tokens, peer.leaving, cell=m.cell
+        )
         return lies.heard(peer, heard) if peer.lie else heard
 
     def parsed(self, peer: PeerId, note: Any, lying: bool) -> Any:

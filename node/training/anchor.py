@@ -38,7 +38,9 @@ WAIT_SHARE = 0.3
 class Anchor:
     """Of one stage. ``state`` None where parameters are averaged, and while a newcomer does not have it yet."""
 
-    def __init__(self, stage: StageState, settings: OuterSettings, epochs: int, engines: Engines, tasks: Tasks, me: PeerId) -> None:
+    def __init__(
+        self, stage: StageState, settings: OuterSettings, epochs: int, engines: Engines, tasks: Tasks, me: PeerId
+    ) -> None:
         self._stage, self._engines, self._tasks, self._me = stage, engines, tasks, me
         self.settings, self._epochs = settings, epochs
         self.state: OuterState | None = OuterState.begin(stage.parameters()) if self.kept else None
@@ -137,7 +139,10 @@ class Anchor:
 
     def describe(self, epoch: int | None, history: str) -> tuple[Version, dict[str, Tensor]] | None:
         """Anchor and momentum that go with a version that is here, as "<part>/<which>"."""
-        for version, state in ((self._stage.version, self.state), (self._stage.settled, self._before if self._moved else self.state)):
+        for version, state in (
+            (self._stage.version, self.state),
+            (self._stage.settled, self._before if self._moved else self.state),
+        ):
             if state is not None and epoch in (None, version.epoch) and history in ("", version.lineage):
                 return version, _flat(state)
         return None

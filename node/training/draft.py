@@ -4,19 +4,15 @@ Never: a micro-batch (that is the scheduler's), a clock."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from node.core.ids import PeerId
 from node.core.journey import Member, Unit, Version, in_cell, of_cell
 from node.training.cells import ANY, arrange
+from node.training.meetings import Meetings
 from node.training.memory import Past
 from node.training.roster import Roster
-
-if TYPE_CHECKING:
-    from node.training.leader import RunFacts
-    from node.training.meetings import Meetings
 
 
 @dataclass(frozen=True)
@@ -40,12 +36,18 @@ class Draft:
         return found
 
 
-def draft(facts: RunFacts, roster: Roster, base: Version, past: Past, outer: int) -> Draft:
-    """For a plan that starts from ``base``, on whose digests the roster has agreed. ``outer``: number of the outer round, 0 for none.
+def draft(
+    roster: Roster, base: Version, past: Past, assign: Callable[..., dict[str, PeerId]], most: int = 0,
+    meetings: Meetings | None = None, outer: int = 0,
+) -> Draft:  # fmt: skip
+    """For a plan that starts from ``base``, on whose digests the roster has agreed. ``assign`` places the parts of one cell; ``most``
+    peers are in a cell (0: all of a stage); ``meetings``: of cells, None where there is one only; ``outer``: number of the outer
+    round that this is, 0 for none.
 
     Raises OutOfResources when the members' memory does not hold the optimizer's state.
     """
-    members, parents = _members(facts, roster, base, past)
+    mend = meetings is not None and base.epoch > 0 and meetings.number(base.epoch - 1) > 0
+    members, parents = _members(roster, base, past, most, mend)
     units = sorted({(m.stage, m.cell) for m in members if m.current})
     owners: dict[str, PeerId] = {}
     before: dict[str, PeerId] = {}
@@ -56,26 +58,25 @@ def draft(facts: RunFacts, roster: Roster, base: Version, past: Past, outer: int
         known = of_cell(past.owners, cell if parent == ANY else parent)
         # A cell that was cut from another begins with nobody's habits: half of the owners there are elsewhere.
         previous = known if parent == ANY and known else None
-        found = facts.assign(stage, able, previous, *([room] if room else []))
+        found = assign(stage, able, previous, *([room] if room else []))
         owners |= {in_cell(part, cell): peer for part, peer in found.items()}
         before |= {in_cell(part, cell): known[part] for part in found if part in known}
     agreed = {unit: roster.agreed.get((unit[0], parents.get(unit, unit[1]))) for unit in units}
     digests = {unit: digest for unit, digest in agreed.items() if digest is not None}
-    if not outer or facts.meetings is None:
+    if meetings is None or not outer:
         return Draft(members, owners, before, digests)
-    grouped, reducers = _meeting(facts.meetings, members, outer)
+    grouped, reducers = _meeting(meetings, members, outer)
     return Draft(grouped, owners, before, digests, reducers)
 
 
-def _members(facts: RunFacts, roster: Roster, base: Version, past: Past) -> tuple[tuple[Member, ...], dict[Unit, int]]:
+def _members(roster: Roster, base: Version, past: Past, most: int, mend: bool) -> tuple[tuple[Member, ...], dict[Unit, int]]:
     """Everybody who takes part, each in a cell; and for every new cell the one it was cut from."""
     found: list[Member] = []
     parents: dict[Unit, int] = {}
-    mend = facts.meetings is not None and base.epoch > 0 and facts.meetings.number(base.epoch - 1) > 0
     for stage, peers in roster.replicas().items():
         stands = {p: roster.stands(p, base) for p in peers}
         homes = {p: roster.candidates[p].cell for p in peers}
-        made = arrange(stands, homes, facts.cell, set(past.owners.values()), mend)
+        made = arrange(stands, homes, most, set(past.owners.values()), mend)
         found += [Member(p, stage, roster.speed(p), p not in made.listeners, cell) for p, cell in made.cells.items()]
         parents |= {(stage, new): old for new, old in made.parents.items()}
     return tuple(sorted(found, key=lambda m: m.peer)), parents

@@ -339,7 +339,7 @@ class Leader:
         self.tokens = past.tokens
         finished = base.epoch >= facts.epochs
         outer = facts.meetings.number(base.epoch) if facts.meetings and not finished else 0
-        made = draft(facts, roster, base, past, outer)
+        made = draft(roster, base, past, facts.assign, facts.cell, facts.meetings, outer)
         members = made.members
         self.term += 1
         sampler = facts.sampler(past.cursor)

@@ -43,7 +43,7 @@ class Meetings:
     def _meet(self, count: int, number: int) -> Groups:
         # Here and not above: numpy takes a while, and only who leads a run with cells needs it.
         from node.averaging.outer import strategy_of
-        from node.averaging.strategy import Groups, groups_of
+        from node.averaging.strategy import Groups
 
         s = self.settings
         while s.strategy == "moshpit" and count > _room(s.grid):

@@ -123,7 +123,9 @@ class Roster:
             cells = {self.candidates[p].cell for p in there}
             # Parameters that are no cell's count only where there is no cell: a fetched copy is some cell's, by its digest.
             for cell in cells - {ANY} or cells:
-                self.agreed[stage, cell] = majority({p: self.candidates[p].digest for p in there if self.candidates[p].cell == cell})
+                self.agreed[stage, cell] = majority(
+                    {p: self.candidates[p].digest for p in there if self.candidates[p].cell == cell}
+                )
         self.base = base
 
     def relent(self) -> tuple[int, ...]:

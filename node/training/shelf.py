@@ -62,9 +62,9 @@ class Shelf:
         if _lineage(found.meta) != version.lineage:
             raise Refused(f"the checkpoint of epoch {version.epoch} is of another history", "use another epoch")
         copies_of(found.meta)
-        if {name: tuple(t.shape) for name, t in found.parameters.items()} != dict(
-            shapes
-        ) or {name.partition("#")[0] for name in found.optimizer} - shapes.keys():
+        if {name: tuple(t.shape) for name, t in found.parameters.items()} != dict(shapes) or {
+            name.partition("#")[0] for name in found.optimizer
+        } - shapes.keys():
             raise Refused(f"the checkpoint of epoch {version.epoch} is of another model", "use another directory")
         return found
 

@@ -93,7 +93,9 @@ class TakeOver:
             return
         arrival = Arrival(plan, missing)
         cell = plan.home(self._me)
-        donors = {n: d for n in missing if (d := plan.moved.get(in_cell(n, cell))) is not None and d != self._me and d not in dead}
+        donors = {
+            n: d for n in missing if (d := plan.moved.get(in_cell(n, cell))) is not None and d != self._me and d not in dead
+        }
         gone = "its last owner is gone"
         owners = of_cell(plan.owners, cell)
         arrival.why = {n: gone if owners[n] == self._me else f"its owner {short(owners[n])} died" for n in missing}

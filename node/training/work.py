@@ -157,7 +157,8 @@ class Work:
             there, averagers = {m.peer for m in plan.unit(plan.unit_of(me)) if m.current}, plan.averagers(plan.unit_of(me))
             if any(plan.owner(name, me.cell) not in mine or averagers.get(name) not in there for name in self._shapes):
                 return "a parameter of this stage has no owner among its members"
-        if plan.outer != (0 if plan.epoch >= self.settings.epochs else self.anchor.due(plan.epoch)) or (plan.outer and plan.paths):
+        due = self.anchor.due(plan.epoch) if plan.epoch < self.settings.epochs else 0
+        if plan.outer != due or (due and plan.paths):
             return "an outer round when none is due, or none when one is"
         for path in plan.paths:
             if len(path.samples) != size or (ENDS, path.origin) not in current:
@@ -295,6 +296,7 @@ class Work:
             token_limit=1,
             summed=False,
             up=anchor.settings.codec,
+            down=anchor.settings.codec,
         )
         try:
             if len(speaking) == 1 and all(m.current for m in members):

@@ -7,13 +7,16 @@ import sys
 
 import pytest
 
+from node.averaging.outer import OuterSettings
 from node.sim.faults import Fault, Schedule
 from node.sim.names import SCENARIOS
 from node.sim.run import run
 from node.sim.scenarios import LAYS, lay
-from node.sim.setup import Setup
+from node.sim.setup import Setup, toy_parts
+from node.sim.swarm import Swarm
+from node.training.meetings import number
 
-EACH, RANDOM, BATCH = 6, 200, 20
+EACH, RANDOM, BATCH, WITH_CELLS = 6, 200, 20, 6
 
 
 def test_every_scenario_has_a_line_and_a_way_to_be_laid() -> None:
@@ -37,6 +40,50 @@ def test_a_mix_of_everything_holds(first: int) -> None:
     for seed in range(first, first + BATCH):
         outcome = run(setup, lay(("random",), setup, seed))
         assert outcome.violation is None, f"seed {seed}: {outcome.violation}\n{outcome.schedule.to_json()}"
+
+
+CELLS = {
+    "butterfly": Setup(ends=3, replicas=5, epochs=9, micro_batches=4, cell=2, outer=OuterSettings("butterfly", every=2)),
+    "moshpit": Setup(replicas=5, epochs=9, micro_batches=4, cell=2, outer=OuterSettings("moshpit", every=2, grid=(2, 2))),
+    "gossip": Setup(stages=1, parts=toy_parts(1, 3), replicas=6, epochs=9, cell=1, outer=OuterSettings("gossip", every=1)),
+    "server": Setup(stages=1, parts=toy_parts(1, 3), replicas=4, epochs=9, cell=1, outer=OuterSettings("parameter-server", every=2)),
+}
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_cells_and_outer_rounds_hold(name: str) -> None:
+    setup = CELLS[name]
+    quiet = run(setup, Schedule(1, ()))
+    assert (quiet.violation, quiet.finished, quiet.counts.get("epoch-abandoned", 0)) == (None, True, 0)
+    # Outer rounds are epochs in which nothing is counted.
+    outer = [epoch for _, epoch, tokens, _ in quiet.commits if not tokens]
+    assert outer == [e + 1 for e in range(setup.epochs) if number(e, setup.outer.every, setup.epochs)]
+    for seed in range(WITH_CELLS):
+        outcome = run(setup, lay(("random",), setup, seed))
+        assert outcome.violation is None, f"seed {seed}: {outcome.violation}\n{outcome.schedule.to_json()}"
+
+
+def test_a_cell_that_dies_costs_no_epoch_and_a_joiner_fills_one_up() -> None:
+    setup = CELLS["butterfly"]
+    names = [f"s01-{i:03d}" for i in range(5)]
+    swarm = Swarm(setup, 2)
+    swarm.world.run(4.0, None)
+    plan = next(p.leader.plan for p in swarm.live(0) if p.leader is not None)
+    assert plan is not None
+    cells = {c: [m.peer for m in plan.cell(1, c)] for c in plan.cells(1)}
+    assert sorted(map(len, cells.values())) == [1, 2, 2]
+    assert sorted(p for peers in cells.values() for p in peers) == names
+    gone = next(peers for peers in cells.values() if len(peers) == 2)
+    for peer in gone:
+        swarm.world.kill(swarm.peers[peer])
+    joined = swarm.add(1).name
+    swarm.world.run(60.0, lambda: bool(swarm.watch.counts.get("run-finished")))
+    assert swarm.watch.counts.get("run-finished")
+    assert not swarm.watch.counts.get("epoch-abandoned")
+    assert swarm.peers[joined].member.at.epoch == setup.epochs
+    live = {p.name: p.labour.digest for p in swarm.live(1)}
+    assert len(live) == 4
+    assert len(set(live.values())) == 1, "the run ends with an outer round over all cells"
 
 
 # What each of them once broke is another thing; ``python -m benchmarks.simulator`` found them among ten thousand.

@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch import nn
 
+from node.averaging.member import SERVICES
+from node.averaging.outer import OuterSettings
 from node.averaging.service import CellRound
 from node.averaging.settings import AveragingSettings
 from node.checkpoint.service import StateService
@@ -87,9 +89,11 @@ class Peer:
         self.store = CheckpointStore(rig.home / name, CheckpointSettings(every=every), "run")
         self.owner = Owner(rig.optim, EPOCHS)
         self.heavy = ThreadPoolExecutor(1)
+        between = AveragingSettings(round_timeout_s=8.0, quarantine=0.0)
+        self.outer = CellRound(self.transport, between, service=SERVICES[1]) if rig.outer.every else None
         engines = Engines(
             self.transport, Gradients(name), self.cell, self.owner, self.store, self.heavy,  # type: ignore[arg-type]
-            self.journal, metrics, Meter(self.journal, metrics),
+            self.journal, metrics, Meter(self.journal, metrics), outer=self.outer,
         )  # fmt: skip
         settings = TrainingSettings(buddy_every=buddy_every)
         self.errors: list[BaseException] = []
@@ -101,6 +105,7 @@ class Peer:
             TOKENS,
             self.me,
             lambda name, error: self.errors.append(error),
+            rig.outer,
         )
         self.state = service(self.transport, self.work, CheckpointSettings(), on_served=self.work.served)
         self.plan: Plan | None = None
@@ -117,6 +122,8 @@ class Peer:
     async def close(self) -> None:
         await self.work.close()
         await self.cell.close()
+        if self.outer is not None:
+            await self.outer.close()
         await self.transport.close()
         self.heavy.shutdown()
 
@@ -125,6 +132,7 @@ class Rig:
     """Peers of stage 1, and the leader's part: plans that follow each other, rounds that begin and are repaired."""
 
     shapes, mean, leader, optim = SHAPES, staticmethod(mean), LEADER, OPTIM
+    outer = OuterSettings()
 
     def __init__(self, home: Path) -> None:
         self.net, self.home, self.peers, self.term = MemoryNet(), home, dict[str, Peer](), 0

@@ -1,0 +1,68 @@
+"""Every manifest under configs/ is read, is what its name says, and comes back from the file it is written to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from node.averaging.outer import OuterSettings
+from node.core.errors import UsageFault
+from node.manifest import Manifest, read_manifest
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+WANTED = {
+    "data-parallel": (0, ("butterfly", "parameters", 0, "none")),
+    "gossip": (1, ("gossip", "parameters", 1, "none")),
+    "moshpit": (1, ("moshpit", "parameters", 1, "none")),
+    "parameter-server": (1, ("parameter-server", "parameters", 1, "none")),
+    "diloco": (1, ("butterfly", "deltas", 20, "nesterov")),
+    "cells-moshpit-diloco": (2, ("moshpit", "state", 4, "nesterov")),
+}
+
+
+def test_each_file_has_its_line_here() -> None:
+    assert {p.stem for p in CONFIGS.glob("*.toml")} == WANTED.keys()
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_a_config_is_what_its_name_says(name: str) -> None:
+    m = read_manifest(CONFIGS / f"{name}.toml")
+    o = m.outer
+    assert (m.averaging.peers, (o.strategy, o.carries, o.every, o.optimizer)) == WANTED[name]
+    assert Manifest.parse(m.to_toml()).run_id == m.run_id
+
+
+@pytest.mark.parametrize(
+    ("averaging", "outer", "says"),
+    [
+        ("cell = 2", "", "never average"),
+        ("cell = 0", "", "averaging.cell"),
+        ('cell = "some"', "", "averaging.cell"),
+        ("", "every = 2", "one cell"),
+        ("cell = 2", 'strategy = "gossip"', "outer.every is 0"),
+        ("cell = 2", 'every = 2\nstrategy = "ring"', "directed edges"),
+        ("cell = 2", 'every = 2\nstrategy = "push-sum"', "directed edges"),
+        ("cell = 2", 'every = 2\nstrategy = "moshpit"', "grid"),
+        ("cell = 2", 'every = 2\nstrategy = "moshpit"\ngrid = ["2"]', "list of whole numbers"),
+        ("cell = 2", 'every = 2\ncarries = "deltas"\noptimizer = "sgd"\nstrategy = "hogwild"', "without a barrier"),
+        ("cell = 2", 'every = 4\ncarries = "deltas"\noptimizer = "sgd"\nfragments = 2', "streaming"),
+        ("cell = 2", 'every = 4\ncarries = "deltas"\noptimizer = "sgd"\nquorum = 2', "quorum"),
+        ("cell = 2", 'every = 4\ncarries = "deltas"\noptimizer = "sgd"\ncodec = "top-k"\nfeedback = true', "error feedback"),
+        ("cell = 2", 'every = 4\ncarries = "deltas"\noptimizer = "sgd"\nreducer = "median"', "reducer"),
+        ("cell = 2", 'every = 1\ncarries = "gradients"', "gradients between cells"),
+        ("cell = 2", 'every = 2\ncodec = "int8"', "rounds"),
+    ],
+)
+def test_what_a_live_swarm_does_not_carry_is_refused_with_the_reason(averaging: str, outer: str, says: str) -> None:
+    with pytest.raises(UsageFault) as refusal:
+        Manifest.parse(f"[averaging]\n{averaging}\n[outer]\n{outer}\n".encode())
+    assert says in str(refusal.value)
+    assert refusal.value.next_step
+
+
+def test_a_number_of_peers_is_read_from_text_too() -> None:
+    from node.manifest import amended
+
+    base = Manifest(outer=OuterSettings("gossip", every=3))
+    assert amended(base, {"averaging.cell": "4"}).averaging.peers == 4

@@ -1,0 +1,134 @@
+"""Who shares an optimizer step with whom, and which cells meet: pure functions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from node.averaging.outer import OuterSettings
+from node.core.ids import ENDS, PeerId
+from node.core.journey import Hop, Member, Path, Plan, in_cell, of_cell
+from node.training.cells import ANY, arrange, columns, lay
+from node.training.meetings import Meetings, number, speakers
+
+P = [PeerId(f"p{i}") for i in range(8)]
+NEW = frozenset({ANY})
+
+
+def at(*cells: int) -> dict[PeerId, frozenset[int]]:
+    """Peers each of which can be current in one cell only; -1 for nowhere."""
+    return {P[i]: frozenset({c} if c >= 0 else ()) for i, c in enumerate(cells)}
+
+
+def home(*cells: int) -> dict[PeerId, int]:
+    return {P[i]: c for i, c in enumerate(cells)}
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(0, [5]), (1, [1] * 5), (2, [1, 2, 2]), (3, [2, 3]), (9, [5])])
+def test_a_young_stage_is_cut_evenly(most: int, sizes: list[int]) -> None:
+    made = arrange(dict.fromkeys(P[:5], NEW), {}, most)
+    assert sorted(Counter(made.cells.values()).values()) == sizes
+    assert not made.listeners
+    assert set(made.parents.values()) == {ANY}
+
+
+def test_whoever_is_in_a_cell_stays_and_a_joiner_listens_in_the_smallest() -> None:
+    made = arrange(at(0, 0, 1, -1), home(0, 0, 1), 2)
+    assert made.cells == {P[0]: 0, P[1]: 0, P[2]: 1, P[3]: 1}
+    assert (made.listeners, made.parents) == ({P[3]}, {})
+
+
+def test_a_cell_that_has_grown_is_cut_and_owners_stay() -> None:
+    made = arrange(at(0, 0, 0, 1, 1), home(0, 0, 0, 1, 1), 2, {P[1], P[2]})
+    assert made.cells == {P[0]: 2, P[1]: 0, P[2]: 0, P[3]: 1, P[4]: 1}
+    assert made.parents == {2: 0}
+    assert not made.listeners
+
+
+def test_where_cells_hold_the_same_nobody_has_to_listen() -> None:
+    both = dict.fromkeys(P[:4], frozenset({0, 1}))
+    made = arrange(both, home(0, 0, 0, 1), 2)
+    assert Counter(made.cells.values()) == {0: 2, 1: 2}
+    assert not made.listeners
+    merged = arrange({p: both[p] for p in P[:2]}, home(0, 1), 2)
+    assert len(set(merged.cells.values())) == 1
+
+
+def test_a_cell_of_one_is_given_up_only_when_it_is_time() -> None:
+    alone = at(0, 1, 1)
+    assert len(set(arrange(alone, home(0, 1, 1), 3).cells.values())) == 2
+    made = arrange(alone, home(0, 1, 1), 3, mend=True)
+    assert set(made.cells.values()) == {1}
+    assert made.listeners == {P[0]}
+    assert not arrange(at(0, 1, 1), home(0, 1, 1), 2, mend=True).listeners, "there is no room for it"
+
+
+def test_names_of_parts_in_cells_come_apart_again() -> None:
+    owners = {in_cell("w", c): P[c % 8] for c in (0, 1, 11)}
+    assert [of_cell(owners, c) for c in (0, 1, 11, 2)] == [{"w": P[0]}, {"w": P[1]}, {"w": P[3]}, {}]
+
+
+def test_a_micro_batch_stays_in_its_column() -> None:
+    def straight(
+        ends: Sequence[tuple[PeerId, float]],
+        stages: Mapping[int, Sequence[tuple[PeerId, float]]],
+        samples: Sequence[tuple[int, ...]],
+    ) -> tuple[Path, ...]:
+        return tuple(
+            Path(i, ends[0][0], s, tuple(Hop(n, stages[n][0][0]) for n in sorted(stages))) for i, s in enumerate(samples)
+        )
+
+    cells = {ENDS: {0: [(P[0], 1.0)]}, 1: {0: [(P[1], 1.0)], 3: [(P[2], 3.0)]}, 2: {1: [(P[3], 1.0)], 2: [(P[4], 3.0)]}}
+    assert len(columns(cells)) == 2
+    paths = lay(cells, [(i,) for i in range(8)], straight)
+    assert [p.index for p in paths] == list(range(8))
+    assert [p.samples for p in paths] == [(i,) for i in range(8)]
+    ways = Counter(tuple(h.peer for h in p.hops) for p in paths)
+    assert ways == {(P[1], P[3]): 2, (P[2], P[4]): 6}
+
+
+@pytest.mark.parametrize(("every", "outer"), [(0, []), (1, [1, 3, 5, 7, 9]), (2, [2, 5, 8, 9]), (50, [9])])
+def test_outer_rounds_come_after_so_many_epochs_and_at_the_end(every: int, outer: list[int]) -> None:
+    assert [e for e in range(10) if number(e, every, 10)] == outer
+    assert [number(e, every, 10) for e in outer] == list(range(1, len(outer) + 1))
+
+
+def meetings(strategy: str, **more: object) -> Meetings:
+    return Meetings(OuterSettings(strategy, every=1, **more), {1: {"a": 100, "b": 60, "c": 50}}, 3, 100)  # type: ignore[arg-type]
+
+
+def test_groups_are_the_strategys_over_cells() -> None:
+    assert meetings("butterfly").groups([0, 3, 5], 1) == ({0: 0, 3: 0, 5: 0}, ())
+    pairs, _ = meetings("gossip").groups(range(8), 1)
+    assert sorted(Counter(pairs.values()).values()) == [2] * 4
+    moshpit = meetings("moshpit", grid=(2, 2))
+    one, two = moshpit.groups(range(4), 1)[0], moshpit.groups(range(4), 2)[0]
+    assert sorted(Counter(one.values()).values()) == [2, 2]
+    assert {(one[c], two[c]) for c in range(4)} == {(a, b) for a in set(one.values()) for b in set(two.values())}
+    assert len(set(moshpit.groups(range(6), 1)[0])) == 6, "a grid that is too small grows"
+    assert meetings("parameter-server").groups(range(4), 1)[1] == meetings("parameter-server").groups(range(4), 9)[1]
+
+
+def test_parts_are_shared_out_by_their_bytes_and_servers_take_all() -> None:
+    members = [Member(P[i], 1, 1.0, i != 3, cell=i // 2) for i in range(4)]
+    spread = meetings("butterfly").averagers(1, members, ())
+    assert spread == {"a": P[0], "b": P[1], "c": P[2]}
+    assert set(meetings("butterfly").averagers(1, members, (1,)).values()) == {P[2]}
+
+
+def test_one_member_of_each_cell_speaks_and_another_when_it_is_dead() -> None:
+    members = (
+        *(Member(P[i], 1, 1.0, True, i // 2, 0) for i in range(4)),
+        Member(P[4], 1, 1.0, False, 1, 0),
+        Member(P[5], 1, group=7),
+    )
+    plan = Plan(5, 1, P[0], members, (), {}, outer=3)
+    said = speakers(plan, (1, 0), ())
+    assert len(said) == 2
+    assert {p for p in said if p in P[:2]}
+    rest = speakers(plan, (1, 0), sorted(said))
+    assert len(rest) == 2
+    assert not rest & said
+    assert P[4] not in rest | said

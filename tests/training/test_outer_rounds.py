@@ -1,0 +1,166 @@
+"""Two cells of a stage and the outer rounds between them: real exchanges, real parameters, gradients that are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from node.averaging.diloco import OuterState, outer_step, pseudo_gradient
+from node.averaging.outer import OuterSettings
+from node.core.ids import PeerId
+from node.core.journey import Member, Plan, in_cell
+from node.training.memory import makes
+from tests.training.conftest import SHAPES, Peer, Rig
+
+PARAMETERS = OuterSettings("butterfly", "parameters", 1)
+DELTAS = OuterSettings("butterfly", "deltas", 1, "nesterov", codec="int8")
+STATE = OuterSettings("gossip", "state", 1, "nesterov")
+
+
+def inner(rig: Rig, cells: Sequence[Sequence[Peer]], after: Plan | None) -> Plan:
+    """An epoch of gradients: each cell's first peer owns everything there."""
+    members = tuple(Member(p.me, 1, 1.0, True, i) for i, cell in enumerate(cells) for p in cell)
+    owners = {in_cell(n, i): cell[0].me for i, cell in enumerate(cells) for n in SHAPES}
+    return replace(rig.plan([p for cell in cells for p in cell], {}, after), members=members, owners=owners)
+
+
+def meeting(rig: Rig, cells: Sequence[Sequence[Peer]], after: Plan, listeners: Sequence[Peer] = ()) -> Plan:
+    """An outer round of all cells in one group; everybody averages a part."""
+    plan = inner(rig, cells, after)
+    peers = sorted(p.me for cell in cells for p in cell)
+    reducers = {name: PeerId(peers[i % len(peers)]) for i, name in enumerate(SHAPES)}
+    more = tuple(Member(p.me, 1, 1.0, False, 0) for p in listeners)
+    return replace(plan, paths=(), outer=plan.epoch // 2 + 1, reducers=reducers, members=plan.members + more)
+
+
+def equal(a: Peer, b: Peer) -> bool:
+    return a.work.stage.digest == b.work.stage.digest
+
+
+async def four(rig: Rig) -> list[list[Peer]]:
+    peers = await rig.add("a", "b", "c", "d")
+    return [peers[:2], peers[2:]]
+
+
+async def test_cells_train_apart_and_average_their_parameters(rig: Rig) -> None:
+    rig.outer = PARAMETERS
+    cells = await four(rig)
+    (a, b), (c, d) = cells
+    plan = inner(rig, cells, None)
+    await rig.epoch(plan, a, b, c, d)
+    assert equal(a, b)
+    assert equal(c, d)
+    assert not equal(a, c)
+    mean = {n: (a.parameters()[n] + c.parameters()[n]) / 2 for n in SHAPES}
+    plan = meeting(rig, cells, plan)
+    await rig.epoch(plan, a, b, c, d)
+    for p in (a, b, c, d):
+        assert all(torch.equal(t, mean[n]) for n, t in p.parameters().items())
+    following = inner(rig, cells, plan)
+    await rig.epoch(following, a, b, c, d)
+    assert not equal(a, c), "each cell goes on with its own gradients and its own optimizer state"
+    assert not [e for p in (a, b, c, d) for e in p.events("state-lost")]
+    assert a.owner.staged(following.epoch) == set(SHAPES)
+    assert {a.owner.through(n) for n in SHAPES} == {plan.epoch}
+
+
+@pytest.mark.parametrize("settings", [replace(DELTAS, codec="fp32"), STATE])
+async def test_diloco_makes_the_same_outer_step_everywhere_and_keeps_its_momentum(rig: Rig, settings: OuterSettings) -> None:
+    rig.outer = settings
+    cells = await four(rig)
+    (a, b), (c, d) = cells
+    state, plan = OuterState.begin(a.parameters()), None
+    for _ in range(2):
+        plan = inner(rig, cells, plan)
+        await rig.epoch(plan, a, b, c, d)
+        moved = [pseudo_gradient(state, p.parameters()) for p in (a, c)]
+        state = outer_step(state, {n: (moved[0][n] + moved[1][n]) / 2 for n in SHAPES}, settings)
+        plan = meeting(rig, cells, plan)
+        await rig.epoch(plan, a, b, c, d)
+        assert len({p.work.stage.digest for p in (a, b, c, d)}) == 1
+        for p in (a, d):
+            assert p.work.anchor.state is not None
+            for n in SHAPES:
+                torch.testing.assert_close(p.parameters()[n], state.anchor[n], rtol=1e-5, atol=1e-6)
+                torch.testing.assert_close(p.work.anchor.state.momentum[n], state.momentum[n], rtol=1e-5, atol=1e-6)
+
+
+async def test_who_has_no_anchor_copies_the_result_and_has_one_then(rig: Rig) -> None:
+    rig.outer = DELTAS
+    cells = await four(rig)
+    (a, b), (c, d) = cells
+    (e,) = await rig.add("e")
+    plan = inner(rig, cells, None)
+    await rig.epoch(plan, a, b, c, d)
+    plan = meeting(rig, cells, plan, [e])
+    everybody = (a, b, c, d, e)
+    await rig.begin(plan, *everybody)
+    ended = await rig.average(plan, *everybody)
+    assert [bool(x.missing) for x in ended] == [False] * 4 + [True], "differences mean nothing without the anchor"
+    got = await e.work.copy(plan, rig.round(plan, 1, sources=(a.me, b.me), digest=a.work.stage.digest))
+    assert not got.missing
+    await e.work.adopt(plan)
+    assert len({p.work.stage.digest for p in everybody}) == 1
+    assert e.work.anchor.state is not None
+    assert a.work.anchor.state is not None
+    assert all(torch.equal(e.work.anchor.state.momentum[n], a.work.anchor.state.momentum[n]) for n in SHAPES)
+
+
+async def test_an_outer_round_that_is_undone_leaves_the_anchor_as_it_was(rig: Rig) -> None:
+    rig.outer = replace(DELTAS, codec="fp32")
+    cells = await four(rig)
+    (a, b), (c, d) = cells
+    plan = inner(rig, cells, None)
+    await rig.epoch(plan, a, b, c, d)
+    before, first = a.work.anchor.state, meeting(rig, cells, plan)
+    await rig.epoch(first, a, b, c, d)
+    moved = a.parameters()
+    assert a.work.anchor.state is not before
+    again = meeting(rig, cells, plan)
+    await rig.begin(again, a, b, c, d)
+    assert a.work.anchor.state is before
+    for ended in await rig.average(again, a, b, c, d):
+        assert not ended.missing
+    assert all(torch.equal(t, moved[n]) for n, t in a.parameters().items()), "once more the same step, not a second one"
+
+
+async def test_a_cell_without_a_micro_batch_stays_as_it_is(rig: Rig) -> None:
+    rig.outer = PARAMETERS
+    cells = await four(rig)
+    (a, b), (c, d) = cells
+
+    async def nothing(epoch: int) -> tuple[dict[str, torch.Tensor], int]:
+        return {}, 0
+
+    for p in (c, d):
+        p.work.engines.pipeline.take_gradients = nothing  # type: ignore[method-assign]
+    was = c.parameters()
+    await rig.epoch(inner(rig, cells, None), a, b, c, d)
+    assert all(torch.equal(t, was[n]) for p in (c, d) for n, t in p.parameters().items())
+    assert not torch.equal(a.parameters()["layers.0.a"], was["layers.0.a"])
+
+
+async def test_a_checkpoint_brings_cell_and_anchor_back(rig: Rig) -> None:
+    rig.outer = DELTAS
+    a, b, c, d = await rig.add("a", "b", "c", "d", every=1)
+    cells = [[a, b], [c, d]]
+    plan = inner(rig, cells, None)
+    await rig.epoch(plan, a, b, c, d)
+    plan = meeting(rig, cells, plan)
+    await rig.epoch(plan, a, b, c, d)
+    await rig.begin(inner(rig, cells, plan), a, b, c, d)
+    await rig.copied(a, b, c, d)
+    state, version = d.work.anchor.state, makes(plan, ())
+    assert d.work.checkpoints()[-1] == version
+    d.work.anchor.forget()
+    d.work.cell = 0
+    assert d.work.checkpoints() == (), "another cell's checkpoint is none to go back to"
+    d.work.cell = -1
+    await d.work.restore(version)
+    assert d.work.cell == 1
+    assert state is not None
+    assert d.work.anchor.state is not None
+    assert all(torch.equal(d.work.anchor.state.anchor[n], state.anchor[n]) for n in SHAPES)
