@@ -106,7 +106,7 @@ class StateService(state_pb2_grpc.StateServicer):
         try:
             with self._stream(self._transport.caller(context)):
                 kind = StateKind.of(request.kind)
-                if kind not in (StateKind.OPTIMIZER, StateKind.SPARE):
+                if kind is None or kind in (StateKind.PARAMETERS, StateKind.OUTER):
                     raise _No(grpc.StatusCode.INVALID_ARGUMENT, "there are no parts of this kind of state")
                 held = sorted(self._provider.listing(request.stage, kind).items())[:NAMES]
                 parts = [state_pb2.PartVersion(name=name, epoch=v.epoch, lineage=v.lineage) for name, v in held]

@@ -19,7 +19,7 @@ from node.checkpoint.partial import Partial
 from node.checkpoint.state import StateKind, StateSnapshot
 from node.core.errors import PeerFault, StepFault
 from node.core.ids import ENDS, PeerId, RoundId, short
-from node.core.journey import Hop, Path, Plan, Version
+from node.core.journey import Hop, Path, Plan, Version, of_cell
 from node.core.tasks import Tasks
 from node.optim.ownership import ownership_hash
 from node.optim.parts import parts_of
@@ -276,7 +276,8 @@ class Work:
         members = [m for m in plan.unit(unit) if m.peer not in r.dead]
         speaking = speakers(plan, unit, r.dead)
         if not listener:
-            self.handover.opens(plan, {name: plan.owner(name, plan.home(self.me)) for name in self._shapes}, r.dead)
+            stepped = of_cell(plan.owners, plan.home(self.me))
+            self.handover.opens(plan, {name: stepped[name] for name in self._shapes}, r.dead)
             await anchor.arrived(r.deadline_s)
             if anchor.lacking and r.attempt > len(members):
                 anchor.begin_here()
