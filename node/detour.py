@@ -121,7 +121,7 @@ class Around:
         if plan is None:
             raise NetworkFault("the swarm has not begun: no plan yet", "wait for every stage to have a peer; see tutti status")
         wanted = [s for s in range(1, self.settings.stages + 1) if s not in self.asked]
-        cells = [[m.peer for m in plan.cell(s) if m.current] for s in wanted]
+        cells = [[m.peer for m in plan.stage(s) if m.current] for s in wanted]
         living = await asyncio.gather(*(self._living(peers) for peers in cells))
         found = decide(self.settings, dict(zip(wanted, living, strict=True)), self.asked)
         if self._detour is None or found.missing != self._detour.missing:

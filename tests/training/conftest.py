@@ -85,11 +85,11 @@ class Peer:
         self.name, self.me = name, PeerId(name)
         self.transport = rig.net.transport(name)
         self.journal, metrics = Journal(), Metrics()
-        self.cell = CellRound(self.transport, AveragingSettings(round_timeout_s=8.0))
+        self.cell = CellRound(self.transport, AveragingSettings(round_timeout_s=rig.deadline_s))
         self.store = CheckpointStore(rig.home / name, CheckpointSettings(every=every), "run")
         self.owner = Owner(rig.optim, EPOCHS)
         self.heavy = ThreadPoolExecutor(1)
-        between = AveragingSettings(round_timeout_s=8.0, quarantine=0.0)
+        between = AveragingSettings(round_timeout_s=rig.deadline_s, quarantine=0.0)
         self.outer = CellRound(self.transport, between, service=SERVICES[1]) if rig.outer.every else None
         engines = Engines(
             self.transport, Gradients(name), self.cell, self.owner, self.store, self.heavy,  # type: ignore[arg-type]
@@ -132,7 +132,7 @@ class Rig:
     """Peers of stage 1, and the leader's part: plans that follow each other, rounds that begin and are repaired."""
 
     shapes, mean, leader, optim = SHAPES, staticmethod(mean), LEADER, OPTIM
-    outer = OuterSettings()
+    outer, deadline_s = OuterSettings(), 8.0
 
     def __init__(self, home: Path) -> None:
         self.net, self.home, self.peers, self.term = MemoryNet(), home, dict[str, Peer](), 0
@@ -173,7 +173,7 @@ class Rig:
             "owners": {},
             "sources": (),
             "dropped": (),
-            "deadline_s": 8.0,
+            "deadline_s": self.deadline_s,
             "tokens": TOKENS * len(plan.paths),
             **more,
         }
