@@ -34,11 +34,13 @@ from node.pipeline.service import Pipeline
 from node.pipeline.work import StageMath
 from node.scheduler.paths import assign_paths
 from node.scheduler.quotas import quotas
+from node.scheduler.router import Router
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
 from node.training.leader import RunFacts
 from node.training.meetings import Meetings
 from node.training.meter import Meter
+from node.training.pace import PROBE_WAYS_S
 from node.training.presence import Presence
 from node.training.service import Training
 from node.training.stage import StageState
@@ -223,6 +225,8 @@ def run_facts(manifest: Manifest, work: Work) -> RunFacts:
         min_replicas=t.min_replicas, epoch_timeout_s=t.epoch_timeout_s, round_timeout_s=manifest.averaging.round_timeout_s,
         eval_every=t.eval_every, assign=place, assign_paths=lay, sampler=sampler, cursor=cursor, recall=work.recall,
         run_id=manifest.run_id, sequence=m.seq_len, rebalance_every_s=t.rebalance_every_s,
+        router=lambda: Router(manifest.scheduler, p.stages), probe_every_s=PROBE_WAYS_S * (manifest.scheduler.paths == "planned"), tensor=work.engines.pipeline.shape.nbytes(p.micro_batch, m.seq_len),
+        sizes=tuple(sum(part.bytes for part in parts[s]) for s in range(p.stages + 1)),
         cell=manifest.averaging.peers,
         meetings=Meetings(manifest.outer, sizes, manifest.data.seed, t.epochs) if manifest.outer.every else None,
     )  # fmt: skip

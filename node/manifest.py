@@ -30,6 +30,7 @@ from node.data.settings import DataSettings
 from node.model.settings import ModelSettings
 from node.optim.settings import OptimSettings
 from node.pipeline.settings import PipelineSettings
+from node.scheduler.settings import SchedulerSettings
 from node.training.settings import TrainingSettings
 
 if TYPE_CHECKING:
@@ -65,6 +66,10 @@ MANIFEST_RULES: dict[str, Rule] = {
     "pipeline.forward_timeout_s": Rule(0.1, 3600.0),
     "pipeline.may_skip": _SHARE,
     "pipeline.watch": Rule(0.0, 1000.0),
+    "scheduler.paths": Rule(choices=("planned", "round-robin")),
+    "scheduler.skip": Rule(0.0, 0.999),
+    "scheduler.max_swaps": Rule(0, 4096),
+    "scheduler.max_jump": Rule(0, 4096),
     "averaging.cell": Rule(pattern="all|[1-9][0-9]{0,5}", says='"all", or a number of peers'),
     "averaging.wire": Rule(choices=("fp32", "bf16", "fp16", "int8")),
     "averaging.group_bytes": Rule(1 << 10, 1 << 40),
@@ -145,6 +150,7 @@ class Manifest:
     swarm: SwarmSettings = field(default_factory=SwarmSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
+    scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     averaging: AveragingSettings = field(default_factory=AveragingSettings)
     outer: OuterSettings = field(default_factory=OuterSettings)
     optimizer: OptimSettings = field(default_factory=OptimSettings)
@@ -199,12 +205,18 @@ class Manifest:
             raise UsageFault(
                 f"training.target_batch = {t.target_batch}", f"must be a multiple of pipeline.micro_batch = {p.micro_batch}"
             )
+        self.scheduler.check(p.stages, t.target_batch // p.micro_batch, p.may_skip)
         a = self.averaging
         if 0 < a.quarantine < 2:
             raise UsageFault(f"averaging.quarantine = {a.quarantine}", "0 for off, or 2 and more: honest norms differ")
         if a.reducer == "trimmed-mean" and a.trim == 0:
             raise UsageFault("averaging.trim = 0", 'must be above 0 while averaging.reducer = "trimmed-mean"')
         carried(self.outer, a.peers)
+        if a.peers and self.scheduler.skip:
+            raise UsageFault(
+                f"scheduler.skip = {self.scheduler.skip:g} with averaging.cell = {a.cell}",
+                'paths stay within a column of cells, by turns and through every stage: cell = "all", or skip = 0',
+            )
         if self.data.tokenizer == "bytes" and m.vocab < BYTE_VOCAB:
             raise UsageFault(f"model.vocab = {m.vocab}", f'data.tokenizer = "bytes" needs {BYTE_VOCAB}')
         if t.eval_every and self.data.holdout == 0.0:
@@ -288,6 +300,7 @@ SECTIONS: dict[str, type] = {
     "swarm": SwarmSettings,
     "model": ModelSettings,
     "pipeline": PipelineSettings,
+    "scheduler": SchedulerSettings,
     "averaging": AveragingSettings,
     "outer": OuterSettings,
     "optimizer": OptimSettings,

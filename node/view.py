@@ -19,6 +19,8 @@ from node.core.journey import Plan
 from node.core.version import VERSION
 from node.identity.invites import Invite
 from node.manifest import Manifest
+from node.scheduler.costs import Costs
+from node.scheduler.reasons import reasons
 from node.telemetry.events import Event, Journal
 from protos import ask_pb2 as ask
 from protos import control_pb2 as pb
@@ -51,8 +53,11 @@ class Tally:
     mismatches: int = 0
     cpu_began: float = -1.0
     waits: Counter[str] = field(default_factory=Counter)
+    forecast_s: float = 0.0
+    last_said_s: float = 0.0
+    last_took_s: float = 0.0
 
-    def planned(self, epoch: int, loss: float, loss_val: float, tokens: int, now: float) -> float:
+    def planned(self, epoch: int, loss: float, loss_val: float, tokens: int, now: float, forecast_s: float = 0.0) -> float:
         """News that travels with every plan: the epoch before it, as the whole swarm saw it. Seconds that one took, 0 for unknown."""
         if epoch <= self.seen_epoch:
             return 0.0
@@ -66,6 +71,9 @@ class Tally:
         if self.last_plan_at and now > self.last_plan_at and tokens > self.tokens > 0:
             rate = (tokens - self.tokens) / (now - self.last_plan_at)
             self.tokens_per_s = rate if not self.tokens_per_s else 0.7 * self.tokens_per_s + 0.3 * rate
+        if seconds:
+            self.last_said_s, self.last_took_s = self.forecast_s, seconds
+        self.forecast_s = forecast_s
         self.tokens, self.seen_epoch, self.last_plan_at = tokens, epoch, now
         return seconds
 
@@ -134,6 +142,8 @@ class View(Window):
                 repaired=training.leader.repaired if training.leader else 0,
             )  # fmt: skip
         )
+        if work.plan is not None and work.plan.paths:
+            s.paths.CopyFrom(self._paths(work.plan, d.manifest, training.leader.routing.costs if training.leader else None))
         if d.manifest.averaging.peers:
             s.outer.CopyFrom(outer_line(work, training.member.cell))
         s.digest_mismatches = training.leader.mismatches if training.leader else 0
@@ -145,6 +155,13 @@ class View(Window):
         if s.replicas == 1 and d.manifest.training.epochs > s.epoch:
             what = "the ends have" if a.stage.stage == ENDS else f"stage {a.stage.stage} has"
             s.warnings.append(f"{what} one peer only: when it leaves, training waits")
+
+    def _paths(self, plan: Plan, m: Manifest, costs: Costs | None) -> pb.PathsLine:
+        t = self.tally
+        return pb.PathsLine(
+            how=m.scheduler.paths, run_s=plan.forecast[0], round_s=plan.forecast[1], last_said_s=t.last_said_s,
+            last_took_s=t.last_took_s, why=reasons(plan, m.pipeline.stages, costs),
+        )  # fmt: skip
 
     def _health(self, s: pb.Snapshot) -> tuple[bool, str, str]:
         d = self._d
@@ -178,7 +195,7 @@ class View(Window):
 
     def planned(self, plan: Plan) -> None:
         """A new plan reached this peer."""
-        seconds = self.tally.planned(plan.epoch, plan.loss, plan.loss_val, plan.tokens, time.monotonic())
+        seconds = self.tally.planned(plan.epoch, plan.loss, plan.loss_val, plan.tokens, time.monotonic(), sum(plan.forecast))
         if seconds:
             self._d.metrics.epoch_seconds.observe(seconds)
 

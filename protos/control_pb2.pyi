@@ -12,7 +12,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("peer", "name", "version", "up_s", "state", "healthy", "reason", "next_step", "swarm", "stage", "role", "layers", "replicas", "epoch", "phase", "loss", "loss_val", "loss_first", "tokens_per_s", "tokens", "micro_batches", "last_work_s", "bytes_sent", "bytes_received", "peers_direct", "peers_tunnel", "round", "device", "memory_used", "memory_limit", "stash_bytes", "stash_limit", "warnings", "leader", "digest", "time_s", "loss_history", "home", "metrics_url", "addresses", "p2pd_restarts", "digest_mismatches", "cpu_s", "progress", "momentum_lost", "momentum_age", "outer")
+    __slots__ = ("peer", "name", "version", "up_s", "state", "healthy", "reason", "next_step", "swarm", "stage", "role", "layers", "replicas", "epoch", "phase", "loss", "loss_val", "loss_first", "tokens_per_s", "tokens", "micro_batches", "last_work_s", "bytes_sent", "bytes_received", "peers_direct", "peers_tunnel", "round", "device", "memory_used", "memory_limit", "stash_bytes", "stash_limit", "warnings", "leader", "digest", "time_s", "loss_history", "home", "metrics_url", "addresses", "p2pd_restarts", "digest_mismatches", "cpu_s", "progress", "momentum_lost", "momentum_age", "paths", "outer")
     class TimeSEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,7 @@ class Snapshot(_message.Message):
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     MOMENTUM_LOST_FIELD_NUMBER: _ClassVar[int]
     MOMENTUM_AGE_FIELD_NUMBER: _ClassVar[int]
+    PATHS_FIELD_NUMBER: _ClassVar[int]
     OUTER_FIELD_NUMBER: _ClassVar[int]
     peer: str
     name: str
@@ -113,8 +114,25 @@ class Snapshot(_message.Message):
     progress: float
     momentum_lost: int
     momentum_age: int
+    paths: PathsLine
     outer: OuterLine
-    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., up_s: _Optional[float] = ..., state: _Optional[str] = ..., healthy: _Optional[bool] = ..., reason: _Optional[str] = ..., next_step: _Optional[str] = ..., swarm: _Optional[_Union[_ask_pb2.SwarmLine, _Mapping]] = ..., stage: _Optional[int] = ..., role: _Optional[str] = ..., layers: _Optional[str] = ..., replicas: _Optional[int] = ..., epoch: _Optional[int] = ..., phase: _Optional[str] = ..., loss: _Optional[float] = ..., loss_val: _Optional[float] = ..., loss_first: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., tokens: _Optional[int] = ..., micro_batches: _Optional[int] = ..., last_work_s: _Optional[float] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., peers_direct: _Optional[int] = ..., peers_tunnel: _Optional[int] = ..., round: _Optional[_Union[RoundLine, _Mapping]] = ..., device: _Optional[str] = ..., memory_used: _Optional[int] = ..., memory_limit: _Optional[int] = ..., stash_bytes: _Optional[int] = ..., stash_limit: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., digest: _Optional[str] = ..., time_s: _Optional[_Mapping[str, float]] = ..., loss_history: _Optional[_Iterable[float]] = ..., home: _Optional[str] = ..., metrics_url: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., p2pd_restarts: _Optional[int] = ..., digest_mismatches: _Optional[int] = ..., cpu_s: _Optional[float] = ..., progress: _Optional[float] = ..., momentum_lost: _Optional[int] = ..., momentum_age: _Optional[int] = ..., outer: _Optional[_Union[OuterLine, _Mapping]] = ...) -> None: ...
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., up_s: _Optional[float] = ..., state: _Optional[str] = ..., healthy: _Optional[bool] = ..., reason: _Optional[str] = ..., next_step: _Optional[str] = ..., swarm: _Optional[_Union[_ask_pb2.SwarmLine, _Mapping]] = ..., stage: _Optional[int] = ..., role: _Optional[str] = ..., layers: _Optional[str] = ..., replicas: _Optional[int] = ..., epoch: _Optional[int] = ..., phase: _Optional[str] = ..., loss: _Optional[float] = ..., loss_val: _Optional[float] = ..., loss_first: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., tokens: _Optional[int] = ..., micro_batches: _Optional[int] = ..., last_work_s: _Optional[float] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., peers_direct: _Optional[int] = ..., peers_tunnel: _Optional[int] = ..., round: _Optional[_Union[RoundLine, _Mapping]] = ..., device: _Optional[str] = ..., memory_used: _Optional[int] = ..., memory_limit: _Optional[int] = ..., stash_bytes: _Optional[int] = ..., stash_limit: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., digest: _Optional[str] = ..., time_s: _Optional[_Mapping[str, float]] = ..., loss_history: _Optional[_Iterable[float]] = ..., home: _Optional[str] = ..., metrics_url: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., p2pd_restarts: _Optional[int] = ..., digest_mismatches: _Optional[int] = ..., cpu_s: _Optional[float] = ..., progress: _Optional[float] = ..., momentum_lost: _Optional[int] = ..., momentum_age: _Optional[int] = ..., paths: _Optional[_Union[PathsLine, _Mapping]] = ..., outer: _Optional[_Union[OuterLine, _Mapping]] = ...) -> None: ...
+
+class PathsLine(_message.Message):
+    __slots__ = ("how", "run_s", "round_s", "last_said_s", "last_took_s", "why")
+    HOW_FIELD_NUMBER: _ClassVar[int]
+    RUN_S_FIELD_NUMBER: _ClassVar[int]
+    ROUND_S_FIELD_NUMBER: _ClassVar[int]
+    LAST_SAID_S_FIELD_NUMBER: _ClassVar[int]
+    LAST_TOOK_S_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    how: str
+    run_s: float
+    round_s: float
+    last_said_s: float
+    last_took_s: float
+    why: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, how: _Optional[str] = ..., run_s: _Optional[float] = ..., round_s: _Optional[float] = ..., last_said_s: _Optional[float] = ..., last_took_s: _Optional[float] = ..., why: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class OuterLine(_message.Message):
     __slots__ = ("cell", "last", "cells", "peers", "bytes", "last_s", "next")

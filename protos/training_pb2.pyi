@@ -134,7 +134,7 @@ class FaultNote(_message.Message):
     def __init__(self, about: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ReadyNote(_message.Message):
-    __slots__ = ("stage", "at", "digest", "speed", "reachable", "term", "tokens", "leaving", "seen", "room", "cell")
+    __slots__ = ("stage", "at", "digest", "speed", "reachable", "term", "tokens", "leaving", "seen", "room", "costs", "cell")
     class SeenEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -152,6 +152,7 @@ class ReadyNote(_message.Message):
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     SEEN_FIELD_NUMBER: _ClassVar[int]
     ROOM_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
     CELL_FIELD_NUMBER: _ClassVar[int]
     stage: int
     at: VersionNote
@@ -163,8 +164,30 @@ class ReadyNote(_message.Message):
     leaving: bool
     seen: _containers.ScalarMap[str, float]
     room: int
+    costs: CostNote
     cell: int
-    def __init__(self, stage: _Optional[int] = ..., at: _Optional[_Union[VersionNote, _Mapping]] = ..., digest: _Optional[str] = ..., speed: _Optional[float] = ..., reachable: _Optional[_Iterable[_Union[VersionNote, _Mapping]]] = ..., term: _Optional[int] = ..., tokens: _Optional[int] = ..., leaving: _Optional[bool] = ..., seen: _Optional[_Mapping[str, float]] = ..., room: _Optional[int] = ..., cell: _Optional[int] = ...) -> None: ...
+    def __init__(self, stage: _Optional[int] = ..., at: _Optional[_Union[VersionNote, _Mapping]] = ..., digest: _Optional[str] = ..., speed: _Optional[float] = ..., reachable: _Optional[_Iterable[_Union[VersionNote, _Mapping]]] = ..., term: _Optional[int] = ..., tokens: _Optional[int] = ..., leaving: _Optional[bool] = ..., seen: _Optional[_Mapping[str, float]] = ..., room: _Optional[int] = ..., costs: _Optional[_Union[CostNote, _Mapping]] = ..., cell: _Optional[int] = ...) -> None: ...
+
+class CostNote(_message.Message):
+    __slots__ = ("forward", "backward", "loss", "slots", "ways")
+    class WaysEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    FORWARD_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    WAYS_FIELD_NUMBER: _ClassVar[int]
+    forward: int
+    backward: int
+    loss: int
+    slots: int
+    ways: _containers.ScalarMap[str, int]
+    def __init__(self, forward: _Optional[int] = ..., backward: _Optional[int] = ..., loss: _Optional[int] = ..., slots: _Optional[int] = ..., ways: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class VersionNote(_message.Message):
     __slots__ = ("epoch", "lineage")

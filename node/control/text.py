@@ -49,6 +49,7 @@ def status_lines(s: Snapshot) -> list[Text]:
         r = s.round
         last = f"last {r.last_s:.2f} s with {r.contributors}/{r.members}, {size(r.bytes)}"
         lines.append(_line("rounds", f"{count(r.done)} ok, {r.repaired} repaired, {r.failed} failed   {last}"))
+    lines.extend(_paths(s))
     if s.HasField("outer"):
         lines.append(_line("cell", _outer(s.outer)))
     spent = _shares(s.time_s)
@@ -75,6 +76,17 @@ def status_lines(s: Snapshot) -> list[Text]:
         lines.append(_line("warning", f"the p2p daemon was restarted {s.p2pd_restarts} times", "yellow"))
     lines.extend(_line("warning", clean(w), "yellow") for w in s.warnings)
     return lines
+
+
+def _paths(s: Snapshot) -> list[Text]:
+    """How the micro-batches go, what that should take and took; then why."""
+    p = s.paths
+    if not p.how:
+        return []
+    said = f"   should take {p.run_s:.2f} s + round {p.round_s:.2f} s" if p.run_s else ""
+    took = f"   last took {p.last_took_s:.2f} s" if p.last_took_s else ""
+    took += f" of {p.last_said_s:.2f} s" if p.last_took_s and p.last_said_s else ""
+    return [_line("paths", f"{clean(p.how, 16)}{said}{took}"), *(_line("", clean(why, 100)) for why in p.why)]
 
 
 def peers_table(answer: PeersAnswer, *, sort: str = "stage", stage: int | None = None) -> Group:

@@ -100,7 +100,8 @@ class Plan:
     ``cursor`` is the sampler before this epoch took its samples: next position and positions handed back.
     ``lineage`` is that of the base, ``tokens`` what was counted in its whole history: of two histories the one
     with more tokens goes on. ``loss`` and ``loss_val`` are nats per token of the epoch before and of the last
-    evaluation (0: none yet): news that every member shows its operator.
+    evaluation (0: none yet): news that every member shows its operator; so is ``forecast``, what paths and round should take,
+    seconds, 0 for unknown.
     """
 
     epoch: int
@@ -117,6 +118,7 @@ class Plan:
     loss_val: float = 0.0
     tokens: int = 0
     lineage: str = ""
+    forecast: tuple[float, float] = (0.0, 0.0)
     outer: int = 0
     reducers: dict[str, PeerId] = field(default_factory=dict)
 
@@ -191,7 +193,7 @@ class Plan:
             "digests": {f"{stage}.{cell}": v for (stage, cell), v in self.digests.items()},
             "deadline_s": self.deadline_s,
             "cursor": [self.cursor[0], list(self.cursor[1])],
-            "news": [self.loss, self.loss_val, self.tokens],
+            "news": [self.loss, self.loss_val, self.tokens, *self.forecast],
             "outer": self.outer,
             "reducers": {k: index[v] for k, v in self.reducers.items()},
         }
@@ -240,6 +242,7 @@ class Plan:
                 loss=_finite(body["news"][0]),
                 loss_val=_finite(body["news"][1]),
                 tokens=_natural(body["news"][2]),
+                forecast=(_finite(body["news"][3]), _finite(body["news"][4])),
                 outer=_natural(body["outer"]),
                 reducers={str(k): name(v) for k, v in body["reducers"].items()},
             )

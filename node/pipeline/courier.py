@@ -14,6 +14,7 @@ from node.pipeline.frames import frames
 from node.pipeline.outbound import AlreadyThere, Outbound
 from node.pipeline.pace import Pace
 from node.pipeline.route import beside
+from node.pipeline.timing import Timing
 from node.wire.tensors import TensorReader
 from protos import pipeline_pb2 as pb
 
@@ -30,7 +31,7 @@ class Courier:
     def __init__(self, room: Pipeline) -> None:
         self._room = room
         self.outbound = Outbound(room.transport, room.clock, room.telemetry)
-        self.pace = Pace()
+        self.pace, self.timing = Pace(), Timing()
         self.hop_seconds: dict[tuple[PeerId, Way], tuple[int, float]] = {}
         """(frames, device seconds) of other peers in the plan in force, as their receipts say."""
         self._sending: dict[tuple[Key, Way], asyncio.Task[None] | asyncio.TimerHandle] = {}
@@ -85,7 +86,8 @@ class Courier:
         began = room.clock.now()
         messages = frames(claim, pb.TRAIN, work.deadline - began, work.shape, buffer, room.shape)
 
-        def accepted() -> None:
+        def accepted(seconds: float) -> None:
+            self.timing.sent(peer, seconds, room.clock.now())
             if room.machine.plan is plan:
                 room.do(ev.Passed(key, way, peer))
 

@@ -159,8 +159,14 @@ class Errands:
             journey = (*claim.journey[: claim.position], Hop(target.stage, choice), *claim.journey[claim.position + 1 :])
             onward = Claim(claim.epoch, "", claim.index, journey, claim.position)
             messages = frames(onward, purpose, until - room.clock.now(), shape, buffer, room.shape)
+
+            def held(seconds: float, peer: PeerId = choice) -> None:
+                if len(buffer) == room.shape.nbytes(room.shape.sequences, room.shape.length):
+                    room.timing.sent(peer, seconds, room.clock.now())
+                accepted()
+
             outcome = await room.courier.outbound.send(
-                choice, Way.FORWARD, messages, len(buffer), room.settings.forward_timeout_s, accepted
+                choice, Way.FORWARD, messages, len(buffer), room.settings.forward_timeout_s, held
             )
             if outcome.trouble is None:
                 return

@@ -55,7 +55,9 @@ class Inbound(PipelineServicer):
     async def _train(self, way: Way, caller: PeerId, incoming: Incoming, context: Any) -> None:
         room, claim = self._room, incoming.claim
         cost = room.cost(claim.index)
+        came = room.clock.now()
         answer, rest = await self._patient(way, caller, incoming, cost), []
+        waited = room.clock.now() - came
         if answer.say is Say.TAKE:
             reader = TensorReader([incoming.tensor.tensor], [("", room.shape_of(claim.index))], room.shape.wire)
             ticket = room.stash.reserve(cost) if way is Way.FORWARD and not room.at_origin(claim.key) else 0
@@ -72,7 +74,7 @@ class Inbound(PipelineServicer):
                 try:
                     # Said before the work begins: the sender counts its share at ACCEPTED, and the end of this very work
                     # may be what closes the epoch.
-                    await say(context, pb.ACCEPTED)
+                    await say(context, pb.ACCEPTED, waited_s=waited)
                 finally:
                     room.carry_out(rest)
                 done, reason, seconds = await outcome
@@ -145,6 +147,6 @@ class Inbound(PipelineServicer):
         return pb.CountedReply(accepted=all(answer.say is Say.TAKE for answer in answers))
 
 
-async def say(context: Any, verdict: int, reason: str = "", compute_s: float = 0.0) -> None:
+async def say(context: Any, verdict: int, reason: str = "", compute_s: float = 0.0, waited_s: float = 0.0) -> None:
     """One receipt."""
-    await context.write(pb.Receipt(verdict=verdict, reason=reason, compute_s=compute_s))  # pyright: ignore[reportArgumentType]
+    await context.write(pb.Receipt(verdict=verdict, reason=reason, compute_s=compute_s, waited_s=waited_s))  # pyright: ignore[reportArgumentType]

@@ -67,9 +67,15 @@ class Outbound:
         self._transport, self._clock, self._telemetry = transport, clock, telemetry
 
     async def send(
-        self, peer: PeerId, way: Way, messages: Iterable[pb.Frame], nbytes: int, timeout: float, accepted: Callable[[], None]
+        self,
+        peer: PeerId,
+        way: Way,
+        messages: Iterable[pb.Frame],
+        nbytes: int,
+        timeout: float,
+        accepted: Callable[[float], None],
     ) -> Outcome:
-        """Stream one frame and wait for DONE; ``accepted`` is called at ACCEPTED. Never raises for the peer's failures."""
+        """Stream one frame and wait for DONE; ``accepted`` is called at ACCEPTED with the seconds that the way took. Never raises for the peer's failures."""
         call: Any = None
         try:
             async with asyncio.timeout(timeout):
@@ -88,7 +94,7 @@ class Outbound:
             if call is not None and not call.done():
                 call.cancel()
 
-    async def _receipts(self, peer: PeerId, call: Any, nbytes: int, accepted: Callable[[], None]) -> Outcome:
+    async def _receipts(self, peer: PeerId, call: Any, nbytes: int, accepted: Callable[[float], None]) -> Outcome:
         began, held = self._clock.now(), False
         while True:
             receipt = await call.read()
@@ -98,10 +104,11 @@ class Outbound:
             match receipt.verdict:
                 case pb.ACCEPTED:
                     held = True
-                    self._telemetry.spent("wire", self._clock.now() - began)
+                    took = self._clock.now() - began
+                    self._telemetry.spent("wire", took)
                     self._telemetry.bytes(nbytes, 0)
                     self._transport.count(peer, sent=nbytes)
-                    accepted()
+                    accepted(took - max(0.0, receipt.waited_s))
                 case pb.DONE:
                     return Outcome(None, compute_s=receipt.compute_s)
                 case pb.BUSY:

@@ -15,7 +15,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from node.core.clock import Clock, SystemClock
-from node.core.ids import PeerId
+from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan
 from node.core.tasks import Tasks
 from node.model.settings import ModelSettings
@@ -34,6 +34,7 @@ from node.pipeline.outbound import Silence, Telemetry
 from node.pipeline.route import fewest_hops
 from node.pipeline.settings import PipelineLimits, PipelineSettings
 from node.pipeline.stash import Stash
+from node.pipeline.timing import Timing
 from node.pipeline.work import COMPUTE_ERRORS, Autocast, StageMath, Work
 from node.transport.port import TransportPort
 from node.wire.tensors import TensorReader
@@ -125,6 +126,20 @@ class Pipeline:
     def rates(self) -> dict[PeerId, float]:
         """Micro-batches per second of the peers this one sent frames to, measured from sending to DONE."""
         return self.courier.pace.rates()
+
+    @property
+    def timing(self) -> Timing:
+        """What work and ways cost, as measured here."""
+        return self.courier.timing
+
+    def slots(self) -> int:
+        """Micro-batches that this peer holds at once: an ends peer its window, a block stage what its stash takes; 0 when the
+        size of one is not known yet."""
+        plan = self.machine.plan
+        if self.stage == ENDS:
+            return self.limits.in_flight
+        shape = self.shape_of(plan.paths[0].index) if plan is not None and plan.paths else ()
+        return max(1, self.stash.limit // self.cost(plan.paths[0].index)) if plan and shape in self.math.graph_bytes else 0
 
     def gone(self, peer: PeerId) -> None:
         """The leader says that this member of the plan in force is dead: nobody waits for it."""
@@ -348,6 +363,11 @@ class Pipeline:
                 self.do(ev.Broken(key, way, str(e)[:200], lost))
             return
         self._account(seconds)
+        now = self.clock.now()
+        if self.at_origin(key) and key.position:
+            self.timing.loss.add(seconds, now)
+        else:
+            self.timing.work[way].add(seconds, now)
         if self.stash.get(key) is not work:
             return  # freed meanwhile
         self._seconds[key, way] = seconds

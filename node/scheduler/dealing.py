@@ -35,7 +35,7 @@ def deal(problem: Problem) -> list[StageSet]:
     """
     blocks = len(problem.stages) - 1
     visits = problem.total * problem.hops
-    if problem.equal_visits and blocks and visits % blocks:
+    if problem.equal_visits and blocks and not problem.visits and visits % blocks:
         more = next(x for x in range(1, blocks + 1) if (problem.total + x) * problem.hops % blocks == 0)
         raise UsageFault(
             f"equal visits cannot hold: {problem.total} micro-batches make {visits} visits, and {blocks} stages share them",
@@ -57,27 +57,26 @@ def deal(problem: Problem) -> list[StageSet]:
 
 
 def _deal(problem: Problem, blocks: int) -> list[StageSet] | None:
-    """Each set the legal one of the stages seen least so far; then, for equal visits, exchanges until they are."""
+    """Each set the legal one of the stages that lack most visits so far; then, for equal visits, exchanges until none does."""
     if problem.hops == blocks:
         return [tuple(range(1, blocks + 1))] * problem.total
-    seen = [0] * (blocks + 1)
+    lack = [0, *(problem.visits or [problem.total * problem.hops // blocks] * blocks)]
     out: list[StageSet] = []
     for _ in range(problem.total):
-        found = _heaviest([-x * 1.0 for x in seen], problem.hops, problem.max_jump)
+        found = _heaviest([x * 1.0 for x in lack], problem.hops, problem.max_jump)
         for s in found:
-            seen[s] += 1
+            lack[s] -= 1
         out.append(found)
-    return _evened(problem, out, seen) if problem.equal_visits else out
+    return _evened(problem, out, lack) if problem.equal_visits else out
 
 
-def _evened(problem: Problem, dealt: list[StageSet], seen: list[int]) -> list[StageSet] | None:
-    """Take a visit from a stage above the mean, give it to one below, through others if need be; None: there is no way."""
-    blocks = len(seen) - 1
-    want = sum(seen) // blocks
+def _evened(problem: Problem, dealt: list[StageSet], lack: list[int]) -> list[StageSet] | None:
+    """Take a visit from a stage with too many, give it to one that lacks it, through others if need be; None: there is no way."""
+    blocks = len(lack) - 1
     pool = Counter(dealt)
-    while any(x != want for x in seen[1:]):
-        trail = _exchange(problem, pool, {s for s in range(1, blocks + 1) if seen[s] > want}, {
-            s for s in range(1, blocks + 1) if seen[s] < want
+    while any(lack[1:]):
+        trail = _exchange(problem, pool, {s for s in range(1, blocks + 1) if lack[s] < 0}, {
+            s for s in range(1, blocks + 1) if lack[s] > 0
         })  # fmt: skip
         if trail is None:
             return None
@@ -86,8 +85,8 @@ def _evened(problem: Problem, dealt: list[StageSet], seen: list[int]) -> list[St
             pool[now] += 1
         first, last = trail[0], trail[-1]
         (gave,), (got,) = set(first[0]) - set(first[1]), set(last[1]) - set(last[0])
-        seen[gave] -= 1
-        seen[got] += 1
+        lack[gave] += 1
+        lack[got] -= 1
     # In turns, so that neighbours differ.
     out: list[StageSet] = []
     while pool := +pool:

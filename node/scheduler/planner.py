@@ -16,7 +16,7 @@ from node.scheduler.estimate import INFINITE, Estimator
 from node.scheduler.first import insertion, origins_in_turns, round_robin
 from node.scheduler.problem import Problem, Route
 from node.scheduler.replay import replay
-from node.scheduler.rules import broken, joined
+from node.scheduler.rules import OF_PATHS, broken, joined, owed_kept
 from node.scheduler.search import Search
 
 Clock = Callable[[], float]
@@ -102,9 +102,10 @@ def make_plan(
     limit_s: float | None = None,
     moves: int | None = None,
     seed: int = 0,
+    known: Sequence[Sequence[Route]] = (),
 ) -> Plan:
     """The best plan found within ``limit_s`` of ``clock`` or ``moves`` tried plans, whichever ends first; at least one plan is
-    made. With ``moves`` alone the result depends on the arguments only.
+    made. With ``moves`` alone the result depends on the arguments only. ``known``: plans to begin with.
 
     Raises UsageFault when no plan can keep the rules, with the nearest problem that has one.
     """
@@ -116,6 +117,9 @@ def make_plan(
     best = _Best(problem)
     first = round_robin(problem, sets)
     best.offer(first)
+    for routes in known:
+        if all(rule is owed_kept or rule(problem, routes) is None for rule in OF_PATHS):
+            best.offer(routes)
     quick = insertion(problem, sets, go_on=lambda: budget.used(0) < 0.9)
     if quick is not None:
         best.offer(quick)

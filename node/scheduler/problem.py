@@ -34,7 +34,8 @@ class Problem:
     """All times in seconds. ``delays[a][b]``: from a to b. ``compute[n]``: one forward at n; a backward takes
     ``backward`` times as long, a loss ``loss`` times; ``gap``: idle after every task. ``stages[0]``: the ends peers.
     ``counts[o]``: micro-batches of each of them. ``slots[n]``: micro-batches peer n may hold, from forward to backward.
-    ``owed``: (origin, stage) that some path must join, because earlier epochs did not.
+    ``owed``: (origin, stage) that some path must join, because earlier epochs did not. ``visits``: of every block stage, where
+    they cannot be equal; empty for equal ones.
 
     For assignment only: ``slots_ends`` and ``block_slots[n]``, what peer n holds at the ends and elsewhere; ``may_host``: the stages
     of peers that cannot host all; ``sync_ratio``: weight of the worst link inside a stage beside the makespan."""
@@ -54,6 +55,7 @@ class Problem:
     max_jump: int = MOST_COUNT
     equal_visits: bool = True
     owed: frozenset[tuple[int, int]] = frozenset()
+    visits: tuple[int, ...] = ()
     labels: tuple[str, ...] = ()
     reference: Mapping[str, float] = field(default_factory=dict)
     slots_ends: int = 0

@@ -6,8 +6,12 @@ import heapq
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
+from typing import TypeVar
 
 from node.core.ids import PeerId
+
+P = TypeVar("P", str, PeerId, int)
+"""Names of peers, or their numbers in a problem."""
 
 NOMINAL = 1.0
 """Speed of every peer when none has been measured; only ratios matter then."""
@@ -19,7 +23,7 @@ def stand_in(speeds: Iterable[float]) -> float:
     return median(known) if known else NOMINAL
 
 
-def working_speeds(speeds: Sequence[tuple[PeerId, float]]) -> dict[PeerId, float]:
+def working_speeds(speeds: Sequence[tuple[P, float]]) -> dict[P, float]:
     """Speeds that can be divided by: 0, negative and not finite become :func:`stand_in`.
 
     Raises ValueError when a peer is named twice.
@@ -31,12 +35,12 @@ def working_speeds(speeds: Sequence[tuple[PeerId, float]]) -> dict[PeerId, float
     return out
 
 
-def turns(speeds: Sequence[tuple[PeerId, float]]) -> Iterator[PeerId]:
+def turns(speeds: Sequence[tuple[P, float]]) -> Iterator[P]:
     """Name the peer of the next job, for ever: always the one that would finish it first.
 
     This is interleaved weighted round robin (Ryabinin et al., SWARM Parallelism, arXiv 2301.11913) with a job
     charged before the choice instead of after it. For equal jobs the first n turns have the least possible
-    makespan for every n; ties go to the smaller PeerId. Raises ValueError when there is no peer.
+    makespan for every n; ties go to the smaller name. Raises ValueError when there is no peer.
     """
     pace = {peer: 1.0 / speed for peer, speed in working_speeds(speeds).items()}
     if not pace:

@@ -43,11 +43,11 @@ def ends_kept(problem: Problem, paths: Paths) -> str | None:
 
 
 def equal_visits(problem: Problem, paths: Paths) -> str | None:
-    """Every block stage is trained by equally many micro-batches, if the problem asks for it."""
+    """Every block stage is trained by equally many micro-batches, or as many as the problem says, if it asks for it."""
     visits = Counter(problem.stage_of.get(n, 0) for route in paths for n in route[1:])
-    wanted = range(1, len(problem.stages))
-    if problem.equal_visits and len({visits[s] for s in wanted}) > 1:
-        return f"stages are visited {[visits[s] for s in wanted]} times"
+    found = [visits[s] for s in range(1, len(problem.stages))]
+    if problem.equal_visits and (found != list(problem.visits) if problem.visits else len(set(found)) > 1):
+        return f"stages are visited {found} times"
     return None
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from node.core.ids import PeerId
+from node.scheduler.router import search
 from node.sim.world import HEAD
 from node.training import events as ev
-from node.training.pace import PROBE_TIMEOUT_S, TELL_TIMEOUT_S
+from node.training.pace import PROBE_TIMEOUT_S, SEARCH_S, TELL_TIMEOUT_S
 
 if TYPE_CHECKING:
     from node.sim.peer import SimPeer
 
 EVALUATE_S = 0.1
 """An evaluation takes so long."""
+MOVES = 40
+"""Plans that a search for better paths tries."""
 
 
 class Chair:
@@ -51,6 +54,8 @@ class Chair:
                     self.peer.past.recall(version, list(holders), self.lead)
                 case ev.Move(peer, _):
                     self._ask_to_move(a)
+                case ev.Search(job):
+                    self.peer.after(SEARCH_S, self.lead, ev.Searched(job, *search(job, moves=MOVES)))
                 case ev.Evaluate(epoch, _):
                     self.peer.after(EVALUATE_S, self.lead, ev.Evaluated(epoch, 2.0))
                 case ev.Report():

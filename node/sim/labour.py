@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from node.core.ids import PeerId, RoundId
+from node.core.ids import ENDS, PeerId, RoundId
 from node.core.journey import Plan, Unit, Version, in_cell, lineage_after
 from node.optim.ownership import ownership_hash
+from node.scheduler.costs import STEADY, Measured, Way
 from node.scheduler.throughput import Rate
 from node.sim.disk import Checkpoint, Disk
 from node.sim.rounds import Request
@@ -78,6 +79,14 @@ class Labour:
     def speed(self) -> float:
         """Micro-batches per second of device time; 0 before the first."""
         return self._rate.per_second
+
+    def costs(self) -> Measured:
+        """What work and ways cost it."""
+        pipe, now = self.peer.pipe, self.peer.world.now
+        ways = tuple((p, Way(tensor, trip)) for p, (tensor, trip) in sorted(pipe.timing.ways(now).items()))
+        each = (*pipe.timing.work.values(), pipe.timing.loss)
+        slots = self.setup.stash if self.stage != ENDS else self.setup.in_flight
+        return Measured(*(a.steady(STEADY) for a in each), slots=slots, ways=ways)
 
     def recall(self, version: Version) -> Past | None:
         """What the disk says goes with a version."""

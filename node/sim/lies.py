@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from node.core.ids import PeerId
 from node.core.journey import Version
+from node.scheduler.costs import Measured, Way
 from node.sim.values import Share, mark_of
 from node.training import events as ev
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 LIES = {
     "tokens": "gives its gradients with a thousand times their tokens",
     "epoch": "says that it holds epoch 2**62",
-    "speed": "says that it does 1e11 micro-batches a second",
+    "speed": "says that it does 1e11 micro-batches a second and that no way costs anything",
     "digest": "says another digest than it holds",
     "accusation": "accuses every healthy peer once a second",
     "parts": "says that it holds parts it does not have",
@@ -30,7 +31,9 @@ def heard(peer: SimPeer, h: ev.Heard) -> ev.Heard:
         case "epoch":
             return replace(h, at=Version(2**62, "f" * 32), tokens=2**62)
         case "speed":
-            return replace(h, speed=1e11)
+            return replace(
+                h, speed=1e11, costs=Measured(1e-6, 1e-6, 1e-6, 1 << 31, tuple((p, Way(1e-6, 1e-6)) for p, _ in h.costs.ways))
+            )
         case "digest":
             return replace(h, digest=mark_of("false", h.digest))
         case "history":

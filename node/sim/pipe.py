@@ -17,6 +17,7 @@ from node.pipeline import events as ev
 from node.pipeline.delivery import Trouble
 from node.pipeline.events import Answer, Claim, Key, Say, Way
 from node.pipeline.stash import Stash
+from node.pipeline.timing import Timing
 from node.sim.device import Priority
 from node.sim.values import Share
 from node.sim.world import HEAD, Call
@@ -61,6 +62,8 @@ class Pipe:
     def __init__(self, peer: SimPeer) -> None:
         self.peer, self.setup = peer, peer.swarm.setup
         self.machine = peer.swarm.make.pipeline(peer.name)
+        self.machine.fewest = peer.swarm.fewest
+        self.timing = Timing()
         self.stash: Stash[Key, Work] = Stash(self.setup.stash)
         self.counted: dict[int, int] = {}
         self._sending: dict[tuple[Key, Way], Call | _Timer] = {}
@@ -249,9 +252,11 @@ class Pipe:
         setup, origin = self.setup, self._at_origin(key)
         seconds = (setup.ends_s if origin else setup.forward_s) * (1.0 if way is FORWARD else 2.0)
         priority = Priority.BACKWARD if way is BACKWARD else Priority.LOSS if origin and key.position else Priority.FORWARD
-        self.peer.device.run(priority, seconds, self._computed, key, way, work)
+        self.peer.device.run(priority, seconds, self._computed, key, way, work, seconds)
 
-    def _computed(self, key: Key, way: Way, work: Work) -> None:
+    def _computed(self, key: Key, way: Way, work: Work, seconds: float) -> None:
+        average = self.timing.loss if key.position and self._at_origin(key) else self.timing.work[way]
+        average.add(seconds * self.peer.device.slowness, self.peer.world.now)
         if self.stash.get(key) is not work:
             return
         if way is BACKWARD or (key.position and self._at_origin(key)):
@@ -263,12 +268,14 @@ class Pipe:
         if plan is None:
             return
         claim = Claim(key.epoch, plan.hash, key.index, journey, position)
+        began = self.peer.world.now
 
         def hear(message: tuple[Say, str]) -> None:
             say, _ = message
             if self.machine.plan is not plan:
                 call.end()
             elif say is Say.TAKE:
+                self.timing.sent(to, self.peer.world.now - began, self.peer.world.now)
                 self.do(ev.Passed(key, way, to))
             else:
                 call.end()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from node.averaging.outer import OuterSettings
 from node.optim.parts import Part
+from node.scheduler.settings import SchedulerSettings
 
 if TYPE_CHECKING:
     from node.manifest import Manifest
@@ -64,6 +65,16 @@ class Setup:
     step_s: float = 0.01
     unequal: float = 1.3
     """Slowest over fastest peer at the start."""
+    scheduler: SchedulerSettings | None = None
+    """How paths are laid; None: by the seed, mostly in turns, now and then planned, with and without skips."""
+    may_skip: float = 0.0
+
+    def scheduling(self, seed: int) -> tuple[SchedulerSettings, float]:
+        """How paths are laid in the schedule of this seed, and the share of the block stages that a journey may leave out."""
+        if self.scheduler is not None:
+            return self.scheduler, self.may_skip
+        skip = 0.5 if seed % 8 == 4 else 0.0
+        return SchedulerSettings("round-robin" if seed % 4 else "planned", skip), max(self.may_skip, skip)
 
     @property
     def peers(self) -> int:
@@ -112,7 +123,7 @@ class Setup:
             activation=tokens * m.d_model * 4, min_replicas=t.min_replicas, epoch_timeout_s=t.epoch_timeout_s,
             group_bytes=manifest.averaging.group_bytes, round_timeout_s=manifest.averaging.round_timeout_s, forward_timeout_s=p.forward_timeout_s,
             eval_every=t.eval_every, rebalance_every_s=t.rebalance_every_s, in_flight=8, stash=256, checkpoint_every=20,
-            cell=manifest.averaging.peers, outer=manifest.outer,
+            scheduler=manifest.scheduler, may_skip=p.may_skip, cell=manifest.averaging.peers, outer=manifest.outer,
             bandwidth=1e8, latency_s=0.04, jitter_s=0.02, loss=0.001, unequal=2.0,
             ends_s=2 * tokens * m.vocab * m.d_model / FLOPS_PER_S, forward_s=2 * tokens * block / FLOPS_PER_S,
             step_s=sum(q.cost for q in parts[1]) / len(parts[1]) / FLOPS_PER_S,

@@ -15,8 +15,11 @@ from node.dht.settings import DirectorySettings
 from node.identity.faults import FaultBook
 from node.optim.ownership import assign
 from node.pipeline.machine import PipelineMachine
+from node.pipeline.route import fewest_hops
 from node.scheduler.paths import assign_paths
 from node.scheduler.quotas import quotas
+from node.scheduler.router import Router
+from node.scheduler.settings import SchedulerSettings
 from node.sim import lies
 from node.sim.directory import FakeDirectory
 from node.sim.links import Links
@@ -53,8 +56,9 @@ class Machines:
         """What the peer tells its leader once a second."""
         m, work = peer.member, peer.labour
         heard = ev.Heard(
-            peer.name, peer.stage, m.at, work.digest, work.speed(), m.reachable, m.term, m.tokens, peer.leaving, cell=m.cell
-        )
+            peer.name, peer.stage, m.at, work.digest, work.speed(), m.reachable, m.term, m.tokens, peer.leaving,
+            costs=work.costs(), cell=m.cell,
+        )  # fmt: skip
         return lies.heard(peer, heard) if peer.lie else heard
 
     def parsed(self, peer: PeerId, note: Any, lying: bool) -> Any:
@@ -84,7 +88,9 @@ class Swarm:
         self.world = World(seed, self.links)
         self.directory = FakeDirectory(self.links, DirectorySettings(), setup.spread_s)
         self.watch = Watch(self)
-        self.facts = facts_of(setup)
+        scheduler, may_skip = setup.scheduling(seed)
+        self.facts = facts_of(setup, scheduler)
+        self.fewest = fewest_hops(setup.stages, may_skip)
         self.peers: dict[PeerId, SimPeer] = {}
         self.liars: set[PeerId] = set()
         self.troubles = 0
@@ -165,7 +171,7 @@ class Swarm:
         return len(others) > lying
 
 
-def facts_of(setup: Setup) -> RunFacts:
+def facts_of(setup: Setup, scheduler: SchedulerSettings) -> RunFacts:
     """What every leader of this swarm plans with, from the same pure functions as the daemon's."""
     order = SampleOrder(1, 0)
 
@@ -195,6 +201,8 @@ def facts_of(setup: Setup) -> RunFacts:
         stages=setup.stages, epochs=setup.epochs, target_batch=setup.micro_batches * setup.micro_batch,
         micro_batch=setup.micro_batch, min_replicas=setup.min_replicas, epoch_timeout_s=setup.epoch_timeout_s,
         round_timeout_s=setup.round_timeout_s, eval_every=setup.eval_every, assign=place, assign_paths=lay,
+        router=lambda: Router(scheduler, setup.stages), tensor=setup.activation,
+        sizes=tuple(sum(p.bytes for p in setup.parts[s]) for s in range(setup.stages + 1)),
         sampler=sampler, cursor=cursor, sequence=setup.tokens // setup.micro_batch, rebalance_every_s=setup.rebalance_every_s,
         cell=setup.cell, meetings=Meetings(setup.outer, sizes, 0, setup.epochs) if setup.outer.every else None,
     )  # fmt: skip

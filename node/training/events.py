@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version
+from node.scheduler.costs import NOTHING, Measured
+from node.scheduler.router import Job
 
 # ---------------------------------------------------------------- what the leader hears
 
@@ -16,7 +18,7 @@ class Heard:
     ``reachable`` what it can put in place instead, ``tokens`` what was counted in the history of ``at``.
     ``leaving``: plan without it; what it holds can still be had from it for a moment. ``speed`` is its own measurement,
     ``seen`` what it measures of its neighbours, both in micro-batches per second. ``room``: bytes of optimizer state it can keep
-    as an owner; 0: not known. ``cell``: whose parameters these are; -1 for none's."""
+    as an owner; 0: not known. ``costs``: what work and ways cost it. ``cell``: whose parameters these are; -1 for none's."""
 
     peer: PeerId
     stage: int
@@ -29,6 +31,7 @@ class Heard:
     leaving: bool = False
     seen: tuple[tuple[PeerId, float], ...] = ()
     room: int = 0
+    costs: Measured = NOTHING
     cell: int = -1
 
 
@@ -115,6 +118,15 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
+class Searched:
+    """The search of a job has ended with these routes."""
+
+    job: Job
+    routes: tuple[tuple[int, ...], ...]
+    makespan: float
+
+
+@dataclass(frozen=True)
 class Tick:
     """Time has passed."""
 
@@ -185,6 +197,13 @@ class Evaluate:
 
     epoch: int
     plan: Plan
+
+
+@dataclass(frozen=True)
+class Search:
+    """Look for better paths, somewhere where it holds up nobody, then say Searched."""
+
+    job: Job
 
 
 @dataclass(frozen=True)

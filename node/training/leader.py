@@ -20,14 +20,15 @@ from typing import Any
 from node.core.errors import OutOfResources
 from node.core.ids import ENDS, PeerId, short
 from node.core.journey import Path, Plan, Unit, Version
+from node.scheduler.router import Router
 from node.training import events as ev
 from node.training.attempt import Attempt
 from node.training.balance import Balance
-from node.training.cells import lay
 from node.training.draft import draft
 from node.training.meetings import Meetings
 from node.training.memory import GENESIS, Cursor, Memory, Past
 from node.training.roster import Roster, majority
+from node.training.routing import Routing
 
 COURTESY_S, COURTESY_MOST_S = 60.0, 3600.0
 """Once in so long, planning waits for those who claim to have counted more tokens than we."""
@@ -54,7 +55,9 @@ class RunFacts:
 
     ``assign(stage, ((peer, speed), …), previous owners, room of each peer) -> owners`` places the parts of one stage; nobody's
     room is given where none is known. Raises OutOfResources when the state does not fit;
-    ``assign_paths(origins, stages, samples) -> paths`` routes the micro-batches;
+    ``assign_paths(origins, stages, samples) -> paths`` routes the micro-batches where ``router()`` makes no router;
+    ``sizes``: bytes of the parameters of each stage, ``tensor``: of a micro-batch on its way; ``probe_every_s``:
+    between two small messages that only measure a way, 0 for none;
     ``sampler(cursor)`` gives a sampler at that position; ``cursor(sampler)`` reads it back;
     ``recall(version)`` is what a checkpoint says goes with it, None without one.
     ``sequence``: tokens of a sample, which bounds what may be reported of one; 0 for no bound.
@@ -77,6 +80,10 @@ class RunFacts:
     sampler: Callable[[Cursor], Any]
     cursor: Callable[[Any], Cursor]
     recall: Callable[[Version], Past | None] = lambda version: None
+    router: Callable[[], Router | None] = lambda: None
+    probe_every_s: float = 0.0
+    sizes: tuple[int, ...] = ()
+    tensor: int = 0
     run_id: str = ""
     sequence: int = 0
     settle_s: float = 1.0
@@ -106,6 +113,7 @@ class Leader:
         self.repaired = self.failed_rounds = self.mismatches = self.moves = 0
         self._epoch: Attempt | None = None
         self.memory = Memory(facts.sampler, facts.cursor, facts.recall, history, dropped)
+        self.routing = Routing(facts.router(), facts.sizes or (0,) * (facts.stages + 1), facts.tensor, history, dropped)
         self._balance = Balance(facts.stages, facts.rebalance_every_s, facts.download_s)
         self._evaluated: Version | None = None
         self._changed: float | None = None
@@ -153,6 +161,8 @@ class Leader:
                 return self._recalled(event, now)
             case ev.MoveRefused(peer):
                 self._balance.refused(peer, now)
+            case ev.Searched(job, routes, makespan):
+                self.routing.searched(job, routes, makespan)
             case ev.Tick():
                 return self._tick(now)
         return []
@@ -345,10 +355,11 @@ class Leader:
         sampler = facts.sampler(past.cursor)
         cursor = facts.cursor(sampler)
         paths: tuple[Path, ...] = ()
+        by_stage = {stage: [row for of in cells.values() for row in of] for stage, cells in made.cells.items()}
         if not finished and not outer:
             count = facts.target_batch // facts.micro_batch
             samples = [tuple(sampler.take(facts.micro_batch)) for _ in range(count)]
-            paths = lay(made.cells, samples, facts.assign_paths)
+            paths = self.routing.lay(roster, made.cells, samples, facts.assign_paths)
         self._lacking = ""
         self._departed = {p: at for p, at in self._departed.items() if now - at < DEPART_S}
         donors = {m.peer for m in members} | {p for p, c in roster.candidates.items() if c.leaving} | self._departed.keys()
@@ -356,7 +367,7 @@ class Leader:
         plan = Plan(
             base.epoch, self.term, self.me, members, paths, made.owners, moved, made.digests,
             facts.round_timeout_s if outer else facts.epoch_timeout_s, cursor, self.loss, self.loss_val, self.tokens, base.lineage,
-            outer, made.reducers,
+            self.routing.forecast(by_stage) if paths else (0.0, 0.0), outer, made.reducers,
         )  # fmt: skip
         roster.agreed |= plan.digests
         self.memory.planned(plan)
@@ -378,7 +389,7 @@ class Leader:
         about = {
             "epoch": base.epoch, "lineage": base.lineage, "term": self.term, "hash": plan.hash[:12], "members": len(members),
             "listeners": listeners, "cursor": cursor[0], "returned": len(cursor[1]), "tokens": self.tokens,
-            "micro_batches": len(paths), "peers": [m.peer for m in members],
+            "micro_batches": len(paths), "peers": [m.peer for m in members], **(self.routing.about(by_stage) if paths else {}),
         }  # fmt: skip
         if facts.cell:
             about |= {"cells": [m.cell for m in members], "outer": outer, "groups": [m.group for m in members] if outer else []}
@@ -443,7 +454,14 @@ class Leader:
                     tokens=epoch.tokens,
                 )  # fmt: skip
             )
-        return done
+        return done + self.routing.search(self.roster)
+
+    def _open(self, epoch: Attempt, now: float) -> tuple[Unit, ...]:
+        """The rounds begin; those who have one."""
+        self.phase, epoch.closed = Phase.ROUND, now
+        epoch.deadline = now + self.facts.round_timeout_s * 1.5
+        epoch.attempts = dict.fromkeys(epoch.plan.units, 0)
+        return epoch.units
 
     def _open(self, epoch: Attempt, now: float) -> tuple[Unit, ...]:
         """The rounds begin; those who have one."""
@@ -529,6 +547,8 @@ class Leader:
             self.loss = sum(r.loss_sum for r in epoch.results.values() if r.counted) / max(1, tokens)
         self.tokens += tokens
         base = self.roster.base = epoch.makes
+        if not epoch.plan.outer:
+            self.routing.committed(epoch.plan, dropped, now - epoch.closed)
         self.memory.committed(base, epoch.plan, epoch.final_owners, dropped, self.tokens)
         done.append(
             ev.Report(
@@ -544,6 +564,7 @@ class Leader:
                     "counted": len(epoch.results) - len(dropped),
                     "seconds": now - epoch.started,
                     "run_s": epoch.closed - epoch.started,
+                    "predicted_s": round(sum(epoch.plan.forecast), 4),
                     "dropped": len(dropped),
                     "repaired": epoch.repaired,
                     "dead": len(epoch.dead),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from node.core.errors import WireError
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version, lineage
+from node.scheduler.costs import MOST_SLOTS, Measured, Way, code, decoded
 from node.training import events as ev
 from node.training.memory import makes
 from protos import training_pb2 as pb
@@ -22,6 +23,8 @@ MAX_PLAN = 4 << 20
 """Bytes of the largest plan that is read."""
 MAX_SEEN = 64
 """Neighbours a peer tells its measurements of."""
+CODES = 512
+"""Steps of the scale that seconds are told in, and room."""
 MAX_PAST = 1024
 """Versions of its past that a peer tells."""
 MAX_CELLS = 100_000
@@ -72,9 +75,31 @@ def ready_note(e: ev.Heard) -> pb.Note:
     """ "I am alive, and this is where I stand.\""""
     body = pb.ReadyNote(
         stage=e.stage, at=version_note(e.at), digest=e.digest, speed=e.speed, reachable=[version_note(v) for v in e.reachable],
-        term=e.term, tokens=e.tokens, leaving=e.leaving, seen=dict(e.seen[:MAX_SEEN]), room=e.room, cell=e.cell + 1,
+        term=e.term, tokens=e.tokens, leaving=e.leaving, seen=dict(e.seen[:MAX_SEEN]), room=e.room, costs=cost_note(e.costs),
+        cell=e.cell + 1,
     )  # fmt: skip
     return pb.Note(epoch=e.at.epoch, term=e.term, ready=body)
+
+
+def cost_note(m: Measured) -> pb.CostNote:
+    """Seconds as steps of a logarithmic scale; of the ways those that carry tensors first."""
+    ways = sorted(m.ways, key=lambda row: (not row[1].tensor_s, row[0]))[:MAX_SEEN]
+    return pb.CostNote(
+        forward=code(m.forward_s), backward=code(m.backward_s), loss=code(m.loss_s), slots=min(m.slots, MOST_SLOTS),
+        ways={p: code(way.tensor_s) * CODES + code(way.trip_s) for p, way in ways},
+    )  # fmt: skip
+
+
+def parse_costs(note: pb.CostNote) -> Measured:
+    """Raises WireError for seconds that are none."""
+    try:
+        ways = tuple(
+            (PeerId(p), Way(decoded(number // CODES), decoded(number % CODES)))
+            for p, number in sorted(note.ways.items())[:MAX_SEEN]
+        )
+        return Measured(decoded(note.forward), decoded(note.backward), decoded(note.loss), min(note.slots, MOST_SLOTS), ways)
+    except ValueError as e:
+        raise WireError(str(e)) from e
 
 
 def version_note(version: Version) -> pb.VersionNote:
@@ -125,7 +150,7 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
             return ev.Heard(
                 peer, r.stage, parse_version(r.at), _digest(r.digest), _finite(r.speed), reachable, _count(r.term), _count(r.tokens),
                 r.leaving, tuple((PeerId(p), _finite(rate)) for p, rate in sorted(r.seen.items())[:MAX_SEEN]), _count(r.room),
-                _count(r.cell, MAX_CELLS) - 1,
+                parse_costs(r.costs), _count(r.cell, MAX_CELLS) - 1,
             )  # fmt: skip
         case "finished":
             rows = tuple(

@@ -19,5 +19,9 @@ PROBE_TIMEOUT_S = 1.5
 """For a sign of life."""
 REDIAL_TIMEOUT_S = 1.0
 """For a leader whose connection has just broken to answer over a new one."""
+PROBE_WAYS_S, PROBE_AGAIN_S = 2.0, 60.0
+"""Between two small messages that measure a way to some member, and to the same one."""
+SEARCH_S = 0.3
+"""CPU that the leader may spend on better paths for the next epoch, in a thread."""
 ACCUSE_EVERY_S = 0.5
 """One peer is accused at most so often."""

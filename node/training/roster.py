@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Unit, Version
+from node.scheduler.costs import NOTHING, Measured
 from node.scheduler.throughput import quantise
 from node.training import events as ev
 from node.training.cells import ANY
@@ -42,6 +43,7 @@ class Candidate:
     leaving: bool = False
     seen: tuple[tuple[PeerId, float], ...] = ()
     room: int = 0
+    costs: Measured = NOTHING
     cell: int = ANY
 
 
@@ -61,7 +63,7 @@ class Roster:
         """Note a sign of life; what was known of the peer before, None for a stranger."""
         old, self._table = self.candidates.get(e.peer), None
         self.candidates[e.peer] = Candidate(
-            e.stage, e.at, e.digest, e.speed, e.reachable, e.tokens, now, e.leaving, e.seen, e.room, e.cell
+            e.stage, e.at, e.digest, e.speed, e.reachable, e.tokens, now, e.leaving, e.seen, e.room, e.costs, e.cell
         )  # fmt: skip
         return old
 
@@ -155,6 +157,18 @@ class Roster:
         if self._idle.get(peer, 0) >= FORGIVE_AFTER:
             return 0.0
         return min(self.candidates[peer].speed, self._bound(peer))
+
+    def measured(self) -> dict[PeerId, Measured]:
+        """What those who would take part say of their costs; of who got no work for long it is not believed any more."""
+        return {
+            p: c.costs if self._idle.get(p, 0) < FORGIVE_AFTER else NOTHING
+            for p, c in sorted(self.candidates.items())
+            if not c.leaving
+        }
+
+    def doubts(self) -> dict[PeerId, float]:
+        """By peer, how many times slower than it says its neighbours find it, where that is beyond ``CEILING``."""
+        return {p: c.speed / b for p, c in self.candidates.items() if c.speed > (b := self._bound(p))}
 
     def _bound(self, peer: PeerId) -> float:
         """The most that is believed of a claim: ``CEILING`` times what neighbours see, in the units of its siblings.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from node.core.ids import ENDS, PeerId, short
 from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
 from node.identity.keys import Identity, verify
+from node.scheduler.router import Job, search
 from node.telemetry.events import Journal
 from node.training import events as ev
 from node.training import notes
@@ -27,8 +29,10 @@ from node.training.pace import (
     ACCUSE_EVERY_S,
     BEAT_AT_MOST_S,
     HEARTBEAT_S,
+    PROBE_AGAIN_S,
     PROBE_TIMEOUT_S,
     REDIAL_TIMEOUT_S,
+    SEARCH_S,
     TELL_TIMEOUT_S,
     TELL_TRIES,
     TICK_S,
@@ -76,6 +80,7 @@ class Training(rpc.TrainingServicer):
         self._hurry = asyncio.Event()
         self._broken: PeerId | None = None
         self._probing: set[PeerId] = set()
+        self._searching = asyncio.Lock()
         self._domain = notes.plan_domain(facts.run_id)
         self.finished = asyncio.Event()
         self.on_plan: Callable[[Plan], None] = lambda plan: None
@@ -90,6 +95,23 @@ class Training(rpc.TrainingServicer):
         self._election = Election(self.me, self.clock.now())
         self.tasks.spawn(self._beat(), "heartbeat", eternal=True)
         self.tasks.spawn(self._clockwork(), "clock", eternal=True)
+        if self.facts.probe_every_s:
+            self.tasks.spawn(self._measure_ways(), "ways", eternal=True)
+
+    async def _measure_ways(self) -> None:
+        """A small message now and then to each member of another stage: ways that no tensor takes are known too."""
+        while True:
+            await asyncio.sleep(self.facts.probe_every_s)
+            plan, timing = self.work.plan, self.work.engines.pipeline.timing
+            there = {m.peer for m in plan.members if m.current and m.stage != self.stage} if plan else set[PeerId]()
+            timing.keep(there)
+            peer = timing.due(there, self.clock.now(), PROBE_AGAIN_S)
+            if peer is not None:
+                # Who does not answer is as far as the probe was patient, until it does.
+                took = PROBE_TIMEOUT_S
+                with contextlib.suppress(PeerFault):
+                    took = await self.transport.ping(peer, PROBE_TIMEOUT_S)
+                timing.probed(peer, took, self.clock.now())
 
     async def close(self) -> None:
         """Stop taking part at once. :meth:`leave` is the polite way."""
@@ -176,6 +198,7 @@ class Training(rpc.TrainingServicer):
             self.leaving,
             tuple(sorted(self.work.seen().items())),
             self.work.room,
+            self.work.costs(),
             m.cell,
         )
         if leader == self.me:
@@ -330,6 +353,8 @@ class Training(rpc.TrainingServicer):
                     self.tasks.spawn(self._recall(version, holders), "recall")
                 case ev.Move(peer, stage):
                     self.tasks.spawn(self._ask_to_move(peer, stage), "move")
+                case ev.Search(job):
+                    self.tasks.spawn(self._search(job), "search")
                 case ev.Evaluate(epoch, plan):
                     self.tasks.spawn(self._evaluate(epoch, plan), "evaluate")
                 case ev.Report():
@@ -381,6 +406,12 @@ class Training(rpc.TrainingServicer):
         if refused is not None:
             self.journal.emit("training", "move-refused", f"peer {short(peer)} stays: {refused}", "info", peer=peer)
             self._lead(ev.MoveRefused(peer))
+
+    async def _search(self, job: Job) -> None:
+        if not self._searching.locked():  # one at a time; what changed meanwhile is seen by the next one
+            async with self._searching:
+                routes, makespan = await asyncio.to_thread(search, job, clock=time.thread_time, limit_s=SEARCH_S)
+            self._lead(ev.Searched(job, routes, makespan))
 
     async def _evaluate(self, epoch: int, plan: Plan) -> None:
         loss = 0.0

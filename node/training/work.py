@@ -24,9 +24,11 @@ from node.core.tasks import Tasks
 from node.optim.ownership import ownership_hash
 from node.optim.parts import parts_of
 from node.optim.settings import OptimSettings
+from node.pipeline.events import Way as Direction
 from node.pipeline.route import fewest_hops
 from node.pipeline.service import MicroBatchDone
 from node.scheduler.assigned import assigned
+from node.scheduler.costs import STEADY, Measured, Way
 from node.training import events as ev
 from node.training.anchor import MOMENTUM, SAVED, Anchor
 from node.training.cells import ANY
@@ -123,6 +125,14 @@ class Work:
     def seen(self) -> dict[PeerId, float]:
         """Micro-batches per second of this peer's neighbours, as it measures them."""
         return self.engines.pipeline.rates()
+
+    def costs(self) -> Measured:
+        """What work and ways cost this peer, as it measures them."""
+        p = self.engines.pipeline
+        work, loss, now = p.timing.work, p.timing.loss, p.clock.now()
+        ways = tuple((peer, Way(tensor, trip)) for peer, (tensor, trip) in sorted(p.timing.ways(now).items()))
+        each = (work[Direction.FORWARD], work[Direction.BACKWARD], loss)
+        return Measured(*(a.steady(STEADY) for a in each), slots=p.slots(), ways=ways)
 
     def describe(
         self, stage: int, kind: StateKind, epoch: int | None, lineage: str

@@ -38,7 +38,8 @@ def test_every_field_of_a_plan_is_in_its_hash() -> None:
 
     changes = {
         "epoch": 4, "term": 8, "leader": B, "paths": (), "owners": {"w": C, "e": A}, "moved": {}, "digests": {}, "deadline_s": 1.0,
-        "cursor": (9, ()), "loss": 1.0, "loss_val": 1.0, "tokens": 1, "lineage": "ab" * 16, "members": PLAN.members[:2], "outer": 1, "reducers": {"w": B},
+        "cursor": (9, ()), "loss": 1.0, "loss_val": 1.0, "tokens": 1, "lineage": "ab" * 16, "members": PLAN.members[:2],
+        "forecast": (1.0, 2.0), "outer": 1, "reducers": {"w": B},
     }  # fmt: skip
     assert set(changes) == {f.name for f in dataclasses.fields(Plan)}
     for name, value in changes.items():

@@ -1,0 +1,82 @@
+"""What work and ways cost here, as they were: moving averages with their variance, by direction and by peer. Pure: times in.
+
+Passive: every job of the device and every tensor that was sent is a measurement, and costs nothing. Where no tensor goes, a small
+probe (:meth:`Timing.probed`) tells the way there and back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from node.core.ids import PeerId
+from node.pipeline.events import Way
+
+ALPHA = 0.1
+"""Weight of a new measurement; the first ones weigh more."""
+WILD, SURE = 10.0, 8
+"""After ``SURE`` measurements one beyond so many times the mean counts as that much: a pause of the machine is no cost of the work."""
+STALE_S = 300.0
+"""What was measured on a line so long ago says nothing any more."""
+
+
+@dataclass(slots=True)
+class Average:
+    """Exponential moving average and variance (Finch, "Incremental calculation of weighted mean and variance", 2009, section 9)."""
+
+    count: int = 0
+    mean: float = 0.0
+    variance: float = 0.0
+    at: float = -math.inf
+
+    def add(self, seconds: float, now: float) -> None:
+        """One more measurement; what is not positive and finite is none."""
+        if not 0 < seconds < math.inf:
+            return
+        if self.count >= SURE:
+            seconds = min(seconds, WILD * self.mean)
+        self.count, self.at = self.count + 1, now
+        weight = max(1 / self.count, ALPHA)
+        off = seconds - self.mean
+        self.mean += weight * off
+        self.variance = (1 - weight) * (self.variance + weight * off * off)
+
+    def steady(self, deviations: float) -> float:
+        """The mean with so many standard deviations; 0 when nothing was measured."""
+        return self.mean + deviations * math.sqrt(self.variance) if self.count else 0.0
+
+
+class Timing:
+    """``work``: device seconds of a micro-batch by direction; ``loss``: of a loss with its backward (at the ends)."""
+
+    def __init__(self) -> None:
+        self.work = {way: Average() for way in Way}
+        self.loss = Average()
+        self._tensors: dict[PeerId, Average] = {}
+        self._trips: dict[PeerId, Average] = {}
+
+    def sent(self, peer: PeerId, seconds: float, now: float) -> None:
+        """A tensor was held by ``peer`` so long after it was offered, less what it waited there for the plan."""
+        self._tensors.setdefault(peer, Average()).add(seconds, now)
+
+    def probed(self, peer: PeerId, seconds: float, now: float) -> None:
+        """A small message went to ``peer`` and back."""
+        self._trips.setdefault(peer, Average()).add(seconds, now)
+
+    def ways(self, now: float) -> dict[PeerId, tuple[float, float]]:
+        """Seconds of a tensor and of a small round trip, 0 for unknown, of every peer there is a fresh measurement of."""
+        tensors = {p: a.mean for p, a in self._tensors.items() if now - a.at < STALE_S}
+        trips = {p: a.mean for p, a in self._trips.items() if now - a.at < STALE_S}
+        return {p: (tensors.get(p, 0.0), trips.get(p, 0.0)) for p in tensors.keys() | trips.keys()}
+
+    def due(self, peers: Collection[PeerId], now: float, every_s: float) -> PeerId | None:
+        """Of these the one whose round trip has not been measured for longest, if that is ``every_s`` ago or never was."""
+        at = {p: self._trips[p].at if p in self._trips else -math.inf for p in peers}
+        oldest = min(sorted(at), key=lambda p: at[p], default=None)
+        return oldest if oldest is not None and now - at[oldest] >= every_s else None
+
+    def keep(self, peers: Collection[PeerId]) -> None:
+        """Forget everybody else."""
+        self._tensors = {p: a for p, a in self._tensors.items() if p in peers}
+        self._trips = {p: a for p, a in self._trips.items() if p in peers}

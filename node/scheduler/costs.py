@@ -1,0 +1,143 @@
+"""What work and ways cost: what one peer measured, and what a leader believes of what all of them say. Pure.
+
+Enters: Measured of every peer. Leaves: Costs. Never: a number that one peer could spoil a plan with; what nobody measured gets
+the median of what was, so that it is neither shunned nor sought.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TypeVar
+
+from node.core.ids import PeerId
+
+K = TypeVar("K")
+
+SMALLEST_S, STEPS = 1e-6, 40
+"""Seconds are told as whole steps of a logarithmic scale: ``STEPS`` to a factor of ten (6% each), from the smallest on."""
+MOST_CODE = 1 + 10 * STEPS
+"""10,000 s."""
+MOST_SLOTS = 4096
+BEYOND = 20.0
+"""What is claimed counts for at most so many times the median of its kind, and for no less than that part of it."""
+STEADY = 0.5
+"""Standard deviations added to a mean: of two peers that are equally fast on average the steady one is preferred."""
+BACKWARD = (0.5, 2.0, 4.0)
+"""A backward over a forward: at least, if nothing is known, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """From the peer that measured to another one. ``tensor_s``: seconds until it held a tensor of a micro-batch, ``trip_s``: of a
+    small message there and back; 0 for not known."""
+
+    tensor_s: float = 0.0
+    trip_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one peer measured: seconds of device time for a micro-batch in each direction and for a loss (at the ends), each a mean
+    with :data:`STEADY` deviations, 0 for not known; micro-batches its stash or window holds, 0 for not known; its ``ways``."""
+
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    loss_s: float = 0.0
+    slots: int = 0
+    ways: tuple[tuple[PeerId, Way], ...] = ()
+
+
+NOTHING = Measured()
+
+
+def code(seconds: float) -> int:
+    """Seconds as they travel, 0 for unknown."""
+    if not 0 < seconds < math.inf:
+        return 0
+    return min(MOST_CODE, 1 + max(0, round(STEPS * math.log10(seconds / SMALLEST_S))))
+
+
+def decoded(number: int) -> float:
+    """The inverse of :func:`code`. Raises ValueError for what it cannot have made."""
+    if not 0 <= number <= MOST_CODE:
+        raise ValueError("seconds beyond belief")
+    return 0.0 if number == 0 else SMALLEST_S * 10 ** ((number - 1) / STEPS)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What is believed, seconds. A peer or way that is not there is unknown. ``compute``: forward and backward of a micro-batch
+    together; ``backward``: a backward over a forward, ``loss``: of the ends peers. ``delay_s``: of a way nobody knows; ``body_s``: what a
+    tensor usually takes longer than half a small round trip."""
+
+    compute: Mapping[PeerId, float] = field(default_factory=dict)
+    loss: Mapping[PeerId, float] = field(default_factory=dict)
+    slots: Mapping[PeerId, int] = field(default_factory=dict)
+    ways: Mapping[tuple[PeerId, PeerId], float] = field(default_factory=dict)
+    backward: float = BACKWARD[1]
+    delay_s: float = 0.0
+    body_s: float = 0.0
+
+    def delay(self, a: PeerId, b: PeerId) -> float:
+        """Seconds of a tensor from a to b; a way nobody has measured is as long as the way back, else as a usual one."""
+        known = self.ways.get((a, b))
+        return known if known is not None else self.ways.get((b, a), self.delay_s)
+
+
+def believe(said: Mapping[PeerId, Measured], ends: Collection[PeerId], doubts: Mapping[PeerId, float] | None = None) -> Costs:
+    """What to plan with. ``doubts[peer]``: how many times its neighbours find it slower than it says (1 and more).
+
+    Everything is held against the median of its kind: a claim beyond :data:`BEYOND` times that counts as so much. A one-way
+    delay is the time of a tensor less half a small round trip, since the receipt comes back over the same line.
+    """
+    doubts = doubts or {}
+    blocks = {p: m for p, m in said.items() if p not in ends}
+    ratios = [m.backward_s / m.forward_s for m in blocks.values() if m.forward_s > 0 and m.backward_s > 0]
+    ratio = min(max(median(ratios), BACKWARD[0]), BACKWARD[2]) if ratios else BACKWARD[1]
+    both = {
+        p: (m.forward_s + m.backward_s) * max(1.0, doubts.get(p, 1.0)) for p, m in said.items() if m.forward_s and m.backward_s
+    }
+    compute = {
+        **_within({p: s for p, s in both.items() if p not in ends}),
+        **_within({p: s for p, s in both.items() if p in ends}),
+    }
+    loss = _within({p: m.loss_s for p, m in said.items() if p in ends and m.loss_s > 0})
+    ways, usual, body = _ways(said)
+    slots = {p: min(m.slots, MOST_SLOTS) for p, m in said.items() if m.slots > 0}
+    return Costs(compute, loss, slots, ways, ratio, usual, body)
+
+
+def _ways(said: Mapping[PeerId, Measured]) -> tuple[dict[tuple[PeerId, PeerId], float], float, float]:
+    trips: dict[tuple[PeerId, PeerId], float] = {}
+    tensors: dict[tuple[PeerId, PeerId], float] = {}
+    for a, m in said.items():
+        for b, way in m.ways:
+            if b == a or b not in said:
+                continue
+            if way.trip_s > 0:
+                trips[a, b] = way.trip_s
+            if way.tensor_s > 0:
+                tensors[a, b] = way.tensor_s
+    trips, tensors = _within(trips), _within(tensors)
+    # The receipt comes back over the same line: half of a round trip is not the tensor's.
+    both = {(a, b): trips.get((a, b), trips.get((b, a), 0.0)) for a, b in tensors}
+    bodies = {way: max(0.0, s - both[way]) for way, s in tensors.items()}
+    known = {way: body + both[way] / 2 for way, body in bodies.items()}
+    body = _median(bodies.values())
+    for (a, b), trip in trips.items():
+        if (a, b) not in known and (b, a) not in known:
+            known[a, b] = trip / 2 + body
+    return known, _median(known.values()), body
+
+
+def _within(claims: Mapping[K, float]) -> dict[K, float]:
+    middle = _median(claims.values())
+    return {k: min(max(x, middle / BEYOND), middle * BEYOND) for k, x in claims.items()}
+
+
+def _median(numbers: Iterable[float]) -> float:
+    found = list(numbers)
+    return median(found) if found else 0.0

@@ -1,0 +1,74 @@
+"""Why micro-batches go where they go, in lines for people. Pure.
+
+Enters: a plan and, at the leader, what it believes of costs. Never: a reason that cannot be read off them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from statistics import mean
+
+from node.core.ids import ENDS, PeerId, short
+from node.core.journey import Path, Plan
+from node.scheduler.costs import Costs
+
+SHOWN = 8
+"""Micro-batches told one by one."""
+APART = 1.15
+"""A peer that is so many times slower or farther than a sibling is said to be."""
+
+
+def reasons(plan: Plan, stages: int, costs: Costs | None = None) -> list[str]:
+    """How the micro-batches of ``plan`` go over ``stages`` block stages, and why the replicas of a stage get unequal work."""
+    live = {m.stage for m in plan.members if m.current}
+    lines = [_path(path, stages, live) for path in plan.paths[:SHOWN]]
+    if len(plan.paths) > SHOWN:
+        lines.append(f"and {len(plan.paths) - SHOWN} more")
+    work = Counter(hop.peer for path in plan.paths for hop in path.hops)
+    for stage in range(1, stages + 1):
+        lines += _shares(plan, stage, work, costs)
+    return lines
+
+
+def _path(path: Path, stages: int, live: set[int]) -> str:
+    hops = [hop.stage for hop in path.hops]
+    why: list[str] = []
+    for stage in sorted(set(range(1, stages + 1)) - set(hops)):
+        why.append(f"skips stage {stage} ({'its turn' if stage in live else 'nobody there'})")
+    front = 0
+    for stage in hops:
+        if stage < front:
+            why.append(f"stage {stage} after {front} (shorter so)")
+        front = max(front, stage)
+    way = " > ".join(f"{hop.stage}:{short(hop.peer)}" for hop in path.hops)
+    return f"{path.index} from {short(path.origin)} > {way}" + (f"  {', '.join(why)}" if why else "")
+
+
+def _shares(plan: Plan, stage: int, work: Counter[PeerId], costs: Costs | None) -> list[str]:
+    cell = [m for m in plan.cell(stage) if m.current]
+    if len(cell) < 2 or len({work[m.peer] for m in cell}) == 1:
+        return []
+    total = sum(work[m.peer] for m in cell)
+    most = max(cell, key=lambda m: (work[m.peer], m.peer))
+    lines: list[str] = []
+    for m in cell:
+        if work[m.peer] < work[most.peer]:
+            seconds = {
+                p.peer: (costs.compute.get(p.peer) if costs else None) or (1 / p.speed if p.speed else 0.0) for p in (m, most)
+            }
+            lines.append(
+                f"stage {stage}: {short(m.peer)} gets {work[m.peer]} of {total}, {_why(plan, m.peer, most.peer, seconds, costs)}"
+            )
+    return lines
+
+
+def _why(plan: Plan, peer: PeerId, other: PeerId, seconds: dict[PeerId, float], costs: Costs | None) -> str:
+    if seconds[other] and seconds[peer] >= APART * seconds[other]:
+        return f"it is {seconds[peer] / seconds[other]:.1f}x slower than {short(other)}"
+    if costs is not None and costs.ways:
+        ends: Sequence[PeerId] = [m.peer for m in plan.members if m.stage == ENDS and m.current]
+        far = {p: mean(costs.delay(e, p) + costs.delay(p, e) for e in ends) for p in (peer, other)} if ends else {}
+        if far and far[other] > 0 and far[peer] >= APART * far[other]:
+            return f"it is {far[peer] / far[other]:.1f}x farther from the ends than {short(other)}"
+    return "the rest does not divide"

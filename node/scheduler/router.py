@@ -1,0 +1,225 @@
+"""Lays the paths of one epoch after another: from the plans it knows, or at once, and says which plan is worth improving. Pure.
+
+Enters: ends peers, replicas, believed costs. Leaves: paths, what they should take, why. Never: a search that holds up whoever asks:
+what is laid at once is bounded by the size of the problem, the rest is a :class:`Job` for somewhere else (a thread; at once in a
+simulation) and serves the next epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from node.core.errors import UsageFault
+from node.core.ids import PeerId
+from node.core.journey import Path
+from node.scheduler.costs import Costs
+from node.scheduler.dealing import StageSet, deal
+from node.scheduler.estimate import INFINITE, Estimator
+from node.scheduler.first import insertion
+from node.scheduler.live import Stages, Task, paths_of, problem_of
+from node.scheduler.planner import make_plan
+from node.scheduler.problem import Problem, Route
+from node.scheduler.quotas import quotas, turns
+from node.scheduler.rotation import Rotation
+from node.scheduler.rules import OF_PATHS, joined, owed_kept
+from node.scheduler.settings import SchedulerSettings
+
+Routes = tuple[Route, ...]
+
+AT_ONCE = 40_000
+"""Partial paths an insertion may look at while somebody waits for the plan: about 15 ms."""
+COMPARED = 20_000
+"""Visits of all micro-batches up to which plans are compared while somebody waits: a few milliseconds each."""
+KEPT, SHAPES = 8, 16
+"""Plans kept for a shape of problem, and shapes."""
+DEBT = 0.02
+"""What it costs, over the makespan, to leave a debt of one epoch unpaid; of two epochs twice that."""
+MOVED = 0.05
+"""A plan that is so much longer than when it was made is worth a new search."""
+SEARCHES = 4
+"""Searches for one shape of problem whose costs stay; the last one that found nothing better is the last in any case."""
+
+
+@dataclass(frozen=True)
+class Laid:
+    """An epoch's paths. ``run_s``: what they should take, 0 when it was not reckoned; ``how``: turns, insertion, or search."""
+
+    paths: tuple[Path, ...]
+    run_s: float
+    how: str
+    task: Task | None = None
+    problem: Problem | None = None
+    owed: tuple[tuple[PeerId, int], ...] = ()
+    """Debts that these paths do not pay."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A problem worth a search, and the plans it starts from."""
+
+    task: Task
+    problem: Problem
+    known: tuple[Routes, ...]
+
+
+class Router:
+    """``stages``: block stages of the run. Not thread safe; a :class:`Job` may be worked on anywhere."""
+
+    def __init__(self, settings: SchedulerSettings, stages: int) -> None:
+        self.settings, self.stages = settings, stages
+        self.rotation = Rotation()
+        self._known: dict[tuple[object, ...], list[tuple[Routes, str]]] = {}
+        self._searched: dict[tuple[object, ...], tuple[int, float]] = {}
+        self._speeds: Mapping[PeerId, float] = {}
+
+    def counted(self, paths: Sequence[Path]) -> None:
+        """An epoch was committed with these paths."""
+        self.rotation.counted(paths)
+
+    def task(self, ends: Sequence[tuple[PeerId, float]], stages: Stages, total: int) -> Task:
+        """What is to be laid. Raises ValueError when there are fewer stages with a peer than a path has hops."""
+        live = tuple((s, tuple(sorted(p for p, _ in stages[s]))) for s in sorted(stages) if stages[s])
+        hops = self.settings.hops(self.stages)
+        if len(live) < hops:
+            raise ValueError(f"{len(live)} stages have a peer, a path has {hops} hops")
+        counts = tuple(sorted(quotas(total, list(ends)).items()))
+        numbers = [s for s, _ in live]
+        owed = self.rotation.owed(dict(counts), numbers, hops)
+        visits = self.rotation.visits(numbers, total * hops) if (total * hops) % len(live) else {}
+        return Task(
+            counts,
+            live,
+            hops,
+            self.settings.max_swaps,
+            self.settings.max_jump,
+            tuple(sorted(owed.items())),
+            tuple(visits.values()),
+        )
+
+    def lay(
+        self, ends: Sequence[tuple[PeerId, float]], stages: Stages, samples: Sequence[tuple[int, ...]], costs: Costs
+    ) -> Laid:
+        """Paths for micro-batches of these samples. ``ends`` and ``stages`` with speeds; raises ValueError as :meth:`task`."""
+        if not samples:
+            return Laid((), 0.0, "turns")
+        task = self.task(ends, stages, len(samples))
+        self._speeds = {p: v for row in (ends, *stages.values()) for p, v in row}
+        problem = problem_of(task, costs, self._speeds)
+        sets = deal(problem)
+        planned = self.settings.paths == "planned"
+        options: list[tuple[Routes, str]] = [(_in_turns(problem, sets, shift), "turns") for shift in _shifts(problem, task)]
+        if planned:
+            options += self._known.get(task.shape, [])
+            if not self._known.get(task.shape) and _partial(problem, sets) <= AT_ONCE:
+                made = insertion(problem, sets)
+                options += [(tuple(made), "insertion")] if made is not None else []
+        routes, how, run_s = self._best(problem, task, options, planned)
+        if planned:
+            self._keep(task, routes, how)
+        unpaid = tuple(sorted(_unpaid(task, problem, routes)))
+        return Laid(paths_of(task, routes, samples), run_s, how, task, problem, unpaid)
+
+    def _best(
+        self, problem: Problem, task: Task, options: list[tuple[Routes, str]], planned: bool
+    ) -> tuple[Routes, str, float]:
+        """The one with the least price: makespan and debts; turns only by their debts, so that what is measured does not matter."""
+        if problem.total * problem.length > COMPARED:
+            routes, how = next((r, how) for r, how in reversed(options) if how == "turns" or _holds(problem, r))
+            return routes, how, 0.0
+        estimator, ages = Estimator(problem), dict(task.owed)
+        best: tuple[float, Routes, str, float] | None = None
+        for routes, how in options:
+            makespan = _makespan(estimator, routes)
+            debt = DEBT * sum(ages[d] for d in _unpaid(task, problem, routes))
+            price = makespan * (1 + debt) if planned else debt
+            if (best is None or price < best[0]) and _holds(problem, routes):
+                best = price, routes, how, makespan
+        if best is None:
+            raise RuntimeError("turns break a rule")
+        return best[1], best[2], best[3] if best[3] < INFINITE else 0.0
+
+    def job(self, laid: Laid, costs: Costs) -> Job | None:
+        """What to search while ``laid`` runs: the same problem at today's costs, with the debts that will then be due. None when
+        nothing better is to be expected."""
+        task, problem = laid.task, laid.problem
+        if self.settings.paths != "planned" or task is None or problem is None:
+            return None
+        ahead = self.rotation.after(laid.paths)
+        numbers = [s for s, _ in task.stages]
+        owed = ahead.owed(dict(task.counts), numbers, task.hops)
+        visits = ahead.visits(numbers, problem.total * task.hops) if task.visits else {}
+        due = replace(task, owed=tuple(sorted(owed.items())), visits=tuple(visits.values()))
+        tries, makespan = self._searched.get(due.shape, (0, INFINITE))
+        if tries >= SEARCHES and laid.run_s <= makespan * (1 + MOVED):
+            return None
+        return Job(due, problem_of(due, costs, self._speeds), tuple(r for r, _ in self._known.get(due.shape, ())))
+
+    def improved(self, job: Job, routes: Routes, makespan: float) -> None:
+        """A search has ended with this plan."""
+        tries, before = self._searched.get(job.task.shape, (0, INFINITE))
+        again = tries + 1 if makespan > before * (1 - MOVED) else 1
+        self._searched[job.task.shape] = (again, makespan)
+        self._keep(job.task, routes, "search")
+
+    def _keep(self, task: Task, routes: Routes, how: str) -> None:
+        kept = self._known.pop(task.shape, [])
+        self._known[task.shape] = [*(k for k in kept if k[0] != routes), (routes, how)][-KEPT:]
+        for old in list(self._known)[:-SHAPES]:
+            self._known.pop(old)
+            self._searched.pop(old, None)
+
+
+def search(
+    job: Job, *, clock: Callable[[], float] = lambda: 0.0, limit_s: float | None = None, moves: int | None = None
+) -> tuple[Routes, float]:
+    """The best plan found within the budget, from those known; debts that cannot be paid at once stay. Its makespan beside it."""
+    for problem in (job.problem, replace(job.problem, owed=frozenset())):
+        try:
+            plan = make_plan(problem, clock=clock, limit_s=limit_s, moves=moves, known=job.known)
+        except UsageFault:
+            continue
+        return plan.routes, plan.makespan
+    raise RuntimeError("a problem that was laid has no plan")
+
+
+def _shifts(problem: Problem, task: Task) -> range:
+    """Ways to give the dealt sets to the origins; one is enough when all are alike or nothing is owed."""
+    return range(min(len(problem.stages), problem.total) if task.owed else 1)
+
+
+def _in_turns(problem: Problem, sets: Sequence[StageSet], shift: int = 0) -> Routes:
+    """Origins in proportion to their counts, replicas of every stage in proportion to their speeds, as
+    :func:`node.scheduler.paths.assign_paths`; ``shift``: how many of the dealt sets are passed over at the beginning."""
+    origins = turns([(o, float(count)) for o, count in problem.counts.items() if count])
+    replicas = {s: turns([(n, _speed(problem, n)) for n in peers]) for s, peers in enumerate(problem.stages) if s}
+    return tuple((next(origins), *(next(replicas[s]) for s in stages)) for stages in (*sets[shift:], *sets[:shift]))
+
+
+def _speed(problem: Problem, n: int) -> float:
+    return 1 / problem.compute[n] if problem.compute[n] > 0 else 0.0
+
+
+def _partial(problem: Problem, sets: Sequence[StageSet]) -> int:
+    """Partial paths that an insertion looks at, roughly."""
+    widest = max((len(peers) for peers in problem.stages[1:]), default=1)
+    return problem.total * problem.hops * min(widest, 9) * 8 * min(12, len(set(sets)))
+
+
+def _makespan(estimator: Estimator, routes: Routes) -> float:
+    orders: dict[int, list[int]] = {o: [] for o in estimator.problem.counts}
+    for i, route in enumerate(routes):
+        orders[route[0]].append(i)
+    return estimator.play(routes, orders)
+
+
+def _unpaid(task: Task, problem: Problem, routes: Routes) -> list[tuple[PeerId, int]]:
+    if not task.owed:
+        return []
+    met = joined(problem, routes)
+    names, stages = task.peers, [0, *(s for s, _ in task.stages)]
+    return [(names[o], stages[k]) for o, k in problem.owed if (o, k) not in met]
+
+
+def _holds(problem: Problem, routes: Routes) -> bool:
+    return all(rule is owed_kept or rule(problem, routes) is None for rule in OF_PATHS)

@@ -1,0 +1,63 @@
+"""How an epoch's paths are laid. Part of the manifest."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from node.core.errors import UsageFault
+
+
+@dataclass(frozen=True)
+class SchedulerSettings:
+    """Which stages and peers every micro-batch visits."""
+
+    paths: str = "planned"
+    """planned: laid by the measured costs of peers and links | round-robin: replicas take turns by speed."""
+    skip: float = 0.0
+    """Share of the block stages that every micro-batch leaves out by plan, each in its turn; 0: none. The ends are never left out."""
+    max_swaps: int = 0
+    """How often, and how far in all, a path may go back behind the furthest stage it has been at; 0: stages in order."""
+    max_jump: int = 0
+    """Stages a path may go ahead at once; 0: no bound."""
+
+    def hops(self, stages: int) -> int:
+        """Block stages of every path, of ``stages`` there are."""
+        return stages - math.floor(self.skip * stages + 1e-9)
+
+    def check(self, stages: int, micro_batches: int, may_skip: float) -> None:
+        """Refuse what cannot hold for ``stages`` block stages and so many micro-batches in an epoch.
+
+        ``may_skip``: what members let a journey leave out, planned and not planned together. Raises UsageFault.
+        """
+        hops = self.hops(stages)
+        if self.skip and hops == stages:
+            raise UsageFault(
+                f"scheduler.skip = {self.skip:g} leaves out none of {stages} block stages",
+                f"0, or {math.ceil(1000 / stages) / 1000:g} and more to leave out one",
+            )
+        if hops < 1:
+            raise UsageFault(f"scheduler.skip = {self.skip:g} leaves out every block stage", "leave one at least")
+        if stages - hops > math.floor(may_skip * stages + 1e-9):
+            raise UsageFault(
+                f"scheduler.skip = {self.skip:g} plans to leave out {stages - hops} of {stages} block stages",
+                f"members allow what pipeline.may_skip = {may_skip:g} says: give it {self.skip:g} or more",
+            )
+        if micro_batches * hops < stages:
+            raise UsageFault(
+                f"scheduler.skip = {self.skip:g}: {micro_batches} micro-batches over {hops} of {stages} block stages each do not "
+                "visit every stage in an epoch",
+                f"training.target_batch must be {-(-stages // hops)} micro-batches or more",
+            )
+        if self.max_jump:
+            # Equal visits within the bound on jumps: what holds for as many micro-batches as stages holds for any multiple.
+            from node.scheduler.dealing import deal
+            from node.scheduler.problem import Problem
+
+            peers = tuple(range(stages + 1))
+            deal(
+                Problem(
+                    "settings", ((0.0,) * len(peers),) * len(peers), (1.0,) * len(peers), tuple((n,) for n in peers), hops + 1,
+                    (1,) * len(peers), {0: stages}, max_jump=self.max_jump,
+                )
+            )  # fmt: skip

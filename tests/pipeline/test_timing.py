@@ -1,0 +1,44 @@
+"""What work and ways cost, measured in passing."""
+
+from __future__ import annotations
+
+import math
+
+from node.core.ids import PeerId
+from node.pipeline.timing import STALE_S, SURE, WILD, Average, Timing
+
+A, B = PeerId("a"), PeerId("b")
+
+
+def test_an_average_has_a_deviation_and_takes_no_nonsense() -> None:
+    a = Average()
+    for x in (1.0, 3.0):
+        a.add(x, 0.0)
+    assert a.mean == 2.0
+    assert a.steady(1.0) == 3.0
+    for x in (0.0, -1.0, math.nan, math.inf):
+        a.add(x, 0.0)
+    assert a.count == 2
+    assert Average().steady(1.0) == 0.0
+
+
+def test_a_pause_of_the_machine_counts_as_no_more_than_wild() -> None:
+    a = Average()
+    for _ in range(SURE + 20):
+        a.add(1.0, 0.0)
+    a.add(1e6, 0.0)
+    assert a.mean <= 1.0 + 0.1 * WILD
+
+
+def test_ways_are_those_measured_lately_and_probes_go_round() -> None:
+    t = Timing()
+    t.sent(A, 0.5, 100.0)
+    t.probed(B, 0.1, 100.0)
+    assert t.ways(100.0) == {A: (0.5, 0.0), B: (0.0, 0.1)}
+    assert t.due((A, B), 100.0, 60.0) == A
+    t.probed(A, 0.1, 101.0)
+    assert t.due((A, B), 110.0, 60.0) is None
+    assert t.due((A, B), 170.0, 60.0) == B
+    assert t.ways(100.0 + STALE_S) == {A: (0.0, 0.1)}
+    t.keep((B,))
+    assert t.ways(110.0) == {B: (0.0, 0.1)}

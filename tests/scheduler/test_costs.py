@@ -1,0 +1,60 @@
+"""What a leader believes of what peers measured: delays from tensors and round trips, and no number that spoils a plan."""
+
+from __future__ import annotations
+
+import pytest
+
+from node.core.ids import PeerId
+from node.scheduler.costs import BEYOND, MOST_CODE, Measured, Way, believe, code, decoded
+
+E, A, B, C = (PeerId(p) for p in "eabc")
+
+
+def test_seconds_come_back_within_a_step_of_the_scale() -> None:
+    for seconds in (1e-6, 3.3e-4, 0.05, 1.0, 77.0, 9000.0):
+        assert decoded(code(seconds)) == pytest.approx(seconds, rel=0.03)
+    assert [code(x) for x in (0.0, -1.0, float("nan"), float("inf"))] == [0, 0, 0, 0]
+    assert code(1e9) == MOST_CODE
+    with pytest.raises(ValueError, match="belief"):
+        decoded(MOST_CODE + 1)
+
+
+def test_a_delay_is_the_tensor_less_half_the_way_back() -> None:
+    said = {
+        E: Measured(ways=((A, Way(1.1, 0.2)), (B, Way(0.0, 0.4)))),
+        A: Measured(0.1, 0.2, ways=((E, Way(0.9, 0.0)),)),
+        B: Measured(),
+        C: Measured(),
+    }
+    costs = believe(said, {E})
+    assert costs.delay(E, A) == pytest.approx(1.0)
+    assert costs.delay(A, E) == pytest.approx(0.8)  # E's round trip serves both directions
+    assert costs.body_s == pytest.approx(0.8)
+    assert costs.delay(E, B) == pytest.approx(0.2 + 0.8)  # no tensor went there: half the trip, and a usual body
+    assert costs.delay(B, E) == costs.delay(E, B)
+    assert costs.delay(A, C) == pytest.approx(1.0)  # nobody knows: the median of what is known
+    assert costs.compute == {A: pytest.approx(0.3)}
+    assert costs.backward == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("lie", [1e-6, 1e4])
+def test_one_absurd_claim_counts_as_the_most_that_is_believed(lie: float) -> None:
+    honest = {PeerId(f"p{i}"): Measured(0.1, 0.2, ways=((PeerId(f"p{(i + 1) % 5}"), Way(0.5, 0.1)),)) for i in range(5)}
+    liar = PeerId("p5")
+    costs = believe({**honest, liar: Measured(lie, lie, ways=((PeerId("p0"), Way(lie, lie)),))}, set())
+    assert 0.3 / BEYOND <= costs.compute[liar] <= 0.3 * BEYOND * 1.001
+    assert 0 < costs.delay(liar, PeerId("p0")) <= 0.5 * BEYOND * 1.001
+    assert costs.delay(PeerId("p0"), PeerId("p1")) == pytest.approx(0.45)
+    assert costs.delay_s == pytest.approx(0.45)
+
+
+def test_who_its_neighbours_find_slower_is_reckoned_slower() -> None:
+    said = {A: Measured(0.1, 0.2), B: Measured(0.1, 0.2)}
+    costs = believe(said, set(), {B: 3.0})
+    assert costs.compute[B] == pytest.approx(3 * costs.compute[A])
+
+
+def test_a_way_to_a_stranger_or_to_oneself_is_none() -> None:
+    costs = believe({A: Measured(ways=((A, Way(1.0, 1.0)), (B, Way(1.0, 1.0))))}, set())
+    assert costs.ways == {}
+    assert costs.delay(A, B) == 0.0

@@ -1,0 +1,33 @@
+"""Why a micro-batch goes where it goes, as people read it."""
+
+from __future__ import annotations
+
+from node.core.ids import PeerId, short
+from node.core.journey import Hop, Member, Path, Plan
+from node.scheduler.costs import Costs
+from node.scheduler.reasons import SHOWN, reasons
+
+E, A, B, C = (PeerId(f"12D3KooW{c * 44}") for c in "EABC")
+
+
+def plan(hops: list[list[tuple[int, PeerId]]], members: list[tuple[PeerId, int, float]]) -> Plan:
+    paths = tuple(Path(i, E, (i,), tuple(Hop(s, p) for s, p in row)) for i, row in enumerate(hops))
+    return Plan(0, 1, E, tuple(Member(p, s, v) for p, s, v in members), paths, {})
+
+
+def test_skips_swaps_and_slow_or_far_replicas_are_named() -> None:
+    members = [(E, 0, 0.0), (A, 1, 1.0), (B, 1, 2.1), (C, 2, 0.0)]
+    p = plan([[(1, B)], [(2, C), (1, B)], [(1, A), (2, C)]], members)
+    lines = reasons(p, 3)
+    assert lines[0].endswith("skips stage 2 (its turn), skips stage 3 (nobody there)")
+    assert "stage 1 after 2" in lines[1]
+    assert lines[-1] == f"stage 1: {short(A)} gets 1 of 3, it is 2.1x slower than {short(B)}"
+    far = Costs({A: 1.0, B: 1.0}, ways={(E, A): 0.4, (E, B): 0.1})
+    assert reasons(p, 3, far)[-1].endswith(f"it is 4.0x farther from the ends than {short(B)}")
+    assert reasons(p, 3, Costs({A: 1.0, B: 1.0}))[-1].endswith("the rest does not divide")
+
+
+def test_many_micro_batches_are_counted_not_told() -> None:
+    lines = reasons(plan([[(1, A)]] * (SHOWN + 5), [(E, 0, 0.0), (A, 1, 1.0)]), 1)
+    assert lines[-1] == "and 5 more"
+    assert len(lines) == SHOWN + 1

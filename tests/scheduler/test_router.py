@@ -1,0 +1,147 @@
+"""Paths epoch after epoch: stages take turns, everybody's turn comes, slow and far peers get less, searches serve the next epoch."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from node.core.errors import UsageFault
+from node.core.ids import PeerId
+from node.core.journey import Path
+from node.scheduler.costs import Costs, Measured, Way, believe
+from node.scheduler.paths import assign_paths
+from node.scheduler.quotas import quotas
+from node.scheduler.router import Laid, Router, search
+from node.scheduler.settings import SchedulerSettings
+
+
+def peers(stage: int, count: int) -> list[tuple[PeerId, float]]:
+    return [(PeerId(f"{'e' if not stage else stage}{chr(97 + i)}"), 0.0) for i in range(count)]
+
+
+ENDS = peers(0, 2)
+
+
+def blocks(stages: int, replicas: int = 2) -> dict[int, list[tuple[PeerId, float]]]:
+    return {s: peers(s, replicas) for s in range(1, stages + 1)}
+
+
+def samples(count: int) -> list[tuple[int, ...]]:
+    return [(i,) for i in range(count)]
+
+
+def alike(stages: int, **slow: float) -> Costs:
+    """Everybody measured alike, but for peers that are so many times ``slow``."""
+    everybody = [p for p, _ in (*ENDS, *(row for rows in blocks(stages).values() for row in rows))]
+    said = {
+        p: Measured(
+            0.1 * slow.get(p, 1.0), 0.2 * slow.get(p, 1.0), 0.05, 8, tuple((q, Way(0.06, 0.02)) for q in everybody if q != p)
+        )
+        for p in everybody
+    }
+    return believe(said, {p for p, _ in ENDS})
+
+
+def visits(paths: tuple[Path, ...]) -> Counter[int]:
+    return Counter(h.stage for p in paths for h in p.hops)
+
+
+def test_without_skips_and_costs_it_is_what_training_did_before() -> None:
+    laid = Router(SchedulerSettings("round-robin"), 3).lay(ENDS, blocks(3), samples(8), Costs())
+    plain = assign_paths(sorted(quotas(8, ENDS).items()), blocks(3), samples(8))
+    assert laid.paths == plain
+
+
+def test_planned_is_never_longer_than_turns_and_a_slow_peer_gets_less() -> None:
+    costs = alike(3, **{"2a": 3.0})
+    turns = Router(SchedulerSettings("round-robin"), 3).lay(ENDS, blocks(3), samples(8), costs)
+    planned = Router(SchedulerSettings("planned"), 3).lay(ENDS, blocks(3), samples(8), costs)
+    assert planned.run_s <= turns.run_s
+    work = Counter(h.peer for p in planned.paths for h in p.hops)
+    assert work[PeerId("2a")] < work[PeerId("2b")]
+    same = Router(SchedulerSettings("planned"), 3).lay(ENDS[::-1], dict(reversed(blocks(3).items())), samples(8), costs)
+    assert same.paths == planned.paths
+
+
+@pytest.mark.parametrize("how", ["planned", "round-robin"])
+@pytest.mark.parametrize(("stages", "total", "ends"), [(3, 8, 2), (3, 9, 3), (4, 6, 2)])
+def test_every_source_trains_every_stage_and_all_stages_as_often(how: str, stages: int, total: int, ends: int) -> None:
+    settings = SchedulerSettings(how, skip=0.34)
+    router, hops = Router(settings, stages), settings.hops(stages)
+    sources = peers(0, ends)
+    met: set[tuple[PeerId, int]] = set()
+    seen: Counter[int] = Counter()
+    for epoch in range(1, 7):
+        laid = router.lay(sources, blocks(stages), samples(total), alike(stages))
+        assert all(len({h.stage for h in p.hops}) == len(p.hops) == hops for p in laid.paths)
+        here = visits(laid.paths)
+        assert max(here.values()) - min(here[s] for s in range(1, stages + 1)) <= 1
+        seen += here
+        assert max(seen.values()) - min(seen.values()) <= 1, f"after epoch {epoch}"
+        met |= {(p.origin, h.stage) for p in laid.paths for h in p.hops}
+        router.counted(laid.paths)
+        if epoch % 3 == 0:
+            assert met == {(o, s) for o, _ in sources for s in range(1, stages + 1)}
+            met.clear()
+
+
+def test_a_stage_without_a_peer_is_left_out_if_paths_are_short_enough() -> None:
+    gone = {**blocks(3), 2: []}
+    laid = Router(SchedulerSettings("planned", skip=0.34), 3).lay(ENDS, gone, samples(6), alike(3))
+    assert visits(laid.paths) == {1: 6, 3: 6}
+    with pytest.raises(ValueError, match="2 stages have a peer, a path has 3 hops"):
+        Router(SchedulerSettings(), 3).lay(ENDS, gone, samples(6), alike(3))
+
+
+def searched(router: Router, laid: Laid, costs: Costs, moves: int = 200) -> bool:
+    job = router.job(laid, costs)
+    if job is None:
+        return False
+    router.improved(job, *search(job, moves=moves))
+    return True
+
+
+def test_a_search_serves_the_next_epoch_and_ends_when_nothing_moves() -> None:
+    costs, router = alike(3, **{"1a": 2.0, "3b": 1.7}), Router(SchedulerSettings("planned", skip=0.34), 3)
+    first = router.lay(ENDS, blocks(3), samples(9), costs)
+    asked, last = 0, first
+    for _ in range(24):
+        asked += searched(router, last, costs)
+        router.counted(last.paths)
+        last = router.lay(ENDS, blocks(3), samples(9), costs)
+        assert last.run_s > 0
+    assert last.run_s <= first.run_s
+    assert 1 <= asked < 24
+    slower = alike(3, **{"1a": 2.0, "3b": 1.7, "2a": 4.0, "2b": 4.0})
+    assert router.job(router.lay(ENDS, blocks(3), samples(9), slower), slower) is not None
+
+
+def test_what_is_laid_at_once_is_bounded_for_a_large_swarm() -> None:
+    ends, stages = peers(0, 20), {s: [(PeerId(f"{s:02d}{i:03d}"), 1.0) for i in range(40)] for s in range(1, 13)}
+    laid = Router(SchedulerSettings("planned", skip=0.25), 12).lay(ends, stages, samples(4000), Costs())
+    assert laid.how == "turns"
+    assert laid.run_s == 0.0
+    assert set(visits(laid.paths).values()) == {3000}
+
+
+@pytest.mark.parametrize(
+    ("given", "stages", "batches", "may_skip", "says"),
+    [
+        ({"skip": 0.2}, 3, 8, 0.5, "leaves out none of 3"),
+        ({"skip": 0.34}, 3, 8, 0.0, "pipeline.may_skip"),
+        ({"skip": 0.9}, 10, 5, 0.9, "do not visit every stage"),
+        ({"skip": 0.5, "max_jump": 1}, 4, 8, 0.5, "max_jump"),
+    ],
+)
+def test_settings_that_cannot_hold_together_are_refused(
+    given: dict[str, float], stages: int, batches: int, may_skip: float, says: str
+) -> None:
+    with pytest.raises(UsageFault) as e:
+        SchedulerSettings(**given).check(stages, batches, may_skip)  # pyright: ignore[reportArgumentType]
+    assert says in f"{e.value} {e.value.next_step}"
+
+
+def test_settings_that_hold_are_taken() -> None:
+    SchedulerSettings(skip=0.34, max_swaps=2, max_jump=2).check(3, 8, 0.34)
+    SchedulerSettings().check(3, 1, 0.0)
