@@ -94,6 +94,7 @@ class Hivemind:
 
     def meet(self, others: list[Any]) -> None:
         import hivemind
+        from hivemind.averaging import DecentralizedAverager
         from hivemind.compression import Float16Compression, NoCompression, Uniform8BitQuantization
 
         # As it stands it does not run with NumPy 2.4: int() of an array of one number.
@@ -102,7 +103,7 @@ class Hivemind:
             self.dht = hivemind.DHT(initial_peers=others[0], start=True)
         formats = {"fp32": NoCompression(), "fp16": Float16Compression(), "int8": Uniform8BitQuantization()}
         for codec, compression in formats.items():
-            averager = hivemind.averaging.DecentralizedAverager(
+            averager = DecentralizedAverager(
                 [torch.zeros(self.count)], self.dht, start=True, prefix=f"speed-{codec}", target_group_size=self.world,
                 min_group_size=self.world, min_matchmaking_time=1.0, request_timeout=0.5, compression=compression, bandwidth=1e9,
             )  # fmt: skip
@@ -260,7 +261,7 @@ def main() -> None:
     _say(peer.hello())
     peer.meet(json.loads(sys.stdin.readline()))
     _say({"pid": os.getpid()})
-    exact = sum(numbers_of(r, count) for r in range(world)) / world
+    exact = torch.stack([numbers_of(r, count) for r in range(world)]).mean(0)
     try:
         while line := sys.stdin.readline():
             order = json.loads(line)

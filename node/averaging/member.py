@@ -197,7 +197,7 @@ async def _fresh(
     if message.WhichOneof("part") != "head":
         raise WireError("the first message is not the head")
     head, expected = message.head, [(n, request.shapes[n]) for n in sorted(names)]
-    if not head.tokens or len(head.contributors) > CONTRIBUTORS_LIMIT:
+    if (not head.tokens and request.hold is None) or len(head.contributors) > CONTRIBUTORS_LIMIT:
         raise WireError("parts that were made from nothing, or from too many")
     reader = parcel.Reader(list(head.tensors), expected, request.down)
     async for raw in call:
