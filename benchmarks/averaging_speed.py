@@ -57,9 +57,9 @@ class Crew:
         for process in self._processes:
             if process.stdin:
                 process.stdin.close()
-        _, left = psutil.wait_procs(family, timeout=15)
-        for process in left:  # hivemind's children outlive their parents
-            process.kill()
+        _, stubborn = psutil.wait_procs(family, timeout=15)
+        for child in stubborn:  # hivemind's children outlive their parents
+            child.kill()
         for process in self._processes:
             process.wait()
 

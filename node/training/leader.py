@@ -463,13 +463,6 @@ class Leader:
         epoch.attempts = dict.fromkeys(epoch.plan.units, 0)
         return epoch.units
 
-    def _open(self, epoch: Attempt, now: float) -> tuple[Unit, ...]:
-        """The rounds begin; those who have one."""
-        self.phase, epoch.closed = Phase.ROUND, now
-        epoch.deadline = now + self.facts.round_timeout_s * 1.5
-        epoch.attempts = dict.fromkeys(epoch.plan.units, 0)
-        return epoch.units
-
     # ------------------------------------------------------------ round and commit
 
     def _outcome(self, e: ev.Committed | ev.Incomplete, now: float) -> list[Any]:
