@@ -63,15 +63,15 @@ class CountsUnnamed(PipelineMachine):
 
 
 class DigestsDoNotMatter(Roster):
-    def can_start(self, peer: PeerId, version: Version) -> bool:
+    def stands(self, peer: PeerId, version: Version) -> frozenset[int]:
         c = self.candidates[peer]
-        return c.at == version or version in c.reachable
+        return frozenset({c.cell} if c.at == version or version in c.reachable else ())
 
 
 class EpochsAreVersions(Roster):
-    def can_start(self, peer: PeerId, version: Version) -> bool:
+    def stands(self, peer: PeerId, version: Version) -> frozenset[int]:
         c = self.candidates[peer]
-        return version.epoch in {v.epoch for v in (c.at, *c.reachable)}
+        return frozenset({c.cell} if version.epoch in {v.epoch for v in (c.at, *c.reachable)} else ())
 
 
 class AnyHistory(Member):

@@ -11,6 +11,7 @@ import pytest
 from node.averaging.events import Step
 from node.core.ids import PeerId, RoundId
 from node.core.journey import Hop, Member, Path, Plan, Version
+from node.scheduler.settings import SchedulerSettings
 from node.sim.disk import Checkpoint
 from node.sim.invariants import InvariantViolation
 from node.sim.setup import Setup
@@ -18,7 +19,7 @@ from node.sim.swarm import Swarm, facts_of
 from node.sim.values import Moment, Share, Value, first_values
 from node.training import events as ev
 
-SETUP = Setup()
+SETUP, SCHEDULER = Setup(), SchedulerSettings("round-robin")
 E0, A, B, C = (PeerId(p) for p in ("e00-000", "s01-000", "s01-001", "s02-000"))
 
 
@@ -180,9 +181,12 @@ def test_i9_a_leader_that_rolls_dice(swarm: Swarm) -> None:
 
     def dice(cursor: Any) -> Any:
         calls.append(cursor)
-        return facts_of(SETUP).sampler((cursor[0] + len(calls), ()))
+        return facts_of(SETUP, SCHEDULER).sampler((cursor[0] + len(calls), ()))
 
-    for facts, fails in ((facts_of(SETUP), False), (replace(facts_of(SETUP), sampler=dice, settle_s=0.0), True)):
+    for facts, fails in (
+        (facts_of(SETUP, SCHEDULER), False),
+        (replace(facts_of(SETUP, SCHEDULER), sampler=dice, settle_s=0.0), True),
+    ):
         leader = swarm.make.leader(E0, replace(facts, settle_s=0.0))
         for name, stage in ((E0, 0), (A, 1)):
             leader.handle(ev.Heard(name, stage, Version(0), "d"), 5.0)
