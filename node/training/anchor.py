@@ -163,14 +163,14 @@ class Anchor:
             self.state = OuterState({n: p["anchor"] for n, p in parts.items()}, {n: p["momentum"] for n, p in parts.items()})
 
     def look_for(self, plan: Plan) -> None:
-        """Fetch it while the epoch runs, from the own cell, else from the stage where anchors are the same everywhere."""
+        """Fetch it while the epoch runs, from the own cell, else from anybody of the stage: another cell's is better than none."""
         me = plan.member(self._me)
         if not self.lacking or me is None or (self._fetching is not None and not self._fetching.done()):
             return
         cell = [m.peer for m in plan.cell(me.stage, me.cell) if m.current and m.peer != self._me]
         stage = [m.peer for m in plan.stage(me.stage) if m.current and m.peer != self._me]
-        donors = cell or stage if self.settings.carries == "state" else stage
-        self._fetching = self._tasks.spawn(self._fetch_for(plan, donors), "anchor")
+        where = [stage] if self.settings.carries == "deltas" else [cell, stage]
+        self._fetching = self._tasks.spawn(self._fetch_for(plan, [donors for donors in where if donors]), "anchor")
 
     async def arrived(self, deadline_s: float) -> None:
         """Wait a while for what is on its way."""
@@ -182,8 +182,10 @@ class Anchor:
         if self.kept:
             self._replace(await self._fetch(donors, version))
 
-    async def _fetch_for(self, plan: Plan, donors: Sequence[PeerId]) -> None:
-        found = await self._fetch(donors, plan.base)
+    async def _fetch_for(self, plan: Plan, where: Sequence[Sequence[PeerId]]) -> None:
+        found = None
+        for donors in where:
+            found = found or await self._fetch(donors, plan.base)
         # Of an anchor from before an outer round nobody can make use after it.
         if self.state is None and not any(self.due(e) for e in range(plan.epoch, self._stage.epoch)):
             self.state = found
