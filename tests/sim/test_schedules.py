@@ -107,12 +107,6 @@ def test_what_was_once_broken_holds(seed: int) -> None:
     assert outcome.finished or outcome.stage_lost
 
 
-def test_a_stage_without_any_copy_is_said_to_be_lost() -> None:
-    """The leader is killed, the other ends peer misses the epoch, and everybody starts again: nobody has the ends of epoch 4."""
-    outcome = run(Setup(), lay(("random",), Setup(), 4302))
-    assert (outcome.stage_lost, outcome.finished, outcome.violation) == (True, False, None)
-
-
 def test_a_quiet_run_loses_nothing() -> None:
     setup = Setup()
     outcome = run(setup, Schedule(5, ()))
