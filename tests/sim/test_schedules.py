@@ -17,7 +17,7 @@ from node.sim.setup import Setup, toy_parts
 from node.sim.swarm import Swarm
 from node.training.meetings import number
 
-EACH, RANDOM, BATCH, WITH_CELLS = 6, 200, 20, 4
+EACH, RANDOM, BATCH, WITH_CELLS = 4, 140, 20, 3
 
 
 def test_every_scenario_has_a_line_and_a_way_to_be_laid() -> None:
