@@ -25,19 +25,24 @@ def tiny() -> Manifest:
     )
 
 
+EPOCHS = 280
+"""Enough for a fresh daemon to come back in before the end, on a machine ten times as fast or a few times slower than usual."""
+
+
+@pytest.mark.timeout(400)
 def test_the_topology_of_the_compose_file_trains_and_survives_a_kill(tmp_path, capsys, pytestconfig):
     services = yaml.safe_load((pytestconfig.rootpath / "docker-compose.yml").read_text())["services"]
     replicas = tuple(sum(name.startswith(f"stage-{stage}-") for name in services) for stage in (1, 2, 3))
     assert {"rendezvous", "ends"} <= set(services)
 
     nodes = (1, *replicas)
-    code = run(DemoOptions(nodes, kill=True, json=True, epochs=400, home=tmp_path, manifest=tiny(), rendezvous=True))
+    code = run(DemoOptions(nodes, kill=True, json=True, epochs=EPOCHS, home=tmp_path, manifest=tiny(), rendezvous=True))
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert code == 0
-    assert (said["nodes"], said["epochs"], said["failures"]) == (8, 400, 0)
+    assert (said["nodes"], said["epochs"], said["failures"]) == (8, EPOCHS, 0)
     assert said["digests_equal"] is True
     assert said["killed"] == "stage-2-0"
     assert said["replaced_in_s"] > 0
-    assert said["tokens"] == 400 * 16 * 32
+    assert said["tokens"] == EPOCHS * 16 * 32
     assert said["loss_val"] < said["loss_first"] - 1
     assert len(said["sample"]) > 10
