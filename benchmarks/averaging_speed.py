@@ -57,7 +57,7 @@ class Crew:
         for process in self._processes:
             if process.stdin:
                 process.stdin.close()
-        _, stubborn = psutil.wait_procs(family, timeout=15)
+        stubborn = psutil.wait_procs(family, timeout=15)[1]
         for child in stubborn:  # hivemind's children outlive their parents
             child.kill()
         for process in self._processes:
