@@ -32,9 +32,15 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup  ## a whole swarm on this machine (options: make demo DEMO="--kill")
 	$(BIN)/tutti demo $(DEMO)
 
+# Whole daemons take all cores, so they come alone; the others are spread over two workers.
 test: check  ## everything a change must pass: check, then the tests (fewer: make test TESTS=tests/core)
-	$(BIN)/python -m pytest $(TESTS) $(if $(filter tests,$(TESTS)),--ignore=$(APART))
-	$(if $(filter tests,$(TESTS)),$(BIN)/python -m pytest $(APART))
+ifeq ($(TESTS),tests)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not swarm" -n 2 --ignore=$(APART)
+	$(BIN)/python -m pytest -m swarm --ignore=$(APART)
+	$(BIN)/python -m pytest $(APART)
+else
+	$(BIN)/python -m pytest $(TESTS)
+endif
 
 check: setup  ## style, types, import contracts
 	$(BIN)/ruff check .

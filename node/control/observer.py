@@ -130,8 +130,9 @@ def _host(timeout: float, seed: bytes | None = None) -> IHost:
         connection_config=ConnectionConfig(
             dial_timeout=timeout,
             outbound_upgrade_timeout=timeout,
-            min_connections=0,  # else it keeps dialling whoever it has heard of until it has that many
-            low_watermark=0,
+            min_connections=0,  # else it keeps dialling whoever it has heard of until it has as many as the mean of the
+            low_watermark=0,  # two watermarks, and races our own dial with a second connection that outlives the first
+            high_watermark=1,
         ),
         disable_identify_address_discovery=True,
     )

@@ -161,6 +161,8 @@ def test_the_host_only_dials() -> None:
     assert host.get_metrics_recv_channel() is None  # type: ignore[attr-defined]
     assert host.get_network().listeners == {}  # type: ignore[attr-defined]
     assert host.get_network()._resource_manager.prometheus_exporter is None  # type: ignore[attr-defined]
+    limits = host.get_network().connection_config  # type: ignore[attr-defined]
+    assert (limits.low_watermark + limits.high_watermark) // 2 == 0, "the library dials on its own up to this many"
 
 
 def test_asking_leaves_no_thread_and_no_socket_behind(observed_node: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +21,8 @@ from node.identity.invites import (
 )
 from node.identity.keys import Identity
 
-OWNER, STRANGER = Identity.ephemeral(), Identity.ephemeral()
+# The same keys in every process, because they stand in the tests' names, which two workers have to agree on.
+OWNER, STRANGER = (Identity(Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32), None) for seed in (1, 2))
 RUN = RunId("0123456789abcdef" * 4)
 HERE = f"/ip4/203.0.113.9/tcp/31337/p2p/{OWNER.peer_id}"
 RELAYED = f"/dns4/relay.example/udp/9/quic-v1/p2p/{STRANGER.peer_id}/p2p-circuit/p2p/{OWNER.peer_id}"
