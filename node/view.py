@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from node.averaging.spread import ERROR
 from node.control.service import as_event
 from node.control.window import Window
 from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, TimedOut, UsageFault
@@ -211,7 +212,7 @@ class View(Window):
         for gauge, value in (
             (m.epoch, s.epoch), (m.stage, s.stage), (m.loss, s.loss), (m.loss_held_out, s.loss_val),
             (m.tokens_per_second, s.tokens_per_s), (m.replicas, s.replicas), (m.stash_bytes, s.stash_bytes),
-            (m.memory_bytes, s.memory_used),
+            (m.memory_bytes, s.memory_used), (m.cells_apart, s.outer.spread.relative),
         ):  # fmt: skip
             gauge.set(value)
         tasks = kinds_of_tasks()
@@ -427,9 +428,11 @@ class View(Window):
 def outer_line(work: Work, cell: int) -> pb.OuterLine:
     """Where this peer is among the cells of its stage, and what its last outer round was."""
     news, epoch = work.outer, work.version.epoch
+    compared, apart = work.plan.spread.get(work.stage.stage, (0, 0.0)) if work.plan is not None else (0, 0.0)
     ahead = (e - epoch for e in range(epoch, epoch + work.anchor.settings.every + 1) if work.anchor.due(e))
     return pb.OuterLine(
-        cell=cell + 1, last=news.number, cells=news.cells, peers=news.peers, bytes=news.nbytes, last_s=news.seconds, next=next(ahead, 0)
+        cell=cell + 1, last=news.number, cells=news.cells, peers=news.peers, bytes=news.nbytes, last_s=news.seconds, next=next(ahead, 0),
+        spread=pb.SpreadLine(cells=compared, relative=apart, error=ERROR if compared else 0.0),
     )  # fmt: skip
 
 

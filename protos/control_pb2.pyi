@@ -135,7 +135,7 @@ class PathsLine(_message.Message):
     def __init__(self, how: _Optional[str] = ..., run_s: _Optional[float] = ..., round_s: _Optional[float] = ..., last_said_s: _Optional[float] = ..., last_took_s: _Optional[float] = ..., why: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class OuterLine(_message.Message):
-    __slots__ = ("cell", "last", "cells", "peers", "bytes", "last_s", "next")
+    __slots__ = ("cell", "last", "cells", "peers", "bytes", "last_s", "next", "spread")
     CELL_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     CELLS_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +143,7 @@ class OuterLine(_message.Message):
     BYTES_FIELD_NUMBER: _ClassVar[int]
     LAST_S_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
+    SPREAD_FIELD_NUMBER: _ClassVar[int]
     cell: int
     last: int
     cells: int
@@ -150,7 +151,18 @@ class OuterLine(_message.Message):
     bytes: int
     last_s: float
     next: int
-    def __init__(self, cell: _Optional[int] = ..., last: _Optional[int] = ..., cells: _Optional[int] = ..., peers: _Optional[int] = ..., bytes: _Optional[int] = ..., last_s: _Optional[float] = ..., next: _Optional[int] = ...) -> None: ...
+    spread: SpreadLine
+    def __init__(self, cell: _Optional[int] = ..., last: _Optional[int] = ..., cells: _Optional[int] = ..., peers: _Optional[int] = ..., bytes: _Optional[int] = ..., last_s: _Optional[float] = ..., next: _Optional[int] = ..., spread: _Optional[_Union[SpreadLine, _Mapping]] = ...) -> None: ...
+
+class SpreadLine(_message.Message):
+    __slots__ = ("cells", "relative", "error")
+    CELLS_FIELD_NUMBER: _ClassVar[int]
+    RELATIVE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    cells: int
+    relative: float
+    error: float
+    def __init__(self, cells: _Optional[int] = ..., relative: _Optional[float] = ..., error: _Optional[float] = ...) -> None: ...
 
 class RoundLine(_message.Message):
     __slots__ = ("done", "repaired", "failed", "last_s", "members", "contributors", "bytes")

@@ -14,7 +14,7 @@ from node.control.snapshot import TIME_KINDS, SwarmView, cover, states, swarm_vi
 from node.control.words import chart, clean, count, milliseconds, size, span, stacked
 from node.core.ids import ENDS, PeerId, short
 from protos.ask_pb2 import PeerLine, PeersAnswer
-from protos.control_pb2 import Evaluated, Event, Missing, OuterLine, PingReport, Snapshot
+from protos.control_pb2 import Evaluated, Event, Missing, OuterLine, PingReport, Snapshot, SpreadLine
 
 STATE_STYLE = {
     "training": "green", "ready": "green", "finished": "bold green", "joining": "cyan", "starting": "cyan", "waiting": "yellow",
@@ -52,6 +52,8 @@ def status_lines(s: Snapshot) -> list[Text]:
     lines.extend(_paths(s))
     if s.HasField("outer"):
         lines.append(_line("cell", _outer(s.outer)))
+        if s.outer.spread.cells:
+            lines.append(_line("", _spread(s.outer.spread)))
     spent = _shares(s.time_s)
     if spent:
         lines.append(_line("time", spent))
@@ -345,6 +347,11 @@ def _outer(o: OuterLine) -> str:
         return f"{where}   no outer round yet, one after {o.next} more epochs"
     met = f"outer round {o.last}: {o.cells} cells, {o.peers} peers, {o.last_s:.2f} s, {size(o.bytes)}"
     return f"{where}   {met}   next after {o.next} epochs"
+
+
+def _spread(s: SpreadLine) -> str:
+    """How far the cells of the stage are apart."""
+    return f"{s.cells} cells of this stage were {100 * s.relative:.3g}% apart at the last commit (+-{s.error:.0%} of that)"
 
 
 def _shares(time_s: Mapping[str, float]) -> str:

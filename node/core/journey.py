@@ -101,7 +101,8 @@ class Plan:
     ``lineage`` is that of the base, ``tokens`` what was counted in its whole history: of two histories the one
     with more tokens goes on. ``loss`` and ``loss_val`` are nats per token of the epoch before and of the last
     evaluation (0: none yet): news that every member shows its operator; so is ``forecast``, what paths and round should take,
-    seconds, 0 for unknown.
+    seconds, 0 for unknown, and ``spread``: how many cells of a stage were compared when an epoch was last committed, and how far
+    their parameters were apart, relative to their length.
     """
 
     epoch: int
@@ -121,6 +122,7 @@ class Plan:
     forecast: tuple[float, float] = (0.0, 0.0)
     outer: int = 0
     reducers: dict[str, PeerId] = field(default_factory=dict)
+    spread: dict[int, tuple[int, float]] = field(default_factory=dict)
 
     @property
     def base(self) -> Version:
@@ -196,6 +198,7 @@ class Plan:
             "news": [self.loss, self.loss_val, self.tokens, *self.forecast],
             "outer": self.outer,
             "reducers": {k: index[v] for k, v in self.reducers.items()},
+            "spread": {str(stage): [cells, apart] for stage, (cells, apart) in self.spread.items()},
         }
         return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
@@ -245,6 +248,7 @@ class Plan:
                 forecast=(_finite(body["news"][3]), _finite(body["news"][4])),
                 outer=_natural(body["outer"]),
                 reducers={str(k): name(v) for k, v in body["reducers"].items()},
+                spread={int(s): (_natural(cells), _finite(apart)) for s, (cells, apart) in body["spread"].items()},
             )
         except (KeyError, TypeError, IndexError, AttributeError, RecursionError, json.JSONDecodeError) as e:
             raise ValueError(f"not a plan: {e}") from e

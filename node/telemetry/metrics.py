@@ -35,6 +35,9 @@ class Metrics:
         self.loss_held_out = gauge("loss_held_out", "Nats per token on held-out text, last evaluation")
         self.tokens_per_second = gauge("tokens_per_second", "Tokens the swarm counts per second, last epochs")
         self.replicas = gauge("replicas", "Live peers of this stage, this one included")
+        self.cells_apart = gauge(
+            "cells_apart", "Distance between the cells of this stage, relative to their parameters; 0 for one cell"
+        )
         self.peers = gauge("peers", "Peers with an open channel, by its path (direct, tunnel)", "path")
         self.stash_bytes = gauge("stash_bytes", "Activations kept for backward")
         self.memory_bytes = gauge("memory_bytes", "Memory used, resident or on the device")

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from node.averaging.spread import Sketch, apart
 from node.core.ids import PeerId
 from node.core.journey import Member, Plan, Unit, Version, in_cell
 from node.training import events as ev
 from node.training.memory import makes
+from node.training.roster import majority
 
 STUCK_ROUNDS = 2
 """Rounds in a row without its parts after which an owner that lives, but does not step, owns nothing in this epoch."""
@@ -82,6 +84,18 @@ class Attempt:
     def makes(self) -> Version:
         """The version this epoch makes when it is closed as it stands."""
         return makes(self.plan, self.dropped)
+
+    def apart(self, agreed: Mapping[Unit, str]) -> dict[int, tuple[int, float]]:
+        """How many cells of a stage could be compared and how far they are apart, by stage; ``agreed``: what each cell holds."""
+        told: dict[Unit, dict[PeerId, Sketch]] = {}
+        for m in self.plan.members:
+            o = self.outcomes.get(m.peer)
+            if isinstance(o, ev.Committed) and o.sketch and o.digest == agreed.get((m.stage, m.cell)):
+                told.setdefault((m.stage, m.cell), {})[m.peer] = o.sketch
+        cells: dict[int, list[Sketch]] = {}
+        for (stage, _), said in sorted(told.items()):
+            cells.setdefault(stage, []).append(majority(said))
+        return {stage: (len(of), apart(of)) for stage, of in cells.items() if len(of) > 1}
 
     def report(self, e: ev.Finished, most_tokens: int) -> None:
         """An ends peer's word on its own micro-batches. The first word counts, for a micro-batch contributes at most once;

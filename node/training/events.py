@@ -88,7 +88,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Committed:
-    """A member holds every fresh part of its stage; ``digest`` names them."""
+    """A member holds every fresh part of its stage; ``digest`` names them, by ``sketch`` cells are compared (empty: not told)."""
 
     peer: PeerId
     plan_hash: str
@@ -96,6 +96,7 @@ class Committed:
     digest: str
     speed: float = 0.0
     contributors: int = 0
+    sketch: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,7 @@ class Leader:
         self.loss = history.loss if history else 0.0
         self.loss_val = history.loss_val if history else 0.0
         self.tokens = history.tokens if history else 0
+        self.spread = history.spread if history else {}
         self.repaired = self.failed_rounds = self.mismatches = self.moves = 0
         self._epoch: Attempt | None = None
         self.memory = Memory(facts.sampler, facts.cursor, facts.recall, history, dropped)
@@ -334,7 +335,7 @@ class Leader:
             return []
         done: list[Any] = []
         if known and e.plan is not None:
-            self.loss, self.loss_val = e.plan.loss, e.plan.loss_val
+            self.loss, self.loss_val, self.spread = e.plan.loss, e.plan.loss_val, e.plan.spread
         elif not known:
             text = f"nobody remembers the plan behind epoch {e.version.epoch}: the order of samples is guessed"
             done = [ev.Report("history-lost", text, "warning", {"epoch": e.version.epoch})]
@@ -367,7 +368,7 @@ class Leader:
         plan = Plan(
             base.epoch, self.term, self.me, members, paths, made.owners, moved, made.digests,
             facts.round_timeout_s if outer else facts.epoch_timeout_s, cursor, self.loss, self.loss_val, self.tokens, base.lineage,
-            self.routing.forecast(by_stage) if paths else (0.0, 0.0), outer, made.reducers,
+            self.routing.forecast(by_stage) if paths else (0.0, 0.0), outer, made.reducers, self.spread,
         )  # fmt: skip
         roster.agreed |= plan.digests
         self.memory.planned(plan)
@@ -535,6 +536,7 @@ class Leader:
         if epoch is None:
             return []
         done = self._check_digests(epoch)
+        self.spread = epoch.apart(self.roster.agreed)
         tokens, dropped = epoch.tokens, epoch.dropped
         if not epoch.plan.outer:
             self.loss = sum(r.loss_sum for r in epoch.results.values() if r.counted) / max(1, tokens)
@@ -561,6 +563,7 @@ class Leader:
                     "dropped": len(dropped),
                     "repaired": epoch.repaired,
                     "dead": len(epoch.dead),
+                    **({"apart": {s: apart for s, (_, apart) in self.spread.items()}} if self.facts.cell else {}),
                 },
             )  # fmt: skip
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from node.averaging.spread import Sketch, packed, unpacked
 from node.core.errors import WireError
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version, lineage
@@ -58,9 +59,11 @@ def finished_note(plan: Plan, results: tuple[ev.Result, ...]) -> pb.Note:
     return pb.Note(epoch=plan.epoch, term=plan.term, finished=pb.FinishedNote(plan_hash=plan.hash, results=rows))
 
 
-def committed_note(a: ev.TellCommitted, speed: float) -> pb.Note:
+def committed_note(a: ev.TellCommitted, speed: float, sketch: Sketch = ()) -> pb.Note:
     """ "I hold every fresh part.\""""
-    body = pb.CommittedNote(plan_hash=a.plan.hash, attempt=a.attempt, digest=a.digest, speed=speed, contributors=a.contributors)
+    body = pb.CommittedNote(
+        plan_hash=a.plan.hash, attempt=a.attempt, digest=a.digest, speed=speed, contributors=a.contributors, sketch=packed(sketch),
+    )  # fmt: skip
     return pb.Note(epoch=a.plan.epoch, term=a.plan.term, committed=body)
 
 
@@ -159,7 +162,9 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
             return ev.Finished(peer, note.finished.plan_hash, rows)
         case "committed":
             c = note.committed
-            return ev.Committed(peer, c.plan_hash, c.attempt, _digest(c.digest), _finite(c.speed), c.contributors)
+            return ev.Committed(
+                peer, c.plan_hash, c.attempt, _digest(c.digest), _finite(c.speed), c.contributors, unpacked(c.sketch)
+            )  # fmt: skip
         case "incomplete":
             i = note.incomplete
             return ev.Incomplete(peer, i.plan_hash, i.attempt, tuple(i.holds), tuple(PeerId(p) for p in i.failed))

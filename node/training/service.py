@@ -465,7 +465,8 @@ class Training(rpc.TrainingServicer):
                 digest = await self.work.adopt(plan)
                 return ev.Adopted(plan.epoch, plan.term, ended.attempt, digest, ended.contributors)
             case ev.TellCommitted(plan):
-                self.tasks.spawn(self._tell_leader(plan, notes.committed_note(action, self.work.speed())), "committed")
+                note = notes.committed_note(action, self.work.speed(), self.work.sketch)
+                self.tasks.spawn(self._tell_leader(plan, note), "committed")
             case ev.TellIncomplete(plan, ended):
                 for peer in ended.failed:
                     self.accuse(peer, "its fresh parts did not come")

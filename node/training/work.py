@@ -14,6 +14,8 @@ from torch import Tensor
 from node.averaging.outer import OuterSettings
 from node.averaging.request import RoundOutcome, RoundRequest
 from node.averaging.service import CellRound
+from node.averaging.sketch import Sketcher
+from node.averaging.spread import Sketch
 from node.checkpoint.fetch import fetch
 from node.checkpoint.partial import Partial
 from node.checkpoint.state import StateKind, StateSnapshot
@@ -81,6 +83,9 @@ class Work:
         self.handover = Handover(stage, engines, optimizer, settings.buddy_every, me, self._tasks)
         self._shelf = Shelf(engines.store, stage.stage, engines.heavy, engines.journal, self._tasks)
         self.anchor = Anchor(stage, outer or OuterSettings(), settings.epochs, engines, self._tasks, me)
+        self.sketch: Sketch = ()
+        """Of the parameters in place, where there are other cells to compare them with and they came from an epoch."""
+        self._sketcher: Sketcher | None = None
         self.cell = ANY
         """Whose parameters are in place; :data:`~node.training.cells.ANY` for no cell's."""
         self._epoch: _Epoch | None = None
@@ -369,6 +374,7 @@ class Work:
         if plan.outer and not epoch.copied:
             fresh = await self._heavy(self.anchor.takes, fresh)
         digest = await self._heavy(self.stage.adopt, fresh, made.epoch, made.lineage)
+        self.sketch = await self._heavy(self._sketch) if len(plan.cells(self.stage.stage)) > 1 else ()
         self.tokens, self.cell = plan.tokens + epoch.counted, plan.home(self.me)
         self.handover.adopted()
         return digest
@@ -560,6 +566,13 @@ class Work:
         self.handover.taking.ready(mean.keys(), deadline_s)
         fresh = self.engines.owner.step_parts(self.stage.parameters(), mean, epoch)
         return {name: t.cpu() for name, t in fresh.items()}
+
+    def _sketch(self) -> Sketch:
+        here = self.stage.parameters()
+        if self._sketcher is None:
+            about = f"tutti/spread/1/{self.engines.store.run_id}/{self.stage.stage}"
+            self._sketcher = Sketcher({name: t.numel() for name, t in here.items()}, about)
+        return self._sketcher.of(here)
 
     def _measure(self, epoch: _Epoch) -> None:
         meter, paths = self.engines.meter, epoch.plan.paths

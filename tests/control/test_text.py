@@ -7,7 +7,7 @@ from node.control.memory import ME, some_peers, training_snapshot
 from node.control.snapshot import compare_digests, cover, exit_code, plain, swarm_view
 from node.control.text import banner, consent_lines, peers_table, ping_lines, status_lines, swarm_picture
 from protos.ask_pb2 import PeerLine, PeersAnswer
-from protos.control_pb2 import PingReport, Snapshot
+from protos.control_pb2 import OuterLine, PingReport, Snapshot, SpreadLine
 
 
 def shown(*what: RenderableType, width: int = 80) -> list[str]:
@@ -48,6 +48,20 @@ def test_status_tells_the_facts_in_eighty_columns():
         "5 direct, 1 tunnel",
     ):
         assert fact in text
+
+
+def test_cells_are_shown_with_how_far_they_are_apart_once_that_is_known():
+    snapshot = training_snapshot()
+    snapshot.outer.CopyFrom(OuterLine(cell=2, last=3, cells=2, peers=4, last_s=0.25, bytes=1 << 20, next=4))
+    young = "\n".join(shown(*status_lines(snapshot)))
+    assert "cell 1   outer round 3: 2 cells, 4 peers" in young
+    assert "apart" not in young
+    snapshot.outer.spread.CopyFrom(SpreadLine(cells=2, relative=0.00813, error=0.125))
+    lines = shown(*status_lines(snapshot))
+    assert any("2 cells of this stage were 0.813% apart" in line for line in lines)
+    assert all(len(line) <= 80 for line in lines)
+    told = plain(snapshot)["outer"]["spread"]
+    assert told == {"cells": 2, "relative": 0.00813, "error": 0.125}
 
 
 def test_a_degraded_node_says_why_first_and_what_to_do():

@@ -335,3 +335,22 @@ def test_state_that_nobody_has_memory_for_is_said_once_and_waited_out() -> None:
     plan = the_plan(tell(leader, [heard(T1, room=100)], 9.0))
     assert plan is not None
     assert leader.waiting_for == ""
+
+
+def test_the_next_plan_says_how_far_cells_are_apart_and_the_next_leader_knows_it() -> None:
+    leader = Leader(E, facts(cell=1))
+    tell(leader, [heard(E), heard(S1), heard(T1), heard(S2)], 0.0)
+    plan = the_plan(leader.handle(ev.Tick(), 2.0))
+    assert plan is not None
+    assert (plan.cells(1), plan.cells(2), plan.spread) == ((0, 1), (0,), {})
+    leader.handle(ev.Finished(E, plan.hash, tuple(ev.Result(p.index, True, 1.0, 64) for p in plan.paths)), 3.0)
+    done: list[Any] = []
+    for m in plan.members:
+        sketch = (3.0, 4.0) if m.peer == S1 else (3.0, -4.0)
+        done += leader.handle(ev.Committed(m.peer, plan.hash, 0, f"digest {m.peer}", 1.0, sketch=sketch), 3.0)
+    following = the_plan(done)
+    assert following is not None
+    assert following.spread == {1: (2, 0.8)}, "stage 2 and the ends have one cell"
+    assert following.parse(following.canonical()).spread == following.spread
+    assert next(a.facts["apart"] for a in done if isinstance(a, ev.Report) and a.kind == "epoch-committed") == {1: 0.8}
+    assert Leader(PeerId("ends2"), facts(cell=1), history=following).spread == following.spread

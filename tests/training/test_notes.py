@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import struct
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from node.averaging.spread import WIDTH
 from node.core.errors import WireError
 from node.core.ids import PeerId
 from node.core.journey import Hop, Member, Path, Plan, Version, lineage_after
@@ -19,8 +21,10 @@ A, B, C = PeerId("A"), PeerId("B"), PeerId("C")
 PLAN = Plan(
     epoch=3, term=7, leader=A, members=(Member(A, 0, 2.0), Member(B, 1, 0.5), Member(C, 1, 0.0, current=False)),
     paths=(Path(0, A, (5, 6), (Hop(1, B),)),), owners={"w": B, "e": A}, moved={"w": PeerId("gone")}, digests={(0, 0): "d0", (1, 2): "d1"},
-    deadline_s=9.0, cursor=(8, (2,)), loss=2.5, loss_val=2.4, tokens=100,
+    deadline_s=9.0, cursor=(8, (2,)), loss=2.5, loss_val=2.4, tokens=100, spread={1: (3, 0.25)},
 )  # fmt: skip
+
+SKETCH = tuple(float(i) for i in range(WIDTH))
 
 
 def through(note: pb.Note) -> pb.Note:
@@ -39,7 +43,7 @@ def test_every_field_of_a_plan_is_in_its_hash() -> None:
     changes = {
         "epoch": 4, "term": 8, "leader": B, "paths": (), "owners": {"w": C, "e": A}, "moved": {}, "digests": {}, "deadline_s": 1.0,
         "cursor": (9, ()), "loss": 1.0, "loss_val": 1.0, "tokens": 1, "lineage": "ab" * 16, "members": PLAN.members[:2],
-        "forecast": (1.0, 2.0), "outer": 1, "reducers": {"w": B},
+        "forecast": (1.0, 2.0), "outer": 1, "reducers": {"w": B}, "spread": {1: (2, 0.5)},
     }  # fmt: skip
     assert set(changes) == {f.name for f in dataclasses.fields(Plan)}
     for name, value in changes.items():
@@ -89,6 +93,10 @@ def test_what_members_say_reaches_the_leader() -> None:
     for note, event in (
         (notes.finished_note(PLAN, (ev.Result(0, True, 1.5, 8),)), ev.Finished(C, PLAN.hash, (ev.Result(0, True, 1.5, 8),))),
         (notes.committed_note(ev.TellCommitted(PLAN, 1, "d", 2), 0.5), ev.Committed(C, PLAN.hash, 1, "d", 0.5, 2)),
+        (
+            notes.committed_note(ev.TellCommitted(PLAN, 1, "d", 2), 0.5, SKETCH),
+            ev.Committed(C, PLAN.hash, 1, "d", 0.5, 2, SKETCH),
+        ),
         (notes.incomplete_note(ev.TellIncomplete(PLAN, ended)), ev.Incomplete(C, PLAN.hash, 1, ("e",), (B,))),
         (notes.ready_note(stands), stands),
         (pb.Note(fault=pb.FaultNote(about=B, reason="silent")), ev.Accused(B, C, "silent")),
@@ -104,6 +112,12 @@ def test_absurd_numbers_are_refused(number: float) -> None:
         notes.leader_event(pb.Note(finished=pb.FinishedNote(results=[pb.MicroBatchResult(loss_sum=number)])), C)
     with pytest.raises(WireError):
         notes.round_event(pb.Note(round=pb.RoundNote(deadline_s=number)), A)
+
+
+@pytest.mark.parametrize("raw", [b"x", b"\0" * 4 * (WIDTH - 1), b"\0" * 4 * (WIDTH + 1), struct.pack("<f", math.nan) * WIDTH])
+def test_a_sketch_that_is_none_is_refused(raw: bytes) -> None:
+    with pytest.raises(WireError):
+        notes.leader_event(pb.Note(committed=pb.CommittedNote(sketch=raw)), C)
 
 
 @pytest.mark.parametrize(

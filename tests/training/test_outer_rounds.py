@@ -10,9 +10,14 @@ import torch
 
 from node.averaging.diloco import OuterState, outer_step, pseudo_gradient
 from node.averaging.outer import OuterSettings
+from node.averaging.spread import ERROR
 from node.core.ids import PeerId
 from node.core.journey import Member, Plan, in_cell
+from node.training import events as ev
+from node.training.attempt import Attempt
 from node.training.memory import makes
+from node.view import outer_line
+from protos.control_pb2 import SpreadLine
 from tests.training.conftest import SHAPES, Peer, Rig
 
 PARAMETERS = OuterSettings("butterfly", "parameters", 1)
@@ -66,6 +71,38 @@ async def test_cells_train_apart_and_average_their_parameters(rig: Rig) -> None:
     assert not [e for p in (a, b, c, d) for e in p.events("state-lost")]
     assert a.owner.staged(following.epoch) == set(SHAPES)
     assert {a.owner.through(n) for n in SHAPES} == {plan.epoch}
+
+
+async def test_members_of_a_cell_make_one_sketch_and_the_leader_sees_how_far_cells_are_apart(rig: Rig) -> None:
+    rig.outer = PARAMETERS
+    cells = await four(rig)
+    (a, b), (c, d) = cells
+
+    def told(plan: Plan, **changed: ev.Committed) -> dict[int, tuple[int, float]]:
+        attempt = Attempt(plan, 0.0, 1.0)
+        for p in (a, b, c, d):
+            said = ev.Committed(p.me, plan.hash, 0, p.work.stage.digest, sketch=p.work.sketch)
+            attempt.outcomes[p.me] = changed.get(p.name, said)
+        return attempt.apart({(1, 0): a.work.stage.digest, (1, 1): c.work.stage.digest})
+
+    plan = inner(rig, cells, None)
+    await rig.epoch(plan, a, b, c, d)
+    assert a.work.sketch == b.work.sketch != c.work.sketch == d.work.sketch
+    both = [torch.cat([p.parameters()[n].flatten() for n in SHAPES]) for p in (a, c)]
+    true = float((both[0] - both[1]).norm() / torch.cat(both).norm() / 2**0.5)
+    assert told(plan) == {1: (2, pytest.approx(true, rel=4 * ERROR))}
+    silent = {p.name: ev.Committed(p.me, plan.hash, 0, p.work.stage.digest) for p in (c, d)}
+    assert told(plan, **silent) == {}, "one cell is not compared with itself"
+    other = ev.Committed(a.me, plan.hash, 0, "another digest", sketch=d.work.sketch)
+    assert told(plan, a=other) == told(plan), "who holds something else says nothing of the cell"
+    plan = meeting(rig, cells, plan)
+    await rig.epoch(plan, a, b, c, d)
+    assert told(plan) == {1: (2, 0.0)}
+    assert outer_line(a.work, 0).spread == SpreadLine(), "nothing is shown that no plan said"
+    whole = replace(inner(rig, [[a, b, c, d]], plan), spread={0: (9, 0.9), 1: (2, 0.25)})
+    await rig.epoch(whole, a, b, c, d)
+    assert a.work.sketch == (), "one cell has nothing to be compared with"
+    assert outer_line(a.work, 0).spread == SpreadLine(cells=2, relative=0.25, error=ERROR)
 
 
 @pytest.mark.parametrize("settings", [replace(DELTAS, codec="fp32"), STATE])
