@@ -1,8 +1,9 @@
 """The averaging strategies: what theory says of them, what was published of them, and what training with them costs.
 
-    python -m benchmarks.averaging [--only 1,2,3,codecs,5] [--steps 6000] [--svg FILE.svg | --png FILE.png] [--json -]
+    python -m benchmarks.averaging [--only 1,2,3,4,codecs,5] [--steps 6000] [--svg FILE.svg | --png FILE.png] [--json -]
 
 1: speed beside hivemind and gloo. 2: figures of the exactness. 3: rounds to a variance beside the published notebook of Moshpit SGD, then 10,000 peers.
+4: what a round of four comes to when one is late, frozen, killed at every phase, or lies.
 codecs: gigabytes of fp32 a second, one thread. 5: four replicas of a small decoder on the same text under each strategy,
 about ten seconds of processor time for 1000 steps of one of the fifteen (``--steps``, ``--strategies``).
 """
@@ -74,7 +75,7 @@ EXACT = ("all-reduce", "ring")
 def main() -> int:
     """Measure, print, and exit 0 when every target holds."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", default="1,2,3,codecs,5", help="which parts, by number")
+    parser.add_argument("--only", default="1,2,3,4,codecs,5", help="which parts, by number (4: a faulty member)")
     parser.add_argument("--runs", type=int, default=5, help="of every way in part 1")
     parser.add_argument("--peers", default="2,4", help="of part 1")
     parser.add_argument("--numbers", type=int, default=16 << 20, help="each peer has in part 1")
@@ -98,6 +99,10 @@ def main() -> int:
     if "3" in parts:
         published(report, args.seeds)
         thousands(report)
+    if "4" in parts:
+        from benchmarks.averaging_faults import faulty
+
+        faulty(report)
     if "codecs" in parts:
         codecs(report)
     if "5" in parts:

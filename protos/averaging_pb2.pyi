@@ -66,14 +66,22 @@ class Contribution(_message.Message):
     def __init__(self, head: _Optional[_Union[ContributionHead, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class FreshHead(_message.Message):
+    __slots__ = ("tensors", "made")
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    MADE_FIELD_NUMBER: _ClassVar[int]
+    tensors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorHead]
+    made: _containers.RepeatedCompositeFieldContainer[Made]
+    def __init__(self, tensors: _Optional[_Iterable[_Union[_tensor_pb2.TensorHead, _Mapping]]] = ..., made: _Optional[_Iterable[_Union[Made, _Mapping]]] = ...) -> None: ...
+
+class Made(_message.Message):
     __slots__ = ("tensors", "tokens", "contributors")
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
-    tensors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.TensorHead]
+    tensors: int
     tokens: int
     contributors: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, tensors: _Optional[_Iterable[_Union[_tensor_pb2.TensorHead, _Mapping]]] = ..., tokens: _Optional[int] = ..., contributors: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, tensors: _Optional[int] = ..., tokens: _Optional[int] = ..., contributors: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Fresh(_message.Message):
     __slots__ = ("head", "chunk", "refusal")

@@ -49,7 +49,7 @@ class Books:
 @dataclass(slots=True)
 class Epoch:
     """``claimed`` and ``fresh`` are of the whole epoch, the rest of the current attempt. ``idle``: came with nothing to give;
-    ``missing``: died or left; ``barred``: spoiled a contribution. ``stepping``: the optimizer has a group of ours."""
+    ``missing``: died or left; ``barred``: spoiled a contribution, or lied about one. ``stepping``: the optimizer has a group of ours."""
 
     rounds: dict[RoundId, Opened] = field(default_factory=dict)
     current: Opened | None = None

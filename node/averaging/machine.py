@@ -113,6 +113,8 @@ class RoundMachine:
             return self._hold(number, stream)
         refusal = self._objection(number, began, opened)
         if refusal is not None:
+            if refusal.weight and opened is epoch.current:
+                epoch.barred.add(began.peer)  # who lies about its head has nothing that is worth waiting for
             return [refusal]
         if epoch.wanted(stream) <= epoch.claimed:
             if opened is epoch.current:

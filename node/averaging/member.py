@@ -197,17 +197,20 @@ async def _fresh(
     if message.WhichOneof("part") != "head":
         raise WireError("the first message is not the head")
     head, expected = message.head, [(n, request.shapes[n]) for n in sorted(names)]
-    if (not head.tokens and request.hold is None) or len(head.contributors) > CONTRIBUTORS_LIMIT:
+    if any((not m.tokens and request.hold is None) or len(m.contributors) > CONTRIBUTORS_LIMIT for m in head.made):
         raise WireError("parts that were made from nothing, or from too many")
+    if not all(m.tensors for m in head.made) or sum(m.tensors for m in head.made) != len(expected):
+        raise WireError("does not say how each part was made")
     reader = parcel.Reader(list(head.tensors), expected, request.down)
     async for raw in call:
         reader.feed(parcel.payload(raw))
         if not reader.remaining:
             break
-    parts, contributors = reader.finish(), tuple(PeerId(p) for p in head.contributors)
+    parts = reader.finish()
     tensors = await asyncio.to_thread(_opened, parts, [shape for _, shape in expected], request.down)
-    made = zip(sorted(names), tensors, parts, strict=True)
-    return {n: Held(t, owner, head.tokens, contributors, request.down, data) for n, t, data in made}, reader.nbytes
+    made = [(m.tokens, tuple(map(PeerId, m.contributors))) for m in head.made for _ in range(m.tensors)]
+    rows = zip(sorted(names), tensors, parts, made, strict=True)
+    return {n: Held(t, owner, *how, request.down, data) for n, t, data, how in rows}, reader.nbytes
 
 
 def _opened(parts: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]], codec: str) -> list[torch.Tensor]:

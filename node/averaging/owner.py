@@ -270,10 +270,10 @@ class Owner:
             await context.write(_refusal(Kind.FORGOTTEN, f"epoch {line.round.epoch} is over"))
             return
         held = [parts[name] for name in names]
+        runs = itertools.groupby(held, key=lambda h: (h.tokens, h.contributors))
         head = averaging_pb2.FreshHead(
             tensors=[parcel.head_of(name, h.tensor.shape, h.codec) for name, h in zip(names, held, strict=True)],
-            tokens=max((h.tokens for h in held), default=0),
-            contributors=sorted({peer for h in held for peer in h.contributors}),
+            made=[averaging_pb2.Made(tensors=len(list(run)), tokens=t, contributors=by) for (t, by), run in runs],
         )
         await context.write(averaging_pb2.Fresh(head=head).SerializeToString())
         for message in parcel.messages((h.data for h in held), self._chunk):

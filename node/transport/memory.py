@@ -1,4 +1,4 @@
-"""The transport without a network: real gRPC servers of one process, insecure, on loopback.
+"""The transport without a network: real gRPC servers, insecure, on loopback; of one process, unless told of another.
 
 Same port as ``service.Transport``. Who calls is written in the metadata and believed, so this is for tests and
 one-process demonstrations only. Faults are made with :meth:`MemoryNet.kill`, :meth:`MemoryNet.cut` and
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from functools import cached_property
 from typing import Any
 
 import grpc
@@ -31,6 +30,7 @@ class MemoryNet:
 
     def __init__(self) -> None:
         self.transports: dict[PeerId, MemoryTransport] = {}
+        self._elsewhere: dict[PeerId, str] = {}
         self._cut: set[tuple[PeerId, PeerId]] = set()
         self._muted: set[PeerId] = set()
 
@@ -39,6 +39,15 @@ class MemoryNet:
         made = MemoryTransport(self, PeerId(peer))
         self.transports[made.peer_id] = made
         return made
+
+    def elsewhere(self, peer: PeerId, address: str) -> None:
+        """``peer`` is in another process, where its transport listens at ``address``."""
+        self._elsewhere[peer] = address
+
+    def address(self, peer: PeerId) -> str:
+        """Where a peer listens; empty when it does not, or nobody knows it."""
+        here = self.transports.get(peer)
+        return self._elsewhere.get(peer, "") if here is None else here.address
 
     async def kill(self, peer: PeerId) -> None:
         """As SIGKILL: its server and its channels are gone, calls in flight fail at both ends."""
@@ -73,15 +82,19 @@ class MemoryTransport:
 
     def __init__(self, net: MemoryNet, peer: PeerId) -> None:
         self._net, self.peer_id = net, peer
-        self._address = ""
+        self.address = ""
+        """Where it listens; empty before it starts and after it has closed."""
         self._channels: dict[PeerId, tuple[str, LabelledChannel]] = {}
         self._retired: list[LabelledChannel] = []
         self._bytes: dict[PeerId, list[int]] = {}
+        self._server: grpc.aio.Server | None = None
         self.faults: list[tuple[PeerId, str, float]] = []
 
-    @cached_property
+    @property
     def server(self) -> grpc.aio.Server:
-        return grpc.aio.server(interceptors=[_Doorman(self._net, self.peer_id)], options=_OPTIONS)
+        if self._server is None:  # made late: gRPC wants the loop that will run it
+            self._server = grpc.aio.server(interceptors=[_Doorman(self._net, self.peer_id)], options=_OPTIONS)
+        return self._server
 
     async def start(self) -> None:
         """Begin to serve on a free loopback port."""
@@ -89,11 +102,11 @@ class MemoryTransport:
         self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("tutti.v1.Link", {"Ping": ping}),))
         port = self.server.add_insecure_port("127.0.0.1:0")
         await self.server.start()
-        self._address = f"127.0.0.1:{port}"
+        self.address = f"127.0.0.1:{port}"
 
     async def close(self) -> None:
         """Stop serving and close every channel; safe to call twice."""
-        self._address = ""
+        self.address = ""
         channels = [c for _, c in self._channels.values()] + self._retired
         self._channels.clear()
         self._retired.clear()
@@ -102,15 +115,15 @@ class MemoryTransport:
         await self.server.stop(None)
 
     async def channel(self, peer: PeerId) -> grpc.aio.Channel:
-        other = self._net.transports.get(peer)
-        if not self._address or other is None or not other._address or self._net.is_cut(self.peer_id, peer):
+        there = self._net.address(peer)
+        if not self.address or not there or self._net.is_cut(self.peer_id, peer):
             raise PeerFault(peer, "cannot be reached")
         address, channel = self._channels.get(peer, ("", None))
-        if channel is None or address != other._address:
+        if channel is None or address != there:
             self.forget(peer)
-            raw = grpc.aio.insecure_channel(other._address, options=_CHANNEL_OPTIONS)
+            raw = grpc.aio.insecure_channel(there, options=_CHANNEL_OPTIONS)
             channel = LabelledChannel(raw, ((PEER_KEY, self.peer_id),))
-            self._channels[peer] = other._address, channel
+            self._channels[peer] = there, channel
         return channel
 
     def caller(self, context: Any) -> PeerId:

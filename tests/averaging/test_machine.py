@@ -99,6 +99,20 @@ def test_a_dead_member_is_not_waited_for():
     assert feed(machine, Gone(C)) == [Step(R0, 0, (P,), (A, B), 15)]
 
 
+def test_who_lies_about_its_head_is_not_waited_for():
+    for lie in ({"tokens": 1001}, {"names": (Q,)}, {"names": (P, P)}):
+        machine = opened()
+        feed(machine, began(1, B), Uploaded(1))
+        refuse, step = feed(machine, began(2, C, **lie))
+        assert (refuse.stream, refuse.weight) == (2, 1.0)
+        assert step == Step(R0, 0, (P,), (A, B), 15)
+    machine = opened()
+    feed(machine, began(1, B), Uploaded(1))
+    (refuse,) = feed(machine, began(2, C, plan_hash="another"))
+    assert refuse.weight == 0, "who may only be behind may come again"
+    assert feed(machine, began(3, C)) == [Read(3)]
+
+
 def test_what_is_given_stays_given_when_its_peer_dies():
     machine = opened()
     feed(machine, began(1, B), Uploaded(1), Ended(1), began(2, C))
@@ -209,7 +223,7 @@ def test_a_contribution_must_cover_all_that_is_not_stepped():
     assert feed(machine, began(1, B, groups=BOTH))[0].kind is Kind.HEADS
     assert feed(machine, began(2, B, names=(P, P), groups=BOTH))[0].kind is Kind.HEADS
     assert feed(machine, began(3, B, names=(P, Q, "r"), groups=BOTH))[0].kind is Kind.HEADS
-    assert feed(machine, began(4, B, names=(Q, P), groups=BOTH)) == [Read(4)]
+    assert feed(machine, began(4, C, names=(Q, P), groups=BOTH)) == [Read(4)]
 
 
 def test_a_forgotten_epoch_is_over_for_everybody():

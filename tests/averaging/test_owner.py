@@ -166,7 +166,9 @@ class Liar(averaging_pb2_grpc.AveragingServicer):
             await context.write(message)
 
 
-@pytest.mark.parametrize("lie", ["shape", "format", "nan", "short", "long", "empty", "unknown kind", "nothing behind it"])
+@pytest.mark.parametrize(
+    "lie", ["shape", "format", "nan", "short", "long", "empty", "unknown kind", "nothing behind it", "unsaid", "said twice"]
+)
 async def test_a_member_believes_no_answer_that_does_not_hold_together(cell_of, lie):
     cell = await cell_of(1)
     liar = PeerId("p9")
@@ -175,7 +177,8 @@ async def test_a_member_believes_no_answer_that_does_not_hold_together(cell_of, 
     heads = [head_of("c.weight", torch.zeros(4) if lie == "shape" else tensor, "bf16" if lie == "format" else "fp32")]
     tokens = 0 if lie == "nothing behind it" else 5
     body = {"short": body[:-1], "long": body + b"\0"}.get(lie, body)
-    head = averaging_pb2.FreshHead(tensors=heads, tokens=tokens, contributors=["p9"])
+    made = [averaging_pb2.Made(tensors=1, tokens=tokens, contributors=["p9"])]
+    head = averaging_pb2.FreshHead(tensors=heads, made={"unsaid": [], "said twice": 2 * made}.get(lie, made))
     answer = [averaging_pb2.Fresh(head=head), averaging_pb2.Fresh(chunk=body)]
     if lie == "unknown kind":
         answer = [averaging_pb2.Fresh(refusal=averaging_pb2.Refusal(kind=99))]  # type: ignore[arg-type]

@@ -135,6 +135,31 @@ async def test_a_survivor_that_has_the_dead_owners_bytes_serves_them(cell_of, bi
     assert len(cell.steps[p0]) == 1
 
 
+async def test_after_a_repair_every_part_names_its_own_contributors(cell_of, bits):
+    cell = await cell_of(4)
+    p0, p1, p2, late = cell.peers
+    p1_owns = {"d.weight", "e.weight"}
+    owners = {n: p1 if n in p1_owns else p0 for n in cell.owners()}
+
+    def broken(means):
+        raise RuntimeError("out of memory")
+
+    changes = {"members": (p0, p1, p2, late), "listeners": frozenset({late}), "owners": owners}
+    failing = cell.rounds[p1].run(cell.request(p1, **changes), broken)
+    await asyncio.gather(failing, *(cell.run(cell.request(p, **changes), p) for p in (p0, p2)))
+    # In one answer now: what p0 made with p1, and what it makes without.
+    again = {"listeners": frozenset({late})}
+    alone = dict.fromkeys(owners, p0)
+    requests = {p: cell.repair(p, [p0, p2, late], alone, **again) for p in (p0, p2)}
+    requests[late] = cell.repair(late, [p0, p2, late], alone, gradients=None, tokens=0, **again)
+    outcomes = await cell.run_all(requests)
+    for outcome in outcomes.values():
+        for name, part in outcome.parts.items():
+            by = (p0, p2) if name in p1_owns else (p0, p1, p2)
+            assert (part.contributors, part.tokens) == (by, sum(map(cell.tokens, by)))
+            assert bits({name: outcome.fresh[name]}, cell.expected(list(by), [name]))
+
+
 async def test_an_owner_that_dies_while_stepping_fails_alone(cell_of, bits):
     cell = await cell_of(3)
     p0, p1, p2 = cell.peers
