@@ -1,6 +1,6 @@
-"""A whole plan at once: round robin, and the insertion of one path after the other into reservation tables. Pure.
+"""A whole plan at once: round robin, a cheap rule, and the insertion of one path after the other into reservation tables. Pure.
 
-Both make rising paths only, so that no order of events can end in a deadlock.
+All make rising paths only, so that no order of events can end in a deadlock.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ import random
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from node.scheduler.dealing import StageSet
 from node.scheduler.problem import Problem, Route
 
-WIDE, NARROW = 8, 3
-"""Partial paths kept while one is built: for few micro-batches, and for many."""
-TRIES = 12
-"""Sets of stages tried for a path, of few micro-batches."""
+EFFORTS = ((8, 12), (3, 2), (1, 2))
+"""Partial paths kept while one is built, and sets of stages tried for it: for few micro-batches, for many, in haste. The second
+takes a tenth of the first's time, the third a third of the second's; plans get a few percent longer."""
+CAREFUL, PROMPT = 0.35, 0.95
+"""Shares of its time in which an insertion that takes its time, and one that does not, mean to end."""
+SLACK = 0.02
+"""Share by which it may be behind that before it takes less."""
 FEW = 300
 """Micro-batches up to which work is not spared."""
 FINAL = 6
@@ -45,6 +49,47 @@ def round_robin(problem: Problem, sets: Sequence[StageSet]) -> list[Route]:
             used[s] += 1
         routes.append(tuple(route))
     return routes
+
+
+def cheap(problem: Problem, sets: Sequence[StageSet], slots: bool = True) -> list[Route]:
+    """Every micro-batch by the next replica that is near and has little to do: no tables, a few microseconds a hop.
+
+    ``slots``: a peer is also taken while its slots are held.
+    """
+    rule, left = _Cheap(problem, slots), Counter(sets)
+    owed = {o: {s for p, s in problem.owed if p == o} for o in problem.counts}
+    return [rule.route(o, _taken(left, owed[o])) for o in origins_in_turns(problem)]
+
+
+class _Cheap:
+    """``load[n]``: seconds for which peer n is taken: by work, or by micro-batches that hold its slots until they have been home."""
+
+    def __init__(self, problem: Problem, slots: bool = True) -> None:
+        self.problem, self.near, self.slots = problem, _Near(problem), slots
+        self.load = [0.0] * len(problem.compute)
+
+    def route(self, o: int, stages: StageSet) -> Route:
+        """The path through ``stages``, hop by hop where the next one is done first."""
+        p, load = self.problem, self.load
+        delays, compute, slots = p.delays, p.compute, p.slots
+        route = [o]
+        for s in stages:
+            way = delays[route[-1]]
+            n = min(self.near(route[-1], s), key=lambda n: way[n] + load[n] + compute[n])
+            work = (1 + p.backward) * compute[n] + 2 * p.gap
+            load[n] += max(work, (work + delays[n][o] + delays[o][n]) / slots[n]) if self.slots else work
+            route.append(n)
+        return tuple(route)
+
+
+def _taken(pool: Counter[StageSet], owed: set[int]) -> StageSet:
+    """One of the sets that are left, one that pays debts if there is any; it is not there any more."""
+    found = _offered(pool, owed, 1, None)[0] if owed else next(iter(pool))
+    pool[found] -= 1
+    if not pool[found]:
+        del pool[found]
+    owed -= set(found)
+    return found
 
 
 class Tables:
@@ -105,9 +150,12 @@ def insertion(
     seed: int = 0,
     by_origin: bool = False,
     go_on: Callable[[], bool] = lambda: True,
+    spent: Callable[[], float] | None = None,
 ) -> list[Route] | None:
     """Launch after launch, each on the path that is home first beside all that is reserved; None when stopped by ``go_on``.
 
+    ``spent``: share of the time for it that is used. Where that runs ahead of the work, paths are looked for less carefully;
+    when it is 1, what is left goes by the cheap rule.
     ``by_origin``: all launches of the ends peer with the longest way first, then those of the next; others go around them.
     ``seed`` 0: as described; else with noise, for other plans. ``sets`` are given out so that owed stages come first.
     """
@@ -128,14 +176,22 @@ def insertion(
     left = {o: max(0, c - problem.slots[o]) for o, c in problem.counts.items()}
     lists: dict[int, list[Route]] = {o: [] for o in left}
     near = _Near(problem)
+    done = 0
     while launches:
         if not go_on():
             return None
+        used = spent() if spent else 0.0
+        if used >= 1.0:
+            _finish(tables, lists, pool, owed)
+            break
+        behind = used - SLACK
+        part = done / problem.total
+        width, tries = EFFORTS[0 if small and behind <= CAREFUL * part else 1 if behind <= PROMPT * part else 2]
         first, t, _, o = heapq.heappop(launches)
         t = max(t, first) if not by_origin else t
         found: tuple[float, StageSet, Route] | None = None
-        for stages in _offered(pool, owed[o], TRIES if small else 2, dice if seed else None):
-            score, route = _route(tables, near, o, t, stages, WIDE if small else NARROW)
+        for stages in _offered(pool, owed[o], tries, dice if seed else None):
+            score, route = _route(tables, near, o, t, stages, width)
             score *= 1 + noise * dice.random() / 2
             if found is None or score < found[0]:
                 found = score, stages, route
@@ -147,12 +203,22 @@ def insertion(
             del pool[stages]
         owed[o] -= set(stages)
         lists[o].append(route)
+        done += 1
         home = _book(tables, route, t)
         if left[o]:
             left[o] -= 1
             heapq.heappush(launches, (far[o] if by_origin else home, home, far[o], o))
     turn = {o: iter(routes) for o, routes in lists.items()}
     return [next(turn[o]) for o in origins_in_turns(problem)]
+
+
+def _finish(tables: Tables, lists: dict[int, list[Route]], pool: Counter[StageSet], owed: dict[int, set[int]]) -> None:
+    """The micro-batches that are not in ``lists`` yet by the cheap rule, beside what is reserved."""
+    problem, rule = tables.problem, _Cheap(tables.problem)
+    rule.load = [sum(end - start for start, end in busy) for busy in tables.busy]
+    rest = replace(problem, counts={o: count - len(lists[o]) for o, count in problem.counts.items()})
+    for o in origins_in_turns(rest):
+        lists[o].append(rule.route(o, _taken(pool, owed[o])))
 
 
 def _distance(problem: Problem, o: int) -> float:

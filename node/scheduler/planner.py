@@ -13,13 +13,17 @@ from node.core.errors import UsageFault
 from node.scheduler.bounds import lower_bounds
 from node.scheduler.dealing import StageSet, deal
 from node.scheduler.estimate import INFINITE, Estimator
-from node.scheduler.first import insertion, origins_in_turns, round_robin
+from node.scheduler.first import cheap, insertion, origins_in_turns, round_robin
 from node.scheduler.problem import Problem, Route
 from node.scheduler.replay import replay
 from node.scheduler.rules import OF_PATHS, broken, joined, owed_kept
 from node.scheduler.search import Search
 
 Clock = Callable[[], float]
+FIRST = 0.85
+"""Share of the budget for the first insertion; it goes in haste where that is not enough."""
+LEAST_KEPT = 0.01
+"""Share of the limit that is set aside for the end at least."""
 STARTS = 0.1
 """Share of the budget for plans from scratch; the search goes on from the best of them."""
 PHASES = ((0.25, 0.05), (0.5, 0.003), (0.8, 0.01), (1.0, 0.002))
@@ -65,6 +69,16 @@ class _Budget:
     def __init__(self, clock: Clock, limit_s: float | None, moves: int | None) -> None:
         self.clock, self.limit_s, self.moves = clock, limit_s, moves
         self.began = clock()
+        self._last = self._longest = 0.0
+
+    def keep(self, seconds: float) -> None:
+        """Set aside what it takes to end: of a limit, half at most."""
+        if self.limit_s is not None:
+            self.limit_s -= min(seconds, self.limit_s / 2)
+
+    def share(self, seconds: float) -> float:
+        """Of the limit."""
+        return seconds / self.limit_s if self.limit_s else 0.0
 
     def used(self, moves: int) -> float:
         """Share that is used: 0..1 and more."""
@@ -72,6 +86,16 @@ class _Budget:
         if self.limit_s is not None:
             share = (self.clock() - self.began) / self.limit_s if self.limit_s > 0 else 1.0
         return max(share, moves / self.moves) if self.moves else share
+
+    def begin(self) -> None:
+        """Steps follow."""
+        self._last = self.clock()
+
+    def step(self, moves: int) -> float:
+        """As :meth:`used`, but used up where another step as long as the longest so far would not fit any more."""
+        now = self.clock()
+        self._longest, self._last = max(self._longest, now - self._last), now
+        return max(self.used(moves), 1.0 if self.share(now - self.began + self._longest) >= 1 else 0.0)
 
 
 class _Best:
@@ -115,14 +139,7 @@ def make_plan(
     sets = deal(problem)
     _payable(problem)
     best = _Best(problem)
-    first = round_robin(problem, sets)
-    best.offer(first)
-    for routes in known:
-        if all(rule is owed_kept or rule(problem, routes) is None for rule in OF_PATHS):
-            best.offer(routes)
-    quick = insertion(problem, sets, go_on=lambda: budget.used(0) < 0.9)
-    if quick is not None:
-        best.offer(quick)
+    _first(problem, sets, best, budget, known)
     first_s, first_makespan = clock() - budget.began, best.makespan
     bounds = lower_bounds(problem)
     bound = max(bounds.values())
@@ -138,6 +155,27 @@ def make_plan(
     if (why := broken(problem, best.routes)) is not None:
         raise RuntimeError(f"the planner broke a rule: {why}")
     return Plan(problem, best.routes, best.makespan, bounds, first_s, first_makespan, clock() - budget.began, tried)
+
+
+def _first(problem: Problem, sets: list[StageSet], best: _Best, budget: _Budget, known: Sequence[Sequence[Route]]) -> None:
+    """Round robin whatever it takes; then, as far as there is time, plans that are known, the cheap rule and an insertion."""
+    began = budget.clock()
+    best.offer(round_robin(problem, sets))
+    # To judge a last plan and to ask all rules at the end takes about as long as this did.
+    budget.keep(max(2 * (budget.clock() - began), LEAST_KEPT * (budget.limit_s or 0.0)))
+    for routes in known:
+        if budget.used(0) < FIRST and all(rule is owed_kept or rule(problem, routes) is None for rule in OF_PATHS):
+            best.offer(routes)
+    began = budget.clock()
+    for slots in (True, False):
+        if budget.used(0) < FIRST / 2:
+            began = budget.clock()
+            best.offer(cheap(problem, sets, slots))
+    here, until = budget.used(0), FIRST - budget.share(budget.clock() - began)
+    if here < until:
+        quick = insertion(problem, sets, spent=lambda: (budget.used(0) - here) / (until - here))
+        if quick is not None:
+            best.offer(quick)
 
 
 def _payable(problem: Problem) -> None:
@@ -185,10 +223,11 @@ def _improve(problem: Problem, best: _Best, budget: _Budget, bound: float, seed:
             continue
 
         def progress(moves: int, here: float = here, there: float = there) -> float:
-            return 1.0 if best.makespan <= bound * ENOUGH else (budget.used(moves) - here) / (there - here)
+            return 1.0 if best.makespan <= bound * ENOUGH else (budget.step(moves) - here) / (there - here)
 
         search.lanes = lanes[0] if coarse and lanes else 0
         search.begin(lanes[1] if coarse and lanes else best.routes)
+        budget.begin()
         search.run(progress, INFINITE if best.debt else best.makespan, best.offer, heat)
     return search.moves
 

@@ -16,8 +16,9 @@ from node.scheduler.rules import joined, safe
 
 POOL = 160
 """Routes kept for an origin and a set of stages, the shortest."""
-LEAST, MOST_STEPS = 6, 40_000
-"""Partial routes kept at least while a pool is made, and lengthened at most: a tenth of a second."""
+LEAST, MOST_STEPS = 6, 1500
+"""Partial routes kept at least while a pool is made, and lengthened at most: a few milliseconds. Larger pools of long routes cost
+more moves than they are worth."""
 WARM, COLD = 0.02, 0.0005
 """What a worse plan may cost more, over the makespan: at the beginning and at the end."""
 EVEN = 0.05
