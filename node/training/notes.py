@@ -94,11 +94,12 @@ def cost_note(m: Measured) -> pb.CostNote:
 
 
 def parse_costs(note: pb.CostNote) -> Measured:
-    """Raises WireError for seconds that are none."""
+    """Raises WireError for seconds that are none, and for more ways than anybody tells of."""
+    if len(note.ways) > MAX_SEEN:
+        raise WireError(f"the costs of {len(note.ways)} ways, at most {MAX_SEEN} are told")
     try:
         ways = tuple(
-            (PeerId(p), Way(decoded(number // CODES), decoded(number % CODES)))
-            for p, number in sorted(note.ways.items())[:MAX_SEEN]
+            (PeerId(p), Way(decoded(number // CODES), decoded(number % CODES))) for p, number in sorted(note.ways.items())
         )
         return Measured(decoded(note.forward), decoded(note.backward), decoded(note.loss), min(note.slots, MOST_SLOTS), ways)
     except ValueError as e:

@@ -13,6 +13,7 @@ from node.averaging.spread import WIDTH
 from node.core.errors import WireError
 from node.core.ids import PeerId
 from node.core.journey import Hop, Member, Path, Plan, Version, lineage_after
+from node.scheduler.costs import MOST_CODE, MOST_SLOTS, Measured, Way
 from node.training import events as ev
 from node.training import notes
 from protos import training_pb2 as pb
@@ -112,6 +113,59 @@ def test_absurd_numbers_are_refused(number: float) -> None:
         notes.leader_event(pb.Note(finished=pb.FinishedNote(results=[pb.MicroBatchResult(loss_sum=number)])), C)
     with pytest.raises(WireError):
         notes.round_event(pb.Note(round=pb.RoundNote(deadline_s=number)), A)
+
+
+def costs_through(said: Measured) -> Measured:
+    heard = notes.leader_event(through(notes.ready_note(ev.Heard(C, 1, Version(3), "d", costs=said))), C)
+    assert isinstance(heard, ev.Heard)
+    return heard.costs
+
+
+def test_costs_come_back_within_a_step_of_the_scale() -> None:
+    said = Measured(0.012, 0.031, 0.004, 7, ((A, Way(0.25, 0.0)), (B, Way(0.0, 0.08)), (PeerId("D"), Way(3.0, 0.5))))
+    heard = costs_through(said)
+    assert costs_through(heard) == heard, "what travelled once travels unchanged"
+    pairs = [(heard.forward_s, 0.012), (heard.backward_s, 0.031), (heard.loss_s, 0.004)]
+    ways, told = dict(heard.ways), dict(said.ways)
+    assert ways.keys() == told.keys()
+    pairs += [(w, t) for p in ways for w, t in ((ways[p].tensor_s, told[p].tensor_s), (ways[p].trip_s, told[p].trip_s))]
+    for back, told_s in pairs:
+        assert back == pytest.approx(told_s, rel=0.03)
+    assert heard.slots == 7
+
+
+@pytest.mark.parametrize("seconds", [math.nan, -1.0, -math.inf, math.inf, 0.0])
+def test_seconds_that_are_none_travel_as_unknown(seconds: float) -> None:
+    said = Measured(seconds, seconds, seconds, 0, ((A, Way(seconds, seconds)),))
+    assert costs_through(said) == Measured(0.0, 0.0, 0.0, 0, ((A, Way(0.0, 0.0)),))
+
+
+def test_the_longest_seconds_and_the_most_slots_are_bounded() -> None:
+    heard = costs_through(Measured(1e9, 1e-12, 0.0, 10**9, ((A, Way(1e300, 0.1)),)))
+    assert (heard.forward_s, heard.backward_s) == (pytest.approx(1e4), pytest.approx(1e-6))
+    assert heard.slots == MOST_SLOTS
+    assert dict(heard.ways)[A].tensor_s == pytest.approx(1e4)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pb.CostNote(forward=MOST_CODE + 1), pb.CostNote(backward=2**32 - 1), pb.CostNote(loss=500),
+        pb.CostNote(ways={"A": (MOST_CODE + 1) * notes.CODES}), pb.CostNote(ways={"A": MOST_CODE + 1}),
+        pb.CostNote(ways={"A": 2**32 - 1}), pb.CostNote(ways={f"p{i}": 1 for i in range(notes.MAX_SEEN + 1)}),
+    ],
+)  # fmt: skip
+def test_costs_beyond_the_scale_and_too_many_are_refused(said: pb.CostNote) -> None:
+    with pytest.raises(WireError):
+        notes.leader_event(through(pb.Note(ready=pb.ReadyNote(costs=said))), C)
+
+
+def test_of_many_ways_those_that_carry_tensors_are_told() -> None:
+    idle = tuple((PeerId(f"a{i:03d}"), Way(0.0, 0.01)) for i in range(notes.MAX_SEEN))
+    busy = tuple((PeerId(f"z{i}"), Way(0.2, 0.01)) for i in range(3))
+    told = dict(costs_through(Measured(ways=(*idle, *busy))).ways)
+    assert len(told) == notes.MAX_SEEN
+    assert {p for p, _ in busy} <= told.keys()
 
 
 @pytest.mark.parametrize("raw", [b"x", b"\0" * 4 * (WIDTH - 1), b"\0" * 4 * (WIDTH + 1), struct.pack("<f", math.nan) * WIDTH])

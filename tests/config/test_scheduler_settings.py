@@ -1,0 +1,69 @@
+"""How paths are laid, as a manifest says it: what cannot be, or cannot hold together, is refused with the next step."""
+
+from __future__ import annotations
+
+import pytest
+
+from node.core.errors import UsageFault
+from node.manifest import Manifest
+
+FOUR = "[model]\nlayers = 4\n[pipeline]\nstages = 4\nmicro_batch = 4\nmay_skip = 0.5\n[training]\ntarget_batch = 32\n"
+
+
+def manifest(scheduler: str, rest: str = "", base: str = FOUR) -> Manifest:
+    return Manifest.parse(f"{base}{rest}[scheduler]\n{scheduler}\n".encode())
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('paths = "shortest"', "planned"),
+        ("paths = 1", "scheduler.paths"),
+        ("skip = -0.1", "scheduler.skip"),
+        ("skip = 1.0", "scheduler.skip"),
+        ("skip = nan", "scheduler.skip"),
+        ('skip = "half"', "scheduler.skip"),
+        ("max_swaps = -1", "scheduler.max_swaps"),
+        ("max_swaps = 4097", "scheduler.max_swaps"),
+        ("max_swaps = 1.5", "scheduler.max_swaps"),
+        ("max_jump = -1", "scheduler.max_jump"),
+        ("max_jump = true", "scheduler.max_jump"),
+        ("swaps = 2", "max_swaps"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused(line: str, says: str) -> None:
+    with pytest.raises(UsageFault) as refusal:
+        manifest(line)
+    assert refusal.value.next_step
+    assert says in f"{refusal.value}; {refusal.value.next_step}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "rest", "says"),
+    [
+        ("skip = 0.2", "", "0.25 and more to leave out one"),
+        ("skip = 0.75", "", "pipeline.may_skip = 0.5"),
+        ("skip = 0.5\nmax_jump = 1", "", "max_jump 2"),
+        ("skip = 0.5", "[averaging]\ncell = 2\n[outer]\nevery = 4\n", 'cell = "all"'),
+    ],
+)
+def test_values_that_do_not_hold_together_are_refused(lines: str, rest: str, says: str) -> None:
+    with pytest.raises(UsageFault) as refusal:
+        manifest(lines, rest)
+    assert says in f"{refusal.value}; {refusal.value.next_step}"
+
+
+def test_too_few_micro_batches_to_visit_every_stage_are_refused() -> None:
+    few = FOUR.replace("target_batch = 32", "target_batch = 4")
+    with pytest.raises(UsageFault, match="do not visit every stage"):
+        manifest("skip = 0.5", base=few)
+
+
+def test_what_holds_is_taken_and_comes_back() -> None:
+    made = manifest('paths = "round-robin"\nskip = 0.5\nmax_swaps = 2\nmax_jump = 3')
+    s = made.scheduler
+    assert (s.paths, s.skip, s.max_swaps, s.max_jump, s.hops(4)) == ("round-robin", 0.5, 2, 3, 2)
+    assert Manifest.parse(made.to_toml()) == made
+    assert made.run_id != manifest("skip = 0.25").run_id
+    # Cells and paths that visit every stage go together.
+    manifest('paths = "planned"', "[averaging]\ncell = 2\n[outer]\nevery = 4\n")

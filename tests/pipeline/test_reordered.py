@@ -1,0 +1,119 @@
+"""Paths that change the order of stages, and leave some out, through whole pipelines: the same numbers as that order in one process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from node.core.ids import PeerId
+from node.core.journey import Hop
+from node.model.stages import build
+from node.pipeline.events import Settled, Way
+from node.scheduler.costs import Costs
+from node.scheduler.router import Router, search
+from node.scheduler.settings import SchedulerSettings
+
+WAYS = ((2, 1, 3), (1, 3, 2), (3, 2), (2, 1), (1, 2, 3), (3, 1, 2))
+
+
+def reordered(swarm, ways, replicas=2):
+    """A plan whose micro-batch i visits the stages ways[i], replicas in turns."""
+    plan = swarm.plan(len(ways))
+    return replace(
+        plan,
+        paths=tuple(
+            replace(path, hops=tuple(Hop(s, PeerId(f"s{s}{'ab'[(path.index + s) % replicas]}")) for s in order))
+            for path, order in zip(plan.paths, ways, strict=True)
+        ),
+    )
+
+
+def in_one_process(swarm, plan):
+    """Gradient sums of the modules run in every path's own order, and the sum of the losses."""
+    modules = {s: build(swarm.model, swarm.settings.stages, s) for s in range(swarm.settings.stages + 1)}
+    total = 0.0
+    for path in plan.paths:
+        tokens, targets = swarm.batch(path)
+        h = modules[0].embed(tokens)
+        for hop in path.hops:
+            h = modules[hop.stage](h)
+        loss, _ = modules[0].loss(h, targets)
+        loss.backward()
+        total += loss.item()
+    return {n: p.grad for m in modules.values() for n, p in m.named_parameters() if p.grad is not None}, total
+
+
+async def equal(swarm, plan, but=()):
+    mine, tokens = await swarm.gradients()
+    wanted, total = in_one_process(swarm, plan)
+    names = {n for s in but for n, _ in build(swarm.model, swarm.settings.stages, s).named_parameters()}
+    for name, g in wanted.items():
+        if name not in names:
+            torch.testing.assert_close(mine[name], g, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+    assert sum(r.loss_sum for r in swarm.results) == pytest.approx(total, rel=1e-5)
+    each = swarm.settings.micro_batch * swarm.model.seq_len
+    visits = {s: sum(h.stage == s for p in plan.paths for h in p.hops) for s in (1, 2, 3) if s not in but}
+    assert {s: n for s, n in tokens.items() if s in visits} == {s: each * n for s, n in visits.items()}
+
+
+async def test_any_order_computes_what_it_computes_in_one_process(make_swarm):
+    swarm = await make_swarm(may_skip=0.34).fill(replicas=2)
+    plan = reordered(swarm, WAYS)
+    swarm.adopt(plan)
+    done = await swarm.run(plan)
+    assert all(r.counted and r.tokens == 32 for r in done.values())
+    await equal(swarm, plan)
+    assert all(not ear.events for ear in swarm.ears.values()), {n: e.events for n, e in swarm.ears.items()}
+    assert all(len(room.stash) == 0 and room.stash.used == 0 for room in swarm.rooms.values())
+    # The order matters to the numbers: in rising order they are others.
+    rising = replace(plan, paths=tuple(replace(p, hops=tuple(sorted(p.hops, key=lambda h: h.stage))) for p in plan.paths))
+    assert in_one_process(swarm, rising)[1] != pytest.approx(in_one_process(swarm, plan)[1], rel=1e-6)
+
+
+async def test_a_replica_that_dies_is_replaced_on_a_way_back_of_any_order(make_swarm, kill_at):
+    swarm = await make_swarm(may_skip=0.34).fill(replicas=2)
+    plan = reordered(swarm, WAYS)
+    swarm.adopt(plan)
+    died = kill_at(swarm, "s2a", Settled, Way.FORWARD, 1)
+    done = await swarm.run(plan)
+    assert died.is_set()
+    assert all(r.counted for r in done.values())
+    await equal(swarm, plan, but=(2,))
+
+
+async def test_a_stage_that_is_gone_is_left_out_of_any_order(make_swarm):
+    swarm = await make_swarm(may_skip=0.34).fill(replicas=1)
+    plan = reordered(swarm, ((2, 1, 3), (3, 1, 2), (1, 2, 3)), replicas=1)
+    swarm.adopt(plan)
+    await swarm.kill("s1a")
+    done = await swarm.run(plan)
+    assert all(r.counted for r in done.values())
+    left = replace(plan, paths=tuple(replace(p, hops=tuple(h for h in p.hops if h.stage != 1)) for p in plan.paths))
+    mine, _ = await swarm.gradients()
+    for name, g in in_one_process(swarm, left)[0].items():
+        torch.testing.assert_close(mine[name], g, rtol=1e-4, atol=1e-5)
+
+
+async def test_what_the_planner_swaps_runs(make_swarm):
+    """Ways that make swaps pay, so that the planner's own paths have some."""
+    swarm = await make_swarm().fill(replicas=1)
+    ends, blocks = [(PeerId("s0a"), 1.0)], {s: [(PeerId(f"s{s}a"), 1.0)] for s in (1, 2, 3)}
+    names = [PeerId(n) for n in swarm.rooms]
+    near = {("s0a", "s2a"), ("s2a", "s1a"), ("s1a", "s3a"), ("s3a", "s0a")}
+    ways = {(a, b): 0.01 if (a, b) in near or (b, a) in near else 1.0 for a in names for b in names if a != b}
+    costs = Costs(compute=dict.fromkeys(names, 0.03), ways=ways)
+    plan = swarm.plan(4)
+    router = Router(SchedulerSettings("planned", max_swaps=2), 3)
+    laid = router.lay(ends, blocks, [p.samples for p in plan.paths], costs)
+    job = router.job(laid, costs)
+    assert job is not None
+    router.improved(job, *search(job, moves=400))
+    laid = router.lay(ends, blocks, [p.samples for p in plan.paths], costs)
+    assert any([h.stage for h in p.hops] == [2, 1, 3] for p in laid.paths), [p.hops for p in laid.paths]
+    plan = replace(plan, paths=laid.paths)
+    swarm.adopt(plan)
+    done = await swarm.run(plan)
+    assert all(r.counted for r in done.values())
+    await equal(swarm, plan)
