@@ -79,7 +79,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=5, help="of every way in part 1")
     parser.add_argument("--peers", default="2,4", help="of part 1")
     parser.add_argument("--numbers", type=int, default=16 << 20, help="each peer has in part 1")
-    parser.add_argument("--ways", default="", help="of part 1: gloo, hivemind, ours, tunnel; default: all")
+    parser.add_argument("--ways", default="", help="of parts 1 and 4: gloo, hivemind, ours, tunnel; default: all")
     parser.add_argument("--seeds", type=int, default=40, help="runs of each cell that is left to chance")
     parser.add_argument("--steps", type=int, default=6000, help="of every replica in part 5")
     parser.add_argument("--strategies", default="", help="of part 5, by the beginnings of their names; default: all")
@@ -102,7 +102,7 @@ def main() -> int:
     if "4" in parts:
         from benchmarks.averaging_faults import faulty
 
-        faulty(report)
+        faulty(report, peers=not args.ways or "hivemind" in args.ways)
     if "codecs" in parts:
         codecs(report)
     if "5" in parts:

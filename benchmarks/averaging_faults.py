@@ -35,6 +35,8 @@ DEADLINE_S = 4.0
 """Of the study that measured another engine in these rows."""
 LATE_S = 0.5
 """A busy machine wakes nobody at the very instant of a deadline."""
+HANGS = 3
+"""Deadlines after which a survivor without an outcome is said to hang."""
 TOO_LONG = 65 << 20
 """Bytes of a frame above the 64 MiB that gRPC takes in."""
 
@@ -93,6 +95,15 @@ class Table:
     async def play(self, who: dict[str, PeerId], deadline_s: float, fourth: Callable[[], Awaitable[object]]) -> Played:
         """A round with the fourth, then its repair without."""
         faulty = asyncio.ensure_future(fourth())
+        try:
+            return await self._played(who, deadline_s)
+        except TimeoutError:
+            return Played(HANGS * deadline_s, 0.0, 0, ["a survivor hangs", *self.errors])
+        finally:
+            faulty.cancel()
+            await asyncio.gather(faulty, return_exceptions=True)
+
+    async def _played(self, who: dict[str, PeerId], deadline_s: float) -> Played:
         seconds, first = await self._round(who, deadline_s, 0)
         faults = wrong(first, who)
         kept = min(len(o.fresh) for o in first.values())
@@ -100,16 +111,14 @@ class Table:
         repair_s, second = await self._round(again, deadline_s, 1)
         faults += [f"after the repair: {text}" for text in wrong(second, again)]
         faults += [f"after the repair {p} lacks {', '.join(o.missing)}" for p, o in second.items() if o.missing]
-        faulty.cancel()
-        await asyncio.gather(faulty, return_exceptions=True)
         said = {o.failed.get(FAULTY) or o.refused.get(FAULTY) or o.quarantined.get(FAULTY, "") for o in first.values()}
-        return Played(seconds, repair_s, kept, faults + self.errors, said - {""})
+        said = {text.partition(": failed to connect")[0] for text in said if text}  # to which port says nothing
+        return Played(seconds, repair_s, kept, faults + self.errors, said)
 
     async def _round(self, who: dict[str, PeerId], deadline_s: float, attempt: int) -> tuple[float, dict[PeerId, RoundOutcome]]:
         began = time.monotonic()
         asked = {peer: request(peer, 1, who, deadline_s, attempt) for peer in SURVIVORS}
-        # Three deadlines are no end: a round that needs them hangs.
-        async with asyncio.timeout(3 * deadline_s):
+        async with asyncio.timeout(HANGS * deadline_s):
             outcomes = await asyncio.gather(*(self.rounds[p].run(r, lambda means: means) for p, r in asked.items()))
         return time.monotonic() - began, dict(zip(asked, outcomes, strict=True))
 
@@ -143,7 +152,7 @@ async def killed(phase: str, deadline_s: float = DEADLINE_S) -> tuple[Played, in
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     try:
-        async with seated() as table, asyncio.timeout(30 + 3 * deadline_s):
+        async with seated() as table, asyncio.timeout(60 + 2 * HANGS * deadline_s):
             said, heard = process.stdout, process.stdin
             if said is None or heard is None:
                 raise RuntimeError("a process without pipes")
@@ -163,27 +172,31 @@ async def killed(phase: str, deadline_s: float = DEADLINE_S) -> tuple[Played, in
             await process.wait()
 
 
-def faulty(report: Report, runs: int = 3) -> None:
-    """Rows of item 4."""
+def faulty(report: Report, runs: int = 3, peers: bool = True) -> None:
+    """Rows of item 4; with ``peers``, hivemind's beside them."""
     for name, lie in LIES.items():
         told = [asyncio.run(lied(lie)) for _ in range(runs)]
-        took = sorted({f"{owner}: {answer}" for _, answers in told for owner, answer in answers.items()})
-        _row(report, name, [played for played, _ in told], f"told {', '.join(took)}" if took else "told nothing")
+        took = sorted({answer for _, answers in told for answer in answers.values()})
+        _row(report, name, [played for played, _ in told], f"owners said to it: {', '.join(took) or 'nothing'}")
     for phase, name in PHASES.items():
         told = [asyncio.run(killed(phase)) for _ in range(runs)]
         died = all(status == -9 for _, status in told)
         _row(report, f"killed: {name}", [played for played, _ in told], "SIGKILL" if died else "IT WAS NOT KILLED", died)
+    if peers:
+        from benchmarks.averaging_hivemind import beside
+
+        beside(report)
 
 
 def _row(report: Report, name: str, rows: list[Played], how: str, holds: bool = True) -> None:
     faults = sorted({text for row in rows for text in row.faults})
     worst = max(row.seconds for row in rows)
     in_time = max(worst, *(row.repair_s for row in rows)) <= DEADLINE_S + LATE_S
+    how = "; ".join([how, *sorted(set().union(*(row.said for row in rows))), *(f"WRONG: {text}" for text in faults[:5])])
     report.add(
         f"4 {name}", round(median(row.seconds for row in rows), 3), "s",
         f"at most {worst:.3f} s; {min(row.kept for row in rows)} of {meeting.PARTS} parts at every survivor, all after a repair of "
-        f"{median(row.repair_s for row in rows):.3f} s; {how}; {'; '.join(sorted(set().union(*(r.said for r in rows))))}"
-        + "".join(f"; WRONG: {text}" for text in faults[:5]),
+        f"{median(row.repair_s for row in rows):.3f} s; {how}",
         f"ends by the deadline of {DEADLINE_S:g} s, survivors identical, all there is the mean of those it names",
         holds and in_time and not faults,
     )  # fmt: skip
