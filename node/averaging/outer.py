@@ -78,6 +78,11 @@ class OuterSettings:
     grace_s: float = 30.0
     """Longest wait for more once there is a quorum."""
 
+    @property
+    def partial(self) -> bool:
+        """A round may leave members with different values."""
+        return self.strategy in ("gossip", "ring", "push-sum", "moshpit")
+
 
 def check(s: OuterSettings) -> None:
     """Raises UsageFault, with the reason, for settings that cannot hold together."""
@@ -199,7 +204,7 @@ def _strategy(s: OuterSettings) -> None:
 
 
 def _carries(s: OuterSettings) -> None:
-    partial = _partial(s)
+    partial = s.partial
     if s.carries == "gradients" and partial:
         raise UsageFault(
             f"{s.strategy} averages in parts of the swarm: gradients that differ push parameters apart and nothing pulls them together",
@@ -289,10 +294,6 @@ def _quorum(s: OuterSettings) -> None:
         )
     if _asynchronous(s):
         raise UsageFault(f"{s.strategy} without a barrier waits for nobody", "set outer.quorum = 0")
-
-
-def _partial(s: OuterSettings) -> bool:
-    return s.strategy in ("gossip", "ring", "push-sum", "moshpit")
 
 
 def _asynchronous(s: OuterSettings) -> bool:

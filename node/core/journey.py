@@ -96,7 +96,8 @@ class Plan:
     ``owners`` maps every parameter of every cell (:func:`in_cell`) to the peer that reduces and steps it; ``moved`` names, for
     parts whose owner changed, the peer that holds the optimizer state. ``digests`` are those of the base, by stage and cell.
     ``outer``: 0, or the number of the outer round that this epoch is: it has no micro-batches, cells average with cells, and
-    ``reducers`` maps every parameter of every group to the member that averages it there.
+    ``reducers`` maps every parameter of every group to the member that averages it there. ``worked``: micro-batches that counted in
+    each cell since it last met others, where a stage has more than one.
     ``cursor`` is the sampler before this epoch took its samples: next position and positions handed back.
     ``lineage`` is that of the base, ``tokens`` what was counted in its whole history: of two histories the one
     with more tokens goes on. ``loss`` and ``loss_val`` are nats per token of the epoch before and of the last
@@ -123,6 +124,7 @@ class Plan:
     outer: int = 0
     reducers: dict[str, PeerId] = field(default_factory=dict)
     spread: dict[int, tuple[int, float]] = field(default_factory=dict)
+    worked: dict[Unit, int] = field(default_factory=dict)
 
     @property
     def base(self) -> Version:
@@ -193,6 +195,7 @@ class Plan:
             "owners": {k: index[v] for k, v in self.owners.items()},
             "moved": {k: index[v] for k, v in self.moved.items()},
             "digests": {f"{stage}.{cell}": v for (stage, cell), v in self.digests.items()},
+            "worked": {f"{stage}.{cell}": v for (stage, cell), v in self.worked.items()},
             "deadline_s": self.deadline_s,
             "cursor": [self.cursor[0], list(self.cursor[1])],
             "news": [self.loss, self.loss_val, self.tokens, *self.forecast],
@@ -240,6 +243,7 @@ class Plan:
                 owners={str(k): name(v) for k, v in body["owners"].items()},
                 moved={str(k): name(v) for k, v in body["moved"].items()},
                 digests={_unit(k): str(v) for k, v in body["digests"].items()},
+                worked={_unit(k): _natural(v) for k, v in body["worked"].items()},
                 deadline_s=_finite(body["deadline_s"]),
                 cursor=(_natural(body["cursor"][0]), tuple(_natural(p) for p in body["cursor"][1])),
                 loss=_finite(body["news"][0]),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from node.core.ids import PeerId
-from node.core.journey import Version
+from node.core.journey import Unit, Version
 from node.sim.values import Moment, Value
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class Checkpoint:
     moments: dict[str, Moment] = field(default_factory=dict)
     sealed: bool = False
     cell: int = 0
+    worked: dict[Unit, int] = field(default_factory=dict)
 
     @property
     def whole(self) -> bool:

@@ -31,7 +31,7 @@ from node.sim.world import HEAD, Call
 from node.training import events as ev
 from node.training.cells import ANY
 from node.training.leader import Past
-from node.training.meetings import speakers
+from node.training.meetings import speakers, weights
 
 if TYPE_CHECKING:
     from node.sim.peer import SimPeer
@@ -91,7 +91,7 @@ class Labour:
     def recall(self, version: Version) -> Past | None:
         """What the disk says goes with a version."""
         found = self.disk.find(self.stage, version)
-        return None if found is None else Past(found.cursor, dict(found.owners), found.tokens)
+        return None if found is None else Past(found.cursor, dict(found.owners), found.tokens, dict(found.worked))
 
     def parameters(self) -> dict[str, Value]:
         """What others may fetch."""
@@ -138,7 +138,8 @@ class Labour:
                 if plan.outer and not listener:
                     marks = tuple((n, v.mark) for n, v in sorted(self.values.items()))
                     speaks = self.peer.name in speakers(plan, unit_of(plan, self.peer.name), r.dead)
-                    self._share = Share(self.peer.name, (), int(speaks), plan.hash, marks)
+                    weight = weights(plan, unit_of(plan, self.peer.name), self.setup.outer)[plan_cell(plan, self.peer.name)]
+                    self._share = Share(self.peer.name, (), weight * speaks, plan.hash, marks)
                 elif self._share is None and not listener:
                     self._share = self.peer.swarm.make.share(self.peer, self.peer.pipe.take_share(plan.epoch))
                     self._measure()
@@ -177,7 +178,9 @@ class Labour:
             ownership_hash=ownership_hash(self.setup.parts[self.stage], owners, "simulated"),
             share=share,
             deadline_s=r.deadline_s,
-            total=1 if plan.outer else self.setup.tokens * len(plan.paths),
+            total=max(weights(plan, unit, self.setup.outer).values(), default=1)
+            if plan.outer
+            else self.setup.tokens * len(plan.paths),
             allowed={},
             may_hold=not plan.outer and len(plan.cells(self.stage)) > 1,
         )
@@ -297,7 +300,16 @@ class Labour:
         """Write a checkpoint in the background."""
         if plan is None or plan.epoch != epoch:
             return
-        blank = Checkpoint(plan.base, self.stage, len(self.names), plan.tokens, plan.cursor, dict(plan.owners), cell=self.cell)
+        blank = Checkpoint(
+            plan.base,
+            self.stage,
+            len(self.names),
+            plan.tokens,
+            plan.cursor,
+            dict(plan.owners),
+            cell=self.cell,
+            worked=dict(plan.worked),
+        )
         self.disk.save(self.peer, blank, dict(self.values), dict(self.moments), self.peer.checkpoint_written)
 
     def restore(self, version: Version) -> bool:

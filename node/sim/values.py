@@ -61,8 +61,9 @@ def fresh_value(part: str, old: Value, shares: Iterable[Share], moment: Moment |
 
 def mean_value(part: str, shares: Iterable[Share], makes: Version) -> Value:
     """The mean of what was given of a part: of equal values it is that value."""
-    marks = sorted({mark for s in shares for name, mark in s.marks if name == part})
-    return Value(marks[0] if len(marks) == 1 else mark_of(part, "mean", *marks), makes)
+    given = sorted({(mark, s.tokens) for s in shares for name, mark in s.marks if name == part})
+    marks = {mark for mark, _ in given}
+    return Value(marks.pop() if len(marks) == 1 else mark_of(part, "mean", *given), makes)
 
 
 def next_moment(part: str, moment: Moment | None, value: Value, makes: Version) -> Moment:

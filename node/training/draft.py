@@ -18,13 +18,15 @@ from node.training.roster import Roster
 @dataclass(frozen=True)
 class Draft:
     """``before``: who owned each part of each cell until now, in the cell it was cut from if it is new. ``digests``: what every
-    cell holds. ``reducers``: in an outer round, who averages which part in each group."""
+    cell holds. ``reducers``: in an outer round, who averages which part in each group. ``worked``: what each cell has done since
+    it last met others, and before it was cut from another the other."""
 
     members: tuple[Member, ...]
     owners: dict[str, PeerId]
     before: dict[str, PeerId]
     digests: dict[Unit, str]
     reducers: dict[str, PeerId] = field(default_factory=dict)
+    worked: dict[Unit, int] = field(default_factory=dict)
 
     @property
     def cells(self) -> dict[int, dict[int, list[tuple[PeerId, float]]]]:
@@ -63,10 +65,11 @@ def draft(
         before |= {in_cell(part, cell): known[part] for part in found if part in known}
     agreed = {unit: roster.agreed.get((unit[0], parents.get(unit, unit[1]))) for unit in units}
     digests = {unit: digest for unit, digest in agreed.items() if digest is not None}
+    worked = {unit: n for unit in units if (n := past.worked.get((unit[0], parents.get(unit, unit[1])), 0))}
     if meetings is None or not outer:
-        return Draft(members, owners, before, digests)
+        return Draft(members, owners, before, digests, worked=worked)
     grouped, reducers = _meeting(meetings, members, outer)
-    return Draft(grouped, owners, before, digests, reducers)
+    return Draft(grouped, owners, before, digests, reducers, worked)
 
 
 def _members(roster: Roster, base: Version, past: Past, most: int, mend: bool) -> tuple[tuple[Member, ...], dict[Unit, int]]:

@@ -368,7 +368,7 @@ class Leader:
         plan = Plan(
             base.epoch, self.term, self.me, members, paths, made.owners, moved, made.digests,
             facts.round_timeout_s if outer else facts.epoch_timeout_s, cursor, self.loss, self.loss_val, self.tokens, base.lineage,
-            self.routing.forecast(by_stage) if paths else (0.0, 0.0), outer, made.reducers, self.spread,
+            self.routing.forecast(by_stage) if paths else (0.0, 0.0), outer, made.reducers, self.spread, made.worked,
         )  # fmt: skip
         roster.agreed |= plan.digests
         self.memory.planned(plan)

@@ -85,6 +85,19 @@ def speakers(plan: Plan, unit: Unit, dead: Sequence[PeerId]) -> frozenset[PeerId
     return frozenset(found)
 
 
+def weights(plan: Plan, unit: Unit, settings: OuterSettings) -> dict[int, int]:
+    """What each cell of a group counts for in an outer round.
+
+    Its micro-batches since the last one, at least 1, where the round leaves everybody with the same values: cells began with the
+    same, and what moved one further from there is the mean of more gradients, so its noise is smaller by as much. Where a round
+    brings only some together, what a cell holds is also what it has from others, and equal weights keep the mean of all.
+    """
+    cells = {m.cell for m in plan.unit(unit) if m.current}
+    if settings.partial:
+        return dict.fromkeys(cells, 1)
+    return {cell: max(1, plan.worked.get((unit[0], cell), 0)) for cell in cells}
+
+
 def _room(grid: Sequence[int]) -> int:
     room = 1
     for length in grid:

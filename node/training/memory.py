@@ -7,11 +7,12 @@ that remembers the plan behind the version; a version whose plan nobody remember
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from node.core.ids import PeerId
-from node.core.journey import Plan, Version, lineage_after
+from node.core.journey import Hop, Plan, Unit, Version, lineage_after
+from node.training.cells import ANY
 
 GENESIS = Version(0)
 """What a run begins with: every peer can make it."""
@@ -29,11 +30,13 @@ class SamplerPort(Protocol):
 
 @dataclass(frozen=True)
 class Past:
-    """What goes with a version: the sampler, who owned what, tokens counted until then."""
+    """What goes with a version: the sampler, who owned what, tokens counted until then; and of each cell, what it has done since
+    it last met others."""
 
     cursor: Cursor
     owners: dict[str, PeerId]
     tokens: int
+    worked: dict[Unit, int] = field(default_factory=dict)
 
 
 class Memory:
@@ -60,7 +63,7 @@ class Memory:
     def committed(self, version: Version, plan: Plan, owners: dict[str, PeerId], dropped: Sequence[int], tokens: int) -> None:
         """``plan`` made ``version``, with these owners in the end."""
         self.history, self._dropped = plan, tuple(dropped)
-        self._next = (version, Past(self.cursor_after(plan, dropped), owners, tokens))
+        self._next = (version, Past(self.cursor_after(plan, dropped), owners, tokens, worked_after(plan, dropped)))
 
     def past(self, base: Version, tokens: int, batch: int) -> Past | None:
         """What goes with ``base``; None when it is not known here. ``tokens`` is what others say was counted (-1: nobody
@@ -69,9 +72,10 @@ class Memory:
             return self._next[1]
         h = self.history
         if h is not None and base == h.base:
-            return Past(h.cursor, dict(h.owners), h.tokens)
+            return Past(h.cursor, dict(h.owners), h.tokens, dict(h.worked))
         if h is not None and base == makes(h, self._dropped):
-            return Past(self.cursor_after(h, self._dropped), dict(h.owners), max(tokens, h.tokens))
+            worked = worked_after(h, self._dropped)
+            return Past(self.cursor_after(h, self._dropped), dict(h.owners), max(tokens, h.tokens), worked)
         if base == GENESIS:
             return Past((0, ()), {}, 0)
         found = self._from_checkpoint(base)
@@ -110,3 +114,19 @@ class Memory:
 def makes(plan: Plan, dropped: Sequence[int]) -> Version:
     """The version that ``plan`` makes when these micro-batches do not count."""
     return Version(plan.epoch + 1, lineage_after(plan, dropped))
+
+
+def worked_after(plan: Plan, dropped: Sequence[int]) -> dict[Unit, int]:
+    """Micro-batches that have counted in each cell since it last met others, when ``plan`` is done. A micro-batch counts for the
+    cells its path was laid through, as in :func:`node.scheduler.assigned.assigned`. A stage with one cell has nothing to weigh."""
+    if plan.outer:
+        return {}
+    cells = {Hop(m.stage, m.peer): m.cell for m in plan.members}
+    worked = {(m.stage, m.cell): plan.worked.get((m.stage, m.cell), 0) for m in plan.members if len(plan.cells(m.stage)) > 1}
+    for path in plan.paths:
+        if path.index not in dropped:
+            for hop in {*path.journey}:
+                unit = (hop.stage, cells.get(hop, ANY))
+                if unit in worked:
+                    worked[unit] += 1
+    return worked

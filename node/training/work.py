@@ -36,7 +36,7 @@ from node.training.anchor import MOMENTUM, SAVED, Anchor
 from node.training.cells import ANY
 from node.training.engines import Engines
 from node.training.handover import Handover
-from node.training.meetings import speakers
+from node.training.meetings import speakers, weights
 from node.training.memory import Past, makes
 from node.training.settings import TrainingSettings
 from node.training.shelf import Shelf, cell_of, copies_of, tokens_of
@@ -290,6 +290,8 @@ class Work:
         unit = plan.unit_of(me) if me is not None else (self.stage.stage, 0)
         members = [m for m in plan.unit(unit) if m.peer not in r.dead]
         speaking = speakers(plan, unit, r.dead)
+        weigh = weights(plan, unit, anchor.settings)
+        allowed = {peer: weigh[plan.home(peer)] for peer in speaking}
         if not listener:
             stepped = of_cell(plan.owners, plan.home(self.me))
             self.handover.opens(plan, {name: stepped[name] for name in self._shapes}, r.dead)
@@ -307,9 +309,11 @@ class Work:
             ownership_hash=ownership_hash(self._parts, self._owners(plan, r), self._method),
             shapes=shapes,
             gradients=given if self.me in speaking else None,
-            tokens=int(given is not None and self.me in speaking),
+            tokens=allowed.get(self.me, 0) if given is not None else 0,
             deadline_s=r.deadline_s,
-            token_limit=1,
+            token_limit=max(allowed.values(), default=1),
+            allowed=allowed,
+            total=1,  # nobody does another cell's work: what a cell that is missing weighs is no room for others
             summed=False,
             up=anchor.settings.codec,
             down=anchor.settings.codec,

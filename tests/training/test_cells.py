@@ -11,7 +11,8 @@ from node.averaging.outer import OuterSettings
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Member, Path, Plan, in_cell, of_cell
 from node.training.cells import ANY, arrange, columns, lay
-from node.training.meetings import Meetings, number, speakers
+from node.training.meetings import Meetings, number, speakers, weights
+from node.training.memory import worked_after
 
 P = [PeerId(f"p{i}") for i in range(8)]
 NEW = frozenset({ANY})
@@ -132,3 +133,27 @@ def test_one_member_of_each_cell_speaks_and_another_when_it_is_dead() -> None:
     assert len(rest) == 2
     assert not rest & said
     assert P[4] not in rest | said
+
+
+def test_a_cell_weighs_what_it_has_done_only_where_all_end_with_the_same() -> None:
+    members = tuple(Member(P[i], 1, 1.0, i != 4, i // 2, 0 if i < 6 else 6) for i in range(8))
+    plan = Plan(5, 1, P[0], members, (), {}, outer=3, worked={(1, 0): 7, (1, 1): 2, (1, 3): 90, (2, 2): 50})
+    for settings in (OuterSettings("butterfly", every=1), OuterSettings("parameter-server", "deltas", 1, "nesterov")):
+        assert weights(plan, (1, 0), settings) == {0: 7, 1: 2, 2: 1}, (
+            "who has done nothing still holds what the others began with"
+        )
+    for settings in (OuterSettings("gossip", every=1), OuterSettings("moshpit", "state", 1, "nesterov", grid=(2, 2))):
+        assert weights(plan, (1, 0), settings) == {0: 1, 1: 1, 2: 1}
+    assert set(weights(Plan(5, 1, P[0], members, (), {}, outer=3), (1, 0), OuterSettings(every=1)).values()) == {1}
+
+
+def test_what_cells_have_done_is_counted_from_plan_to_plan_and_begins_anew_after_an_outer_round() -> None:
+    ends, *rest = P
+    members = (Member(ends, ENDS, cell=0), *(Member(p, 1, cell=i // 2) for i, p in enumerate(rest[:4])))
+    paths = tuple(Path(i, ends, (i,), (Hop(1, rest[at]),)) for i, at in enumerate((0, 1, 1, 2, 0)))
+    plan = Plan(5, 1, ends, members, paths, {}, worked={(1, 0): 10, (1, 7): 3})
+    assert worked_after(plan, ()) == {(1, 0): 14, (1, 1): 1}, "the ends have one cell, and cell 7 is gone"
+    assert worked_after(plan, (0, 3)) == {(1, 0): 13, (1, 1): 0}
+    assert worked_after(Plan(6, 1, ends, members, (), {}, outer=1, worked={(1, 0): 14}), ()) == {}
+    stranger = Path(9, PeerId("nobody"), (9,), (Hop(1, PeerId("stranger")), Hop(4, rest[0])))
+    assert worked_after(Plan(5, 1, ends, members, (stranger,), {}), ()) == {(1, 0): 0, (1, 1): 0}

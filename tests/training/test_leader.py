@@ -354,3 +354,40 @@ def test_the_next_plan_says_how_far_cells_are_apart_and_the_next_leader_knows_it
     assert following.parse(following.canonical()).spread == following.spread
     assert next(a.facts["apart"] for a in done if isinstance(a, ev.Report) and a.kind == "epoch-committed") == {1: 0.8}
     assert Leader(PeerId("ends2"), facts(cell=1), history=following).spread == following.spread
+
+
+def test_what_cells_have_done_outlives_the_leader() -> None:
+    leader = Leader(E, facts(cell=1))
+    tell(leader, [heard(E), heard(S1), heard(T1), heard(S2)], 0.0)
+    first = the_plan(leader.handle(ev.Tick(), 2.0))
+    assert first is not None
+    cell = {m.peer: (m.stage, m.cell) for m in first.members}
+    done = the_plan(commits(leader, first, 3.0))
+    assert done is not None
+    counts = {cell[h.peer]: sum(h in p.hops for p in first.paths) for p in first.paths for h in p.hops if h.stage == 1}
+    assert done.worked == counts == {(1, 0): 1, (1, 1): 1}
+    dropped = (done.paths[0].index,)
+    at = Version(2, lineage_after(done, dropped))
+    still = {unit: n + any(cell[h.peer] == unit for h in done.paths[1].hops) for unit, n in counts.items()}
+    newcomer = PeerId("ends0")
+    for history in (True, False):
+        other = Leader(newcomer, facts(cell=1), history=done if history else None, dropped=dropped if history else ())
+        there = [dataclasses.replace(heard(p, at, 192), cell=n) for p, n in ((E, 0), (S1, 0), (T1, 1), (S2, 0))]
+        tell(other, [heard(newcomer), *there], 0.0)
+        actions = other.handle(ev.Tick(), 2.0)
+        if not history:
+            actions = other.handle(ev.Recalled(at, done, dropped), 2.1)
+        plan = the_plan(actions)
+        assert plan is not None
+        assert plan.worked == still != counts
+
+
+def test_a_cell_that_is_cut_has_done_what_it_did_as_one() -> None:
+    past = Past((40, ()), {}, 0, {(1, 0): 12, (1, 1): 5})
+    leader = Leader(E, facts(cell=1, recall=lambda version: past))
+    there = [dataclasses.replace(heard(p, A, 500), cell=0) for p in (E, S1, T1, S2)]
+    tell(leader, there, 0.0)
+    plan = the_plan(leader.handle(ev.Tick(), 2.0))
+    assert plan is not None
+    assert plan.cells(1) == (0, 1)
+    assert plan.worked == {(1, 0): 12, (1, 1): 12}

@@ -105,6 +105,28 @@ async def test_members_of_a_cell_make_one_sketch_and_the_leader_sees_how_far_cel
     assert outer_line(a.work, 0).spread == SpreadLine(cells=2, relative=0.25, error=ERROR)
 
 
+@pytest.mark.parametrize("settings", [PARAMETERS, replace(DELTAS, codec="fp32")])
+async def test_cells_weigh_what_they_have_done_and_none_weighs_more_by_saying_so(rig: Rig, settings: OuterSettings) -> None:
+    rig.outer = settings
+    cells = await four(rig)
+    (a, b), (c, d) = cells
+    begun = OuterState.begin(a.parameters())
+    plan = inner(rig, cells, None)
+    await rig.epoch(plan, a, b, c, d)
+    for p in (c, d):
+        assert p.outer is not None
+        run = p.outer.run
+        p.outer.run = lambda request, hook, run=run: run(replace(request, tokens=3 * request.tokens), hook)  # type: ignore[method-assign]
+    mean = {n: (3 * a.parameters()[n] + c.parameters()[n]) / 4 for n in SHAPES}
+    if settings.carries == "deltas":
+        mean = outer_step(begun, {n: begun.anchor[n] - t for n, t in mean.items()}, settings).anchor
+    plan = replace(meeting(rig, cells, plan), worked={(1, 0): 3, (1, 1): 1})
+    await rig.epoch(plan, a, b, c, d)
+    assert len({p.work.stage.digest for p in (a, b, c, d)}) == 1
+    for n, t in a.parameters().items():
+        torch.testing.assert_close(t, mean[n], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("settings", [replace(DELTAS, codec="fp32"), STATE])
 async def test_diloco_makes_the_same_outer_step_everywhere_and_keeps_its_momentum(rig: Rig, settings: OuterSettings) -> None:
     rig.outer = settings
@@ -190,10 +212,13 @@ async def test_a_checkpoint_brings_cell_and_anchor_back(rig: Rig) -> None:
     await rig.epoch(plan, a, b, c, d)
     plan = meeting(rig, cells, plan)
     await rig.epoch(plan, a, b, c, d)
-    await rig.begin(inner(rig, cells, plan), a, b, c, d)
+    await rig.begin(replace(inner(rig, cells, plan), worked={(1, 1): 4}), a, b, c, d)
     await rig.copied(a, b, c, d)
     state, version = d.work.anchor.state, makes(plan, ())
     assert d.work.checkpoints()[-1] == version
+    past = d.work.recall(version)
+    assert past is not None
+    assert past.worked == {(1, 1): 4}
     d.work.anchor.forget()
     d.work.cell = 0
     assert d.work.checkpoints() == (), "another cell's checkpoint is none to go back to"
