@@ -64,9 +64,7 @@ async def _beside(report: Report) -> None:
             with contextlib.suppress(psutil.NoSuchProcess):  # psutil knows a process by more than its number
                 process.kill()
         for peer in peers:
-            if peer.stdin is not None:
-                peer.stdin.close()
-            await peer.wait()
+            await peer.communicate()
 
 
 async def _begin(survivors: Sequence[Process], last: Process, begins: bool) -> float:

@@ -12,6 +12,7 @@ import torch
 
 from node.averaging.events import Read, Refuse, Serve, Wait
 from node.averaging.groups import Group
+from node.averaging.parcel import Reader
 from node.averaging.request import RoundRequest
 from node.averaging.request import Step as StepCall
 from node.core.ids import PeerId, RoundId
@@ -84,3 +85,5 @@ class Line:
     tokens: int
     heads: list
     orders: asyncio.Queue[Read | Wait | Serve | Refuse] = field(default_factory=asyncio.Queue)
+    reader: Reader | None = None
+    """What has come so far of a contribution that is still wanted."""

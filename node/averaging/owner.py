@@ -59,6 +59,9 @@ from protos import averaging_pb2
 HEAD_TIMEOUT_S = 10.0
 """A stream that has not said what it is by then is closed."""
 
+HEAD_LIMIT = 1 << 20
+"""Bytes of a head, which is kept as long as its stream: names and shapes of one group."""
+
 DRAIN_TIMEOUT_S = 5.0
 """After an answer that came before the end of an upload, the sender has this long to hang up. We do not hang up first:
 a client of gRPC's asyncio stack whose write fails loses what it had been sent."""
@@ -238,11 +241,15 @@ class Owner:
             return
         expected = [(h.name, attempt.request.shapes[h.name]) for h in line.heads]
         try:
-            reader = parcel.Reader(line.heads, expected, attempt.request.up)
+            reader = line.reader = parcel.Reader(line.heads, expected, attempt.request.up)
             while reader.remaining:
-                if not line.orders.empty():
+                reader = None  # nobody else holds it while we wait, so that a newer order frees what has come
+                message = await anext(requests, b"")
+                reader = line.reader
+                if reader is None:
                     return
-                reader.feed(parcel.payload(await anext(requests, b"")))
+                reader.feed(parcel.payload(message))
+            line.reader = None
             self._transport.count(line.peer, received=reader.nbytes)
             given, fault = await asyncio.to_thread(self._fit, attempt.request, expected, reader.finish(), line.tokens)
         except WireError as e:
@@ -289,8 +296,9 @@ class Owner:
     def _carry_out(self, action: Action) -> None:
         match action:
             case Read() | Wait() | Serve() | Refuse():
-                if action.stream in self._lines:
-                    self._lines[action.stream].orders.put_nowait(action)
+                if (line := self._lines.get(action.stream)) is not None:
+                    line.orders.put_nowait(action)
+                    line.reader = None  # its bytes are for nothing: let go of them though the sender may never say another word
             case Step():
                 if (attempt := self._attempt(action.round)) is not None:
                     attempt.begun.add(action.group)
@@ -397,7 +405,10 @@ async def _head(requests: AsyncIterator[bytes]) -> averaging_pb2.ContributionHea
     """The head a stream begins with, or None when something else comes, or nothing in time."""
     with contextlib.suppress(TimeoutError, DecodeError):
         async with asyncio.timeout(HEAD_TIMEOUT_S):
-            message = averaging_pb2.Contribution.FromString(await anext(requests, b""))
+            first = await anext(requests, b"")
+            if len(first) > HEAD_LIMIT:
+                return None
+            message = averaging_pb2.Contribution.FromString(first)
             if message.WhichOneof("part") == "head":
                 return message.head
     return None

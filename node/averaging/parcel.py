@@ -21,6 +21,8 @@ from protos import tensor_pb2
 Shape = Sequence[int]
 CHUNK_TAG = 0x12
 """Field 2, length delimited: of both ``Contribution.chunk`` and ``Fresh.chunk``."""
+CRUMB, FEWEST_MESSAGES = 1 << 12, 64
+"""Whoever sends a mebibyte byte by byte costs us a message each: on average they hold this much, after a few that need not."""
 CODES: dict[str, tensor_pb2.WireType] = {
     "fp32": tensor_pb2.FP32,
     "bf16": tensor_pb2.BF16,
@@ -103,9 +105,13 @@ class Reader:
         self._into = memoryview(b"")
         self.nbytes = self.remaining = sum(self._sizes)
         """Bytes of the whole group, and those still missing."""
+        self._messages = FEWEST_MESSAGES + self.nbytes // CRUMB
 
     def feed(self, data: memoryview) -> None:
-        """Take the next bytes; they may cross parts. Raises WireError, taking nothing, when they are too many."""
+        """Take the next bytes; they may cross parts. Raises WireError, taking nothing, when they are too many, or come in crumbs."""
+        self._messages -= 1
+        if self._messages < 0:
+            raise WireError(f"{self.nbytes} bytes come in messages of less than {CRUMB}")
         if len(data) > self.remaining:
             raise WireError(f"{len(data)} bytes came where {self.remaining} were left of {self.nbytes}")
         self.remaining -= len(data)

@@ -11,6 +11,7 @@ import torch
 from node.averaging import parcel
 from node.averaging.groups import micro_groups
 from node.averaging.member import Errand, Exchanges
+from node.averaging.owner import HEAD_LIMIT
 from node.averaging.settings import AveragingSettings
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
@@ -134,6 +135,39 @@ async def test_an_upload_that_breaks_off_is_left_out_without_waiting(duel, bits)
     outcome = await asyncio.wait_for(running, 20)
     assert bits(outcome.fresh, duel.cell.expected([duel.p0]))
     assert outcome.contributors == {duel.p0}
+
+
+async def test_what_a_newer_exchange_replaces_is_let_go_though_its_sender_says_no_more(duel, bits):
+    owners = dict.fromkeys(duel.names, duel.p0)
+    running = asyncio.ensure_future(duel.cell.run(duel.cell.request(duel.p0, owners=owners, deadline_s=300.0), duel.p0))
+    stub = averaging_pb2_grpc.AveragingStub(await duel.cell.transports[duel.p1].channel(duel.p0))
+    lines, calls = duel.cell.rounds[duel.p0]._owner._lines, []
+    for count in range(1, 6):
+        calls.append(stub.Exchange())
+        for message in duel.messages()[:3]:
+            await calls[-1].write(message)
+        # The newest has its two tensors here; nothing is left of those before it.
+        async with asyncio.timeout(60):
+            while [len(line.reader._parts) for line in lines.values() if line.reader] != [2] or len(lines) < count:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+    for call in calls:
+        call.cancel()
+    outcome = await asyncio.wait_for(running, 60)
+    assert bits(outcome.fresh, duel.cell.expected([duel.p0]))
+
+
+async def test_a_head_that_is_too_large_to_keep_is_refused(duel, bits):
+    (kind, _, _), outcome = await duel.against(duel.messages(plan_hash="x" * HEAD_LIMIT))
+    assert kind == "HEADS"
+    assert bits(outcome.fresh, duel.cell.expected([duel.p0]))
+
+
+async def test_a_contribution_in_crumbs_is_refused(duel, bits):
+    whole = b"".join(bytes(encode(t, "fp32")) for t in duel.tensors)
+    (kind, text, _), outcome = await duel.against(duel.messages(chunks=[whole[i : i + 1] for i in range(len(whole))]))
+    assert kind == "HEADS"
+    assert "messages of less" in text
+    assert bits(outcome.fresh, duel.cell.expected([duel.p0]))
 
 
 async def test_a_stranger_is_refused(duel):
