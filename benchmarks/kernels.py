@@ -6,8 +6,10 @@
   4 shape    one shape at a time, small ones as many as a model of that width has
   4 GEMM     floating-point operations done, over the measured rate of plain products in the same format
 
-A step is momentum, Nesterov, five Newton-Schulz steps and the update, fp32 parameters and gradients, no weight decay. All
-have the format of their own choice; optimuon also in bf16, because its fp16 is no choice for a CPU. Ratios above 1: ours is faster.
+A step is momentum, Nesterov, five Newton-Schulz steps and the update, fp32 parameters and gradients, no weight decay. Ours is
+``Owner.step_all`` with the default settings, as a daemon does it: checks, staging and commit included. It hands out fresh parameters where the others
+write over the old ones. All have the format of their own choice; optimuon also in bf16, because its fp16 is no choice for a CPU.
+Ratios above 1: ours is faster. Beside the medians stand the shortest times, which company on the machine disturbs less.
 """
 
 from __future__ import annotations
@@ -23,7 +25,6 @@ import torch
 
 from benchmarks.report import Report
 from node.optim.kernel_rule import way
-from node.optim.muon import State, muon_direction, muon_fresh
 from node.optim.newton_schulz import newton_schulz_all, rule_of
 from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
@@ -38,7 +39,7 @@ SINGLES: tuple[tuple[Shape, int], ...] = (
     ((64, 64), 64), ((64, 256), 32), ((128, 128), 32), ((512, 128), 16), ((256, 256), 16), ((256, 1024), 8), ((512, 512), 8),
     ((512, 2048), 4), ((1024, 1024), 2), ((2048, 1024), 2), ((3072, 1024), 2), ((1024, 3072), 2),
 )  # fmt: skip
-OURS, OWNER, COMPILED = "ours", "ours, Owner.step_all", "heavyball, compiled"
+OURS, COMPILED = "ours", "heavyball, compiled"
 
 
 @dataclass
@@ -106,15 +107,15 @@ class Scene:
                 one.ready()
                 times[what].append(self.timed(one.step))
         best = {what: statistics.median(each) for what, each in times.items()}
-        peers = {what: seconds for what, seconds in best.items() if what not in (OURS, OWNER)}
+        peers = {what: seconds for what, seconds in best.items() if what != OURS}
         peer = min(peers, key=lambda what: peers[what])
-        told = ", ".join(f"{what} {1e3 * seconds:.2f} ms" for what, seconds in sorted(best.items(), key=lambda item: item[1]))
+        told = ", ".join(
+            f"{what} {1e3 * seconds:.2f} ms (least {1e3 * min(times[what]):.2f})"
+            for what, seconds in sorted(best.items(), key=lambda item: item[1])
+        )
         least = 1.3 if name == "mixed" else 0.95
         ratio, label = peers[peer] / best[OURS], f"4 {name}, {self.name}"
         report.add(f"{label}, speed over the best peer", round(ratio, 3), peer, told, f">= {least}", ratio >= least)
-        if name == "mixed":
-            whole = peers[peer] / best[OWNER]
-            report.add(f"{label}, Owner.step_all over the best peer", round(whole, 3), peer, f"{1e3 * best[OWNER]:.1f} ms")
         said = ", ".join(f"{what} {error:.3f}" for what, error in errors.items())
         fine = errors[OURS] <= 1.05 * max(e for what, e in errors.items() if what in peers)
         report.add(f"{label}, |O O^T - I| / sqrt(m)", round(errors[OURS], 3), "mean", said, "<= 1.05 of the worst peer", fine)
@@ -123,7 +124,7 @@ class Scene:
     def rates(self, report: Report, label: str, shapes: Sequence[Shape]) -> None:
         """Our orthogonalisation alone against the best rate of plain products of the same formats, interleaved."""
         matrices, device = _numbers(shapes, self.device, 2), self.device
-        kinds = {shape: flops(shape, shapes.count(shape), device) for shape in dict.fromkeys(shapes)}
+        kinds = {shape: flops(shape, device) for shape in dict.fromkeys(shapes)}
         done = {kind: sum(kinds[s][0] for s in shapes if kinds[s][1] is kind) for _, kind in kinds.values()}
         side = 1024 if device.type == "cpu" else 4096
         squares = {kind: torch.randn(4, side, side, device=device).to(kind) for kind in done}
@@ -155,7 +156,7 @@ class Scene:
 
 def contestants(shapes: Sequence[Shape], device: torch.device, compiled: bool) -> dict[str, Contestant]:
     """All of them, on parameters and gradients of their own with equal numbers."""
-    made = {OURS: _functions(shapes, device), OWNER: _owner(shapes, device)}
+    made = {OURS: _ours(shapes, device)}
     plain = {"lr": LR, "momentum": MU, "nesterov": True, "ns_steps": STEPS, "weight_decay": 0.0}
     made["torch"] = _peer(shapes, device, lambda ps: torch.optim.Muon(ps, **plain))
     try:
@@ -189,24 +190,8 @@ def _numbers(shapes: Sequence[Shape], device: torch.device, seed: int) -> list[t
     return [torch.randn(shape, generator=g).to(device) for shape in shapes]
 
 
-def _functions(shapes: Sequence[Shape], device: torch.device) -> Contestant:
-    """The update rule's functions as the owner composes them, without its checks and staging."""
-    settings = OptimSettings(lr=LR, momentum=MU, ns_steps=STEPS, warmup=0)
-    parameters, gradients, states = _numbers(shapes, device, 0), _numbers(shapes, device, 1), [State() for _ in shapes]
-
-    def step() -> None:
-        directions = []
-        for i, gradient in enumerate(gradients):
-            direction, states[i] = muon_direction(settings, gradient, states[i])
-            directions.append(direction)
-        for i, update in enumerate(newton_schulz_all(directions, STEPS, True)):
-            parameters[i] = muon_fresh(settings, parameters[i], update, LR)
-
-    return Contestant(torch.no_grad()(step), lambda: None, lambda: parameters)
-
-
-def _owner(shapes: Sequence[Shape], device: torch.device) -> Contestant:
-    owner = Owner(OptimSettings(lr=LR, momentum=MU, ns_steps=STEPS, warmup=0, stack=True), 0)
+def _ours(shapes: Sequence[Shape], device: torch.device) -> Contestant:
+    owner = Owner(OptimSettings(lr=LR, momentum=MU, ns_steps=STEPS, warmup=0), 0)
     names = [f"model.layers.{i}.w.weight" for i in range(len(shapes))]
     parameters = dict(zip(names, _numbers(shapes, device, 0), strict=True))
     gradients = dict(zip(names, _numbers(shapes, device, 1), strict=True))
@@ -267,10 +252,10 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def flops(shape: Shape, many: int, device: torch.device) -> tuple[float, torch.dtype]:
+def flops(shape: Shape, device: torch.device) -> tuple[float, torch.dtype]:
     """Operations that orthogonalising one matrix of this shape takes as we do it, panels not counted off, and the format."""
     m, n = sorted(shape)
-    chosen = way(m, n, many, rule_of(device))
+    chosen = way(m, n, rule_of(device))
     done = 8 * n * m * m + 28 * m**3 if chosen.gram else STEPS * (4 * n * m * m + 2 * m**3)
     return float(done), torch.bfloat16 if chosen.precision == "bf16" else torch.float32
 

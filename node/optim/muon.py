@@ -6,45 +6,76 @@ Both do the operations of torch.optim.Muon and torch.optim.AdamW in their order,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
+from torch import Tensor
 
+from node.optim.kernel_rule import Way
+from node.optim.newton_schulz import finish, norms
 from node.optim.settings import OptimSettings
 
-State = dict[str, torch.Tensor]
+SMALL = 1 << 13
+"""Elements of a matrix up to which all of its step is done on the stack."""
+State = dict[str, Tensor]
 """Optimizer state of one part, by the names of the checkpoint: "momentum" and "steps", or "exp_avg", "exp_avg_sq", "steps"."""
 
 
 def muon_direction(
-    settings: OptimSettings, gradient: torch.Tensor, state: Mapping[str, torch.Tensor]
-) -> tuple[torch.Tensor, State]:
+    settings: OptimSettings, gradient: Tensor, momentum: Tensor, out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """What is to be orthogonalised, and the new momentum: M' = mu M + (1 - mu) G; Nesterov: (1 - mu) G + mu M'.
 
     The factor (1 - mu) does not matter to the update, which is scale free; it makes momentum a mean gradient.
     """
-    former = state.get("momentum")
-    fresh = 1 - settings.momentum
-    momentum = gradient * fresh if former is None else former.to(gradient.device).lerp(gradient, fresh)
-    return gradient.lerp(momentum, settings.momentum), {"momentum": momentum, "steps": _next(state)}
+    momentum = momentum.lerp(gradient, 1 - settings.momentum)
+    return torch.lerp(gradient, momentum, settings.momentum, out=out), momentum
 
 
-def muon_fresh(settings: OptimSettings, parameter: torch.Tensor, orthogonal: torch.Tensor, lr: float) -> torch.Tensor:
+def muon_fresh(settings: OptimSettings, parameter: Tensor, orthogonal: Tensor, lr: float) -> Tensor:
     """W (1 - lr wd) - lr sqrt(max(1, rows/cols)) O, for the [rows, cols] parameter."""
-    rows, cols = parameter.shape
     kept = parameter * (1 - lr * settings.weight_decay) if settings.weight_decay else parameter
-    return torch.add(kept, orthogonal.to(kept.dtype), alpha=-lr * math.sqrt(max(1, rows / cols)))
+    return torch.add(kept, orthogonal.to(kept.dtype), alpha=-lr * _scale(kept))
+
+
+def muon(
+    settings: OptimSettings, parameters: Sequence[Tensor], gradients: Sequence[Tensor], momenta: Sequence[Tensor], lr: float,
+    chosen: Way, finite: Callable[[Tensor], None],
+) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
+    """Fresh parameter and momentum of matrices of one shape; several are worked on as a stack, of which views come out.
+
+    ``finite`` gets the norms of what is to be orthogonalised, which are not finite where a gradient is not, and may raise.
+    """
+    many, shape = len(gradients), gradients[0].shape
+    if many == 1 or shape.numel() > SMALL:
+        direction = gradients[0].new_empty((many, *shape) if many > 1 else shape)
+        views = direction.unbind() if many > 1 else [direction]
+        after = [muon_direction(settings, g, m, view)[1] for g, m, view in zip(gradients, momenta, views, strict=True)]
+        finite((size := norms(direction)).view(-1))
+        direction.copy_(finish(direction, size, chosen, settings.ns_steps, settings.coefficients))
+        fresh = [muon_fresh(settings, old, view, lr) for old, view in zip(parameters, views, strict=True)]
+        return list(zip(fresh, after, strict=True))
+    # The same operations, in place on the copies: one call where a call takes longer than its arithmetic.
+    parameter, direction, momentum = (torch.stack(list(each)) for each in (parameters, gradients, momenta))
+    momentum.lerp_(direction, 1 - settings.momentum)
+    direction.lerp_(momentum, settings.momentum)
+    finite((size := norms(direction)).view(-1))
+    update = finish(direction, size, chosen, settings.ns_steps, settings.coefficients)
+    if settings.weight_decay:
+        parameter.mul_(1 - lr * settings.weight_decay)
+    parameter.add_(direction.copy_(update), alpha=-lr * _scale(parameter))
+    return list(zip(parameter.unbind(), momentum.unbind(), strict=True))
 
 
 def adamw(
-    settings: OptimSettings, parameter: torch.Tensor, gradient: torch.Tensor, state: Mapping[str, torch.Tensor], lr: float
-) -> tuple[torch.Tensor, State]:
+    settings: OptimSettings, parameter: Tensor, gradient: Tensor, state: Mapping[str, Tensor], lr: float
+) -> tuple[Tensor, State]:
     """AdamW (Loshchilov and Hutter, 2019). Vectors, which are norm scales, are not decayed."""
     zero = torch.zeros_like(gradient)
     exp_avg = state.get("exp_avg", zero).to(gradient.device).lerp(gradient, 1 - settings.adam_beta1)
     exp_avg_sq = state.get("exp_avg_sq", zero).to(gradient.device) * settings.adam_beta2
     exp_avg_sq.addcmul_(gradient, gradient, value=1 - settings.adam_beta2)
-    count = _next(state)
+    (count,) = next_counts([state])
     steps = int(count.item())
     decay = settings.weight_decay if parameter.ndim >= 2 else 0.0
     root = exp_avg_sq.sqrt().div_(math.sqrt(1 - settings.adam_beta2**steps)).add_(settings.adam_eps)
@@ -52,7 +83,12 @@ def adamw(
     return fresh, {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq, "steps": count}
 
 
-def _next(state: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """One more than the steps behind this state, as a tensor of shape [1], because state travels as fp32 tensors."""
-    former = state.get("steps")
-    return torch.ones(1) if former is None else former + 1
+def _scale(matrix: Tensor) -> float:
+    rows, cols = matrix.shape[-2:]
+    return math.sqrt(max(1, rows / cols))
+
+
+def next_counts(states: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
+    """One more than the steps behind each state, as tensors of shape [1], because state travels as fp32 tensors."""
+    counts = [state["steps"] if state else torch.zeros(1) for state in states]
+    return list(torch._foreach_add(counts, 1)) if counts else []  # pyright: ignore[reportPrivateImportUsage]

@@ -8,22 +8,35 @@ rounding, in fp32 about 1e-5 of the norm.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple, TypeVar
 
 import torch
 
 from node.core.errors import StepFault
+from node.optim.coefficients import Step
 from node.optim.coefficients import coefficients as coefficients_of
 from node.optim.gram import gram, standard
 from node.optim.kernel_rule import AMX, CPU, CUDA, Rule, Way, way
 from node.optim.workers import spread
 
-Job = tuple[list[int], Way]
+T = TypeVar("T")
+
+
+class Job(NamedTuple):
+    """Matrices of one shape that are worked on together, as positions, and in which way."""
+
+    members: list[int]
+    way: Way
+
+
 EPS = 1e-7
 """Smallest norm divided by, so that a zero matrix stays zero."""
 STACKED = 1 << 24
 """Elements stacked at once: bounds what a stack takes beside the matrices themselves."""
+SPREAD = 1 << 22
+"""Sum of rows x rows x columns, rows the shorter side, below which threads cost more than they save: 16 of 64x64."""
 
 
 def newton_schulz(
@@ -43,12 +56,25 @@ def newton_schulz(
     """
     chosen = coefficients_of(coefficients, steps)
     _check(matrices)
-    tall = matrices.size(-2) > matrices.size(-1)
     x = matrices.detach().contiguous().to(torch.promote_types(torch.promote_types(matrices.dtype, dtype), torch.float32))
-    norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=EPS)
-    x = torch.div(x, norm, out=torch.empty_like(x, dtype=dtype))
+    return _iterate(x / norms(x).clamp_(min=EPS), dtype, chosen, use_gram, panels)
+
+
+def norms(x: torch.Tensor) -> torch.Tensor:
+    """Frobenius norms of [..., m, n], as [..., 1, 1]."""
+    return torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
+
+
+def finish(x: torch.Tensor, size: torch.Tensor, chosen: Way, steps: int, coefficients: str) -> torch.Tensor:
+    """As :func:`newton_schulz`, of contiguous fp32 matrices whose norms are known; ``x`` and ``size`` are written over."""
+    x.div_(size.clamp_(min=EPS))
+    return _iterate(x, _dtype(chosen), coefficients_of(coefficients, steps), chosen.gram, chosen.panels)
+
+
+def _iterate(x: torch.Tensor, dtype: torch.dtype, steps: Sequence[Step], use_gram: bool, panels: int) -> torch.Tensor:
+    tall, x = x.size(-2) > x.size(-1), x.to(dtype)
     x = (x.mT if tall else x).contiguous()  # strides choose the kernel, and with it the last bits; transposing fp32 is slower
-    x = (gram if use_gram else standard)(x, chosen, panels)
+    x = (gram if use_gram else standard)(x, steps, panels)
     return x.mT.contiguous() if tall else x
 
 
@@ -68,61 +94,59 @@ def rule_of(device: torch.device) -> Rule:
     return AMX if device.type == "cpu" and _amx() else CPU
 
 
-def working_dtype(matrix: torch.Tensor) -> torch.dtype:
-    """bf16 where matrix units make it faster for one matrix by itself; else fp32."""
-    return _dtype(way(matrix.size(-2), matrix.size(-1), 1, rule_of(matrix.device)))
-
-
-def worth_stacking(matrix: torch.Tensor, count: int = 4) -> bool:
-    """Whether ``count`` matrices of this shape gain from being multiplied together."""
-    return way(matrix.size(-2), matrix.size(-1), count, rule_of(matrix.device)).stacked
-
-
 def newton_schulz_all(
     matrices: Sequence[torch.Tensor], steps: int, stack: bool, *, coefficients: str = "simple", rule: Rule | None = None
 ) -> list[torch.Tensor]:
-    """Each matrix by itself, or with ``stack`` together: small ones of a shape stacked, large ones on as many threads as torch has.
+    """Each matrix orthogonalised, in order, in fp32 or bf16. ``stack``, ``rule`` and what is raised: see :func:`in_jobs`."""
+    coefficients_of(coefficients, steps)
 
-    Order is kept; what comes out is bf16 or fp32. By itself a matrix gives the same bits whatever else is stepped. ``stack`` gives that
-    up: small matrices may be worked in bf16 that alone would be in fp32, and another number of threads rounds differently.
-    ``rule``: what was measured on this machine, instead of the one for its kind. Raises as :func:`newton_schulz`.
+    def act(job: Job) -> Sequence[torch.Tensor]:
+        x = torch.stack([matrices[i] for i in job.members]) if len(job.members) > 1 else matrices[job.members[0]]
+        x = newton_schulz(x, steps, _dtype(job.way), coefficients=coefficients, use_gram=job.way.gram, panels=job.way.panels)
+        return x.unbind() if len(job.members) > 1 else [x]
+
+    return in_jobs(matrices, act, stack, rule)
+
+
+def in_jobs(
+    matrices: Sequence[torch.Tensor], act: Callable[[Job], Sequence[T]], stack: bool, rule: Rule | None = None
+) -> list[T]:
+    """What ``act`` gives for the members of each job, in the order of ``matrices``.
+
+    With ``stack``, jobs are done side by side on as many threads as torch has, and matrices of a shape that gains from it are in
+    one job for each thread. Without, every matrix is a job of all threads, one after the other. ``rule``: instead of the one for
+    the kind of device. Raises StepFault for what is no matrix, or an empty one.
     """
-    _, jobs = coefficients_of(coefficients, steps), _jobs(matrices, stack, rule)
-
-    def act(job: Job) -> list[torch.Tensor]:
-        members, chosen = job
-        first = matrices[members[0]]
-        ours = torch.stack([matrices[i] for i in members]) if chosen.stacked else first
-        dtype = _dtype(chosen) if chosen.stacked or rule else working_dtype(first)
-        out = newton_schulz(ours, steps, dtype, coefficients=coefficients, use_gram=chosen.gram, panels=chosen.panels)
-        return list(out.float().unbind()) if chosen.stacked else [out]
-
-    threads = torch.get_num_threads()
-    aside = [job for job in jobs if stack and threads > 1 and job[1].apart and matrices[job[0][0]].device.type == "cpu"]
-    if len(aside) > 1:  # the longest first, so that none is left alone with a long one
-        aside.sort(key=lambda job: -min(matrices[job[0][0]].shape) * matrices[job[0][0]].numel())
-        jobs = aside + [job for job in jobs if job not in aside]
-        outs = spread([partial(act, job) for job in aside], threads) + [act(job) for job in jobs[len(aside) :]]
-    else:
+    threads, kind = torch.get_num_threads(), {m.device.type for m in matrices}
+    jobs = _jobs(matrices, stack, threads, rule)
+    if not stack or kind != {"cpu"}:
         outs = [act(job) for job in jobs]
-    done = {i: one for (members, _), out in zip(jobs, outs, strict=True) for i, one in zip(members, out, strict=True)}
+    else:
+        work = [sum(min(matrices[i].shape) * matrices[i].numel() for i in job.members) for job in jobs]
+        workers = threads if sum(work) >= SPREAD else 1
+        each = max(1, threads // min(workers, len(jobs))) if max(work) >= SPREAD else 1
+        order = sorted(range(len(jobs)), key=lambda i: -work[i])  # so that none is left alone with a long one
+        jobs = [jobs[i] for i in order]
+        outs = spread([partial(act, job) for job in jobs], workers, each)
+    done = {i: one for job, out in zip(jobs, outs, strict=True) for i, one in zip(job.members, out, strict=True)}
     return [done[i] for i in range(len(matrices))]
 
 
-def _jobs(matrices: Sequence[torch.Tensor], stack: bool, rule: Rule | None) -> list[Job]:
-    """What is multiplied together, as positions, and in which way: with ``stack`` all of a shape may be, else each by itself."""
+def _jobs(matrices: Sequence[torch.Tensor], stack: bool, threads: int, rule: Rule | None) -> list[Job]:
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, matrix in enumerate(matrices):
         if matrix.ndim != 2:
             raise StepFault(f"a tensor of shape {tuple(matrix.shape)} is no matrix", "give it to AdamW, or reshape it")
         _check(matrix)
-        groups.setdefault((matrix.shape, matrix.device, matrix.dtype) if stack else (i,), []).append(i)
+        groups.setdefault((matrix.shape, matrix.device, matrix.dtype), []).append(i)
     jobs: list[Job] = []
     for members in groups.values():
-        first = matrices[members[0]]
-        chosen = way(first.size(0), first.size(1), len(members), rule or rule_of(first.device))
-        many = max(1, STACKED // first.numel()) if chosen.stacked else 1
-        jobs += [(members[start : start + many], chosen) for start in range(0, len(members), many)]
+        first, many = matrices[members[0]], 1
+        chosen = way(first.size(0), first.size(1), rule or rule_of(first.device))
+        if stack and chosen.stacked:
+            share = -(-len(members) // threads) if first.device.type == "cpu" else len(members)
+            many = max(1, min(share, STACKED // first.numel()))
+        jobs += [Job(members[start : start + many], chosen) for start in range(0, len(members), many)]
     return jobs
 
 

@@ -6,15 +6,17 @@ epoch starts from the same committed state and gives the same bits. ``commit`` m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from node.core.errors import StepFault, UsageFault
 from node.optim.coefficients import coefficients as chosen
-from node.optim.muon import State, adamw, muon_direction, muon_fresh
-from node.optim.newton_schulz import newton_schulz_all
+from node.optim.muon import State, adamw, muon, muon_direction, muon_fresh, next_counts
+from node.optim.newton_schulz import Job, in_jobs
 from node.optim.parts import method_of, state_shapes
 from node.optim.schedule import learning_rate
 from node.optim.settings import OptimSettings
@@ -24,7 +26,7 @@ from node.partition.cost import METHODS
 AGAIN = "begin the epoch anew"
 SQUARES = ("exp_avg_sq", "gg_", "statistics_")
 """Names of sums of squares: of numbers, and on the diagonal of a matrix."""
-Orthogonalise = Callable[[Sequence[torch.Tensor], int, bool], Sequence[torch.Tensor]]
+Orthogonalise = Callable[[Sequence[Tensor], int, bool], Sequence[Tensor]]
 """(matrices, steps, stack) to their orthogonalised forms, in order."""
 
 
@@ -44,19 +46,19 @@ class Owner:
                 f"several devices of a box know no {settings.coefficients} coefficients",
                 "start with one device, or make a run with simple",
             )
-        self._orthogonalise = orthogonalise or partial(newton_schulz_all, coefficients=settings.coefficients)
+        self._orthogonalise = orthogonalise
         self._settings, self._total = settings, total_epochs
         self._state: dict[str, State] = {}
         self._through: dict[str, int] = {}
         self._staged: dict[int, dict[str, State]] = {}
 
-    def step(self, name: str, parameter: torch.Tensor, mean_gradient: torch.Tensor, epoch: int) -> torch.Tensor:
+    def step(self, name: str, parameter: Tensor, mean_gradient: Tensor, epoch: int) -> Tensor:
         """The fresh parameter, fp32 on the parameter's device; neither argument is changed. See :meth:`step_parts`."""
         return self.step_parts({name: parameter}, {name: mean_gradient}, epoch)[name]
 
     def step_parts(
-        self, parameters: Mapping[str, torch.Tensor], mean_gradients: Mapping[str, torch.Tensor], epoch: int
-    ) -> dict[str, torch.Tensor]:
+        self, parameters: Mapping[str, Tensor], mean_gradients: Mapping[str, Tensor], epoch: int
+    ) -> dict[str, Tensor]:
         """Fresh parameters for the names in ``mean_gradients``, their state staged for ``epoch``.
 
         Raises StepFault for a gradient of another shape or not finite, a step that fails, or an epoch already committed for the
@@ -66,8 +68,6 @@ class Owner:
             if name not in parameters or gradient.shape != parameters[name].shape:
                 shape = tuple(parameters[name].shape) if name in parameters else "of a parameter here"
                 raise StepFault(f"the gradient of {name} is {tuple(gradient.shape)}, not {shape}", AGAIN)
-            if not bool(torch.isfinite(torch.linalg.vector_norm(gradient))):
-                raise StepFault(f"the gradient of {name} is not finite", AGAIN)
             if epoch <= self._through.get(name, -1):
                 raise StepFault(
                     f"{name} is committed through epoch {self._through[name]}, it cannot be stepped in {epoch}", AGAIN
@@ -77,9 +77,7 @@ class Owner:
         self._staged.setdefault(epoch, {}).update(staged)
         return fresh
 
-    def step_all(
-        self, parameters: Mapping[str, torch.Tensor], mean_gradients: Mapping[str, torch.Tensor], epoch: int
-    ) -> dict[str, torch.Tensor]:
+    def step_all(self, parameters: Mapping[str, Tensor], mean_gradients: Mapping[str, Tensor], epoch: int) -> dict[str, Tensor]:
         """Step every parameter and commit: what one process that owns everything does in an epoch."""
         fresh = self.step_parts(parameters, mean_gradients, epoch)
         self.commit(epoch)
@@ -111,7 +109,7 @@ class Owner:
         """Parts there is committed state of, sorted."""
         return tuple(sorted(self._state))
 
-    def state(self, name: str) -> dict[str, torch.Tensor]:
+    def state(self, name: str) -> dict[str, Tensor]:
         """Committed state of a part as CPU fp32 tensors for a checkpoint or the next owner; empty if there is none."""
         return {key: value.detach().to("cpu", torch.float32) for key, value in self._state.get(name, {}).items()}
 
@@ -123,14 +121,14 @@ class Owner:
         """Parts stepped in ``epoch`` and not committed yet."""
         return frozenset(self._staged.get(epoch, {}))
 
-    def after(self, name: str, epoch: int) -> dict[str, torch.Tensor]:
+    def after(self, name: str, epoch: int) -> dict[str, Tensor]:
         """The state that ``epoch`` leaves a part with, committed or only staged, as :meth:`state` gives it; empty without."""
         staged = self._staged.get(epoch, {}).get(name)
         if staged is not None:
             return {key: value.detach().to("cpu", torch.float32) for key, value in staged.items()}
         return self.state(name) if epoch >= 0 and self.through(name) == epoch else {}
 
-    def load_state(self, name: str, shape: tuple[int, ...], state: Mapping[str, torch.Tensor], epoch: int = -1) -> None:
+    def load_state(self, name: str, shape: tuple[int, ...], state: Mapping[str, Tensor], epoch: int = -1) -> None:
         """Take over a part. ``epoch`` is the last one behind the state (-1: not known).
 
         Raises StepFault for tensors of other names or shapes than :func:`state_shapes`, for numbers that are not finite, for a
@@ -165,24 +163,62 @@ class Owner:
         self._staged.clear()
 
     def _step(
-        self, parameters: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor], epoch: int
-    ) -> tuple[dict[str, torch.Tensor], dict[str, State]]:
+        self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], epoch: int
+    ) -> tuple[dict[str, Tensor], dict[str, State]]:
         settings, fresh, staged = self._settings, {}, {}
         lr = {method: learning_rate(settings, method, epoch, self._total) for method in METHODS}
-        directions: dict[str, torch.Tensor] = {}
+        matrices: list[str] = []
         for name in sorted(gradients):
-            parameter = parameters[name].detach().float()
-            gradient = gradients[name].detach().to(parameter.device, torch.float32)
-            state, shape = self._state.get(name, {}), tuple(parameter.shape)
-            match method_of(name, shape, settings):
-                case "muon":
-                    directions[name], staged[name] = muon_direction(settings, gradient, state)
-                case "adamw":
-                    fresh[name], staged[name] = adamw(settings, parameter, gradient, state, lr["adamw"])
-                case method:
-                    declared = state_shapes(name, shape, settings)
-                    fresh[name], staged[name] = WRAPPED[method].step(settings, parameter, gradient, state, lr[method], declared)
-        orthogonal = self._orthogonalise(list(directions.values()), settings.ns_steps, settings.stack)
-        for name, update in zip(directions, orthogonal, strict=True):
-            fresh[name] = muon_fresh(settings, parameters[name].detach().float(), update, lr["muon"])
+            shape = tuple(parameters[name].shape)
+            if (method := method_of(name, shape, settings)) == "muon":
+                matrices.append(name)
+                continue
+            parameter, gradient = _fp32(parameters[name].detach()), _fp32(gradients[name].detach(), parameters[name].device)
+            state = self._state.get(name, {})
+            _check_finite([name], torch.linalg.vector_norm(gradient).view(1))
+            if method == "adamw":
+                fresh[name], staged[name] = adamw(settings, parameter, gradient, state, lr["adamw"])
+            else:
+                declared = state_shapes(name, shape, settings)
+                fresh[name], staged[name] = WRAPPED[method].step(settings, parameter, gradient, state, lr[method], declared)
+        for name, (new, state) in zip(matrices, self._muon(matrices, parameters, gradients, lr["muon"]), strict=True):
+            fresh[name], staged[name] = new, state
         return fresh, staged
+
+    def _muon(
+        self, names: Sequence[str], parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], lr: float
+    ) -> list[tuple[Tensor, State]]:
+        """Fresh parameter and state of each: jobs that are a whole step of some matrices, so that threads meet but once."""
+        settings, states = self._settings, [self._state.get(name, {}) for name in names]
+        olds = [_fp32(parameters[name]) for name in names]
+        means = [_fp32(gradients[name], old.device) for name, old in zip(names, olds, strict=True)]
+        momenta = [s["momentum"].to(g.device) if s else torch.zeros_like(g) for g, s in zip(means, states, strict=True)]
+
+        def act(job: Job) -> list[tuple[Tensor, Tensor]]:
+            some = [[each[i] for i in job.members] for each in (olds, means, momenta)]
+            check = partial(_check_finite, [names[i] for i in job.members])
+            return muon(settings, *some, lr, job.way, check)
+
+        if self._orthogonalise is None:
+            done = in_jobs(means, act, settings.stack)
+        else:
+            for name, gradient in zip(names, means, strict=True):
+                _check_finite([name], torch.linalg.vector_norm(gradient).view(1))
+            both = [muon_direction(settings, gradient, m) for gradient, m in zip(means, momenta, strict=True)]
+            updates = self._orthogonalise([direction for direction, _ in both], settings.ns_steps, settings.stack)
+            fresh = [muon_fresh(settings, old, update, lr) for old, update in zip(olds, updates, strict=True)]
+            done = [(new, m) for new, (_, m) in zip(fresh, both, strict=True)]
+        counts = next_counts(states)
+        return [(new, {"momentum": m, "steps": count}) for (new, m), count in zip(done, counts, strict=True)]
+
+
+def _fp32(given: Tensor, device: torch.device | None = None) -> Tensor:
+    here = device is None or given.device == device
+    return given if here and given.dtype is torch.float32 else given.to(device or given.device, torch.float32)
+
+
+def _check_finite(names: Sequence[str], norms: Tensor) -> None:
+    """Raises StepFault where a norm is not finite: a gradient is not, or is so large that its square is not."""
+    if not bool(torch.isfinite(norms).all()):
+        name = next(name for name, norm in zip(names, norms.tolist(), strict=True) if not math.isfinite(norm))
+        raise StepFault(f"the gradient of {name} is not finite", AGAIN)

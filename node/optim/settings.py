@@ -19,9 +19,8 @@ class OptimSettings:
     """Newton-Schulz iterations."""
     coefficients: str = "simple"
     """Of the iteration: simple | quintic | polar_express | deepseek_v4 (``node/optim/coefficients.py``)."""
-    stack: bool = False
-    """Step small matrices of one shape together, large ones on a thread each: faster, and the last bits of a step then depend
-    on which parts an owner has; small matrices may be worked on in bf16."""
+    stack: bool = True
+    """Step matrices side by side, small ones of one shape together. False: one after the other, each on all threads; slower."""
     shampoo_lr: float = 3e-3
     """Peak learning rate of Shampoo, whose update is made as long as one that changes every number by 1."""
     soap_lr: float = 3e-3

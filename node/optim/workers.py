@@ -1,13 +1,17 @@
-"""Run independent pieces of tensor work on threads of their own, each with one intra-operation thread.
+"""Run independent pieces of tensor work side by side, each with intra-operation threads of its own number.
 
 oneDNN multiplies one pair of bf16 matrices of 1024x1024 on one core however many threads torch has: 1.45 TFLOP/s with one thread
-and with two. Two such products on two threads run at 2.8.
+and with two. Two such products on two threads run at 2.8. And threads that never wait for each other within an operation lose
+least on a machine that does other things too.
 """
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -15,22 +19,44 @@ import torch
 T = TypeVar("T")
 
 
-def spread(acts: Sequence[Callable[[], T]], threads: int) -> list[T]:
-    """What each gives, in order; the first exception is raised when all have ended. Give the longest first.
+@cache
+def _pool(process: int) -> ThreadPoolExecutor:
+    """Threads that stay, of this ``process`` (a fork inherits none): new ones would have to touch all their memory first."""
+    return ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1), f"optim-{process}")
 
-    For the time of the call new threads of this process have one intra-operation thread; afterwards ``threads`` again, which
-    the caller had. Gradients are recorded where the caller records them.
+
+def spread(acts: Sequence[Callable[[], T]], workers: int, each: int = 1) -> list[T]:
+    """What each gives, in order; an exception is raised when all have ended. Give the longest first.
+
+    The caller is one of the ``workers``. For the time of the call new threads of this process have ``each`` intra-operation
+    threads; afterwards as many as before. Gradients are recorded where the caller records them.
     """
-    if not acts:
-        return []
-    recording = torch.is_grad_enabled()
+    before, recording = torch.get_num_threads(), torch.is_grad_enabled()
+    waiting, found = deque(enumerate(acts)), dict[int, T]()
 
-    def run(act: Callable[[], T]) -> T:
+    def work() -> None:
+        torch.set_num_threads(each)
         with torch.set_grad_enabled(recording):
-            return act()
+            while waiting:
+                try:
+                    i, act = waiting.popleft()
+                except IndexError:  # another was faster
+                    return
+                found[i] = act()
 
+    others = min(workers, len(acts)) - 1
     try:
-        with ThreadPoolExecutor(min(threads, len(acts)), "optim", initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            return list(pool.map(run, acts))
+        if others < 1:
+            work()
+        else:
+            busy = [_pool(os.getpid()).submit(work) for _ in range(others)]
+            try:
+                work()
+            finally:
+                running = [other for other in busy if not other.cancel()]
+                wait(running)
+            for other in running:
+                other.result()
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
+    return [found[i] for i in range(len(acts))]

@@ -82,12 +82,13 @@ def training(here: Rank) -> dict[str, Tensor]:
     """Momentum stays with the shards: five steps of Muon's direction, orthogonalised together."""
     matrices, settings = even(here.size), OptimSettings()
     step = TensorParallelStep(here, matrices, STEPS, most_bytes=10_000)
-    state: dict[str, dict[str, Tensor]] = {m.name: {} for m in matrices}
+    momenta = {m.name: torch.zeros(m.shape(here.rank)) for m in matrices}
     got: dict[str, Tensor] = {}
     for turn in range(5):
         whole, directions = wholes(matrices, 100 + turn), {}
         for m in matrices:
-            directions[m.name], state[m.name] = muon_direction(settings, shard(m, whole[m.name], here.rank), state[m.name])
+            gradient = shard(m, whole[m.name], here.rank)
+            directions[m.name], momenta[m.name] = muon_direction(settings, gradient, momenta[m.name])
         got, _ = stepped(step, directions)
     return got
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import node.optim.newton_schulz as ns
+from node.optim.kernel_rule import Rule
 from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
 
@@ -36,7 +37,7 @@ def test_muon_equals_torchs(monkeypatch, shape, decay, precision):
     g = torch.Generator().manual_seed(3)
     parameter, gradients = torch.randn(shape, generator=g), [torch.randn(shape, generator=g) for _ in range(6)]
     if precision == "bf16":  # torch's Muon orthogonalises in bf16 always
-        monkeypatch.setattr(ns, "working_dtype", lambda _: torch.bfloat16)
+        monkeypatch.setattr(ns, "rule_of", lambda _: Rule(units=True, bf16_from=1))
         atol = 1e-3
     else:  # the same rules around our fp32 iteration
         monkeypatch.setattr(

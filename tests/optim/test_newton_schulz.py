@@ -7,8 +7,8 @@ import torch
 
 from node.core.errors import StepFault, UsageFault
 from node.optim.coefficients import NAMES, applied, coefficients
-from node.optim.kernel_rule import CPU, Rule
-from node.optim.newton_schulz import newton_schulz, newton_schulz_all, reference, working_dtype
+from node.optim.kernel_rule import CPU, Rule, way
+from node.optim.newton_schulz import newton_schulz, newton_schulz_all, reference, rule_of
 
 SHAPES = [(1, 1), (1, 9), (16, 16), (64, 64), (48, 128), (128, 48), (256, 100)]
 BF16 = Rule(units=True, bf16_from=1)
@@ -102,11 +102,15 @@ def test_every_way_gives_the_same_matrices_in_order(rule, stack):
         assert distance(x, reference(m)) < (0.1 if rule.units else 1e-4)
 
 
-def test_a_matrix_by_itself_gives_the_same_bits_whatever_is_stepped_beside_it():
-    ms = [matrix((64, 256), i) for i in range(5)] + [matrix((24, 40), 9)]
-    alone = [newton_schulz_all([m], 5, False)[0] for m in ms]
-    assert all(torch.equal(a, b) for a, b in zip(alone, newton_schulz_all(ms, 5, False), strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(alone[::-1], newton_schulz_all(ms[::-1], 5, False), strict=True))
+@pytest.mark.parametrize("rule", [CPU, rule_of(torch.device("cpu"))])
+@pytest.mark.parametrize("stack", [False, True])
+def test_a_matrix_gives_the_same_bits_whatever_is_stepped_beside_it(rule, stack):
+    shapes = [(64, 64), (48, 128), (256, 64), (24, 40), (5, 3), (8, 8), (130, 130), (512, 512)]
+    ms = [matrix(shape, i) for shape in shapes for i in range(3 if max(shape) > 500 else 6)]
+    alone = [newton_schulz_all([m], 5, stack, rule=rule)[0].float() for m in ms]
+    for step in (1, 2, 3, -1):
+        found = newton_schulz_all(ms[::step], 5, stack, rule=rule)
+        assert all(torch.equal(a, b.float()) for a, b in zip(alone[::step], found, strict=True))
 
 
 def test_a_stack_is_cut_where_it_would_take_too_much(monkeypatch):
@@ -117,7 +121,9 @@ def test_a_stack_is_cut_where_it_would_take_too_much(monkeypatch):
 
 
 def test_a_small_matrix_on_a_cpu_is_worked_in_fp32():
-    assert working_dtype(torch.zeros(64, 4096)) is torch.float32
+    assert way(32, 64, rule_of(torch.device("cpu"))).precision == "fp32"
+    (found,) = newton_schulz_all([matrix((32, 64))], 5, True)
+    assert found.dtype is torch.float32
 
 
 @pytest.mark.parametrize("bad", [torch.zeros(4), torch.zeros(0, 4), torch.zeros(4, 0), torch.zeros(()), torch.zeros(2, 3, 4)])

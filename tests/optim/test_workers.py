@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
 import torch
 
-from node.optim.kernel_rule import AMX, CPU, CUDA, way
+from node.optim.kernel_rule import CPU
 from node.optim.newton_schulz import newton_schulz, newton_schulz_all
+from node.optim.owner import Owner
+from node.optim.settings import OptimSettings
 from node.optim.workers import spread
 
 
@@ -30,7 +33,8 @@ def test_results_keep_their_order_and_run_side_by_side(two_threads):
     found = spread([lambda: act(0), lambda: act(1)], 2)
     assert [i for i, _, _ in found] == [0, 1]
     assert [threads for _, threads, _ in found] == [1, 1]
-    assert len({name for _, _, name in found} | {threading.current_thread().name}) == 3
+    assert len({name for _, _, name in found}) == 2
+    assert threading.current_thread().name in {name for _, _, name in found}
     assert torch.get_num_threads() == 2
     assert spread([], 2) == []
 
@@ -50,28 +54,66 @@ def test_gradients_are_recorded_as_by_the_caller(two_threads, recorded):
         assert spread([torch.is_grad_enabled, torch.is_grad_enabled], 2) == [recorded, recorded]
 
 
-def test_large_matrices_go_to_threads_and_come_back_in_order(two_threads, monkeypatch):
+def test_threads_stay_and_are_given_as_many_of_their_own_as_asked(two_threads):
+    both = threading.Barrier(2, timeout=60)
+
+    def act():
+        both.wait()
+        return threading.get_ident(), torch.get_num_threads()
+
+    first, second = (spread([act, act], 2, 3) for _ in range(2))
+    assert {threads for _, threads in first + second} == {3}
+    assert {ident for ident, _ in first} == {ident for ident, _ in second}
+    assert torch.get_num_threads() == 2
+
+
+def test_a_fork_has_threads_of_its_own(two_threads):
+    def act():
+        return 1
+
+    assert spread([act, act], 2) == [1, 1]
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        met = threading.Barrier(2, timeout=60)
+        spread([met.wait, met.wait], 2)  # would wait for a thread that the fork did not inherit
+        os.write(writer, b"done")
+        os._exit(0)
+    os.close(writer)
+    assert os.read(reader, 4) == b"done"
+    os.waitpid(child, 0)
+
+
+def recorded(monkeypatch):
     asked = []
 
-    def recording(acts, threads):
-        asked.append((len(acts), threads))
-        return spread(acts, threads)
+    def recording(acts, workers, each):
+        asked.append((len(acts), workers, each))
+        return spread(acts, workers, each)
 
     monkeypatch.setattr("node.optim.newton_schulz.spread", recording)
+    return asked
+
+
+def test_matrices_are_shared_out_to_threads_and_come_back_in_order(two_threads, monkeypatch):
+    asked = recorded(monkeypatch)
     g = torch.Generator().manual_seed(0)
-    ms = [torch.randn(shape, generator=g) for shape in [(8, 8), (192, 200), (200, 192), (192, 200), (16, 8)]]
+    ms = [torch.randn(shape, generator=g) for shape in [(8, 8), (192, 200), (200, 192), (192, 200), (8, 8), (8, 8), (16, 8)]]
     found = newton_schulz_all(ms, 5, True, rule=CPU)
-    assert asked == [(3, 2)]
     for m, x in zip(ms, found, strict=True):
         assert torch.allclose(x, newton_schulz(m), atol=1e-5)
+    newton_schulz_all(ms[:1], 5, True, rule=CPU)
+    newton_schulz_all(ms[1:2], 5, True, rule=CPU)
     newton_schulz_all(ms, 5, False, rule=CPU)
-    newton_schulz_all(ms[:2], 5, True, rule=CPU)
-    assert asked == [(3, 2)]
+    # Three large ones, two and one of 8x8, one of 16x8; a small one is not worth a second thread; a large one alone has both.
+    assert asked == [(6, 2, 1), (1, 1, 1), (1, 2, 2)]
 
 
-def test_only_what_is_not_stacked_and_long_enough_goes_apart():
-    assert way(1024, 1024, 1, AMX).apart
-    assert not way(64, 64, 1, AMX).apart
-    assert not way(256, 256, 8, AMX).apart
-    assert way(256, 256, 8, AMX).stacked
-    assert not way(4096, 4096, 1, CUDA).apart
+def test_an_owner_gives_the_same_bits_on_two_threads_as_on_one(two_threads):
+    names = [f"model.layers.{i}.w.weight" for i in range(9)]
+    g = torch.Generator().manual_seed(0)
+    shapes = [(64, 64)] * 5 + [(256, 64), (64, 256), (200, 200), (200, 200)]
+    parameters, gradients = ({n: torch.randn(s, generator=g) for n, s in zip(names, shapes, strict=True)} for _ in range(2))
+    two = Owner(OptimSettings(), 0).step_all(parameters, gradients, 20)
+    torch.set_num_threads(1)
+    one = Owner(OptimSettings(), 0).step_all(parameters, gradients, 20)
+    assert all(torch.equal(one[n], two[n]) for n in names)
