@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import hypothesis
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 
 from node.core.errors import StepFault
@@ -36,7 +36,8 @@ def same(left, right):
     return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
 
 
-@given(st.lists(st.integers(0, 2), min_size=len(SHAPES), max_size=len(SHAPES)), st.booleans())
+@hypothesis.settings(deadline=None)
+@hypothesis.given(st.lists(st.integers(0, 2), min_size=len(SHAPES), max_size=len(SHAPES)), st.booleans())
 def test_any_partition_is_bit_equal_to_one_process(where, stack):
     settings = replace(SETTINGS, stack=stack)
     whole, shares = Owner(settings, 8), [Owner(settings, 8) for _ in range(3)]
