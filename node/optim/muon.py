@@ -6,6 +6,7 @@ Both do the operations of torch.optim.Muon and torch.optim.AdamW in their order,
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -15,10 +16,11 @@ from node.optim.kernel_rule import Way
 from node.optim.newton_schulz import finish, norms
 from node.optim.settings import OptimSettings
 
-SMALL = 1 << 13
-"""Elements of a matrix up to which all of its step is done on the stack."""
+KEPT = 1 << 20
+"""Elements of the largest stack whose memory a thread keeps for the next step: fresh pages cost as much as a small stack's arithmetic."""
 State = dict[str, Tensor]
 """Optimizer state of one part, by the names of the checkpoint: "momentum" and "steps", or "exp_avg", "exp_avg_sq", "steps"."""
+_of_thread = threading.local()
 
 
 def muon_direction(
@@ -39,32 +41,25 @@ def muon_fresh(settings: OptimSettings, parameter: Tensor, orthogonal: Tensor, l
 
 
 def muon(
-    settings: OptimSettings, parameters: Sequence[Tensor], gradients: Sequence[Tensor], momenta: Sequence[Tensor], lr: float,
+    settings: OptimSettings, parameters: list[Tensor], gradients: list[Tensor], momenta: list[Tensor], lr: float,
     chosen: Way, finite: Callable[[Tensor], None],
 ) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
     """Fresh parameter and momentum of matrices of one shape; several are worked on as a stack, of which views come out.
 
     ``finite`` gets the norms of what is to be orthogonalised, which are not finite where a gradient is not, and may raise.
     """
-    many, shape = len(gradients), gradients[0].shape
-    if many == 1 or shape.numel() > SMALL:
-        direction = gradients[0].new_empty((many, *shape) if many > 1 else shape)
-        views = direction.unbind() if many > 1 else [direction]
-        after = [muon_direction(settings, g, m, view)[1] for g, m, view in zip(gradients, momenta, views, strict=True)]
-        finite((size := norms(direction)).view(-1))
-        direction.copy_(finish(direction, size, chosen, settings.ns_steps, settings.coefficients))
-        fresh = [muon_fresh(settings, old, view, lr) for old, view in zip(parameters, views, strict=True)]
-        return list(zip(fresh, after, strict=True))
-    # The same operations, in place on the copies: one call where a call takes longer than its arithmetic.
-    parameter, direction, momentum = (torch.stack(list(each)) for each in (parameters, gradients, momenta))
-    momentum.lerp_(direction, 1 - settings.momentum)
-    direction.lerp_(momentum, settings.momentum)
+    weight, many = settings.momentum, len(gradients)
+    after = torch._foreach_lerp(momenta, gradients, 1 - weight)  # pyright: ignore[reportPrivateImportUsage]
+    direction = _scratch((many, *gradients[0].shape) if many > 1 else gradients[0].shape, gradients[0])
+    views = list(direction.unbind()) if many > 1 else [direction]
+    for gradient, momentum, view in zip(gradients, after, views, strict=True):
+        torch.lerp(gradient, momentum, weight, out=view)
     finite((size := norms(direction)).view(-1))
-    update = finish(direction, size, chosen, settings.ns_steps, settings.coefficients)
+    direction.copy_(finish(direction, size, chosen, settings.ns_steps, settings.coefficients))
     if settings.weight_decay:
-        parameter.mul_(1 - lr * settings.weight_decay)
-    parameter.add_(direction.copy_(update), alpha=-lr * _scale(parameter))
-    return list(zip(parameter.unbind(), momentum.unbind(), strict=True))
+        parameters = list(torch._foreach_mul(parameters, 1 - lr * settings.weight_decay))  # pyright: ignore[reportPrivateImportUsage]
+    fresh = torch._foreach_add(parameters, views, alpha=-lr * _scale(direction))  # pyright: ignore[reportPrivateImportUsage]
+    return list(zip(fresh, after, strict=True))
 
 
 def adamw(
@@ -83,6 +78,17 @@ def adamw(
     return fresh, {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq, "steps": count}
 
 
+def _scratch(shape: Sequence[int], like: Tensor) -> Tensor:
+    """A tensor to write over, of this thread until its next call."""
+    size = math.prod(shape)
+    if size > KEPT or like.device.type != "cpu":
+        return like.new_empty(shape)
+    kept: Tensor | None = getattr(_of_thread, "kept", None)
+    if kept is None or len(kept) < size or kept.dtype is not like.dtype:
+        kept = _of_thread.kept = like.new_empty(size)
+    return kept[:size].view(*shape)
+
+
 def _scale(matrix: Tensor) -> float:
     rows, cols = matrix.shape[-2:]
     return math.sqrt(max(1, rows / cols))
@@ -90,5 +96,10 @@ def _scale(matrix: Tensor) -> float:
 
 def next_counts(states: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
     """One more than the steps behind each state, as tensors of shape [1], because state travels as fp32 tensors."""
-    counts = [state["steps"] if state else torch.zeros(1) for state in states]
-    return list(torch._foreach_add(counts, 1)) if counts else []  # pyright: ignore[reportPrivateImportUsage]
+    after: dict[int, Tensor] = {}  # parts that have been stepped together share a tensor: nobody writes into one
+    none = torch.zeros(1)
+    befores = [state["steps"] if state else none for state in states]
+    for before in befores:
+        if id(before) not in after:
+            after[id(before)] = before + 1
+    return [after[id(each)] for each in befores]

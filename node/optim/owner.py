@@ -195,9 +195,8 @@ class Owner:
         momenta = [s["momentum"].to(g.device) if s else torch.zeros_like(g) for g, s in zip(means, states, strict=True)]
 
         def act(job: Job) -> list[tuple[Tensor, Tensor]]:
-            some = [[each[i] for i in job.members] for each in (olds, means, momenta)]
-            check = partial(_check_finite, [names[i] for i in job.members])
-            return muon(settings, *some, lr, job.way, check)
+            old, mean, momentum = ([each[i] for i in job.members] for each in (olds, means, momenta))
+            return muon(settings, old, mean, momentum, lr, job.way, partial(_check_finite, [names[i] for i in job.members]))
 
         if self._orthogonalise is None:
             done = in_jobs(means, act, settings.stack)
