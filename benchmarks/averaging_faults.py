@@ -12,12 +12,15 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from statistics import median
+
+import psutil
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it would tell of every connection that dies
 
@@ -145,8 +148,8 @@ async def lied(lie: Lie, deadline_s: float = DEADLINE_S) -> tuple[Played, dict[s
         return played, dict(rogue.told)
 
 
-async def killed(phase: str, deadline_s: float = DEADLINE_S) -> tuple[Played, int]:
-    """The fourth dies; also its exit status, -9 for SIGKILL."""
+async def killed(phase: str, deadline_s: float = DEADLINE_S) -> tuple[Played, str]:
+    """The fourth dies or stops; also how it was found afterwards, "SIGKILL" or "SIGSTOP"."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "benchmarks.lab.victim", phase, str(deadline_s), "1",
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -164,8 +167,12 @@ async def killed(phase: str, deadline_s: float = DEADLINE_S) -> tuple[Played, in
                 heard.write(b"begin\n")
 
             played = await table.play(meeting.owners(), deadline_s, begin)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
+                    return played, "SIGSTOP"
             heard.close()
-            return played, await process.wait()
+            status = await process.wait()
+            return played, signal.Signals(-status).name if status < 0 else f"exit status {status}"
     finally:
         if process.returncode is None:
             process.kill()
@@ -180,8 +187,9 @@ def faulty(report: Report, runs: int = 3, peers: bool = True) -> None:
         _row(report, name, [played for played, _ in told], f"owners said to it: {', '.join(took) or 'nothing'}")
     for phase, name in PHASES.items():
         told = [asyncio.run(killed(phase)) for _ in range(runs)]
-        died = all(status == -9 for _, status in told)
-        _row(report, f"killed: {name}", [played for played, _ in told], "SIGKILL" if died else "IT WAS NOT KILLED", died)
+        ends = {end for _, end in told}
+        wanted = {"SIGSTOP" if phase == "frozen" else "SIGKILL"}
+        _row(report, name, [played for played, _ in told], f"found with {', '.join(sorted(ends))}", ends == wanted)
     if peers:
         from benchmarks.averaging_hivemind import beside
 

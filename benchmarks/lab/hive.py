@@ -15,7 +15,11 @@ from typing import Any
 
 import torch
 
-PATIENCE_S = 30.0
+PATIENCE_S = 12.0
+"""Of a step that has timeouts of 2 and 4 s; one that takes longer hangs."""
+
+
+HANGS = f"nothing for {PATIENCE_S:g} s"
 
 
 def main() -> None:
@@ -52,7 +56,8 @@ def _round(averager: Any, rank: int, begins: bool) -> None:
         fault = step.exception(PATIENCE_S)
         fine = step.result() is not None if fault is None else type(fault).__name__
     except TimeoutError:
-        fine = f"nothing for {PATIENCE_S:g} s"
+        _say({"at": time.monotonic(), "fine": HANGS, "found": {}})
+        return
     at = time.monotonic()
     with averager.get_tensors() as tensors:
         values, many = torch.unique((tensors[0] * 1000).round() / 1000, return_counts=True)

@@ -1,9 +1,9 @@
-"""A member of a round in a process of its own, which ends itself with SIGKILL at a certain point of it.
+"""A member of a round in a process of its own, which ends itself with SIGKILL at a certain point of it, or stops with SIGSTOP.
 
     python -m benchmarks.lab.victim PHASE DEADLINE_S EPOCH
 
 It is the daemon's own round, not a copy: what stops it hangs on the words it uses. Speaks lines of JSON: says where it listens, hears
-where the others do, says that it is ready, hears that the round begins; then it dies.
+where the others do, says that it is ready, hears that the round begins; then it dies, or is neither dead nor alive.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from node.core.ids import PeerId
 from node.transport.memory import MemoryNet, MemoryTransport
 
 PHASES = {
-    "before": "before it sends",
-    "sending": "after some of its chunks",
-    "sent": "after it sent all, before its own part is reduced",
-    "serving": "while it sends its reduced part back",
+    "frozen": "frozen (SIGSTOP) after some of its chunks",
+    "before": "killed: before it sends",
+    "sending": "killed: after some of its chunks",
+    "sent": "killed: after it sent all, before its own part is reduced",
+    "serving": "killed: while it sends its reduced part back",
 }
 SOME_SENT, SOME_SERVED = 10, 30
 """Of the 48 chunks that it gives to the others, and of the 48 that it serves."""
 
 
-def die() -> None:
-    """At once, as the kernel would have it: no handler runs, sockets are closed for us."""
-    os.kill(os.getpid(), signal.SIGKILL)
+def die(how: signal.Signals = signal.SIGKILL) -> None:
+    """At once: no handler runs. SIGKILL closes the sockets; after SIGSTOP they stay open, and the kernel still takes what comes."""
+    os.kill(os.getpid(), how)
 
 
 class Waits(Executor):
@@ -56,8 +57,8 @@ def arm(phase: str, transport: MemoryTransport, exchanges: int) -> Executor | No
     """Set the trap; the executor that the round needs for it."""
     if phase == "before":
         _replace(member, head_of=lambda *_: die())
-    elif phase == "sending":
-        _replace(member, messages=_counted(SOME_SENT))
+    elif phase in ("sending", "frozen"):
+        _replace(member, messages=_counted(SOME_SENT, signal.SIGSTOP if phase == "frozen" else signal.SIGKILL))
     elif phase == "serving":
         _replace(owner, messages=_counted(SOME_SERVED))
     else:
@@ -79,14 +80,14 @@ def _replace(module: ModuleType, **names: Any) -> None:
     vars(module)["parcel"] = SimpleNamespace(**(vars(parcel) | names))
 
 
-def _counted(most: int) -> Callable[[Iterable[torch.Tensor], int], Iterator[bytes]]:
+def _counted(most: int, how: signal.Signals = signal.SIGKILL) -> Callable[[Iterable[torch.Tensor], int], Iterator[bytes]]:
     said = 0
 
     def messages(parts: Iterable[torch.Tensor], size: int) -> Iterator[bytes]:
         nonlocal said
         for message in parcel.messages(parts, size):
             if said == most:
-                die()
+                die(how)
             said += 1
             yield message
 

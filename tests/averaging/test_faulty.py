@@ -22,8 +22,8 @@ async def test_a_lie_poisons_nobody(name):
 
 
 async def test_a_killed_owner_is_repaired_and_what_it_had_sent_is_the_same_everywhere():
-    played, status = await killed("serving", GENEROUS_S)
-    assert status == -9
+    played, end = await killed("serving", GENEROUS_S)
+    assert end == "SIGKILL"
     assert not played.faults
 
 
