@@ -4,6 +4,7 @@ Never: an action."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -48,13 +49,15 @@ class Books:
 
 @dataclass(slots=True)
 class Epoch:
-    """``claimed`` and ``fresh`` are of the whole epoch, the rest of the current attempt. ``idle``: came with nothing to give;
+    """``claimed`` and ``fresh`` are of the whole epoch, ``served`` (how often each peer had each group) of each of its rounds, the rest
+    of the current attempt. ``idle``: came with nothing to give;
     ``missing``: died or left; ``barred``: spoiled a contribution, or lied about one. ``stepping``: the optimizer has a group of ours."""
 
     rounds: dict[RoundId, Opened] = field(default_factory=dict)
     current: Opened | None = None
     claimed: set[str] = field(default_factory=set)
     fresh: set[str] = field(default_factory=set)
+    served: Counter[tuple[RoundId, PeerId, int]] = field(default_factory=Counter)
     groups: list[Books] = field(default_factory=list)
     idle: set[PeerId] = field(default_factory=set)
     missing: set[PeerId] = field(default_factory=set)

@@ -40,6 +40,9 @@ from node.averaging.events import (
 from node.averaging.groups import LET_IN, UNDER_WAY
 from node.core.ids import PeerId, RoundId
 
+MOST_SERVED = 8
+"""Times a peer is sent the same group in an attempt: once is enough, a lost connection makes it two, and more only costs our uplink."""
+
 
 class RoundMachine:
     """``handle(event, now) -> actions``. ``held_per_peer`` and ``held_total`` bound the streams that wait for a round;
@@ -297,6 +300,10 @@ class RoundMachine:
         wanted = epoch.wanted(stream)
         if not wanted <= epoch.fresh:
             return []
+        had = (stream.began.round, stream.began.peer, stream.began.group)
+        epoch.served[had] += 1
+        if epoch.served[had] > MOST_SERVED:
+            return [self._refuse(number, Kind.BUSY, f"was served this group {MOST_SERVED} times in this attempt")]
         stream.phase = Phase.SETTLED
         return [Serve(number, tuple(sorted(wanted)))]
 

@@ -29,7 +29,7 @@ from node.averaging.events import (
     Wait,
 )
 from node.averaging.groups import micro_groups
-from node.averaging.machine import RoundMachine
+from node.averaging.machine import MOST_SERVED, RoundMachine
 from node.core.ids import PeerId, RoundId
 
 A, B, C, D = map(PeerId, "abcd")
@@ -80,6 +80,17 @@ def test_it_steps_once_when_all_have_given_and_serves_all():
     assert feed(machine, Uploaded(1)) == [Step(R0, 0, (P,), (A, B, C), 20)]
     assert feed(machine, Stepped(3, frozenset({P}))) == [Serve(1, (P,)), Serve(2, (P,))]
     assert feed(machine, began(3, B)) == [Serve(3, (P,))]
+
+
+def test_nobody_is_served_the_same_again_and_again():
+    machine = opened(members=frozenset({A, B}))
+    feed(machine, began(1, B), Uploaded(1), Stepped(3, frozenset({P})), Ended(1))
+    for stream in range(2, MOST_SERVED + 1):
+        assert feed(machine, began(stream, B, tokens=stream % 2), Ended(stream)) == [Serve(stream, (P,))]
+    (refuse,) = feed(machine, began(100, B))
+    assert (refuse.kind, refuse.weight) == (Kind.BUSY, 0)
+    feed(machine, replace(OPEN, round=R1, members=frozenset({A, B}), held=frozenset({P})))
+    assert feed(machine, began(101, B, round_id=R1)) == [Serve(101, (P,))], "a new attempt is asked anew"
 
 
 def test_the_late_are_left_out_and_served_nevertheless():
