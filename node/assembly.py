@@ -227,7 +227,7 @@ def run_facts(manifest: Manifest, work: Work) -> RunFacts:
         run_id=manifest.run_id, sequence=m.seq_len, rebalance_every_s=t.rebalance_every_s,
         router=lambda: Router(manifest.scheduler, p.stages), probe_every_s=PROBE_WAYS_S * (manifest.scheduler.paths == "planned"), tensor=work.engines.pipeline.shape.nbytes(p.micro_batch, m.seq_len),
         sizes=tuple(sum(part.bytes for part in parts[s]) for s in range(p.stages + 1)),
-        cell=manifest.averaging.peers,
+        cell=manifest.averaging.peers, spare=p.stages - manifest.scheduler.hops(p.stages),
         meetings=Meetings(manifest.outer, sizes, manifest.data.seed, t.epochs) if manifest.outer.every else None,
     )  # fmt: skip
 

@@ -98,6 +98,8 @@ class Plan:
     ``outer``: 0, or the number of the outer round that this epoch is: it has no micro-batches, cells average with cells, and
     ``reducers`` maps every parameter of every group to the member that averages it there. ``worked``: micro-batches that counted in
     each cell since it last met others, where a stage has more than one.
+    ``stood``: for stages whose parameters at the base are those of an older version, because nobody had them in the epochs
+    between, that version; it has members again, or the paths go around it.
     ``cursor`` is the sampler before this epoch took its samples: next position and positions handed back.
     ``lineage`` is that of the base, ``tokens`` what was counted in its whole history: of two histories the one
     with more tokens goes on. ``loss`` and ``loss_val`` are nats per token of the epoch before and of the last
@@ -125,6 +127,7 @@ class Plan:
     reducers: dict[str, PeerId] = field(default_factory=dict)
     spread: dict[int, tuple[int, float]] = field(default_factory=dict)
     worked: dict[Unit, int] = field(default_factory=dict)
+    stood: dict[int, Version] = field(default_factory=dict)
 
     @property
     def base(self) -> Version:
@@ -200,6 +203,7 @@ class Plan:
             "cursor": [self.cursor[0], list(self.cursor[1])],
             "news": [self.loss, self.loss_val, self.tokens, *self.forecast],
             "outer": self.outer,
+            "stood": {str(stage): [v.epoch, v.lineage] for stage, v in self.stood.items()},
             "reducers": {k: index[v] for k, v in self.reducers.items()},
             "spread": {str(stage): [cells, apart] for stage, (cells, apart) in self.spread.items()},
         }
@@ -252,6 +256,7 @@ class Plan:
                 forecast=(_finite(body["news"][3]), _finite(body["news"][4])),
                 outer=_natural(body["outer"]),
                 reducers={str(k): name(v) for k, v in body["reducers"].items()},
+                stood={int(k): Version(_natural(e), lineage(line)) for k, (e, line) in body["stood"].items()},
                 spread={int(s): (_natural(cells), _finite(apart)) for s, (cells, apart) in body["spread"].items()},
             )
         except (KeyError, TypeError, IndexError, AttributeError, RecursionError, json.JSONDecodeError) as e:

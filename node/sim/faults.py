@@ -148,9 +148,20 @@ def _restart(swarm: Swarm, f: Fault) -> None:
         _for(swarm, f.seconds, lambda: None if victim.alive else victim.boot())
 
 
+def _outage(swarm: Swarm, f: Fault) -> None:
+    """Everybody of a block stage dies and comes back from its disk, if there is anything on it."""
+    stage = f.stage if f.stage > 0 else 1 + f.who % swarm.setup.stages
+    victims = swarm.live(stage)
+    if any(v.labour.checkpoints() for v in victims):
+        _all_restart(swarm, f, victims)
+
+
 def _restart_all(swarm: Swarm, f: Fault) -> None:
     """Everybody dies and comes back from its disk."""
-    victims = swarm.live()
+    _all_restart(swarm, f, swarm.live())
+
+
+def _all_restart(swarm: Swarm, f: Fault, victims: list[SimPeer]) -> None:
     _say(swarm, f, len(victims))
     for victim in victims:
         _down(swarm, f, victim)
@@ -375,6 +386,7 @@ KINDS: dict[str, Callable[[Swarm, Fault], Any]] = {
     "replace": _replace,
     "restart": _restart,
     "restart-all": _restart_all,
+    "outage": _outage,
     "pause": _pause,
     "join": _join,
     "leave": _leave,

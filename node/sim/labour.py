@@ -182,7 +182,8 @@ class Labour:
             if plan.outer
             else self.setup.tokens * len(plan.paths),
             allowed={},
-            may_hold=not plan.outer and len(plan.cells(self.stage)) > 1,
+            may_hold=not plan.outer
+            and (len(plan.cells(self.stage)) > 1 or (self.stage > 0 and self.peer.swarm.fewest < self.setup.stages)),
         )
 
         def step(_: Request, names: tuple[str, ...], shares: tuple[Share, ...]) -> dict[str, Value]:
@@ -260,7 +261,7 @@ class Labour:
         staged = self._staged.get(epoch - 1, {})
         self._staged = {e: s for e, s in self._staged.items() if e >= epoch}
         counts = {n: m for n, m in staged.items() if self._owned is None or n in self._owned}
-        if plan is not None:
+        if plan is not None and plan.epoch == epoch:
             self.peer.swarm.watch.settling(self.peer, plan, counts)
         self.moments.update(counts)
         if self._owned is not None:
@@ -279,6 +280,10 @@ class Labour:
                 self.values, self._before = self._before, None
                 self.digest = digest_of(self.values)
             self.settled = version.epoch
+        elif how == "left out":
+            self.values = {n: v._replace(made=version) for n, v in self.values.items()}
+            self.moments = {n: m._replace(through=version) for n, m in self.moments.items()}
+            self._before, self.settled, self.version = None, version.epoch, version
         else:
             self.restore(version)
 

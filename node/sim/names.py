@@ -21,6 +21,7 @@ SCENARIOS: dict[str, str] = {
     "mass-kill": "a quarter of the peers die at once",
     "leader-kill": "the leader is killed",
     "each-stage": "one replica of every stage dies at once",
+    "outage": "every peer of a block stage dies, and they come back from their disks",
     "restart": "the whole swarm dies and comes back from its disks",
     "churn": "peers die and are replaced, again and again",
     "random": "a mix of everything, drawn from the seed",

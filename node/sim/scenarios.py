@@ -112,6 +112,7 @@ LAYS: dict[str, Lay] = {
     "mass-kill": _share("kill", 0.25),
     "leader-kill": _some("kill-leader", 2),
     "each-stage": _some("kill-each"),
+    "outage": _some("outage", 1, (4, 12)),
     "restart": _some("restart-all", 1, (1, 3)),
     "churn": _churn,
     "random": _random,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 MARKS = {
-    "kill": "x", "kill-leader": "X", "kill-each": "x", "replace": "r", "restart": "r", "restart-all": "R", "pause": "p", "join": "+",
+    "kill": "x", "kill-leader": "X", "kill-each": "x", "replace": "r", "restart": "r", "restart-all": "R", "outage": "o", "pause": "p", "join": "+",
     "leave": "-", "partition": "|", "one-way": "<", "flap": "~", "slow-link": "s", "loss": "s", "slow-peer": "s", "skew": "c",
     "corrupt": "!", "broken-step": "!", "lie": "?",
 }  # fmt: skip

@@ -204,5 +204,5 @@ def facts_of(setup: Setup, scheduler: SchedulerSettings) -> RunFacts:
         router=lambda: Router(scheduler, setup.stages), tensor=setup.activation,
         sizes=tuple(sum(p.bytes for p in setup.parts[s]) for s in range(setup.stages + 1)),
         sampler=sampler, cursor=cursor, sequence=setup.tokens // setup.micro_batch, rebalance_every_s=setup.rebalance_every_s,
-        cell=setup.cell, meetings=Meetings(setup.outer, sizes, 0, setup.epochs) if setup.outer.every else None,
+        cell=setup.cell, spare=0 if setup.cell else setup.stages - scheduler.hops(setup.stages), meetings=Meetings(setup.outer, sizes, 0, setup.epochs) if setup.outer.every else None,
     )  # fmt: skip

@@ -78,6 +78,8 @@ def _members(roster: Roster, base: Version, past: Past, most: int, mend: bool) -
     parents: dict[Unit, int] = {}
     for stage, peers in roster.replicas().items():
         stands = {p: roster.stands(p, base) for p in peers}
+        if not any(stands.values()):
+            continue  # the epoch goes around this stage, and whoever is here has nobody to listen to
         homes = {p: roster.candidates[p].cell for p in peers}
         made = arrange(stands, homes, most, set(past.owners.values()), mend)
         found += [Member(p, stage, roster.speed(p), p not in made.listeners, cell) for p, cell in made.cells.items()]

@@ -140,6 +140,13 @@ class Handover:
         self.taking.forget()
         self._plan = plan
 
+    def stood(self, version: Version) -> None:
+        """``version`` is in place, and nobody has stepped a part of this stage since the one before: state here is that of it too."""
+        owner = self.engines.owner
+        owner.hold(owner.names(), version.epoch - 1)
+        owner.commit(version.epoch - 1, None)
+        self.went_to(version)
+
     def went_to(self, version: Version) -> None:
         """Another version is in place than the last epoch made."""
         self.taking.forget()

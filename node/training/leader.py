@@ -35,6 +35,8 @@ COURTESY_S, COURTESY_MOST_S = 60.0, 3600.0
 NOTHING_IN_COMMON = "stages that hold one version in common"
 RECALL_FROM = 4
 """Peers that are asked for the plan behind a version."""
+MISSED_S = 3.0
+"""A stage without anybody for so long is left out, where the run allows it: a new leader may not have heard of all yet."""
 DEPART_S = 15.0
 """Who left still gives what it held for about so long."""
 
@@ -63,7 +65,7 @@ class RunFacts:
     ``sequence``: tokens of a sample, which bounds what may be reported of one; 0 for no bound.
     ``settle_s``: a young swarm waits so long for company; ``late_s``: silence that means death;
     ``patience_s``: wait for a lost version before an older one is taken. ``rebalance_every_s``: between two changes of
-    stage, 0 for none; ``download_s``: what a change costs. ``cell``: most peers of a cell, 0 for all of a stage;
+    stage, 0 for none; ``download_s``: what a change costs. ``spare``: block stages that a plan may leave out when nobody holds them. ``cell``: most peers of a cell, 0 for all of a stage;
     ``meetings``: how cells average with each other, None when there is one only.
     """
 
@@ -94,6 +96,7 @@ class RunFacts:
     download_s: float = 15.0
     cell: int = 0
     meetings: Meetings | None = None
+    spare: int = 0
 
 
 class Leader:
@@ -115,6 +118,10 @@ class Leader:
         self._epoch: Attempt | None = None
         self.memory = Memory(facts.sampler, facts.cursor, facts.recall, history, dropped)
         self.routing = Routing(facts.router(), facts.sizes or (0,) * (facts.stages + 1), facts.tensor, history, dropped)
+        self.roster.stood = self.memory.stood
+        self._left: tuple[int, ...] = ()
+        self._bare: dict[int, float] = {}
+        """Stages that nobody could go on at, and since when."""
         self._balance = Balance(facts.stages, facts.rebalance_every_s, facts.download_s)
         self._evaluated: Version | None = None
         self._changed: float | None = None
@@ -248,8 +255,9 @@ class Leader:
         young = self.base is None and all(c.at == GENESIS for c in self.roster.candidates.values())
         need = facts.min_replicas if young else 1
         thin = [s for s, peers in stages.items() if len(peers) < (need if s != ENDS else 1)]
-        if thin:
-            self.waiting_for = "a peer for " + ", ".join("the ends" if s == ENDS else f"stage {s}" for s in thin)
+        nobody = "a peer for " + ", ".join("the ends" if s == ENDS else f"stage {s}" for s in thin) if thin else ""
+        if thin and (young or ENDS in thin or len(thin) > facts.spare):
+            self.waiting_for = nobody
             return []
         # A young swarm waits a moment, so that peers that start together are in the first plan together.
         if self.base is None and self._changed is not None and now - self._changed < facts.settle_s:
@@ -257,6 +265,7 @@ class Leader:
             return []
         base = self._choose_base(now)
         if base is None:
+            self.waiting_for = nobody or self.waiting_for
             return self._relent(now)
         past = self.memory.past(base, self.roster.tokens_of(base), facts.target_batch)
         if past is None:
@@ -284,7 +293,10 @@ class Leader:
         able = self.roster.startable()
         best = able[0] if able else None
         if best is not None and self._counted(best) >= self.tokens:
+            self._bare = {}
             return best if not self._await_richer(best, now) else None
+        if (around := self._around(now)) is not None:
+            return around
         if self._stuck_since is None:
             self._stuck_since = now
         # Going back costs epochs, so a swarm that has lost a whole stage first gives it a chance to return.
@@ -294,6 +306,26 @@ class Leader:
         if best is None:
             self.waiting_for = NOTHING_IN_COMMON
         return best
+
+    def _around(self, now: float) -> Version | None:
+        """The version to start from without the stages that nobody holds it at, if plans may leave out so many.
+
+        Somebody who is there with an older version of such a stage gets a moment to find a newer one; then it goes on from that.
+        """
+        able = self.roster.startable(self.facts.spare) if self.facts.spare else []
+        base = self.base if self.base in able else next(iter(able), None)
+        if base is None or self._counted(base) < self.tokens:
+            return None
+        here = self.roster.replicas()
+        bare = self.roster.bare(base)
+        self._bare = {s: self._bare.get(s, now) for s in [*bare, *(-s for s in bare if here[s])]}
+        if any(now - self._bare[s] < MISSED_S for s in bare):
+            return None
+        for s in bare:
+            if now - self._bare.get(-s, now) >= self.facts.patience_s and base == self.base:
+                self.roster.fall_back(s)
+        # A run that is complete has all of its stages.
+        return base if base.epoch < self.facts.epochs or not self.roster.bare(base) else None
 
     def _relent(self, now: float) -> list[Any]:
         """No version can be started from, and patience is over: take what there is where what was agreed on is lost for good."""
@@ -347,6 +379,7 @@ class Leader:
         facts, roster = self.facts, self.roster
         done = self._change_history(base, past)
         roster.agree(base)
+        done += self._leave_out(base)
         self.tokens = past.tokens
         finished = base.epoch >= facts.epochs
         outer = facts.meetings.number(base.epoch) if facts.meetings and not finished else 0
@@ -368,7 +401,7 @@ class Leader:
         plan = Plan(
             base.epoch, self.term, self.me, members, paths, made.owners, moved, made.digests,
             facts.round_timeout_s if outer else facts.epoch_timeout_s, cursor, self.loss, self.loss_val, self.tokens, base.lineage,
-            self.routing.forecast(by_stage) if paths else (0.0, 0.0), outer, made.reducers, self.spread, made.worked,
+            self.routing.forecast(by_stage) if paths else (0.0, 0.0), outer, made.reducers, self.spread, made.worked, roster.stages_that_stood(base),
         )  # fmt: skip
         roster.agreed |= plan.digests
         self.memory.planned(plan)
@@ -392,10 +425,29 @@ class Leader:
             "listeners": listeners, "cursor": cursor[0], "returned": len(cursor[1]), "tokens": self.tokens,
             "micro_batches": len(paths), "peers": [m.peer for m in members], **(self.routing.about(by_stage) if paths else {}),
         }  # fmt: skip
+        if self._left:
+            about["left_out"] = list(self._left)
         if facts.cell:
             about |= {"cells": [m.cell for m in members], "outer": outer, "groups": [m.group for m in members] if outer else []}
         catching_up = f", {listeners} catching up" if listeners else ""
         return [*done, ev.SendPlan(plan), ev.Report("epoch-planned", text + catching_up, "debug", about)]
+
+    def _leave_out(self, base: Version) -> list[Any]:
+        """Say it when paths begin to go around a stage, and when they no longer do."""
+        was, self._left = self._left, tuple(self.roster.bare(base))
+        gone, back = sorted(set(self._left) - set(was)), sorted(set(was) - set(self._left))
+        text = "nobody holds stage {}: epoch {} goes on without it"
+        done: list[Any] = [
+            ev.Report("stage-left-out", text.format(s, base.epoch), "warning", {"stage": s, "epoch": base.epoch}) for s in gone
+        ]
+        text = "stage {} is there again from epoch {} on, with the parameters of epoch {}"
+        held = {s: self.roster.held(s, base).epoch for s in back}
+        return done + [
+            ev.Report(
+                "stage-back", text.format(s, base.epoch, held[s]), facts={"stage": s, "epoch": base.epoch, "held": held[s]}
+            )
+            for s in back
+        ]
 
     def _change_history(self, base: Version, past: Past) -> list[Any]:
         """Say so when the swarm does not go on from where it was."""
@@ -413,7 +465,7 @@ class Leader:
 
     def _rebalance(self, now: float) -> list[Any]:
         """Once in a while, peers from the stages that can spare them to the stage that holds the others up."""
-        if self.base is None or self.base.epoch >= self.facts.epochs:
+        if self.base is None or self.base.epoch >= self.facts.epochs or self._bare:
             return []
         done: list[Any] = []
         for m in self._balance.look(self.roster, self.base, now):
@@ -578,7 +630,9 @@ class Leader:
     def _check_digests(self, epoch: Attempt) -> list[Any]:
         """Equal digests inside a cell are an invariant; who differs from the majority has to catch up."""
         done: list[Any] = []
-        agreed = self.roster.agreed = {}
+        worked = {stage for stage, _ in epoch.units}
+        agreed = self.roster.agreed = {unit: digest for unit, digest in self.roster.agreed.items() if unit[0] not in worked}
+        self.roster.fallen.clear()
         for unit in epoch.units:
             stage, members = unit[0], epoch.plan.unit(unit)
             said = {m.peer: o.digest for m in members if isinstance(o := epoch.outcomes.get(m.peer), ev.Committed)}

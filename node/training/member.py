@@ -97,6 +97,8 @@ class Member:
             done.append(ev.GoTo(plan.base, "roll-back"))
         elif me.current and plan.base in self.checkpoints:
             done.append(ev.GoTo(plan.base, "checkpoint"))
+        elif me.current and (held := plan.stood.get(me.stage)) is not None and held in (self.at, *self.reachable):
+            done += self._stood(held, plan.base)
         elif me.current:
             return [ev.Refuse(f"epoch {plan.epoch} of that history is not here, only {self.holds}")]
         elif self.before is not None:
@@ -118,6 +120,14 @@ class Member:
             first = ev.RoundArrived(plan.leader, plan.epoch, plan.term, plan.hash, 0, (), {}, (), (), plan.deadline_s)
             done += self._round(first)
         return done
+
+    def _stood(self, held: Version, base: Version) -> list[Any]:
+        """The stage was left out since ``held``: its parameters are those of ``base`` too."""
+        if held != self.at:
+            done: list[Any] = [ev.GoTo(held, "roll-back" if held == self.before else "checkpoint")]
+        else:
+            done = [ev.Settle(held.epoch)] if self.before is not None else []
+        return [*done, ev.GoTo(base, "left out")] if base != held else done
 
     def _round(self, r: ev.RoundArrived) -> list[Any]:
         plan = self.plan

@@ -83,6 +83,16 @@ class Memory:
             return Past((base.epoch * batch, ()), {}, max(0, tokens))
         return found
 
+    def stood(self, version: Version) -> dict[int, Version]:
+        """Stages whose parameters at ``version`` are those of an older one, as far as the newest plan tells."""
+        h = self.history
+        if h is None or not h.stood:
+            return {}
+        if version == h.base:
+            return h.stood
+        worked = {m.stage for m in h.members if m.current}
+        return {s: v for s, v in h.stood.items() if s not in worked} if version == makes(h, self._dropped) else {}
+
     def asking(self, base: Version, now: float, patience_s: float) -> str:
         """ "ask" when others are to be asked for ``base`` now, "wait" while they are, "over" when that took too long."""
         if self._asked is None or self._asked[0] != base:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import TypeVar
@@ -55,6 +55,10 @@ class Roster:
         self.candidates: dict[PeerId, Candidate] = {}
         self.base: Version | None = None
         self.agreed: dict[Unit, str] = {}
+        self.stood: Callable[[Version], Mapping[int, Version]] = lambda version: {}
+        """Stages whose parameters at a version are those of an older one: nobody had them in the epochs between."""
+        self.fallen: dict[int, Version] = {}
+        """The same of stages that go on from an older version than they could, because nobody holds that any more."""
         self._speeds: dict[PeerId, float] = {}
         self._idle: dict[PeerId, int] = {}
         self._table: tuple[dict[PeerId, float], dict[int, list[tuple[PeerId, float]]]] | None = None
@@ -79,8 +83,9 @@ class Roster:
         """The cells it could be current in: it holds the version, and, where a cell has agreed on its digest, the very same
         one; or it can go back to it. Empty for a listener."""
         c = self.candidates[peer]
-        if c.at != version:
-            return frozenset({c.cell} if version in c.reachable else ())
+        able = {version, self.held(c.stage, version)}
+        if c.at not in able:
+            return frozenset({c.cell} if able & set(c.reachable) else ())
         agreed = {cell: digest for (stage, cell), digest in self.agreed.items() if stage == c.stage}
         if version != self.base or not agreed:
             return frozenset({c.cell})
@@ -90,14 +95,38 @@ class Roster:
         """Whether it could be current in some cell of its stage."""
         return bool(self.stands(peer, version))
 
-    def startable(self) -> list[Version]:
-        """Versions every stage could start from, the best first: most tokens counted in its history, then the newest.
+    def held(self, stage: int, version: Version) -> Version:
+        """The version whose parameters a stage has at ``version``: another one where it was left out in between."""
+        here = self.fallen.get(stage) if version == self.base else None
+        return here or self.stood(version).get(stage, version)
+
+    def stages_that_stood(self, version: Version) -> dict[int, Version]:
+        """What a plan from ``version`` says of the stages whose parameters are older, those it goes around included."""
+        here = self.fallen if version == self.base else {}
+        return {s: self.held(s, version) for s in sorted({*self.stood(version), *here, *self.bare(version)})}
+
+    def bare(self, version: Version) -> list[int]:
+        """Stages that nobody could start from ``version`` at."""
+        return [s for s, peers in self.replicas().items() if not any(self.can_start(p, version) for p in peers)]
+
+    def fall_back(self, stage: int) -> Version | None:
+        """Let a stage go on from what most of its peers hold, if that is more than what a run begins with."""
+        said = {p: at for p in self.replicas()[stage] if (at := self.candidates[p].at).epoch}
+        if not said:
+            return None
+        self.fallen[stage] = majority(said)
+        self.agreed = {unit: digest for unit, digest in self.agreed.items() if unit[0] != stage}
+        return self.fallen[stage]
+
+    def startable(self, spare: int = 0) -> list[Version]:
+        """Versions every stage could start from, the best first: most tokens counted in its history, then the newest. ``spare`` block
+        stages may be missing.
 
         A history only counts tokens where somebody of every stage stands at its end, so one peer's word makes none.
         """
         stages = self.replicas()
         known = {v for p in self._present(stages) for v in (self.candidates[p].at, *self.candidates[p].reachable)}
-        able = [v for v in known if all(any(self.can_start(p, v) for p in peers) for peers in stages.values())]
+        able = [v for v in known if len(bare := self.bare(v)) <= spare and ENDS not in bare]
         return sorted(able, key=self._rank, reverse=True)
 
     def richer(self, tokens: int, best: Version) -> list[PeerId]:
@@ -121,7 +150,8 @@ class Roster:
             if base == self.base and any(s == stage for s, _ in self.agreed):
                 continue
             self.agreed = {unit: digest for unit, digest in self.agreed.items() if unit[0] != stage}
-            there = [p for p in peers if (c := self.candidates[p]).at == base and c.digest]
+            able = (base, self.held(stage, base))
+            there = [p for p in peers if (c := self.candidates[p]).at in able and c.digest]
             cells = {self.candidates[p].cell for p in there}
             # Parameters that are no cell's count only where there is no cell: a fetched copy is some cell's, by its digest.
             for cell in cells - {ANY} or cells:

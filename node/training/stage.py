@@ -70,6 +70,11 @@ class StageState:
         """The version in place is final: forget the one before."""
         self._before, self._settled = None, self.version
 
+    def stand(self, version: Version) -> None:
+        """The parameters in place are those of ``version`` too: nobody had this stage in the epochs between."""
+        self.epoch, self.lineage = version.epoch, version.lineage
+        self.settle()
+
     @torch.no_grad()
     def _place(self, tensors: Mapping[str, Tensor]) -> None:
         if self._placed is not None:

@@ -264,8 +264,7 @@ class Work:
             token_limit=share.most,
             allowed=share.allowed,
             total=share.total,
-            # Of several cells one may get no micro-batch, or lose those it had.
-            hold=(lambda names: self._hold(plan, names)) if len(plan.cells(self.stage.stage)) > 1 else None,
+            hold=(lambda names: self._hold(plan, names)) if self._may_go_idle(plan) else None,
         )
         try:
             outcome = await self.engines.cell.run(request, lambda mean: self._step(plan.epoch, mean, r.deadline_s))
@@ -343,6 +342,12 @@ class Work:
             tuple(sorted(p for p in outcome.failed if p != self.me)), len(outcome.contributors),
         )  # fmt: skip
 
+    def _may_go_idle(self, plan: Plan) -> bool:
+        """Whether this cell may be left without a micro-batch that counts: one of several may get none, or lose those it had, and
+        so may a block stage that journeys leave out."""
+        p, stage = self.engines.pipeline.settings, self.stage.stage
+        return len(plan.cells(stage)) > 1 or (stage != ENDS and fewest_hops(p.stages, p.may_skip) < p.stages)
+
     def _hold(self, plan: Plan, names: tuple[str, ...]) -> dict[str, Tensor]:
         """Nobody in the cell has gradients: its parameters stay, and so does the optimizer's state."""
         self.engines.owner.hold(names, plan.epoch)
@@ -390,7 +395,8 @@ class Work:
         self.stage.settle()
         self.anchor.settled()
         self.handover.settled(epoch, plan)
-        if self._shelf.due(epoch):
+        # Of a stage that was left out it is an older version than the plan's that becomes final, and nothing to go with it is known.
+        if self._shelf.due(epoch) and (plan is None or plan.epoch == epoch):
             self._save(epoch, plan)
 
     async def go_to(self, version: Version, how: str) -> None:
@@ -403,6 +409,11 @@ class Work:
             await self._heavy(self.stage.roll_back, epoch)
             self.anchor.rolled_back()
             self.handover.went_to(version)
+        elif how == "left out":
+            self.stage.stand(version)
+            self.handover.stood(version)
+            e.journal.emit("training", "stage-back", f"this stage was left out until epoch {epoch} and goes on", epoch=epoch)
+            return
         else:
             await self.restore(version)
         e.journal.emit("training", "went-back", f"epoch {epoch} is in place again ({how})", "warning", epoch=epoch)

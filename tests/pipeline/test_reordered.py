@@ -9,7 +9,7 @@ import torch
 
 from node.core.ids import PeerId
 from node.core.journey import Hop
-from node.model.stages import build
+from node.model.stages import Ends, build
 from node.pipeline.events import Settled, Way
 from node.scheduler.costs import Costs
 from node.scheduler.router import Router, search
@@ -33,13 +33,14 @@ def reordered(swarm, ways, replicas=2):
 def in_one_process(swarm, plan):
     """Gradient sums of the modules run in every path's own order, and the sum of the losses."""
     modules = {s: build(swarm.model, swarm.settings.stages, s) for s in range(swarm.settings.stages + 1)}
-    total = 0.0
+    ends, total = modules[0], 0.0
+    assert isinstance(ends, Ends)
     for path in plan.paths:
         tokens, targets = swarm.batch(path)
-        h = modules[0].embed(tokens)
+        h = ends.embed(tokens)
         for hop in path.hops:
             h = modules[hop.stage](h)
-        loss, _ = modules[0].loss(h, targets)
+        loss, _ = ends.loss(h, targets)
         loss.backward()
         total += loss.item()
     return {n: p.grad for m in modules.values() for n, p in m.named_parameters() if p.grad is not None}, total

@@ -25,6 +25,7 @@ from node.core.journey import Hop, Member, Plan, lineage_after
 from node.core.journey import Path as Way
 from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
+from node.pipeline.settings import PipelineSettings
 from node.telemetry.events import Event, Journal
 from node.telemetry.metrics import Metrics
 from node.training import events as ev
@@ -68,7 +69,7 @@ class Gradients:
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
-        self.settings = None
+        self.settings = PipelineSettings()
 
     def reset(self, epoch: int) -> None: ...
 

@@ -1,0 +1,208 @@
+"""A stage that nobody holds: plans go around it where the run allows, and it comes back with the parameters it had."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from node.core.ids import PeerId
+from node.core.journey import Plan, Version, lineage_after
+from node.scheduler.router import Router
+from node.scheduler.settings import SchedulerSettings
+from node.training import events as ev
+from node.training.leader import MISSED_S, Leader, Phase, RunFacts
+from node.training.member import Member, State
+from node.training.memory import Memory
+from tests.training.test_leader import S1, S2, E, commits, facts, heard, tell, the_plan
+
+S3 = PeerId("stage3a")
+PATIENCE = 10.0
+
+
+def skipping(spare: int = 1, **kw: Any) -> RunFacts:
+    settings = SchedulerSettings("round-robin", skip=0.34 * spare)
+    return facts(stages=3, router=lambda: Router(settings, 3), spare=spare, patience_s=PATIENCE, late_s=1e9, **kw)
+
+
+def begun(spare: int = 1, **kw: Any) -> tuple[Leader, Plan]:
+    leader = Leader(E, skipping(spare, **kw))
+    tell(leader, [heard(p) for p in (E, S1, S2, S3)], 0.0)
+    plan = the_plan(leader.handle(ev.Tick(), 2.0))
+    assert plan is not None
+    return leader, plan
+
+
+def after(plan: Plan) -> Version:
+    return Version(plan.epoch + 1, lineage_after(plan, ()))
+
+
+def kinds(actions: list[Any]) -> list[str]:
+    return [a.kind for a in actions if isinstance(a, ev.Report)]
+
+
+def lose(leader: Leader, peer: PeerId, now: float) -> tuple[Plan, list[Any]]:
+    """The last holder of its stage dies in the run: the epoch begins anew without the stage."""
+    done = leader.handle(ev.Unreachable(peer), now)
+    assert leader.phase is Phase.GATHER
+    assert "epoch-abandoned" in kinds(done)
+    for t in (now, now + MISSED_S - 0.1):
+        assert the_plan(leader.handle(ev.Tick(), t)) is None, "it may be there in a moment"
+    assert "stage 2" in leader.waiting_for
+    done = leader.handle(ev.Tick(), now + MISSED_S + 0.1)
+    plan = the_plan(done)
+    assert plan is not None
+    return plan, done
+
+
+def visited(plan: Plan) -> set[int]:
+    return {h.stage for p in plan.paths for h in p.hops}
+
+
+def test_paths_go_around_a_stage_that_nobody_holds_epoch_after_epoch() -> None:
+    leader, first = begun()
+    plan, said = lose(leader, S2, 3.0)
+    assert (plan.base, visited(plan), plan.stood) == (first.base, {1, 3}, {2: first.base})
+    assert {m.stage for m in plan.members} == {0, 1, 3}
+    assert "s2" not in plan.owners
+    (left,) = [a for a in said if isinstance(a, ev.Report) and a.kind == "stage-left-out"]
+    assert (left.level, left.facts["stage"]) == ("warning", 2)
+    for now in (10.0, 11.0, 12.0):
+        done = commits(leader, plan, now)
+        following = the_plan(done)
+        assert following is not None, "no waiting while it is gone"
+        assert (following.epoch, visited(following), following.stood) == (plan.epoch + 1, {1, 3}, {2: first.base})
+        assert "stage-left-out" not in kinds(done), "said once"
+        plan = following
+    assert leader.failed_rounds == 1
+
+
+def test_more_stages_than_a_plan_may_leave_out_are_waited_for() -> None:
+    leader, _ = begun()
+    leader.handle(ev.Unreachable(S2), 3.0)
+    leader.handle(ev.Unreachable(S3), 3.0)
+    assert the_plan(leader.handle(ev.Tick(), 30.0)) is None
+    assert leader.waiting_for == "a peer for stage 2, stage 3"
+    none, _ = begun(spare=0)
+    none.handle(ev.Unreachable(S2), 3.0)
+    assert the_plan(none.handle(ev.Tick(), 30.0)) is None
+
+
+def test_a_run_begins_with_every_stage_and_ends_with_every_stage() -> None:
+    leader = Leader(E, skipping())
+    tell(leader, [heard(p) for p in (E, S1, S3)], 0.0)
+    assert the_plan(leader.handle(ev.Tick(), 30.0)) is None
+    leader, _ = begun(epochs=1)
+    plan, _ = lose(leader, S2, 3.0)
+    assert the_plan(commits(leader, plan, 10.0)) is None
+    assert the_plan(leader.handle(ev.Tick(), 100.0)) is None, "what is complete has all of the model"
+    done = leader.handle(heard(S2, plan.base), 101.0)
+    last = the_plan(done)
+    assert last is not None
+    assert last.last
+    assert last.member(S2) is not None
+
+
+def test_who_comes_with_what_the_stage_had_is_current_at_once() -> None:
+    leader, first = begun()
+    plan, _ = lose(leader, S2, 3.0)
+    plan = the_plan(commits(leader, plan, 10.0))
+    assert plan is not None
+    newcomer = heard(PeerId("stage2b"), first.base, 0)
+    done = commits(leader, plan, 11.0, [newcomer])
+    back = the_plan(done)
+    assert back is not None
+    assert visited(back) <= {1, 2, 3}
+    member = back.member(newcomer.peer)
+    assert member is not None
+    assert member.current
+    assert back.stood == {2: first.base}, "so that it takes what it has for the newest"
+    assert back.owners["s2"] == newcomer.peer
+    assert "stage-back" in kinds(done)
+    following = the_plan(commits(leader, back, 12.0))
+    assert following is not None
+    assert following.stood == {}
+
+
+def test_an_older_copy_of_the_stage_is_taken_when_nobody_brings_a_newer_one() -> None:
+    leader, first = begun()
+    plan = the_plan(commits(leader, first, 3.0))
+    assert plan is not None
+    old, plan = plan.base, the_plan(commits(leader, plan, 4.0))
+    assert plan is not None
+    plan, _ = lose(leader, S2, 5.0)
+    older = heard(PeerId("stage2b"), old, 0)
+    plan = the_plan(commits(leader, plan, 10.0, [older]))
+    assert plan is not None
+    assert plan.member(older.peer) is None
+    plan = the_plan(commits(leader, plan, 10.0 + PATIENCE - 1))
+    assert plan is not None
+    assert plan.member(older.peer) is None, "others may have more"
+    plan = the_plan(commits(leader, plan, 10.0 + PATIENCE + 1))
+    assert plan is not None
+    member = plan.member(older.peer)
+    assert member is not None
+    assert member.current
+    assert plan.stood == {2: old}
+
+
+def test_who_has_nothing_of_the_stage_does_not_bring_it_back() -> None:
+    leader, first = begun()
+    plan = the_plan(commits(leader, first, 3.0))
+    assert plan is not None
+    plan, _ = lose(leader, S2, 5.0)
+    fresh = heard(PeerId("stage2b"))
+    for now in (10.0, 25.0, 40.0):
+        following = the_plan(commits(leader, plan, now, [fresh]))
+        assert following is not None
+        assert visited(following) == {1, 3}
+        assert following.member(fresh.peer) is None
+        plan = following
+
+
+def test_the_next_leader_learns_from_the_plan_what_the_stage_stands_at() -> None:
+    leader, first = begun()
+    plan, _ = lose(leader, S2, 3.0)
+    at = after(plan)
+    other = PeerId("ends0")
+    successor = Leader(other, skipping(), term=plan.term, history=plan)
+    there = [heard(p, at, 128) for p in (other, E, S1, S3)]
+    tell(successor, there, 20.0)
+    for t in (20.0, 20.0 + MISSED_S - 0.5):
+        assert the_plan(successor.handle(ev.Tick(), t)) is None, "not all have been heard yet"
+    back = the_plan(tell(successor, [heard(S2, first.base, 0)], 23.0) + successor.handle(ev.Tick(), 24.5))
+    assert back is not None
+    assert back.base == at
+    assert (back.stood, back.member(S2) is not None) == ({2: first.base}, True)
+
+
+def test_memory_knows_what_stood_before_and_after_a_plan() -> None:
+    _, first = begun()
+    held = Version(0)
+    without = tuple(m for m in first.members if m.stage != 2)
+    around = dataclasses.replace(first, stood={2: held}, members=without, paths=(), owners={})
+    memory = Memory(lambda c: None, lambda s: (0, ()), lambda v: None, around, ())
+    assert memory.stood(around.base) == {2: held}
+    assert memory.stood(after(around)) == {2: held}
+    with_it = dataclasses.replace(first, stood={2: held})
+    memory = Memory(lambda c: None, lambda s: (0, ()), lambda v: None, with_it, ())
+    assert memory.stood(after(with_it)) == {}
+    assert memory.stood(Version(9, "aa" * 16)) == {}
+
+
+def test_a_member_takes_what_it_holds_for_the_base_only_if_the_plan_says_so() -> None:
+    _, first = begun()
+    held = Version(3, "aa" * 16)
+    later = dataclasses.replace(first, epoch=7, lineage="bb" * 16, term=5)
+    says = dataclasses.replace(later, stood={2: held})
+    member = Member(S2, held)
+    assert [type(a) for a in member.handle(ev.PlanArrived(later), 0.0)] == [ev.Refuse]
+    done = member.handle(ev.PlanArrived(dataclasses.replace(says, term=6)), 0.0)
+    assert done[0] == ev.GoTo(says.base, "left out")
+    assert isinstance(done[1], ev.Begin)
+    assert (member.at, member.state) == (says.base, State.RUN)
+    # From its disk, when it stands elsewhere; of another stage the words are not meant for it.
+    stale = Member(S2, Version(1), checkpoints=(held,))
+    done = stale.handle(ev.PlanArrived(dataclasses.replace(says, term=7)), 0.0)
+    assert done[:2] == [ev.GoTo(held, "checkpoint"), ev.GoTo(says.base, "left out")]
+    other = Member(S1, held)
+    assert [type(a) for a in other.handle(ev.PlanArrived(dataclasses.replace(says, term=8)), 0.0)] == [ev.Refuse]
