@@ -1,6 +1,6 @@
 """The partitioned matrix optimizer, all figures in one run: planner, kernels, cells, exactness, memory.
 
-    python -m benchmarks.optimizer [--json -] [--only 1,2,3]
+    python -m benchmarks.optimizer [--json -] [--only 1,2,3] [--svg FILE.svg | --png FILE.png]
 
   1  the published ratios, reproduced             (benchmarks.partition)
   2  makespan over ideal beside simpler planners  (benchmarks.partition)
@@ -18,9 +18,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from benchmarks import exactness, exchange, kernels, local, partition
 from benchmarks.report import Report
+from node.telemetry import pictures
 
 ITEMS: dict[str, tuple[Callable[[Report], object], ...]] = {
     "1": (partition.parity,),
@@ -38,14 +40,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(ITEMS), metavar="ITEMS", help="numbers, separated by commas")
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
+    parser.add_argument(
+        "--svg", "--png", dest="picture", metavar="FILE", type=Path, help="the picture of item 5's sweep of C_max"
+    )
     args = parser.parse_args()
+    if args.picture is not None:
+        pictures.check(args.picture)
     chosen = args.only.split(",")
     if unknown := [item for item in chosen if item not in ITEMS]:
         parser.error(f"there is no item {unknown[0]!r}; choose of {', '.join(ITEMS)}")
     report = Report()
     for item in chosen:
         for measure in ITEMS[item]:
-            measure(report)
+            if measure is exchange.distributed:
+                exchange.distributed(report, picture=args.picture)
+            else:
+                measure(report)
     return report.end(args.json)
 
 
