@@ -462,6 +462,37 @@ def swarm_invite(
     return ExitCode.OK
 
 
+@swarm_app.command("switch")
+def swarm_switch(
+    file: Annotated[Path, Argument(metavar="FILE", help="TOML with averaging.cell and [outer], as they are to be.")],
+    as_json: Json = False,
+) -> int:
+    """Change how the cells of a running swarm average. Only its owner can; it comes into force with the next epoch."""
+    from node.change import signed, wanted
+    from node.identity.keys import Identity
+
+    ours = _config({})
+    try:
+        raw = file.read_bytes()
+    except OSError as e:
+        raise UsageFault(f"cannot read {file}: {e.strerror}", "name a file with averaging.cell and [outer]") from e
+    with _client(ours) as client:
+        snapshot = client.status()
+        known = ours.remembered(snapshot.swarm.run_id) if snapshot.swarm.run_id else None
+        if known is None:
+            raise UsageFault("the daemon takes no part in a run that is known here", "see  tutti status")
+        manifest = known[0]
+        changed = wanted(manifest, raw)
+        revision = client.switch(signed(manifest, changed, snapshot.change.revision + 1, Identity.load(ours.identity_path)))
+    if as_json:
+        _json({"revision": revision, "run_id": manifest.run_id, "epoch": snapshot.epoch})
+    else:
+        print(
+            f"signed   change {revision} of run {manifest.run_id[:12]}: it comes into force with the next epoch; see  tutti status"
+        )
+    return ExitCode.OK
+
+
 # ------------------------------------------------------------------------------------------------ model
 
 

@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from node.averaging.member import SERVICES
+from node.averaging.outer import OuterSettings
 from node.averaging.service import CellRound
+from node.change import read
 from node.checkpoint.service import StateService
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
@@ -42,6 +45,7 @@ from node.training.meetings import Meetings
 from node.training.meter import Meter
 from node.training.pace import PROBE_WAYS_S
 from node.training.presence import Presence
+from node.training.rules import Read
 from node.training.service import Training
 from node.training.stage import StageState
 from node.training.text import Text
@@ -68,7 +72,7 @@ class Assembled:
     thread: DeviceThread
     meter: Meter
     cell: CellRound
-    outer: CellRound | None
+    outer: CellRound
     work: Work
     training: Training
     checkpoint: CheckpointSettings
@@ -117,15 +121,10 @@ async def assemble(
         gradients=local.gradients if local else None,
     )
     cell = CellRound(transport, manifest.averaging, executor=thread, journal=journal, clock=clock, on_error=on_error)
-    outer = None
-    if manifest.outer.every:
-        # Between cells nothing is a gradient: its norms say nothing of theirs, and nobody's is left out for them.
-        between = replace(
-            manifest.averaging, wire="fp32", reducer=manifest.outer.reducer, quarantine=0.0, max_gradient_norm=1e30
-        )
-        outer = CellRound(
-            transport, between, executor=thread, journal=journal, clock=clock, on_error=on_error, service=SERVICES[1]
-        )
+    # Between cells nothing is a gradient: its norms say nothing of theirs, and nobody's is left out for them. Where there is one
+    # cell the owner can still change that.
+    between = replace(manifest.averaging, wire="fp32", reducer="mean", quarantine=0.0, max_gradient_norm=1e30)
+    outer = CellRound(transport, between, executor=thread, journal=journal, clock=clock, on_error=on_error, service=SERVICES[1])
     store = CheckpointStore(
         config.checkpoint_dir(manifest.run_id), config.checkpoint, manifest.run_id,
         tell=lambda why: journal.emit("checkpoint", "checkpoint-ignored", why, "warning"),
@@ -143,7 +142,7 @@ async def assemble(
         text,
         outer,
     )
-    work = Work(state, engines, t, manifest.optimizer, m.seq_len, identity.peer_id, on_error, manifest.outer)
+    work = Work(state, engines, t, manifest.optimizer, m.seq_len, identity.peer_id, on_error, manifest.outer, reader(manifest))
     StateService(transport, work, config.checkpoint, clock=clock, on_served=work.served)
     training = Training(identity, stage, run_facts(manifest, work), transport, work, presence.ends, clock, journal, on_error)
     # Copies of others' state are not counted: who is left alone keeps none, and must be able to own it all.
@@ -151,8 +150,7 @@ async def assemble(
     meter.accuse = training.accuse
     transport.on_lost(lambda peer: training.accuse(peer, "its connection broke"))
     transport.on_lost(cell.gone)
-    if outer is not None:
-        transport.on_lost(outer.gone)
+    transport.on_lost(outer.gone)
     told = device.describe() if local is None else f"{len(devices)} x {device.describe()}"
     layers = layer_cut(m, p.stages)[stage - 1] if stage else None
     said = f"{layers.start}-{layers.stop - 1}" if layers else "embedding, head"
@@ -211,6 +209,9 @@ def run_facts(manifest: Manifest, work: Work) -> RunFacts:
         share = quotas(len(samples), list(ends))
         return assign_paths(sorted(share.items()), stages, samples)
 
+    def meet(settings: OuterSettings) -> Meetings | None:
+        return Meetings(settings, sizes, manifest.data.seed, t.epochs) if settings.every else None
+
     def sampler(cursor: tuple[int, tuple[int, ...]]) -> Sampler:
         s = Sampler(order)
         s.restore({"next": cursor[0], "returned": list(cursor[1])})
@@ -228,8 +229,13 @@ def run_facts(manifest: Manifest, work: Work) -> RunFacts:
         router=lambda: Router(manifest.scheduler, p.stages), probe_every_s=PROBE_WAYS_S * (manifest.scheduler.paths == "planned"), tensor=work.engines.pipeline.shape.nbytes(p.micro_batch, m.seq_len),
         sizes=tuple(sum(part.bytes for part in parts[s]) for s in range(p.stages + 1)),
         cell=manifest.averaging.peers, spare=p.stages - manifest.scheduler.hops(p.stages),
-        meetings=Meetings(manifest.outer, sizes, manifest.data.seed, t.epochs) if manifest.outer.every else None,
+        meetings=meet(manifest.outer), read=work.read, meet=meet,
     )  # fmt: skip
+
+
+def reader(manifest: Manifest) -> Read:
+    """Settings of how cells average from a plan's text. The same text comes with every plan, so its signature is checked once."""
+    return lru_cache(4)(partial(read, manifest))
 
 
 def _text(home: Path, manifest: Manifest) -> Text:

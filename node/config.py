@@ -312,6 +312,23 @@ class NodeConfig:
             raise kind(f"cannot write {path}: {e.strerror}", "check the disk and the rights of --home") from e
         return path
 
+    def keep_change(self, run_id: str, change: str) -> None:
+        """Keep the owner's newest change to a run. Raises Refused and OutOfResources."""
+        path = self.swarm_dir(run_id) / "change"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_atomically(path, change.encode())
+        except OSError as e:
+            kind = OutOfResources if e.errno in (errno.ENOSPC, errno.EDQUOT) else Refused
+            raise kind(f"cannot write {path}: {e.strerror}", "check the disk and the rights of --home") from e
+
+    def change(self, run_id: str) -> str:
+        """What was kept of a run, "" for nothing."""
+        try:
+            return (self.swarm_dir(run_id) / "change").read_text()
+        except (OSError, ValueError):
+            return ""
+
     def remembered(self, run_id: str = "") -> tuple[Manifest, str] | None:
         """The swarm used last (or the one named) with its invite, "" for none; None when there is no such swarm."""
         swarms = self.home / "swarms"

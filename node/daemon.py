@@ -147,6 +147,7 @@ class Daemon:
         a.training.on_plan = self.view.planned
         a.training.on_lead = self.presence.changed
         a.training.on_move = self.mover.asked
+        self._recall_change(a, self.manifest)
         self.tasks.spawn(self.view.keep_measuring(), "measure", eternal=True)
         self.presence.announce(self.body)
         self.journal.emit("daemon", "hosting", f"hosting {self._what(stage, a)} on {a.device_said}", stage=stage)
@@ -155,6 +156,24 @@ class Daemon:
         await catch_up(a.work, self.presence, self.config.incoming_dir(self.manifest.run_id, stage), self.journal)
         a.training.start()
         self.presence.changed()
+
+    def _recall_change(self, a: Assembled, manifest: Manifest) -> None:
+        """The owner's newest change to how cells average, as this peer last knew it; and newer ones are kept."""
+        config, run_id = self.config, manifest.run_id
+        text = config.change(run_id)
+        if text:
+            try:
+                a.work.anchor.follow(a.training.change(text).outer, level=False)
+            except Refused as e:
+                self.journal.emit("daemon", "change-ignored", str(e), "warning")
+
+        def keep(change: str) -> None:
+            try:
+                config.keep_change(run_id, change)
+            except LocalFault as e:
+                self.journal.emit("daemon", "change-not-kept", str(e), "warning")
+
+        a.training.on_change = keep
 
     def _host_the_rest(self, manifest: Manifest) -> None:
         """A solo swarm: every block stage in a child of this daemon, until somebody else joins."""
@@ -199,8 +218,7 @@ class Daemon:
             await a.work.close()
             await a.pipeline.close()
             await a.cell.close()
-            if a.outer is not None:
-                await a.outer.close()
+            await a.outer.close()
             a.thread.close()
             if a.local is not None:
                 await asyncio.to_thread(a.local.ranks.close)

@@ -29,6 +29,7 @@ from protos import control_pb2 as pb
 if TYPE_CHECKING:
     from node.assembly import Assembled
     from node.daemon import Daemon
+    from node.training.service import Training
     from node.training.work import Work
 
 HISTORY = 256
@@ -145,8 +146,10 @@ class View(Window):
         )
         if work.plan is not None and work.plan.paths:
             s.paths.CopyFrom(self._paths(work.plan, d.manifest, training.leader.routing.costs if training.leader else None))
-        if d.manifest.averaging.peers:
+        if training.standing.in_force.cell or work.outer.number:
             s.outer.CopyFrom(outer_line(work, training.member.cell))
+        if training.standing.known.revision:
+            s.change.CopyFrom(change_line(training, work.plan))
         s.digest_mismatches = training.leader.mismatches if training.leader else 0
         s.progress = work.fetching
         s.momentum_lost, s.momentum_age = work.momentum_lost, work.momentum_age
@@ -415,6 +418,23 @@ class View(Window):
             if (fault := await task) is not None:
                 raise fault
 
+    def switch(self, change: str) -> pb.SwitchReply:
+        """A change to how cells average, to everybody. Raises Refused when the owner did not sign it, UsageFault for an old one."""
+        a = self._d.assembled
+        if a is None:
+            raise NetworkFault("this daemon takes no part in a run yet", "try again when tutti status says ready")
+        if a.training.finished.is_set():
+            raise UsageFault(
+                "the run is complete, so nothing averages any more", "a new run begins with  tutti swarm init --from FILE"
+            )
+        known = a.training.standing.known
+        rules = a.training.change(change)
+        if rules.revision < known.revision or (rules.revision == known.revision and change != known.change):
+            raise UsageFault(
+                f"change {known.revision} is known here already", f"give the new one the number {known.revision + 1}"
+            )
+        return pb.SwitchReply(revision=rules.revision)
+
     def invite(self) -> pb.InviteReply:
         """The line another machine needs."""
         d = self._d
@@ -425,11 +445,20 @@ class View(Window):
         return pb.InviteReply(invite=text, addresses=addresses)
 
 
+def change_line(training: Training, plan: Plan | None) -> pb.ChangeLine:
+    """The owner's newest change to how cells average, and what is in force."""
+    rules = training.standing.in_force
+    o, cell = rules.outer, f"cells of {rules.cell}" if rules.cell else "one cell"
+    says = f"{cell}, {o.strategy} of {o.carries} after every {o.every} epochs" if o.every else cell
+    since = plan.since if plan is not None and rules.revision else 0
+    return pb.ChangeLine(revision=training.standing.known.revision, in_force=rules.revision, since=since, says=says)
+
+
 def outer_line(work: Work, cell: int) -> pb.OuterLine:
     """Where this peer is among the cells of its stage, and what its last outer round was."""
     news, epoch = work.outer, work.version.epoch
     compared, apart = work.plan.spread.get(work.stage.stage, (0, 0.0)) if work.plan is not None else (0, 0.0)
-    ahead = (e - epoch for e in range(epoch, epoch + work.anchor.settings.every + 1) if work.anchor.due(e))
+    ahead = (e - epoch for e in range(epoch, epoch + work.anchor.ahead.every + 1) if work.anchor.due(e))
     return pb.OuterLine(
         cell=cell + 1, last=news.number, cells=news.cells, peers=news.peers, bytes=news.nbytes, last_s=news.seconds, next=next(ahead, 0),
         spread=pb.SpreadLine(cells=compared, relative=apart, error=ERROR if compared else 0.0),

@@ -85,6 +85,11 @@ class ControlStub:
                 request_serializer=protos_dot_control__pb2.InviteRequest.SerializeToString,
                 response_deserializer=protos_dot_control__pb2.InviteReply.FromString,
                 _registered_method=True)
+        self.Switch = channel.unary_unary(
+                '/tutti.v1.Control/Switch',
+                request_serializer=protos_dot_control__pb2.SwitchRequest.SerializeToString,
+                response_deserializer=protos_dot_control__pb2.SwitchReply.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -155,6 +160,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Switch(self, request, context):
+        """a change that the owner signed: check it and pass it on
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -207,6 +219,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Invite,
                     request_deserializer=protos_dot_control__pb2.InviteRequest.FromString,
                     response_serializer=protos_dot_control__pb2.InviteReply.SerializeToString,
+            ),
+            'Switch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Switch,
+                    request_deserializer=protos_dot_control__pb2.SwitchRequest.FromString,
+                    response_serializer=protos_dot_control__pb2.SwitchReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -479,6 +496,33 @@ class Control:
             '/tutti.v1.Control/Invite',
             protos_dot_control__pb2.InviteRequest.SerializeToString,
             protos_dot_control__pb2.InviteReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Switch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tutti.v1.Control/Switch',
+            protos_dot_control__pb2.SwitchRequest.SerializeToString,
+            protos_dot_control__pb2.SwitchReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -53,6 +53,10 @@ class ControlClient:
     def invite(self) -> control_pb2.InviteReply:
         return self._ask(self._stub.Invite, control_pb2.InviteRequest())
 
+    def switch(self, change: str) -> int:
+        """Hand in a change that the owner signed; its number."""
+        return self._ask(self._stub.Switch, control_pb2.SwitchRequest(change=change)).revision
+
     def stop(self, *, now: bool = False) -> str:
         return self._ask(self._stub.Stop, control_pb2.StopRequest(now=now)).text
 

@@ -26,6 +26,7 @@ class CannedWindow:
         self.seen = peers or some_peers()
         self.stopped = asyncio.Event()
         self.drained: float | None = None
+        self.switched = ""
 
     def snapshot(self) -> Snapshot:
         return self.said
@@ -67,6 +68,10 @@ class CannedWindow:
 
     def invite(self) -> InviteReply:
         return InviteReply(invite="tutti1canned", addresses=[f"/ip4/127.0.0.1/tcp/31337/p2p/{ME}"])
+
+    def switch(self, change: str) -> pb.SwitchReply:
+        self.switched = change
+        return pb.SwitchReply(revision=self.said.change.revision + 1)
 
 
 def training_snapshot(**changes: object) -> Snapshot:

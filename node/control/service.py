@@ -119,6 +119,9 @@ class ControlService(control_pb2_grpc.ControlServicer):
     async def Invite(self, request: control_pb2.InviteRequest, context: Any) -> control_pb2.InviteReply:
         return await self._answer(context, self._window.invite)
 
+    async def Switch(self, request: control_pb2.SwitchRequest, context: Any) -> control_pb2.SwitchReply:
+        return await self._answer(context, self._window.switch, request.change)
+
     async def _answer(self, context: Any, ask: Any, *args: Any) -> Any:
         try:
             return await settled(ask(*args))

@@ -14,7 +14,7 @@ from node.control.snapshot import TIME_KINDS, SwarmView, cover, states, swarm_vi
 from node.control.words import chart, clean, count, milliseconds, size, span, stacked
 from node.core.ids import ENDS, PeerId, short
 from protos.ask_pb2 import PeerLine, PeersAnswer
-from protos.control_pb2 import Evaluated, Event, Missing, OuterLine, PingReport, Snapshot, SpreadLine
+from protos.control_pb2 import ChangeLine, Evaluated, Event, Missing, OuterLine, PingReport, Snapshot, SpreadLine
 
 STATE_STYLE = {
     "training": "green", "ready": "green", "finished": "bold green", "joining": "cyan", "starting": "cyan", "waiting": "yellow",
@@ -54,6 +54,8 @@ def status_lines(s: Snapshot) -> list[Text]:
         lines.append(_line("cell", _outer(s.outer)))
         if s.outer.spread.cells:
             lines.append(_line("", _spread(s.outer.spread)))
+    if s.change.revision:
+        lines.extend(_line("averaging" if i == 0 else "", text) for i, text in enumerate(_change(s.change)))
     spent = _shares(s.time_s)
     if spent:
         lines.append(_line("time", spent))
@@ -347,6 +349,13 @@ def _outer(o: OuterLine) -> str:
         return f"{where}   no outer round yet, one after {o.next} more epochs"
     met = f"outer round {o.last}: {o.cells} cells, {o.peers} peers, {o.last_s:.2f} s, {size(o.bytes)}"
     return f"{where}   {met}   next after {o.next} epochs"
+
+
+def _change(c: ChangeLine) -> list[str]:
+    """What cells go by, and what the owner has signed and no plan is under yet."""
+    said = [f"by the owner's change {c.in_force}, since epoch {c.since}" if c.in_force else "by the manifest"]
+    said.append(clean(c.says, 68))
+    return said if c.in_force == c.revision else [*said, f"change {c.revision} comes into force with the next plan"]
 
 
 def _spread(s: SpreadLine) -> str:

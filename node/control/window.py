@@ -7,7 +7,17 @@ from typing import Protocol
 
 from node.telemetry.events import Journal
 from protos.ask_pb2 import PeersAnswer
-from protos.control_pb2 import Evaluated, EvaluateRequest, Event, GenerateRequest, InviteReply, Piece, PingReport, Snapshot
+from protos.control_pb2 import (
+    Evaluated,
+    EvaluateRequest,
+    Event,
+    GenerateRequest,
+    InviteReply,
+    Piece,
+    PingReport,
+    Snapshot,
+    SwitchReply,
+)
 
 
 class Window(Protocol):
@@ -47,3 +57,7 @@ class Window(Protocol):
         ...
 
     def invite(self) -> InviteReply | Awaitable[InviteReply]: ...
+
+    def switch(self, change: str) -> SwitchReply | Awaitable[SwitchReply]:
+        """Pass on a change that the owner signed. Raises Refused for one that it did not, UsageFault for one that is not new."""
+        ...

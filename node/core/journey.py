@@ -100,6 +100,7 @@ class Plan:
     each cell since it last met others, where a stage has more than one.
     ``stood``: for stages whose parameters at the base are those of an older version, because nobody had them in the epochs
     between, that version; it has members again, or the paths go around it.
+    ``change``: the owner's signed change to how cells average, "" for none, in force since the plan from version ``since``.
     ``cursor`` is the sampler before this epoch took its samples: next position and positions handed back.
     ``lineage`` is that of the base, ``tokens`` what was counted in its whole history: of two histories the one
     with more tokens goes on. ``loss`` and ``loss_val`` are nats per token of the epoch before and of the last
@@ -128,6 +129,8 @@ class Plan:
     spread: dict[int, tuple[int, float]] = field(default_factory=dict)
     worked: dict[Unit, int] = field(default_factory=dict)
     stood: dict[int, Version] = field(default_factory=dict)
+    change: str = ""
+    since: int = 0
 
     @property
     def base(self) -> Version:
@@ -199,6 +202,7 @@ class Plan:
             "moved": {k: index[v] for k, v in self.moved.items()},
             "digests": {f"{stage}.{cell}": v for (stage, cell), v in self.digests.items()},
             "worked": {f"{stage}.{cell}": v for (stage, cell), v in self.worked.items()},
+            "rules": [self.change, self.since],
             "deadline_s": self.deadline_s,
             "cursor": [self.cursor[0], list(self.cursor[1])],
             "news": [self.loss, self.loss_val, self.tokens, *self.forecast],
@@ -248,6 +252,8 @@ class Plan:
                 moved={str(k): name(v) for k, v in body["moved"].items()},
                 digests={_unit(k): str(v) for k, v in body["digests"].items()},
                 worked={_unit(k): _natural(v) for k, v in body["worked"].items()},
+                change=str(body["rules"][0]),
+                since=_natural(body["rules"][1]),
                 deadline_s=_finite(body["deadline_s"]),
                 cursor=(_natural(body["cursor"][0]), tuple(_natural(p) for p in body["cursor"][1])),
                 loss=_finite(body["news"][0]),

@@ -32,6 +32,8 @@ class Checkpoint:
     sealed: bool = False
     cell: int = 0
     worked: dict[Unit, int] = field(default_factory=dict)
+    change: str = ""
+    since: int = 0
 
     @property
     def whole(self) -> bool:
@@ -45,6 +47,8 @@ class Disk:
         self.keep, self._seconds = keep, seconds
         self.places: dict[tuple[int, int], Checkpoint] = {}
         self._writing: Checkpoint | None = None
+        self.change = ""
+        """The owner's newest change to how cells average that was known."""
 
     def boot(self) -> None:
         """The process is new: what was being written is abandoned where it is."""

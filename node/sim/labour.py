@@ -32,6 +32,7 @@ from node.training import events as ev
 from node.training.cells import ANY
 from node.training.leader import Past
 from node.training.meetings import speakers, weights
+from node.training.rules import between
 
 if TYPE_CHECKING:
     from node.sim.peer import SimPeer
@@ -91,7 +92,11 @@ class Labour:
     def recall(self, version: Version) -> Past | None:
         """What the disk says goes with a version."""
         found = self.disk.find(self.stage, version)
-        return None if found is None else Past(found.cursor, dict(found.owners), found.tokens, dict(found.worked))
+        return (
+            None
+            if found is None
+            else Past(found.cursor, dict(found.owners), found.tokens, dict(found.worked), found.change, found.since)
+        )
 
     def parameters(self) -> dict[str, Value]:
         """What others may fetch."""
@@ -138,7 +143,9 @@ class Labour:
                 if plan.outer and not listener:
                     marks = tuple((n, v.mark) for n, v in sorted(self.values.items()))
                     speaks = self.peer.name in speakers(plan, unit_of(plan, self.peer.name), r.dead)
-                    weight = weights(plan, unit_of(plan, self.peer.name), self.setup.outer)[plan_cell(plan, self.peer.name)]
+                    weight = weights(plan, unit_of(plan, self.peer.name), between(plan, self.peer.swarm.read))[
+                        plan_cell(plan, self.peer.name)
+                    ]
                     self._share = Share(self.peer.name, (), weight * speaks, plan.hash, marks)
                 elif self._share is None and not listener:
                     self._share = self.peer.swarm.make.share(self.peer, self.peer.pipe.take_share(plan.epoch))
@@ -178,7 +185,7 @@ class Labour:
             ownership_hash=ownership_hash(self.setup.parts[self.stage], owners, "simulated"),
             share=share,
             deadline_s=r.deadline_s,
-            total=max(weights(plan, unit, self.setup.outer).values(), default=1)
+            total=max(weights(plan, unit, between(plan, self.peer.swarm.read)).values(), default=1)
             if plan.outer
             else self.setup.tokens * len(plan.paths),
             allowed={},
@@ -314,6 +321,8 @@ class Labour:
             dict(plan.owners),
             cell=self.cell,
             worked=dict(plan.worked),
+            change=plan.change,
+            since=plan.since,
         )
         self.disk.save(self.peer, blank, dict(self.values), dict(self.moments), self.peer.checkpoint_written)
 

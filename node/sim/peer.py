@@ -7,9 +7,10 @@ the event it stands for; only what a liar says goes over the real notes, whose c
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from node.core.errors import WireError
+from node.core.errors import Refused, WireError
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Plan, Version, lineage_after
 from node.sim.chair import Chair
@@ -26,6 +27,7 @@ from node.training.election import Election, Sighting
 from node.training.leader import Leader
 from node.training.member import State
 from node.training.pace import ACCUSE_EVERY_S, HEARTBEAT_S, PROBE_TIMEOUT_S, TELL_TIMEOUT_S, TELL_TRIES, TICK_S
+from node.training.rules import Rules, Standing
 
 if TYPE_CHECKING:
     from node.sim.swarm import Swarm
@@ -54,6 +56,9 @@ class SimPeer(Host):
         self.pipe, self.rounds = Pipe(self), Rounds(self)
         self.member = make.member(self.name, self.labour.version, self.labour.checkpoints(), 0)
         self.past = SimPast(self)
+        self.standing = Standing(self.swarm.read(""))
+        if self.disk.change:
+            self.standing.learns(self.swarm.read(self.disk.change))
         self.chair = Chair(self)
         self.election = Election(self.name, self.world.now)
         self.leader: Leader | None = None
@@ -172,7 +177,9 @@ class SimPeer(Host):
         if leads and self.leader is None:
             m = self.member
             facts = self.swarm.facts_for(self)
-            self.leader = self.swarm.make.leader(self.name, facts, term=m.term, history=m.plan, dropped=m.dropped)
+            self.leader = self.swarm.make.leader(
+                self.name, facts, term=m.term, history=m.plan, dropped=m.dropped, rules=self.standing.known
+            )
             self.swarm.watch.leads(self)
             self._announce()
         elif not leads and self.leader is not None and (not self.leaving or self.leader.idle):
@@ -216,7 +223,7 @@ class SimPeer(Host):
                     end()
                     return
                 asked.add(leader)
-                heard = self.swarm.make.heard(self)
+                heard = replace(self.swarm.make.heard(self), change=self.standing.tells(leader))
                 if leader == self.name:
                     self.lead(heard)
                     end()
@@ -304,8 +311,23 @@ class SimPeer(Host):
                 return self.swarm.move(self, stage)
         if self.leader is None:
             return "this peer does not lead"
-        self.lead(self.swarm.make.parsed(peer, note, not self.swarm.honest(peer)))
+        note = self.swarm.make.parsed(peer, note, not self.swarm.honest(peer))
+        if isinstance(note, ev.Heard) and note.change:
+            try:
+                self.change(note.change)
+            except Refused as e:
+                raise WireError(e.what) from e
+        self.lead(note)
         return None
+
+    def change(self, text: str) -> None:
+        """The owner's change to how cells average, from whomever. Raises Refused when the owner did not sign it."""
+        rules = self.swarm.read(text)
+        if self.standing.learns(rules):
+            self.disk.change = text
+            self._beating += 1
+            self.after(0.0, self._beat, self._beating)
+            self.lead(ev.Changed(rules))
 
     def _hear_plan(self, peer: PeerId, plan: Plan) -> Reason:
         if plan.leader != peer:
@@ -317,8 +339,18 @@ class SimPeer(Host):
         current = {m.peer for m in plan.cell(self.stage, me.cell) if m.current} if me else set()
         if me and any(plan.owner(n, me.cell) not in current for n in self.labour.names):
             raise WireError("a plan nobody could follow")
+        if old := self.standing.refuses(plan, self._rules(plan)):
+            self._beating += 1
+            self.after(0.0, self._beat, self._beating)
+            return old
         self.election.forgive(peer)
         return self.happens(ev.PlanArrived(plan))
+
+    def _rules(self, plan: Plan) -> Rules:
+        try:
+            return self.swarm.read(plan.change)
+        except Refused as e:
+            raise WireError("a plan nobody could follow") from e
 
     def refuses(self, peer: PeerId) -> bool:
         """Whether it is not listened to now."""
@@ -388,6 +420,8 @@ class SimPeer(Host):
                 else:
                     self.past.stood(plan.base, plan.tokens)
                 self._results, self._result_plan = [], plan
+                if self.standing.follows(plan.leader, self._rules(plan)):
+                    self.disk.change = plan.change
                 self.labour.begin(plan, listener)
                 self.swarm.watch.began(self, plan, listener)
                 if self.stage == ENDS and not listener:

@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from node.averaging.machine import RoundMachine
+from node.averaging.outer import OuterSettings
+from node.core.errors import Refused
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Path, Version
 from node.data.order import SampleOrder, Sampler
@@ -32,6 +34,7 @@ from node.training import events as ev
 from node.training.leader import Cursor, Leader, RunFacts
 from node.training.meetings import Meetings
 from node.training.member import Member
+from node.training.rules import Rules
 
 
 class Machines:
@@ -89,7 +92,9 @@ class Swarm:
         self.directory = FakeDirectory(self.links, DirectorySettings(), setup.spread_s)
         self.watch = Watch(self)
         scheduler, may_skip = setup.scheduling(seed)
-        self.facts = facts_of(setup, scheduler)
+        self.changes: dict[str, Rules] = {}
+        """What the owner has signed, by its text."""
+        self.facts = replace(facts_of(setup, scheduler), read=self.read)
         self.fewest = fewest_hops(setup.stages, may_skip)
         self.peers: dict[PeerId, SimPeer] = {}
         self.liars: set[PeerId] = set()
@@ -117,6 +122,14 @@ class Swarm:
         if not settle:
             peer.boot()
         return peer
+
+    def read(self, change: str) -> Rules:
+        """A change as peers read it. Raises Refused for what the owner has not signed."""
+        if not change:
+            return Rules(self.setup.cell, self.setup.outer)
+        if change not in self.changes:
+            raise Refused("not a change that the owner signed for this run", "")
+        return self.changes[change]
 
     def facts_for(self, peer: SimPeer) -> RunFacts:
         """What a leader at this peer plans with."""
@@ -197,6 +210,10 @@ def facts_of(setup: Setup, scheduler: SchedulerSettings) -> RunFacts:
         return state["next"], tuple(state["returned"])
 
     sizes = {stage: {p.name: p.bytes for p in parts} for stage, parts in setup.parts.items()}
+
+    def meet(settings: OuterSettings) -> Meetings | None:
+        return Meetings(settings, sizes, 0, setup.epochs) if settings.every else None
+
     return RunFacts(
         stages=setup.stages, epochs=setup.epochs, target_batch=setup.micro_batches * setup.micro_batch,
         micro_batch=setup.micro_batch, min_replicas=setup.min_replicas, epoch_timeout_s=setup.epoch_timeout_s,
@@ -204,5 +221,5 @@ def facts_of(setup: Setup, scheduler: SchedulerSettings) -> RunFacts:
         router=lambda: Router(scheduler, setup.stages), tensor=setup.activation,
         sizes=tuple(sum(p.bytes for p in setup.parts[s]) for s in range(setup.stages + 1)),
         sampler=sampler, cursor=cursor, sequence=setup.tokens // setup.micro_batch, rebalance_every_s=setup.rebalance_every_s,
-        cell=setup.cell, spare=0 if setup.cell else setup.stages - scheduler.hops(setup.stages), meetings=Meetings(setup.outer, sizes, 0, setup.epochs) if setup.outer.every else None,
+        cell=setup.cell, spare=0 if setup.cell else setup.stages - scheduler.hops(setup.stages), meetings=meet(setup.outer), meet=meet,
     )  # fmt: skip

@@ -24,6 +24,7 @@ from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
 from node.training.engines import Engines
 from node.training.meetings import number
+from node.training.rules import LEVEL
 from node.training.stage import StageState
 
 MOMENTUM = "#momentum"
@@ -36,27 +37,35 @@ WAIT_SHARE = 0.3
 
 
 class Anchor:
-    """Of one stage. ``state`` None where parameters are averaged, and while a newcomer does not have it yet."""
+    """Of one stage. ``state`` None where parameters are averaged, and while a newcomer does not have it yet. ``ahead`` are the
+    settings in force, ``settings`` those of the round at hand: others where a change comes into force."""
 
     def __init__(
         self, stage: StageState, settings: OuterSettings, epochs: int, engines: Engines, tasks: Tasks, me: PeerId
     ) -> None:
         self._stage, self._engines, self._tasks, self._me = stage, engines, tasks, me
-        self.settings, self._epochs = settings, epochs
+        self.settings = self.ahead = settings
+        self._epochs = epochs
         self.state: OuterState | None = OuterState.begin(stage.parameters()) if self.kept else None
         self._before: OuterState | None = None
         self._moved = False
         self._fetching: asyncio.Task[None] | None = None
 
+    def follow(self, settings: OuterSettings, level: bool) -> None:
+        """Go by these settings from now on; ``level``: they come into force in this plan, after all cells have averaged parameters."""
+        self.settings, self.ahead = LEVEL if level else settings, settings
+        if level:
+            self._stop()
+
     @property
     def kept(self) -> bool:
         """Whether this run has anchors at all."""
-        return self.settings.every > 0 and self.settings.carries in ("deltas", "state")
+        return self.ahead.every > 0 and self.ahead.carries in ("deltas", "state")
 
     @property
     def lacking(self) -> bool:
         """This peer should have an anchor and has none."""
-        return self.kept and self.state is None
+        return self.kept and self.state is None and self.settings is not LEVEL
 
     @property
     def believes(self) -> bool:
@@ -65,7 +74,7 @@ class Anchor:
 
     def due(self, epoch: int) -> int:
         """The number of the outer round that the epoch from version ``epoch`` is, 0 for none."""
-        return number(epoch, self.settings.every, self._epochs)
+        return number(epoch, self.ahead.every, self._epochs)
 
     # ------------------------------------------------------------ a round
 
@@ -84,7 +93,7 @@ class Anchor:
     def gives(self) -> dict[str, Tensor] | None:
         """This peer's contribution, fp32 on the CPU; None without an anchor."""
         local = {name: t.detach().to("cpu", torch.float32) for name, t in self._stage.parameters().items()}
-        if not self.kept:
+        if not self.kept or self.settings is LEVEL:
             return local
         if self.state is None:
             return None
@@ -98,6 +107,10 @@ class Anchor:
 
         Raises ValueError for numbers that are not finite, and for differences where there is no anchor.
         """
+        if self.settings is LEVEL:
+            # Everybody has the same now: anchors that are kept from here on begin equal.
+            self._replace(OuterState.begin(mean) if self.kept else None)
+            return dict(mean)
         if not self.kept:
             return dict(mean)
         if self.settings.carries == "state":
@@ -179,8 +192,8 @@ class Anchor:
 
     async def copy(self, donors: Sequence[PeerId], version: Version) -> None:
         """Parameters of ``version`` are being copied from ``donors``: what goes with them. Without it this peer lacks it again."""
-        if self.kept:
-            self._replace(await self._fetch(donors, version))
+        if self.kept or self.settings is LEVEL:
+            self._replace(await self._fetch(donors, version) if self.kept else None)
 
     async def _fetch_for(self, plan: Plan, where: Sequence[Sequence[PeerId]]) -> None:
         found = None

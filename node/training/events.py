@@ -8,6 +8,7 @@ from node.core.ids import PeerId
 from node.core.journey import Plan, Version
 from node.scheduler.costs import NOTHING, Measured
 from node.scheduler.router import Job
+from node.training.rules import Rules
 
 # ---------------------------------------------------------------- what the leader hears
 
@@ -18,7 +19,8 @@ class Heard:
     ``reachable`` what it can put in place instead, ``tokens`` what was counted in the history of ``at``.
     ``leaving``: plan without it; what it holds can still be had from it for a moment. ``speed`` is its own measurement,
     ``seen`` what it measures of its neighbours, both in micro-batches per second. ``room``: bytes of optimizer state it can keep
-    as an owner; 0: not known. ``costs``: what work and ways cost it. ``cell``: whose parameters these are; -1 for none's."""
+    as an owner; 0: not known. ``costs``: what work and ways cost it. ``cell``: whose parameters these are; -1 for none's. ``change``: of the owner to how cells average,
+    which the leader may not know; it is for the service that hears it, to be checked."""
 
     peer: PeerId
     stage: int
@@ -33,6 +35,7 @@ class Heard:
     room: int = 0
     costs: Measured = NOTHING
     cell: int = -1
+    change: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,13 @@ class Recalled:
     version: Version
     plan: Plan | None = None
     dropped: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Changed:
+    """The owner's change to how cells average, checked: it comes into force with the next plan if it is newer than what is."""
+
+    rules: Rules
 
 
 @dataclass(frozen=True)

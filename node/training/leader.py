@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from node.core.errors import OutOfResources
+from node.averaging.outer import OuterSettings
+from node.core.errors import OutOfResources, Refused
 from node.core.ids import ENDS, PeerId, short
 from node.core.journey import Path, Plan, Unit, Version
 from node.scheduler.router import Router
@@ -29,6 +30,7 @@ from node.training.meetings import Meetings
 from node.training.memory import GENESIS, Cursor, Memory, Past
 from node.training.roster import Roster, majority
 from node.training.routing import Routing
+from node.training.rules import LEVEL, Read, Rules
 
 COURTESY_S, COURTESY_MOST_S = 60.0, 3600.0
 """Once in so long, planning waits for those who claim to have counted more tokens than we."""
@@ -66,7 +68,8 @@ class RunFacts:
     ``settle_s``: a young swarm waits so long for company; ``late_s``: silence that means death;
     ``patience_s``: wait for a lost version before an older one is taken. ``rebalance_every_s``: between two changes of
     stage, 0 for none; ``download_s``: what a change costs. ``spare``: block stages that a plan may leave out when nobody holds them. ``cell``: most peers of a cell, 0 for all of a stage;
-    ``meetings``: how cells average with each other, None when there is one only.
+    ``meetings``: how cells average with each other, None when there is one only. ``read(change)``: what the owner's change says
+    instead, and ``meet(settings)`` the meetings by it.
     """
 
     stages: int
@@ -97,14 +100,17 @@ class RunFacts:
     cell: int = 0
     meetings: Meetings | None = None
     spare: int = 0
+    read: Read = lambda change: Rules()
+    meet: Callable[[OuterSettings], Meetings | None] = lambda outer: None
 
 
 class Leader:
     """The machine. ``history`` is the newest plan this peer took part in, if any, and ``dropped`` what of it did not
-    count: they carry cursor and owners over."""
+    count: they carry cursor and owners over. ``rules``: the owner's newest change that this peer knows."""
 
     def __init__(
         self, me: PeerId, facts: RunFacts, *, term: int = 0, history: Plan | None = None, dropped: Sequence[int] = (),
+        rules: Rules | None = None,
     ) -> None:  # fmt: skip
         self.me, self.facts, self.term = me, facts, term
         self.phase = Phase.GATHER
@@ -114,6 +120,7 @@ class Leader:
         self.loss_val = history.loss_val if history else 0.0
         self.tokens = history.tokens if history else 0
         self.spread = history.spread if history else {}
+        self.rules = rules or facts.read("")
         self.repaired = self.failed_rounds = self.mismatches = self.moves = 0
         self._epoch: Attempt | None = None
         self.memory = Memory(facts.sampler, facts.cursor, facts.recall, history, dropped)
@@ -169,6 +176,8 @@ class Leader:
                 return self._recalled(event, now)
             case ev.MoveRefused(peer):
                 self._balance.refused(peer, now)
+            case ev.Changed(rules):
+                self.rules = max(self.rules, rules, key=lambda r: r.revision)
             case ev.Searched(job, routes, makespan):
                 self.routing.searched(job, routes, makespan)
             case ev.Tick():
@@ -382,8 +391,12 @@ class Leader:
         done += self._leave_out(base)
         self.tokens = past.tokens
         finished = base.epoch >= facts.epochs
-        outer = facts.meetings.number(base.epoch) if facts.meetings and not finished else 0
-        made = draft(roster, base, past, facts.assign, facts.cell, facts.meetings, outer)
+        said, rules, since = self._rule(base, past, finished)
+        cell, meetings = (rules.cell, facts.meet(rules.outer)) if rules.revision else (facts.cell, facts.meetings)
+        outer = meetings.number(base.epoch) if meetings and not finished else 0
+        if said:
+            outer, meetings = outer or 1, facts.meet(LEVEL)
+        made = draft(roster, base, past, facts.assign, cell, meetings, outer)
         members = made.members
         self.term += 1
         sampler = facts.sampler(past.cursor)
@@ -401,7 +414,8 @@ class Leader:
         plan = Plan(
             base.epoch, self.term, self.me, members, paths, made.owners, moved, made.digests,
             facts.round_timeout_s if outer else facts.epoch_timeout_s, cursor, self.loss, self.loss_val, self.tokens, base.lineage,
-            self.routing.forecast(by_stage) if paths else (0.0, 0.0), outer, made.reducers, self.spread, made.worked, roster.stages_that_stood(base),
+            self.routing.forecast(by_stage) if paths else (0.0, 0.0), outer, made.reducers, self.spread, made.worked,
+            roster.stages_that_stood(base), rules.change, since,
         )  # fmt: skip
         roster.agreed |= plan.digests
         self.memory.planned(plan)
@@ -427,10 +441,32 @@ class Leader:
         }  # fmt: skip
         if self._left:
             about["left_out"] = list(self._left)
-        if facts.cell:
+        if cell or outer:
             about |= {"cells": [m.cell for m in members], "outer": outer, "groups": [m.group for m in members] if outer else []}
         catching_up = f", {listeners} catching up" if listeners else ""
-        return [*done, ev.SendPlan(plan), ev.Report("epoch-planned", text + catching_up, "debug", about)]
+        return [*done, *said, ev.SendPlan(plan), ev.Report("epoch-planned", text + catching_up, "debug", about)]
+
+    def _rule(self, base: Version, past: Past, finished: bool) -> tuple[list[Any], Rules, int]:
+        """The settings of this plan and since which version they are in force; a word about it where they come into force here.
+
+        What was in force goes with the history: where a newer change is known, it comes into force now, also when that was so
+        before on a history that is undone. A plan that ends the run changes nothing."""
+        try:
+            before = self.facts.read(past.change)
+        except Refused:
+            before = self.facts.read("")  # a stranger's memory is not to be believed
+        if before.revision >= self.rules.revision:
+            self.rules = before
+        if finished or (before.revision == self.rules.revision and not (before.revision and past.since == base.epoch)):
+            return [], before, past.since
+        o, cell = self.rules.outer, self.rules.cell or "all replicas"
+        every = f", {o.strategy} of {o.carries} after every {o.every} epochs" if o.every else ""
+        text = f"change {self.rules.revision} of the owner comes into force at epoch {base.epoch}: cells of {cell}{every}"
+        return (
+            [ev.Report("averaging-changed", text, facts={"epoch": base.epoch, "revision": self.rules.revision})],
+            self.rules,
+            base.epoch,
+        )
 
     def _leave_out(self, base: Version) -> list[Any]:
         """Say it when paths begin to go around a stage, and when they no longer do."""
@@ -615,7 +651,7 @@ class Leader:
                     "dropped": len(dropped),
                     "repaired": epoch.repaired,
                     "dead": len(epoch.dead),
-                    **({"apart": {s: apart for s, (_, apart) in self.spread.items()}} if self.facts.cell else {}),
+                    **({"apart": {s: apart for s, (_, apart) in self.spread.items()}} if self.spread else {}),
                 },
             )  # fmt: skip
         )

@@ -30,13 +30,15 @@ class SamplerPort(Protocol):
 
 @dataclass(frozen=True)
 class Past:
-    """What goes with a version: the sampler, who owned what, tokens counted until then; and of each cell, what it has done since
-    it last met others."""
+    """What goes with a version: the sampler, who owned what, tokens counted until then; of each cell, what it has done since
+    it last met others; the change to how cells average that was in force, and since when."""
 
     cursor: Cursor
     owners: dict[str, PeerId]
     tokens: int
     worked: dict[Unit, int] = field(default_factory=dict)
+    change: str = ""
+    since: int = 0
 
 
 class Memory:
@@ -63,7 +65,7 @@ class Memory:
     def committed(self, version: Version, plan: Plan, owners: dict[str, PeerId], dropped: Sequence[int], tokens: int) -> None:
         """``plan`` made ``version``, with these owners in the end."""
         self.history, self._dropped = plan, tuple(dropped)
-        self._next = (version, Past(self.cursor_after(plan, dropped), owners, tokens, worked_after(plan, dropped)))
+        self._next = (version, _after(self.cursor_after(plan, dropped), owners, tokens, plan, dropped))
 
     def past(self, base: Version, tokens: int, batch: int) -> Past | None:
         """What goes with ``base``; None when it is not known here. ``tokens`` is what others say was counted (-1: nobody
@@ -72,10 +74,9 @@ class Memory:
             return self._next[1]
         h = self.history
         if h is not None and base == h.base:
-            return Past(h.cursor, dict(h.owners), h.tokens, dict(h.worked))
+            return Past(h.cursor, dict(h.owners), h.tokens, dict(h.worked), h.change, h.since)
         if h is not None and base == makes(h, self._dropped):
-            worked = worked_after(h, self._dropped)
-            return Past(self.cursor_after(h, self._dropped), dict(h.owners), max(tokens, h.tokens), worked)
+            return _after(self.cursor_after(h, self._dropped), dict(h.owners), max(tokens, h.tokens), h, self._dropped)
         if base == GENESIS:
             return Past((0, ()), {}, 0)
         found = self._from_checkpoint(base)
@@ -124,6 +125,10 @@ class Memory:
 def makes(plan: Plan, dropped: Sequence[int]) -> Version:
     """The version that ``plan`` makes when these micro-batches do not count."""
     return Version(plan.epoch + 1, lineage_after(plan, dropped))
+
+
+def _after(cursor: Cursor, owners: dict[str, PeerId], tokens: int, plan: Plan, dropped: Sequence[int]) -> Past:
+    return Past(cursor, owners, tokens, worked_after(plan, dropped), plan.change, plan.since)
 
 
 def worked_after(plan: Plan, dropped: Sequence[int]) -> dict[Unit, int]:

@@ -79,7 +79,7 @@ def ready_note(e: ev.Heard) -> pb.Note:
     body = pb.ReadyNote(
         stage=e.stage, at=version_note(e.at), digest=e.digest, speed=e.speed, reachable=[version_note(v) for v in e.reachable],
         term=e.term, tokens=e.tokens, leaving=e.leaving, seen=dict(e.seen[:MAX_SEEN]), room=e.room, costs=cost_note(e.costs),
-        cell=e.cell + 1,
+        cell=e.cell + 1, change=e.change,
     )  # fmt: skip
     return pb.Note(epoch=e.at.epoch, term=e.term, ready=body)
 
@@ -154,7 +154,7 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
             return ev.Heard(
                 peer, r.stage, parse_version(r.at), _digest(r.digest), _finite(r.speed), reachable, _count(r.term), _count(r.tokens),
                 r.leaving, tuple((PeerId(p), _finite(rate)) for p, rate in sorted(r.seen.items())[:MAX_SEEN]), _count(r.room),
-                parse_costs(r.costs), _count(r.cell, MAX_CELLS) - 1,
+                parse_costs(r.costs), _count(r.cell, MAX_CELLS) - 1, r.change,
             )  # fmt: skip
         case "finished":
             rows = tuple(

@@ -38,6 +38,7 @@ from node.training.pace import (
     TICK_S,
 )
 from node.training.past import Past
+from node.training.rules import Rules, Standing
 from node.training.work import Work
 from node.transport.port import TransportPort, translate
 from protos import training_pb2 as pb
@@ -82,11 +83,14 @@ class Training(rpc.TrainingServicer):
         self._probing: set[PeerId] = set()
         self._searching = asyncio.Lock()
         self._domain = notes.plan_domain(facts.run_id)
+        self.standing = Standing(facts.read(""))
         self.finished = asyncio.Event()
         self.on_plan: Callable[[Plan], None] = lambda plan: None
         self.on_lead: Callable[[], None] = lambda: None
         self.on_move: Callable[[int], str] = lambda stage: "this peer does not change its stage"
         """Asked to host another stage: "" when it will, else why not."""
+        self.on_change: Callable[[str], None] = lambda change: None
+        """A newer change is known: keep it."""
         rpc.add_TrainingServicer_to_server(self, transport.server)
 
     def start(self) -> None:
@@ -141,6 +145,23 @@ class Training(rpc.TrainingServicer):
         if self.leader is not None:
             self.leader.resigning = False
 
+    # ------------------------------------------------------------ how cells average
+
+    def change(self, text: str) -> Rules:
+        """The owner's change to how cells average, from whomever: a newer one is kept, told to who leads until a plan is under it,
+        and comes into force with the next plan. The settings in it. Raises Refused when the owner did not sign it for this run."""
+        rules = self.facts.read(text)
+        if self.standing.learns(rules):
+            self.on_change(text)
+            self._hurry.set()
+            if self.leader is not None:
+                self._lead(ev.Changed(rules))
+        return rules
+
+    def _goes_by(self, plan: Plan) -> None:
+        if self.standing.follows(plan.leader, self.work.read(plan.change)):
+            self.on_change(plan.change)
+
     # ------------------------------------------------------------ who leads
 
     def leader_id(self) -> PeerId | None:
@@ -155,7 +176,7 @@ class Training(rpc.TrainingServicer):
         leads = self.leader_id() == self.me
         if leads and self.leader is None:
             m = self.member
-            self.leader = Leader(self.me, self.facts, term=m.term, history=m.plan, dropped=m.dropped)
+            self.leader = Leader(self.me, self.facts, term=m.term, history=m.plan, dropped=m.dropped, rules=self.standing.known)
             self.journal.emit("training", "leading", "this peer leads the epochs", term=m.term)
             self.on_lead()
         elif not leads and self.leader is not None and (not self.leaving or self.leader.idle):
@@ -200,6 +221,7 @@ class Training(rpc.TrainingServicer):
             self.work.room,
             self.work.costs(),
             m.cell,
+            self.standing.tells(leader),
         )
         if leader == self.me:
             self._lead(heard)
@@ -252,7 +274,13 @@ class Training(rpc.TrainingServicer):
         if self.leader is None:
             self._hurry.set()  # its sender takes us for the leader: does ours still live?
             return "this peer does not lead"
-        self._lead(notes.leader_event(note, peer))
+        event = notes.leader_event(note, peer)
+        if isinstance(event, ev.Heard) and event.change:
+            try:
+                self.change(event.change)
+            except Refused as e:
+                raise WireError(e.what) from e
+        self._lead(event)
         return None
 
     async def _hear_plan(self, peer: PeerId, note: pb.PlanNote) -> str | None:
@@ -269,6 +297,9 @@ class Training(rpc.TrainingServicer):
             raise WireError("a plan whose signature is wrong") from e
         if why := self.work.objection(plan):
             raise WireError(f"a plan nobody could follow: {why}")
+        if old := self.standing.refuses(plan, self.work.read(plan.change)):
+            self._hurry.set()
+            return old
         self._election.forgive(peer)
         return await self._happens(ev.PlanArrived(plan))
 
@@ -454,6 +485,7 @@ class Training(rpc.TrainingServicer):
                     self.past.stood(plan.base, plan.tokens)
                 self._results, self._result_plan = [], plan
                 self.on_plan(plan)
+                self._goes_by(plan)
                 await self.work.begin(plan, listener)
                 if self.stage == ENDS and not listener and plan.paths:
                     self._epoch_tasks.append(self.tasks.spawn(self.work.run(plan, self._done), "run"))

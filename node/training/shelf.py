@@ -52,7 +52,14 @@ class Shelf:
             cursor, owners = meta["cursor"], meta["owners"]
             at = (int(cursor[0]), tuple(int(p) for p in cursor[1]))
             worked = {(int(stage), int(cell)): max(0, int(count)) for stage, cell, count in meta.get("worked", ())}
-            return Past(at, {str(k): PeerId(v) for k, v in owners.items()}, tokens_of(meta), worked)
+            return Past(
+                at,
+                {str(k): PeerId(v) for k, v in owners.items()},
+                tokens_of(meta),
+                worked,
+                str(meta.get("change", "")),
+                int(meta.get("since", 0)),
+            )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
             return None
 
@@ -91,6 +98,7 @@ class Shelf:
         if plan is not None and plan.epoch == epoch:
             meta |= {"lineage": plan.lineage, "tokens": plan.tokens, "cell": max(0, cell)}
             meta |= {"cursor": [plan.cursor[0], list(plan.cursor[1])], "owners": plan.owners}
+            meta |= {"change": plan.change, "since": plan.since}
             meta["worked"] = [[*unit, count] for unit, count in sorted(plan.worked.items())]
 
         def write() -> tuple[str, dict[int, dict[str, Any]]]:

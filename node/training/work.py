@@ -19,7 +19,7 @@ from node.averaging.spread import Sketch
 from node.checkpoint.fetch import fetch
 from node.checkpoint.partial import Partial
 from node.checkpoint.state import StateKind, StateSnapshot
-from node.core.errors import PeerFault, StepFault
+from node.core.errors import PeerFault, Refused, StepFault
 from node.core.ids import ENDS, PeerId, RoundId, short
 from node.core.journey import Hop, Path, Plan, Version, of_cell
 from node.core.tasks import Tasks
@@ -38,6 +38,7 @@ from node.training.engines import Engines
 from node.training.handover import Handover
 from node.training.meetings import speakers, weights
 from node.training.memory import Past, makes
+from node.training.rules import Read, Rules, due, levels
 from node.training.settings import TrainingSettings
 from node.training.shelf import Shelf, cell_of, copies_of, tokens_of
 from node.training.stage import StageState
@@ -75,7 +76,7 @@ class Work:
 
     def __init__(
         self, stage: StageState, engines: Engines, settings: TrainingSettings, optimizer: OptimSettings, sequence: int, me: PeerId,
-        on_error: Callable[[str, BaseException], None] | None = None, outer: OuterSettings | None = None,
+        on_error: Callable[[str, BaseException], None] | None = None, outer: OuterSettings | None = None, read: Read | None = None,
     ) -> None:  # fmt: skip
         self.stage, self.engines, self.settings, self.me = stage, engines, settings, me
         self._sequence = sequence
@@ -86,6 +87,9 @@ class Work:
         self.sketch: Sketch = ()
         """Of the parameters in place, where there are other cells to compare them with and they came from an epoch."""
         self._sketcher: Sketcher | None = None
+        own = Rules(outer=outer or OuterSettings())
+        self.read: Read = read or (lambda change: own)
+        """Settings for how cells average, of the text that a plan has."""
         self.cell = ANY
         """Whose parameters are in place; :data:`~node.training.cells.ANY` for no cell's."""
         self._epoch: _Epoch | None = None
@@ -172,8 +176,12 @@ class Work:
             there, averagers = {m.peer for m in plan.unit(plan.unit_of(me)) if m.current}, plan.averagers(plan.unit_of(me))
             if any(plan.owner(name, me.cell) not in mine or averagers.get(name) not in there for name in self._shapes):
                 return "a parameter of this stage has no owner among its members"
-        due = self.anchor.due(plan.epoch) if plan.epoch < self.settings.epochs else 0
-        if plan.outer != due or (due and plan.paths):
+        try:
+            rules = self.read(plan.change)
+        except Refused as e:
+            return str(e)
+        number = due(rules, plan.since, plan.epoch, self.settings.epochs)
+        if plan.outer != number or (number and plan.paths):
             return "an outer round when none is due, or none when one is"
         for path in plan.paths:
             if len(path.samples) != size or (ENDS, path.origin) not in current:
@@ -193,6 +201,7 @@ class Work:
             self._void(plan.epoch)
         self._epoch = _Epoch(plan, compute_s=self.engines.meter.compute_s)
         self._plan = plan
+        self.anchor.follow(self.read(plan.change).outer, levels(plan))
         if listener:
             # What it holds is not the swarm's, and it settles nothing: rounds before and after this one are nothing to it.
             for rounds in self._rounds:

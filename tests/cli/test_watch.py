@@ -2,7 +2,12 @@ import json
 
 import pytest
 
+from node.change import read
+from node.config import NodeConfig
 from node.control.memory import training_snapshot
+from node.core.errors import ExitCode
+from node.identity.keys import Identity
+from node.manifest import read_manifest
 
 
 def test_status_is_for_people_and_for_machines(tutti, daemon):
@@ -120,3 +125,30 @@ def test_a_second_start_is_refused_before_anything_is_loaded(tutti, daemon):
     assert shown.returncode == 5
     assert "already running" in shown.stderr
     assert "pid" in shown.stderr
+
+
+def test_the_owner_changes_how_a_running_swarm_averages(tutti, home, daemon):
+    assert tutti("swarm", "init", "swarm.toml", "--set", "averaging.cell=1", "--set", "outer.every=1").returncode == 0
+    manifest = read_manifest(home.parent / "swarm.toml")
+    (home.parent / "diloco.toml").write_text(
+        '[averaging]\ncell = 2\n[outer]\nevery = 4\ncarries = "deltas"\noptimizer = "nesterov"\n'
+    )
+    (home.parent / "other.toml").write_text("[model]\nlayers = 9\n")
+    unknown = tutti("swarm", "switch", "diloco.toml")
+    assert (unknown.returncode, daemon.switched) == (2, "")
+    NodeConfig.load({"home": str(home)}, {}).remember(manifest)
+    daemon.said.swarm.run_id = manifest.run_id
+    daemon.said.change.revision = 4
+    shown = tutti("swarm", "switch", "diloco.toml")
+    assert shown.returncode == 0, shown.stderr
+    assert "change 5" in shown.stdout
+    rules = read(manifest, daemon.switched)
+    assert (rules.revision, rules.cell, rules.outer.every, rules.outer.carries) == (5, 2, 4, "deltas")
+    assert json.loads(tutti("swarm", "switch", "diloco.toml", "--json").stdout)["run_id"] == manifest.run_id
+    for file, says in (("other.toml", "not model.layers"), ("none.toml", "cannot read")):
+        refused = tutti("swarm", "switch", file)
+        assert refused.returncode == 2
+        assert says in " ".join(refused.stderr.split())
+    NodeConfig.load({"home": str(home)}, {}).identity_path.unlink()
+    Identity.load_or_create(NodeConfig.load({"home": str(home)}, {}).identity_path)
+    assert tutti("swarm", "switch", "diloco.toml").returncode == ExitCode.REFUSED

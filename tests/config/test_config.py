@@ -64,6 +64,17 @@ def test_a_bad_setting_is_named_with_the_place_it_came_from(tmp_path, flags, env
     assert fault.value.next_step
 
 
+def test_the_owners_newest_change_to_a_run_is_kept(tmp_path):
+    config = NodeConfig.load({"home": tmp_path}, {})
+    assert config.change("ab" * 32) == ""
+    config.keep_change("ab" * 32, "signature\nbody")
+    assert config.change("ab" * 32) == "signature\nbody"
+    assert config.change("cd" * 32) == ""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Refused, match="cannot write"):
+        NodeConfig.load({"home": tmp_path / "file"}, {}).keep_change("ab" * 32, "x")
+
+
 def test_a_bad_file_names_itself(tmp_path):
     (tmp_path / "config.toml").write_text("[transport]\nport = 1\n")
     with pytest.raises(UsageFault, match="transport.port is not a setting") as fault:

@@ -7,7 +7,7 @@ from node.control.memory import ME, some_peers, training_snapshot
 from node.control.snapshot import compare_digests, cover, exit_code, plain, swarm_view
 from node.control.text import banner, consent_lines, peers_table, ping_lines, status_lines, swarm_picture
 from protos.ask_pb2 import PeerLine, PeersAnswer
-from protos.control_pb2 import OuterLine, PingReport, Snapshot, SpreadLine
+from protos.control_pb2 import ChangeLine, OuterLine, PingReport, Snapshot, SpreadLine
 
 
 def shown(*what: RenderableType, width: int = 80) -> list[str]:
@@ -62,6 +62,21 @@ def test_cells_are_shown_with_how_far_they_are_apart_once_that_is_known():
     assert all(len(line) <= 80 for line in lines)
     told = plain(snapshot)["outer"]["spread"]
     assert told == {"cells": 2, "relative": 0.00813, "error": 0.125}
+
+
+def test_the_owners_change_is_shown_with_what_is_still_to_come():
+    snapshot = training_snapshot()
+    assert not any("averaging" in line for line in shown(*status_lines(snapshot)))
+    snapshot.change.CopyFrom(
+        ChangeLine(revision=2, in_force=1, since=40, says="cells of 2, gossip of parameters after every 3 epochs")
+    )
+    text = "\n".join(lines := shown(*status_lines(snapshot)))
+    assert "averaging by the owner's change 1, since epoch 40" in text
+    assert "cells of 2, gossip of parameters after every 3 epochs" in text
+    assert "change 2 comes into force with the next plan" in text
+    assert all(len(line) <= 80 for line in lines)
+    snapshot.change.in_force = 2
+    assert "comes into force" not in "\n".join(shown(*status_lines(snapshot)))
 
 
 def test_a_degraded_node_says_why_first_and_what_to_do():

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from node.assembly import run_facts
+from node.assembly import reader, run_facts
+from node.averaging.member import SERVICES
 from node.averaging.service import CellRound
 from node.checkpoint.service import StateService
 from node.checkpoint.settings import CheckpointSettings
@@ -69,6 +70,7 @@ class Peer:
             self.transport, module, self.thread, m.pipeline, PipelineLimits(), stage=stage, model=m.model, telemetry=self.meter
         )
         self.cell = CellRound(self.transport, m.averaging, executor=self.thread)
+        self.outer = CellRound(self.transport, m.averaging, executor=self.thread, service=SERVICES[1])
         text = None
         if stage == ENDS:
             corpus = open_source(m.data, m.model.seq_len, home)
@@ -76,10 +78,10 @@ class Peer:
         store = CheckpointStore(home / identity.peer_id, CheckpointSettings(every=3), m.run_id)
         engines = Engines(
             self.transport, self.pipeline, self.cell, Owner(m.optimizer, m.training.epochs), store, self.thread,
-            self.journal, self.metrics, self.meter, text,
+            self.journal, self.metrics, self.meter, text, self.outer,
         )  # fmt: skip
         state = StageState(module, stage, 0)
-        self.work = Work(state, engines, m.training, m.optimizer, m.model.seq_len, identity.peer_id)
+        self.work = Work(state, engines, m.training, m.optimizer, m.model.seq_len, identity.peer_id, None, m.outer, reader(m))
         StateService(self.transport, self.work, CheckpointSettings())
         self.training = Training(
             identity, stage, run_facts(m, self.work), self.transport, self.work,
@@ -91,6 +93,7 @@ class Peer:
         await self.work.close()
         await self.pipeline.close()
         await self.cell.close()
+        await self.outer.close()
         await self.transport.close()
         self.thread.close()
         self.journal.close()

@@ -30,6 +30,7 @@ from node.telemetry.events import Event, Journal
 from node.telemetry.metrics import Metrics
 from node.training import events as ev
 from node.training.meter import Meter
+from node.training.rules import Rules
 from node.training.settings import TrainingSettings
 from node.training.stage import StageState
 from node.training.work import Engines, Work
@@ -107,6 +108,7 @@ class Peer:
             self.me,
             lambda name, error: self.errors.append(error),
             rig.outer,
+            rig.read,
         )
         self.state = service(self.transport, self.work, CheckpointSettings(), on_served=self.work.served)
         self.plan: Plan | None = None
@@ -134,6 +136,10 @@ class Rig:
 
     shapes, mean, leader, optim = SHAPES, staticmethod(mean), LEADER, OPTIM
     outer, deadline_s = OuterSettings(), 8.0
+
+    def read(self, change: str) -> Rules:
+        """ "": as the rig was made; else deltas."""
+        return Rules(1, OuterSettings("butterfly", "deltas", 1, "nesterov"), 1, change) if change else Rules(1, self.outer)
 
     def __init__(self, home: Path) -> None:
         self.net, self.home, self.peers, self.term = MemoryNet(), home, dict[str, Peer](), 0

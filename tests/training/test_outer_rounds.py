@@ -11,11 +11,13 @@ import torch
 from node.averaging.diloco import OuterState, outer_step, pseudo_gradient
 from node.averaging.outer import OuterSettings
 from node.averaging.spread import ERROR
+from node.core.errors import Refused
 from node.core.ids import PeerId
 from node.core.journey import Member, Plan, in_cell
 from node.training import events as ev
 from node.training.attempt import Attempt
 from node.training.memory import makes
+from node.training.rules import Rules, levels
 from node.view import outer_line
 from protos.control_pb2 import SpreadLine
 from tests.training.conftest import SHAPES, Peer, Rig
@@ -146,6 +148,61 @@ async def test_diloco_makes_the_same_outer_step_everywhere_and_keeps_its_momentu
             for n in SHAPES:
                 torch.testing.assert_close(p.parameters()[n], state.anchor[n], rtol=1e-5, atol=1e-6)
                 torch.testing.assert_close(p.work.anchor.state.momentum[n], state.momentum[n], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("before", [PARAMETERS, STATE])
+async def test_a_change_comes_into_force_after_all_cells_have_averaged_and_anchors_begin_there(
+    rig: Rig, before: OuterSettings
+) -> None:
+    rig.outer = before
+    cells = await four(rig)
+    (a, b), (c, d) = cells
+    everybody = (a, b, c, d)
+    plan = inner(rig, cells, None)
+    await rig.epoch(plan, *everybody)
+    mean = {n: (a.parameters()[n] + c.parameters()[n]) / 2 for n in SHAPES}
+    old = a.work.anchor.state
+    changed = replace(meeting(rig, cells, plan), change="deltas", since=1)
+    assert levels(changed)
+    assert a.work.objection(changed) == ""
+    await rig.epoch(changed, *everybody)
+    for p in everybody:
+        assert all(torch.equal(t, mean[n]) for n, t in p.parameters().items())
+        assert p.work.anchor.state is not None
+        assert all(torch.equal(t, mean[n]) for n, t in p.work.anchor.state.anchor.items())
+        assert not any(t.any() for t in p.work.anchor.state.momentum.values())
+    again = replace(meeting(rig, cells, plan), change="deltas", since=1)
+    await rig.begin(again, *everybody)
+    assert a.work.anchor.state is old, "it was undone"
+    for ended in await rig.average(again, *everybody):
+        assert not ended.missing
+    state = OuterState.begin(mean)
+    plan = replace(inner(rig, cells, again), change="deltas", since=1)
+    await rig.epoch(plan, *everybody)
+    moved = [pseudo_gradient(state, p.parameters()) for p in (a, c)]
+    settings = rig.read("deltas").outer
+    state = outer_step(state, {n: (moved[0][n] + moved[1][n]) / 2 for n in SHAPES}, settings)
+    await rig.epoch(replace(meeting(rig, cells, plan), change="deltas", since=1), *everybody)
+    assert len({p.work.stage.digest for p in everybody}) == 1
+    for n in SHAPES:
+        torch.testing.assert_close(a.parameters()[n], state.anchor[n], rtol=1e-5, atol=1e-6)
+
+
+async def test_a_plan_under_a_change_that_nobody_signed_or_that_levels_nothing_is_objected_to(rig: Rig) -> None:
+    rig.outer = replace(PARAMETERS, every=3)
+    cells = await four(rig)
+    a = cells[0][0]
+    plan = meeting(rig, cells, inner(rig, cells, None))
+    assert "outer round" in a.work.objection(plan), "none is due at epoch 1 by the rig's settings"
+    assert a.work.objection(replace(plan, change="deltas", since=1)) == ""
+    assert a.work.objection(replace(plan, change="deltas", since=0)) == "", "by the change one is"
+    assert "outer round" in a.work.objection(replace(plan, outer=0, change="deltas", since=1))
+
+    def nobody(change: str) -> Rules:
+        raise Refused("not signed by the owner")
+
+    a.work.read = nobody
+    assert a.work.objection(replace(plan, change="forged", since=1)) == "not signed by the owner"
 
 
 async def test_who_has_no_anchor_copies_the_result_and_has_one_then(rig: Rig) -> None:

@@ -1,0 +1,108 @@
+"""What the owner may change in a running swarm, and that nobody else can."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from node.averaging.outer import OuterSettings
+from node.change import DOMAIN, read, signed, wanted
+from node.core.errors import Refused, UsageFault
+from node.identity.keys import Identity
+from node.manifest import Manifest, amended
+from node.training.rules import MAX_CHANGE, Rules
+
+DILOCO = b'[averaging]\ncell = 2\n[outer]\nstrategy = "butterfly"\ncarries = "deltas"\nevery = 4\noptimizer = "nesterov"\ncodec = "int8"\n'
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Identity:
+    return Identity.load_or_create(tmp_path / "owner.key")
+
+
+@pytest.fixture
+def manifest(owner: Identity) -> Manifest:
+    gossip = {"averaging.cell": 1, "outer.every": 1, "outer.strategy": "gossip"}
+    return Manifest.parse(amended(Manifest.default_demo(owner.peer_id), gossip).sign(owner))
+
+
+def test_a_change_is_read_as_it_was_signed(manifest: Manifest, owner: Identity) -> None:
+    text = signed(manifest, wanted(manifest, DILOCO), 3, owner)
+    settings = OuterSettings("butterfly", "deltas", 4, "nesterov", codec="int8")
+    assert read(manifest, text) == Rules(2, settings, 3, text)
+    assert read(manifest, "") == Rules(1, OuterSettings("gossip", every=1))
+    assert len(text) < MAX_CHANGE
+    whole = signed(manifest, wanted(manifest, b'[averaging]\ncell = "all"\n'), 1, owner)
+    assert read(manifest, whole) == Rules(0, OuterSettings(), 1, whole), "what the file leaves out has its default"
+    grid = wanted(manifest, b'[averaging]\ncell = 1\n[outer]\nstrategy = "moshpit"\nevery = 1\ngrid = [2, 3]\n')
+    assert read(manifest, signed(manifest, grid, 1, owner)).outer.grid == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        (b"[model]\nlayers = 9\n" + DILOCO, "not model.layers"),
+        (b"[optimizer]\nlr = 0.5\n[data]\nseed = 9\n" + DILOCO, "not optimizer.lr, data.seed"),
+        (DILOCO.replace(b"cell = 2", b"cell = 2\nreducer = 'median'"), "not averaging.reducer"),
+        (b"[averaging]\ncell = 2\n", "never average"),
+        (b'[averaging]\ncell = 2\n[outer]\nstrategy = "ring"\nevery = 1\n', "does not carry"),
+        (
+            b'[averaging]\ncell = 1\n[outer]\nstrategy = "gossip"\ncarries = "deltas"\nevery = 1\noptimizer = "nesterov"\n',
+            "anchors",
+        ),
+        (b"[outer]\nlearning = 1\n", "not a setting"),
+        (b"\xff", "not TOML"),
+    ],
+)
+def test_what_cannot_change_is_refused_with_the_reason(manifest: Manifest, file: bytes, says: str) -> None:
+    with pytest.raises(UsageFault, match=says):
+        wanted(manifest, file)
+
+
+def test_a_file_may_repeat_what_stays(manifest: Manifest) -> None:
+    same = f'[model]\nlayers = {manifest.model.layers}\n[swarm]\nname = "{manifest.swarm.name}"\n'.encode()
+    assert wanted(manifest, same + DILOCO).outer.every == 4
+
+
+def test_settings_that_paths_with_skips_forbid_are_refused(owner: Identity) -> None:
+    skips = amended(Manifest.default_demo(owner.peer_id), {"scheduler.skip": 0.5, "pipeline.may_skip": 0.5})
+    with pytest.raises(UsageFault, match=r"scheduler\.skip"):
+        wanted(skips, DILOCO)
+
+
+def test_only_the_owner_signs_and_numbers_begin_at_one(manifest: Manifest, owner: Identity, tmp_path: Path) -> None:
+    changed = wanted(manifest, DILOCO)
+    with pytest.raises(Refused, match="belongs to"):
+        signed(manifest, changed, 1, Identity.load_or_create(tmp_path / "other.key"))
+    for revision in (0, -1, 1 << 53):
+        with pytest.raises(UsageFault, match="revision"):
+            signed(manifest, changed, revision, owner)
+
+
+def test_a_forged_or_damaged_change_is_refused(manifest: Manifest, owner: Identity, tmp_path: Path) -> None:
+    text = signed(manifest, wanted(manifest, DILOCO), 3, owner)
+    signature, body = text.split("\n")
+    stranger = Identity.load_or_create(tmp_path / "other.key")
+    other_run = Manifest.parse(amended(manifest, {"training.epochs": 7}).sign(owner))
+
+    def by_owner(**changes: object) -> str:
+        altered = json.dumps({**json.loads(body), **changes})
+        return base64.b64encode(owner.sign(altered.encode(), DOMAIN)).decode() + "\n" + altered
+
+    for bad in (
+        signature + "\n" + body.replace('"revision":3', '"revision":4'),
+        base64.b64encode(stranger.sign(body.encode(), DOMAIN)).decode() + "\n" + body,
+        base64.b64encode(owner.sign(body.encode(), "tutti/manifest/1")).decode() + "\n" + body,
+        signed(other_run, wanted(other_run, DILOCO), 3, owner),
+        by_owner(more=1), by_owner(revision=0), by_owner(revision=True), by_owner(revision=1 << 53), by_owner(cell=0), by_owner(cell=None),
+        by_owner(outer={"every": 1, "strategy": "ring"}), by_owner(outer=[]), by_owner(outer={"lr": "x"}),
+        body, "x", "\n", text + " ", "x" * (MAX_CHANGE + 1), "é\n{}",
+    ):  # fmt: skip
+        with pytest.raises(Refused):
+            read(manifest, bad)
+    with pytest.raises(Refused):
+        read(replace(manifest, swarm=replace(manifest.swarm, owner="")), text)  # type: ignore[arg-type]

@@ -1,0 +1,193 @@
+"""The owner changes how cells average while a swarm trains: real machines in virtual time, with deaths, joiners and old news."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from node.averaging.outer import OuterSettings
+from node.core.ids import ENDS, PeerId
+from node.core.journey import Plan
+from node.sim.faults import Schedule, strike
+from node.sim.peer import SimPeer
+from node.sim.scenarios import lay
+from node.sim.setup import Setup, toy_parts
+from node.sim.swarm import Swarm
+from node.training import events as ev
+from node.training.rules import Rules, Standing, due, levels
+
+GOSSIP = Setup(stages=1, parts=toy_parts(1, 3), replicas=4, epochs=16, cell=1, outer=OuterSettings("gossip", every=1))
+DILOCO = Rules(2, OuterSettings("butterfly", "deltas", 3, "nesterov"), 1, "diloco")
+WHOLE = Rules(0, OuterSettings(), 2, "one cell")
+
+
+class Watched(Swarm):
+    """Keeps every plan, in order."""
+
+    def __init__(self, setup: Setup, seed: int, *changes: Rules) -> None:
+        super().__init__(setup, seed)
+        self.changes = {rules.change: rules for rules in changes}
+        self.plans: dict[str, Plan] = {}
+        member = self.watch.member
+
+        def seen(peer: SimPeer, event: Any, *rest: Any) -> None:
+            if isinstance(event, ev.PlanArrived):
+                self.plans.setdefault(event.plan.hash, event.plan)
+            member(peer, event, *rest)
+
+        self.watch.member = seen  # type: ignore[method-assign]
+
+    def until(self, epoch: int) -> None:
+        self.world.run(300.0, lambda: any(made >= epoch for _, made, *_ in self.watch.commits))
+        assert self.watch.commits[-1][1] >= epoch
+
+    def finish(self) -> None:
+        self.world.run(400.0, lambda: bool(self.watch.counts.get("run-finished")))
+        assert self.watch.counts.get("run-finished"), self.watch.recent
+        self.world.run(self.world.now + 5.0, None)
+
+    def tell(self, change: str) -> None:
+        """The owner asks the daemon of somebody who happens to be up."""
+        for peer in self.live()[-1:]:
+            peer.change(change)
+
+    def block(self) -> SimPeer:
+        return self.live(1)[0]
+
+    def done(self, epoch: int) -> Plan:
+        """The plan that made the version after ``epoch``."""
+        return next(p for p in reversed(self.plans.values()) if p.epoch == epoch)
+
+
+def test_a_change_comes_into_force_with_the_next_plan_and_everybody_begins_with_the_same() -> None:
+    swarm = Watched(GOSSIP, 1, DILOCO)
+    swarm.until(4)
+    assert len({p.labour.digest for p in swarm.live(1)}) > 1
+    swarm.block().change("diloco")
+    swarm.finish()
+    first = next(p for p in swarm.plans.values() if p.change)
+    assert 5 <= first.epoch <= 6
+    assert levels(first)
+    assert [p.since for p in swarm.plans.values() if p.change] == [first.epoch] * sum(
+        bool(p.change) for p in swarm.plans.values()
+    )
+    assert all(not p.change for p in swarm.plans.values() if p.epoch < first.epoch)
+    after = swarm.done(first.epoch + 1)
+    assert len({digest for (stage, _), digest in after.digests.items() if stage == 1}) == 1, "the level"
+    assert sorted({m.cell for m in after.stage(1)}) == [0, 1], "four peers in cells of two"
+    outer = [p.epoch for p in swarm.plans.values() if p.outer and p.epoch > first.epoch]
+    assert outer == [e for e in range(first.epoch + 1, 16) if due(DILOCO, first.epoch, e, 16)]
+    assert {p.standing.in_force for p in swarm.live()} == {DILOCO}
+    leader = next(reversed(swarm.plans.values())).leader
+    assert not any(p.standing.tells(leader) for p in swarm.live())
+    assert swarm.watch.counts.get("averaging-changed") == 1
+
+
+def test_cells_become_one_and_are_cut_again() -> None:
+    again = replace(DILOCO, revision=3, change="again")
+    swarm = Watched(GOSSIP, 2, WHOLE, again)
+    swarm.until(2)
+    swarm.block().change("one cell")
+    swarm.until(7)
+    assert {m.cell for m in swarm.done(6).stage(1)} == {0}
+    assert not swarm.done(6).outer
+    swarm.live(ENDS)[-1].change("again")
+    swarm.finish()
+    last = next(reversed(swarm.plans.values()))
+    assert len({m.cell for m in last.stage(1)}) == 2
+    assert len({p.labour.digest for p in swarm.live(1)}) == 1
+    assert {p.standing.in_force for p in swarm.live()} == {again}
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.05, 0.1, 0.3, 0.6, 1.0])
+def test_the_leader_dies_and_the_change_does_not(delay: float) -> None:
+    swarm = Watched(GOSSIP, 3, DILOCO)
+    swarm.until(4)
+    swarm.block().change("diloco")
+    swarm.world.run(swarm.world.now + delay, None)
+    chief = swarm.chief()
+    assert chief is not None
+    swarm.world.kill(chief)
+    swarm.finish()
+    assert {p.standing.in_force for p in swarm.live()} == {DILOCO}
+    assert levels(next(p for p in swarm.plans.values() if p.change))
+    assert len({p.labour.digest for p in swarm.live(1)}) == 1
+
+
+def test_who_joins_later_goes_by_it_and_everybody_does_after_all_were_down() -> None:
+    swarm = Watched(replace(GOSSIP, epochs=40, checkpoint_every=1), 4, DILOCO)
+    swarm.until(3)
+    swarm.block().change("diloco")
+    swarm.until(8)
+    joined = swarm.add(1)
+    swarm.until(24)
+    assert joined.standing.in_force == DILOCO
+    peers = swarm.live()
+    for peer in peers:
+        swarm.world.kill(peer)
+    for peer in peers:
+        peer.boot()
+    swarm.finish()
+    assert {p.standing.in_force for p in swarm.live()} == {DILOCO}
+    assert swarm.watch.counts.get("averaging-changed") == 1, "a checkpoint knows what was in force"
+
+
+def test_old_news_and_forgeries_change_nothing_and_count_against_who_brings_them() -> None:
+    swarm = Watched(GOSSIP, 5, DILOCO, WHOLE)
+    swarm.until(2)
+    swarm.block().change("one cell")
+    swarm.until(6)
+    chief, liar = swarm.chief(), swarm.block()
+    assert chief is not None
+    heard = swarm.make.heard(liar)
+    said: list[str | None] = []
+    chief.hear(liar.name, replace(heard, change="diloco"), said.append)
+    chief.hear(liar.name, replace(heard, change="forged"), said.append)
+    assert said[0] is None, "an honest peer may be behind"
+    assert said[1] is not None
+    assert "signed" in said[1]
+    assert chief.standing.known == WHOLE
+    plan = swarm.done(6)
+    for change in ("diloco", "", "forged"):
+        other = replace(plan, change=change, term=plan.term + 9, leader=chief.name)
+        liar.hear(chief.name, ev.PlanArrived(other), said.append)
+    assert said[2] is not None
+    assert "under change 1" in said[2]
+    assert said[3] is not None
+    assert "under change 0" in said[3]
+    assert said[4] == "a plan nobody could follow"
+    assert liar.standing.tells(chief.name) == "one cell", "whoever leads is told what is in force"
+    swarm.finish()
+    assert {p.standing.in_force for p in swarm.live()} == {WHOLE}
+
+
+@pytest.mark.parametrize("first", [100])
+def test_random_faults_while_it_changes(first: int) -> None:
+    for seed in range(first, first + 12):
+        swarm = Watched(GOSSIP, seed, DILOCO, WHOLE)
+        schedule: Schedule = lay(("random",), GOSSIP, seed)
+        for fault in schedule.faults:
+            swarm.world.push(fault.at, None, strike, (swarm, fault))
+        for at, text in ((2.0 + seed % 5, "diloco"), (9.0 + seed % 3, "one cell")):
+            swarm.world.push(at, None, swarm.tell, (text,))
+        swarm.finish()
+
+
+def test_an_older_plan_is_refused_but_the_end_of_the_run() -> None:
+    standing, leader, other = Standing(Rules()), PeerId("leader"), PeerId("other")
+    assert standing.tells(leader) == ""
+    assert standing.learns(DILOCO)
+    assert not standing.learns(DILOCO)
+    assert standing.tells(leader) == "diloco"
+    plan = Plan(3, 1, leader, (), (), {}, outer=1)
+    assert standing.refuses(plan, Rules()) == "", "what is known and not in force yet is waited for"
+    assert not standing.follows(leader, Rules())
+    assert standing.tells(leader) == "diloco"
+    assert standing.follows(leader, WHOLE), "news from a plan"
+    assert (standing.known, standing.tells(leader)) == (WHOLE, "")
+    assert standing.tells(other) == "one cell", "the next leader may have missed that plan"
+    assert standing.refuses(plan, DILOCO)
+    assert standing.tells(leader) == "one cell"
+    assert standing.refuses(replace(plan, outer=0), DILOCO) == "", "the run is over"
