@@ -70,6 +70,7 @@ MANIFEST_RULES: dict[str, Rule] = {
     "scheduler.skip": Rule(0.0, 0.999),
     "scheduler.max_swaps": Rule(0, 4096),
     "scheduler.max_jump": Rule(0, 4096),
+    "scheduler.keep_first": Rule(0, 4096),
     "averaging.cell": Rule(pattern="all|[1-9][0-9]{0,5}", says='"all", or a number of peers'),
     "averaging.wire": Rule(choices=("fp32", "bf16", "fp16", "int8")),
     "averaging.group_bytes": Rule(1 << 10, 1 << 40),

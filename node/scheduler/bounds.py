@@ -37,8 +37,9 @@ def lower_bounds(problem: Problem) -> dict[str, float]:
             found["round_trips"] = max(found["round_trips"], chain(p, o, count, trips[o]))
     blocks = len(p.stages) - 1
     if blocks and (p.equal_visits or p.hops == blocks):
-        visits, tails = p.total * p.hops // blocks, _tails(p)
+        tails = _tails(p)
         for s in range(1, blocks + 1):
+            visits = p.visits[s - 1] if p.visits else p.total * p.hops // blocks
             found["stage"] = max(found["stage"], _stage(p, s, visits))
             found["slots"] = max(found["slots"], _slots(p, s, visits, tails))
     return found

@@ -86,7 +86,7 @@ class Router:
         counts = tuple(sorted(quotas(total, list(ends)).items()))
         numbers = [s for s, _ in live]
         owed = self.rotation.owed(dict(counts), numbers, hops)
-        visits = self.rotation.visits(numbers, total * hops) if (total * hops) % len(live) else {}
+        visits = self._visits(self.rotation, numbers, total, hops)
         return Task(
             counts,
             live,
@@ -96,6 +96,14 @@ class Router:
             tuple(sorted(owed.items())),
             tuple(visits.values()),
         )
+
+    def _visits(self, rotation: Rotation, stages: Sequence[int], total: int, hops: int) -> dict[int, int]:
+        """Of every stage, where they are not equal: those that are kept get all, the others share the rest."""
+        kept = [s for s in stages if s <= self.settings.keep_first] if hops < len(stages) else []
+        rest = total * (hops - len(kept))
+        if not kept and rest % len(stages) == 0:
+            return {}
+        return dict.fromkeys(kept, total) | rotation.visits(stages[len(kept) :], rest)
 
     def lay(
         self, ends: Sequence[tuple[PeerId, float]], stages: Stages, samples: Sequence[tuple[int, ...]], costs: Costs
@@ -148,7 +156,7 @@ class Router:
         ahead = self.rotation.after(laid.paths)
         numbers = [s for s, _ in task.stages]
         owed = ahead.owed(dict(task.counts), numbers, task.hops)
-        visits = ahead.visits(numbers, problem.total * task.hops) if task.visits else {}
+        visits = self._visits(ahead, numbers, problem.total, task.hops)
         due = replace(task, owed=tuple(sorted(owed.items())), visits=tuple(visits.values()))
         tries, makespan = self._searched.get(due.shape, (0, INFINITE))
         if tries >= SEARCHES and laid.run_s <= makespan * (1 + MOVED):

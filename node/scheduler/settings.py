@@ -21,6 +21,9 @@ class SchedulerSettings:
     max_jump: int = 0
     """Stages a path may go ahead at once; 0: no bound."""
 
+    keep_first: int = 0
+    """The first so many block stages are on every path while somebody holds them; the others share what is left of the visits."""
+
     def hops(self, stages: int) -> int:
         """Block stages of every path, of ``stages`` there are."""
         return stages - math.floor(self.skip * stages + 1e-9)
@@ -43,21 +46,28 @@ class SchedulerSettings:
                 f"scheduler.skip = {self.skip:g} plans to leave out {stages - hops} of {stages} block stages",
                 f"members allow what pipeline.may_skip = {may_skip:g} says: give it {self.skip:g} or more",
             )
-        if micro_batches * hops < stages:
+        if self.keep_first >= hops and hops < stages:
+            raise UsageFault(
+                f"scheduler.keep_first = {self.keep_first}: a path of {hops} of {stages} block stages would visit no others",
+                f"at most {hops - 1}, or a smaller scheduler.skip",
+            )
+        kept = min(self.keep_first, stages) if hops < stages else 0
+        if micro_batches * (hops - kept) < stages - kept:
             raise UsageFault(
                 f"scheduler.skip = {self.skip:g}: {micro_batches} micro-batches over {hops} of {stages} block stages each do not "
                 "visit every stage in an epoch",
-                f"training.target_batch must be {-(-stages // hops)} micro-batches or more",
+                f"training.target_batch must be {-(-(stages - kept) // (hops - kept))} micro-batches or more",
             )
         if self.max_jump:
-            # Equal visits within the bound on jumps: what holds for as many micro-batches as stages holds for any multiple.
+            # Equal visits within the bound on jumps: what holds for as many micro-batches as stages share holds for any multiple.
             from node.scheduler.dealing import deal
             from node.scheduler.problem import Problem
 
-            peers = tuple(range(stages + 1))
+            peers, count = tuple(range(stages + 1)), stages - kept
+            visits = (count,) * kept + (hops - kept,) * count if kept else ()
             deal(
                 Problem(
                     "settings", ((0.0,) * len(peers),) * len(peers), (1.0,) * len(peers), tuple((n,) for n in peers), hops + 1,
-                    (1,) * len(peers), {0: stages}, max_jump=self.max_jump,
+                    (1,) * len(peers), {0: count}, max_jump=self.max_jump, visits=visits,
                 )
             )  # fmt: skip

@@ -28,6 +28,7 @@ def manifest(scheduler: str, rest: str = "", base: str = FOUR) -> Manifest:
         ("max_swaps = 1.5", "scheduler.max_swaps"),
         ("max_jump = -1", "scheduler.max_jump"),
         ("max_jump = true", "scheduler.max_jump"),
+        ("keep_first = -1", "scheduler.keep_first"),
         ("swaps = 2", "max_swaps"),
     ],
 )
@@ -44,6 +45,7 @@ def test_a_value_that_cannot_be_is_refused(line: str, says: str) -> None:
         ("skip = 0.2", "", "0.25 and more to leave out one"),
         ("skip = 0.75", "", "pipeline.may_skip = 0.5"),
         ("skip = 0.5\nmax_jump = 1", "", "max_jump 2"),
+        ("skip = 0.5\nkeep_first = 2", "", "at most 1"),
         ("skip = 0.5", "[averaging]\ncell = 2\n[outer]\nevery = 4\n", 'cell = "all"'),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 from node.core.errors import UsageFault
 from node.core.ids import PeerId
 from node.core.journey import Path
+from node.scheduler.bounds import lower_bounds
 from node.scheduler.costs import Costs, Measured, Way, believe
 from node.scheduler.paths import assign_paths
 from node.scheduler.quotas import quotas
@@ -94,6 +95,40 @@ def test_a_stage_without_a_peer_is_left_out_if_paths_are_short_enough() -> None:
         Router(SchedulerSettings(), 3).lay(ENDS, gone, samples(6), alike(3))
 
 
+@pytest.mark.parametrize("how", ["planned", "round-robin"])
+@pytest.mark.parametrize(("stages", "skip", "keep", "total"), [(4, 0.25, 1, 9), (4, 0.5, 1, 8), (5, 0.4, 2, 7)])
+def test_the_first_stages_are_on_every_path_and_the_others_share_the_rest(
+    how: str, stages: int, skip: float, keep: int, total: int
+) -> None:
+    settings = SchedulerSettings(how, skip=skip, keep_first=keep)
+    settings.check(stages, total, skip)
+    router, hops = Router(settings, stages), settings.hops(stages)
+    seen: Counter[int] = Counter()
+    for _ in range(5):
+        laid = router.lay(ENDS, blocks(stages), samples(total), alike(stages))
+        searched(router, laid, alike(stages), 60)
+        assert all(len(p.hops) == hops for p in laid.paths)
+        assert [visits(laid.paths)[s] for s in range(1, keep + 1)] == [total] * keep
+        seen += visits(laid.paths)
+        others = [seen[s] for s in range(keep + 1, stages + 1)]
+        assert max(others) - min(others) <= 1
+        router.counted(laid.paths)
+    # Where nobody holds a first stage it is not waited for.
+    laid = router.lay(ENDS, {**blocks(stages), 1: []}, samples(total), alike(stages))
+    assert 1 not in visits(laid.paths)
+
+
+def test_bounds_hold_where_stages_are_not_visited_equally_often() -> None:
+    router = Router(SchedulerSettings("planned", skip=0.5, keep_first=1), 4)
+    laid = router.lay(ENDS, blocks(4, 1), samples(12), alike(4))
+    assert laid.problem is not None
+    assert laid.problem.visits == (12, 4, 4, 4)
+    bounds = lower_bounds(laid.problem)
+    assert max(bounds.values()) <= laid.run_s
+    # Twelve micro-batches one after the other at the only peer of the first stage.
+    assert bounds["stage"] >= 12 * 0.3
+
+
 def searched(router: Router, laid: Laid, costs: Costs, moves: int = 200) -> bool:
     job = router.job(laid, costs)
     if job is None:
@@ -132,6 +167,8 @@ def test_what_is_laid_at_once_is_bounded_for_a_large_swarm() -> None:
         ({"skip": 0.34}, 3, 8, 0.0, "pipeline.may_skip"),
         ({"skip": 0.9}, 10, 5, 0.9, "do not visit every stage"),
         ({"skip": 0.5, "max_jump": 1}, 4, 8, 0.5, "max_jump"),
+        ({"skip": 0.5, "keep_first": 2}, 4, 8, 0.5, "at most 1"),
+        ({"skip": 0.5, "keep_first": 1}, 8, 2, 0.5, "3 micro-batches or more"),
     ],
 )
 def test_settings_that_cannot_hold_together_are_refused(
@@ -145,3 +182,5 @@ def test_settings_that_cannot_hold_together_are_refused(
 def test_settings_that_hold_are_taken() -> None:
     SchedulerSettings(skip=0.34, max_swaps=2, max_jump=2).check(3, 8, 0.34)
     SchedulerSettings().check(3, 1, 0.0)
+    SchedulerSettings(keep_first=9).check(3, 1, 0.0)
+    SchedulerSettings(skip=0.5, keep_first=1, max_jump=3).check(4, 8, 0.5)
