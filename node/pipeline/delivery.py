@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -14,6 +14,9 @@ ATTEMPTS = 2
 """Failures of one peer, for one tensor, before it counts as gone: a single reset connection is not a death."""
 PAUSE_S = (0.02, 0.64)
 """First and longest pause when everybody was asked and nobody took it; doubles in between."""
+
+
+NOTHING: Mapping[PeerId, float] = {}
 
 
 class Trouble(Enum):
@@ -75,14 +78,23 @@ class Delivery:
         elif trouble is Trouble.FAILED:
             self.failures[peer] = self.failures.get(peer, 0) + 1
 
-    def choose(self, preferred: PeerId, replicas: Sequence[PeerId], suspects: Suspects, now: float) -> PeerId | Pause | None:
+    def choose(
+        self,
+        preferred: PeerId,
+        replicas: Sequence[PeerId],
+        suspects: Suspects,
+        now: float,
+        done_s: Mapping[PeerId, float] = NOTHING,
+    ) -> PeerId | Pause | None:
         """Who is asked next: ``preferred`` if it may be, then the other ``replicas``; None when all are gone.
 
+        ``done_s``: when each would be done with it; of the others the earliest comes first, in turns where they are equal.
         Suspects come last and slow ones before them; ``preferred`` may be slow, the plan has reckoned with that.
         """
         others = sorted(set(replicas) - {preferred})
         turn = self.spread % len(others) if others else 0
-        able = [p for p in (preferred, *others[turn:], *others[:turn]) if p not in suspects.gone and self._may(p)]
+        others = sorted((*others[turn:], *others[:turn]), key=lambda p: done_s.get(p, 0.0))
+        able = [p for p in (preferred, *others) if p not in suspects.gone and self._may(p)]
         if not able:
             return None
         fresh = [p for p in able if p not in self.asked]

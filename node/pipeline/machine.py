@@ -64,7 +64,7 @@ from node.pipeline.events import (
     Void,
     Way,
 )
-from node.pipeline.route import NOBODY, beside, misfit, skipped, visited
+from node.pipeline.route import NOBODY, beside, misfit, predicted, skipped, visited
 from node.pipeline.visit import Step, Visit
 
 FORWARD, BACKWARD = Way.FORWARD, Way.BACKWARD
@@ -85,6 +85,8 @@ class PipelineMachine:
         self._paths: dict[int, Path] = {}
         self._replicas: dict[int, tuple[PeerId, ...]] = {}
         self._stage = ENDS
+        self._share_s: dict[PeerId, float] = {}
+        self._done_s: dict[PeerId, float] = {}
 
     def replicas(self, stage: int) -> tuple[PeerId, ...]:
         """Peers that hold ``stage`` in the plan's parameters, in PeerId order; none without a plan."""
@@ -166,6 +168,7 @@ class PipelineMachine:
             if member.current:
                 stages.setdefault(member.stage, []).append(member.peer)
         self._replicas = {stage: tuple(sorted(peers)) for stage, peers in stages.items()}
+        self._share_s, self._done_s = predicted(plan) if plan else ({}, {})
         return actions
 
     def _close(self, epoch: int) -> list[Action]:
@@ -325,12 +328,14 @@ class PipelineMachine:
             position = beside(visit.journey, key.position, way)
             there = visit.journey[position]
             able = self._allowed(self._paths[key.index], there.stage)
-            choice = leg.delivery.choose(there.peer, able, self.suspects, now)
+            choice = leg.delivery.choose(there.peer, able, self.suspects, now, self._done_s)
             leg.target = None
             if isinstance(choice, Pause):
                 return [*left_out, Later(key, way, choice.seconds)]
             if choice is not None:
                 leg.target = choice
+                if choice != there.peer and there.stage != ENDS:
+                    self._done_s[choice] = self._done_s.get(choice, 0.0) + self._share_s.get(choice, 0.0)
                 visit.journey[position] = Hop(there.stage, choice)
                 return [*left_out, Send(key, way, tuple(visit.journey), position)]
             if way is BACKWARD or there.stage == ENDS or visited(visit.journey) <= self.fewest:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
+from statistics import median
 
 from node.core.ids import ENDS, PeerId
-from node.core.journey import Hop, Path
+from node.core.journey import Hop, Member, Path, Plan
 from node.pipeline.events import Claim, Way
 
 NOBODY = PeerId("")
@@ -35,6 +37,19 @@ def beside(journey: Sequence[Hop], position: int, way: Way) -> int:
     while 0 <= at < len(journey) and journey[at].peer == NOBODY:
         at += step
     return at
+
+
+def predicted(plan: Plan) -> tuple[dict[PeerId, float], dict[PeerId, float]]:
+    """By peer of a block stage, the seconds of one micro-batch, and when one more than the plan gives it would be done, by the plan's speeds. Who was
+    not measured is as fast as its stage's median; where nobody was, as any other."""
+    peers: dict[int, list[Member]] = {}
+    for m in plan.members:
+        if m.current and m.stage != ENDS:
+            peers.setdefault(m.stage, []).append(m)
+    usual = {s: median(known) if (known := [m.speed for m in row if m.speed > 0]) else 1.0 for s, row in peers.items()}
+    each = {m.peer: 1 / (m.speed or usual[s]) for s, row in peers.items() for m in row}
+    work = Counter(hop.peer for path in plan.paths for hop in path.hops)
+    return each, {p: (work[p] + 1) * seconds for p, seconds in each.items()}
 
 
 def misfit(

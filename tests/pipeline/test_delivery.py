@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from node.core.ids import PeerId
+from node.core.journey import Hop, Member, Path, Plan
+from node.pipeline import events as ev
 from node.pipeline.delivery import ATTEMPTS, Delivery, Pause, Suspects, Trouble
+from node.pipeline.machine import PipelineMachine
+from node.pipeline.route import predicted
 
-A, B, C = (PeerId(x) for x in "abc")
+A, B, C, D = (PeerId(x) for x in "abcd")
 
 
 def test_the_planned_peer_first_then_the_others_then_a_pause():
@@ -74,3 +79,37 @@ def test_it_gives_up_once_everybody_refused_or_failed_often_enough(troubles, spr
         counts[choice] += 1 if trouble is Trouble.REFUSED else 1 / ATTEMPTS
         delivery.turned(choice, trouble)
     raise AssertionError("it never gave up")
+
+
+def test_of_the_others_the_one_with_the_least_work_comes_first_and_equal_ones_in_turns() -> None:
+    busy = {A: 3.0, B: 9.0, C: 1.0, D: 1.0}
+    dead = Suspects()
+    dead.gone.add(B)
+    assert [Delivery(i).choose(B, (A, B, C, D), dead, 0.0, busy) for i in range(4)] == [C, C, D, C]
+    assert Delivery(0).choose(A, (A, B, C), Suspects(), 0.0, busy) == A, "the plan's choice is the plan's"
+    dead.add(C, 0.0)
+    assert Delivery(0).choose(B, (A, B, C), dead, 1.0, busy) == A, "a suspect comes last whatever it has to do"
+
+
+def test_work_of_a_dead_replica_goes_where_it_is_done_first() -> None:
+    """Twelve of its micro-batches: the one that is three times as fast and the one without work get most of them."""
+    e, names = PeerId("e"), (A, B, C, D)
+    speeds = {A: 1.0, B: 3.0, C: 1.0, D: 0.0}
+    work = [A] * 12 + [B] * 6 + [C] * 6
+    paths = tuple(Path(i, e, (i,), (Hop(1, p),)) for i, p in enumerate(work))
+    members = (Member(e, 0), *(Member(p, 1, speeds[p]) for p in names))
+    plan = Plan(1, 1, e, members, paths, {})
+    each, done = predicted(plan)
+    assert each == pytest.approx({A: 1.0, B: 1 / 3, C: 1.0, D: 1.0})
+    assert done == pytest.approx({A: 13.0, B: 7 / 3, C: 7.0, D: 1.0})
+    machine = PipelineMachine(e)
+    machine.handle(ev.Adopt(plan), 0.0)
+    machine.handle(ev.Gone(A), 0.0)
+    got: list[PeerId] = []
+    for path in paths[:12]:
+        machine.handle(ev.Start(path.index), 0.0)
+        done = machine.handle(ev.Computed(ev.Key(1, path.index, 0), ev.Way.FORWARD), 0.0)
+        got += [a.journey[1].peer for a in done if isinstance(a, ev.Send)]
+    assert len(got) == 12
+    assert {p: got.count(p) for p in (A, C)} == {A: 0, C: 0}
+    assert 7 <= got.count(B) <= 8, "so that it and the idle one are done at the same time, before C is"
