@@ -84,7 +84,8 @@ class Standing:
 
     def follows(self, leader: PeerId, rules: Rules) -> bool:
         """A plan of this leader under these settings is in force now; True when they are news."""
-        news = rules.revision > self.known.revision
+        # Of two that the owner gave one number, the one in a plan counts.
+        news = rules.revision >= self.known.revision and rules.change != self.known.change
         self.in_force = rules
         self.known = rules if news else self.known
         self._shown = leader if rules.revision == self.known.revision else None

@@ -188,6 +188,11 @@ def test_an_older_plan_is_refused_but_the_end_of_the_run() -> None:
     assert standing.follows(leader, WHOLE), "news from a plan"
     assert (standing.known, standing.tells(leader)) == (WHOLE, "")
     assert standing.tells(other) == "one cell", "the next leader may have missed that plan"
+    twin = replace(WHOLE, cell=1, change="the same number")
+    assert not standing.learns(twin)
+    assert standing.follows(leader, twin), "what is in a plan is the same everywhere"
+    assert standing.known == twin
+    assert standing.follows(leader, WHOLE)
     assert standing.refuses(plan, DILOCO)
     assert standing.tells(leader) == "one cell"
     assert standing.refuses(replace(plan, outer=0), DILOCO) == "", "the run is over"

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from node.core.errors import OutOfResources
+from node.averaging.outer import OuterSettings
+from node.core.errors import OutOfResources, Refused
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version, lineage_after
 from node.data.order import SampleOrder, Sampler
@@ -16,7 +17,9 @@ from node.scheduler.paths import assign_paths
 from node.scheduler.quotas import quotas
 from node.training import events as ev
 from node.training.leader import COURTESY_S, Leader, Phase, RunFacts
+from node.training.meetings import Meetings
 from node.training.memory import Past
+from node.training.rules import Rules, levels
 
 E, S1, S2, T1, T2 = (PeerId(p) for p in ("ends", "stage1a", "stage2a", "stage1b", "stage2b"))
 A, B = Version(5, "aa" * 16), Version(7, "bb" * 16)
@@ -391,3 +394,39 @@ def test_a_cell_that_is_cut_has_done_what_it_did_as_one() -> None:
     assert plan is not None
     assert plan.cells(1) == (0, 1)
     assert plan.worked == {(1, 0): 12, (1, 1): 12}
+
+
+def test_a_change_that_came_into_force_in_a_plan_that_was_given_up_comes_into_force_in_the_next() -> None:
+    rules = Rules(1, OuterSettings("butterfly", every=50), 1, "signed")
+    sizes = {stage: {f"s{stage}": 8} for stage in range(3)}
+    known = facts(read=lambda change: rules if change else Rules(), meet=lambda settings: Meetings(settings, sizes, 0, 100))
+    leader = Leader(E, known)
+    tell(leader, [heard(E), heard(S1), heard(T1), heard(S2)], 0.0)
+    leader.handle(ev.Changed(rules), 1.0)
+    leader.handle(ev.Changed(Rules(0, OuterSettings(), 0)), 1.0)
+    first = the_plan(leader.handle(ev.Tick(), 2.0))
+    assert first is not None
+    assert levels(first)
+    assert not first.paths
+    done = leader.handle(ev.Unreachable(S2), 3.0)
+    assert [a.kind for a in done if isinstance(a, ev.Report)] == ["peer-lost", "epoch-abandoned"]
+    again = the_plan(leader.handle(heard(S2), 4.0))
+    other = Leader(E, known, history=first)
+    tell(other, [heard(E), heard(S1), heard(T1), heard(S2)], 0.0)
+    for plan in (again, the_plan(other.handle(ev.Tick(), 2.0))):
+        assert plan is not None
+        assert (plan.base, plan.change, plan.since) == (first.base, "signed", 0)
+        assert levels(plan)
+
+
+def test_what_a_strangers_memory_says_of_a_change_is_checked() -> None:
+    def read(change: str) -> Rules:
+        if change:
+            raise Refused("not signed by the owner")
+        return Rules()
+
+    leader = Leader(E, facts(read=read, recall=lambda version: Past((40, ()), {}, 0, change="forged", since=3)))
+    tell(leader, [heard(p, A, 500) for p in (E, S1, S2)], 0.0)
+    plan = the_plan(leader.handle(ev.Tick(), 2.0))
+    assert plan is not None
+    assert (plan.change, plan.outer) == ("", 0)
