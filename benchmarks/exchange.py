@@ -55,17 +55,10 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=5, help="rounds of every way, taking turns")
     parser.add_argument("--width", type=int, default=1024, help="of the model")
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
-    parser.add_argument(
-        "--svg",
-        "--png",
-        dest="picture",
-        metavar="FILE",
-        type=Path,
-        default=Path("exchange.svg"),
-        help="the picture of the sweep",
-    )
+    parser.add_argument("--svg", "--png", dest="picture", metavar="FILE", type=Path, help="the picture of the sweep")
     args = parser.parse_args()
-    pictures.check(args.picture)
+    if args.picture is not None:
+        pictures.check(args.picture)
     report = Report()
     distributed(report, args.runs, args.width, args.picture)
     return report.end(args.json)
