@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from node.optim.coefficients import Step
+from node.optim.scratch import empty
 
 RESTART = 2
 """Steps after which the Gram form starts again from R = X X^T. In bf16 it diverges without: 3.4 times the norm on low-rank input."""
@@ -30,9 +31,8 @@ ALIGN = 32
 def standard(x: torch.Tensor, steps: Sequence[Step], panels: int = 0) -> torch.Tensor:
     """Orthogonalise [..., m, n], m <= n, of Frobenius norm at most 1; ``x`` is written over. ``panels``: see :func:`symmetric`."""
     apart = x.dtype is torch.bfloat16 and x.size(-2) < WHOLE
-    y = torch.empty_like(x)
-    r = x.new_empty(*x.shape[:-1], x.size(-2))
-    z = torch.empty_like(r)
+    y = empty("y", x.shape, x)
+    r, z = (empty(name, (*x.shape[:-1], x.size(-2)), x) for name in ("r", "z"))
     for a, b, c in steps:
         symmetric(x, x.mT, r, panels)
         symmetric(r, r, z, panels, plus=r, beta=b, alpha=c)
@@ -46,8 +46,8 @@ def standard(x: torch.Tensor, steps: Sequence[Step], panels: int = 0) -> torch.T
 
 def gram(x: torch.Tensor, steps: Sequence[Step], panels: int = 0) -> torch.Tensor:
     """The same by the Gram form, ``x`` left alone. Equal but for rounding; its [m, m] products commute, so they are symmetric."""
-    for start, end in runs(len(steps)):
-        x = _run(x, steps[start:end], panels)
+    for i, (start, end) in enumerate(runs(len(steps))):
+        x = _run(x, steps[start:end], panels, empty("xy"[i % 2], x.shape, x))
     return x
 
 
@@ -57,10 +57,9 @@ def runs(steps: int) -> list[tuple[int, int]]:
     return list(zip([0, *ends], ends, strict=False))
 
 
-def _run(x: torch.Tensor, steps: Sequence[Step], panels: int) -> torch.Tensor:
-    """Q X for the [m, m] product Q of the steps' polynomials."""
-    r = x.new_empty(*x.shape[:-1], x.size(-2))
-    q, z, spare, rz = (torch.empty_like(r) for _ in range(4))
+def _run(x: torch.Tensor, steps: Sequence[Step], panels: int, out: torch.Tensor) -> torch.Tensor:
+    """Q X for the [m, m] product Q of the steps' polynomials, written to ``out``."""
+    r, q, z, spare, rz = (empty(name, (*x.shape[:-1], x.size(-2)), x) for name in ("r", "q", "z", "spare", "rz"))
     symmetric(x, x.mT, r, panels)
     for i, (a, b, c) in enumerate(steps):
         symmetric(r, r, z, panels, plus=r, beta=b, alpha=c)
@@ -73,7 +72,8 @@ def _run(x: torch.Tensor, steps: Sequence[Step], panels: int) -> torch.Tensor:
         if i + 1 < len(steps):
             symmetric(r, z, rz, panels)
             symmetric(z, rz, r, panels)
-    return q @ x
+    multiply(q, x, out)
+    return out
 
 
 def symmetric(

@@ -6,7 +6,6 @@ Both do the operations of torch.optim.Muon and torch.optim.AdamW in their order,
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -14,13 +13,11 @@ from torch import Tensor
 
 from node.optim.kernel_rule import Way
 from node.optim.newton_schulz import finish, norms
+from node.optim.scratch import empty, reuse
 from node.optim.settings import OptimSettings
 
-KEPT = 1 << 20
-"""Elements of the largest stack whose memory a thread keeps for the next step: fresh pages cost as much as a small stack's arithmetic."""
 State = dict[str, Tensor]
 """Optimizer state of one part, by the names of the checkpoint: "momentum" and "steps", or "exp_avg", "exp_avg_sq", "steps"."""
-_of_thread = threading.local()
 
 
 def muon_direction(
@@ -48,17 +45,18 @@ def muon(
 
     ``finite`` gets the norms of what is to be orthogonalised, which are not finite where a gradient is not, and may raise.
     """
-    weight, many = settings.momentum, len(gradients)
+    weight, shape = settings.momentum, gradients[0].shape
     after = torch._foreach_lerp(momenta, gradients, 1 - weight)  # pyright: ignore[reportPrivateImportUsage]
-    direction = _scratch((many, *gradients[0].shape) if many > 1 else gradients[0].shape, gradients[0])
-    views = list(direction.unbind()) if many > 1 else [direction]
-    for gradient, momentum, view in zip(gradients, after, views, strict=True):
-        torch.lerp(gradient, momentum, weight, out=view)
-    finite((size := norms(direction)).view(-1))
-    direction.copy_(finish(direction, size, chosen, settings.ns_steps, settings.coefficients))
-    if settings.weight_decay:
-        parameters = list(torch._foreach_mul(parameters, 1 - lr * settings.weight_decay))  # pyright: ignore[reportPrivateImportUsage]
-    fresh = torch._foreach_add(parameters, views, alpha=-lr * _scale(direction))  # pyright: ignore[reportPrivateImportUsage]
+    with reuse():
+        direction = empty("direction", shape if len(gradients) == 1 else (len(gradients), *shape), gradients[0])
+        views = [direction] if len(gradients) == 1 else list(direction.unbind())
+        for gradient, momentum, view in zip(gradients, after, views, strict=True):
+            torch.lerp(gradient, momentum, weight, out=view)
+        finite((size := norms(direction)).view(-1))
+        direction.copy_(finish(direction, size, chosen, settings.ns_steps, settings.coefficients))
+        if settings.weight_decay:
+            parameters = list(torch._foreach_mul(parameters, 1 - lr * settings.weight_decay))  # pyright: ignore[reportPrivateImportUsage]
+        fresh = torch._foreach_add(parameters, views, alpha=-lr * _scale(direction))  # pyright: ignore[reportPrivateImportUsage]
     return list(zip(fresh, after, strict=True))
 
 
@@ -76,17 +74,6 @@ def adamw(
     root = exp_avg_sq.sqrt().div_(math.sqrt(1 - settings.adam_beta2**steps)).add_(settings.adam_eps)
     fresh = (parameter * (1 - lr * decay)).addcdiv_(exp_avg, root, value=-lr / (1 - settings.adam_beta1**steps))
     return fresh, {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq, "steps": count}
-
-
-def _scratch(shape: Sequence[int], like: Tensor) -> Tensor:
-    """A tensor to write over, of this thread until its next call."""
-    size = math.prod(shape)
-    if size > KEPT or like.device.type != "cpu":
-        return like.new_empty(shape)
-    kept: Tensor | None = getattr(_of_thread, "kept", None)
-    if kept is None or len(kept) < size or kept.dtype is not like.dtype:
-        kept = _of_thread.kept = like.new_empty(size)
-    return kept[:size].view(*shape)
 
 
 def _scale(matrix: Tensor) -> float:

@@ -19,6 +19,7 @@ from node.optim.coefficients import Step
 from node.optim.coefficients import coefficients as coefficients_of
 from node.optim.gram import gram, standard
 from node.optim.kernel_rule import AMX, CPU, CUDA, Rule, Way, way
+from node.optim.scratch import empty
 from node.optim.workers import spread
 
 T = TypeVar("T")
@@ -70,16 +71,23 @@ def norms(x: torch.Tensor) -> torch.Tensor:
 
 
 def finish(x: torch.Tensor, size: torch.Tensor, chosen: Way, steps: int, coefficients: str) -> torch.Tensor:
-    """As :func:`newton_schulz`, of contiguous fp32 matrices whose norms are known; ``x`` and ``size`` are written over."""
+    """As :func:`newton_schulz`, of contiguous fp32 matrices whose norms are known; ``x`` and ``size`` are written over.
+
+    Within :func:`reuse`, so is what is given back, by the next call.
+    """
     x.div_(size.clamp_(min=EPS))
     return _iterate(x, _dtype(chosen), coefficients_of(coefficients, steps), chosen.gram, chosen.panels)
 
 
 def _iterate(x: torch.Tensor, dtype: torch.dtype, steps: Sequence[Step], use_gram: bool, panels: int) -> torch.Tensor:
-    tall, x = x.size(-2) > x.size(-1), x.to(dtype)
-    x = (x.mT if tall else x).contiguous()  # strides choose the kernel, and with it the last bits; transposing fp32 is slower
+    # Cast first, transpose then: strides choose the kernel, and with it the last bits; transposing fp32 is slower.
+    tall = x.size(-2) > x.size(-1)
+    if x.dtype is not dtype:
+        x = empty("cast", x.shape, x.new_empty(0, dtype=dtype)).copy_(x)
+    if tall:
+        x = empty("wide", x.mT.shape, x).copy_(x.mT)
     x = (gram if use_gram else standard)(x, steps, panels)
-    return x.mT.contiguous() if tall else x
+    return empty("tall", x.mT.shape, x).copy_(x.mT) if tall else x
 
 
 def reference(matrix: torch.Tensor, steps: int = 5, coefficients: str = "simple") -> torch.Tensor:
