@@ -110,8 +110,9 @@ async def test_p2pd_dies_with_a_killed_daemon_and_is_gone_after_an_orderly_end(p
             peer.process.kill()
             peer.process.wait(10)
         await asyncio.to_thread(child.wait, 10)
-        assert os.access(facts["runtime"], os.F_OK) is not orderly
-        runtime.RuntimeDirectory().close()
+        if orderly:
+            assert not os.access(facts["runtime"], os.F_OK)
+        runtime.RuntimeDirectory().close()  # any daemon that starts meanwhile sweeps too, so what a killed one left may be gone
         assert not os.access(facts["runtime"], os.F_OK), "the next daemon sweeps what a killed one left"
         assert not psutil.pid_exists(child.pid) or child.status() == psutil.STATUS_ZOMBIE
 
