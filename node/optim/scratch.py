@@ -16,6 +16,8 @@ from torch import Tensor
 
 KEPT = 1 << 22
 """Bytes of the largest tensor that is kept under a name; larger ones are fresh each time."""
+ALL = 1 << 26
+"""Bytes that all threads together keep: a box may have a hundred."""
 
 
 class _Shelf(threading.local):
@@ -24,7 +26,20 @@ class _Shelf(threading.local):
         self.kept: dict[str, Tensor] = {}
 
 
-_shelf = _Shelf()
+class _Room:
+    """How much of ``ALL`` is left. What a thread kept is not given back when it ends: the threads of a step stay."""
+
+    def __init__(self, left: int) -> None:
+        self.left, self._lock = left, threading.Lock()
+
+    def take(self, size: int) -> bool:
+        with self._lock:
+            fits = size <= self.left
+            self.left -= size if fits else 0
+            return fits
+
+
+_shelf, _room = _Shelf(), _Room(ALL)
 
 
 @contextmanager
@@ -45,5 +60,7 @@ def empty(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
         return like.new_empty(shape)
     kept = _shelf.kept.get(name)
     if kept is None or len(kept) < size:
+        if not _room.take(size - (0 if kept is None else len(kept))):
+            return like.new_empty(shape)
         kept = _shelf.kept[name] = torch.empty(size, dtype=torch.uint8)
     return kept[:size].view(like.dtype).view(*shape)
