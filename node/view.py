@@ -135,12 +135,12 @@ class View(Window):
             s.time_s[kind] = seconds
         s.round.CopyFrom(
             pb.RoundLine(
-                done=work.rounds_done,
-                failed=work.rounds_failed,
-                last_s=work.round_s,
-                members=work.round_members,
-                contributors=work.round_contributors,
-                bytes=work.round_bytes,
+                done=work.rounds.done,
+                failed=work.rounds.failed,
+                last_s=work.rounds.seconds,
+                members=work.rounds.members,
+                contributors=work.rounds.contributors,
+                bytes=work.rounds.nbytes,
                 repaired=training.leader.repaired if training.leader else 0,
             )  # fmt: skip
         )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Any
 
 from node.averaging.service import CellRound
 from node.checkpoint.store import CheckpointStore
@@ -32,3 +35,7 @@ class Engines:
     meter: Meter
     text: Text | None = None
     outer: CellRound | None = None
+
+    async def aside(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """What ``fn`` gives, called on the thread for what must not hold up the loop."""
+        return await asyncio.get_running_loop().run_in_executor(self.heavy, fn, *args)

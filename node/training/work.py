@@ -6,39 +6,34 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from node.averaging.outer import OuterSettings
-from node.averaging.request import RoundOutcome, RoundRequest
-from node.averaging.service import CellRound
 from node.averaging.sketch import Sketcher
 from node.averaging.spread import Sketch
 from node.checkpoint.fetch import fetch
 from node.checkpoint.partial import Partial
 from node.checkpoint.state import StateKind, StateSnapshot
 from node.core.errors import PeerFault, Refused, StepFault
-from node.core.ids import ENDS, PeerId, RoundId, short
-from node.core.journey import Hop, Path, Plan, Version, of_cell
+from node.core.ids import ENDS, PeerId
+from node.core.journey import Hop, Path, Plan, Version
 from node.core.tasks import Tasks
-from node.optim.ownership import ownership_hash
-from node.optim.parts import parts_of
 from node.optim.settings import OptimSettings
 from node.pipeline.events import Way as Direction
 from node.pipeline.route import fewest_hops
 from node.pipeline.service import MicroBatchDone
-from node.scheduler.assigned import assigned
 from node.scheduler.costs import STEADY, Measured, Way
 from node.training import events as ev
-from node.training.anchor import MOMENTUM, SAVED, Anchor
+from node.training.anchor import SAVED, Anchor
 from node.training.cells import ANY
 from node.training.engines import Engines
 from node.training.handover import Handover
-from node.training.meetings import speakers, weights
+from node.training.inner_round import InnerRound
 from node.training.memory import Past, makes
-from node.training.rules import Read, Rules, due, levels
+from node.training.outer_round import OuterNews, OuterRound
+from node.training.rounds import Rounds
+from node.training.rules import Read, Rules, due
 from node.training.settings import TrainingSettings
 from node.training.shelf import Shelf, cell_of, copies_of, tokens_of
 from node.training.stage import StageState
@@ -51,24 +46,10 @@ class _Epoch:
     """What is kept of one epoch until it is settled."""
 
     plan: Plan
-    gradients: dict[str, Tensor] | None = None
-    tokens: int = 0
     fresh: dict[str, Tensor] | None = None
     dropped: tuple[int, ...] = ()
     counted: int = 0
-    compute_s: float = 0.0
     copied: bool = False
-
-
-@dataclass(frozen=True)
-class OuterNews:
-    """The last outer round: its number, how many cells and peers were in this peer's group, tensor bytes, seconds."""
-
-    number: int = 0
-    cells: int = 0
-    peers: int = 0
-    nbytes: int = 0
-    seconds: float = 0.0
 
 
 class Work:
@@ -79,11 +60,14 @@ class Work:
         on_error: Callable[[str, BaseException], None] | None = None, outer: OuterSettings | None = None, read: Read | None = None,
     ) -> None:  # fmt: skip
         self.stage, self.engines, self.settings, self.me = stage, engines, settings, me
-        self._sequence = sequence
         self._tasks = Tasks("work", on_error)
         self.handover = Handover(stage, engines, optimizer, settings.buddy_every, me, self._tasks)
         self._shelf = Shelf(engines.store, stage.stage, engines.heavy, engines.journal, self._tasks)
         self.anchor = Anchor(stage, outer or OuterSettings(), settings.epochs, engines, self._tasks, me)
+        self.rounds = Rounds(stage, engines, optimizer, me)
+        self._shapes = self.rounds.shapes
+        self._inner = InnerRound(stage, engines, self.handover, self.rounds, sequence, me)
+        self._outer = OuterRound(self.anchor, engines, self.handover, self.rounds, me)
         self.sketch: Sketch = ()
         """Of the parameters in place, where there are other cells to compare them with and they came from an epoch."""
         self._sketcher: Sketcher | None = None
@@ -94,12 +78,6 @@ class Work:
         """Whose parameters are in place; :data:`~node.training.cells.ANY` for no cell's."""
         self._epoch: _Epoch | None = None
         self._plan: Plan | None = None
-        self._shapes = {name: tuple(t.shape) for name, t in stage.parameters().items()}
-        self._parts, self._method = parts_of(self._shapes, optimizer), optimizer.name
-        self.rounds_done = self.rounds_failed = 0
-        self.round_s = 0.0
-        self.round_bytes = self.round_members = self.round_contributors = 0
-        self.outer = OuterNews()
         self.fetching = 1.0
         self.tokens = 0
         """Counted in the history of what is in place, as far as this peer knows it."""
@@ -126,6 +104,11 @@ class Work:
     def checkpoints(self) -> tuple[Version, ...]:
         """Versions this peer could go back to from its disk, oldest first: of the cell whose parameters are in place."""
         return self._shelf.versions(self.cell)
+
+    @property
+    def outer(self) -> OuterNews:
+        """The last outer round."""
+        return self._outer.news
 
     def speed(self) -> float:
         """Micro-batches per second this stage's device does, forward and backward; 0 before it was measured."""
@@ -199,18 +182,16 @@ class Work:
         """Take part: the pipeline accepts the plan's frames, and state of parts gained is fetched meanwhile."""
         if self._epoch is not None and self._epoch.plan.epoch >= plan.epoch:
             self._void(plan.epoch)
-        self._epoch = _Epoch(plan, compute_s=self.engines.meter.compute_s)
+        self._epoch = _Epoch(plan)
         self._plan = plan
-        self.anchor.follow(self.read(plan.change).outer, levels(plan))
+        self._inner.begin(plan)
+        self._outer.begin(plan, self.read(plan.change).outer, listener)
         if listener:
             # What it holds is not the swarm's, and it settles nothing: rounds before and after this one are nothing to it.
-            for rounds in self._rounds:
-                rounds.void(plan.epoch)
-                rounds.forget(plan.epoch - 1)
-            self.anchor.forget()
+            self.rounds.void(plan.epoch)
+            self.rounds.forget(plan.epoch - 1)
         else:
             self.tokens, self.cell = plan.tokens, plan.home(self.me)
-            self.anchor.look_for(plan)
         self.engines.pipeline.reset(plan.epoch)
         self.engines.pipeline.set_plan(plan)
         self.handover.begin(plan, listener)
@@ -221,8 +202,7 @@ class Work:
         for peer in sorted(p for p in dead if plan is not None and plan.member(p) is not None):
             self.engines.transport.doubt(peer)
             self.engines.pipeline.gone(peer)
-            for rounds in self._rounds:
-                rounds.gone(peer)
+            self.rounds.gone(peer)
 
     async def run(self, plan: Plan, done: Callable[[ev.Result], None]) -> None:
         """Start this ends peer's micro-batches and report each as it finishes."""
@@ -240,134 +220,12 @@ class Work:
         await self.engines.pipeline.run(mine, batch_of, finished)
 
     async def average(self, plan: Plan, r: ev.RoundArrived, listener: bool) -> ev.RoundEnded:
-        """One attempt of the cell's round: gradients to their owners, the owners' steps, fresh parameters to all."""
-        if plan.outer:
-            return await self._meet(plan, r, listener)
+        """One attempt of the round that ends the epoch: inside the cell, or, in an outer round, between cells."""
         epoch = self._of(plan)
-        if epoch.gradients is None and not listener:
-            await self.engines.pipeline.receipts(plan.epoch, r.dropped)
-            epoch.gradients, epoch.tokens = await self.engines.pipeline.take_gradients(plan.epoch)
-            self._measure(epoch)
-            self.engines.journal.emit(
-                "training", "contributed", f"{epoch.tokens} tokens of epoch {plan.epoch} went through here", "debug",
-                epoch=plan.epoch, hash=plan.hash[:12], stage=self.stage.stage, tokens=epoch.tokens,
-            )  # fmt: skip
-        epoch.dropped, epoch.counted = r.dropped, r.tokens
-        owners = self._owners(plan, r)
-        home = plan.home(self.me)
-        cell = [m for m in plan.cell(self.stage.stage, home) if m.peer not in r.dead]
-        if not listener:
-            self.handover.opens(plan, owners, r.dead)
-        share = assigned(plan, self.stage.stage, self._sequence, r.dropped, home)
-        request = RoundRequest(
-            round=RoundId(plan.epoch, plan.term, r.attempt),
-            plan_hash=plan.hash,
-            members=tuple(m.peer for m in cell),
-            listeners=frozenset(m.peer for m in cell if not m.current),
-            owners=owners,
-            ownership_hash=ownership_hash(self._parts, owners, self._method),
-            shapes=self._shapes,
-            gradients=None if listener else epoch.gradients,
-            tokens=0 if listener else epoch.tokens,
-            deadline_s=r.deadline_s,
-            token_limit=share.most,
-            allowed=share.allowed,
-            total=share.total,
-            hold=(lambda names: self._hold(plan, names)) if self._may_go_idle(plan) else None,
-        )
-        try:
-            outcome = await self.engines.cell.run(request, lambda mean: self._step(plan.epoch, mean, r.deadline_s))
-        except ValueError as e:
-            # The leader's note contradicts its plan: this attempt cannot be run by anybody.
-            self.engines.journal.emit("averaging", "round-absurd", str(e), "error", epoch=plan.epoch)
-            return ev.RoundEnded(plan.epoch, plan.term, r.attempt, (), tuple(sorted(self._shapes)), (), 0)
-        finally:
-            self.handover.closes()
-        epoch.fresh = dict(outcome.fresh)
-        self._count(outcome.seconds, outcome.nbytes, len(cell), len(outcome.contributors), outcome.complete)
-        self._blame(plan, outcome)
-        return ev.RoundEnded(
-            plan.epoch, plan.term, r.attempt, tuple(sorted(outcome.fresh)), outcome.missing,
-            tuple(sorted(p for p in outcome.failed if p != self.me)), len(outcome.contributors),
-        )  # fmt: skip
-
-    async def _meet(self, plan: Plan, r: ev.RoundArrived, listener: bool) -> ev.RoundEnded:
-        """One attempt of an outer round: what the cells have, from one member of each, to who averages it; the mean to all."""
-        epoch, anchor, me = self._of(plan), self.anchor, plan.member(self.me)
         epoch.dropped, epoch.counted, epoch.copied = r.dropped, r.tokens, False
-        unit = plan.unit_of(me) if me is not None else (self.stage.stage, 0)
-        members = [m for m in plan.unit(unit) if m.peer not in r.dead]
-        speaking = speakers(plan, unit, r.dead)
-        weigh = weights(plan, unit, anchor.settings)
-        allowed = {peer: weigh[plan.home(peer)] for peer in speaking}
-        if not listener:
-            stepped = of_cell(plan.owners, plan.home(self.me))
-            self.handover.opens(plan, {name: stepped[name] for name in self._shapes}, r.dead)
-            await anchor.arrived(r.deadline_s)
-            if anchor.lacking and r.attempt > len(members):
-                anchor.begin_here()
-        given = await self._heavy(anchor.gives) if self.me in speaking or len(speaking) == 1 else None
-        shapes, owners = anchor.shapes(self._shapes), anchor.owners(self._owners(plan, r))
-        request = RoundRequest(
-            round=RoundId(plan.epoch, plan.term, r.attempt),
-            plan_hash=plan.hash,
-            members=tuple(m.peer for m in members),
-            listeners=frozenset(m.peer for m in members) - speaking,
-            owners=owners,
-            ownership_hash=ownership_hash(self._parts, self._owners(plan, r), self._method),
-            shapes=shapes,
-            gradients=given if self.me in speaking else None,
-            tokens=allowed.get(self.me, 0) if given is not None else 0,
-            deadline_s=r.deadline_s,
-            token_limit=max(allowed.values(), default=1),
-            allowed=allowed,
-            total=1,  # nobody does another cell's work: what a cell that is missing weighs is no room for others
-            summed=False,
-            up=anchor.settings.codec,
-            down=anchor.settings.codec,
-        )
-        try:
-            if len(speaking) == 1 and all(m.current for m in members):
-                # A cell that meets no other: everybody has already what the exchange would bring.
-                outcome = RoundOutcome(given or {}, 1, speaking, {}, 0, 0.0, missing=() if given else tuple(shapes))
-            else:
-                outcome = await (self.engines.outer or self.engines.cell).run(request, lambda mean: mean)
-            if not listener:
-                await self._heavy(self.handover.hold, plan, r.deadline_s)
-        except ValueError as e:
-            self.engines.journal.emit("averaging", "round-absurd", str(e), "error", epoch=plan.epoch)
-            return ev.RoundEnded(plan.epoch, plan.term, r.attempt, (), tuple(sorted(self._shapes)), (), 0)
-        finally:
-            self.handover.closes()
-        epoch.fresh = dict(outcome.fresh)
-        missing = tuple(sorted({name.removesuffix(MOMENTUM) for name in outcome.missing}))
-        if not anchor.believes:
-            missing = tuple(sorted(self._shapes))  # to be copied from who has made the step
-        self._count(outcome.seconds, outcome.nbytes, len(members), len(outcome.contributors), not missing)
-        self.outer = OuterNews(plan.outer, len(speaking), len(members), outcome.nbytes, outcome.seconds)
-        self._blame(plan, outcome)
-        return ev.RoundEnded(
-            plan.epoch, plan.term, r.attempt, tuple(sorted(outcome.fresh.keys() & self._shapes.keys())), missing,
-            tuple(sorted(p for p in outcome.failed if p != self.me)), len(outcome.contributors),
-        )  # fmt: skip
-
-    def _may_go_idle(self, plan: Plan) -> bool:
-        """Whether this cell may be left without a micro-batch that counts: one of several may get none, or lose those it had, and
-        so may a block stage that journeys leave out."""
-        p, stage = self.engines.pipeline.settings, self.stage.stage
-        return len(plan.cells(stage)) > 1 or (stage != ENDS and fewest_hops(p.stages, p.may_skip) < p.stages)
-
-    def _hold(self, plan: Plan, names: tuple[str, ...]) -> dict[str, Tensor]:
-        """Nobody in the cell has gradients: its parameters stay, and so does the optimizer's state."""
-        self.engines.owner.hold(names, plan.epoch)
-        here = self.stage.parameters()
-        return {name: here[name].detach().to("cpu", torch.float32, copy=True) for name in names}
-
-    def _blame(self, plan: Plan, outcome: RoundOutcome) -> None:
-        for peer, why in {**outcome.failed, **outcome.refused, **outcome.quarantined}.items():
-            self.engines.journal.emit(
-                "averaging", "member-failed", f"peer {short(peer)}: {why}", "warning", peer=peer, epoch=plan.epoch
-            )
+        ended, fresh = await (self._outer if plan.outer else self._inner).attempt(plan, r, listener)
+        epoch.fresh = epoch.fresh if fresh is None else fresh
+        return ended
 
     async def copy(self, plan: Plan, r: ev.RoundArrived) -> ev.RoundEnded:
         """Fetch the fresh parameters whole from members that have committed them."""
@@ -377,7 +235,7 @@ class Work:
         try:
             epoch.fresh, epoch.copied = (await self._fetch(r.sources, made, r.digest or None)).tensors, True
             if plan.outer:
-                await self.anchor.copy(r.sources, made)
+                await self._outer.copied(r.sources, made)
             missing: tuple[str, ...] = ()
         except PeerFault as e:
             self.engines.journal.emit("training", "copy-failed", str(e), "warning", epoch=plan.epoch)
@@ -390,17 +248,16 @@ class Work:
         made = makes(plan, epoch.dropped)
         fresh = epoch.fresh or {}
         if plan.outer and not epoch.copied:
-            fresh = await self._heavy(self.anchor.takes, fresh)
-        digest = await self._heavy(self.stage.adopt, fresh, made.epoch, made.lineage)
-        self.sketch = await self._heavy(self._sketch) if len(plan.cells(self.stage.stage)) > 1 else ()
+            fresh = await self._outer.takes(fresh)
+        digest = await self.engines.aside(self.stage.adopt, fresh, made.epoch, made.lineage)
+        self.sketch = await self.engines.aside(self._sketch) if len(plan.cells(self.stage.stage)) > 1 else ()
         self.tokens, self.cell = plan.tokens + epoch.counted, plan.home(self.me)
         self.handover.adopted()
         return digest
 
     async def settle(self, epoch: int, plan: Plan | None) -> None:
         """The version in place is the swarm's: optimizer state counts from here, and now and then it is written down."""
-        for rounds in self._rounds:
-            rounds.forget(epoch - 1)
+        self.rounds.forget(epoch - 1)
         self.stage.settle()
         self.anchor.settled()
         self.handover.settled(epoch, plan)
@@ -411,11 +268,10 @@ class Work:
     async def go_to(self, version: Version, how: str) -> None:
         """Put an older version in place: the one before, or one from the disk. Raises Refused when it is unreadable."""
         e, epoch = self.engines, version.epoch
-        for rounds in self._rounds:
-            rounds.void(epoch)
+        self.rounds.void(epoch)
         if how == "roll-back":
             e.owner.abort(epoch)
-            await self._heavy(self.stage.roll_back, epoch)
+            await self.engines.aside(self.stage.roll_back, epoch)
             self.anchor.rolled_back()
             self.handover.went_to(version)
         elif how == "left out":
@@ -454,7 +310,7 @@ class Work:
         """
         e, epoch = self.engines, version.epoch
         found = await self._shelf.load(version, self._shapes)
-        await self._heavy(self.stage.adopt, found.parameters, epoch, version.lineage)
+        await self.engines.aside(self.stage.adopt, found.parameters, epoch, version.lineage)
         self.stage.settle()
         self._holds_nothing(version)
         self.anchor.restored(found.optimizer)
@@ -479,7 +335,7 @@ class Work:
         With ``digest`` only that state is taken. ``partial`` keeps what has come when this raises NoDonor.
         """
         found = await self._fetch(donors, None if epoch is None else Version(epoch), digest, partial)
-        await self._heavy(self.stage.adopt, found.tensors, found.epoch, found.lineage)
+        await self.engines.aside(self.stage.adopt, found.tensors, found.epoch, found.lineage)
         self.stage.settle()
         self._holds_nothing(found.version)
         self.anchor.forget()
@@ -566,30 +422,12 @@ class Work:
     def _void(self, epoch: int) -> None:
         """The swarm begins ``epoch`` anew: no step of the earlier attempt may count."""
         self.engines.owner.abort(epoch)
-        for rounds in self._rounds:
-            rounds.void(epoch)
-
-    @property
-    def _rounds(self) -> tuple[CellRound, ...]:
-        e = self.engines
-        return (e.cell,) if e.outer is None else (e.cell, e.outer)
+        self.rounds.void(epoch)
 
     def _of(self, plan: Plan) -> _Epoch:
         if self._epoch is None or self._epoch.plan.hash != plan.hash:
             self._epoch = _Epoch(plan)
         return self._epoch
-
-    def _owners(self, plan: Plan, r: ev.RoundArrived) -> dict[str, PeerId]:
-        me = plan.member(self.me)
-        planned = plan.averagers(plan.unit_of(me) if me is not None else (self.stage.stage, 0))
-        owners = {name: planned[name] for name in self._shapes}
-        owners.update({name: peer for name, peer in r.owners.items() if name in owners})
-        return owners
-
-    def _step(self, epoch: int, mean: Mapping[str, Tensor], deadline_s: float) -> dict[str, Tensor]:
-        self.handover.taking.ready(mean.keys(), deadline_s)
-        fresh = self.engines.owner.step_parts(self.stage.parameters(), mean, epoch)
-        return {name: t.cpu() for name, t in fresh.items()}
 
     def _sketch(self) -> Sketch:
         here = self.stage.parameters()
@@ -597,18 +435,3 @@ class Work:
             about = f"tutti/spread/1/{self.engines.store.run_id}/{self.stage.stage}"
             self._sketcher = Sketcher({name: t.numel() for name, t in here.items()}, about)
         return self._sketcher.of(here)
-
-    def _measure(self, epoch: _Epoch) -> None:
-        meter, paths = self.engines.meter, epoch.plan.paths
-        if paths and epoch.tokens:
-            each = len(paths[0].samples) * self._sequence
-            meter.epoch_done(round(epoch.tokens / each), epoch.tokens, meter.compute_s - epoch.compute_s)
-
-    def _count(self, seconds: float, nbytes: int, members: int, contributors: int, complete: bool) -> None:
-        self.rounds_done += complete
-        self.rounds_failed += not complete
-        self.round_s, self.round_bytes, self.round_members, self.round_contributors = seconds, nbytes, members, contributors
-        self.engines.metrics.time_spent("round", seconds)
-
-    async def _heavy(self, fn: Callable[..., Any], *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self.engines.heavy, fn, *args)

@@ -1,0 +1,128 @@
+"""An outer round at one member, from plan to outcome: what its cell has goes out, the mean of what the cells have comes back.
+Enters: a plan, the leader's word on each attempt. Leaves: the next parameters, what the round came to.
+Never: when cells meet and in which groups (:mod:`node.training.meetings`), a byte on the wire (the averaging room's).
+
+begin    a plan of whichever kind: its settings count, and an anchor that is lacking is looked for
+attempt  one speaker of each cell gives, every member of the group gathers the mean; again without the dead
+copied   or the parameters are fetched from who has finished, with the anchor that goes with them
+takes    what was averaged becomes the next parameters
+What travels, and what becomes of the mean, is :class:`~node.training.anchor.Anchor`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from node.averaging.outer import OuterSettings
+from node.averaging.request import RoundOutcome, RoundRequest
+from node.core.ids import PeerId, RoundId
+from node.core.journey import Plan, Unit, Version, of_cell
+from node.training import events as ev
+from node.training.anchor import MOMENTUM, Anchor
+from node.training.engines import Engines
+from node.training.handover import Handover
+from node.training.meetings import speakers, weights
+from node.training.rounds import Rounds
+from node.training.rules import levels
+
+
+@dataclass(frozen=True)
+class OuterNews:
+    """The last outer round: its number, how many cells and peers were in this peer's group, tensor bytes, seconds."""
+
+    number: int = 0
+    cells: int = 0
+    peers: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+
+
+class OuterRound:
+    """Of one stage."""
+
+    def __init__(self, anchor: Anchor, engines: Engines, handover: Handover, rounds: Rounds, me: PeerId) -> None:
+        self._anchor, self._engines, self._handover, self._rounds, self._me = anchor, engines, handover, rounds, me
+        self.news = OuterNews()
+
+    def begin(self, plan: Plan, settings: OuterSettings, listener: bool) -> None:
+        """A plan is in force, under these settings."""
+        self._anchor.follow(settings, levels(plan))
+        if listener:
+            self._anchor.forget()
+        else:
+            self._anchor.look_for(plan)
+
+    async def attempt(
+        self, plan: Plan, r: ev.RoundArrived, listener: bool
+    ) -> tuple[ev.RoundEnded, dict[str, Tensor] | None]:  # fmt: skip
+        """One attempt: what it came to, and what of the mean is here now; None when it could not be run at all."""
+        anchor, rounds = self._anchor, self._rounds
+        unit = rounds.unit(plan)
+        members = [m for m in plan.unit(unit) if m.peer not in r.dead]
+        speaking = speakers(plan, unit, r.dead)
+        if not listener:
+            stepped = of_cell(plan.owners, plan.home(self._me))
+            self._handover.opens(plan, {name: stepped[name] for name in rounds.shapes}, r.dead)
+            await anchor.arrived(r.deadline_s)
+            if anchor.lacking and r.attempt > len(members):
+                anchor.begin_here()
+        given = await self._engines.aside(anchor.gives) if self._me in speaking or len(speaking) == 1 else None
+        try:
+            if len(speaking) == 1 and all(m.current for m in members):
+                # A cell that meets no other: everybody has already what the exchange would bring.
+                missing = () if given else tuple(anchor.shapes(rounds.shapes))
+                outcome = RoundOutcome(given or {}, 1, speaking, {}, 0, 0.0, missing=missing)
+            else:
+                request = self._request(plan, r, unit, [m.peer for m in members], speaking, given)
+                outcome = await (self._engines.outer or self._engines.cell).run(request, lambda mean: mean)
+            if not listener:
+                await self._engines.aside(self._handover.hold, plan, r.deadline_s)
+        except ValueError as e:
+            return rounds.absurd(plan, r, e), None
+        finally:
+            self._handover.closes()
+        holds = outcome.fresh.keys() & rounds.shapes.keys()
+        missing = tuple(sorted({name.removesuffix(MOMENTUM) for name in outcome.missing}))
+        if not anchor.believes:
+            missing = tuple(sorted(rounds.shapes))  # to be copied from who has made the step
+        self.news = OuterNews(plan.outer, len(speaking), len(members), outcome.nbytes, outcome.seconds)
+        return rounds.ended(plan, r, outcome, len(members), holds, missing), dict(outcome.fresh)
+
+    def _request(
+        self, plan: Plan, r: ev.RoundArrived, unit: Unit, members: Sequence[PeerId], speaking: frozenset[PeerId],
+        given: Mapping[str, Tensor] | None,
+    ) -> RoundRequest:  # fmt: skip
+        """What this peer asks of the exchange; ``given`` is what its cell has, where it is its speaker."""
+        anchor, rounds = self._anchor, self._rounds
+        owners = rounds.owners(plan, r)
+        weigh = weights(plan, unit, anchor.settings)
+        allowed = {peer: weigh[plan.home(peer)] for peer in speaking}
+        return RoundRequest(
+            round=RoundId(plan.epoch, plan.term, r.attempt),
+            plan_hash=plan.hash,
+            members=tuple(members),
+            listeners=frozenset(members) - speaking,
+            owners=anchor.owners(owners),
+            ownership_hash=rounds.hash_of(owners),
+            shapes=anchor.shapes(rounds.shapes),
+            gradients=given if self._me in speaking else None,
+            tokens=allowed.get(self._me, 0) if given is not None else 0,
+            deadline_s=r.deadline_s,
+            token_limit=max(allowed.values(), default=1),
+            allowed=allowed,
+            total=1,  # nobody does another cell's work: what a cell that is missing weighs is no room for others
+            summed=False,
+            up=anchor.settings.codec,
+            down=anchor.settings.codec,
+        )
+
+    async def copied(self, donors: Sequence[PeerId], version: Version) -> None:
+        """Parameters of ``version`` have been fetched whole from ``donors``: what goes with them."""
+        await self._anchor.copy(donors, version)
+
+    async def takes(self, mean: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The next parameters. Raises ValueError as :meth:`Anchor.takes`."""
+        return await self._engines.aside(self._anchor.takes, mean)
