@@ -61,7 +61,7 @@ class Opened:
 @dataclass(frozen=True, slots=True)
 class Began:
     """A stream's head has come; nothing has been set aside for it. It is for one of our groups, which its peer calls ``digest``.
-    No tokens: it only wants to be served."""
+    No tokens: it only wants to be served; a ``gift``: it only wants to know that its gradients have come."""
 
     stream: int
     peer: PeerId
@@ -72,6 +72,7 @@ class Began:
     digest: str
     tokens: int
     names: tuple[str, ...]
+    gift: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Send the stream the fresh bytes of these parts, sorted by name; stop reading it."""
+    """Send the stream the fresh bytes of these parts, sorted by name, of none for a gift; stop reading it."""
 
     stream: int
     names: tuple[str, ...]

@@ -189,9 +189,9 @@ class RoundMachine:
         if stream is None or stream.phase is not Phase.READING:
             return []
         epoch, began = self._epochs[stream.began.round.epoch], stream.began
-        stream.phase = Phase.WAITING
+        stream.phase = Phase.SETTLED if began.gift else Phase.WAITING
         epoch.groups[began.group].given[began.peer] = began.tokens
-        return self._step_if_ready(epoch, now)
+        return [*([Serve(number, ())] if began.gift else []), *self._step_if_ready(epoch, now)]
 
     def _spoiled(self, number: int, kind: Kind, text: str, now: float) -> list[Action]:
         stream = self._streams.get(number)
@@ -305,7 +305,7 @@ class RoundMachine:
         if epoch.served[had] > MOST_SERVED:
             return [self._refuse(number, Kind.BUSY, f"was served this group {MOST_SERVED} times in this attempt")]
         stream.phase = Phase.SETTLED
-        return [Serve(number, tuple(sorted(wanted)))]
+        return [Serve(number, () if stream.began.gift else tuple(sorted(wanted)))]
 
     def _refuse(self, number: int, kind: Kind, text: str, weight: float = 0.0) -> Refuse:
         self._streams[number].phase = Phase.SETTLED

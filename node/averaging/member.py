@@ -57,7 +57,8 @@ class Answer:
 
 
 class Exchanges:
-    """With one owner, in one attempt. ``giving``: with our gradients, one group going up at a time, in order."""
+    """With one owner, in one attempt. ``giving``: with our gradients, one group going up at a time, in order. ``gift``: and nothing
+    is wanted back."""
 
     def __init__(
         self,
@@ -67,8 +68,9 @@ class Exchanges:
         giving: bool,
         chunk: int,
         service: str = SERVICES[0],
+        gift: bool = False,
     ) -> None:
-        self._transport, self._owner, self._request = transport, owner, request
+        self._transport, self._owner, self._request, self._gift = transport, owner, request, gift
         self._giving, self._chunk, self._method = giving, chunk, f"/{service}/Exchange"
         self._turn, self._redialled = asyncio.Lock(), 0
 
@@ -126,12 +128,12 @@ class Exchanges:
         # in the first ones only, and one of the others that had the turn would keep them out.
         coded = asyncio.get_running_loop().run_in_executor(None, self._coded, errand.names if self._giving else ())
         await self._turn.acquire()
-        upload = _Upload(self._request, errand.group, self._chunk, self._turn)
+        upload = _Upload(self._request, errand.group, self._chunk, self._turn, self._gift)
         try:
             upload.parts = await coded
             call = channel.stream_stream(self._method)(upload.messages())
             try:
-                held, received = await _fresh(call, self._owner, self._request, errand.names)
+                held, received = await _fresh(call, self._owner, self._request, () if self._gift else errand.names)
             finally:
                 call.cancel()
         finally:
@@ -147,8 +149,8 @@ class Exchanges:
 class _Upload:
     """What goes up in one exchange. Whoever makes it holds ``turn``; it is released after the last byte, or by :meth:`over`."""
 
-    def __init__(self, request: RoundRequest, group: Group, chunk: int, turn: asyncio.Lock) -> None:
-        self._request, self._group, self._chunk = request, group, chunk
+    def __init__(self, request: RoundRequest, group: Group, chunk: int, turn: asyncio.Lock, gift: bool) -> None:
+        self._request, self._group, self._chunk, self._gift = request, group, chunk, gift
         self.parts: Sequence[Part] = ()
         self._turn: asyncio.Lock | None = turn
         self.sent = 0
@@ -172,6 +174,7 @@ class _Upload:
             tensors=[head for head, _ in self.parts],
             group=self._group.index,
             group_digest=self._group.digest,
+            gift=self._gift,
         )
         yield averaging_pb2.Contribution(head=head).SerializeToString()
         left = sum(data.numel() for _, data in self.parts)
@@ -202,10 +205,11 @@ async def _fresh(
     if not all(m.tensors for m in head.made) or sum(m.tensors for m in head.made) != len(expected):
         raise WireError("does not say how each part was made")
     reader = parcel.Reader(list(head.tensors), expected, request.down)
-    async for raw in call:
-        reader.feed(parcel.payload(raw))
-        if not reader.remaining:
-            break
+    if reader.remaining:
+        async for raw in call:
+            reader.feed(parcel.payload(raw))
+            if not reader.remaining:
+                break
     parts = reader.finish()
     tensors = await asyncio.to_thread(_opened, parts, [shape for _, shape in expected], request.down)
     made = [(m.tokens, tuple(map(PeerId, m.contributors))) for m in head.made for _ in range(m.tensors)]

@@ -202,7 +202,8 @@ class Owner:
         self._lines[line.number] = line
         hashes, names = (head.plan_hash, head.ownership_hash), tuple(h.name for h in line.heads)
         try:
-            self._feed(Began(line.number, peer, round_id, *hashes, head.group, head.group_digest, head.tokens, names))
+            about = (head.group, head.group_digest, head.tokens, names, head.gift)
+            self._feed(Began(line.number, peer, round_id, *hashes, *about))
             await self._converse(line, requests, context)
         except TimeoutError:
             await context.write(_refusal(Kind.LATE, "the round did not get that far in time"))
@@ -273,7 +274,7 @@ class Owner:
 
     async def _answer(self, line: Line, names: tuple[str, ...], context: grpc.aio.ServicerContext) -> None:
         parts = self.held(line.round.epoch)
-        if not parts:  # forgotten since the machine gave the order
+        if names and not parts:  # forgotten since the machine gave the order
             await context.write(_refusal(Kind.FORGOTTEN, f"epoch {line.round.epoch} is over"))
             return
         held = [parts[name] for name in names]

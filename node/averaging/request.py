@@ -38,6 +38,7 @@ class RoundRequest:
     ``coded``: bytes in ``up`` of gradients that are just what these bytes say, such as ``codecs.Feedback`` gives; the others
     are encoded here.
     ``summed``: contributions are sums over tokens; else values, of which the mean by tokens is taken.
+    ``inward``: what this peer gives stays here, for the parts that it owns itself; nobody else is to have it twice.
     """
 
     round: RoundId
@@ -58,6 +59,7 @@ class RoundRequest:
     down: str = "fp32"
     coded: Mapping[str, torch.Tensor] = field(default_factory=dict)
     summed: bool = True
+    inward: bool = False
 
     def bytes_of(self, name: str) -> torch.Tensor:
         """Our contribution to a part as it travels: uint8. Raises ValueError as :func:`codecs.encode`."""

@@ -76,6 +76,7 @@ class CellRound:
         started = self._clock.now()
         request = replace(request, up=request.up or self._settings.wire)
         tokens, norms, refused = await self._fit_to_give(request)
+        giving = bool(tokens) and not request.inward
         attempt = self._owner.open(request, step, tokens, norms, started)
         attempt.refused.update(refused)
         failed: dict[PeerId, str] = {}
@@ -83,10 +84,10 @@ class CellRound:
         answers: list[Answer] = []
         gathers = [
             self._tasks.spawn(
-                self._gather(request, owner, errands, bool(tokens), answers, failed, unwelcome, started),
+                self._gather(request, owner, errands, giving, answers, failed, unwelcome, started),
                 f"gather {short(owner)}",
             )
-            for owner, errands in self._to_ask(request, bool(tokens)).items()
+            for owner, errands in self._to_ask(request, giving).items()
         ]
         ticker = self._tasks.spawn(self._tick_at(contribute_until(started, request.deadline_s, len(attempt.groups))), "tick")
         try:
@@ -95,6 +96,30 @@ class CellRound:
             for task in (*gathers, ticker):
                 task.cancel()
         return self._outcome(request, attempt, answers, failed, unwelcome, started)
+
+    async def give(self, request: RoundRequest) -> int:
+        """Our part in a round of others, whose request this is: gradients to their owners and nothing back. The tensor bytes that went.
+
+        Never later than ``request.deadline_s`` from now. Nobody needs to know who did not get them: their round goes on without.
+        Raises ValueError for a request that contradicts itself.
+        """
+        started, sent = self._clock.now(), list[int]()
+        request = replace(request, up=request.up or self._settings.wire)
+        tokens, _, _ = await self._fit_to_give(request)
+
+        async def to(owner: PeerId) -> None:
+            exchanges = Exchanges(self._transport, owner, request, True, self._chunk, self._service, gift=True)
+            errands = [Errand(group, group.names) for group in request.groups_of(owner, self._settings.group_bytes)]
+            try:
+                await exchanges.all(errands, self._left(request, started), lambda answer: sent.append(answer.nbytes))
+            except PeerFault as fault:
+                if fault.weight:
+                    self._transport.fault(owner, fault.reason, fault.weight)
+                self._say("gift-failed", str(fault), level="warning", epoch=request.round.epoch, peer=owner)
+
+        if tokens:
+            await asyncio.gather(*(to(owner) for owner in sorted(set(request.owners.values()))))
+        return sum(sent)
 
     def gone(self, peer: PeerId) -> None:
         """Tell a round in progress that a peer is dead, so that it does not wait for its contribution until the deadline."""
