@@ -146,7 +146,6 @@ def carried(s: OuterSettings, cell: int) -> None:
             "gradients between cells",
             'set averaging.cell = "all" and leave [outer] out, which is the same',
         ),
-        (FORMATS[s.codec].biased or s.feedback, "error feedback", 'use "int8" or "int4" without outer.feedback'),
         (s.reducer != "mean", f"outer.reducer = {s.reducer!r}", 'set outer.reducer = "mean"'),
         (s.fragments > 1 or s.overlap > 0, "streaming", "set outer.fragments = 1 and outer.overlap = 0"),
         (s.quorum > 0, "a quorum", "set outer.quorum = 0: a round goes on without the late by itself"),

@@ -280,6 +280,12 @@ class AppliedOnce(Checker):
             text = f"optimizer state of {part} at {peer.name} holds a step of epoch {moment.through.epoch} of another history"
             raise self.broken(f"{text}, at epoch {plan.epoch}")
 
+    def owing(self, peer: SimPeer, plan: Plan, part: str, debt: Moment) -> None:
+        """What is added to a word was lost in the history it is said in."""
+        if not self.swarm.watch.samples.ancestor(debt.through, plan.base):
+            text = f"{peer.name} adds to {part} what it lost on the way to epoch {debt.through.epoch} of another history"
+            raise self.broken(f"{text}, at epoch {plan.epoch}")
+
     def settling(self, peer: SimPeer, plan: Plan, moments: Mapping[str, Moment]) -> None:
         for part, moment in moments.items():
             owner = self._settled.setdefault((plan.hash, part, peer.labour.cell), peer.name)

@@ -58,6 +58,10 @@ class Labour:
         self.settled = 0
         self.moments_lost = 0
         self._before: dict[str, Value] | None = None
+        self.owed: dict[str, Moment] = {}
+        """With error feedback, what rounding has lost of this peer's words for its cell, as node.training.owed keeps it."""
+        self._said: dict[str, str] = {}
+        self._owed_before: dict[str, Moment] | None = None
         self._staged: dict[int, dict[str, Moment]] = {}
         self._owned: frozenset[str] | None = None
         self._plan: Plan | None = None
@@ -110,7 +114,7 @@ class Labour:
         if self._plan is not None and self._plan.epoch >= plan.epoch:
             self._staged.pop(plan.epoch, None)
             peer.rounds.void(plan.epoch)
-        self._plan, self._share, self.fresh, self._stepped = plan, None, None, set()
+        self._plan, self._share, self.fresh, self._stepped, self._said = plan, None, None, set(), {}
         self._token, self._arriving, self._arrived = object(), 0, []
         self._busy0 = peer.device.busy_s
         if listener:
@@ -118,6 +122,7 @@ class Labour:
             peer.rounds.forget(plan.epoch - 1)
             self.moments.clear()
             self._staged.clear()
+            self.owed, self._owed_before = {}, None
         peer.pipe.reset(plan.epoch)
         peer.pipe.set_plan(plan)
         me = peer.name
@@ -141,7 +146,7 @@ class Labour:
         def gradients() -> None:
             if self._token is token:
                 if plan.outer and not listener:
-                    marks = tuple((n, v.mark) for n, v in sorted(self.values.items()))
+                    marks = tuple((n, self._says(plan, n)) for n in sorted(self.values))
                     speaks = self.peer.name in speakers(plan, unit_of(plan, self.peer.name), r.dead)
                     weight = weights(plan, unit_of(plan, self.peer.name), between(plan, self.peer.swarm.read))[
                         plan_cell(plan, self.peer.name)
@@ -231,6 +236,26 @@ class Labour:
             staged[name] = next_moment(name, moment, fresh[name], makes)
         return fresh
 
+    def _says(self, plan: Plan, name: str) -> str:
+        """This peer's word on a part: what it has, and what it owes."""
+        mark, debt = self.values[name].mark, self.owed.get(name)
+        if debt is not None and between(plan, self.peer.swarm.read).feedback:
+            self.peer.swarm.watch.owing(self.peer, plan, name, debt)
+            mark = mark_of(mark, debt.mark)
+        self._said[name] = mark
+        return mark
+
+    def _owes(self, plan: Plan, made: Version) -> None:
+        """The round is adopted: what its words were rounded by is owed, where they were taken."""
+        if not between(plan, self.peer.swarm.read).feedback:
+            return
+        me, by, before = self.peer.name, self.peer.rounds.contributors(plan.epoch), self.owed
+        self._owed_before, self.owed = before, dict(before)
+        for name, said in self._said.items():
+            if me in by.get(name, ()):
+                steps = before[name].steps if name in before else 0
+                self.owed[name] = Moment(mark_of("owed", name, said), made, steps + 1)
+
     def copy(self, plan: Plan, r: ev.RoundArrived, then: Callable[[ev.RoundEnded], object]) -> None:
         """Fetch the fresh parameters whole from who has committed them."""
         token = self._token
@@ -238,7 +263,7 @@ class Labour:
         def got(found: tuple[Version, int, dict[str, Value]] | None) -> None:
             if self._token is not token:
                 return
-            self.fresh = found[2] if found else None
+            self.fresh, self._said = found[2] if found else None, {}
             missing = () if found else tuple(sorted(self.names))
             then(ev.RoundEnded(plan.epoch, plan.term, r.attempt, (), missing, (), 0))
 
@@ -255,6 +280,7 @@ class Labour:
             makes = next(iter(fresh.values())).made
             kept = {n: m._replace(through=makes) for n, m in self.moments.items() if n in (self._owned or ())}
             self._staged[plan.epoch] = kept
+            self._owes(plan, makes)
         if me is not None:
             self.cell = me.cell
         if self._flip:
@@ -274,7 +300,7 @@ class Labour:
         if self._owned is not None:
             self.moments = {n: m for n, m in self.moments.items() if n in self._owned}
         self.peer.rounds.forget(epoch - 1)
-        self._before, self.settled = None, epoch
+        self._before, self._owed_before, self.settled = None, None, epoch
         if self.setup.checkpoint_every and epoch % self.setup.checkpoint_every == 0:
             self.save(epoch, plan)
 
@@ -286,6 +312,8 @@ class Labour:
             if self._before is not None:
                 self.values, self._before = self._before, None
                 self.digest = digest_of(self.values)
+            if self._owed_before is not None:
+                self.owed, self._owed_before = self._owed_before, None
             self.settled = version.epoch
         elif how == "left out":
             self.values = {n: v._replace(made=version) for n, v in self.values.items()}
@@ -333,6 +361,7 @@ class Labour:
             return False
         self.peer.swarm.watch.restored(self.peer, found)
         self.values, self._before = dict(found.values), None
+        self.owed, self._owed_before = {}, None
         self.digest = digest_of(self.values)
         self.moments, self._owned, self.settled = dict(found.moments), None, version.epoch
         self.version, self.tokens, self.cell = version, found.tokens, found.cell
@@ -341,6 +370,7 @@ class Labour:
     def take(self, version: Version, tokens: int, values: Mapping[str, Value]) -> None:
         """Parameters fetched from others are in place now."""
         self.values, self._before = dict(values), None
+        self.owed, self._owed_before = {}, None
         self.digest = digest_of(self.values)
         self.moments, self._owned, self.settled = {}, None, version.epoch
         self.version, self.tokens, self.cell = version, tokens, ANY

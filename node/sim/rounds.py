@@ -62,10 +62,11 @@ class Request:
 
 @dataclass(slots=True)
 class Held:
-    """A fresh part and who gave it."""
+    """A fresh part, who gave it, and whose contributions are in it."""
 
     value: Value
     source: PeerId
+    by: tuple[PeerId, ...] = ()
 
 
 @dataclass
@@ -191,6 +192,10 @@ class Rounds:
         self._feed(Voided(epoch))
         self._drop([n for n in self._epochs if n >= epoch])
 
+    def contributors(self, epoch: int) -> dict[str, tuple[PeerId, ...]]:
+        """Of the fresh parts of an epoch that are here."""
+        return {name: held.by for name, held in self._held(epoch).items()}
+
     def stop(self, round_id: RoundId) -> None:
         """The caller does not wait for this round any more."""
         epoch = self._epochs.get(round_id.epoch)
@@ -247,7 +252,7 @@ class Rounds:
                 self.peer.fault(owner, 1.0)
                 over("parts that were not asked for")
             else:
-                self._keep(request.round, {n: Held(v, owner) for n, v in message.items()})
+                self._keep(request.round, {n: Held(v, owner, by) for n, (v, by) in message.items()})
                 over()
 
         def lost(why: str) -> None:
@@ -332,7 +337,7 @@ class Rounds:
                     held = self._held(line.round.epoch)
                     if held:
                         size = sum(self.peer.swarm.setup.size_of(n) for n in names)
-                        line.call.say({n: held[n].value for n in names}, HEAD + size)
+                        line.call.say({n: (held[n].value, held[n].by) for n in names}, HEAD + size)
                     else:
                         line.call.say(Kind.FORGOTTEN)
                     self.peer.after(0.0, self._hang_up, number)
@@ -377,7 +382,7 @@ class Rounds:
             return
         fresh = attempt.step(request, action.names, shares)
         epoch = self._epochs[action.round.epoch]
-        epoch.held.update({n: Held(v, me) for n, v in fresh.items()})
+        epoch.held.update({n: Held(v, me, action.contributors) for n, v in fresh.items()})
         self._feed(Stepped(action.round.epoch, frozenset(action.names)))
         self._settle(action.round.epoch)
 

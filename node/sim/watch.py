@@ -137,6 +137,10 @@ class Watch:
         if self.swarm.honest(peer.name):
             self.applied.stepping(peer, plan, part, old, moment, again)
 
+    def owing(self, peer: SimPeer, plan: Plan, part: str, debt: Moment) -> None:
+        if self.swarm.honest(peer.name):
+            self.applied.owing(peer, plan, part, debt)
+
     def settling(self, peer: SimPeer, plan: Plan, moments: Mapping[str, Moment]) -> None:
         if self.swarm.honest(peer.name):
             self.applied.settling(peer, plan, moments)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from node.averaging.diloco import OuterState, outer_step, pseudo_gradient
 from node.averaging.outer import OuterSettings
+from node.averaging.request import RoundOutcome
 from node.checkpoint.fetch import Patience, fetch
 from node.checkpoint.state import StateKind
 from node.core.errors import PeerFault
@@ -24,13 +25,14 @@ from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
 from node.training.engines import Engines
 from node.training.meetings import number
+from node.training.owed import Owed
 from node.training.rules import LEVEL
 from node.training.stage import StageState
 
 MOMENTUM = "#momentum"
 """A part's outer momentum in a round, behind the part's name."""
 SAVED = "#outer"
-"""A part's anchor and outer momentum in a checkpoint, behind the part's name."""
+"""A part's anchor and outer momentum in a checkpoint, and what is owed of it, behind the part's name."""
 PATIENCE = Patience(describe_s=20.0, stall_s=5.0, request_s=120.0, tries=2)
 WAIT_SHARE = 0.3
 """An outer round waits for an anchor on its way for so much of its deadline."""
@@ -47,13 +49,17 @@ class Anchor:
         self.settings = self.ahead = settings
         self._epochs = epochs
         self.state: OuterState | None = OuterState.begin(stage.parameters()) if self.kept else None
+        self.owed = Owed(settings.codec)
         self._before: OuterState | None = None
         self._moved = False
         self._fetching: asyncio.Task[None] | None = None
 
     def follow(self, settings: OuterSettings, level: bool) -> None:
         """Go by these settings from now on; ``level``: they come into force in this plan, after all cells have averaged parameters."""
+        if level or settings.codec != self.owed.codec:
+            self.owed = Owed(settings.codec)
         self.settings, self.ahead = LEVEL if level else settings, settings
+        self.owed.begin()
         if level:
             self._stop()
 
@@ -102,11 +108,25 @@ class Anchor:
         stepped = outer_step(self.state, pseudo_gradient(self.state, local), self.settings)
         return {**stepped.anchor, **{name + MOMENTUM: t for name, t in stepped.momentum.items()}}
 
+    def says(self, given: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """(what is said of a contribution, its bytes): with error feedback other numbers; without, those given and no bytes."""
+        return self.owed.says(given) if self.settings.feedback else (dict(given), {})
+
+    def makes(self, means: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """What an averager gives of the means it has made, before they are rounded."""
+        return self.owed.makes(means) if self.settings.feedback else means
+
+    def heard(self, outcome: RoundOutcome) -> None:
+        """What a round has brought, before it is taken."""
+        if self.settings.feedback:
+            self.owed.ended(outcome.parts, outcome.fresh, self._me, self._me in outcome.refused)
+
     def takes(self, mean: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The next parameters, from what the round averaged. Anchor and momentum are the new ones until that is undone.
 
         Raises ValueError for numbers that are not finite, and for differences where there is no anchor.
         """
+        self.owed.moved()
         if self.settings is LEVEL:
             # Everybody has the same now: anchors that are kept from here on begin equal.
             self._replace(OuterState.begin(mean) if self.kept else None)
@@ -132,15 +152,18 @@ class Anchor:
     def settled(self) -> None:
         """What is in place is final."""
         self._before, self._moved = None, False
+        self.owed.settled()
 
     def rolled_back(self) -> None:
         """The last version was undone."""
         if self._moved:
             self.state, self._before, self._moved = self._before, None, False
+        self.owed.rolled_back()
 
     def forget(self) -> None:
         """The parameters in place came from elsewhere."""
         self.state, self._before, self._moved = None, None, False
+        self.owed = Owed(self.ahead.codec)
         self._stop()
 
     def _replace(self, state: OuterState | None) -> None:
@@ -165,14 +188,19 @@ class Anchor:
         state = self.state
         if state is None:
             return {}
-        return {name + SAVED: {"anchor": state.anchor[name], "momentum": state.momentum[name]} for name in state.anchor}
+        return {
+            name + SAVED: {"anchor": state.anchor[name], "momentum": state.momentum[name], **self.owed.saved(name)}
+            for name in state.anchor
+        }
 
     def restored(self, found: Mapping[str, Mapping[str, Tensor]]) -> None:
         """What a checkpoint had of it; one that lacks a part has none."""
         self.forget()
         names = self._stage.parameters()
-        if self.kept and all(found.get(name + SAVED, {}).keys() == {"anchor", "momentum"} for name in names):
+        if self.kept and all(found.get(name + SAVED, {}).keys() >= {"anchor", "momentum"} for name in names):
             parts = {name: found[name + SAVED] for name in names}
+            for name, part in parts.items():
+                self.owed.restored(name, part, tuple(names[name].shape))
             self.state = OuterState({n: p["anchor"] for n, p in parts.items()}, {n: p["momentum"] for n, p in parts.items()})
 
     def look_for(self, plan: Plan) -> None:
@@ -192,6 +220,7 @@ class Anchor:
 
     async def copy(self, donors: Sequence[PeerId], version: Version) -> None:
         """Parameters of ``version`` are being copied from ``donors``: what goes with them. Without it this peer lacks it again."""
+        self.owed.copied(self._stage.parameters().keys())
         if self.kept or self.settings is LEVEL:
             self._replace(await self._fetch(donors, version) if self.kept else None)
 

@@ -76,8 +76,10 @@ class OuterRound:
                 missing = () if given else tuple(anchor.shapes(rounds.shapes))
                 outcome = RoundOutcome(given or {}, 1, speaking, {}, 0, 0.0, missing=missing)
             else:
-                request = self._request(plan, r, unit, [m.peer for m in members], speaking, given)
-                outcome = await (self._engines.outer or self._engines.cell).run(request, lambda mean: mean)
+                said, coded = await self._says(given) if self._me in speaking else (None, {})
+                request = self._request(plan, r, unit, [m.peer for m in members], speaking, said, coded)
+                outcome = await (self._engines.outer or self._engines.cell).run(request, anchor.makes)
+                await self._engines.aside(anchor.heard, outcome)
             if not listener:
                 await self._engines.aside(self._handover.hold, plan, r.deadline_s)
         except ValueError as e:
@@ -93,9 +95,9 @@ class OuterRound:
 
     def _request(
         self, plan: Plan, r: ev.RoundArrived, unit: Unit, members: Sequence[PeerId], speaking: frozenset[PeerId],
-        given: Mapping[str, Tensor] | None,
+        said: Mapping[str, Tensor] | None, coded: Mapping[str, Tensor],
     ) -> RoundRequest:  # fmt: skip
-        """What this peer asks of the exchange; ``given`` is what its cell has, where it is its speaker."""
+        """What this peer asks of the exchange; ``said`` is what it gives where it speaks for its cell, ``coded`` bytes of it."""
         anchor, rounds = self._anchor, self._rounds
         owners = rounds.owners(plan, r)
         weigh = weights(plan, unit, anchor.settings)
@@ -108,8 +110,8 @@ class OuterRound:
             owners=anchor.owners(owners),
             ownership_hash=rounds.hash_of(owners),
             shapes=anchor.shapes(rounds.shapes),
-            gradients=given if self._me in speaking else None,
-            tokens=allowed.get(self._me, 0) if given is not None else 0,
+            gradients=said,
+            tokens=allowed.get(self._me, 0) if said is not None else 0,
             deadline_s=r.deadline_s,
             token_limit=max(allowed.values(), default=1),
             allowed=allowed,
@@ -117,7 +119,11 @@ class OuterRound:
             summed=False,
             up=anchor.settings.codec,
             down=anchor.settings.codec,
+            coded=coded,
         )
+
+    async def _says(self, given: Mapping[str, Tensor] | None) -> tuple[dict[str, Tensor] | None, dict[str, Tensor]]:
+        return (None, {}) if given is None else await self._engines.aside(self._anchor.says, given)
 
     async def copied(self, donors: Sequence[PeerId], version: Version) -> None:
         """Parameters of ``version`` have been fetched whole from ``donors``: what goes with them."""

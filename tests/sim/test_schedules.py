@@ -43,8 +43,9 @@ def test_a_mix_of_everything_holds(first: int) -> None:
         assert outcome.violation is None, f"seed {seed}: {outcome.violation}\n{outcome.schedule.to_json()}"
 
 
+FEEDBACK = OuterSettings("butterfly", "deltas", 2, "nesterov", codec="top-k", feedback=True)
 CELLS = {
-    "butterfly": Setup(ends=3, replicas=5, epochs=9, micro_batches=4, cell=2, outer=OuterSettings("butterfly", every=2)),
+    "butterfly": Setup(ends=3, replicas=5, epochs=9, micro_batches=4, cell=2, outer=FEEDBACK),
     "moshpit": Setup(replicas=5, epochs=9, micro_batches=4, cell=2, outer=OuterSettings("moshpit", every=2, grid=(2, 2))),
     "gossip": Setup(stages=1, parts=toy_parts(1, 3), replicas=6, epochs=9, cell=1, outer=OuterSettings("gossip", every=1)),
     "server": Setup(

@@ -16,6 +16,7 @@ from node.core.ids import PeerId
 from node.core.journey import Member, Plan, in_cell
 from node.training import events as ev
 from node.training.attempt import Attempt
+from node.training.meetings import speakers
 from node.training.memory import makes
 from node.training.rules import Rules, levels
 from node.view import outer_line
@@ -243,6 +244,58 @@ async def test_an_outer_round_that_is_undone_leaves_the_anchor_as_it_was(rig: Ri
     for ended in await rig.average(again, a, b, c, d):
         assert not ended.missing
     assert all(torch.equal(t, moved[n]) for n, t in a.parameters().items()), "once more the same step, not a second one"
+
+
+@pytest.mark.parametrize("codec", ["top-k", "int4"])
+async def test_with_error_feedback_what_cells_moved_by_is_in_the_anchor_or_owed_by_somebody(rig: Rig, codec: str) -> None:
+    rig.outer = OuterSettings("butterfly", "deltas", 1, "sgd", lr=1.0, momentum=0.0, codec=codec, feedback=True)
+    cells = await four(rig)
+    (a, b), (c, d) = cells
+    everybody = (a, b, c, d)
+    begun, plan = a.parameters(), None
+    moved = {n: torch.zeros(shape) for n, shape in SHAPES.items()}
+    for turn in range(4):
+        plan = inner(rig, cells, plan)
+        await rig.epoch(plan, *everybody)
+        for n, t in moved.items():
+            assert a.work.anchor.state is not None
+            t += a.work.anchor.state.anchor[n] - (a.parameters()[n] + c.parameters()[n]) / 2
+        if turn == 2:
+            owed = [p.work.anchor.owed.words for p in everybody]
+            undone = meeting(rig, cells, plan)
+            await rig.epoch(undone, *everybody)
+            assert any(p.work.anchor.owed.words is not was for p, was in zip(everybody, owed, strict=True))
+        plan = meeting(rig, cells, plan)
+        await rig.epoch(plan, *everybody)
+        assert len({p.work.stage.digest for p in everybody}) == 1
+    assert [bool(p.work.anchor.owed.words) for p in everybody] == [True] * 4, "they took turns"
+    for n in SHAPES:
+        owed_now = sum(p.work.anchor.owed.words[n] for p in everybody) / 2  # half of the weight is each cell's
+        owed_now = owed_now + sum(p.work.anchor.owed.means.get(n, torch.zeros(())) for p in everybody)
+        torch.testing.assert_close(begun[n] - a.parameters()[n] + owed_now, moved[n], rtol=1e-4, atol=1e-5)
+
+
+async def test_who_speaks_for_one_that_died_owes_only_what_it_said_itself(rig: Rig) -> None:
+    rig.outer = replace(DELTAS, codec="top-k", feedback=True)
+    rig.deadline_s = 4.0
+    peers = await rig.add("a", "b", "c", "d")
+    (a, b), (c, d) = cells = [peers[:2], peers[2:]]
+    plan = inner(rig, cells, None)
+    await rig.epoch(plan, a, b, c, d)
+    plan = meeting(rig, cells, plan)
+    speaks = {p for p in peers if p.me in speakers(plan, (1, 0), ())}
+    (dies,) = speaks & {a, b}
+    (other,) = {a, b} - speaks
+    living = [p for p in peers if p is not dies]
+    owners = {n: other.me for n in SHAPES}
+    await rig.begin(plan, *living)
+    for ended in await rig.average(plan, *living, attempt=1, dead=(dies.me,), owners=owners):
+        assert not ended.missing
+    assert len({p.work.stage.digest for p in living}) == 1
+    assert other.work.anchor.owed.words.keys() == set(SHAPES)
+    assert other.work.anchor.owed.means.keys() == set(SHAPES)
+    (silent,) = {c, d} - speaks
+    assert silent.work.anchor.owed.words == {}
 
 
 async def test_a_cell_without_a_micro_batch_stays_as_it_is(rig: Rig) -> None:
