@@ -87,6 +87,7 @@ def test_a_round_that_is_undone_or_never_adopted_leaves_debts_as_they_were() -> 
 
 def test_means_are_owed_by_who_averaged_them_where_its_result_was_the_one() -> None:
     owed, total, given = Owed("top-k"), torch.zeros(30, 40), torch.zeros(30, 40)
+    mean = fresh = dict[str, Tensor]()
     for seed in range(20):
         mean = {"a": numbers(seed)["a"]}
         owed.begin()
