@@ -5,8 +5,8 @@ Never: an action."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from node.averaging.events import Began, Opened
@@ -51,8 +51,10 @@ class Books:
 class Epoch:
     """``claimed`` and ``fresh`` are of the whole epoch, ``served`` (how often each peer had each group) of each of its rounds, the rest
     of the current attempt. ``idle``: came with nothing to give;
-    ``missing``: died or left; ``barred``: spoiled a contribution, or lied about one. ``stepping``: the optimizer has a group of ours."""
+    ``missing``: died or left; ``barred``: spoiled a contribution, or lied about one. ``stepping``: the optimizer has a group of ours.
+    Where members are in lanes, each lane has one of these."""
 
+    lane: int = 0
     rounds: dict[RoundId, Opened] = field(default_factory=dict)
     current: Opened | None = None
     claimed: set[str] = field(default_factory=set)
@@ -75,6 +77,15 @@ class Epoch:
             for group, until in zip(opened.groups, opened.contribute_by, strict=True)
         ]
         self.idle, self.missing, self.barred, self.fault = {opened.me}, set(), set(), ""
+
+    @property
+    def may_hold(self) -> bool:
+        """Whether parts that nobody gave anything to may stay as they are."""
+        opened = self.current
+        if opened is None or not opened.lanes:
+            return opened is not None and opened.may_hold
+        # Who is only gone may have had something to give, and another of its lane may give it in the next attempt.
+        return opened.may_hold and opened.members - opened.listeners <= self.idle | self.barred
 
     def unclaimed(self, group: int) -> frozenset[str]:
         """What a step of this group would take, and a contribution to it must cover."""
@@ -99,3 +110,18 @@ class Epoch:
         """A contributor is answered with the parts it gave to; a listener with all of the group it asked for."""
         began = stream.began
         return frozenset(began.names) or frozenset(self.rounds[began.round].groups[began.group].names)
+
+
+def by_lane(opened: Opened) -> Mapping[int, Opened]:
+    """What is opened in each lane: an owner takes part in all, and gives and holds something in its own only."""
+    if not opened.lanes:
+        return {0: opened}
+    found: dict[int, Opened] = {}
+    for lane in sorted(set(opened.lanes.values())):
+        members = frozenset(p for p, at in opened.lanes.items() if at == lane and p in opened.members)
+        mine = opened.me in members
+        found[lane] = replace(
+            opened, members=members | {opened.me}, listeners=opened.listeners if mine else opened.listeners | {opened.me},
+            held=opened.held if mine else frozenset(), tokens=opened.tokens if mine else 0,
+        )  # fmt: skip
+    return found

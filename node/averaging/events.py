@@ -4,7 +4,8 @@ Never: a decision."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from node.averaging.groups import Group
@@ -42,7 +43,9 @@ class Kind(StrEnum):
 class Opened:
     """Our own round begins. ``groups``: the parts we own in it, in the order of their steps; ``held``: parts whose fresh bytes
     we already have (from this or a former owner); ``tokens``: behind our own gradients, 0 for none; ``contribute_by``: when to
-    step each group without the late; ``may_hold``: parts that nobody gives anything to stay as they are, which is no fault."""
+    step each group without the late; ``may_hold``: parts that nobody gives anything to stay as they are, which is no fault.
+    ``lanes``: members of one lane are averaged and answered among themselves, and no lane waits for another; empty: all are in
+    one. There parts stay as they are only when all who might have given have said that they have nothing."""
 
     round: RoundId
     me: PeerId
@@ -56,6 +59,7 @@ class Opened:
     contribute_by: tuple[float, ...]
     token_limit: int
     may_hold: bool = False
+    lanes: Mapping[PeerId, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,7 @@ class Stepped:
 
     epoch: int
     names: frozenset[str]
+    lane: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +130,7 @@ class StepFailed:
     epoch: int
     names: frozenset[str]
     text: str
+    lane: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +170,7 @@ class Serve:
 
     stream: int
     names: tuple[str, ...]
+    lane: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,14 +185,15 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Reduce the contributions of these peers to a group, who claim ``tokens`` in all, and step ``names``. One at a time.
-    Without contributors: keep the parts as they are."""
+    """Reduce the contributions of these peers to a group, who claim ``tokens`` in all, and step ``names``. One at a time in a
+    lane. Without contributors: keep the parts as they are."""
 
     round: RoundId
     group: int
     names: tuple[str, ...]
     contributors: tuple[PeerId, ...]
     tokens: int
+    lane: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +202,7 @@ class Fail:
 
     epoch: int
     text: str
+    lane: int = 0
 
 
 Action = Read | Wait | Serve | Refuse | Step | Fail

@@ -44,14 +44,17 @@ class Given:
 class Attempt:
     """One of our own rounds. ``settled`` resolves to "" when all our parts are fresh, or to what went wrong.
 
-    ``given``: by group and contributor, from its arrival to its step; ``begun``: groups whose step takes no more."""
+    ``lane``: ours, 0 where there are none; ``given``: by group and contributor, from its arrival to its step; ``begun``: groups,
+    by lane, whose step takes no more; ``faults``: by lane, why our parts do not get fresh there."""
 
     request: RoundRequest
     step: StepCall
     groups: tuple[Group, ...]
     settled: asyncio.Future[str]
+    lane: int = 0
     given: dict[tuple[int, PeerId], Given] = field(default_factory=dict)
-    begun: set[int] = field(default_factory=set)
+    begun: set[tuple[int, int]] = field(default_factory=set)
+    faults: dict[int, str] = field(default_factory=dict)
     refused: dict[PeerId, str] = field(default_factory=dict)
 
     @property
@@ -59,19 +62,42 @@ class Attempt:
         """All parts we own in it."""
         return frozenset(name for group in self.groups for name in group.names)
 
-    def drop(self) -> None:
-        """No step of this attempt will begin any more: let go of what was given for one."""
-        self.given = {key: value for key, value in self.given.items() if key[0] in self.begun}
+    @property
+    def lanes(self) -> frozenset[int]:
+        """All that our parts are asked for in."""
+        return frozenset(self.request.lanes.values()) or frozenset((self.lane,))
+
+    def lane_of(self, peer: PeerId) -> int:
+        """A member's."""
+        return self.request.lanes.get(peer, self.lane)
+
+    def drop(self, lane: int | None = None) -> None:
+        """No step of this attempt will begin any more (in a lane; None: in any): let go of what was given for one."""
+        self.given = {
+            (group, peer): value
+            for (group, peer), value in self.given.items()
+            if (self.lane_of(peer), group) in self.begun or lane not in (None, self.lane_of(peer))
+        }
 
 
 @dataclass(slots=True)
 class Epoch:
-    """What an epoch has brought so far."""
+    """What an epoch has brought so far. ``held`` is by lane."""
 
     attempts: dict[RoundId, Attempt] = field(default_factory=dict)
-    held: dict[str, Held] = field(default_factory=dict)
+    held: dict[int, dict[str, Held]] = field(default_factory=dict)
     stepped: set[str] = field(default_factory=set)
     quarantined: dict[PeerId, str] = field(default_factory=dict)
+
+    def of(self, lane: int) -> dict[str, Held]:
+        """Fresh parts of a lane, to be added to."""
+        return self.held.setdefault(lane, {})
+
+    @property
+    def here(self) -> dict[str, Held]:
+        """Fresh parts of our own lane."""
+        newest = max(self.attempts, default=None)
+        return {} if newest is None else self.of(self.attempts[newest].lane)
 
 
 @dataclass(slots=True)

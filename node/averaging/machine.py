@@ -9,12 +9,14 @@ one exchange some peer has open with us for one of them. Four rules carry everyt
 * one group is stepped at a time, and only the first ``window`` that are not fresh are let in: the others wait at their senders;
 * the first fault of an attempt latches: until the next attempt opens, everybody who still waits is refused.
 
+Members may be in *lanes*: then all of this holds in each lane by itself, and a part is claimed once in every lane.
+
 Pure: no clock, no socket, no tensor.
 """
 
 from __future__ import annotations
 
-from node.averaging.books import COMING, OPEN, Epoch, Phase, Stream
+from node.averaging.books import COMING, OPEN, Epoch, Phase, Stream, by_lane
 from node.averaging.events import (
     Action,
     Began,
@@ -50,7 +52,9 @@ class RoundMachine:
 
     def __init__(self, held_per_peer: int = 2 * UNDER_WAY, held_total: int = 256, window: int = LET_IN) -> None:
         self._held_per_peer, self._held_total, self._window = held_per_peer, held_total, window
-        self._epochs: dict[int, Epoch] = {}
+        self._epochs: dict[tuple[int, int], Epoch] = {}
+        """By number and lane; 0 is the lane of rounds that have none."""
+        self._lanes: dict[int, dict[PeerId, int]] = {}
         self._streams: dict[int, Stream] = {}
         self._floor = -1
 
@@ -71,10 +75,10 @@ class RoundMachine:
                 return self._gone(peer, now)
             case Ticked():
                 return [a for e in self._epochs.values() for a in self._step_if_ready(e, now)]
-            case Stepped(number, names):
-                return self._stepped(number, names, now)
-            case StepFailed(number, names, text):
-                return self._step_failed(number, names, text)
+            case Stepped(number, names, lane):
+                return self._stepped(self._epochs.get((number, lane)), number, names, now)
+            case StepFailed(number, names, text, lane):
+                return self._step_failed(self._epochs.get((number, lane)), number, names, text)
             case Forgot(number):
                 return self._forgot(number)
             case Voided(number):
@@ -83,32 +87,47 @@ class RoundMachine:
     def _opened(self, opened: Opened, now: float) -> list[Action]:
         if opened.round.epoch <= self._floor:
             raise ValueError(f"epoch {opened.round.epoch} is over")
-        epoch = self._epochs.setdefault(opened.round.epoch, Epoch())
-        if epoch.current is not None and opened.round <= epoch.current.round:
-            raise ValueError(f"{opened.round} is not newer than {epoch.current.round}")
-        epoch.begin(opened)
+        rounds = [e.current.round for (n, _), e in self._epochs.items() if n == opened.round.epoch and e.current is not None]
+        if rounds and opened.round <= max(rounds):
+            raise ValueError(f"{opened.round} is not newer than {max(rounds)}")
+        self._lanes.setdefault(opened.round.epoch, {}).update(opened.lanes)
+        begun: list[Epoch] = []
+        for lane, part in by_lane(opened).items():
+            epoch = self._epochs.setdefault((opened.round.epoch, lane), Epoch(lane))
+            epoch.begin(part)
+            begun.append(epoch)
         actions: list[Action] = []
-        for number, stream in self._of_epoch(opened.round.epoch):
-            if stream.phase is Phase.HELD and stream.began.round <= opened.round:
-                actions += self._judge(number, stream)
-            elif stream.phase in OPEN and not epoch.wanted(stream) <= epoch.claimed:
-                actions.append(self._refuse(number, Kind.SUPERSEDED, f"attempt {opened.round.attempt} has begun"))
-            elif stream.phase in COMING:
-                actions.append(self._put_off(number, stream))
-        return actions + self._serve_ready(opened.round.epoch) + self._step_if_ready(epoch, now)
+        for epoch in begun:
+            for number, stream in self._of_epoch(opened.round.epoch, epoch.lane):
+                if stream.phase is Phase.HELD and stream.began.round <= opened.round:
+                    actions += self._judge(number, stream)
+                elif stream.phase in OPEN and not epoch.wanted(stream) <= epoch.claimed:
+                    actions.append(self._refuse(number, Kind.SUPERSEDED, f"attempt {opened.round.attempt} has begun"))
+                elif stream.phase in COMING:
+                    actions.append(self._put_off(number, stream))
+            actions += self._serve_ready(epoch, opened.round.epoch) + self._step_if_ready(epoch, now)
+        return actions
 
     def _began(self, began: Began, now: float) -> list[Action]:
         stream = self._streams[began.stream] = Stream(began)
         actions = self._judge(began.stream, stream)
-        epoch = self._epochs.get(began.round.epoch)
+        epoch = self._epoch_of(began)
         return actions if epoch is None else actions + self._step_if_ready(epoch, now)
+
+    def _lane_of(self, began: Began) -> int:
+        lanes = self._lanes.get(began.round.epoch)
+        # Strangers are in none: any will refuse them.
+        return lanes.get(began.peer, min(lanes.values())) if lanes else 0
+
+    def _epoch_of(self, began: Began) -> Epoch | None:
+        return self._epochs.get((began.round.epoch, self._lane_of(began)))
 
     def _judge(self, number: int, stream: Stream) -> list[Action]:
         """Read, hold, serve or refuse a stream whose head is known."""
         began = stream.began
         if began.round.epoch <= self._floor:
             return [self._refuse(number, Kind.FORGOTTEN, f"epoch {began.round.epoch} is over")]
-        epoch = self._epochs.get(began.round.epoch)
+        epoch = self._epoch_of(began)
         opened = None if epoch is None else epoch.rounds.get(began.round)
         if epoch is None or opened is None:
             if epoch is not None and epoch.current is not None and began.round < epoch.current.round:
@@ -166,7 +185,7 @@ class RoundMachine:
         peer, group = stream.began.peer, stream.began.group
         actions: list[Action] = [
             self._refuse(other, Kind.SUPERSEDED, "a newer exchange of the same peer")
-            for other, s in self._of_epoch(stream.began.round.epoch)
+            for other, s in self._of_epoch(stream.began.round.epoch, epoch.lane)
             if other != number and s.phase is Phase.READING and (s.began.peer, s.began.group) == (peer, group)
         ]
         stream.phase = Phase.READING
@@ -186,27 +205,29 @@ class RoundMachine:
 
     def _uploaded(self, number: int, now: float) -> list[Action]:
         stream = self._streams.get(number)
-        if stream is None or stream.phase is not Phase.READING:
+        epoch = None if stream is None else self._epoch_of(stream.began)
+        if stream is None or epoch is None or stream.phase is not Phase.READING:
             return []
-        epoch, began = self._epochs[stream.began.round.epoch], stream.began
+        began = stream.began
         stream.phase = Phase.SETTLED if began.gift else Phase.WAITING
         epoch.groups[began.group].given[began.peer] = began.tokens
         return [*([Serve(number, ())] if began.gift else []), *self._step_if_ready(epoch, now)]
 
     def _spoiled(self, number: int, kind: Kind, text: str, now: float) -> list[Action]:
         stream = self._streams.get(number)
-        if stream is None or stream.phase is not Phase.READING:
+        epoch = None if stream is None else self._epoch_of(stream.began)
+        if stream is None or epoch is None or stream.phase is not Phase.READING:
             return []
-        epoch = self._epochs[stream.began.round.epoch]
         epoch.barred.add(stream.began.peer)  # what it gave to groups before is fit, and stays
         return [self._refuse(number, kind, text, 1.0), *self._step_if_ready(epoch, now)]
 
     def _ended(self, number: int, now: float) -> list[Action]:
         stream = self._streams.pop(number, None)
-        if stream is None or not stream.live or stream.phase is Phase.HELD:
+        epoch = None if stream is None else self._epoch_of(stream.began)
+        if stream is None or epoch is None or not stream.live or stream.phase is Phase.HELD:
             return []
-        epoch, began = self._epochs[stream.began.round.epoch], stream.began
-        others = [s.began for _, s in self._of_epoch(began.round.epoch) if s.live and s.began.peer == began.peer]
+        began = stream.began
+        others = [s.began for _, s in self._of_epoch(began.round.epoch, epoch.lane) if s.live and s.began.peer == began.peer]
         # Its contribution, if whole, stays: what is given is given.
         if not others:
             epoch.missing.add(began.peer)
@@ -216,8 +237,8 @@ class RoundMachine:
 
     def _gone(self, peer: PeerId, now: float) -> list[Action]:
         actions: list[Action] = []
-        for number, epoch in self._epochs.items():
-            if any(s.phase is Phase.READING and s.began.peer == peer for _, s in self._of_epoch(number)):
+        for (number, lane), epoch in self._epochs.items():
+            if any(s.phase is Phase.READING and s.began.peer == peer for _, s in self._of_epoch(number, lane)):
                 continue  # its gradients are coming all the same; if they stop, the stream ends
             epoch.missing.add(peer)
             actions += self._step_if_ready(epoch, now)
@@ -232,33 +253,32 @@ class RoundMachine:
             names, books, awaited = epoch.unclaimed(group), epoch.groups[group], epoch.awaited(group)
             if not names or (awaited and now < books.contribute_by):
                 continue
-            of_epoch = self._of_epoch(opened.round.epoch)
+            of_epoch = self._of_epoch(opened.round.epoch, epoch.lane)
             # Nobody is waited for twice who has not said a word.
             epoch.missing |= awaited - {s.began.peer for _, s in of_epoch if s.phase in COMING}
-            if not books.given and not opened.may_hold:
+            if not books.given and not epoch.may_hold:
                 return self._latch(opened.round.epoch, epoch, "nobody gave gradients for these parts")
             epoch.claimed |= names
             epoch.stepping = True
-            step = Step(opened.round, group, tuple(sorted(names)), tuple(sorted(books.given)), sum(books.given.values()))
+            by, tokens = tuple(sorted(books.given)), sum(books.given.values())
+            step = Step(opened.round, group, tuple(sorted(names)), by, tokens, epoch.lane)
             late = [(n, s) for n, s in of_epoch if s.phase in COMING and epoch.wanted(s) <= epoch.claimed]
             return [step, *(self._put_off(n, s) for n, s in late)]
         return []
 
-    def _stepped(self, number: int, names: frozenset[str], now: float) -> list[Action]:
-        epoch = self._epochs.get(number)
+    def _stepped(self, epoch: Epoch | None, number: int, names: frozenset[str], now: float) -> list[Action]:
         if epoch is None:
             return []
         epoch.stepping = False
         epoch.fresh |= names
-        actions = self._serve_ready(number)
+        actions = self._serve_ready(epoch, number)
         let_in = set(epoch.let_in(self._window))
-        for n, s in self._of_epoch(number):
+        for n, s in self._of_epoch(number, epoch.lane):
             if s.phase is Phase.QUEUED and s.began.group in let_in:
                 actions += self._judge(n, s)
         return actions + self._step_if_ready(epoch, now)
 
-    def _step_failed(self, number: int, names: frozenset[str], text: str) -> list[Action]:
-        epoch = self._epochs.get(number)
+    def _step_failed(self, epoch: Epoch | None, number: int, names: frozenset[str], text: str) -> list[Action]:
         if epoch is None:
             return []
         epoch.stepping = False
@@ -267,8 +287,9 @@ class RoundMachine:
 
     def _latch(self, number: int, epoch: Epoch, text: str) -> list[Action]:
         epoch.fault = epoch.fault or text
-        waiting = [n for n, s in self._of_epoch(number) if s.phase in OPEN and not epoch.wanted(s) <= epoch.claimed]
-        return [*(self._refuse(n, Kind.FAILED, epoch.fault) for n in waiting), Fail(number, epoch.fault)]
+        of_epoch = self._of_epoch(number, epoch.lane)
+        waiting = [n for n, s in of_epoch if s.phase in OPEN and not epoch.wanted(s) <= epoch.claimed]
+        return [*(self._refuse(n, Kind.FAILED, epoch.fault) for n in waiting), Fail(number, epoch.fault, epoch.lane)]
 
     def _forgot(self, number: int) -> list[Action]:
         self._floor = max(self._floor, number)
@@ -277,7 +298,8 @@ class RoundMachine:
             for n, s in self._streams.items()
             if s.live and s.began.round.epoch <= number
         ]
-        self._epochs = {n: e for n, e in self._epochs.items() if n > number}
+        self._epochs = {key: e for key, e in self._epochs.items() if key[0] > number}
+        self._lanes = {n: lanes for n, lanes in self._lanes.items() if n > number}
         return actions
 
     def _voided(self, number: int) -> list[Action]:
@@ -288,12 +310,12 @@ class RoundMachine:
             for n, s in self._streams.items()
             if s.live and s.phase is not Phase.HELD and s.began.round.epoch >= number
         ]
-        self._epochs = {n: e for n, e in self._epochs.items() if n < number}
+        self._epochs = {key: e for key, e in self._epochs.items() if key[0] < number}
+        self._lanes = {n: lanes for n, lanes in self._lanes.items() if n < number}
         return actions
 
-    def _serve_ready(self, number: int) -> list[Action]:
-        epoch = self._epochs[number]
-        ready = [(n, s) for n, s in self._of_epoch(number) if s.phase in OPEN]
+    def _serve_ready(self, epoch: Epoch, number: int) -> list[Action]:
+        ready = [(n, s) for n, s in self._of_epoch(number, epoch.lane) if s.phase in OPEN]
         return [action for n, s in ready for action in self._serve_if_fresh(n, s, epoch)]
 
     def _serve_if_fresh(self, number: int, stream: Stream, epoch: Epoch) -> list[Action]:
@@ -305,14 +327,15 @@ class RoundMachine:
         if epoch.served[had] > MOST_SERVED:
             return [self._refuse(number, Kind.BUSY, f"was served this group {MOST_SERVED} times in this attempt")]
         stream.phase = Phase.SETTLED
-        return [Serve(number, () if stream.began.gift else tuple(sorted(wanted)))]
+        return [Serve(number, () if stream.began.gift else tuple(sorted(wanted)), epoch.lane)]
 
     def _refuse(self, number: int, kind: Kind, text: str, weight: float = 0.0) -> Refuse:
         self._streams[number].phase = Phase.SETTLED
         return Refuse(number, kind, text, weight)
 
-    def _of_epoch(self, number: int) -> list[tuple[int, Stream]]:
-        return [(n, s) for n, s in sorted(self._streams.items()) if s.began.round.epoch == number]
+    def _of_epoch(self, number: int, lane: int) -> list[tuple[int, Stream]]:
+        found = [(n, s) for n, s in sorted(self._streams.items()) if s.began.round.epoch == number]
+        return [(n, s) for n, s in found if self._lane_of(s.began) == lane] if self._lanes.get(number) else found
 
     @staticmethod
     def _round_of(epoch: Epoch) -> RoundId | None:

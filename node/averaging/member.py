@@ -200,7 +200,7 @@ async def _fresh(
     if message.WhichOneof("part") != "head":
         raise WireError("the first message is not the head")
     head, expected = message.head, [(n, request.shapes[n]) for n in sorted(names)]
-    if any((not m.tokens and request.hold is None) or len(m.contributors) > CONTRIBUTORS_LIMIT for m in head.made):
+    if any((not m.tokens and not request.may_hold) or len(m.contributors) > CONTRIBUTORS_LIMIT for m in head.made):
         raise WireError("parts that were made from nothing, or from too many")
     if not all(m.tensors for m in head.made) or sum(m.tensors for m in head.made) != len(expected):
         raise WireError("does not say how each part was made")

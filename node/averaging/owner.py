@@ -97,7 +97,8 @@ class Owner:
         me = self._transport.peer_id
         groups = request.groups_of(me, self._settings.group_bytes)
         epoch = self._epochs.setdefault(request.round.epoch, Epoch())
-        attempt = Attempt(request, step, groups, asyncio.get_running_loop().create_future())
+        lane = request.lanes.get(me, 0)
+        attempt = Attempt(request, step, groups, asyncio.get_running_loop().create_future(), lane)
         if epoch.attempts and request.round <= max(epoch.attempts):
             raise ValueError(f"{request.round} is not newer than {max(epoch.attempts)}")
         for older in epoch.attempts.values():
@@ -114,11 +115,12 @@ class Owner:
             members=frozenset(request.members),
             listeners=frozenset(request.listeners),
             groups=groups,
-            held=attempt.mine & epoch.held.keys(),
+            held=attempt.mine & epoch.of(lane).keys(),
             tokens=tokens,
             contribute_by=contribute_until(started, request.deadline_s, len(groups)),
             token_limit=request.token_limit,
-            may_hold=request.hold is not None,
+            may_hold=request.may_hold,
+            lanes=request.lanes,
         )
         try:
             self._feed(opened)
@@ -154,8 +156,14 @@ class Owner:
         self._drop([n for n in self._epochs if n >= epoch], "the swarm went back")
 
     def held(self, epoch: int) -> Mapping[str, Held]:
-        """The fresh parts of an epoch this peer has, its own and others'."""
-        return self._epochs[epoch].held if epoch in self._epochs else {}
+        """The fresh parts of an epoch this peer has, its own and others'; those of its lane."""
+        return self._epochs[epoch].here if epoch in self._epochs else {}
+
+    def unserved(self, attempt: Attempt) -> frozenset[str]:
+        """Parts of ours that are not fresh in some lane."""
+        epoch = self._epochs.get(attempt.request.round.epoch)
+        lanes = attempt.lanes if epoch is not None else ()
+        return frozenset(name for lane in lanes if epoch for name in attempt.mine - epoch.of(lane).keys())
 
     def stepped(self, epoch: int) -> frozenset[str]:
         """The parts this peer itself has stepped in an epoch."""
@@ -169,7 +177,7 @@ class Owner:
         """Remember parts gathered from other owners, unless a newer attempt has begun or the epoch is over."""
         epoch = self._epochs.get(round_id.epoch)
         if epoch is not None and round_id == max(epoch.attempts):
-            epoch.held.update(parts)
+            epoch.here.update(parts)
 
     # Others' streams
 
@@ -223,8 +231,8 @@ class Owner:
                         await self._receive(line, requests)
                     case Wait():
                         pass
-                    case Serve(_, names):
-                        return await self._answer(line, names, context)
+                    case Serve(_, names, lane):
+                        return await self._answer(line, names, lane, context)
                     case Refuse(_, kind, text, weight):
                         if weight:
                             self._transport.fault(line.peer, f"contribution refused, {kind.value}: {text}", weight)
@@ -260,7 +268,8 @@ class Owner:
             attempt.refused[line.peer] = fault
             self._feed(Spoiled(line.number, Kind.VALUES, fault))
             return
-        if line.orders.empty() and line.group not in attempt.begun:  # nothing newer was decided while the values were looked at
+        begun = (attempt.lane_of(line.peer), line.group) in attempt.begun
+        if line.orders.empty() and not begun:  # nothing newer was decided while the values were looked at
             attempt.given[line.group, line.peer] = given
             self._feed(Uploaded(line.number))
 
@@ -272,8 +281,9 @@ class Owner:
         norms = norms_of(named)
         return Given(tokens, named, norms), unfit(norms, tokens if request.summed else 1, self._settings.max_gradient_norm)
 
-    async def _answer(self, line: Line, names: tuple[str, ...], context: grpc.aio.ServicerContext) -> None:
-        parts = self.held(line.round.epoch)
+    async def _answer(self, line: Line, names: tuple[str, ...], lane: int, context: grpc.aio.ServicerContext) -> None:
+        epoch = self._epochs.get(line.round.epoch)
+        parts = epoch.of(lane) if epoch is not None else {}
         if names and not parts:  # forgotten since the machine gave the order
             await context.write(_refusal(Kind.FORGOTTEN, f"epoch {line.round.epoch} is over"))
             return
@@ -302,38 +312,38 @@ class Owner:
                     line.reader = None  # its bytes are for nothing: let go of them though the sender may never say another word
             case Step():
                 if (attempt := self._attempt(action.round)) is not None:
-                    attempt.begun.add(action.group)
+                    attempt.begun.add((action.lane, action.group))
                 self._tasks.spawn(self._step(action), f"step {action.round.epoch}.{action.round.attempt}.{action.group}")
-            case Fail(number, text):
-                self._settle(number, text)
+            case Fail(number, text, lane):
+                self._settle(number, lane, text)
 
     async def _step(self, action: Step) -> None:
         """Reduce, step, keep. Whatever goes wrong is told to the machine before it is told to our parent."""
-        number, names = action.round.epoch, frozenset(action.names)
-        event: Stepped | StepFailed = StepFailed(number, names, "the step was interrupted")
+        number, names, lane = action.round.epoch, frozenset(action.names), action.lane
+        event: Stepped | StepFailed = StepFailed(number, names, "the step was interrupted", lane)
         try:
             async with self._stepping:
                 loop = asyncio.get_running_loop()
                 reduced, fresh = await loop.run_in_executor(self._executor, self._reduce_and_step, action)
                 if fresh and self._attempt(action.round) is not None:
                     epoch = self._epochs[number]
-                    epoch.held.update(fresh)
+                    epoch.of(lane).update(fresh)
                     epoch.stepped |= names
                     if reduced is not None:
                         self._learn(epoch, reduced)
-            event = Stepped(number, names)
+            event = Stepped(number, names, lane)
         except LocalFault as e:
             # Parts that cannot be stepped here may be elsewhere: the leader repairs the round, and nothing ends.
-            event = StepFailed(number, names, f"the owner's step failed: {e}")
+            event = StepFailed(number, names, f"the owner's step failed: {e}", lane)
             self._say("step-failed", f"epoch {number}: {e} {e.next_step}", level="error")
         except Exception as e:
-            event = StepFailed(number, names, f"the owner's step failed: {type(e).__name__}")
+            event = StepFailed(number, names, f"the owner's step failed: {type(e).__name__}", lane)
             raise
         finally:
             # The epoch may have begun anew meanwhile: what an attempt of before made is nothing to it.
             if self._attempt(action.round) is not None:
                 self._feed(event)
-                self._settle(number)
+                self._settle(number, lane)
 
     def _learn(self, epoch: Epoch, reduced: Reduced) -> None:
         """What a reduction showed about others: counted once an epoch, never against ourselves."""
@@ -353,8 +363,8 @@ class Owner:
         if attempt is None:
             return None, {}
         request = attempt.request
-        if not action.contributors and request.hold is not None:
-            kept = request.hold(action.names)
+        if not action.contributors and request.may_hold:
+            kept = request.kept(action.lane, action.names)
             made = {name: settled(name, kept[name], request.shapes[name], request.down) for name in action.names}
             return None, {name: Held(tensor, me, 0, (), request.down, data) for name, (tensor, data) in made.items()}
         given = {peer: attempt.given.pop((action.group, peer)) for peer in action.contributors}
@@ -371,7 +381,8 @@ class Owner:
         )
         reduced = self._reducer.reduce(gathered)
         del given, gathered, gradients
-        fresh = attempt.step(dict(zip(action.names, reduced.means, strict=True)))
+        means = dict(zip(action.names, reduced.means, strict=True))
+        fresh = attempt.step(means) if request.apply is None else request.apply(action.lane, action.names, means)
         made = {name: settled(name, fresh[name], request.shapes[name], request.down) for name in action.names}
         tokens, contributors, down = reduced.tokens, reduced.contributors, request.down
         return reduced, {name: Held(tensor, me, tokens, contributors, down, data) for name, (tensor, data) in made.items()}
@@ -380,15 +391,16 @@ class Owner:
         epoch = self._epochs.get(round_id.epoch)
         return None if epoch is None else epoch.attempts.get(round_id)
 
-    def _settle(self, number: int, fault: str = "") -> None:
-        """Tell the rounds of an epoch whose own parts are all here, or will not come."""
+    def _settle(self, number: int, lane: int = 0, fault: str = "") -> None:
+        """Tell the rounds of an epoch whose own parts are all here, in every lane, or will not come."""
         epoch = self._epochs.get(number)
         for attempt in [] if epoch is None else epoch.attempts.values():
-            fresh = epoch is not None and attempt.mine <= epoch.held.keys()
             if fault:
-                attempt.drop()
-            if not attempt.settled.done() and (fresh or fault):
-                attempt.settled.set_result("" if fresh else fault)
+                attempt.faults[lane] = fault
+                attempt.drop(lane)
+            open_ = [at for at in sorted(attempt.lanes) if epoch is not None and not attempt.mine <= epoch.of(at).keys()]
+            if not attempt.settled.done() and all(at in attempt.faults for at in open_):
+                attempt.settled.set_result("; ".join(attempt.faults[at] for at in open_))
 
 
 def _travelled(request: RoundRequest, names: Sequence[str]) -> list[torch.Tensor]:

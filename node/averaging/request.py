@@ -39,6 +39,9 @@ class RoundRequest:
     are encoded here.
     ``summed``: contributions are sums over tokens; else values, of which the mean by tokens is taken.
     ``inward``: what this peer gives stays here, for the parts that it owns itself; nobody else is to have it twice.
+    ``lanes``: members of one lane are averaged and answered among themselves, and nobody waits for another lane; empty: all are in
+    one. ``apply(lane, names, means)`` is then what is made of our parts ``names`` instead of the step, at most once in a lane for each
+    part, one lane after another as they come, on the given executor; no means where a lane gives nothing.
     """
 
     round: RoundId
@@ -60,6 +63,19 @@ class RoundRequest:
     coded: Mapping[str, torch.Tensor] = field(default_factory=dict)
     summed: bool = True
     inward: bool = False
+    lanes: Mapping[PeerId, int] = field(default_factory=dict)
+    apply: Callable[[int, tuple[str, ...], Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]] | None = None
+
+    @property
+    def may_hold(self) -> bool:
+        """Whether it is no fault that nobody gives anything to a part."""
+        return self.hold is not None or self.apply is not None
+
+    def kept(self, lane: int, names: tuple[str, ...]) -> Mapping[str, torch.Tensor]:
+        """What parts of ours are where nobody gave anything to them."""
+        if self.apply is not None:
+            return self.apply(lane, names, {})
+        return self.hold(names) if self.hold is not None else {}
 
     def bytes_of(self, name: str) -> torch.Tensor:
         """Our contribution to a part as it travels: uint8. Raises ValueError as :func:`codecs.encode`."""
@@ -91,7 +107,7 @@ class RoundOutcome:
     step failed). ``refused``: whose contributions were refused here for their values, and why; this peer's own is
     found out before it is sent. ``quarantined``: whose were left out here because they were far larger than the others'.
     ``unwelcome``: those of ``failed`` that live and said why they refused us. ``tokens`` and ``contributors``: behind the parts' means, the largest and all of them.
-    ``parts``: how each fresh part was made. ``nbytes``: tensor bytes sent and received.
+    ``parts``: how each fresh part was made. ``unserved``: parts of ours that some lane did not get. ``nbytes``: tensor bytes sent and received.
     """
 
     fresh: dict[str, torch.Tensor]
@@ -106,6 +122,7 @@ class RoundOutcome:
     quarantined: dict[PeerId, str] = field(default_factory=dict)
     unwelcome: dict[PeerId, Kind] = field(default_factory=dict)
     parts: dict[str, Part] = field(default_factory=dict)
+    unserved: tuple[str, ...] = ()
 
     @property
     def complete(self) -> bool:

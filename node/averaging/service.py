@@ -228,6 +228,7 @@ class CellRound:
             refused=dict(attempt.refused),
             quarantined=self._owner.quarantined(request.round.epoch),
             unwelcome=dict(unwelcome),
+            unserved=tuple(sorted(self._owner.unserved(attempt))),
             parts={name: Part(h.source, h.tokens, h.contributors) for name, h in parts.items()},
         )
 

@@ -104,7 +104,7 @@ async def test_a_repair_counts_the_same_offence_once(lair, bits, grads):
     await lair.round({"gradients": times(grads(lair.liar), 2000.0)})
     held = {n: h for n, h in lair.cell.rounds[p0]._owner.held(7).items() if h.source != p2}
     assert held
-    lair.cell.rounds[p0]._owner._epochs[7].held = held
+    lair.cell.rounds[p0]._owner._epochs[7].held[0] = held
     lair.owners = {n: o if o != p2 else p0 for n, o in lair.owners.items()}
     outcomes, _ = await lair.round({"gradients": times(grads(lair.liar), 2000.0)}, round=RoundId(7, 1, 1))
     assert bits(agree(bits, outcomes), lair.cell.expected(lair.honest))

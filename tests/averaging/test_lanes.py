@@ -1,0 +1,270 @@
+"""Rounds whose members are in lanes: each lane is averaged and answered by itself, and none waits for another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from node.averaging.events import (  # fmt: skip
+    Began,
+    Ended,
+    Fail,
+    Gone,
+    Kind,
+    Opened,
+    Read,
+    Refuse,
+    Serve,
+    Spoiled,
+    Step,
+    Stepped,
+    Ticked,
+    Uploaded,
+    Wait,
+)
+from node.averaging.machine import RoundMachine
+from node.averaging.request import RoundRequest
+from node.averaging.settings import AveragingSettings
+from node.core.ids import PeerId, RoundId
+from tests.averaging.conftest import SHAPES, Cell, gradients_of, same
+from tests.averaging.test_machine import ALONE, OPEN, A, B, C, D, P, began, feed
+
+E = PeerId("e")
+LANES = {A: 0, B: 1, C: 1, D: 2}
+"""A serves itself; B speaks for C; D is alone."""
+APART = replace(OPEN, members=frozenset(LANES), listeners=frozenset({C}), lanes=LANES, may_hold=True, tokens=1)
+AGAIN = replace(APART, round=RoundId(3, 1, 1), held=frozenset({P}))
+
+
+def step(lane: int, *by: PeerId) -> Step:
+    return Step(OPEN.round, 0, (P,), by, len(by), lane)
+
+
+def serving() -> RoundMachine:
+    machine = RoundMachine()
+    assert feed(machine, APART) == [step(0, A)], "the owner does not wait for the others"
+    assert feed(machine, Stepped(3, frozenset({P}), 0)) == []
+    return machine
+
+
+def test_each_lane_is_stepped_when_its_own_speaker_has_given_and_only_it_is_answered():
+    machine = serving()
+    assert feed(machine, began(1, C, tokens=0), began(2, D, tokens=1), began(3, B, tokens=1)) == [Wait(1), Read(2), Read(3)]
+    assert feed(machine, Uploaded(3)) == [step(1, B)]
+    assert feed(machine, Uploaded(2)) == [step(2, D)], "no lane waits for another one's step"
+    assert feed(machine, Stepped(3, frozenset({P}), 1)) == [Serve(1, (P,), 1), Serve(3, (P,), 1)]
+    assert feed(machine, Stepped(3, frozenset({P}), 2)) == [Serve(2, (P,), 2)]
+    assert feed(machine, began(4, B, tokens=1)) == [Serve(4, (P,), 1)], "what is repeated is not applied again"
+
+
+def test_who_has_nothing_gets_what_is_there_and_who_is_gone_may_have_had_something():
+    machine = serving()
+    assert feed(machine, began(1, D, tokens=0)) == [Wait(1), Step(OPEN.round, 0, (P,), (), 0, 2)]
+    assert feed(machine, began(2, C, tokens=0)) == [Wait(2)]
+    refused, failed = feed(machine, Gone(B))
+    assert isinstance(refused, Refuse)
+    assert (refused.stream, refused.kind) == (2, Kind.FAILED)
+    assert (failed.epoch, failed.lane) == (3, 1)
+    machine = serving()
+    feed(machine, began(1, D, tokens=1))
+    assert [type(a) for a in feed(machine, Spoiled(1, Kind.VALUES, "not finite"))] == [Refuse, Step], "what it gave is unfit"
+
+
+def test_a_lane_that_failed_is_opened_again_with_another_speaker_and_the_others_stay_as_they_are():
+    machine = serving()
+    feed(machine, began(1, D, tokens=1), Uploaded(1), Stepped(3, frozenset({P}), 2), began(2, B, tokens=1), Ended(2))
+    without_b = {p: lane for p, lane in LANES.items() if p != B}
+    assert feed(machine, replace(AGAIN, members=frozenset(without_b), listeners=frozenset(), lanes=without_b)) == []
+    assert feed(machine, began(3, D, tokens=1, round_id=AGAIN.round)) == [Serve(3, (P,), 2)]
+    feed(machine, began(4, C, tokens=1, round_id=AGAIN.round))
+    assert feed(machine, Uploaded(4)) == [Step(AGAIN.round, 0, (P,), (C,), 1, 1)]
+    assert feed(machine, began(5, B, tokens=1)) == [Wait(5)], "the dead that is not dead"
+    assert feed(machine, Stepped(3, frozenset({P}), 1)) == [Serve(4, (P,), 1), Serve(5, (P,), 1)], "gets what its cell got"
+
+
+def test_a_stranger_is_one_in_every_lane():
+    machine = serving()
+    (refused,) = feed(machine, began(1, E, tokens=1))
+    assert (refused.kind, refused.weight) == (Kind.STRANGER, 1.0)
+
+
+def test_the_late_speaker_fails_its_own_lane_only():
+    machine = serving()
+    feed(machine, began(1, D, tokens=1), Uploaded(1), Stepped(3, frozenset({P}), 2))
+    assert feed(machine, Ticked(), now=99.0) == []
+    assert feed(machine, Ticked(), now=100.0) == [Fail(3, "nobody gave gradients for these parts", 1)]
+
+
+ORDER = st.lists(st.sampled_from(["give", "ask", "drop", "tick", "gone", "again", "done"]), max_size=30)
+
+
+@settings(max_examples=150, deadline=None)
+@given(ORDER, st.lists(st.sampled_from([B, C, D]), min_size=30, max_size=30), st.booleans())
+def test_under_any_schedule_a_lane_is_stepped_once_and_whoever_is_served_gets_its_own(
+    kinds: list[str], who: list[PeerId], early: bool
+) -> None:
+    machine, stepped, number, now = RoundMachine(), [], 0, 0.0
+    opened: Opened | None = None if early else APART
+    streams: dict[int, tuple[PeerId, int, bool]] = {}
+    fresh: set[int] = set()
+    busy: list[int] = []
+
+    def tell(*events: object) -> None:
+        for action in feed(machine, *events, now=now):
+            if isinstance(action, Step):
+                stepped.append(action.lane)
+                busy.append(action.lane)
+                assert all(LANES[p] == action.lane for p in action.contributors)
+            if isinstance(action, Serve):
+                peer = streams[action.stream][0]
+                assert action.lane == LANES[peer]
+                assert action.lane in fresh
+            if isinstance(action, Read):
+                streams[action.stream] = (*streams[action.stream][:2], True)
+            if isinstance(action, Refuse):
+                assert action.weight == 0, "nobody here is to blame"
+
+    if opened:
+        tell(opened)
+    for kind, peer in zip(kinds, who, strict=False):
+        speaks, attempt = peer != C, 0 if opened in (None, APART) else 1
+        match kind:
+            case "give" | "ask":
+                number += 1
+                streams[number] = (peer, attempt, False)
+                tokens = 1 if kind == "give" and speaks else 0
+                tell(replace(began(number, peer, tokens=tokens), round=RoundId(3, 1, attempt)))
+            case "done":
+                for n in [n for n, (p, _, reading) in streams.items() if p == peer and reading]:
+                    streams[n] = (*streams[n][:2], False)
+                    tell(Uploaded(n))
+                if busy:
+                    lane = busy.pop(0)
+                    fresh.add(lane)
+                    tell(Stepped(3, frozenset({P}), lane))
+            case "drop":
+                for n in [n for n, (p, *_) in streams.items() if p == peer][:1]:
+                    del streams[n]
+                    tell(Ended(n))
+            case "tick":
+                now += 30.0
+                tell(Ticked())
+            case "gone":
+                tell(Gone(peer))
+            case _:
+                after = APART if opened is None else replace(AGAIN, held=frozenset({P}) if 0 in fresh else frozenset())
+                if opened is None or opened is APART:
+                    opened = after
+                    tell(after)
+    assert len(stepped) == len(set(stepped)), "a push is applied once, whatever is repeated"
+    assert not opened or 0 in stepped
+
+
+# ------------------------------------------------------------ over gRPC
+
+
+class Servers:
+    """What the owners of a cell made of what came: a running sum at each, and how often they were asked."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell = cell
+        self.sums = {p: {n: torch.zeros(s) for n, s in SHAPES.items()} for p in cell.peers}
+        self.calls: list[tuple[PeerId, int, tuple[str, ...]]] = []
+
+    def request(self, peer: PeerId, lanes: Mapping[PeerId, int], owners: list[PeerId], **changes: object) -> RoundRequest:
+        first = {min(p for p, at in lanes.items() if at == lane) for lane in lanes.values()}
+
+        def apply(lane: int, names: tuple[str, ...], means: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            here = self.sums[peer]
+            self.calls.append((peer, lane, names))
+            here.update({n: here[n] + means[n] for n in means})
+            return {n: here[n] for n in names}
+
+        speaks = peer in first
+        own = {
+            "gradients": gradients_of(peer) if speaks else None,
+            "tokens": int(speaks),
+            "listeners": frozenset(lanes) - first,
+        }
+        fixed = {"members": tuple(lanes), "lanes": lanes, "apply": apply, "summed": False, "owners": self.cell.owners(owners)}
+        return self.cell.request(peer, **{**fixed, "token_limit": 1, **own, **changes})
+
+
+async def test_every_lane_gets_the_value_as_it_is_when_its_push_has_come(cell_of):
+    cell = await cell_of(4, AveragingSettings(round_timeout_s=20.0, group_bytes=256))
+    p0, p1, p2, p3 = cell.peers
+    lanes, servers = {p0: 0, p1: 1, p2: 1, p3: 2}, Servers(cell)
+
+    async def one(peer: PeerId, **changes: object):
+        return await cell.run(servers.request(peer, lanes, [p0], **changes), peer)
+
+    serve = asyncio.ensure_future(one(p0))
+    last = await one(p3)
+    assert not serve.done(), "it is there for those who have not come yet"
+    left, right = await asyncio.gather(one(p1), one(p2))
+    first = await serve
+    assert [o.missing for o in (first, last, left, right)] == [()] * 4
+    assert first.unserved == ()
+    mine, theirs, third = (gradients_of(p) for p in (p0, p1, p3))
+    assert same(first.fresh, mine)
+    assert all(torch.equal(last.fresh[n], mine[n] + third[n]) for n in SHAPES)
+    assert all(torch.equal(left.fresh[n], mine[n] + third[n] + theirs[n]) for n in SHAPES)
+    assert same(left.fresh, right.fresh), "who speaks and who listens end with the same bits"
+    again = await one(p1, round=RoundId(7, 1, 1))
+    assert same(again.fresh, left.fresh), "what it has is not asked for again"
+    assert len(servers.calls) == len(set(servers.calls))
+
+
+async def test_two_servers_and_a_dead_speaker_whose_cell_is_heard_in_the_next_attempt(cell_of):
+    cell = await cell_of(4, AveragingSettings(round_timeout_s=20.0, group_bytes=256))
+    p0, p1, p2, p3 = cell.peers
+    lanes, servers = {p0: 0, p1: 1, p2: 2, p3: 2}, Servers(cell)
+    await cell.net.kill(p2)
+    runs = [cell.run(servers.request(p, lanes, [p0, p1], deadline_s=1.0), p) for p in (p0, p1, p3)]
+    first, second, waiting = await asyncio.gather(*runs)
+    assert (first.missing, second.missing) == ((), ())
+    assert set(first.unserved) | set(second.unserved) == set(SHAPES), "lane 2 has nothing of either"
+    assert set(waiting.missing) == set(SHAPES)
+    told = {"round": RoundId(7, 1, 1), "ownership_hash": "again"}
+    alive = {p: lane for p, lane in lanes.items() if p != p2}
+    a, b, c = await asyncio.gather(*(cell.run(servers.request(p, alive, [p0, p1], **told), p) for p in (p0, p1, p3)))
+    assert (a.unserved, b.unserved, c.missing) == ((), (), ())
+    assert same(a.fresh, first.fresh)
+    assert same(b.fresh, second.fresh)
+    both = {n: gradients_of(p0)[n] + gradients_of(p1)[n] + gradients_of(p3)[n] for n in SHAPES}
+    assert all(torch.allclose(c.fresh[n], both[n]) for n in SHAPES), "three pushes, each of them once"
+
+
+async def test_what_is_not_finite_is_refused_and_its_lane_gets_what_is_there(cell_of):
+    cell = await cell_of(3, AveragingSettings(round_timeout_s=20.0))
+    p0, p1, p2 = cell.peers
+    lanes, servers = {p0: 0, p1: 1, p2: 1}, Servers(cell)
+    bad = {n: torch.full(s, float("nan")) for n, s in SHAPES.items()}
+    cell.rounds[p1]._fit_to_give = _blindly  # type: ignore[method-assign]
+    runs = [
+        cell.run(servers.request(p0, lanes, [p0]), p0),
+        cell.run(servers.request(p1, lanes, [p0], gradients=bad), p1),
+        cell.run(servers.request(p2, lanes, [p0]), p2),
+    ]
+    first, liar, honest = await asyncio.gather(*runs)
+    assert liar.missing
+    assert "refused" in liar.failed[p0]
+    assert same(honest.fresh, first.fresh)
+    assert p1 in first.refused
+    assert [(who, weight) for who, _, weight in cell.transports[p0].faults] == [(p1, 1.0)]
+
+
+async def _blindly(request: RoundRequest) -> tuple[int, dict[str, float], dict[PeerId, str]]:
+    return request.tokens, dict.fromkeys(SHAPES, 1.0), {}
+
+
+def test_a_group_is_named_as_in_any_round():
+    machine = serving()
+    (refused,) = feed(machine, replace(began(1, B, tokens=1), digest="another"))
+    assert refused.kind is Kind.GROUPS
+    assert isinstance(began(2, B, groups=ALONE), Began)
