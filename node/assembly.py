@@ -40,7 +40,7 @@ from node.scheduler.quotas import quotas
 from node.scheduler.router import Router
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
-from node.training.leader import RunFacts
+from node.training.facts import RunFacts
 from node.training.meetings import Meetings
 from node.training.meter import Meter
 from node.training.pace import PROBE_WAYS_S

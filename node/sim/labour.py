@@ -30,8 +30,8 @@ from node.sim.values import (
 from node.sim.world import HEAD, Call
 from node.training import events as ev
 from node.training.cells import ANY
-from node.training.leader import Past
 from node.training.meetings import speakers, weights
+from node.training.memory import Past
 from node.training.rules import between
 
 if TYPE_CHECKING:

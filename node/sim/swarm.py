@@ -31,9 +31,11 @@ from node.sim.values import Share
 from node.sim.watch import Watch
 from node.sim.world import World
 from node.training import events as ev
-from node.training.leader import Cursor, Leader, RunFacts
+from node.training.facts import RunFacts
+from node.training.leader import Leader
 from node.training.meetings import Meetings
 from node.training.member import Member
+from node.training.memory import Cursor
 from node.training.rules import Rules
 
 

@@ -147,3 +147,38 @@ class Attempt:
                 self.owners[in_cell(part, number)] = holders.get(part, repaired[part])
         changed = {part: self.owners.get(in_cell(part, number)) for part in current}
         return {part: owner for part, owner in changed.items() if owner is not None}
+
+    def round(
+        self, unit: Unit, to: tuple[PeerId, ...], owners: dict[str, PeerId], deadline_s: float, sources: tuple[PeerId, ...] = (),
+        digest: str = "",
+    ) -> ev.SendRound:  # fmt: skip
+        """The word to these members of a unit that they average (again), or copy from ``sources``."""
+        dead = tuple(sorted(self.dead))
+        return ev.SendRound(
+            to, self.plan, self.attempts[unit], dead, owners, sources, self.dropped, deadline_s, digest, self.tokens
+        )  # fmt: skip
+
+    def repair(self, unit: Unit, unfinished: Sequence[PeerId], assign: Assign, deadline_s: float) -> ev.SendRound:
+        """Nobody in the unit is averaging any more and some lack parts: copy from who has all, else re-own the dead's."""
+        said = {m.peer: o.digest for m in self.living(unit) if isinstance(o := self.outcomes.get(m.peer), ev.Committed)}
+        ended = {p: o for p in unfinished if isinstance(o := self.outcomes.pop(p), ev.Incomplete)}
+        self.repaired += 1
+        if said:
+            return self.round(unit, tuple(unfinished), {}, deadline_s, tuple(said), majority(said))
+        holders: dict[str, PeerId] = {}
+        for peer, outcome in ended.items():
+            holders.update({part: peer for part in outcome.holds if part not in holders})
+        self.blame(ended)
+        return self.round(unit, tuple(unfinished), self.reown(unit, holders, assign), deadline_s)
+
+    def digests(self) -> tuple[dict[Unit, str], list[tuple[int, PeerId]]]:
+        """What each cell that worked has agreed on, and (stage, peer) of those that differ from most of their unit."""
+        agreed: dict[Unit, str] = {}
+        strays: list[tuple[int, PeerId]] = []
+        for unit in self.units:
+            stage, members = unit[0], self.plan.unit(unit)
+            said = {m.peer: o.digest for m in members if isinstance(o := self.outcomes.get(m.peer), ev.Committed)}
+            best = majority(said)
+            agreed |= {(stage, m.cell): best for m in members}
+            strays += [(stage, p) for p in sorted(p for p, digest in said.items() if digest != best)]
+        return agreed, strays

@@ -23,7 +23,8 @@ from node.telemetry.events import Journal
 from node.training import events as ev
 from node.training import notes
 from node.training.election import Election, Sighting
-from node.training.leader import Leader, Phase, RunFacts
+from node.training.facts import RunFacts
+from node.training.leader import Leader, Phase
 from node.training.member import Member, State
 from node.training.pace import (
     ACCUSE_EVERY_S,

@@ -15,7 +15,8 @@ from node.sim.run import Outcome, run
 from node.sim.scenarios import lay
 from node.sim.setup import Setup
 from node.sim.swarm import Machines
-from node.training.leader import Leader, RunFacts
+from node.training.facts import RunFacts
+from node.training.leader import Leader
 from node.training.member import Member
 from node.training.roster import Roster
 

@@ -16,7 +16,8 @@ from node.sim.scenarios import lay
 from node.sim.setup import Setup, toy_parts
 from node.sim.swarm import Machines
 from node.training import events as ev
-from node.training.leader import Leader, RunFacts
+from node.training.facts import RunFacts
+from node.training.leader import Leader
 
 SETUP = Setup(
     stages=3, replicas=2, micro_batches=6, epochs=8, parts=toy_parts(3, 2), unequal=2.0, may_skip=0.34,

@@ -22,7 +22,8 @@ from node.data.order import SampleOrder, Sampler
 from node.scheduler.paths import assign_paths
 from node.scheduler.quotas import quotas
 from node.training import events as ev
-from node.training.leader import Leader, Phase, RunFacts
+from node.training.facts import RunFacts
+from node.training.leader import Leader, Phase
 from node.training.member import Member, State
 
 PARTS = {s: [f"s{s}.p{i}" for i in range(3)] for s in range(4)}

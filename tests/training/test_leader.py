@@ -16,10 +16,12 @@ from node.data.order import SampleOrder, Sampler
 from node.scheduler.paths import assign_paths
 from node.scheduler.quotas import quotas
 from node.training import events as ev
-from node.training.leader import COURTESY_S, Leader, Phase, RunFacts
+from node.training.facts import RunFacts
+from node.training.leader import Leader, Phase
 from node.training.meetings import Meetings
 from node.training.memory import Past
 from node.training.rules import Rules, levels
+from node.training.starting_point import COURTESY_S
 
 E, S1, S2, T1, T2 = (PeerId(p) for p in ("ends", "stage1a", "stage2a", "stage1b", "stage2b"))
 A, B = Version(5, "aa" * 16), Version(7, "bb" * 16)

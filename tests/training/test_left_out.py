@@ -10,9 +10,11 @@ from node.core.journey import Plan, Version, lineage_after
 from node.scheduler.router import Router
 from node.scheduler.settings import SchedulerSettings
 from node.training import events as ev
-from node.training.leader import MISSED_S, Leader, Phase, RunFacts
+from node.training.facts import RunFacts
+from node.training.leader import Leader, Phase
 from node.training.member import Member, State
 from node.training.memory import Memory
+from node.training.starting_point import MISSED_S
 from tests.training.test_leader import S1, S2, E, commits, facts, heard, tell, the_plan
 
 S3 = PeerId("stage3a")
