@@ -98,6 +98,8 @@ class Plan:
     ``outer``: 0, or the number of the outer round that this epoch is: it has no micro-batches, cells average with cells, and
     ``reducers`` maps every parameter of every group to the member that averages it there. ``worked``: micro-batches that counted in
     each cell since it last met others, where a stage has more than one.
+    ``senders``: in an outer round along directed edges, which cells send to each cell, where others send to it; a group is then a
+    cell. ``mass``: push-sum's weights of the cells in units of 2^-20, where the run averages so.
     ``stood``: for stages whose parameters at the base are those of an older version, because nobody had them in the epochs
     between, that version; it has members again, or the paths go around it.
     ``change``: the owner's signed change to how cells average, "" for none, in force since the plan from version ``since``.
@@ -131,6 +133,8 @@ class Plan:
     stood: dict[int, Version] = field(default_factory=dict)
     change: str = ""
     since: int = 0
+    senders: dict[Unit, tuple[int, ...]] = field(default_factory=dict)
+    mass: dict[Unit, int] = field(default_factory=dict)
 
     @property
     def base(self) -> Version:
@@ -202,6 +206,8 @@ class Plan:
             "moved": {k: index[v] for k, v in self.moved.items()},
             "digests": {f"{stage}.{cell}": v for (stage, cell), v in self.digests.items()},
             "worked": {f"{stage}.{cell}": v for (stage, cell), v in self.worked.items()},
+            "senders": {f"{stage}.{cell}": list(v) for (stage, cell), v in self.senders.items()},
+            "mass": {f"{stage}.{cell}": v for (stage, cell), v in self.mass.items()},
             "rules": [self.change, self.since],
             "deadline_s": self.deadline_s,
             "cursor": [self.cursor[0], list(self.cursor[1])],
@@ -252,6 +258,8 @@ class Plan:
                 moved={str(k): name(v) for k, v in body["moved"].items()},
                 digests={_unit(k): str(v) for k, v in body["digests"].items()},
                 worked={_unit(k): _natural(v) for k, v in body["worked"].items()},
+                senders={_unit(k): tuple(_natural(cell) for cell in v) for k, v in body["senders"].items()},
+                mass={_unit(k): _natural(v) for k, v in body["mass"].items()},
                 change=str(body["rules"][0]),
                 since=_natural(body["rules"][1]),
                 deadline_s=_finite(body["deadline_s"]),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from node.core.ids import PeerId
 from node.core.journey import Member, Unit, Version, in_cell, of_cell
 from node.training.cells import ANY, arrange
+from node.training.edges import mass_after, mass_of
 from node.training.meetings import Meetings
 from node.training.memory import Past
 from node.training.roster import Roster
@@ -19,7 +20,7 @@ from node.training.roster import Roster
 class Draft:
     """``before``: who owned each part of each cell until now, in the cell it was cut from if it is new. ``digests``: what every
     cell holds. ``reducers``: in an outer round, who averages which part in each group. ``worked``: what each cell has done since
-    it last met others, and before it was cut from another the other."""
+    it last met others, and before it was cut from another the other. ``senders`` and ``mass``: as in a plan."""
 
     members: tuple[Member, ...]
     owners: dict[str, PeerId]
@@ -27,6 +28,8 @@ class Draft:
     digests: dict[Unit, str]
     reducers: dict[str, PeerId] = field(default_factory=dict)
     worked: dict[Unit, int] = field(default_factory=dict)
+    senders: dict[Unit, tuple[int, ...]] = field(default_factory=dict)
+    mass: dict[Unit, int] = field(default_factory=dict)
 
     @property
     def cells(self) -> dict[int, dict[int, list[tuple[PeerId, float]]]]:
@@ -66,10 +69,14 @@ def draft(
     agreed = {unit: roster.agreed.get((unit[0], parents.get(unit, unit[1]))) for unit in units}
     digests = {unit: digest for unit, digest in agreed.items() if digest is not None}
     worked = {unit: n for unit in units if (n := past.worked.get((unit[0], parents.get(unit, unit[1])), 0))}
+    mass: dict[Unit, int] = {}
+    if meetings is not None and meetings.settings.strategy == "push-sum":
+        had = past.mass if past.flowed is None else mass_after(past.flowed, roster.arrived(base))
+        mass = mass_of(had, members, parents, lambda peer: roster.candidates[peer].cell)
     if meetings is None or not outer:
-        return Draft(members, owners, before, digests, worked=worked)
-    grouped, reducers = _meeting(meetings, members, outer)
-    return Draft(grouped, owners, before, digests, reducers, worked)
+        return Draft(members, owners, before, digests, worked=worked, mass=mass)
+    grouped, reducers, senders = _meeting(meetings, members, outer)
+    return Draft(grouped, owners, before, digests, reducers, worked, senders, mass)
 
 
 def _members(roster: Roster, base: Version, past: Past, most: int, mend: bool) -> tuple[tuple[Member, ...], dict[Unit, int]]:
@@ -87,15 +94,20 @@ def _members(roster: Roster, base: Version, past: Past, most: int, mend: bool) -
     return tuple(sorted(found, key=lambda m: m.peer)), parents
 
 
-def _meeting(meetings: Meetings, members: Sequence[Member], number: int) -> tuple[tuple[Member, ...], dict[str, PeerId]]:
-    """The members with their groups in an outer round, and who averages which part in each group."""
+def _meeting(
+    meetings: Meetings, members: Sequence[Member], number: int
+) -> tuple[tuple[Member, ...], dict[str, PeerId], dict[Unit, tuple[int, ...]]]:
+    """The members with their groups in an outer round, who averages which part in each group, and along edges who sends to whom."""
     grouped: list[Member] = []
     reducers: dict[str, PeerId] = {}
+    senders: dict[Unit, tuple[int, ...]] = {}
     for stage in sorted({m.stage for m in members}):
         replicas = [m for m in members if m.stage == stage]
-        groups, servers = meetings.groups(sorted({m.cell for m in replicas}), number)
+        cells = sorted({m.cell for m in replicas})
+        groups, servers = meetings.groups(cells, number)
+        senders |= {(stage, cell): sources for cell, sources in meetings.senders(cells, number).items()}
         grouped += [replace(m, group=groups[m.cell]) for m in replicas]
         for group in sorted(set(groups.values())):
             there = [m for m in replicas if groups[m.cell] == group]
             reducers |= {in_cell(n, group): p for n, p in meetings.averagers(stage, there, servers).items()}
-    return tuple(sorted(grouped, key=lambda m: m.peer)), reducers
+    return tuple(sorted(grouped, key=lambda m: m.peer)), reducers, senders

@@ -20,7 +20,8 @@ class Heard:
     ``leaving``: plan without it; what it holds can still be had from it for a moment. ``speed`` is its own measurement,
     ``seen`` what it measures of its neighbours, both in micro-batches per second. ``room``: bytes of optimizer state it can keep
     as an owner; 0: not known. ``costs``: what work and ways cost it. ``cell``: whose parameters these are; -1 for none's. ``change``: of the owner to how cells average,
-    which the leader may not know; it is for the service that hears it, to be checked."""
+    which the leader may not know; it is for the service that hears it, to be checked. ``arrived``: the cells that have a part in what
+    the last outer round along edges brought here, the own one included; empty: not known."""
 
     peer: PeerId
     stage: int
@@ -36,6 +37,7 @@ class Heard:
     costs: Measured = NOTHING
     cell: int = -1
     change: str = ""
+    arrived: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,8 @@ class Finished:
 
 @dataclass(frozen=True)
 class Committed:
-    """A member holds every fresh part of its stage; ``digest`` names them, by ``sketch`` cells are compared (empty: not told)."""
+    """A member holds every fresh part of its stage; ``digest`` names them, by ``sketch`` cells are compared (empty: not told).
+    ``arrived``: as in :class:`Heard`."""
 
     peer: PeerId
     plan_hash: str
@@ -107,6 +110,7 @@ class Committed:
     speed: float = 0.0
     contributors: int = 0
     sketch: tuple[float, ...] = ()
+    arrived: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -166,6 +166,9 @@ class Leader:
             return [*done, ev.SendLost(to, epoch.plan, tuple(sorted(epoch.dead))), *self._close_if_done(now)]
         if self.phase is Phase.ROUND:
             epoch.outcomes.pop(peer, None)
+            if epoch.plan.senders:
+                # Who waits for what it was to send has no connection to it that could break.
+                done.append(ev.SendLost(tuple(m.peer for m in epoch.alive), epoch.plan, tuple(sorted(epoch.dead))))
             member = epoch.plan.member(peer)
             return done + self._settle_unit(epoch.plan.unit_of(member), now) if member else done
         return done
@@ -282,7 +285,7 @@ class Leader:
             base.epoch, self.term, self.me, made.members, paths, made.owners, self._moved(made, now), made.digests,
             facts.round_timeout_s if outer else facts.epoch_timeout_s, cursor, self.loss, self.loss_val, self.tokens, base.lineage,
             self.routing.forecast(by_stage) if paths else (0.0, 0.0), outer, made.reducers, self.spread, made.worked,
-            roster.stages_that_stood(base), rules.change, since,
+            roster.stages_that_stood(base), rules.change, since, made.senders, made.mass,
         )  # fmt: skip
         roster.agreed |= plan.digests
         self.memory.planned(plan)
@@ -396,7 +399,7 @@ class Leader:
         if isinstance(e, ev.Committed) and (c := self.roster.candidates.get(e.peer)):
             c.reachable = tuple({*c.reachable, epoch.plan.base}) if member.current else c.reachable
             c.at, c.tokens = epoch.makes, epoch.plan.tokens + epoch.tokens
-            c.digest, c.speed, c.cell = e.digest, e.speed or c.speed, member.cell
+            c.digest, c.speed, c.cell, c.arrived = e.digest, e.speed or c.speed, member.cell, e.arrived
         done: list[Any] = []
         if isinstance(e, ev.Incomplete):
             # The accused are probed now, so that the repair does not hand them the same parts again.

@@ -17,7 +17,7 @@ from node.core.ids import PeerId
 from node.core.journey import Member, Plan, Unit
 
 if TYPE_CHECKING:
-    from node.averaging.strategy import Groups
+    from node.averaging.strategy import Meeting
 
 
 class Meetings:
@@ -31,19 +31,38 @@ class Meetings:
         return number(epoch, self.settings.every, self._epochs)
 
     def groups(self, cells: Sequence[int], number: int) -> tuple[dict[int, int], tuple[int, ...]]:
-        """(cell to group, the cells that average for all: none when everybody does). A group has the number of its first cell."""
+        """(cell to group, the cells that average for all: none when everybody does). A group has the number of its first cell; along
+        directed edges every cell is one of its own."""
+        from node.averaging.strategy import Groups
+
         order = sorted(cells)
         meeting = self._meet(len(order), number)
+        if not isinstance(meeting, Groups):
+            return {cell: cell for cell in order}, ()
         first: dict[int, int] = {}
         for cell, label in zip(order, meeting.labels.tolist(), strict=True):
             first.setdefault(label, cell)
         found = {cell: first[label] for cell, label in zip(order, meeting.labels.tolist(), strict=True)}
         return found, tuple(order[place] for place in meeting.owners)
 
-    def _meet(self, count: int, number: int) -> Groups:
+    def senders(self, cells: Sequence[int], number: int) -> dict[int, tuple[int, ...]]:
+        """Along directed edges: which cells send to each, where others send to it. Nothing where cells meet in groups."""
+        from node.averaging.strategy import Edges
+
+        order = sorted(cells)
+        meeting = self._meet(len(order), number)
+        if not isinstance(meeting, Edges):
+            return {}
+        found: dict[int, set[int]] = {}
+        for source, target in zip(meeting.source.tolist(), meeting.target.tolist(), strict=True):
+            if source != target:  # one alone has itself for a neighbour
+                found.setdefault(order[target], set()).add(order[source])
+        return {cell: tuple(sorted(sources)) for cell, sources in sorted(found.items())}
+
+    def _meet(self, count: int, number: int) -> Meeting:
         # Here and not above: numpy takes a while, and only who leads a run with cells needs it.
         from node.averaging.outer import strategy_of
-        from node.averaging.strategy import Groups
+        from node.averaging.strategy import Pushes
 
         s = self.settings
         while s.strategy == "moshpit" and count > _room(s.grid):
@@ -52,9 +71,11 @@ class Meetings:
             s = replace(s, grid=tuple(length + (axis == short) for axis, length in enumerate(s.grid)))
         if s.shards > count:
             s = replace(s, shards=count)
+        if s.strategy == "push-sum":
+            s = replace(s, fanout=max(1, min(s.fanout, (count - 1).bit_length())))
         meeting = strategy_of(s).meet(count, number - 1, self._seed)
-        if not isinstance(meeting, Groups):
-            raise TypeError(f"{s.strategy} makes no groups of cells")
+        if isinstance(meeting, Pushes):
+            raise TypeError(f"{s.strategy} makes neither groups of cells nor edges between them")
         return meeting
 
     def averagers(self, stage: int, members: Sequence[Member], cells: Sequence[int]) -> dict[str, PeerId]:

@@ -31,7 +31,8 @@ class SamplerPort(Protocol):
 @dataclass(frozen=True)
 class Past:
     """What goes with a version: the sampler, who owned what, tokens counted until then; of each cell, what it has done since
-    it last met others; the change to how cells average that was in force, and since when."""
+    it last met others; the change to how cells average that was in force, and since when. ``mass``: of the cells, as it was before
+    the round along edges ``flowed``, if such a round made the version: what of it arrived is known to who was there."""
 
     cursor: Cursor
     owners: dict[str, PeerId]
@@ -39,6 +40,8 @@ class Past:
     worked: dict[Unit, int] = field(default_factory=dict)
     change: str = ""
     since: int = 0
+    mass: dict[Unit, int] = field(default_factory=dict)
+    flowed: Plan | None = None
 
 
 class Memory:
@@ -74,7 +77,7 @@ class Memory:
             return self._next[1]
         h = self.history
         if h is not None and base == h.base:
-            return Past(h.cursor, dict(h.owners), h.tokens, dict(h.worked), h.change, h.since)
+            return Past(h.cursor, dict(h.owners), h.tokens, dict(h.worked), h.change, h.since, dict(h.mass))
         if h is not None and base == makes(h, self._dropped):
             return _after(self.cursor_after(h, self._dropped), dict(h.owners), max(tokens, h.tokens), h, self._dropped)
         if base == GENESIS:
@@ -128,7 +131,8 @@ def makes(plan: Plan, dropped: Sequence[int]) -> Version:
 
 
 def _after(cursor: Cursor, owners: dict[str, PeerId], tokens: int, plan: Plan, dropped: Sequence[int]) -> Past:
-    return Past(cursor, owners, tokens, worked_after(plan, dropped), plan.change, plan.since)
+    flowed = plan if plan.senders and plan.mass else None
+    return Past(cursor, owners, tokens, worked_after(plan, dropped), plan.change, plan.since, dict(plan.mass), flowed)
 
 
 def worked_after(plan: Plan, dropped: Sequence[int]) -> dict[Unit, int]:

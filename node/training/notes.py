@@ -30,6 +30,8 @@ MAX_PAST = 1024
 """Versions of its past that a peer tells."""
 MAX_CELLS = 100_000
 """Cells of a stage."""
+MAX_ARRIVED = 64
+"""Cells that can send to one in an outer round."""
 MAX_COUNT, MAX_AMOUNT, MAX_DIGEST = 1 << 53, 1e12, 64
 """What a peer says of itself ends up in the leader's plan; beyond these nobody could read that plan any more."""
 
@@ -59,10 +61,11 @@ def finished_note(plan: Plan, results: tuple[ev.Result, ...]) -> pb.Note:
     return pb.Note(epoch=plan.epoch, term=plan.term, finished=pb.FinishedNote(plan_hash=plan.hash, results=rows))
 
 
-def committed_note(a: ev.TellCommitted, speed: float, sketch: Sketch = ()) -> pb.Note:
+def committed_note(a: ev.TellCommitted, speed: float, sketch: Sketch = (), arrived: Sequence[int] = ()) -> pb.Note:
     """ "I hold every fresh part.\""""
     body = pb.CommittedNote(
         plan_hash=a.plan.hash, attempt=a.attempt, digest=a.digest, speed=speed, contributors=a.contributors, sketch=packed(sketch),
+        arrived=arrived[:MAX_ARRIVED],
     )  # fmt: skip
     return pb.Note(epoch=a.plan.epoch, term=a.plan.term, committed=body)
 
@@ -79,7 +82,7 @@ def ready_note(e: ev.Heard) -> pb.Note:
     body = pb.ReadyNote(
         stage=e.stage, at=version_note(e.at), digest=e.digest, speed=e.speed, reachable=[version_note(v) for v in e.reachable],
         term=e.term, tokens=e.tokens, leaving=e.leaving, seen=dict(e.seen[:MAX_SEEN]), room=e.room, costs=cost_note(e.costs),
-        cell=e.cell + 1, change=e.change,
+        cell=e.cell + 1, change=e.change, arrived=e.arrived[:MAX_ARRIVED],
     )  # fmt: skip
     return pb.Note(epoch=e.at.epoch, term=e.term, ready=body)
 
@@ -154,7 +157,7 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
             return ev.Heard(
                 peer, r.stage, parse_version(r.at), _digest(r.digest), _finite(r.speed), reachable, _count(r.term), _count(r.tokens),
                 r.leaving, tuple((PeerId(p), _finite(rate)) for p, rate in sorted(r.seen.items())[:MAX_SEEN]), _count(r.room),
-                parse_costs(r.costs), _count(r.cell, MAX_CELLS) - 1, r.change,
+                parse_costs(r.costs), _count(r.cell, MAX_CELLS) - 1, r.change, _cells(r.arrived),
             )  # fmt: skip
         case "finished":
             rows = tuple(
@@ -164,7 +167,8 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
         case "committed":
             c = note.committed
             return ev.Committed(
-                peer, c.plan_hash, c.attempt, _digest(c.digest), _finite(c.speed), c.contributors, unpacked(c.sketch)
+                peer, c.plan_hash, c.attempt, _digest(c.digest), _finite(c.speed), c.contributors, unpacked(c.sketch),
+                _cells(c.arrived),
             )  # fmt: skip
         case "incomplete":
             i = note.incomplete
@@ -194,6 +198,12 @@ def _count(value: int, most: int = MAX_COUNT) -> int:
     if value > most:
         raise WireError("a count beyond belief")
     return value
+
+
+def _cells(told: Sequence[int]) -> tuple[int, ...]:
+    if len(told) > MAX_ARRIVED:
+        raise WireError(f"{len(told)} cells that sent to one, at most {MAX_ARRIVED} can")
+    return tuple(_count(cell, MAX_CELLS) for cell in told)
 
 
 def _digest(text: str) -> str:

@@ -4,6 +4,7 @@ Never: when cells meet and in which groups (:mod:`node.training.meetings`), a by
 
 begin    a plan of whichever kind: its settings count, and an anchor that is lacking is looked for
 attempt  one speaker of each cell gives, every member of the group gathers the mean; again without the dead
+         (along directed edges: :mod:`node.training.edge_round`)
 copied   or the parameters are fetched from who has finished, with the anchor that goes with them
 takes    what was averaged becomes the next parameters
 What travels, and what becomes of the mean, is :class:`~node.training.anchor.Anchor`'s.
@@ -22,6 +23,8 @@ from node.core.ids import PeerId, RoundId
 from node.core.journey import Plan, Unit, Version, of_cell
 from node.training import events as ev
 from node.training.anchor import MOMENTUM, Anchor
+from node.training.edge_round import along
+from node.training.edges import arrived, flows
 from node.training.engines import Engines
 from node.training.handover import Handover
 from node.training.meetings import speakers, weights
@@ -46,6 +49,8 @@ class OuterRound:
     def __init__(self, anchor: Anchor, engines: Engines, handover: Handover, rounds: Rounds, me: PeerId) -> None:
         self._anchor, self._engines, self._handover, self._rounds, self._me = anchor, engines, handover, rounds, me
         self.news = OuterNews()
+        self.arrived: tuple[int, ...] = ()
+        """The cells that have a part in what the last round along edges brought here, the own one included; empty: not known."""
 
     def begin(self, plan: Plan, settings: OuterSettings, listener: bool) -> None:
         """A plan is in force, under these settings."""
@@ -63,15 +68,22 @@ class OuterRound:
         unit = rounds.unit(plan)
         members = [m for m in plan.unit(unit) if m.peer not in r.dead]
         speaking = speakers(plan, unit, r.dead)
+        self.arrived, edges = (), unit in plan.senders
         if not listener:
             stepped = of_cell(plan.owners, plan.home(self._me))
             self._handover.opens(plan, {name: stepped[name] for name in rounds.shapes}, r.dead)
             await anchor.arrived(r.deadline_s)
             if anchor.lacking and r.attempt > len(members):
                 anchor.begin_here()
-        given = await self._engines.aside(anchor.gives) if self._me in speaking or len(speaking) == 1 else None
+        giving = not listener if edges else self._me in speaking or len(speaking) == 1
+        given = await self._engines.aside(anchor.gives) if giving else None
         try:
-            if len(speaking) == 1 and all(m.current for m in members):
+            if edges:
+                request = self._request(plan, r, unit, [m.peer for m in members], speaking, given, {})
+                outcome = await along(self._engines.outer or self._engines.cell, request, plan, r, rounds, self._me)
+                if not outcome.missing:
+                    self.arrived = arrived(plan, unit, [part.contributors for part in outcome.parts.values()])
+            elif len(speaking) == 1 and all(m.current for m in members):
                 # A cell that meets no other: everybody has already what the exchange would bring.
                 missing = () if given else tuple(anchor.shapes(rounds.shapes))
                 outcome = RoundOutcome(given or {}, 1, speaking, {}, 0, 0.0, missing=missing)
@@ -90,7 +102,8 @@ class OuterRound:
         missing = tuple(sorted({name.removesuffix(MOMENTUM) for name in outcome.missing}))
         if not anchor.believes:
             missing = tuple(sorted(rounds.shapes))  # to be copied from who has made the step
-        self.news = OuterNews(plan.outer, len(speaking), len(members), outcome.nbytes, outcome.seconds)
+        cells = len(flows(plan, unit)) if edges else len(speaking)
+        self.news = OuterNews(plan.outer, cells, len(members), outcome.nbytes, outcome.seconds)
         return rounds.ended(plan, r, outcome, len(members), holds, missing), dict(outcome.fresh)
 
     def _request(
@@ -127,6 +140,7 @@ class OuterRound:
 
     async def copied(self, donors: Sequence[PeerId], version: Version) -> None:
         """Parameters of ``version`` have been fetched whole from ``donors``: what goes with them."""
+        self.arrived = ()
         await self._anchor.copy(donors, version)
 
     async def takes(self, mean: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -45,6 +45,7 @@ class Candidate:
     room: int = 0
     costs: Measured = NOTHING
     cell: int = ANY
+    arrived: tuple[int, ...] = ()
 
 
 class Roster:
@@ -67,7 +68,8 @@ class Roster:
         """Note a sign of life; what was known of the peer before, None for a stranger."""
         old, self._table = self.candidates.get(e.peer), None
         self.candidates[e.peer] = Candidate(
-            e.stage, e.at, e.digest, e.speed, e.reachable, e.tokens, now, e.leaving, e.seen, e.room, e.costs, e.cell
+            e.stage, e.at, e.digest, e.speed, e.reachable, e.tokens, now, e.leaving, e.seen, e.room, e.costs, e.cell,
+            e.arrived,
         )  # fmt: skip
         return old
 
@@ -90,6 +92,14 @@ class Roster:
         if version != self.base or not agreed:
             return frozenset({c.cell})
         return frozenset(cell for cell, digest in agreed.items() if digest == c.digest)
+
+    def arrived(self, version: Version) -> dict[Unit, tuple[int, ...]]:
+        """By cell, of which cells something has arrived in the round along edges that made ``version``: what most there say who know."""
+        said: dict[Unit, dict[PeerId, tuple[int, ...]]] = {}
+        for peer, c in self.candidates.items():
+            if c.at == version and c.arrived:
+                said.setdefault((c.stage, c.cell), {})[peer] = c.arrived
+        return {unit: majority(words) for unit, words in said.items()}
 
     def can_start(self, peer: PeerId, version: Version) -> bool:
         """Whether it could be current in some cell of its stage."""

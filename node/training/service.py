@@ -223,6 +223,7 @@ class Training(rpc.TrainingServicer):
             self.work.costs(),
             m.cell,
             self.standing.tells(leader),
+            self.work.arrived,
         )
         if leader == self.me:
             self._lead(heard)
@@ -498,7 +499,7 @@ class Training(rpc.TrainingServicer):
                 digest = await self.work.adopt(plan)
                 return ev.Adopted(plan.epoch, plan.term, ended.attempt, digest, ended.contributors)
             case ev.TellCommitted(plan):
-                note = notes.committed_note(action, self.work.speed(), self.work.sketch)
+                note = notes.committed_note(action, self.work.speed(), self.work.sketch, self.work.arrived)
                 self.tasks.spawn(self._tell_leader(plan, note), "committed")
             case ev.TellIncomplete(plan, ended):
                 for peer in ended.failed:

@@ -59,6 +59,7 @@ class Shelf:
                 worked,
                 str(meta.get("change", "")),
                 int(meta.get("since", 0)),
+                {(int(stage), int(cell)): max(1, int(mass)) for stage, cell, mass in meta.get("mass", ())},
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
             return None
@@ -100,6 +101,7 @@ class Shelf:
             meta |= {"cursor": [plan.cursor[0], list(plan.cursor[1])], "owners": plan.owners}
             meta |= {"change": plan.change, "since": plan.since}
             meta["worked"] = [[*unit, count] for unit, count in sorted(plan.worked.items())]
+            meta["mass"] = [[*unit, mass] for unit, mass in sorted(plan.mass.items())]
 
         def write() -> tuple[str, dict[int, dict[str, Any]]]:
             return str(self._store.save(self._stage, epoch, parameters, state, meta)), self._store.metas(self._stage)

@@ -110,6 +110,11 @@ class Work:
         """The last outer round."""
         return self._outer.news
 
+    @property
+    def arrived(self) -> tuple[int, ...]:
+        """As :attr:`OuterRound.arrived`."""
+        return self._outer.arrived
+
     def speed(self) -> float:
         """Micro-batches per second this stage's device does, forward and backward; 0 before it was measured."""
         return self.engines.meter.speed

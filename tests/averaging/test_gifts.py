@@ -121,8 +121,8 @@ async def test_what_a_dead_owner_did_not_make_is_made_of_the_cells_own(cell_of):
 
 async def test_a_gift_of_another_weight_than_the_plans_is_refused_and_the_round_goes_on(cell_of):
     cell = await held(cell_of, 3)
-    rounds = [cell.rounds[PeerId(p)].run(to_cell(cell, p), lambda mean: mean) for p in ("p0", "p1")]
-    left, right, sent = await asyncio.gather(*rounds, cell.rounds[PeerId("p2")].give(to_cell(cell, "p2", tokens=4)))
+    gift = to_cell(cell, "p2", tokens=4)
+    (left, right), sent = await asyncio.gather(meet(cell, []), cell.rounds[PeerId("p2")].give(gift))
     assert sent == 0
     assert left.complete
     assert same(left.fresh, right.fresh)

@@ -24,7 +24,7 @@ PLAN = Plan(
     epoch=3, term=7, leader=A, members=(Member(A, 0, 2.0), Member(B, 1, 0.5), Member(C, 1, 0.0, current=False)),
     paths=(Path(0, A, (5, 6), (Hop(1, B),)),), owners={"w": B, "e": A}, moved={"w": PeerId("gone")}, digests={(0, 0): "d0", (1, 2): "d1"},
     deadline_s=9.0, cursor=(8, (2,)), loss=2.5, loss_val=2.4, tokens=100, spread={1: (3, 0.25)}, stood={2: Version(1, "ab" * 16)},
-    worked={(1, 0): 4, (1, 2): 3}, change="signed", since=3,
+    worked={(1, 0): 4, (1, 2): 3}, change="signed", since=3, senders={(1, 0): (1, 2)}, mass={(1, 0): 5, (1, 2): 1 << 20},
 )  # fmt: skip
 
 SKETCH = tuple(float(i) for i in range(WIDTH))
@@ -48,6 +48,7 @@ def test_every_field_of_a_plan_is_in_its_hash() -> None:
         "cursor": (9, ()), "loss": 1.0, "loss_val": 1.0, "tokens": 1, "lineage": "ab" * 16, "members": PLAN.members[:2],
         "forecast": (1.0, 2.0), "outer": 1, "reducers": {"w": B}, "spread": {1: (2, 0.5)}, "worked": {(1, 2): 9},
         "stood": {1: Version(2, "cd" * 16)}, "change": "another", "since": 2,
+        "senders": {(1, 0): (2,)}, "mass": {(1, 0): 6, (1, 2): 1 << 20},
     }  # fmt: skip
     assert set(changes) == {f.name for f in dataclasses.fields(Plan)}
     for name, value in changes.items():

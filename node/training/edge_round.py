@@ -1,0 +1,76 @@
+"""An outer round along directed edges at one member: its cell's own round, and what it gives to the rounds of others.
+Enters: a plan, the leader's word on an attempt, what this cell has. Leaves: what its round brought.
+Never: who sends to whom, and what that weighs (:mod:`node.training.edges`).
+
+In its own round every owner gives what the cell has for the parts it owns, so that nothing of it has to travel and nobody's death
+takes it away; the speakers of the cells that send here give theirs. What a speaker gives elsewhere is what it had before the round:
+its own round is over only when that has gone out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+
+from node.averaging.request import RoundOutcome, RoundRequest
+from node.averaging.service import CellRound
+from node.core.ids import PeerId
+from node.core.journey import Plan, Unit
+from node.training import events as ev
+from node.training.edges import flows, targets
+from node.training.meetings import speakers
+from node.training.rounds import Rounds
+
+
+async def along(
+    exchange: CellRound, base: RoundRequest, plan: Plan, r: ev.RoundArrived, rounds: Rounds, me: PeerId
+) -> RoundOutcome:
+    """One attempt. ``base``: what the rounds have in common, with ``owners`` of this cell, and what it has as ``gradients``.
+
+    Raises ValueError for a note that contradicts the plan.
+    """
+    unit = rounds.unit(plan)
+    elsewhere: list[RoundRequest] = []
+    # A repair is for what owners left behind; what was given to the first attempt is not given again.
+    if not r.attempt and base.gradients is not None and me in speakers(plan, unit, r.dead):
+        elsewhere = [_elsewhere(base, plan, r, (unit[0], cell), rounds, me) for cell in targets(plan, unit)]
+    gifts = [exchange.give(request) for request in elsewhere if request.tokens]
+    found = await asyncio.gather(
+        exchange.run(_here(base, plan, r, unit, me), lambda mean: mean), *gifts, return_exceptions=True
+    )
+    for wrong in found:
+        if isinstance(wrong, BaseException):
+            raise wrong
+    return found[0]  # type: ignore[return-value]
+
+
+def _here(base: RoundRequest, plan: Plan, r: ev.RoundArrived, unit: Unit, me: PeerId) -> RoundRequest:
+    return replace(_weighed(base, plan, r, unit, me), inward=True)
+
+
+def _elsewhere(base: RoundRequest, plan: Plan, r: ev.RoundArrived, unit: Unit, rounds: Rounds, me: PeerId) -> RoundRequest:
+    """The round of a cell that this one sends to."""
+    planned = plan.averagers(unit)
+    owners = {name: planned[name] for name in rounds.shapes}
+    # With a momentum beside it a part travels as two, to one owner.
+    both = {name: owners[name.partition("#")[0]] for name in base.shapes}
+    return _weighed(replace(base, owners=both, ownership_hash=rounds.hash_of(owners)), plan, r, unit, me)
+
+
+def _weighed(base: RoundRequest, plan: Plan, r: ev.RoundArrived, unit: Unit, me: PeerId) -> RoundRequest:
+    """Who takes part in the round of a cell, and what each weighs there."""
+    stage, here = unit
+    flow = flows(plan, unit)
+    cell = {m.peer: m.current for m in plan.unit(unit) if m.peer not in r.dead}
+    allowed: Mapping[PeerId, int] = {p: flow[here] for p, current in cell.items() if current}
+    if not r.attempt:
+        allowed |= {p: flow[c] for c in flow if c != here for p in speakers(plan, (stage, c), r.dead)}
+    return replace(
+        base,
+        members=tuple(sorted(cell.keys() | allowed.keys())),
+        listeners=frozenset(cell.keys() - {me}),
+        tokens=0 if base.gradients is None else allowed.get(me, 0),
+        allowed=allowed,
+        token_limit=max(allowed.values(), default=1),
+    )

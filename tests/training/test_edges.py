@@ -1,0 +1,180 @@
+"""Outer rounds along directed edges: who sends to whom, what weighs how much, and that no mass is made or lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from random import Random
+
+import numpy as np
+import pytest
+
+from node.averaging.outer import OuterSettings, strategy_of
+from node.averaging.strategy import Edges, mixing
+from node.core.ids import PeerId
+from node.core.journey import Member, Plan, Unit
+from node.training import events as ev
+from node.training.draft import draft
+from node.training.edges import WHOLE, arrived, flows, mass_after, mass_of, targets
+from node.training.meetings import Meetings
+from node.training.memory import Memory, Past, makes
+from node.training.roster import Roster
+
+P = [PeerId(f"p{i:02d}") for i in range(40)]
+SIZES = {1: {"a": 100, "b": 60, "c": 50}}
+
+
+def meetings(strategy: str, **more: object) -> Meetings:
+    return Meetings(OuterSettings(strategy, every=1, **more), SIZES, 3, 100)  # type: ignore[arg-type]
+
+
+def plan_of(cells: list[int], senders: dict[int, tuple[int, ...]], mass: dict[int, int]) -> Plan:
+    members = tuple(Member(P[i], 1, cell=c, group=c) for i, c in enumerate(cells))
+    units = {(1, cell): among for cell, among in senders.items()}
+    return Plan(5, 1, P[0], members, (), {}, outer=3, senders=units, mass={(1, c): m for c, m in mass.items()})
+
+
+@pytest.mark.parametrize("strategy", ["ring", "push-sum"])
+@pytest.mark.parametrize("count", [2, 3, 4, 7])
+def test_without_failures_the_values_are_those_of_the_strategys_matrix(strategy: str, count: int) -> None:
+    """Values in fractions: what differs is what shares that are whole numbers leave of a third of 2^20."""
+    settings = OuterSettings(strategy, every=1, fanout=2 if strategy == "push-sum" and count > 4 else 1)
+    meet = Meetings(settings, SIZES, 3, 100)
+    cells = list(range(10, 10 + count))
+    values = [Fraction(i * i + 1) for i in range(count)]
+    x, w = np.array([float(v) for v in values]), np.ones(count)
+    mass = dict.fromkeys(cells, WHOLE) if strategy == "push-sum" else {}
+    for number in range(1, 6):
+        senders = meet.senders(cells, number)
+        plan = plan_of(cells, senders, mass)
+        weigh = [flows(plan, (1, cell)) for cell in cells]
+        before = dict(zip(cells, values, strict=True))
+        values = [sum((before[c] * n for c, n in f.items()), Fraction(0)) / sum(f.values()) for f in weigh]
+        mass = {c: m for (_, c), m in mass_after(plan, {(1, c): senders[c] for c in cells}).items()}
+        meeting = strategy_of(settings).meet(count, number - 1, 3)
+        assert isinstance(meeting, Edges)
+        matrix = mixing(meeting, np.ones(count, np.bool_))
+        x, w = matrix @ x, matrix @ w
+        if strategy == "push-sum":
+            assert sum(mass.values()) == count * WHOLE
+            assert [m / WHOLE for m in mass.values()] == pytest.approx(list(w), abs=1e-5)
+        assert [float(v) for v in values] == pytest.approx(list(x / w), rel=1e-5)
+    if (strategy, count) == ("push-sum", 4):
+        assert len(set(values)) == 1, "four cells with one neighbour agree exactly after two rounds"
+
+
+def test_a_cell_keeps_what_it_does_not_send_and_one_with_next_to_nothing_sends_nothing() -> None:
+    plan = plan_of([0, 1, 2], {0: (2,), 1: (0, 2), 2: (1,)}, {0: 7, 1: 1, 2: 9})
+    assert [targets(plan, (1, c)) for c in range(3)] == [(1,), (2,), (0, 1)]
+    assert flows(plan, (1, 0)) == {0: 4, 2: 3}
+    assert flows(plan, (1, 1)) == {1: 1, 0: 3, 2: 3}, "7 // 2 and 9 // 3"
+    assert flows(plan, (1, 2)) == {2: 3}, "of 1 nothing can be given away"
+    everything = {(1, 0): (0, 2), (1, 1): (0, 1, 2), (1, 2): (1, 2)}
+    assert mass_after(plan, everything) == {(1, 0): 7, (1, 1): 7, (1, 2): 3}
+    assert mass_after(plan, {}) == plan.mass
+    assert mass_after(plan, {(1, 1): (0, 5), (1, 9): (0,)}) == {(1, 0): 4, (1, 1): 4, (1, 2): 9}, "strangers bring nothing"
+
+
+def test_only_who_is_in_every_part_has_arrived() -> None:
+    plan = plan_of([0, 0, 1, 2], {0: (1, 2)}, {})
+    assert arrived(plan, (1, 0), [(P[0], P[2], P[3]), (P[1], P[2], P[3])]) == (0, 1, 2)
+    assert arrived(plan, (1, 0), [(P[0], P[2], P[3]), (P[1], P[3])]) == (0, 2)
+    assert arrived(plan, (1, 0), [(P[2],), (P[3],)]) == (0,)
+
+
+def split(before: dict[int, int], cells: list[int], parents: dict[int, int], homes: list[int] | None = None) -> dict[int, int]:
+    members = [Member(P[i], 1, cell=c) for i, c in enumerate(cells)]
+    home = dict(zip(P, homes or cells, strict=False))
+    found = mass_of({(1, c): m for c, m in before.items()}, members, {(1, c): p for c, p in parents.items()}, home.__getitem__)
+    return {cell: m for (_, cell), m in found.items()}
+
+
+def test_cells_that_are_cut_share_their_mass_and_those_that_join_add_theirs() -> None:
+    assert split({}, [0, 1, 1, 2], {0: -1, 1: -1, 2: -1}) == {0: WHOLE, 1: WHOLE, 2: WHOLE}
+    assert split({0: WHOLE + 1, 3: WHOLE}, [0, 4, 3], {4: 0}) == {0: WHOLE // 2 + 1, 4: WHOLE // 2, 3: WHOLE}
+    assert split({0: WHOLE, 3: WHOLE, 5: 9}, [0, 0, 3], {}, [0, 3, 3]) == {0: WHOLE, 3: WHOLE}, "cell 5 has died"
+    assert split({0: WHOLE, 1: 7}, [0, 0], {}, [0, 1]) == {0: WHOLE + 7}
+    assert split({0: 1, 1: 2 * WHOLE}, [0, 2, 1], {2: 0}) == {0: 1, 2: 1, 1: 2 * WHOLE}, "nobody has nothing"
+    assert split({0: WHOLE // 2, 1: 5, 2: 9 * WHOLE}, [0, 1], {}) == {0: WHOLE, 1: 10}, (
+        "most of it has died: the rest counts twice"
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_fails_no_mass_is_made_or_lost_but_that_of_the_dead(seed: int) -> None:
+    dice = Random(seed)
+    count = dice.randint(2, 9)
+    meet = meetings("push-sum", fanout=dice.randint(1, 3))
+    mass = dict.fromkeys(range(count), WHOLE)
+    for number in range(1, 60):
+        cells = sorted(mass)
+        if len(cells) > 2 and dice.random() < 0.1:
+            dead = dice.choice(cells)
+            total = sum(mass.values()) - mass.pop(dead)
+            left = split(mass, sorted(mass), {})
+            factor = sum(left.values()) // total
+            assert left == {c: factor * m for c, m in mass.items()}
+            mass, cells = left, sorted(mass)
+        senders = meet.senders(cells, number)
+        plan = plan_of(cells, senders, mass)
+        for cell in cells:
+            assert sum(flows(plan, (1, cell)).values()) > 0
+        told: dict[Unit, tuple[int, ...]] = {
+            (1, c): tuple(s for s in senders[c] if dice.random() < 0.7) for c in cells if dice.random() < 0.9
+        }
+        after = {c: m for (_, c), m in mass_after(plan, told).items()}
+        assert sum(after.values()) == sum(mass.values())
+        assert min(after.values()) > 0
+        mass = after
+
+
+def roster_of(version: object, cells: list[int], told: dict[int, tuple[int, ...]]) -> Roster:
+    roster = Roster(1)
+    for i, cell in enumerate(cells):
+        roster.hear(ev.Heard(P[i], 1, version, f"d{cell}", cell=cell, arrived=told.get(i, ())), 0.0)  # type: ignore[arg-type]
+    return roster
+
+
+def sharing(stage: int, able: list[tuple[PeerId, float]], previous: object, *room: object) -> dict[str, PeerId]:
+    return dict.fromkeys(SIZES[stage], able[0][0])
+
+
+def test_the_next_plan_knows_what_arrived_whoever_makes_it() -> None:
+    """The leader that committed the round and one that only knows the plan, from what all say, come to the same masses."""
+    meet = meetings("push-sum")
+    before = replace(plan_of([0, 0, 1, 1, 2, 2], meet.senders([0, 1, 2], 1), dict.fromkeys(range(3), WHOLE)), lineage="ab" * 16)
+    version = makes(before, ())
+    # Cell 2: one that copied the result knows nothing, and one that was there does.
+    told = {0: (0, 2), 1: (0, 2), 2: (1,), 3: (1,), 4: (), 5: (1, 2)}
+    roster = roster_of(version, [0, 0, 1, 1, 2, 2], told)
+    roster.agree(version)
+    memory = Memory(lambda c: None, lambda s: (0, ()), lambda v: None, None, ())
+    memory.cursor_after = lambda plan, dropped: (0, ())  # type: ignore[method-assign]
+    memory.committed(version, before, {}, (), 0)
+    new = Memory(lambda c: None, lambda s: (0, ()), lambda v: None, before, ())
+    new.cursor_after = lambda plan, dropped: (0, ())  # type: ignore[method-assign]
+    plans = []
+    for past in (memory.past(version, 0, 1), new.past(version, 0, 1)):
+        assert past is not None
+        made = draft(roster, version, past, sharing, 2, meet, 2)
+        plans.append(made)
+        half = WHOLE // 2
+        assert made.mass == {(1, 0): WHOLE + half, (1, 1): half, (1, 2): WHOLE}, "1 had nothing of 0, which keeps it"
+        assert made.senders == {(1, c): s for c, s in meet.senders([0, 1, 2], 2).items()}
+        assert {m.group for m in made.members} == {0, 1, 2}
+    assert plans[0] == plans[1]
+    again = draft(roster, version, Past((0, ()), {}, 0, mass=plans[0].mass), sharing, 2, meet, 2)
+    assert again.mass == plans[0].mass, "a plan of the same version again: what arrived is counted once"
+    assert draft(roster, version, Past((0, ()), {}, 0), sharing, 2, meetings("ring"), 2).mass == {}
+
+
+def test_edges_are_never_to_oneself_and_a_fanout_that_is_too_large_shrinks() -> None:
+    for strategy, fanout in (("ring", 1), ("push-sum", 1), ("push-sum", 3)):
+        for count in range(2, 9):
+            for number in range(1, 6):
+                senders = meetings(strategy, fanout=fanout).senders(range(0, 3 * count, 3), number)
+                assert len(senders) == count
+                assert all(cell not in among and len(set(among)) == len(among) > 0 for cell, among in senders.items())
+    assert meetings("push-sum").senders([4], 1) == meetings("ring").senders([4], 1) == {}
+    assert meetings("gossip").senders([1, 2], 1) == {}
+    assert meetings("ring").groups([2, 5], 1) == ({2: 2, 5: 5}, ())
