@@ -19,6 +19,7 @@ from torch import Tensor
 
 from benchmarks.lab.slow import TWINS, flat
 from benchmarks.report import Report
+from node.averaging.codecs import Coded
 from node.averaging.reduce import mean as reference_mean
 from node.averaging.reducer import Gathered, Reducer
 from node.averaging.settings import AveragingSettings
@@ -64,9 +65,10 @@ def _costs(report: Report, count: int, megabytes: int, runs: int) -> None:
     shapes = [(numbers // 2,), (numbers // 4,), (numbers - numbers // 2 - numbers // 4,)]
     sums = {p: [torch.randn(s, generator=generator) for s in shapes] for p in peers}
     claims = {p: 1000 + i for i, p in enumerate(peers)}
-    gathered = Gathered(1, ("a", "b", "c"), claims, sums)
+    coded = {p: [Coded.of(t) for t in given] for p, given in sums.items()}
+    gathered = Gathered(1, ("a", "b", "c"), claims, coded)
     received = count * numbers * 4 / 1e9
-    plain = _fastest(runs, lambda: reference_mean(sums, peers, sum(claims.values()))) / received
+    plain = _fastest(runs, lambda: reference_mean(coded, peers, sum(claims.values()))) / received
     report.add(f"mean alone, n={count}", plain, "s/GB", "no norms, no quarantine")
     stacked = torch.stack([flat(sums[p], claims[p]) for p in peers])
     for name, twin in TWINS.items():
@@ -143,12 +145,12 @@ def _train(model: _convex | _curved, settings: AveragingSettings, among: int, li
     reducer, at = Reducer(settings), model.start.clone()
     peers = [PeerId(f"p{i}") for i in range(among)]
     for epoch in range(STEPS):
-        sums: dict[PeerId, list[Tensor]] = {}
+        sums: dict[PeerId, list[Coded]] = {}
         for i, peer in enumerate(peers):
             here = at.clone().requires_grad_()
             rows = torch.randint(len(model.y), (64,), generator=generator)
             (gradient,) = torch.autograd.grad(model.loss(here, rows), here)
-            sums[peer] = [(lie(gradient) if i == 0 else gradient) * 64]
+            sums[peer] = [Coded.of((lie(gradient) if i == 0 else gradient) * 64)]
         reduced = reducer.reduce(Gathered(epoch, ("at",), dict.fromkeys(peers, 64), sums))
         reducer.remember(reduced)
         at = at - RATE * reduced.means[0]

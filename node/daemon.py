@@ -24,6 +24,7 @@ from node.control.text import banner
 from node.core.clock import SystemClock
 from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, ProtocolMismatch, Refused, UsageFault, WireError
 from node.core.ids import ENDS, PeerId, RunId
+from node.core.memory import keep_freed
 from node.core.tasks import Tasks
 from node.core.version import VERSION
 from node.dht.directory import Directory
@@ -413,6 +414,7 @@ class Daemon:
 
 def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -> int:
     """Run a daemon until it ends; the exit code. Raises LocalFault with the next step for what stopped it."""
+    keep_freed()
     # Not below what it is already: a parent that is nice has nice children.
     os.nice(max(0, config.node.nice - os.nice(0)))
 

@@ -19,6 +19,8 @@ from typing import Any, Protocol
 
 import torch
 
+from node.core.memory import keep_freed
+
 PART = 1 << 20
 """Numbers of one of our parts: 4 MiB, a matrix of a small model."""
 TOLERANCE = {"fp32": 1e-6, "fp16": 1e-3, "int8": 0.05}
@@ -149,6 +151,7 @@ class Ours:
     """The cell's round as the daemon runs it; the mean itself is what an owner gives back, in the format it came in."""
 
     def __init__(self, rank: int, world: int, port: int, count: int, tunnel: bool = False) -> None:
+        keep_freed()  # as a daemon does
         self.rank, self.tunnel, self.epoch = rank, tunnel, 0
         self.shapes = {f"part.{i:03}": (min(PART, count - start),) for i, start in enumerate(range(0, count, PART))}
         parts = numbers_of(rank, count).split(PART)

@@ -9,8 +9,9 @@ two codes in a byte, numbers of the first half of everything in the low half of 
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -40,22 +41,65 @@ def encode(tensor: Tensor, codec: str) -> Tensor:
     return _ENCODERS[codec](flat)
 
 
-def decode(data: Tensor | Buffer, numbers: int, codec: str) -> Tensor:
-    """The ``numbers`` numbers that ``data`` stands for: fp32 on the CPU, [numbers].
+class Coded:
+    """The numbers of a part as the bytes they came in, looked through and not opened: who adds them up opens piece by piece, in the
+    processor's cache, so 32 MiB of numbers need not lie in memory because 8 MiB of bytes have come.
 
-    Raises WireError, before anything is allocated, when there are more or fewer bytes than they take; and for scales,
-    places or values that no encoder writes. ValueError for an unknown codec.
+    Raises WireError, before anything is allocated, when there are more or fewer bytes than ``shape`` takes; and for scales,
+    places or values that no encoder writes. ValueError for an unknown codec. ``data`` must not change any more.
     """
-    expected = nbytes_of(numbers, codec)
-    size = data.numel() if isinstance(data, Tensor) else memoryview(data).nbytes
-    if size != expected:
-        raise WireError(f"{size} bytes for {numbers} numbers as {codec}, expected {expected}")
-    if not numbers:
-        return torch.empty(0)
-    raw = _aligned(data)
-    if codec in _CASTS:
-        return raw.view(_CASTS[codec]).to(torch.float32, copy=True)
-    return _DECODERS[codec](raw, numbers)
+
+    def __init__(self, data: Tensor | Buffer, shape: Sequence[int], codec: str) -> None:
+        self.shape, self.numbers, self.codec = tuple(shape), math.prod(shape), codec
+        expected = nbytes_of(self.numbers, codec)
+        size = data.numel() if isinstance(data, Tensor) else memoryview(data).nbytes
+        if size != expected:
+            raise WireError(f"{size} bytes for {self.numbers} numbers as {codec}, expected {expected}")
+        raw = _aligned(data) if self.numbers else torch.empty(0, dtype=torch.uint8)
+        self._lie: Tensor | None = None
+        if codec in _OPENERS:
+            self._open = _OPENERS[codec](raw, self.numbers)
+        else:
+            self._lie = raw.view(torch.float32) if codec == "fp32" else _from_top(raw, self.numbers)
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Coded:
+        """Numbers that travel as they are, or not at all: the same memory if they are fp32, contiguous and on the CPU."""
+        flat = tensor.detach().to("cpu", torch.float32).reshape(-1)
+        return cls(flat.view(torch.uint8), tensor.shape, "fp32")
+
+    def read(self, start: int, into: Tensor) -> Tensor:
+        """As many numbers from ``start`` on, a multiple of ``PIECE``, as ``into`` [numbers] has room for: there, or where they lie
+        already and must not be changed."""
+        if self._lie is not None:
+            return self._lie[start : start + into.numel()]
+        for at in range(0, into.numel(), PIECE):
+            self._open(start + at, into[at : at + PIECE])
+        return into
+
+    def pieces(self) -> Iterator[Tensor]:
+        """All of them in order, fp32; each is good until the next is asked for."""
+        scratch = torch.empty(0 if self._lie is not None else min(PIECE, self.numbers))
+        for start in range(0, self.numbers, PIECE):
+            size = min(PIECE, self.numbers - start)
+            yield self._lie[start : start + size] if self._lie is not None else self.read(start, scratch[:size])
+
+    def whole(self) -> Tensor:
+        """All of them in their shape; for fp32 the memory of the bytes."""
+        flat = self._lie if self._lie is not None else self.read(0, torch.empty(self.numbers))
+        return flat.view(self.shape)
+
+    def norm(self) -> float:
+        """Their 2-norm, not finite where a number is not. The same for the same bytes, whoever asks."""
+        if self._lie is not None:
+            return float(torch.linalg.vector_norm(self._lie))
+        return math.hypot(*(float(torch.linalg.vector_norm(piece)) for piece in self.pieces()))
+
+
+def decode(data: Tensor | Buffer, numbers: int, codec: str) -> Tensor:
+    """The ``numbers`` numbers that ``data`` stands for: fp32 on the CPU, [numbers]. Raises as :class:`Coded`."""
+    found = Coded(data, (numbers,), codec).whole()
+    return found.clone() if codec == "fp32" else found
 
 
 def settle(tensor: Tensor, codec: str) -> tuple[Tensor, Tensor]:
@@ -174,28 +218,43 @@ def _top(flat: Tensor) -> Tensor:
     return out
 
 
-def _from_int8(raw: Tensor, numbers: int) -> Tensor:
+Opener = Callable[[int, Tensor], None]
+"""(first number, where to): opens at most a ``PIECE``, from a multiple of it on."""
+
+
+def _from_cast(kind: torch.dtype) -> Callable[[Tensor, int], Opener]:
+    def opener(raw: Tensor, numbers: int) -> Opener:
+        narrow = raw.view(kind)
+        return lambda start, into: (into.copy_(narrow[start : start + into.numel()]), None)[1]
+
+    return opener
+
+
+def _from_int8(raw: Tensor, numbers: int) -> Opener:
     blocks = -(-numbers // INT8_BLOCK)
-    scales = _checked(raw[: 4 * blocks].view(torch.float32), 128)
-    codes, out = raw[4 * blocks :].view(torch.int8), torch.empty(numbers)
-    for start in range(0, numbers, PIECE):
-        _scale(codes[start : start + PIECE], scales[start // INT8_BLOCK :], out[start : start + PIECE], INT8_BLOCK)
-    return out
+    scales, codes = _checked(raw[: 4 * blocks].view(torch.float32), 128), raw[4 * blocks :].view(torch.int8)
+
+    def opener(start: int, into: Tensor) -> None:
+        _scale(codes[start : start + into.numel()], scales[start // INT8_BLOCK :], into, INT8_BLOCK)
+
+    return opener
 
 
-def _from_int4(raw: Tensor, numbers: int) -> Tensor:
+def _from_int4(raw: Tensor, numbers: int) -> Opener:
     blocks = -(-numbers // INT4_BLOCK)
     scales, packed = _checked(raw[: 4 * blocks].view(torch.float32), 8), raw[4 * blocks :].view(torch.int8)
-    out, codes = torch.empty(numbers), torch.empty(PIECE, dtype=torch.int8)
-    for start in range(0, numbers, PIECE):
-        n = min(PIECE, numbers - start)
+
+    def opener(start: int, into: Tensor) -> None:
+        n = into.numel()
+        codes = torch.empty(n, dtype=torch.int8)
         half = -(-n // 2)
         part = packed[start // 2 : start // 2 + half]
         # Up and down again: the shift to the right keeps the sign.
         codes[:half].copy_(part).bitwise_left_shift_(4).bitwise_right_shift_(4)
-        codes[half:n].copy_(part[: n - half]).bitwise_right_shift_(4)
-        _scale(codes[:n], scales[start // INT4_BLOCK :], out[start : start + n], INT4_BLOCK)
-    return out
+        codes[half:].copy_(part[: n - half]).bitwise_right_shift_(4)
+        _scale(codes, scales[start // INT4_BLOCK :], into, INT4_BLOCK)
+
+    return opener
 
 
 def _from_top(raw: Tensor, numbers: int) -> Tensor:
@@ -230,6 +289,8 @@ def _scale(codes: Tensor, scales: Tensor, out: Tensor, block: int) -> None:
 
 def _checked(scales: Tensor, largest: int) -> Tensor:
     """Raises WireError for a scale that is negative, or not finite when multiplied by the ``largest`` code."""
+    if not scales.numel():
+        return scales
     # One pass for all of it: a NaN fails both comparisons.
     low, high = torch.aminmax(scales)
     if not (float(low) >= 0 and float(high) * largest < _LARGEST):
@@ -252,4 +313,9 @@ def _aligned(data: Tensor | Buffer) -> Tensor:
 
 
 _ENCODERS: dict[str, Callable[[Tensor], Tensor]] = {"int8": _int8, "int4": _int4, "top-k": _top}
-_DECODERS: dict[str, Callable[[Tensor, int], Tensor]] = {"int8": _from_int8, "int4": _from_int4, "top-k": _from_top}
+_OPENERS: dict[str, Callable[[Tensor, int], Opener]] = {
+    "bf16": _from_cast(torch.bfloat16),
+    "fp16": _from_cast(torch.float16),
+    "int8": _from_int8,
+    "int4": _from_int4,
+}

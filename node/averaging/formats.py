@@ -15,20 +15,21 @@ TOP_BLOCK, TOP_SHARE = 4096, 32
 @dataclass(frozen=True, slots=True)
 class Format:
     """``lossy``: coarser than the rounding of half a float; ``biased``: leaves numbers out, so that it only works with
-    error feedback; ``says``: what it is."""
+    error feedback; ``finite``: its bytes stand for finite numbers or are refused; ``says``: what it is."""
 
     lossy: bool
     biased: bool
+    finite: bool
     says: str
 
 
 FORMATS: dict[str, Format] = {
-    "fp32": Format(False, False, "as they are"),
-    "bf16": Format(True, False, "8 bits of precision, the range of fp32"),
-    "fp16": Format(True, False, "11 bits of precision, at most 65504"),
-    "int8": Format(True, False, f"steps of 1/127 of the largest of {INT8_BLOCK}"),
-    "int4": Format(True, False, f"steps of 1/7 of the largest of {INT4_BLOCK}"),
-    "top-k": Format(True, True, f"the largest of every {TOP_SHARE}, in bf16"),
+    "fp32": Format(False, False, False, "as they are"),
+    "bf16": Format(True, False, False, "8 bits of precision, the range of fp32"),
+    "fp16": Format(True, False, False, "11 bits of precision, at most 65504"),
+    "int8": Format(True, False, True, f"steps of 1/127 of the largest of {INT8_BLOCK}"),
+    "int4": Format(True, False, True, f"steps of 1/7 of the largest of {INT4_BLOCK}"),
+    "top-k": Format(True, True, True, f"the largest of every {TOP_SHARE}, in bf16"),
 }
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from node.averaging.codecs import Coded
 from node.averaging.events import Read, Refuse, Serve, Wait
 from node.averaging.groups import Group
 from node.averaging.parcel import Reader
@@ -33,10 +34,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A contribution: its numbers, and the 2-norm of each part."""
+    """A contribution: its numbers as they came (none of our own, which are the request's), and the 2-norm of each part."""
 
     tokens: int
-    named: Mapping[str, torch.Tensor]
+    named: Mapping[str, Coded]
     norms: Mapping[str, float]
 
 

@@ -12,10 +12,11 @@ import torch
 from google.protobuf.message import DecodeError
 
 from node.averaging import parcel
+from node.averaging.codecs import Coded
 from node.averaging.events import Kind
 from node.averaging.groups import UNDER_WAY, Group
 from node.averaging.ledger import Held
-from node.averaging.reduce import finite
+from node.averaging.reduce import opened
 from node.averaging.request import RoundRequest
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
@@ -218,10 +219,10 @@ async def _fresh(
 
 
 def _opened(parts: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]], codec: str) -> list[torch.Tensor]:
-    tensors = [parcel.opened(data, shape, codec) for data, shape in zip(parts, shapes, strict=True)]
-    if not all(map(finite, tensors)):
+    found = [opened(Coded(data, shape, codec)) for data, shape in zip(parts, shapes, strict=True)]
+    if not all(fine for _, fine in found):
         raise WireError("fresh parameters that are not finite")
-    return tensors
+    return [numbers for numbers, _ in found]
 
 
 def _kind(number: int) -> Kind:

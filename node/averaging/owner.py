@@ -19,6 +19,7 @@ import torch
 from google.protobuf.message import DecodeError
 
 from node.averaging import parcel
+from node.averaging.codecs import Coded
 from node.averaging.events import (
     Action,
     Began,
@@ -45,7 +46,7 @@ from node.averaging.groups import contribute_until
 from node.averaging.ledger import Attempt, Epoch, Given, Held, Line
 from node.averaging.machine import RoundMachine
 from node.averaging.quarantine import WEIGHT
-from node.averaging.reduce import norms_of, settled, unfit
+from node.averaging.reduce import settled, unfit
 from node.averaging.reducer import Gathered, Reduced, Reducer
 from node.averaging.request import RoundRequest
 from node.averaging.request import Step as StepCall
@@ -105,7 +106,7 @@ class Owner:
             older.drop()
         epoch.attempts[request.round] = attempt
         if tokens:
-            own = Given(tokens, request.gradients or {}, norms)
+            own = Given(tokens, {}, norms)
             attempt.given |= {(group.index, me): own for group in groups}
         opened = Opened(
             round=request.round,
@@ -277,8 +278,8 @@ class Owner:
         self, request: RoundRequest, expected: Sequence[tuple[str, Sequence[int]]], parts: Sequence[torch.Tensor], tokens: int
     ) -> tuple[Given, str]:
         """A contribution, and why it must not be averaged or "". Raises WireError for bytes that are no numbers."""
-        named = {n: parcel.opened(data, shape, request.up) for (n, shape), data in zip(expected, parts, strict=True)}
-        norms = norms_of(named)
+        named = {n: Coded(data, shape, request.up) for (n, shape), data in zip(expected, parts, strict=True)}
+        norms = {n: coded.norm() for n, coded in named.items()}
         return Given(tokens, named, norms), unfit(norms, tokens if request.summed else 1, self._settings.max_gradient_norm)
 
     async def _answer(self, line: Line, names: tuple[str, ...], lane: int, context: grpc.aio.ServicerContext) -> None:
@@ -403,13 +404,13 @@ class Owner:
                 attempt.settled.set_result("; ".join(attempt.faults[at] for at in open_))
 
 
-def _travelled(request: RoundRequest, names: Sequence[str]) -> list[torch.Tensor]:
+def _travelled(request: RoundRequest, names: Sequence[str]) -> list[Coded]:
     """Our own gradients with the rounding of the wire, so that a sum does not depend on which peer owns the part."""
     gradients = request.gradients or {}
     return [
-        gradients[n].detach().to("cpu", torch.float32)
+        Coded.of(gradients[n])
         if request.up == "fp32" or n in request.coded
-        else parcel.opened(request.bytes_of(n), request.shapes[n], request.up)
+        else Coded(request.bytes_of(n), request.shapes[n], request.up)
         for n in names
     ]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from node.averaging.codecs import decode, encode
+from node.averaging.codecs import encode
 from node.averaging.formats import nbytes_of
 from node.core.errors import WireError
 from protos import tensor_pb2
@@ -42,16 +42,6 @@ def head_of(name: str, shape: Shape, codec: str) -> tensor_pb2.TensorHead:
 def coded(tensor: Tensor, codec: str) -> Tensor:
     """The bytes of a part [nbytes] uint8; its own memory for contiguous fp32, so it must not change before the last is cut."""
     return encode(tensor, codec)
-
-
-def opened(data: Tensor, shape: Shape, codec: str) -> Tensor:
-    """The numbers that coded bytes are to everybody: fp32, in their shape; the same memory when they travel as fp32.
-
-    Raises WireError for bytes that no encoder writes.
-    """
-    if codec == "fp32":
-        return data.view(torch.float32).view(*shape)
-    return decode(data, math.prod(shape), codec).view(*shape)
 
 
 def messages(parts: Iterable[Tensor], size: int) -> Iterator[bytes]:

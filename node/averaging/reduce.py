@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from node.averaging.codecs import encode, settle
+from node.averaging.codecs import Coded, encode
+from node.averaging.formats import FORMATS
 from node.core.ids import PeerId
 
 PIECE = 1 << 17
@@ -31,7 +32,7 @@ def unfit(norms: Mapping[str, float], tokens: int, max_norm: float) -> str:
 
 
 def mean(
-    contributions: Mapping[PeerId, Sequence[torch.Tensor]],
+    contributions: Mapping[PeerId, Sequence[Coded]],
     order: Sequence[PeerId],
     tokens: float,
     factors: Mapping[PeerId, float] | None = None,
@@ -44,22 +45,35 @@ def mean(
     return [_mean(rows, by, tokens) for rows in zip(*(contributions[peer] for peer in order), strict=True)]
 
 
-def _mean(tensors: Sequence[torch.Tensor], by: Sequence[float], tokens: float) -> torch.Tensor:
-    out = torch.empty(tensors[0].shape, dtype=torch.float32)
-    flats, into = [t.contiguous().view(-1) for t in tensors], out.view(-1)
-    # Piece by piece, because what is in the cache is added and divided for nothing.
-    for start in range(0, into.numel(), PIECE):
-        total, *rest = (flat[start : start + PIECE] for flat in flats)
-        piece = into[start : start + PIECE]
+def _mean(rows: Sequence[Coded], by: Sequence[float], tokens: float) -> torch.Tensor:
+    out = torch.empty(rows[0].numbers)
+    scratch = torch.empty(min(PIECE, out.numel()))
+    # Piece by piece, because what is in the cache is opened, added and divided for nothing.
+    for start in range(0, out.numel(), PIECE):
+        piece = out[start : start + PIECE]
+        total = rows[0].read(start, piece)
         if by[0] != 1:
             total = torch.mul(total, by[0], out=piece)
-        for tensor, factor in zip(rest, by[1:], strict=True):
-            total = torch.add(total, tensor, alpha=factor, out=piece)
+        for row, factor in zip(rows[1:], by[1:], strict=True):
+            total = torch.add(total, row.read(start, scratch[: piece.numel()]), alpha=factor, out=piece)
         if tokens != 1:
             torch.div(total, tokens, out=piece)
-        elif total is not piece:
+        elif total.data_ptr() != piece.data_ptr():
             piece.copy_(total)
-    return out
+    return out.view(rows[0].shape)
+
+
+def opened(coded: Coded) -> tuple[torch.Tensor, bool]:
+    """The numbers, and whether all are finite: asked where they are in the cache, and only of formats that let others pass."""
+    if FORMATS[coded.codec].finite:
+        return coded.whole(), True
+    if coded.codec == "fp32":
+        numbers = coded.whole()
+        return numbers, finite(numbers)
+    numbers, fine = torch.empty(coded.numbers), True
+    for start in range(0, coded.numbers, PIECE):
+        fine &= finite(coded.read(start, numbers[start : start + PIECE]))
+    return numbers.view(coded.shape), fine
 
 
 def finite(tensor: torch.Tensor) -> bool:
@@ -76,9 +90,10 @@ def settled(name: str, tensor: torch.Tensor, shape: Sequence[int], codec: str) -
         raise ValueError(f"the step made {name} {tuple(tensor.shape)}, expected {tuple(shape)}")
     if codec == "fp32":
         fresh = tensor.detach().to("cpu", torch.float32).contiguous()
-        data = encode(fresh, codec)
+        data, fine = encode(fresh, codec), finite(fresh)
     else:
-        data, fresh = settle(tensor, codec)
-    if not finite(fresh):
+        data = encode(tensor, codec)
+        fresh, fine = opened(Coded(data, shape, codec))
+    if not fine:
         raise ValueError(f"the step made {name} not finite")
     return fresh, data

@@ -11,6 +11,7 @@ from statistics import median_high
 import torch
 
 from node.averaging import robust
+from node.averaging.codecs import Coded
 from node.averaging.quarantine import Size, Trail, quarantined
 from node.averaging.reduce import mean
 from node.averaging.settings import AveragingSettings
@@ -27,7 +28,7 @@ class Gathered:
     epoch: int
     names: tuple[str, ...]
     claims: Mapping[PeerId, int]
-    gradients: Mapping[PeerId, Sequence[torch.Tensor]]
+    gradients: Mapping[PeerId, Sequence[Coded]]
     allowed: Mapping[PeerId, int] = field(default_factory=dict)
     total: int = 0
     summed: bool = True
@@ -66,7 +67,7 @@ class Reducer:
         Raises ValueError when nobody contributed, or all weigh nothing.
         """
         sizes = {
-            p: Size(t if g.summed else 1, tuple(g.norms[p] if p in g.norms else map(_norm, g.gradients[p])))
+            p: Size(t if g.summed else 1, tuple(g.norms[p] if p in g.norms else (each.norm() for each in g.gradients[p])))
             for p, t in sorted(g.claims.items())
             if t > 0
         }
@@ -99,12 +100,7 @@ class Reducer:
         self, name: str, g: Gathered, order: tuple[PeerId, ...], sizes: Mapping[PeerId, Size], weigh: Mapping[PeerId, int]
     ) -> list[torch.Tensor]:
         s = self._settings
-        given = [g.gradients[p] for p in order]
         tokens = [g.claims[p] if g.summed else 1 for p in order]
-        if name == "median":
-            return robust.median(given, tokens)
-        if name == "trimmed-mean":
-            return robust.trimmed_mean(given, tokens, s.trim)
         if name == "mean":
             if not g.summed and len({weigh[p] for p in order}) == 1:
                 return mean(g.gradients, order, len(order))
@@ -114,6 +110,11 @@ class Reducer:
         if name == "clipped-mean":
             shares = robust.clipped(norms, weight, s.clip)
             return mean(g.gradients, order, 1, {p: f / t for p, f, t in zip(order, shares, tokens, strict=True)})
+        given = [[each.whole() for each in g.gradients[p]] for p in order]
+        if name == "median":
+            return robust.median(given, tokens)
+        if name == "trimmed-mean":
+            return robust.trimmed_mean(given, tokens, s.trim)
         center = self._center(g)
         shares, kept = robust.centered(given, tokens, norms, weight, s.clip, s.clip_iterations, center)
         factors = {p: f / t for p, f, t in zip(order, shares, tokens, strict=True)}
@@ -129,8 +130,4 @@ class Reducer:
         if not known:
             return None
         like = next(iter(g.gradients.values()))
-        return [known[n][1] if n in known else torch.zeros_like(t) for n, t in zip(g.names, like, strict=True)]
-
-
-def _norm(tensor: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor, dtype=torch.float32))
+        return [known[n][1] if n in known else torch.zeros(t.shape) for n, t in zip(g.names, like, strict=True)]

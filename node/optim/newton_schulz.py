@@ -144,13 +144,13 @@ def in_jobs(
 def _jobs(matrices: Sequence[torch.Tensor], stack: bool, threads: int, rule: Rule | None) -> list[Job]:
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, matrix in enumerate(matrices):
-        if matrix.ndim != 2:
-            raise StepFault(f"a tensor of shape {tuple(matrix.shape)} is no matrix", "give it to AdamW, or reshape it")
-        _check(matrix)
         groups.setdefault((matrix.shape, matrix.device, matrix.dtype), []).append(i)
     jobs: list[Job] = []
     for members in groups.values():
         first = matrices[members[0]]
+        if first.ndim != 2:
+            raise StepFault(f"a tensor of shape {tuple(first.shape)} is no matrix", "give it to AdamW, or reshape it")
+        _check(first)
         chosen = way(first.size(0), first.size(1), rule or rule_of(first.device))
         apart = stack and first.device.type == "cpu" and _work(first) >= APART
         share = -(-len(members) // threads) if apart else len(members)

@@ -24,6 +24,8 @@ class _Shelf(threading.local):
     def __init__(self) -> None:
         self.open = False
         self.kept: dict[str, Tensor] = {}
+        self.seen: dict[tuple[str, torch.Size, torch.dtype], Tensor] = {}
+        """Views of what is kept: a step takes the same ones again and again."""
 
 
 class _Room:
@@ -55,12 +57,18 @@ def reuse() -> Iterator[None]:
 def empty(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
     """An uninitialised tensor of this shape, with dtype and device of ``like``. Within :func:`reuse` the memory is what ``name``
     had before, so a name is taken again only when its last tensor is of no more use."""
-    size = math.prod(shape) * like.element_size()
-    if not _shelf.open or size > KEPT or like.device.type != "cpu":
+    if not _shelf.open or like.device.type != "cpu":
+        return like.new_empty(shape)
+    key = name, torch.Size(shape), like.dtype
+    if (seen := _shelf.seen.get(key)) is not None:
+        return seen
+    if (size := math.prod(shape) * like.element_size()) > KEPT:
         return like.new_empty(shape)
     kept = _shelf.kept.get(name)
     if kept is None or len(kept) < size:
         if not _room.take(size - (0 if kept is None else len(kept))):
             return like.new_empty(shape)
         kept = _shelf.kept[name] = torch.empty(size, dtype=torch.uint8)
-    return kept[:size].view(like.dtype).view(*shape)
+        _shelf.seen = {other: view for other, view in _shelf.seen.items() if other[0] != name}
+    found = _shelf.seen[key] = kept[:size].view(like.dtype).view(*shape)
+    return found

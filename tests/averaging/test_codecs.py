@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.averaging.codecs import Feedback, decode, encode, settle
+from node.averaging.codecs import PIECE, Coded, Feedback, decode, encode, settle
 from node.averaging.formats import FORMATS, INT4_BLOCK, INT8_BLOCK, TOP_BLOCK, kept, nbytes_of
-from node.averaging.reduce import mean
+from node.averaging.reduce import mean, opened
 from node.core.errors import WireError
 from node.core.ids import PeerId
 
@@ -124,13 +126,38 @@ def test_unknown_codecs_and_bytes_at_odd_addresses() -> None:
     assert torch.equal(decode(memoryview(b"z" + data.numpy().tobytes())[1:], 1000, "int8"), decode(data, 1000, "int8"))
 
 
+@pytest.mark.parametrize("numbers", [0, 1, 70, PIECE, 2 * PIECE + 4097])
+@pytest.mark.parametrize("codec", FORMATS)
+def test_coded_numbers_read_in_pieces_are_what_they_are_whole(codec: str, numbers: int) -> None:
+    given = encode(normal(numbers), codec)
+    coded = Coded(given, (numbers,), codec)
+    whole, pieces = decode(given, numbers, codec), [piece.clone() for piece in coded.pieces()]
+    assert torch.equal(coded.whole(), whole)
+    assert torch.equal(torch.cat([*pieces, torch.empty(0)]), whole)
+    assert torch.equal(coded.read(0, torch.empty(numbers)), whole)
+    assert coded.norm() == pytest.approx(float(whole.double().norm()), rel=1e-5)
+    again, fine = opened(coded)
+    assert fine
+    assert torch.equal(again, whole)
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+@pytest.mark.parametrize("codec", [name for name, form in FORMATS.items() if not form.finite])
+def test_formats_that_let_numbers_pass_that_are_not_finite_are_looked_at(codec: str, value: float) -> None:
+    numbers = normal(PIECE + 5)
+    numbers[PIECE + 2] = value
+    coded = Coded(encode(numbers, codec), (PIECE + 5,), codec)
+    assert not opened(coded)[1]
+    assert not math.isfinite(coded.norm())
+
+
 @pytest.mark.parametrize("codec", FORMATS)
 def test_all_members_end_with_the_same_bits(codec: str) -> None:
     """Contributions and the result each pass through the codec; the owner adopts what it sent."""
     peers = [PeerId(p) for p in "abc"]
     sent = [settle(normal(5000, seed), codec) for seed in range(3)]
-    received = {p: [decode(data, 5000, codec)] for p, (data, _) in zip(peers, sent, strict=True)}
-    assert all(torch.equal(received[p][0], own) for p, (_, own) in zip(peers, sent, strict=True))
+    received = {p: [Coded(data, (5000,), codec)] for p, (data, _) in zip(peers, sent, strict=True)}
+    assert all(torch.equal(received[p][0].whole(), own) for p, (_, own) in zip(peers, sent, strict=True))
     result = mean(received, peers, 3)[0]
     data, adopted = settle(result, codec)
     others = [decode(data.numpy().tobytes(), 5000, codec) for _ in peers]

@@ -224,9 +224,9 @@ class Counted:
 
         def fit(owner, *args):
             given, fault = read(owner, *args)
-            for tensor in given.named.values():
-                self.alive += tensor.nbytes
-                weakref.finalize(tensor, self.freed, tensor.nbytes)
+            for coded in given.named.values():
+                self.alive += 4 * coded.numbers
+                weakref.finalize(coded, self.freed, 4 * coded.numbers)
             self.peak = max(self.peak, self.alive)
             return given, fault
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.lab.slow import TWINS, flat, length
 from node.averaging import robust
+from node.averaging.codecs import Coded
 from node.averaging.network import merge_exchange, selection
 from node.averaging.reducer import Gathered, Reducer
 from node.averaging.settings import AveragingSettings
@@ -33,7 +34,7 @@ def contribution(seed, scale=1.0):
 def gathered(contributions, claims=None, epoch=0):
     peers = [PeerId(f"p{i:02}") for i in range(len(contributions))]
     claims = claims or [4] * len(peers)
-    sums = {p: [t * c for t in g] for p, g, c in zip(peers, contributions, claims, strict=True)}
+    sums = {p: [Coded.of(t * c) for t in g] for p, g, c in zip(peers, contributions, claims, strict=True)}
     return Gathered(epoch, NAMES, dict(zip(peers, claims, strict=True)), sums)
 
 
@@ -42,7 +43,7 @@ def made_by(name, g, **changes):
 
 
 def rows(g):
-    return torch.stack([flat(g.gradients[p], g.claims[p]) for p in sorted(g.claims)])
+    return torch.stack([flat([t.whole() for t in g.gradients[p]], g.claims[p]) for p in sorted(g.claims)])
 
 
 # Networks

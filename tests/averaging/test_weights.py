@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from node.averaging.codecs import Coded
 from node.averaging.reduce import mean
 from node.averaging.reducer import Gathered, Reducer
 from node.averaging.settings import AveragingSettings
@@ -63,7 +64,7 @@ def test_a_weight_is_within_the_claim_and_within_what_is_left(claims, allowed, t
 
 def gathered(claims, allowed, total):
     generator = torch.Generator().manual_seed(1)
-    sums = {p: [torch.randn(40, generator=generator) * max(1, min(t, 100))] for p, t in claims.items()}
+    sums = {p: [Coded.of(torch.randn(40, generator=generator) * max(1, min(t, 100)))] for p, t in claims.items()}
     return Gathered(0, ("x",), claims, sums, allowed, total)
 
 
@@ -81,7 +82,8 @@ def test_a_capped_claim_scales_its_sum_down():
     claims = {A: 400, B: 60, C: 40}
     g = gathered(claims, PLAN, 200)
     got = reduced(g, quarantine=0.0)
-    expected = (g.gradients[A][0] * (100 / 400) + g.gradients[B][0] + g.gradients[C][0]) / 200
+    a, b, c = (g.gradients[p][0].whole() for p in (A, B, C))
+    expected = (a * (100 / 400) + b + c) / 200
     torch.testing.assert_close(got.means[0], expected)
     assert got.tokens == 200
     first = reduced(gathered({A: 60, B: 60, C: 400}, {A: 60, B: 60, C: 40}, 160), quarantine=0.0)
@@ -93,6 +95,7 @@ def test_a_claim_of_nothing_leaves_its_gradient_out(claim):
     g = gathered({A: 100, B: claim, C: 40}, {}, 0)
     got = reduced(g)
     assert got.contributors == (A, C)
-    assert torch.equal(got.means[0], (g.gradients[A][0] + g.gradients[C][0]) / 140)
+    a, c = (g.gradients[p][0].whole() for p in (A, C))
+    assert torch.equal(got.means[0], (a + c) / 140)
     with pytest.raises(ValueError, match="weight"):
         reduced(gathered({A: claim}, {}, 0))

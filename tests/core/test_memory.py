@@ -1,0 +1,32 @@
+"""What is freed is there for the next round."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+FAULTS = """
+import resource, sys
+from node.core.memory import keep_freed
+assert keep_freed() if sys.argv[1] == "kept" else True
+def round():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    blocks = [b"x" * (4 << 20) for _ in range(16)]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+round(), round()
+print(round())
+"""
+PAGES = 16 * (4 << 20) // 4096
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such knobs")
+def test_a_second_round_takes_no_new_pages():
+    kept, given_back = (
+        int(subprocess.run([sys.executable, "-c", FAULTS, how], check=True, capture_output=True, timeout=60).stdout)
+        for how in ("kept", "given back")
+    )
+    assert kept < PAGES / 50
+    assert given_back > PAGES / 50, "else the allocator needs no telling"
