@@ -16,25 +16,23 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
-from node.core.errors import OutOfResources, Refused
+from node.core.errors import OutOfResources
 from node.core.ids import ENDS, PeerId
-from node.core.journey import Path, Plan, Unit, Version
+from node.core.journey import Plan, Unit, Version
 from node.training import events as ev
 from node.training import reports
 from node.training.attempt import Attempt
 from node.training.balance import Balance
-from node.training.draft import Draft, draft
 from node.training.facts import RunFacts
 from node.training.memory import GENESIS, Memory, Past
+from node.training.planning import News, Planning
 from node.training.roster import Roster
 from node.training.routing import Routing
-from node.training.rules import LEVEL, Rules
+from node.training.rules import Rules
 from node.training.starting_point import StartingPoint, counted
 
 RECALL_FROM = 4
 """Peers that are asked for the plan behind a version."""
-DEPART_S = 15.0
-"""Who left still gives what it held for about so long."""
 
 
 class Phase(Enum):
@@ -63,18 +61,16 @@ class Leader:
         self.loss_val = history.loss_val if history else 0.0
         self.tokens = history.tokens if history else 0
         self.spread = history.spread if history else {}
-        self.rules = rules or facts.read("")
         self.repaired = self.failed_rounds = self.mismatches = self.moves = 0
         self._epoch: Attempt | None = None
         self.memory = Memory(facts.sampler, facts.cursor, facts.recall, history, dropped)
         self.routing = Routing(facts.router(), facts.sizes or (0,) * (facts.stages + 1), facts.tensor, history, dropped)
         self.roster.stood = self.memory.stood
-        self._left: tuple[int, ...] = ()
-        self._start = StartingPoint(facts)
+        self._starting = StartingPoint(facts)
+        self.planning = Planning(me, facts, self.routing, rules or facts.read(""))
         self._balance = Balance(facts.stages, facts.rebalance_every_s, facts.download_s)
         self._evaluated: Version | None = None
         self._changed: float | None = None
-        self._departed: dict[PeerId, float] = {}
         self.resigning = False
         """Finish the epoch under way and plan no other: somebody else is to lead."""
 
@@ -116,7 +112,7 @@ class Leader:
             case ev.MoveRefused(peer):
                 self._balance.refused(peer, now)
             case ev.Changed(rules):
-                self.rules = max(self.rules, rules, key=lambda r: r.revision)
+                self.planning.learns(rules)
             case ev.Searched(job, routes, makespan):
                 self.routing.searched(job, routes, makespan)
             case ev.Tick():
@@ -148,7 +144,7 @@ class Leader:
             return []
         self._changed = now
         if known.leaving:
-            self._departed[peer] = now
+            self.planning.departed(peer, now)
             done: list[Any] = [reports.peer_left(peer)]
         else:
             done = [reports.peer_lost(peer, why)]
@@ -214,16 +210,16 @@ class Leader:
         if self.base is None and self._changed is not None and now - self._changed < facts.settle_s:
             self.waiting_for = "more peers"
             return []
-        base = self._start.choose(self.roster, self.tokens, now)
+        base = self._starting.choose(self.roster, self.tokens, now)
         if isinstance(base, str):
             self.waiting_for = nobody or base
-            lost = self._start.relent(self.roster, now)
+            lost = self._starting.relent(self.roster, now)
             return [reports.agreement_lost(lost), *self._try_plan(now)] if lost else []
         past = self.memory.past(base, self.roster.tokens_of(base), facts.target_batch)
         if past is None:
             return self._recall(base, now)
         self.waiting_for = ""
-        self._start.found()
+        self._starting.found()
         done = self._rebalance(now)
         try:
             return done + self._plan(base, past, now)
@@ -259,80 +255,25 @@ class Leader:
     # ------------------------------------------------------------ plan
 
     def _plan(self, base: Version, past: Past, now: float) -> list[Any]:
-        facts, roster = self.facts, self.roster
         done = self._change_history(base, past)
-        roster.agree(base)
-        done += self._leave_out(base)
+        self.roster.agree(base)
         self.tokens = past.tokens
-        finished = base.epoch >= facts.epochs
-        rules, since, news = self._rule(base, past, finished)
-        cell, meetings = (rules.cell, facts.meet(rules.outer)) if rules.revision else (facts.cell, facts.meetings)
-        outer = meetings.number(base.epoch) if meetings and not finished else 0
-        if news:
-            outer, meetings = outer or 1, facts.meet(LEVEL)
-        made = draft(roster, base, past, facts.assign, cell, meetings, outer)
-        self.term += 1
-        self._lacking = ""
-        sampler = facts.sampler(past.cursor)
-        cursor = facts.cursor(sampler)
-        paths: tuple[Path, ...] = ()
-        by_stage = {stage: [row for of in cells.values() for row in of] for stage, cells in made.cells.items()}
-        if not finished and not outer:
-            count = facts.target_batch // facts.micro_batch
-            samples = [tuple(sampler.take(facts.micro_batch)) for _ in range(count)]
-            paths = self.routing.lay(roster, made.cells, samples, facts.assign_paths)
-        plan = Plan(
-            base.epoch, self.term, self.me, made.members, paths, made.owners, self._moved(made, now), made.digests,
-            facts.round_timeout_s if outer else facts.epoch_timeout_s, cursor, self.loss, self.loss_val, self.tokens, base.lineage,
-            self.routing.forecast(by_stage) if paths else (0.0, 0.0), outer, made.reducers, self.spread, made.worked,
-            roster.stages_that_stood(base), rules.change, since, made.senders, made.mass,
-        )  # fmt: skip
-        roster.agreed |= plan.digests
+        news = News(self.loss, self.loss_val, self.spread)
+        plan, said, words = self.planning.plan(self.roster, base, past, self.term + 1, news, now)
+        self.term, self._lacking = plan.term, ""
+        self.roster.agreed |= plan.digests
         self.memory.planned(plan)
-        if not outer:
-            working = {h.peer for p in paths for h in p.journey}
-            roster.worked({m.peer for m in plan.members if m.current}, working)
-        if finished:
+        if not plan.outer:
+            working = {h.peer for p in plan.paths for h in p.journey}
+            self.roster.worked({m.peer for m in plan.members if m.current}, working)
+        if plan.last:
             self.phase, self._epoch = Phase.FINISHED, None
-            return [*done, ev.SendPlan(plan), reports.run_finished(facts.epochs)]
-        self.phase = Phase.RUN
-        self._epoch = Attempt(plan, now, now + facts.epoch_timeout_s)
-        if outer:
-            # The members begin it as soon as they have the plan.
-            self._open(self._epoch, now)
-        if news:
-            done.append(reports.averaging_changed(rules, base))
-        about = self.routing.about(by_stage) if paths else {}
-        return [*done, ev.SendPlan(plan), reports.epoch_planned(plan, self._left, cell > 0, about)]
-
-    def _moved(self, made: Draft, now: float) -> dict[str, PeerId]:
-        """Who can still give the optimizer state of each part that has another owner than before."""
-        self._departed = {p: at for p, at in self._departed.items() if now - at < DEPART_S}
-        leaving = {p for p, c in self.roster.candidates.items() if c.leaving}
-        donors = {m.peer for m in made.members} | leaving | self._departed.keys()
-        return {p: old for p, new in made.owners.items() if (old := made.before.get(p, new)) != new and old in donors}
-
-    def _rule(self, base: Version, past: Past, finished: bool) -> tuple[Rules, int, bool]:
-        """The settings of this plan, since which epoch they are in force, and whether they come into force with it.
-
-        What was in force goes with the history: where a newer change is known, it comes into force now, also when that was so
-        before on a history that is undone. A plan that ends the run changes nothing."""
-        try:
-            before = self.facts.read(past.change)
-        except Refused:
-            before = self.facts.read("")  # a stranger's memory is not to be believed
-        if before.revision >= self.rules.revision:
-            self.rules = before
-        if finished or (before.revision == self.rules.revision and not (before.revision and past.since == base.epoch)):
-            return before, past.since, False
-        return self.rules, base.epoch, True
-
-    def _leave_out(self, base: Version) -> list[Any]:
-        """Say it when paths begin to go around a stage, and when they no longer do."""
-        was, self._left = self._left, tuple(self.roster.bare(base))
-        gone, back = sorted(set(self._left) - set(was)), sorted(set(was) - set(self._left))
-        said = [reports.stage_left_out(s, base) for s in gone]
-        return said + [reports.stage_back(s, base, self.roster.held(s, base)) for s in back]
+        else:
+            self.phase, self._epoch = Phase.RUN, Attempt(plan, now, now + self.facts.epoch_timeout_s)
+            if plan.outer:
+                # The members begin it as soon as they have the plan.
+                self._open(self._epoch, now)
+        return [*done, *said, ev.SendPlan(plan), words]
 
     def _change_history(self, base: Version, past: Past) -> list[Any]:
         """Say so when the swarm does not go on from where it was."""
@@ -340,13 +281,13 @@ class Leader:
         if was is None or base == was:
             return []
         if counted(self.roster, base, self.tokens) > self.tokens:
-            self._start.joined()
+            self._starting.joined()
             return [reports.history_changed(base, was, past.tokens, self.tokens)]
         return [reports.went_back(base, was)]
 
     def _rebalance(self, now: float) -> list[Any]:
         """Once in a while, peers from the stages that can spare them to the stage that holds the others up."""
-        if self.base is None or self.base.epoch >= self.facts.epochs or self._start.lacks_stages:
+        if self.base is None or self.base.epoch >= self.facts.epochs or self._starting.lacks_stages:
             return []
         done: list[Any] = []
         for m in self._balance.look(self.roster, self.base, now):
