@@ -69,7 +69,7 @@ class MicroBatchResult(_message.Message):
     def __init__(self, index: _Optional[int] = ..., counted: _Optional[bool] = ..., loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class RoundNote(_message.Message):
-    __slots__ = ("plan_hash", "attempt", "dead", "owners", "sources", "dropped", "deadline_s", "digest", "tokens")
+    __slots__ = ("plan_hash", "attempt", "dead", "owners", "sources", "dropped", "deadline_s", "digest", "tokens", "among")
     class OwnersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +86,7 @@ class RoundNote(_message.Message):
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AMONG_FIELD_NUMBER: _ClassVar[int]
     plan_hash: str
     attempt: int
     dead: _containers.RepeatedScalarFieldContainer[str]
@@ -95,7 +96,8 @@ class RoundNote(_message.Message):
     deadline_s: float
     digest: str
     tokens: int
-    def __init__(self, plan_hash: _Optional[str] = ..., attempt: _Optional[int] = ..., dead: _Optional[_Iterable[str]] = ..., owners: _Optional[_Mapping[str, str]] = ..., sources: _Optional[_Iterable[str]] = ..., dropped: _Optional[_Iterable[int]] = ..., deadline_s: _Optional[float] = ..., digest: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
+    among: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, plan_hash: _Optional[str] = ..., attempt: _Optional[int] = ..., dead: _Optional[_Iterable[str]] = ..., owners: _Optional[_Mapping[str, str]] = ..., sources: _Optional[_Iterable[str]] = ..., dropped: _Optional[_Iterable[int]] = ..., deadline_s: _Optional[float] = ..., digest: _Optional[str] = ..., tokens: _Optional[int] = ..., among: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CommittedNote(_message.Message):
     __slots__ = ("plan_hash", "attempt", "digest", "tokens", "speed", "contributors", "sketch", "arrived")

@@ -32,7 +32,7 @@ class Stale:
 
     bound: int
     shards: int = 1
-    partial: bool = False
+    partial: bool = True
 
     def meet(self, count: int, round: int, seed: int) -> Pushes:
         return Pushes(order(count, seed, "pushes", round), servers(count, self.shards, seed), self.bound)
@@ -43,7 +43,7 @@ class Hogwild:
     """Neither barrier nor lock nor bound: whatever arrives is added in place, coordinate by coordinate."""
 
     shards: int = 1
-    partial: bool = False
+    partial: bool = True
 
     def meet(self, count: int, round: int, seed: int) -> Pushes:
         return Pushes(order(count, seed, "pushes", round), servers(count, self.shards, seed), locked=False)

@@ -52,7 +52,7 @@ class OuterSettings:
     lr: float = 0.7
     """Its learning rate; this one and the momentum are those of DiLoCo (arXiv 2311.08105)."""
     momentum: float = 0.9
-    """Its momentum."""
+    """Its momentum; pushes without a barrier have none."""
     codec: str = "fp32"
     """fp32 | bf16 | fp16 | int8 | int4 | top-k. Lossy ones are for gradients and deltas."""
     feedback: bool = False
@@ -81,7 +81,12 @@ class OuterSettings:
     @property
     def partial(self) -> bool:
         """A round may leave members with different values."""
-        return self.strategy in ("gossip", "ring", "push-sum", "moshpit")
+        return self.pushes or self.strategy in ("gossip", "ring", "push-sum", "moshpit")
+
+    @property
+    def pushes(self) -> bool:
+        """No barrier: every push is applied by itself, as it comes."""
+        return self.strategy == "hogwild" or (self.strategy == "parameter-server" and self.staleness is not None)
 
 
 def check(s: OuterSettings) -> None:
@@ -137,10 +142,10 @@ def carried(s: OuterSettings, cell: int) -> None:
         raise UsageFault(
             "all replicas of a stage are one cell, so there are no others to average with", "set averaging.cell to a number"
         )
-    asynchronous = _asynchronous(s)
     for refused, what, instead in (
         (s.strategy in ("ring", "push-sum"), f"{s.strategy} sends along directed edges", 'use "moshpit" or "gossip"'),
-        (asynchronous, f"{s.strategy} without a barrier", 'use "butterfly", or parameter-server without outer.staleness'),
+        (s.pushes, f"{s.strategy} without a barrier", 'use "butterfly", or parameter-server without outer.staleness'),
+        (s.pushes and s.feedback, f"error feedback in {s.strategy} without a barrier", 'use "int8" without outer.feedback'),
         (
             s.carries == "gradients",
             "gradients between cells",
@@ -203,7 +208,7 @@ def _strategy(s: OuterSettings) -> None:
 
 
 def _carries(s: OuterSettings) -> None:
-    partial = s.partial
+    partial = s.partial and not s.pushes
     if s.carries == "gradients" and partial:
         raise UsageFault(
             f"{s.strategy} averages in parts of the swarm: gradients that differ push parameters apart and nothing pulls them together",
@@ -223,11 +228,11 @@ def _carries(s: OuterSettings) -> None:
         raise UsageFault(f"an outer optimizer steps pseudo-gradients, not {s.carries}", 'set outer.carries = "deltas"')
     if s.carries == "state" and not partial:
         raise UsageFault(f"{s.strategy} keeps anchors equal, so twice the bytes buy nothing", 'set outer.carries = "deltas"')
-    if _asynchronous(s) and s.carries == "parameters":
+    if s.pushes and s.carries == "parameters":
         raise UsageFault(
             f"{s.strategy} without a barrier adds what is pushed; parameters do not add up", 'push "gradients" or "deltas"'
         )
-    if _asynchronous(s) and s.optimizer == "nesterov" and s.momentum > 0:
+    if s.pushes and s.optimizer == "nesterov" and s.momentum > 0:
         raise UsageFault(
             f"{s.strategy} without a barrier applies every push by itself: momentum would count the members' common direction once for each",
             'set outer.optimizer = "sgd"',
@@ -254,7 +259,7 @@ def _reducer(s: OuterSettings) -> None:
         raise UsageFault(
             f"of the few that meet in {s.strategy}, {s.reducer} cannot say who is wrong", "use groups of three and more"
         )
-    if _asynchronous(s):
+    if s.pushes:
         raise UsageFault(f"{s.reducer} compares contributions, and a push comes alone", 'set outer.reducer = "mean"')
     if FORMATS[s.codec].biased:
         raise UsageFault(
@@ -280,7 +285,7 @@ def _streaming(s: OuterSettings) -> None:
             f"a fragment would still be under way after {s.overlap} epochs when the next one is due after {s.every // s.fragments}",
             "lower outer.overlap, or raise outer.every",
         )
-    if _asynchronous(s):
+    if s.pushes:
         raise UsageFault(f"{s.strategy} without a barrier has no common epoch to send a fragment in", "set outer.fragments = 1")
 
 
@@ -291,9 +296,5 @@ def _quorum(s: OuterSettings) -> None:
         raise UsageFault(
             f"who is late for a quorum must catch up, and {s.carries} cannot be taken late", 'set outer.carries = "deltas"'
         )
-    if _asynchronous(s):
+    if s.pushes:
         raise UsageFault(f"{s.strategy} without a barrier waits for nobody", "set outer.quorum = 0")
-
-
-def _asynchronous(s: OuterSettings) -> bool:
-    return s.strategy == "hogwild" or (s.strategy == "parameter-server" and s.staleness is not None)

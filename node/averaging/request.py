@@ -39,6 +39,7 @@ class RoundRequest:
     are encoded here.
     ``summed``: contributions are sums over tokens; else values, of which the mean by tokens is taken.
     ``inward``: what this peer gives stays here, for the parts that it owns itself; nobody else is to have it twice.
+    ``gathers`` False: nothing is asked for, because everything is here, whoever gave it; others may still ask us.
     ``lanes``: members of one lane are averaged and answered among themselves, and nobody waits for another lane; empty: all are in
     one. ``apply(lane, names, means)`` is then what is made of our parts ``names`` instead of the step, at most once in a lane for each
     part, one lane after another as they come, on the given executor; no means where a lane gives nothing.
@@ -63,6 +64,7 @@ class RoundRequest:
     coded: Mapping[str, torch.Tensor] = field(default_factory=dict)
     summed: bool = True
     inward: bool = False
+    gathers: bool = True
     lanes: Mapping[PeerId, int] = field(default_factory=dict)
     apply: Callable[[int, tuple[str, ...], Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]] | None = None
 

@@ -154,7 +154,7 @@ class CellRound:
     def _to_ask(self, request: RoundRequest, giving: bool) -> dict[PeerId, list[Errand]]:
         """Remote owners of this attempt, with the groups of which we do not have all from them yet."""
         held, ask = self._owner.held(request.round.epoch), {}
-        for owner in sorted(set(request.owners.values()) - {self._transport.peer_id}):
+        for owner in sorted(set(request.owners.values()) - {self._transport.peer_id} if request.gathers else ()):
             for group in request.groups_of(owner, self._settings.group_bytes):
                 lacking = tuple(name for name in group.names if name not in held or held[name].source != owner)
                 if lacking:
@@ -212,7 +212,9 @@ class CellRound:
     ) -> RoundOutcome:
         me, held = self._transport.peer_id, self._owner.held(request.round.epoch)
         own = {n: h for n, h in held.items() if n in attempt.mine}
-        others = {n: h for n, h in held.items() if n in request.owners and h.source == request.owners[n]}
+        others = {
+            n: h for n, h in held.items() if n in request.owners and (h.source == request.owners[n] or not request.gathers)
+        }
         parts = {name: (own | others)[name] for name in sorted(own | others)}
         if not attempt.mine <= parts.keys():
             failed[me] = attempt.settled.result() if attempt.settled.done() else "own parts were not stepped in time"

@@ -44,7 +44,7 @@ class Chair:
                 case ev.SendRound():
                     r = ev.RoundArrived(
                         self.peer.name, a.plan.epoch, a.plan.term, a.plan.hash, a.attempt, a.dead, a.owners, a.sources,
-                        a.dropped, a.deadline_s, a.digest, a.tokens,
+                        a.dropped, a.deadline_s, a.digest, a.tokens, a.among,
                     )  # fmt: skip
                     for to in a.to:
                         self._deliver(to, r, HEAD + 48 * len(a.owners))

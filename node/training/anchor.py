@@ -3,7 +3,8 @@ Enters: parameters in place, what a round averaged, versions that are adopted, s
 Never: a round (that is the averaging room's), a file.
 
 Parameters: they travel, and are replaced by their mean. Deltas (DiLoCo): what they moved by since the anchor travels, and every
-member makes the same outer step from the same anchor. State: everybody steps by itself first; anchor and momentum travel.
+member makes the same outer step from the same anchor; without a barrier servers step, and what comes back is the next anchor. State:
+everybody steps by itself first; anchor and momentum travel.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from node.training.engines import Engines
 from node.training.meetings import number
 from node.training.owed import Owed
 from node.training.rules import LEVEL
+from node.training.serving import Serving
 from node.training.stage import StageState
 
 MOMENTUM = "#momentum"
@@ -50,12 +52,15 @@ class Anchor:
         self._epochs = epochs
         self.state: OuterState | None = OuterState.begin(stage.parameters()) if self.kept else None
         self.owed = Owed(settings.codec)
+        self.serving = Serving()
         self._before: OuterState | None = None
         self._moved = False
         self._fetching: asyncio.Task[None] | None = None
 
     def follow(self, settings: OuterSettings, level: bool) -> None:
         """Go by these settings from now on; ``level``: they come into force in this plan, after all cells have averaged parameters."""
+        if level:
+            self.serving.forget()
         if level or settings.codec != self.owed.codec:
             self.owed = Owed(settings.codec)
         self.settings, self.ahead = LEVEL if level else settings, settings
@@ -76,7 +81,7 @@ class Anchor:
     @property
     def believes(self) -> bool:
         """Whether the result of a round means something here: differences do not, without the anchor they are from."""
-        return not (self.lacking and self.settings.carries == "deltas")
+        return self.settings.pushes or not (self.lacking and self.settings.carries == "deltas")
 
     def due(self, epoch: int) -> int:
         """The number of the outer round that the epoch from version ``epoch`` is, 0 for none."""
@@ -133,6 +138,9 @@ class Anchor:
             return dict(mean)
         if not self.kept:
             return dict(mean)
+        if self.settings.pushes:
+            self._replace(OuterState.begin(mean))
+            return dict(mean)
         if self.settings.carries == "state":
             anchor = {name: t for name, t in mean.items() if not name.endswith(MOMENTUM)}
             after = OuterState(anchor, {name: mean[name + MOMENTUM] for name in anchor})
@@ -142,6 +150,11 @@ class Anchor:
             raise ValueError("differences from an anchor that is not here")
         self._replace(after)
         return dict(after.anchor)
+
+    def pulled(self, name: str) -> Tensor:
+        """What the cell pulled last of a part, or else has, to begin to serve it with."""
+        here = self._stage.parameters()[name] if self.state is None else self.state.anchor[name]
+        return here.detach().to("cpu", torch.float32, copy=True)
 
     def begin_here(self) -> None:
         """Nobody in the group has an anchor: what is in place is one."""
@@ -153,17 +166,20 @@ class Anchor:
         """What is in place is final."""
         self._before, self._moved = None, False
         self.owed.settled()
+        self.serving.settled()
 
     def rolled_back(self) -> None:
         """The last version was undone."""
         if self._moved:
             self.state, self._before, self._moved = self._before, None, False
         self.owed.rolled_back()
+        self.serving.undone()
 
     def forget(self) -> None:
         """The parameters in place came from elsewhere."""
         self.state, self._before, self._moved = None, None, False
         self.owed = Owed(self.ahead.codec)
+        self.serving.forget()
         self._stop()
 
     def _replace(self, state: OuterState | None) -> None:
@@ -211,6 +227,8 @@ class Anchor:
         cell = [m.peer for m in plan.cell(me.stage, me.cell) if m.current and m.peer != self._me]
         stage = [m.peer for m in plan.stage(me.stage) if m.current and m.peer != self._me]
         where = [stage] if self.settings.carries == "deltas" else [cell, stage]
+        if self.settings.pushes:
+            where = [cell]  # differences from what another cell has pulled are none of this one's
         self._fetching = self._tasks.spawn(self._fetch_for(plan, [donors for donors in where if donors]), "anchor")
 
     async def arrived(self, deadline_s: float) -> None:

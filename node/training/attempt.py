@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from node.averaging.spread import Sketch, apart
 from node.core.ids import PeerId
 from node.core.journey import Member, Plan, Unit, Version, in_cell
 from node.training import events as ev
+from node.training.meetings import PUSH_AGAIN
 from node.training.memory import makes
 from node.training.roster import majority
 
@@ -34,6 +35,8 @@ class Attempt:
     outcomes: dict[PeerId, ev.Committed | ev.Incomplete] = field(default_factory=dict)
     owners: dict[str, PeerId] = field(default_factory=dict)
     repaired: int = 0
+    pushes: bool = False
+    """An outer round without a barrier: every cell is answered by itself, and ends with parameters of its own."""
     stuck: dict[PeerId, int] = field(default_factory=dict)
     """Rounds in a row in which a living owner did not get its parts stepped."""
 
@@ -126,15 +129,17 @@ class Attempt:
         others = {p: rounds for p, rounds in self.stuck.items() if p not in ended}
         self.stuck = others | {p: self.stuck.get(p, 0) + 1 for p in now}
 
-    def reown(self, unit: Unit, holders: Mapping[str, PeerId], assign: Assign) -> dict[str, PeerId]:
+    def reown(
+        self, unit: Unit, holders: Mapping[str, PeerId], assign: Assign, among: Collection[PeerId] = ()
+    ) -> dict[str, PeerId]:  # fmt: skip
         """Owners of a living unit's parts that differ from the plan's, by the parts' own names: those of the dead, and of who
-        was stuck for ``STUCK_ROUNDS``, go to whoever holds them fresh, else are repaired.
+        was stuck for ``STUCK_ROUNDS``, go to whoever holds them fresh, else are repaired; to one of ``among``, unless that is empty.
         """
         stage, number = unit
         peers = {m.peer for m in self.plan.unit(unit)}
         planned = {part: owner for part, owner in self.plan.averagers(unit).items() if owner in peers}
         current = {part: self.owners.get(in_cell(part, number), owner) for part, owner in planned.items()}
-        cell = [(m.peer, m.speed) for m in self.living(unit) if m.current]
+        cell = [(m.peer, m.speed) for m in self.living(unit) if m.current and (not among or m.peer in among)]
         if not cell:
             return {}
         hung = {p for p, rounds in self.stuck.items() if rounds >= STUCK_ROUNDS}
@@ -142,7 +147,8 @@ class Attempt:
         useless, cell = (self.dead | hung, able) if able else (self.dead, cell)
         orphans = {p for p, o in current.items() if o in useless}
         if orphans:
-            repaired = assign(stage, cell, {p: o for p, o in current.items() if p not in orphans})
+            able_too = {peer for peer, _ in cell}
+            repaired = assign(stage, cell, {p: o for p, o in current.items() if p not in orphans and o in able_too})
             for part in orphans:
                 self.owners[in_cell(part, number)] = holders.get(part, repaired[part])
         changed = {part: self.owners.get(in_cell(part, number)) for part in current}
@@ -150,26 +156,51 @@ class Attempt:
 
     def round(
         self, unit: Unit, to: tuple[PeerId, ...], owners: dict[str, PeerId], deadline_s: float, sources: tuple[PeerId, ...] = (),
-        digest: str = "",
+        digest: str = "", among: tuple[PeerId, ...] = (),
     ) -> ev.SendRound:  # fmt: skip
         """The word to these members of a unit that they average (again), or copy from ``sources``."""
         dead = tuple(sorted(self.dead))
         return ev.SendRound(
-            to, self.plan, self.attempts[unit], dead, owners, sources, self.dropped, deadline_s, digest, self.tokens
+            to, self.plan, self.attempts[unit], dead, owners, sources, self.dropped, deadline_s, digest, self.tokens, among
         )  # fmt: skip
 
-    def repair(self, unit: Unit, unfinished: Sequence[PeerId], assign: Assign, deadline_s: float) -> ev.SendRound:
+    def repair(self, unit: Unit, unfinished: Sequence[PeerId], assign: Assign, deadline_s: float) -> list[ev.SendRound]:
         """Nobody in the unit is averaging any more and some lack parts: copy from who has all, else re-own the dead's."""
         said = {m.peer: o.digest for m in self.living(unit) if isinstance(o := self.outcomes.get(m.peer), ev.Committed)}
         ended = {p: o for p in unfinished if isinstance(o := self.outcomes.pop(p), ev.Incomplete)}
         self.repaired += 1
+        if self.pushes and said:
+            return self._push_again(unit, ended, said, assign, deadline_s)
         if said:
-            return self.round(unit, tuple(unfinished), {}, deadline_s, tuple(said), majority(said))
-        holders: dict[str, PeerId] = {}
-        for peer, outcome in ended.items():
-            holders.update({part: peer for part in outcome.holds if part not in holders})
+            return [self.round(unit, tuple(unfinished), {}, deadline_s, tuple(said), majority(said))]
         self.blame(ended)
-        return self.round(unit, tuple(unfinished), self.reown(unit, holders, assign), deadline_s)
+        return [self.round(unit, tuple(unfinished), self.reown(unit, _holders(ended), assign), deadline_s)]
+
+    def _push_again(
+        self, unit: Unit, ended: Mapping[PeerId, ev.Incomplete], said: Mapping[PeerId, str], assign: Assign, deadline_s: float
+    ) -> list[ev.SendRound]:  # fmt: skip
+        """Some cells have been answered and some have not. Those push again, to who serves or serves from now on, a few times, as
+        long as it is there for them; who lags behind its own cell copies from it, and who is not answered at all from any other.
+        """
+        home = {m.peer: m.cell for m in self.living(unit)}
+        mates = {cell: tuple(q for q in sorted(said) if home[q] == cell) for cell in set(home.values())}
+        lacking = tuple(p for p in sorted(ended) if not mates[home[p]])
+        again: list[ev.SendRound] = []
+        if lacking and self.attempts[unit] <= PUSH_AGAIN:
+            self.blame(ended)
+            changed = self.reown(unit, _holders({p: ended[p] for p in lacking}), assign, lacking)
+            owners = {part: o for part, o in {**self.plan.averagers(unit), **changed}.items() if o in home}
+            asked = {o for part, o in owners.items() if any(part not in ended[p].holds for p in lacking)}
+            # Who serves and is done already takes no part in another attempt.
+            if asked <= ended.keys():
+                to = tuple(sorted({*lacking, *(set(owners.values()) & ended.keys())}))
+                again = [self.round(unit, to, changed, deadline_s, among=lacking)]
+        rest = sorted(ended.keys() - {p for r in again for p in r.to})
+        sources = {p: mates[home[p]] or tuple(sorted(said)) for p in rest}
+        for among in dict.fromkeys(sources.values()):
+            to = tuple(p for p in rest if sources[p] == among)
+            again.append(self.round(unit, to, {}, deadline_s, among, majority({q: said[q] for q in among})))
+        return again
 
     def digests(self) -> tuple[dict[Unit, str], list[tuple[int, PeerId]]]:
         """What each cell that worked has agreed on, and (stage, peer) of those that differ from most of their unit."""
@@ -177,8 +208,24 @@ class Attempt:
         strays: list[tuple[int, PeerId]] = []
         for unit in self.units:
             stage, members = unit[0], self.plan.unit(unit)
-            said = {m.peer: o.digest for m in members if isinstance(o := self.outcomes.get(m.peer), ev.Committed)}
-            best = majority(said)
-            agreed |= {(stage, m.cell): best for m in members}
-            strays += [(stage, p) for p in sorted(p for p, digest in said.items() if digest != best)]
+            for alike in self._alike(members):
+                said = {m.peer: o.digest for m in alike if isinstance(o := self.outcomes.get(m.peer), ev.Committed)}
+                if not said:
+                    continue
+                best = majority(said)
+                agreed |= {(stage, m.cell): best for m in alike}
+                strays += [(stage, p) for p in sorted(p for p, digest in said.items() if digest != best)]
         return agreed, strays
+
+    def _alike(self, members: Sequence[Member]) -> list[list[Member]]:
+        """Members of a unit by what they must end with: all the same, or each cell its own."""
+        cells = sorted({m.cell for m in members}) if self.pushes else []
+        return [[m for m in members if m.cell == cell] for cell in cells] or [list(members)]
+
+
+def _holders(ended: Mapping[PeerId, ev.Incomplete]) -> dict[str, PeerId]:
+    """Somebody who holds each part fresh."""
+    found: dict[str, PeerId] = {}
+    for peer, outcome in ended.items():
+        found.update({part: peer for part in outcome.holds if part not in found})
+    return found

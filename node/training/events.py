@@ -172,6 +172,8 @@ class SendRound:
     """What ``sources`` have committed."""
     tokens: int = 0
     """Counted in this epoch."""
+    among: tuple[PeerId, ...] = ()
+    """Whose cells are answered in this attempt, where cells are answered one by one; empty: all of the living."""
 
 
 @dataclass(frozen=True)
@@ -257,6 +259,7 @@ class RoundArrived:
     deadline_s: float
     digest: str = ""
     tokens: int = 0
+    among: tuple[PeerId, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from node.training.memory import GENESIS, Memory, Past
 from node.training.planning import News, Planning
 from node.training.roster import Roster
 from node.training.routing import Routing
-from node.training.rules import Rules
+from node.training.rules import Rules, between
 from node.training.starting_point import StartingPoint, counted
 
 RECALL_FROM = 4
@@ -269,7 +269,8 @@ class Leader:
         if plan.last:
             self.phase, self._epoch = Phase.FINISHED, None
         else:
-            self.phase, self._epoch = Phase.RUN, Attempt(plan, now, now + self.facts.epoch_timeout_s)
+            pushes = plan.outer > 0 and between(plan, self.facts.read).pushes
+            self.phase, self._epoch = Phase.RUN, Attempt(plan, now, now + self.facts.epoch_timeout_s, pushes=pushes)
             if plan.outer:
                 # The members begin it as soon as they have the plan.
                 self._open(self._epoch, now)
@@ -371,7 +372,7 @@ class Leader:
         epoch.deadline = now + self.facts.round_timeout_s * 1.5
         self.repaired += 1
         again = epoch.repair(unit, unfinished, self.facts.assign, self.facts.round_timeout_s)
-        return [again, reports.round_repaired(stage, epoch.attempts[unit], len(epoch.dead))]
+        return [*again, reports.round_repaired(stage, epoch.attempts[unit], len(epoch.dead))]
 
     def _commit(self, now: float) -> list[Any]:
         epoch = self._epoch

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from node.averaging.strategy import Meeting
 
 
+PUSH_AGAIN = 2
+"""Attempts after the first in which a cell that was not answered pushes again, and who serves is there for it; then it copies."""
+
+
 class Meetings:
     """``sizes``: bytes of every part by stage; ``epochs``: of the run, whose last one is an outer round too."""
 
@@ -36,6 +40,8 @@ class Meetings:
         from node.averaging.strategy import Groups
 
         order = sorted(cells)
+        if self.settings.pushes:
+            return dict.fromkeys(order, order[0]), self._servers(order)
         meeting = self._meet(len(order), number)
         if not isinstance(meeting, Groups):
             return {cell: cell for cell in order}, ()
@@ -50,6 +56,8 @@ class Meetings:
         from node.averaging.strategy import Edges
 
         order = sorted(cells)
+        if self.settings.pushes:
+            return {}
         meeting = self._meet(len(order), number)
         if not isinstance(meeting, Edges):
             return {}
@@ -58,6 +66,13 @@ class Meetings:
             if source != target:  # one alone has itself for a neighbour
                 found.setdefault(order[target], set()).add(order[source])
         return {cell: tuple(sorted(sources)) for cell, sources in sorted(found.items())}
+
+    def _servers(self, order: Sequence[int]) -> tuple[int, ...]:
+        """The cells that serve pushes, by a hash of their numbers: they stay the same when others come and go."""
+        from node.averaging.strategy import rank
+
+        ranked = sorted(order, key=lambda cell: rank(PeerId(str(cell)), f"{self._seed}:servers"))
+        return tuple(sorted(ranked[: self.settings.shards]))
 
     def _meet(self, count: int, number: int) -> Meeting:
         # Here and not above: numpy takes a while, and only who leads a run with cells needs it.

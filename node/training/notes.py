@@ -45,7 +45,7 @@ def round_note(a: ev.SendRound) -> pb.Note:
     """ "Average now.\""""
     body = pb.RoundNote(
         plan_hash=a.plan.hash, attempt=a.attempt, dead=a.dead, owners=a.owners, sources=a.sources,
-        dropped=a.dropped, deadline_s=a.deadline_s, digest=a.digest, tokens=a.tokens,
+        dropped=a.dropped, deadline_s=a.deadline_s, digest=a.digest, tokens=a.tokens, among=a.among,
     )  # fmt: skip
     return pb.Note(epoch=a.plan.epoch, term=a.plan.term, round=body)
 
@@ -184,7 +184,7 @@ def round_event(note: pb.Note, leader: PeerId) -> ev.RoundArrived:
     return ev.RoundArrived(
         leader, note.epoch, note.term, r.plan_hash, r.attempt, tuple(PeerId(p) for p in r.dead),
         {k: PeerId(v) for k, v in r.owners.items()}, tuple(PeerId(p) for p in r.sources), tuple(r.dropped),
-        min(_finite(r.deadline_s), 3600.0), _digest(r.digest), _count(r.tokens),
+        min(_finite(r.deadline_s), 3600.0), _digest(r.digest), _count(r.tokens), tuple(PeerId(p) for p in r.among),
     )  # fmt: skip
 
 

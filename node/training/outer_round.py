@@ -13,21 +13,21 @@ What travels, and what becomes of the mean, is :class:`~node.training.anchor.Anc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from node.averaging.outer import OuterSettings
 from node.averaging.request import RoundOutcome, RoundRequest
 from node.core.ids import PeerId, RoundId
-from node.core.journey import Plan, Unit, Version, of_cell
+from node.core.journey import Member, Plan, Unit, Version, of_cell
 from node.training import events as ev
 from node.training.anchor import MOMENTUM, Anchor
 from node.training.edge_round import along
 from node.training.edges import arrived, flows
 from node.training.engines import Engines
 from node.training.handover import Handover
-from node.training.meetings import speakers, weights
+from node.training.meetings import PUSH_AGAIN, speakers, weights
 from node.training.rounds import Rounds
 from node.training.rules import levels
 
@@ -51,10 +51,13 @@ class OuterRound:
         self.news = OuterNews()
         self.arrived: tuple[int, ...] = ()
         """The cells that have a part in what the last round along edges brought here, the own one included; empty: not known."""
+        self._heard: tuple[str, Mapping[str, Tensor]] = ("", {})
+        """What an attempt under the plan of this hash has brought."""
 
     def begin(self, plan: Plan, settings: OuterSettings, listener: bool) -> None:
         """A plan is in force, under these settings."""
         self._anchor.follow(settings, levels(plan))
+        self._heard = ("", {})
         if listener:
             self._anchor.forget()
         else:
@@ -66,9 +69,10 @@ class OuterRound:
         """One attempt: what it came to, and what of the mean is here now; None when it could not be run at all."""
         anchor, rounds = self._anchor, self._rounds
         unit = rounds.unit(plan)
-        members = [m for m in plan.unit(unit) if m.peer not in r.dead]
-        speaking = speakers(plan, unit, r.dead)
-        self.arrived, edges = (), unit in plan.senders
+        pushes, edges = anchor.settings.pushes, unit in plan.senders
+        members = [m for m in plan.unit(unit) if m.peer not in r.dead and (m.peer in r.among or not r.among)]
+        speaking = speakers(plan, unit, [m.peer for m in plan.unit(unit) if m not in members])
+        self.arrived = ()
         if not listener:
             stepped = of_cell(plan.owners, plan.home(self._me))
             self._handover.opens(plan, {name: stepped[name] for name in rounds.shapes}, r.dead)
@@ -83,15 +87,17 @@ class OuterRound:
                 outcome = await along(self._engines.outer or self._engines.cell, request, plan, r, rounds, self._me)
                 if not outcome.missing:
                     self.arrived = arrived(plan, unit, [part.contributors for part in outcome.parts.values()])
-            elif len(speaking) == 1 and all(m.current for m in members):
+            elif len(speaking) == 1 and not pushes and all(m.current for m in members):
                 # A cell that meets no other: everybody has already what the exchange would bring.
                 missing = () if given else tuple(anchor.shapes(rounds.shapes))
                 outcome = RoundOutcome(given or {}, 1, speaking, {}, 0, 0.0, missing=missing)
             else:
                 said, coded = await self._says(given) if self._me in speaking else (None, {})
                 request = self._request(plan, r, unit, [m.peer for m in members], speaking, said, coded)
+                request = self._pushes(plan, members, request) if pushes else request
                 outcome = await (self._engines.outer or self._engines.cell).run(request, anchor.makes)
                 await self._engines.aside(anchor.heard, outcome)
+                self._heard = (plan.hash, outcome.fresh)
             if not listener:
                 await self._engines.aside(self._handover.hold, plan, r.deadline_s)
         except ValueError as e:
@@ -102,6 +108,8 @@ class OuterRound:
         missing = tuple(sorted({name.removesuffix(MOMENTUM) for name in outcome.missing}))
         if not anchor.believes:
             missing = tuple(sorted(rounds.shapes))  # to be copied from who has made the step
+        if r.attempt < PUSH_AGAIN:
+            missing = tuple(sorted({*missing, *outcome.unserved}))  # another attempt will need this peer
         cells = len(flows(plan, unit)) if edges else len(speaking)
         self.news = OuterNews(plan.outer, cells, len(members), outcome.nbytes, outcome.seconds)
         return rounds.ended(plan, r, outcome, len(members), holds, missing), dict(outcome.fresh)
@@ -134,6 +142,30 @@ class OuterRound:
             down=anchor.settings.codec,
             coded=coded,
         )
+
+    def _pushes(self, plan: Plan, members: Sequence[Member], request: RoundRequest) -> RoundRequest:
+        """The same without a barrier: each cell is answered by itself, by who serves."""
+        anchor, engines, me = self._anchor, self._engines, self._me
+        heard = self._heard[1] if self._heard[0] == plan.hash else {}
+        mine = {name for name, owner in request.owners.items() if owner == me}
+
+        def too_old(cell: int, age: int) -> None:
+            engines.journal.emit(
+                "averaging", "push-refused", f"a push of cell {cell} is not applied: {age} others were since its last pull", "warning",
+                epoch=plan.epoch, cell=cell, age=age,
+            )  # fmt: skip
+
+        apply, begun = anchor.serving.opens(
+            plan.hash, mine, lambda name: heard.get(name, anchor.pulled(name)), anchor.settings, too_old
+        )
+        if begun:
+            text = f"begins to serve {len(begun)} parts with what its cell has pulled last"
+            engines.journal.emit("averaging", "serving-begun", text, epoch=plan.epoch, parts=len(begun))
+        here = {m.peer: m.cell for m in members} | {me: plan.home(me)}
+        return replace(
+            request, members=tuple(sorted({*here, *request.owners.values()})), lanes=here, apply=apply, down="fp32",
+            listeners=request.listeners | ({*request.owners.values(), me} - here.keys()), gathers=me in {m.peer for m in members},
+        )  # fmt: skip
 
     async def _says(self, given: Mapping[str, Tensor] | None) -> tuple[dict[str, Tensor] | None, dict[str, Tensor]]:
         return (None, {}) if given is None else await self._engines.aside(self._anchor.says, given)

@@ -1,0 +1,229 @@
+"""Outer rounds without a barrier: cells push what they moved by to a server that answers each by itself, over gRPC on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from node.averaging.outer import OuterSettings
+from node.core.ids import PeerId
+from node.core.journey import Plan
+from node.training.memory import makes
+from tests.training.conftest import SHAPES, Peer, Rig
+from tests.training.test_outer_rounds import equal, four, inner, meeting
+
+HOGWILD = OuterSettings("hogwild", "deltas", 1, "sgd", lr=0.5)
+STALE = replace(HOGWILD, strategy="parameter-server", staleness=1)
+
+Values = dict[str, torch.Tensor]
+
+
+def served(plan: Plan, *servers: Peer) -> Plan:
+    """The same outer round with these as servers, part by part in turns."""
+    return replace(plan, reducers={name: servers[i % len(servers)].me for i, name in enumerate(SHAPES)})
+
+
+async def in_order(rig: Rig, plan: Plan, *cells: Sequence[Peer]) -> None:
+    """An outer round in which the cells come one after another; the first peer of all serves."""
+    await rig.begin(plan, *(p for cell in cells for p in cell))
+    under_way = [asyncio.ensure_future(rig.average(plan, *cells[0]))]
+    server = cells[0][0].outer
+    assert server is not None
+    while not server._owner.held(plan.epoch).keys() >= SHAPES.keys():  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    for cell in cells[1:]:
+        for ended in await rig.average(plan, *cell):
+            assert not ended.missing, ended
+    for ended in (await asyncio.gather(*under_way))[0]:
+        assert not ended.missing, ended
+
+
+def stepped(here: Values, before: Values, after: Values, lr: float = 0.5) -> Values:
+    """What is served after a cell that pulled ``before`` and has ``after`` has pushed."""
+    return {n: here[n] - lr * (before[n] - after[n]) for n in SHAPES}
+
+
+def same(a: Values, b: Values) -> bool:
+    return all(torch.allclose(a[n], b[n], rtol=1e-5, atol=1e-6) for n in SHAPES)
+
+
+async def test_cells_push_and_pull_one_by_one_and_end_with_values_of_their_own(rig: Rig) -> None:
+    rig.outer = HOGWILD
+    cells = await four(rig)
+    (a, b), (c, d) = cells
+    begun, plan = a.parameters(), inner(rig, cells, None)
+    await rig.epoch(plan, a, b, c, d)
+    left, right = a.parameters(), c.parameters()
+    plan = served(meeting(rig, cells, plan), a)
+    await in_order(rig, plan, (a, b), (c, d))
+    assert equal(a, b)
+    assert equal(c, d)
+    first = stepped(begun, begun, left)
+    both = stepped(first, begun, right)
+    assert same(a.parameters(), first), "it did not wait for the others"
+    assert same(c.parameters(), both)
+    assert not equal(a, c)
+    for p in (a, b, c, d):
+        assert p.work.anchor.state is not None
+        assert all(torch.equal(p.work.anchor.state.anchor[n], t) for n, t in p.parameters().items())
+    plan = inner(rig, cells, plan)
+    await rig.epoch(plan, a, b, c, d)
+    assert not [e for p in (a, b, c, d) for e in p.events("state-lost")]
+    left, right = a.parameters(), c.parameters()
+    plan = served(meeting(rig, cells, plan), a)
+    await in_order(rig, plan, (a, b), (c, d))
+    third = stepped(both, first, left)
+    assert same(a.parameters(), third), "the server has what came after its own cell's pull"
+    assert same(c.parameters(), stepped(third, both, right))
+    assert len(a.events("serving-begun")) == 1
+
+
+async def test_an_epoch_that_begins_anew_applies_nothing_twice(rig: Rig) -> None:
+    rig.outer = HOGWILD
+    cells = await four(rig)
+    (a, b), (c, d) = cells
+    plan = inner(rig, cells, None)
+    await rig.epoch(plan, a, b, c, d)
+    first = served(meeting(rig, cells, plan), a)
+    await in_order(rig, first, (a, b), (c, d))
+    ends = a.parameters(), c.parameters()
+    again = served(meeting(rig, cells, plan), a)
+    await in_order(rig, again, (a, b), (c, d))
+    assert same(a.parameters(), ends[0])
+    assert same(c.parameters(), ends[1])
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+async def test_two_servers_each_with_half_of_the_parts_and_coded_pushes(rig: Rig, codec: str) -> None:
+    rig.outer = replace(HOGWILD, codec=codec, shards=2)
+    cells = await four(rig)
+    (a, b), (c, d) = cells
+    begun, plan = a.parameters(), inner(rig, cells, None)
+    await rig.epoch(plan, a, b, c, d)
+    moved = [{n: begun[n] - p.parameters()[n] for n in SHAPES} for p in (a, c)]
+    plan = served(meeting(rig, cells, plan), a, c)
+    await rig.epoch(plan, a, b, c, d)
+    assert equal(a, b)
+    assert equal(c, d)
+    for i, name in enumerate(SHAPES):
+        mine, theirs = a.parameters()[name], c.parameters()[name]
+        whole = begun[name] - 0.5 * (moved[0][name] + moved[1][name])
+        own = begun[name] - 0.5 * moved[i % 2][name]
+        loose = 1e-6 if codec == "fp32" else 0.01 * float(moved[0][name].abs().max() + moved[1][name].abs().max())
+        firsts = (mine, theirs) if i % 2 == 0 else (theirs, mine)
+        assert torch.allclose(firsts[0], own, atol=loose) or torch.allclose(firsts[0], whole, atol=loose)
+        assert torch.allclose(firsts[1], whole, atol=loose) or not torch.allclose(firsts[0], own, atol=loose)
+
+
+async def test_who_pushes_too_late_is_not_applied_gets_what_is_there_and_the_journal_says_so(rig: Rig) -> None:
+    rig.outer = STALE
+    rig.deadline_s = 60.0
+    a, b, c = await rig.add("a", "b", "c")
+    cells = [[a], [b], [c]]
+    plan = inner(rig, cells, None)
+    await rig.epoch(plan, a, b, c)
+    plan = served(meeting(rig, cells, plan), a)
+    await in_order(rig, plan, [a], [b], [c])  # a has pulled when two more pushes were to come
+    late = c.parameters()
+    plan = inner(rig, cells, plan)
+    await rig.epoch(plan, a, b, c)
+    plan = served(meeting(rig, cells, plan), a)
+    await in_order(rig, plan, [a], [b], [c])
+    assert same(a.parameters(), late), "what is served is as it was; what the cell had is gone"
+    (said,) = a.events("push-refused")
+    assert (said.fields["cell"], said.fields["age"]) == (0, 2)
+    assert a.work.anchor.serving.refused == 1
+
+
+async def test_a_joiner_without_an_anchor_takes_values_and_pushes_in_the_next_round(rig: Rig) -> None:
+    rig.outer = HOGWILD
+    cells = await four(rig)
+    (a, b), (c, d) = cells
+    (e,) = await rig.add("e")
+    plan = inner(rig, cells, None)
+    await rig.epoch(plan, a, b, c, d)
+    plan = served(meeting(rig, cells, plan, [e]), c)
+    await in_order(rig, plan, (c, d), (a, b, e))
+    assert equal(e, a), "it listens in the first cell"
+    assert e.work.anchor.state is not None
+    assert all(torch.equal(e.work.anchor.state.anchor[n], t) for n, t in e.parameters().items())
+
+
+async def test_the_speaker_dies_and_another_of_its_cell_is_heard_by_a_server_that_has_waited_for_it(rig: Rig) -> None:
+    rig.outer = HOGWILD
+    rig.deadline_s = 3.0
+    peers = await rig.add("a", "b", "c", "d")
+    (a, b), (c, d) = cells = [peers[:2], peers[2:]]
+    begun, plan = a.parameters(), inner(rig, cells, None)
+    await rig.epoch(plan, a, b, c, d)
+    left, right = a.parameters(), c.parameters()
+    plan = served(meeting(rig, cells, plan), a)
+    speaker, other = (c, d) if plan.outer % 2 == 0 else (d, c)
+    await rig.begin(plan, a, b, c, d)
+    await rig.net.kill(speaker.me)
+    first, mate, lacking = await rig.average(plan, a, b, other)
+    assert set(first.missing) == set(SHAPES), "it stays for the cell that it could not answer"
+    assert not mate.missing, "who only belongs to the server's cell does not"
+    assert set(lacking.missing) == set(SHAPES)
+    told = {"attempt": 1, "dead": (speaker.me,), "among": (other.me,)}
+    ended = await rig.average(plan, a, other, **told)
+    assert [e.missing for e in ended] == [(), ()]
+    assert equal(a, b)
+    assert same(a.parameters(), stepped(begun, begun, left))
+    assert same(other.parameters(), stepped(a.parameters(), begun, right))
+
+
+async def test_the_server_dies_and_another_goes_on_with_what_its_own_cell_pulled(rig: Rig) -> None:
+    rig.outer = HOGWILD
+    rig.deadline_s = 3.0
+    a, b, c = await rig.add("a", "b", "c")
+    cells = [[a], [b], [c]]
+    begun, plan = a.parameters(), inner(rig, cells, None)
+    await rig.epoch(plan, a, b, c)
+    parts = [p.parameters() for p in (b, c)]
+    plan = served(meeting(rig, cells, plan), a)
+    await rig.begin(plan, a, b, c)
+    await rig.net.kill(a.me)
+    for ended in await rig.average(plan, b, c):
+        assert set(ended.missing) == set(SHAPES)
+    owners = dict.fromkeys(SHAPES, b.me)
+    for ended in await rig.average(plan, b, c, attempt=1, dead=(a.me,), owners=owners):
+        assert not ended.missing
+    own = stepped(begun, begun, parts[0])
+    assert same(b.parameters(), own) or same(b.parameters(), stepped(stepped(begun, begun, parts[1]), begun, parts[0]))
+    assert same(c.parameters(), stepped(begun, begun, parts[1])) or same(c.parameters(), stepped(own, begun, parts[1]))
+    assert len(b.events("serving-begun")) == 1
+
+
+async def test_a_checkpoint_brings_the_anchor_back_and_a_server_begins_anew_from_it(rig: Rig) -> None:
+    rig.outer = HOGWILD
+    a, c = await rig.add("a", "c", every=1)
+    cells = [[a], [c]]
+    plan = inner(rig, cells, None)
+    await rig.epoch(plan, a, c)
+    plan = served(meeting(rig, cells, plan), a)
+    await in_order(rig, plan, [a], [c])
+    await rig.copied(a, c)  # one at a time is written, and none waits
+    await rig.begin(inner(rig, cells, plan), a, c)
+    await rig.copied(a, c)
+    assert a.work.anchor.serving.names == set(SHAPES)
+    assert c.work.anchor.serving.names == set()
+    pulled = a.parameters()
+    await a.work.restore(makes(plan, ()))
+    assert a.work.anchor.serving.names == set()
+    assert all(torch.equal(a.work.anchor.pulled(n), pulled[n]) for n in SHAPES)
+
+
+async def test_a_cell_alone_steps_by_the_served_value_too(rig: Rig) -> None:
+    rig.outer = HOGWILD
+    (a,) = await rig.add("a")
+    begun, plan = a.parameters(), inner(rig, [[a]], None)
+    await rig.epoch(plan, a)
+    left = a.parameters()
+    await rig.epoch(served(meeting(rig, [[a]], plan), a), a)
+    assert same(a.parameters(), stepped(begun, begun, left))
+    assert PeerId("a") in a.work.plan.reducers.values()  # type: ignore[union-attr]
