@@ -20,6 +20,7 @@ from node.averaging.reduce import opened
 from node.averaging.request import RoundRequest
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
+from node.core.tasks import together
 from node.transport.port import TransportPort, printable, translate
 from protos import averaging_pb2, tensor_pb2
 
@@ -93,7 +94,7 @@ class Exchanges:
                 if faults:
                     return
 
-        await asyncio.gather(*(some() for _ in range(min(UNDER_WAY, len(errands)))))
+        await together(*(some() for _ in range(min(UNDER_WAY, len(errands)))))
         if faults:
             raise faults[0]
 

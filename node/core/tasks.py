@@ -52,3 +52,16 @@ class Tasks:
         for task in children:
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await task
+
+
+async def together(*work: Coroutine[Any, Any, None]) -> None:
+    """Run all at once; none of them outlives this call: when one raises or the caller is cancelled, the others are cancelled and waited for.
+
+    Raises what was raised first.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            for one in work:
+                group.create_task(one)
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None

@@ -23,7 +23,7 @@ from node.sim.pipe import Pipe
 from node.sim.rounds import Rounds
 from node.sim.world import HEAD, Call, Host
 from node.training import events as ev
-from node.training.election import Election, Sighting
+from node.training.election import Acquaintances, Election, Sighting
 from node.training.leader import Leader
 from node.training.member import State
 from node.training.pace import ACCUSE_EVERY_S, HEARTBEAT_S, PROBE_TIMEOUT_S, TELL_TIMEOUT_S, TELL_TRIES, TICK_S
@@ -64,7 +64,7 @@ class SimPeer(Host):
         self.leader: Leader | None = None
         self.leaving = self.ready = False
         self.sightings: dict[PeerId, Sighting] = {}
-        self._seen_ends: set[PeerId] = set()
+        self._seen_ends = Acquaintances()
         self._jobs: list[Callable[[Callable[[], None]], None]] = []
         self._speaking = False
         self._results: list[ev.Result] = []
@@ -167,7 +167,7 @@ class SimPeer(Host):
     # ------------------------------------------------------------ who leads
 
     def leader_id(self) -> PeerId | None:
-        self._seen_ends |= self.sightings.keys()
+        self._seen_ends.see(self.sightings.keys())
         self.election.see(self.sightings)
         able = self.stage == ENDS and not self.leaving
         return self.election.leader(self.world.now, able=able, leads=self.leader is not None)
@@ -332,7 +332,7 @@ class SimPeer(Host):
     def _hear_plan(self, peer: PeerId, plan: Plan) -> Reason:
         if plan.leader != peer:
             raise WireError("a plan that its sender does not lead")
-        self._seen_ends |= self.sightings.keys()
+        self._seen_ends.see(self.sightings.keys())
         if peer not in self._seen_ends:
             return "only an ends peer leads"
         me = plan.member(self.name)

@@ -6,7 +6,7 @@ leads it is the smallest live ends peer. After a healed partition two lead: the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from node.core.ids import PeerId
@@ -17,6 +17,8 @@ DOUBT_S = 3.0
 """One that answered that it does not lead comes after all others for so long."""
 LOOK_S = 2.0
 """A peer that has just started and sees other ends peers waits so long for one of them to say that it leads."""
+KNOWN = 1024
+"""Ends peers remembered after they are seen no more. A plan is believed of a remembered peer, whatever the directory shows just now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,28 @@ class Sighting:
 
     seq: int
     leads: bool = False
+
+
+class Acquaintances:
+    """The ends peers seen last, ``most`` of them, or as many as are seen now."""
+
+    def __init__(self, most: int = KNOWN) -> None:
+        self._most = most
+        self._peers: dict[PeerId, None] = {}
+
+    def see(self, peers: Collection[PeerId]) -> None:
+        """These are there now."""
+        for peer in peers:
+            self._peers.pop(peer, None)
+            self._peers[peer] = None
+        for peer in list(self._peers)[: max(0, len(self._peers) - max(self._most, len(peers)))]:
+            del self._peers[peer]
+
+    def __contains__(self, peer: PeerId) -> bool:
+        return peer in self._peers
+
+    def __len__(self) -> int:
+        return len(self._peers)
 
 
 class Election:

@@ -22,7 +22,7 @@ from node.scheduler.router import Job, search
 from node.telemetry.events import Journal
 from node.training import events as ev
 from node.training import notes
-from node.training.election import Election, Sighting
+from node.training.election import Acquaintances, Election, Sighting
 from node.training.facts import RunFacts
 from node.training.leader import Leader, Phase
 from node.training.member import Member, State
@@ -71,7 +71,7 @@ class Training(rpc.TrainingServicer):
         self._epoch_tasks: list[asyncio.Task[Any]] = []
         self._member_lock = asyncio.Lock()
         self._order: dict[PeerId, asyncio.Lock] = {}
-        self._seen_ends: set[PeerId] = set()
+        self._seen_ends = Acquaintances()
         self._results: list[ev.Result] = []
         self._result_plan: Plan | None = None
         self._flushing: Plan | None = None
@@ -168,7 +168,7 @@ class Training(rpc.TrainingServicer):
     def leader_id(self) -> PeerId | None:
         """The leader, as far as this peer can tell; None when it sees no ends peer."""
         ends = self._ends()
-        self._seen_ends |= set(ends)
+        self._seen_ends.see(ends)
         self._election.see(ends)
         able = self.stage == ENDS and not self.leaving
         return self._election.leader(self.clock.now(), able=able, leads=self.leader is not None)
@@ -290,7 +290,7 @@ class Training(rpc.TrainingServicer):
         if plan.leader != peer:
             raise WireError("a plan that its sender does not lead")
         # A leader knows us because we saw it among the ends and told it that we are here; nobody else's plan is followed.
-        self._seen_ends |= set(self._ends())
+        self._seen_ends.see(self._ends())
         if peer not in self._seen_ends:
             return "only an ends peer leads, and you are none that is known here"
         try:

@@ -1,0 +1,65 @@
+"""A member's exchanges with one owner end together, however one of them ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from node.averaging.member import Exchanges
+from node.core.errors import PeerFault
+from node.core.ids import PeerId
+
+OWNER = PeerId("owner")
+
+
+class Scripted(Exchanges):
+    """``one`` answers "first" at once, fails for "fault", and waits for ever otherwise; ``ended``: what was cancelled."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+        self.waits = asyncio.Event()
+
+    async def one(self, errand, timeout):
+        if errand == "fault":
+            raise PeerFault(OWNER, "says no")
+        if errand != "first":
+            try:
+                self.waits.set()
+                await asyncio.Event().wait()
+            finally:
+                self.ended.append(errand)
+        await self.waits.wait()
+        return errand
+
+
+async def test_an_answer_that_cannot_be_kept_ends_the_exchanges_beside_it():
+    exchanges = Scripted()
+
+    def took(answer):
+        raise RuntimeError("no room")
+
+    with pytest.raises(RuntimeError, match="no room"):
+        await exchanges.all(["first", "second"], 300.0, took)
+    assert exchanges.ended == ["second"]
+
+
+async def test_a_cancelled_round_leaves_no_exchange_behind():
+    exchanges = Scripted()
+    running = asyncio.ensure_future(exchanges.all(["second", "third", "fourth"], 300.0, lambda answer: None))
+    await exchanges.waits.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert {"second"} <= set(exchanges.ended)
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_a_fault_lets_those_under_way_end_and_begins_no_other():
+    exchanges = Scripted()
+    exchanges.waits.set()
+    answers = []
+    with pytest.raises(PeerFault, match="says no"):
+        await exchanges.all(["fault", "first", "first", "third"], 300.0, answers.append)
+    assert answers == ["first", "first"]
+    assert not exchanges.ended
