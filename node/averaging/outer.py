@@ -88,6 +88,11 @@ class OuterSettings:
         """No barrier: every push is applied by itself, as it comes."""
         return self.strategy == "hogwild" or (self.strategy == "parameter-server" and self.staleness is not None)
 
+    @property
+    def gap(self) -> int:
+        """Epochs of micro-batches between two rounds, each of one fragment."""
+        return self.every // max(1, self.fragments)
+
 
 def check(s: OuterSettings) -> None:
     """Raises UsageFault, with the reason, for settings that cannot hold together."""
@@ -152,7 +157,7 @@ def carried(s: OuterSettings, cell: int) -> None:
             'set averaging.cell = "all" and leave [outer] out, which is the same',
         ),
         (s.reducer != "mean", f"outer.reducer = {s.reducer!r}", 'set outer.reducer = "mean"'),
-        (s.fragments > 1 or s.overlap > 0, "streaming", "set outer.fragments = 1 and outer.overlap = 0"),
+        (s.overlap > 0, "fragments that are under way while the next epochs run", "set outer.overlap = 0"),
         (s.quorum > 0, "a quorum", "set outer.quorum = 0: a round goes on without the late by itself"),
     ):
         if refused:

@@ -100,6 +100,8 @@ class Plan:
     each cell since it last met others, where a stage has more than one.
     ``senders``: in an outer round along directed edges, which cells send to each cell, where others send to it; a group is then a
     cell. ``mass``: push-sum's weights of the cells in units of 2^-20, where the run averages so.
+    ``fragment``: 0, or which fragment of the parameters this outer round carries (1 is the first): ``reducers`` has its parts only, and
+    cells differ in the others afterwards.
     ``stood``: for stages whose parameters at the base are those of an older version, because nobody had them in the epochs
     between, that version; it has members again, or the paths go around it.
     ``change``: the owner's signed change to how cells average, "" for none, in force since the plan from version ``since``.
@@ -135,6 +137,7 @@ class Plan:
     since: int = 0
     senders: dict[Unit, tuple[int, ...]] = field(default_factory=dict)
     mass: dict[Unit, int] = field(default_factory=dict)
+    fragment: int = 0
 
     @property
     def base(self) -> Version:
@@ -213,6 +216,7 @@ class Plan:
             "cursor": [self.cursor[0], list(self.cursor[1])],
             "news": [self.loss, self.loss_val, self.tokens, *self.forecast],
             "outer": self.outer,
+            "fragment": self.fragment,
             "stood": {str(stage): [v.epoch, v.lineage] for stage, v in self.stood.items()},
             "reducers": {k: index[v] for k, v in self.reducers.items()},
             "spread": {str(stage): [cells, apart] for stage, (cells, apart) in self.spread.items()},
@@ -269,6 +273,7 @@ class Plan:
                 tokens=_natural(body["news"][2]),
                 forecast=(_finite(body["news"][3]), _finite(body["news"][4])),
                 outer=_natural(body["outer"]),
+                fragment=_natural(body["fragment"]),
                 reducers={str(k): name(v) for k, v in body["reducers"].items()},
                 stood={int(k): Version(_natural(e), lineage(line)) for k, (e, line) in body["stood"].items()},
                 spread={int(s): (_natural(cells), _finite(apart)) for s, (cells, apart) in body["spread"].items()},

@@ -19,7 +19,7 @@ from node.sim.disk import Checkpoint
 from node.sim.values import GENESIS, Moment, Share, Value
 from node.training import events as ev
 from node.training.leader import Leader, Phase
-from node.training.meetings import number
+from node.training.meetings import fragment, number, pieces
 
 if TYPE_CHECKING:
     from node.sim.peer import SimPeer
@@ -79,7 +79,8 @@ class EqualDigests(Checker):
         me = plan.member(peer.name)
         cell, digest, setup = me.cell if me else 0, peer.labour.digest, self.swarm.setup
         # After an outer round over all cells of a stage they all hold the same.
-        if setup.outer.strategy == "butterfly" and plan.epoch and number(plan.epoch - 1, setup.outer.every, setup.epochs):
+        met = number(plan.epoch - 1, setup.outer.gap, setup.epochs) if plan.epoch else 0
+        if setup.outer.strategy == "butterfly" and met and not fragment(setup.outer, plan.epoch - 1, setup.epochs):
             cell = 0
         first = self._seen.setdefault((plan.hash, peer.stage, cell), (digest, peer.name))
         if first[0] != digest:
@@ -107,8 +108,13 @@ class OneOwner(Checker):
         for unit in plan.units if plan.outer else ():
             able = {m.peer for m in plan.unit(unit) if m.current}
             averagers = plan.averagers(unit)
-            if any(averagers.get(part) not in able for part in names[unit[0]]):
+            if any(averagers.get(part) not in able for part in self._carried(plan, unit[0])):
                 raise self.broken(f"outer round {plan.outer} leaves a part of {unit} to nobody who could average it")
+
+    def _carried(self, plan: Plan, stage: int) -> Iterable[str]:
+        setup = self.swarm.setup
+        sizes = {part.name: part.bytes for part in setup.parts[stage]}
+        return pieces(sizes, setup.outer.fragments)[plan.fragment - 1] if plan.fragment else sizes
 
     def round(self, a: ev.SendRound) -> None:
         if a.sources or not a.to:
@@ -117,7 +123,7 @@ class OneOwner(Checker):
         member = plan.member(a.to[0])
         unit = plan.unit_of(member) if member else (0, 0)
         able, planned = {m.peer for m in plan.unit(unit) if m.current} - dead, plan.averagers(unit)
-        for part in self.swarm.setup.names[unit[0]]:
+        for part in self._carried(plan, unit[0]):
             if a.owners.get(part, planned[part]) not in able:
                 raise self.broken(f"attempt {a.attempt} gives part {part} to {a.owners.get(part, planned[part])}")
 

@@ -175,7 +175,7 @@ class Labour:
         me = self.peer.name
         unit, home = unit_of(plan, me), plan_cell(plan, me)
         planned = plan.averagers(unit)
-        owners = {name: r.owners.get(name, planned[name]) for name in self.names}
+        owners = {name: r.owners.get(name, planned[name]) for name in self.names if name in planned or not plan.fragment}
         stepped = {name: plan.owner(name, home) for name in self.names} if plan.outer else owners
         self._owned = frozenset(name for name, owner in stepped.items() if owner == me)
         cell = [m for m in plan.unit(unit) if m.peer not in r.dead]
@@ -187,7 +187,7 @@ class Labour:
             members=tuple(m.peer for m in cell),
             listeners=frozenset(m.peer for m in cell if not m.current),
             owners=owners,
-            ownership_hash=ownership_hash(self.setup.parts[self.stage], owners, "simulated"),
+            ownership_hash=ownership_hash([p for p in self.setup.parts[self.stage] if p.name in owners], owners, "simulated"),
             share=share,
             deadline_s=r.deadline_s,
             total=max(weights(plan, unit, between(plan, self.peer.swarm.read)).values(), default=1)
@@ -203,7 +203,9 @@ class Labour:
 
         def ended(fresh: dict[str, Value], missing: tuple[str, ...], failed: tuple[PeerId, ...]) -> None:
             if self._token is token:
-                self.fresh = dict(fresh)
+                if plan.fragment and listener:
+                    missing = tuple(sorted(self.names))  # a fragment is not what it lacks
+                self.fresh = self._rest(plan, makes) | fresh
                 then(ev.RoundEnded(plan.epoch, plan.term, r.attempt, tuple(sorted(fresh)), missing, failed, len(cell)))
 
         self._round = request.round
@@ -264,10 +266,25 @@ class Labour:
             if self._token is not token:
                 return
             self.fresh, self._said = found[2] if found else None, {}
+            if plan.fragment and not listener and found:
+                # The anchor, which is everybody's, of what the round carried; the rest is here.
+                rest = self._rest(plan, found[0])
+                self.fresh = rest | {n: v for n, v in found[2].items() if n not in rest}
             missing = () if found else tuple(sorted(self.names))
             then(ev.RoundEnded(plan.epoch, plan.term, r.attempt, (), missing, (), 0))
 
-        self.fetch(r.sources, plan.epoch + 1, r.digest, got)
+        me = plan.member(self.peer.name)
+        listener = me is not None and not me.current
+        cell = plan_cell(plan, self.peer.name)
+        sources = [p for p in r.sources if plan_cell(plan, p) == cell] if plan.fragment and listener else r.sources
+        self.fetch(sources, plan.epoch + 1, r.digest, got)
+
+    def _rest(self, plan: Plan, makes: Version) -> dict[str, Value]:
+        """Parts that an outer round of a fragment does not carry, as they are."""
+        if not plan.fragment:
+            return {}
+        carried = plan.averagers(unit_of(plan, self.peer.name))
+        return {n: v._replace(made=makes) for n, v in self.values.items() if n not in carried}
 
     def adopt(self, plan: Plan) -> str:
         """Put the fresh parameters in place; their digest."""

@@ -10,7 +10,7 @@ everybody steps by itself first; anchor and momentum travel.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -53,6 +53,8 @@ class Anchor:
         self.state: OuterState | None = OuterState.begin(stage.parameters()) if self.kept else None
         self.owed = Owed(settings.codec)
         self.serving = Serving()
+        self.carried = frozenset(stage.parameters())
+        """The parts that the round at hand carries."""
         self._before: OuterState | None = None
         self._moved = False
         self._fetching: asyncio.Task[None] | None = None
@@ -85,14 +87,14 @@ class Anchor:
 
     def due(self, epoch: int) -> int:
         """The number of the outer round that the epoch from version ``epoch`` is, 0 for none."""
-        return number(epoch, self.ahead.every, self._epochs)
+        return number(epoch, self.ahead.gap, self._epochs)
 
     # ------------------------------------------------------------ a round
 
     def shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         """Of what travels."""
         if self.settings.carries != "state":
-            return dict(shapes)
+            return {name: shape for name, shape in shapes.items() if name in self.carried}
         return {**shapes, **{name + MOMENTUM: shape for name, shape in shapes.items()}}
 
     def owners(self, owners: Mapping[str, PeerId]) -> dict[str, PeerId]:
@@ -103,7 +105,7 @@ class Anchor:
 
     def gives(self) -> dict[str, Tensor] | None:
         """This peer's contribution, fp32 on the CPU; None without an anchor."""
-        local = {name: t.detach().to("cpu", torch.float32) for name, t in self._stage.parameters().items()}
+        local = self._local(self.carried)
         if not self.kept or self.settings is LEVEL:
             return local
         if self.state is None:
@@ -149,7 +151,16 @@ class Anchor:
         else:
             raise ValueError("differences from an anchor that is not here")
         self._replace(after)
-        return dict(after.anchor)
+        return self._landed(after)
+
+    def _local(self, names: Iterable[str]) -> dict[str, Tensor]:
+        here = self._stage.parameters()
+        return {name: here[name].detach().to("cpu", torch.float32) for name in names}
+
+    def _landed(self, state: OuterState) -> dict[str, Tensor]:
+        """The next parameters: of what the round carried those after the outer step, of the rest those in place."""
+        rest = self._stage.parameters().keys() - self.carried
+        return {**self._local(rest), **{name: state.anchor[name] for name in self.carried}}
 
     def pulled(self, name: str) -> Tensor:
         """What the cell pulled last of a part, or else has, to begin to serve it with."""
@@ -241,6 +252,15 @@ class Anchor:
         self.owed.copied(self._stage.parameters().keys())
         if self.kept or self.settings is LEVEL:
             self._replace(await self._fetch(donors, version) if self.kept else None)
+
+    async def lands(self, donors: Sequence[PeerId], version: Version) -> dict[str, Tensor]:
+        """The next parameters, by the outer step that ``donors`` have made on the way to ``version``. Raises PeerFault."""
+        state = await self._fetch(donors, version)
+        if state is None:
+            raise PeerFault(donors[0], "and the others that have made the outer step gave no anchor of it")
+        self.owed.copied(self.carried)
+        self._replace(state)
+        return self._landed(state)
 
     async def _fetch_for(self, plan: Plan, where: Sequence[Sequence[PeerId]]) -> None:
         found = None

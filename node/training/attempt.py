@@ -71,12 +71,16 @@ class Attempt:
     @property
     def awaited(self) -> list[Member]:
         """Living members of living units."""
-        units = set(self.units)
-        return [m for m in self.alive if self.plan.unit_of(m) in units]
+        return [m for unit in self.units for m in self.living(unit)]
 
     def living(self, unit: Unit) -> list[Member]:
-        """Members of a unit that are not known to be dead."""
-        return [m for m in self.plan.unit(unit) if m.peer not in self.dead]
+        """Members of a unit that are not known to be dead, and can come to the next version: after a round of a fragment only one's
+        own cell has the other parts, so that nobody waits for the listeners of a cell that is gone."""
+        alive = [m for m in self.plan.unit(unit) if m.peer not in self.dead]
+        if not self.plan.fragment:
+            return alive
+        able = {m.cell for m in alive if m.current or isinstance(self.outcomes.get(m.peer), ev.Committed)}
+        return [m for m in alive if m.cell in able]
 
     @property
     def final_owners(self) -> dict[str, PeerId]:
@@ -172,7 +176,7 @@ class Attempt:
         if self.pushes and said:
             return self._push_again(unit, ended, said, assign, deadline_s)
         if said:
-            return [self.round(unit, tuple(unfinished), {}, deadline_s, tuple(said), majority(said))]
+            return [self.round(unit, tuple(unfinished), {}, deadline_s, tuple(said), "" if self.plan.fragment else majority(said))]
         self.blame(ended)
         return [self.round(unit, tuple(unfinished), self.reown(unit, _holders(ended), assign), deadline_s)]
 
@@ -203,7 +207,7 @@ class Attempt:
         return again
 
     def digests(self) -> tuple[dict[Unit, str], list[tuple[int, PeerId]]]:
-        """What each cell that worked has agreed on, and (stage, peer) of those that differ from most of their unit."""
+        """What each cell that worked has agreed on, and (stage, peer) of those that differ from most who should hold the same."""
         agreed: dict[Unit, str] = {}
         strays: list[tuple[int, PeerId]] = []
         for unit in self.units:
@@ -219,7 +223,7 @@ class Attempt:
 
     def _alike(self, members: Sequence[Member]) -> list[list[Member]]:
         """Members of a unit by what they must end with: all the same, or each cell its own."""
-        cells = sorted({m.cell for m in members}) if self.pushes else []
+        cells = sorted({m.cell for m in members}) if self.pushes or self.plan.fragment else []
         return [[m for m in members if m.cell == cell] for cell in cells] or [list(members)]
 
 

@@ -20,7 +20,7 @@ from node.training.roster import Roster
 class Draft:
     """``before``: who owned each part of each cell until now, in the cell it was cut from if it is new. ``digests``: what every
     cell holds. ``reducers``: in an outer round, who averages which part in each group. ``worked``: what each cell has done since
-    it last met others, and before it was cut from another the other. ``senders`` and ``mass``: as in a plan."""
+    it last met others, and before it was cut from another the other. ``senders``, ``mass`` and ``fragment``: as in a plan."""
 
     members: tuple[Member, ...]
     owners: dict[str, PeerId]
@@ -30,6 +30,7 @@ class Draft:
     worked: dict[Unit, int] = field(default_factory=dict)
     senders: dict[Unit, tuple[int, ...]] = field(default_factory=dict)
     mass: dict[Unit, int] = field(default_factory=dict)
+    fragment: int = 0
 
     @property
     def cells(self) -> dict[int, dict[int, list[tuple[PeerId, float]]]]:
@@ -75,8 +76,9 @@ def draft(
         mass = mass_of(had, members, parents, lambda peer: roster.candidates[peer].cell)
     if meetings is None or not outer:
         return Draft(members, owners, before, digests, worked=worked, mass=mass)
-    grouped, reducers, senders = _meeting(meetings, members, outer)
-    return Draft(grouped, owners, before, digests, reducers, worked, senders, mass)
+    fragment = meetings.fragment(base.epoch)
+    grouped, reducers, senders = _meeting(meetings, members, outer, fragment)
+    return Draft(grouped, owners, before, digests, reducers, worked, senders, mass, fragment)
 
 
 def _members(roster: Roster, base: Version, past: Past, most: int, mend: bool) -> tuple[tuple[Member, ...], dict[Unit, int]]:
@@ -95,9 +97,10 @@ def _members(roster: Roster, base: Version, past: Past, most: int, mend: bool) -
 
 
 def _meeting(
-    meetings: Meetings, members: Sequence[Member], number: int
+    meetings: Meetings, members: Sequence[Member], number: int, fragment: int
 ) -> tuple[tuple[Member, ...], dict[str, PeerId], dict[Unit, tuple[int, ...]]]:
-    """The members with their groups in an outer round, who averages which part in each group, and along edges who sends to whom."""
+    """The members with their groups in an outer round, who averages which part of the fragment in each group, and along edges who
+    sends to whom."""
     grouped: list[Member] = []
     reducers: dict[str, PeerId] = {}
     senders: dict[Unit, tuple[int, ...]] = {}
@@ -109,5 +112,5 @@ def _meeting(
         grouped += [replace(m, group=groups[m.cell]) for m in replicas]
         for group in sorted(set(groups.values())):
             there = [m for m in replicas if groups[m.cell] == group]
-            reducers |= {in_cell(n, group): p for n, p in meetings.averagers(stage, there, servers).items()}
+            reducers |= {in_cell(n, group): p for n, p in meetings.averagers(stage, there, servers, fragment).items()}
     return tuple(sorted(grouped, key=lambda m: m.peer)), reducers, senders

@@ -32,7 +32,11 @@ class Meetings:
 
     def number(self, epoch: int) -> int:
         """Of the outer round that the epoch which starts from version ``epoch`` is; 0 for one of micro-batches."""
-        return number(epoch, self.settings.every, self._epochs)
+        return number(epoch, self.settings.gap, self._epochs)
+
+    def fragment(self, epoch: int) -> int:
+        """Which fragment that round carries, from 1; 0 for all parts."""
+        return fragment(self.settings, epoch, self._epochs)
 
     def groups(self, cells: Sequence[int], number: int) -> tuple[dict[int, int], tuple[int, ...]]:
         """(cell to group, the cells that average for all: none when everybody does). A group has the number of its first cell; along
@@ -93,12 +97,16 @@ class Meetings:
             raise TypeError(f"{s.strategy} makes neither groups of cells nor edges between them")
         return meeting
 
-    def averagers(self, stage: int, members: Sequence[Member], cells: Sequence[int]) -> dict[str, PeerId]:
-        """Every part to a current member of the group, about equal bytes each; only members of ``cells``, if there are any."""
+    def averagers(
+        self, stage: int, members: Sequence[Member], cells: Sequence[int], fragment: int = 0
+    ) -> dict[str, PeerId]:  # fmt: skip
+        """Every part of a fragment to a current member of the group, about equal bytes each; only members of ``cells``, if there are any."""
+        sizes = self._sizes[stage]
+        parts = pieces(sizes, self.settings.fragments)[fragment - 1] if fragment else sizes
         able = [m.peer for m in members if m.current and m.cell in cells] or [m.peer for m in members if m.current]
         load = dict.fromkeys(sorted(able), 0)
         found: dict[str, PeerId] = {}
-        for name, size in sorted(self._sizes[stage].items(), key=lambda item: (-item[1], item[0])):
+        for name, size in sorted(((n, sizes[n]) for n in parts), key=lambda item: (-item[1], item[0])):
             peer = min(load, key=lambda p: (load[p], p))
             found[name], load[peer] = peer, load[peer] + size
         return found
@@ -109,6 +117,27 @@ def number(epoch: int, every: int, epochs: int) -> int:
     if not every or ((epoch + 1) % (every + 1) and epoch + 1 != epochs):
         return 0
     return -(-(epoch + 1) // (every + 1))
+
+
+def fragment(settings: OuterSettings, epoch: int, epochs: int) -> int:
+    """Which fragment the outer round from version ``epoch`` carries, from 1, each in its turn; 0 for all parts: there are none, or
+    it is the last round of the run, after which cells hold the same."""
+    round = number(epoch, settings.gap, epochs)
+    if settings.fragments == 1 or not round or epoch + 1 == epochs:
+        return 0
+    return (round - 1) % settings.fragments + 1
+
+
+def pieces(sizes: Mapping[str, int], count: int) -> list[frozenset[str]]:
+    """The parts of a stage in so many fragments of about equal bytes: largest first, each to the smallest. A stage of few parts has
+    fragments without any."""
+    found: list[set[str]] = [set() for _ in range(count)]
+    held = [0] * count
+    for name, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
+        i = min(range(count), key=lambda i: (held[i], i))
+        found[i].add(name)
+        held[i] += size
+    return [frozenset(names) for names in found]
 
 
 def speakers(plan: Plan, unit: Unit, dead: Sequence[PeerId]) -> frozenset[PeerId]:

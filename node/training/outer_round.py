@@ -5,20 +5,21 @@ Never: when cells meet and in which groups (:mod:`node.training.meetings`), a by
 begin    a plan of whichever kind: its settings count, and an anchor that is lacking is looked for
 attempt  one speaker of each cell gives, every member of the group gathers the mean; again without the dead
          (along directed edges: :mod:`node.training.edge_round`)
-copied   or the parameters are fetched from who has finished, with the anchor that goes with them
+copy     or the result is fetched from who has finished, with the anchor that goes with it
 takes    what was averaged becomes the next parameters
 What travels, and what becomes of the mean, is :class:`~node.training.anchor.Anchor`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from node.averaging.outer import OuterSettings
 from node.averaging.request import RoundOutcome, RoundRequest
+from node.checkpoint.state import StateSnapshot
 from node.core.ids import PeerId, RoundId
 from node.core.journey import Member, Plan, Unit, Version, of_cell
 from node.training import events as ev
@@ -30,6 +31,9 @@ from node.training.handover import Handover
 from node.training.meetings import PUSH_AGAIN, speakers, weights
 from node.training.rounds import Rounds
 from node.training.rules import levels
+
+Fetch = Callable[[Sequence[PeerId], Version, str | None], Awaitable[StateSnapshot]]
+"""All parameters of this stage at a version, from these donors, of this digest if one is given. Raises PeerFault."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ class OuterRound:
         """A plan is in force, under these settings."""
         self._anchor.follow(settings, levels(plan))
         self._heard = ("", {})
+        self._anchor.carried = self._rounds.carried(plan.fragment, settings.fragments)
         if listener:
             self._anchor.forget()
         else:
@@ -89,8 +94,10 @@ class OuterRound:
                     self.arrived = arrived(plan, unit, [part.contributors for part in outcome.parts.values()])
             elif len(speaking) == 1 and not pushes and all(m.current for m in members):
                 # A cell that meets no other: everybody has already what the exchange would bring.
-                missing = () if given else tuple(anchor.shapes(rounds.shapes))
+                missing = () if given is not None else tuple(anchor.shapes(rounds.shapes))
                 outcome = RoundOutcome(given or {}, 1, speaking, {}, 0, 0.0, missing=missing)
+            elif plan.fragment and listener:
+                outcome = RoundOutcome({}, 0, frozenset(), {}, 0, 0.0)  # a fragment is not what it lacks
             else:
                 said, coded = await self._says(given) if self._me in speaking else (None, {})
                 request = self._request(plan, r, unit, [m.peer for m in members], speaking, said, coded)
@@ -106,7 +113,7 @@ class OuterRound:
             self._handover.closes()
         holds = outcome.fresh.keys() & rounds.shapes.keys()
         missing = tuple(sorted({name.removesuffix(MOMENTUM) for name in outcome.missing}))
-        if not anchor.believes:
+        if not anchor.believes or (plan.fragment and listener):
             missing = tuple(sorted(rounds.shapes))  # to be copied from who has made the step
         if r.attempt < PUSH_AGAIN:
             missing = tuple(sorted({*missing, *outcome.unserved}))  # another attempt will need this peer
@@ -170,10 +177,24 @@ class OuterRound:
     async def _says(self, given: Mapping[str, Tensor] | None) -> tuple[dict[str, Tensor] | None, dict[str, Tensor]]:
         return (None, {}) if given is None else await self._engines.aside(self._anchor.says, given)
 
-    async def copied(self, donors: Sequence[PeerId], version: Version) -> None:
-        """Parameters of ``version`` have been fetched whole from ``donors``: what goes with them."""
+    async def copy(
+        self, plan: Plan, donors: Sequence[PeerId], version: Version, digest: str, fetch: Fetch
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """The parameters of ``version`` from ``donors``, who have it, and the anchor that goes with them. Raises PeerFault.
+
+        After a round of a fragment only one's own cell has all of them; who is no listener has the other parts already, and makes
+        the fragment's from the anchor, which is everybody's.
+        """
         self.arrived = ()
+        me = plan.member(self._me)
+        if not plan.fragment or me is None:
+            fresh = (await fetch(donors, version, digest or None)).tensors
+        elif me.current:
+            return await self._anchor.lands(donors, version)
+        else:
+            fresh = (await fetch([p for p in donors if plan.home(p) == me.cell], version, None)).tensors
         await self._anchor.copy(donors, version)
+        return fresh
 
     async def takes(self, mean: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The next parameters. Raises ValueError as :meth:`Anchor.takes`."""

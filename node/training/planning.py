@@ -97,6 +97,7 @@ class Planning:
             since=since,
             senders=made.senders,
             mass=made.mass,
+            fragment=made.fragment,
         )
         if finished:
             return plan, said, reports.run_finished(facts.epochs)

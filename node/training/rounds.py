@@ -13,6 +13,7 @@ from node.optim.parts import parts_of
 from node.optim.settings import OptimSettings
 from node.training import events as ev
 from node.training.engines import Engines
+from node.training.meetings import pieces
 from node.training.stage import StageState
 
 
@@ -36,13 +37,18 @@ class Rounds:
     def owners(self, plan: Plan, r: ev.RoundArrived) -> dict[str, PeerId]:
         """Who averages each part of this stage in this attempt: the plan's word, and the leader's where it has changed."""
         planned = plan.averagers(self.unit(plan))
-        owners = {name: planned[name] for name in self.shapes}
+        owners = {name: planned[name] for name in self.shapes if name in planned or not plan.fragment}
         owners.update({name: peer for name, peer in r.owners.items() if name in owners})
         return owners
 
     def hash_of(self, owners: Mapping[str, PeerId]) -> str:
         """What travels with every exchange, so that nobody averages by other owners."""
-        return ownership_hash(self._parts, owners, self._method)
+        return ownership_hash([part for part in self._parts if part.name in owners], owners, self._method)
+
+    def carried(self, fragment: int, fragments: int) -> frozenset[str]:
+        """The parts of this stage that an outer round carries."""
+        sizes = {part.name: part.bytes for part in self._parts}
+        return pieces(sizes, fragments)[fragment - 1] if 0 < fragment <= fragments else frozenset(sizes)
 
     def ended(
         self,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from node.averaging.outer import OuterSettings
 from node.core.ids import PeerId
 from node.core.journey import Plan
-from node.training.meetings import number
+from node.training.meetings import fragment, number
 
 MAX_CHANGE = 4096
 """Characters of a signed change."""
@@ -52,7 +52,12 @@ def due(rules: Rules, since: int, epoch: int, epochs: int) -> int:
     change came into force."""
     if epoch >= epochs:
         return 0
-    return number(epoch, rules.outer.every, epochs) or int(rules.revision > 0 and since == epoch)
+    return number(epoch, rules.outer.gap, epochs) or int(rules.revision > 0 and since == epoch)
+
+
+def carries(rules: Rules, since: int, epoch: int, epochs: int) -> int:
+    """Which fragment the outer round from version ``epoch`` carries, 0 for all parts; ``since`` as in :func:`due`."""
+    return 0 if rules.revision > 0 and since == epoch else fragment(rules.outer, epoch, epochs)
 
 
 class Standing:

@@ -33,7 +33,7 @@ from node.training.inner_round import InnerRound
 from node.training.memory import Past, makes
 from node.training.outer_round import OuterNews, OuterRound
 from node.training.rounds import Rounds
-from node.training.rules import Read, Rules, due
+from node.training.rules import Read, Rules, carries, due
 from node.training.settings import TrainingSettings
 from node.training.shelf import Shelf, cell_of, copies_of, tokens_of
 from node.training.stage import StageState
@@ -158,19 +158,25 @@ class Work:
         p = self.engines.pipeline.settings
         size, fewest = p.micro_batch, fewest_hops(p.stages, p.may_skip)
         current = {(m.stage, m.peer) for m in plan.members if m.current}
-        me = plan.member(self.me)
-        if me is not None:
-            mine = {m.peer for m in plan.cell(me.stage, me.cell) if m.current}
-            there, averagers = {m.peer for m in plan.unit(plan.unit_of(me)) if m.current}, plan.averagers(plan.unit_of(me))
-            if any(plan.owner(name, me.cell) not in mine or averagers.get(name) not in there for name in self._shapes):
-                return "a parameter of this stage has no owner among its members"
         try:
             rules = self.read(plan.change)
         except Refused as e:
             return str(e)
         number = due(rules, plan.since, plan.epoch, self.settings.epochs)
-        if plan.outer != number or (number and plan.paths):
+        fragment = carries(rules, plan.since, plan.epoch, self.settings.epochs)
+        if (plan.outer, plan.fragment) != (number, fragment) or (number and plan.paths):
             return "an outer round when none is due, or none when one is"
+        me = plan.member(self.me)
+        if me is not None:
+            carried = self.rounds.carried(fragment, rules.outer.fragments)
+            mine = {m.peer for m in plan.cell(me.stage, me.cell) if m.current}
+            there, averagers = {m.peer for m in plan.unit(plan.unit_of(me)) if m.current}, plan.averagers(plan.unit_of(me))
+            if any(plan.owner(name, me.cell) not in mine for name in self._shapes) or any(
+                averagers.get(name) not in there for name in carried
+            ):
+                return "a parameter of this stage has no owner among its members"
+            if fragment and averagers.keys() & self._shapes.keys() != carried:
+                return "an outer round of other parts than are due"
         for path in plan.paths:
             if len(path.samples) != size or (ENDS, path.origin) not in current:
                 return "a micro-batch of the wrong size, or without an ends peer"
@@ -238,9 +244,11 @@ class Work:
         epoch.dropped, epoch.counted = r.dropped, r.tokens
         made = makes(plan, r.dropped)
         try:
-            epoch.fresh, epoch.copied = (await self._fetch(r.sources, made, r.digest or None)).tensors, True
             if plan.outer:
-                await self._outer.copied(r.sources, made)
+                epoch.fresh = await self._outer.copy(plan, r.sources, made, r.digest, self._fetch)
+            else:
+                epoch.fresh = (await self._fetch(r.sources, made, r.digest or None)).tensors
+            epoch.copied = True
             missing: tuple[str, ...] = ()
         except PeerFault as e:
             self.engines.journal.emit("training", "copy-failed", str(e), "warning", epoch=plan.epoch)

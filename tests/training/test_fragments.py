@@ -1,0 +1,210 @@
+"""Streaming DiLoCo between two cells: a round carries a fragment, the rest of what a cell has stays its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from node.averaging.diloco import OuterState, outer_step, pseudo_gradient
+from node.averaging.outer import OuterSettings
+from node.core.ids import PeerId
+from node.core.journey import Member, Plan, in_cell
+from node.training import events as ev
+from node.training.attempt import Attempt
+from node.training.meetings import fragment, number, pieces
+from node.training.memory import makes
+from node.training.rules import Rules, carries, due
+from tests.training.conftest import SHAPES, Peer, Rig
+from tests.training.test_outer_rounds import equal, four, inner, meeting
+
+STREAM = OuterSettings("butterfly", "deltas", 2, "nesterov", momentum=0.8, fragments=2)
+SIZES = {n: 4 * torch.Size(shape).numel() for n, shape in SHAPES.items()}
+PIECES = pieces(SIZES, 2)
+
+
+def sending(
+    rig: Rig, cells: Sequence[Sequence[Peer]], after: Plan, which: int, listeners: Sequence[tuple[Peer, int]] = ()
+) -> Plan:
+    plan = meeting(rig, cells, after)
+    peers = sorted(p.me for cell in cells for p in cell)
+    reducers = {name: PeerId(peers[i % len(peers)]) for i, name in enumerate(sorted(PIECES[which - 1]))}
+    more = tuple(Member(p.me, 1, 1.0, False, cell) for p, cell in listeners)
+    return replace(plan, reducers=reducers, fragment=which, members=plan.members + more)
+
+
+def test_fragments_hold_every_part_once_in_about_equal_bytes() -> None:
+    sizes = {f"layers.{i}.{what}": size for i in range(12) for what, size in (("a", 4096), ("b", 1024), ("norm", 64))}
+    for count in (1, 2, 3, 4, 5):
+        made = pieces(sizes, count)
+        assert sorted(n for names in made for n in names) == sorted(sizes)
+        held = [sum(sizes[n] for n in names) for names in made]
+        assert max(held) - min(held) <= 4096
+    assert pieces(dict(reversed(sizes.items())), 3) == pieces(sizes, 3), "of names and bytes alone"
+    assert pieces({"only": 8}, 3) == [{"only"}, frozenset(), frozenset()]
+
+
+def test_fragments_take_turns_and_the_last_round_of_a_run_carries_everything() -> None:
+    s = replace(STREAM, every=6, fragments=3)
+    rounds = {e: fragment(s, e, 12) for e in range(12) if number(e, s.gap, 12)}
+    assert rounds == {2: 1, 5: 2, 8: 3, 11: 0}
+    assert {e: fragment(s, e, 20) for e in (11, 14, 19)} == {11: 1, 14: 2, 19: 0}
+    assert all(fragment(replace(s, fragments=1), e, 20) == 0 for e in range(20))
+    changed = Rules(1, s, 1, "by the owner")
+    assert (due(changed, 5, 5, 20), carries(changed, 5, 5, 20)) == (2, 0), "a change levels"
+    assert (due(changed, 5, 8, 20), carries(changed, 5, 8, 20)) == (3, 3)
+
+
+async def test_a_round_steps_its_fragment_and_leaves_cells_the_rest(rig: Rig) -> None:
+    rig.outer = STREAM
+    cells = await four(rig)
+    (a, b), (c, d) = cells
+    everybody, plan, state = (a, b, c, d), None, OuterState.begin(a.parameters())
+    for which in (1, 2, 1):
+        plan = inner(rig, cells, plan)
+        await rig.epoch(plan, *everybody)
+        before = {p.name: p.parameters() for p in everybody}
+        moved = [pseudo_gradient(state, {n: before[p][n] for n in PIECES[which - 1]}) for p in ("a", "c")]
+        state = outer_step(state, {n: (moved[0][n] + moved[1][n]) / 2 for n in moved[0]}, STREAM)
+        plan = sending(rig, cells, plan, which)
+        await rig.epoch(plan, *everybody)
+        assert equal(a, b)
+        assert equal(c, d)
+        assert not equal(a, c)
+        for p in everybody:
+            assert p.work.anchor.state is not None
+            for n, t in p.parameters().items():
+                if n in PIECES[which - 1]:
+                    torch.testing.assert_close(t, state.anchor[n], rtol=1e-5, atol=1e-6)
+                    torch.testing.assert_close(p.work.anchor.state.momentum[n], state.momentum[n], rtol=1e-5, atol=1e-6)
+                else:
+                    assert torch.equal(t, before[p.name][n])
+            assert a.work.anchor.state is not None
+            assert all(torch.equal(p.work.anchor.state.anchor[n], a.work.anchor.state.anchor[n]) for n in SHAPES)
+    streamed = max(p.work.outer.nbytes for p in everybody)
+    plan = inner(rig, cells, plan)
+    await rig.epoch(plan, *everybody)
+    await rig.epoch(meeting(rig, cells, plan), *everybody)
+    assert len({p.work.stage.digest for p in everybody}) == 1, "everything travelled"
+    assert streamed < 0.7 * max(p.work.outer.nbytes for p in everybody)
+
+
+async def test_who_missed_parts_takes_the_outer_step_from_another_cell_and_keeps_what_is_its_own(rig: Rig) -> None:
+    rig.outer = STREAM
+    cells = await four(rig)
+    (a, b), (c, d) = cells
+    plan = inner(rig, cells, None)
+    await rig.epoch(plan, a, b, c, d)
+    was = d.parameters()
+    plan = sending(rig, cells, plan, 1)
+    everybody = (a, b, c, d)
+    await rig.begin(plan, *everybody)
+    d.work.anchor.state = None  # it has come back without its anchor, so that what it gathers means nothing to it
+    ended = await rig.average(plan, *everybody)
+    assert [bool(e.missing) for e in ended] == [False, False, False, True]
+    got = await d.work.copy(plan, rig.round(plan, 1, sources=(a.me, b.me)))
+    assert not got.missing
+    await d.work.adopt(plan)
+    assert equal(c, d)
+    assert not equal(a, d)
+    assert all(torch.equal(d.parameters()[n], was[n]) for n in PIECES[1])
+    assert d.work.anchor.state is not None
+    assert a.work.anchor.state is not None
+    assert all(torch.equal(d.work.anchor.state.momentum[n], a.work.anchor.state.momentum[n]) for n in SHAPES)
+
+
+async def test_a_listener_takes_all_of_it_from_its_own_cell(rig: Rig) -> None:
+    rig.outer = STREAM
+    cells = await four(rig)
+    (a, b), (c, d) = cells
+    (e,) = await rig.add("e")
+    plan = inner(rig, cells, None)
+    await rig.epoch(plan, a, b, c, d)
+    plan = sending(rig, cells, plan, 1, [(e, 1)])
+    everybody = (a, b, c, d, e)
+    await rig.begin(plan, *everybody)
+    ended = await rig.average(plan, *everybody)
+    assert [len(x.missing) for x in ended] == [0, 0, 0, 0, len(SHAPES)], "a fragment makes nobody current"
+    for sources, missing in (((a.me, b.me), True), ((a.me, b.me, c.me), False)):
+        got = await e.work.copy(plan, rig.round(plan, 1, sources=sources))
+        assert bool(got.missing) is missing, "another cell's parameters are not its own"
+    await e.work.adopt(plan)
+    assert equal(e, c)
+    assert e.work.anchor.state is not None
+    following = inner(rig, [[a, b], [c, d, e]], plan)
+    await rig.epoch(following, *everybody)
+    assert equal(e, c)
+
+
+async def test_a_round_of_a_fragment_that_is_undone_leaves_everything_as_it_was(rig: Rig) -> None:
+    rig.outer = replace(STREAM, codec="int4", feedback=True)
+    cells = await four(rig)
+    (a, b), (c, d) = cells
+    plan = inner(rig, cells, None)
+    await rig.epoch(plan, a, b, c, d)
+    first = sending(rig, cells, plan, 1)
+    state = a.work.anchor.state
+    await rig.epoch(first, a, b, c, d)
+    after = a.parameters()
+    again = sending(rig, cells, plan, 1)
+    await rig.begin(again, a, b, c, d)
+    assert a.work.anchor.state is state
+    assert all(p.work.anchor.owed.words == {} for p in (a, b, c, d))
+    for ended in await rig.average(again, a, b, c, d):
+        assert not ended.missing
+    assert all(torch.equal(t, after[n]) for n, t in a.parameters().items())
+
+
+def members(*cells: str, listeners: str = "") -> tuple[Member, ...]:
+    found = [Member(PeerId(p), 1, 1.0, True, i) for i, peers in enumerate(cells) for p in peers]
+    return (*found, *(Member(PeerId(p), 1, 1.0, False, 0) for p in listeners))
+
+
+def plan_of(fragment: int, *cells: str, listeners: str = "") -> Plan:
+    everybody = members(*cells, listeners=listeners)
+    owners = {in_cell(n, i): PeerId(peers[0]) for i, peers in enumerate(cells) for n in SHAPES}
+    reducers = {n: PeerId(cells[-1][0]) for n in (PIECES[fragment - 1] if fragment else SHAPES)}
+    return Plan(4, 1, PeerId("z"), everybody, (), owners, outer=2, reducers=reducers, fragment=fragment)
+
+
+def says(attempt: Attempt, **digests: str) -> None:
+    for peer, digest in digests.items():
+        attempt.outcomes[PeerId(peer)] = ev.Committed(PeerId(peer), attempt.plan.hash, 0, digest)
+
+
+def test_a_leader_compares_cells_with_themselves_and_waits_for_no_listener_of_a_dead_one() -> None:
+    streamed, whole = (Attempt(plan_of(which, "a", "bcd", listeners="l"), 0.0, 1.0) for which in (1, 0))
+    for attempt in (streamed, whole):
+        says(attempt, a="x", l="x", b="y", c="y", d="z")
+    assert streamed.digests() == ({(1, 0): "x", (1, 1): "y"}, [(1, PeerId("d"))])
+    assert len(whole.digests()[1]) == 3, "there they all hold the same"
+    for attempt in (streamed, whole):
+        attempt.outcomes.clear()
+        attempt.dead.add(PeerId("a"))
+    assert [m.peer for m in streamed.awaited] == ["b", "c", "d"]
+    assert [m.peer for m in whole.awaited] == ["b", "c", "d", "l"], "there the mean makes it current"
+    says(streamed, b="y")
+    assert streamed.digests() == ({(1, 1): "y"}, [])
+    (again,) = streamed.repair((1, 0), [], lambda *_: {}, 9.0)
+    assert (again.sources, again.digest) == ((PeerId("b"),), ""), "each has its cell's"
+    says(streamed, l="x")
+    assert [m.peer for m in streamed.awaited] == ["b", "c", "d", "l"], "it had copied before its cell died"
+
+
+@pytest.mark.parametrize("wrong", ["another fragment", "other parts", "all parts"])
+async def test_a_plan_that_carries_other_parts_than_are_due_is_objected_to(rig: Rig, wrong: str) -> None:
+    rig.outer = STREAM
+    cells = await four(rig)
+    a = cells[0][0]
+    plan = replace(sending(rig, cells, inner(rig, cells, None), 1), outer=1)
+    assert a.work.objection(plan) == ""
+    worse = {
+        "another fragment": replace(sending(rig, cells, inner(rig, cells, None), 2), outer=1),
+        "other parts": replace(plan, reducers={n: a.me for n in PIECES[1]}),
+        "all parts": replace(plan, fragment=0),
+    }[wrong]
+    assert a.work.objection(worse)
+    assert Plan.parse(plan.canonical()) == plan
+    assert makes(plan, ()) != makes(replace(plan, fragment=2), ())
