@@ -176,7 +176,8 @@ class Attempt:
         if self.pushes and said:
             return self._push_again(unit, ended, said, assign, deadline_s)
         if said:
-            return [self.round(unit, tuple(unfinished), {}, deadline_s, tuple(said), "" if self.plan.fragment else majority(said))]
+            digest = "" if self.plan.fragment else majority(said)
+            return [self.round(unit, tuple(unfinished), {}, deadline_s, tuple(said), digest)]
         self.blame(ended)
         return [self.round(unit, tuple(unfinished), self.reown(unit, _holders(ended), assign), deadline_s)]
 

@@ -17,6 +17,7 @@ WANTED = {
     "moshpit": (1, ("moshpit", "parameters", 1, "none")),
     "parameter-server": (1, ("parameter-server", "parameters", 1, "none")),
     "diloco": (1, ("butterfly", "deltas", 20, "nesterov")),
+    "diloco-streaming": (1, ("butterfly", "deltas", 20, "nesterov")),
     "diloco-top-k": (1, ("butterfly", "deltas", 5, "nesterov")),
     "cells-moshpit-diloco": (2, ("moshpit", "state", 4, "nesterov")),
 }
@@ -47,7 +48,8 @@ def test_a_config_is_what_its_name_says(name: str) -> None:
         ("cell = 2", 'every = 2\nstrategy = "moshpit"', "grid"),
         ("cell = 2", 'every = 2\nstrategy = "moshpit"\ngrid = ["2"]', "list of whole numbers"),
         ("cell = 2", 'every = 2\ncarries = "deltas"\noptimizer = "sgd"\nstrategy = "hogwild"', "without a barrier"),
-        ("cell = 2", 'every = 4\ncarries = "deltas"\noptimizer = "sgd"\nfragments = 2', "streaming"),
+        ("cell = 2", 'every = 4\ncarries = "deltas"\noptimizer = "sgd"\noverlap = 2', "while the next epochs run"),
+        ("cell = 2", 'every = 4\ncarries = "deltas"\noptimizer = "sgd"\nfragments = 3', "do not divide"),
         ("cell = 2", 'every = 4\ncarries = "deltas"\noptimizer = "sgd"\nquorum = 2', "quorum"),
         ("cell = 2", 'every = 4\ncarries = "deltas"\noptimizer = "sgd"\ncodec = "top-k"', "outer.feedback"),
         ("cell = 2", 'every = 4\ncarries = "deltas"\noptimizer = "sgd"\nreducer = "median"', "reducer"),

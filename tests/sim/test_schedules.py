@@ -44,10 +44,12 @@ def test_a_mix_of_everything_holds(first: int) -> None:
 
 
 FEEDBACK = OuterSettings("butterfly", "deltas", 2, "nesterov", codec="top-k", feedback=True)
+STREAM = OuterSettings("butterfly", "deltas", 4, "nesterov", fragments=2, codec="int4", feedback=True)
 CELLS = {
     "butterfly": Setup(ends=3, replicas=5, epochs=9, micro_batches=4, cell=2, outer=FEEDBACK),
     "moshpit": Setup(replicas=5, epochs=9, micro_batches=4, cell=2, outer=OuterSettings("moshpit", every=2, grid=(2, 2))),
     "gossip": Setup(stages=1, parts=toy_parts(1, 3), replicas=6, epochs=9, cell=1, outer=OuterSettings("gossip", every=1)),
+    "fragments": Setup(ends=3, replicas=5, epochs=9, micro_batches=4, cell=2, outer=STREAM),
     "server": Setup(
         stages=1, parts=toy_parts(1, 3), replicas=4, epochs=9, cell=1, outer=OuterSettings("parameter-server", every=2)
     ),
@@ -61,7 +63,7 @@ def test_cells_and_outer_rounds_hold(name: str) -> None:
     assert (quiet.violation, quiet.finished, quiet.counts.get("epoch-abandoned", 0)) == (None, True, 0)
     # Outer rounds are epochs in which nothing is counted.
     outer = [epoch for _, epoch, tokens, _ in quiet.commits if not tokens]
-    assert outer == [e + 1 for e in range(setup.epochs) if number(e, setup.outer.every, setup.epochs)]
+    assert outer == [e + 1 for e in range(setup.epochs) if number(e, setup.outer.gap, setup.epochs)]
     for seed in range(WITH_CELLS):
         outcome = run(setup, lay(("random",), setup, seed))
         assert outcome.violation is None, f"seed {seed}: {outcome.violation}\n{outcome.schedule.to_json()}"
