@@ -12,6 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import node.core.bare  # noqa: F401  first: hivemind without its averager and optimizer
+
+# isort: split
 from hivemind.p2p import PeerID
 
 from node.core.clock import Clock

@@ -16,6 +16,9 @@ import threading
 from collections.abc import Collection
 from typing import Any
 
+import node.core.bare  # noqa: F401  first: hivemind without its averager and optimizer
+
+# isort: split
 import hivemind.dht.node
 import msgpack
 from hivemind.dht.crypto import DHTRecord, RecordValidatorBase

@@ -18,6 +18,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import node.core.bare  # noqa: F401  first: hivemind without its averager and optimizer
+
+# isort: split
 from hivemind.p2p import P2P
 from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID, StreamInfo
 from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure, P2PDaemonError, raise_if_failed, read_pbmsg_safe, write_pbmsg

@@ -56,10 +56,11 @@ NOW = 1_800_000_000.0
 def test_01_over_nested_messages_are_refused_and_the_process_lives(apart) -> None:
     """300 to 20,000 levels of nested extensions raise an error in the decoder that hivemind's messages go through."""
     said = apart("""
-import msgpack
-from hivemind.utils import MSGPackSerializer
+import msgpack, sys
 from node.dht import guard
+from hivemind.utils import MSGPackSerializer
 guard.install()
+assert not {"hivemind.averaging", "scipy.optimize"} & sys.modules.keys(), "of hivemind only what is used"
 for depth in (300, 2000, 20_000):
     value = b"\\xc0"
     for _ in range(depth):
@@ -78,13 +79,13 @@ def test_02_a_stranger_cannot_fill_the_memory_of_a_directory_node(apart) -> None
     """Endless, absurd and missing expiries, values of a megabyte and 100,000 keys: nothing is stored, little memory is taken."""
     said = apart("""
 import asyncio, math, gc, psutil
+from node.core.clock import SystemClock
+from node.core.ids import RunId
+from node.dht import guard
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer
-from node.core.clock import SystemClock
-from node.core.ids import RunId
-from node.dht import guard
 from node.dht.board import Board
 from node.dht.settings import DirectorySettings
 from node.identity.keys import Identity
