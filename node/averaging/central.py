@@ -1,6 +1,6 @@
 """The classical baselines: one or a few members hold the parameters, the others push and pull.
-Enters: how many members, round, seed; a push's age. Leaves: who owns, and what a push weighs.
-Never: the optimizer.
+Enters: how many members, round, seed. Leaves: who owns, and who pushes when.
+Never: the optimizer, what becomes of a push (:mod:`node.averaging.pushes`).
 
 A synchronous parameter server is a butterfly whose shares all lie with one owner; sharded, with a few. Without a barrier,
 pushes older than a bound are refused (stale-synchronous, Ho et al. 2013); Hogwild (Niu et al. 2011) also drops the lock.
@@ -54,16 +54,3 @@ def servers(count: int, shards: int, seed: int) -> tuple[int, ...]:
     if not 1 <= shards <= count:
         raise ValueError(f"{shards} shards among {count} members")
     return tuple(sorted(order(count, seed, "servers")[:shards].tolist()))
-
-
-def admit(version: int, seen: int, bound: int | None, *, damp: bool = False) -> float:
-    """What a push weighs that was computed from version ``seen`` when the owner is at ``version``: 0 refuses it.
-
-    ``damp``: the weight is 1 / (1 + age) instead of 1 (Zhang et al. 2016). Raises ValueError for a version from the future.
-    """
-    age = version - seen
-    if age < 0:
-        raise ValueError(f"a push for version {seen}, which is later than {version}")
-    if bound is not None and age > bound:
-        return 0.0
-    return 1.0 / (1 + age) if damp else 1.0

@@ -9,22 +9,19 @@ what each cell pulled, so nobody can claim to know of something newer than it wa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-import torch
-from torch import Tensor
-
-from node.averaging.central import admit
-from node.averaging.outer import OuterSettings
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Served:
-    """Of one part: its ``value`` (fp32, CPU; never written again), its ``version``, which is the number of pushes applied since this
+class Served(Generic[T]):
+    """Of one part: its ``value`` (never written again), its ``version``, which is the number of pushes applied since this
     server began to serve it, and the version each cell has ``pulled``. A cell that never did is taken to know the present one."""
 
-    value: Tensor
+    value: T
     version: int = 0
     pulled: Mapping[int, int] = field(default_factory=dict)
 
@@ -33,19 +30,27 @@ class Served:
         return self.version - self.pulled.get(cell, self.version)
 
 
-@torch.no_grad()
-def push(here: Served, cell: int, delta: Tensor | None, s: OuterSettings) -> tuple[Served, bool]:
-    """(what is served after a cell's push, whether it was applied): value - lr * delta, plain SGD. None: it only pulls.
+def admit(version: int, seen: int, bound: int | None, *, damp: bool = False) -> float:
+    """What a push weighs that was computed from version ``seen`` when the owner is at ``version``: 0 refuses it.
 
-    A push older than ``s.staleness`` changes nothing; its cell gets the value all the same. Raises ValueError for a delta of another
-    shape, or one that makes numbers that are not finite.
+    ``damp``: the weight is 1 / (1 + age) instead of 1 (Zhang et al. 2016). Raises ValueError for a version from the future.
     """
-    applied = delta is not None and admit(here.version, here.version - here.age(cell), s.staleness) > 0
-    if delta is None or not applied:
-        return Served(here.value, here.version, {**here.pulled, cell: here.version}), applied
-    if delta.shape != here.value.shape:
-        raise ValueError(f"a push of {tuple(delta.shape)} to a part of {tuple(here.value.shape)}")
-    value = here.value - s.lr * delta
-    if not bool(torch.isfinite(value).all()):
-        raise ValueError("a push that makes numbers that are not finite")
-    return Served(value, here.version + 1, {**here.pulled, cell: here.version + 1}), True
+    age = version - seen
+    if age < 0:
+        raise ValueError(f"a push for version {seen}, which is later than {version}")
+    if bound is not None and age > bound:
+        return 0.0
+    return 1.0 / (1 + age) if damp else 1.0
+
+
+def push(
+    here: Served[T], cell: int, delta: T | None, bound: int | None, step: Callable[[T, T], T]
+) -> tuple[Served[T], bool]:  # fmt: skip
+    """(what is served after a cell's push, whether it was applied): ``step(value, delta)`` is served then. None: it only pulls.
+
+    A push older than ``bound`` (None: none is) changes nothing; its cell gets the value all the same. Raises what ``step`` raises.
+    """
+    version = here.version
+    if delta is None or not admit(version, version - here.age(cell), bound):
+        return Served(here.value, version, {**here.pulled, cell: version}), False
+    return Served(step(here.value, delta), version + 1, {**here.pulled, cell: version + 1}), True

@@ -10,9 +10,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from node.averaging.central import Hogwild, Stale, admit
+from node.averaging.central import Hogwild, Stale
 from node.averaging.gossip import Exponential
 from node.averaging.moshpit import Moshpit, advance, first_keys, meet_by_key
+from node.averaging.pushes import admit
 from node.averaging.strategy import Butterfly, Edges, Groups, Strategy
 
 Values = NDArray[np.float64]

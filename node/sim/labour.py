@@ -5,7 +5,8 @@ Parameters and optimizer state are the hashes of :mod:`node.sim.values`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from node.core.ids import ENDS, PeerId, RoundId
@@ -30,9 +31,10 @@ from node.sim.values import (
 from node.sim.world import HEAD, Call
 from node.training import events as ev
 from node.training.cells import ANY
-from node.training.meetings import speakers, weights
+from node.training.meetings import PUSH_AGAIN, speakers, weights
 from node.training.memory import Past
-from node.training.rules import between
+from node.training.rules import between, levels
+from node.training.serving import Serving
 
 if TYPE_CHECKING:
     from node.sim.peer import SimPeer
@@ -73,6 +75,8 @@ class Labour:
         self._busy0 = 0.0
         self._flip = False
         self._stepped: set[str] = set()
+        self._pushed: set[tuple[str, int]] = set()
+        self.serving: Serving[str] = Serving()
         self._rate = Rate()
 
     # ------------------------------------------------------------ what is here
@@ -115,6 +119,9 @@ class Labour:
             self._staged.pop(plan.epoch, None)
             peer.rounds.void(plan.epoch)
         self._plan, self._share, self.fresh, self._stepped, self._said = plan, None, None, set(), {}
+        self._pushed = set()
+        if levels(plan):
+            self.serving.forget()
         self._token, self._arriving, self._arrived = object(), 0, []
         self._busy0 = peer.device.busy_s
         if listener:
@@ -123,6 +130,7 @@ class Labour:
             self.moments.clear()
             self._staged.clear()
             self.owed, self._owed_before = {}, None
+            self.serving.forget()
         peer.pipe.reset(plan.epoch)
         peer.pipe.set_plan(plan)
         me = peer.name
@@ -147,7 +155,7 @@ class Labour:
             if self._token is token:
                 if plan.outer and not listener:
                     marks = tuple((n, self._says(plan, n)) for n in sorted(self.values))
-                    speaks = self.peer.name in speakers(plan, unit_of(plan, self.peer.name), r.dead)
+                    speaks = self.peer.name in speakers(plan, unit_of(plan, self.peer.name), absent(plan, r, self.peer.name))
                     weight = weights(plan, unit_of(plan, self.peer.name), between(plan, self.peer.swarm.read))[
                         plan_cell(plan, self.peer.name)
                     ]
@@ -178,7 +186,8 @@ class Labour:
         owners = {name: r.owners.get(name, planned[name]) for name in self.names if name in planned or not plan.fragment}
         stepped = {name: plan.owner(name, home) for name in self.names} if plan.outer else owners
         self._owned = frozenset(name for name, owner in stepped.items() if owner == me)
-        cell = [m for m in plan.unit(unit) if m.peer not in r.dead]
+        away = absent(plan, r, me)
+        cell = [m for m in plan.unit(unit) if m.peer not in away]
         makes = Version(plan.epoch + 1, lineage_after(plan, r.dropped))
         share = None if listener or self._share is None or not self._share.tokens else self._share
         request = Request(
@@ -198,14 +207,22 @@ class Labour:
             and (len(plan.cells(self.stage)) > 1 or (self.stage > 0 and self.peer.swarm.fewest < self.setup.stages)),
         )
 
-        def step(_: Request, names: tuple[str, ...], shares: tuple[Share, ...]) -> dict[str, Value]:
-            return self._step(plan, makes, names, shares)
+        pushes = plan.outer > 0 and between(plan, self.peer.swarm.read).pushes
+        if pushes:
+            request = self._pushes(plan, [m.peer for m in cell], away, request)
 
-        def ended(fresh: dict[str, Value], missing: tuple[str, ...], failed: tuple[PeerId, ...]) -> None:
+        def step(lane: int, names: tuple[str, ...], shares: tuple[Share, ...]) -> dict[str, Value]:
+            return self._take(plan, makes, lane, names, shares) if pushes else self._step(plan, makes, names, shares)
+
+        def ended(
+            fresh: dict[str, Value], missing: tuple[str, ...], failed: tuple[PeerId, ...], unserved: tuple[str, ...]
+        ) -> None:  # fmt: skip
             if self._token is token:
                 if plan.fragment and listener:
                     missing = tuple(sorted(self.names))  # a fragment is not what it lacks
                 self.fresh = self._rest(plan, makes) | fresh
+                if r.attempt < PUSH_AGAIN:
+                    missing = tuple(sorted({*missing, *unserved}))
                 then(ev.RoundEnded(plan.epoch, plan.term, r.attempt, tuple(sorted(fresh)), missing, failed, len(cell)))
 
         self._round = request.round
@@ -237,6 +254,32 @@ class Labour:
             fresh[name] = fresh_value(name, old, shares, moment, makes)
             staged[name] = next_moment(name, moment, fresh[name], makes)
         return fresh
+
+    def _pushes(self, plan: Plan, cell: Sequence[PeerId], away: Collection[PeerId], request: Request) -> Request:
+        """The same without a barrier, as node.training.outer_round makes it."""
+        me, unit = self.peer.name, unit_of(plan, self.peer.name)
+        mine = [name for name, owner in request.owners.items() if owner == me]
+        heard = self.fresh or {}
+        self.serving.opens(plan.hash, mine, lambda n: heard[n].mark if n in heard else self.values[n].mark)
+        here = {peer: plan_cell(plan, peer) for peer in (*cell, me)}
+        return replace(
+            request, members=tuple(sorted({*here, *request.owners.values()})), lanes=here, may_hold=True, gathers=me in cell,
+            listeners=frozenset({*here, *request.owners.values()}) - speakers(plan, unit, list(away)),
+            share=request.share if me in cell else None,
+        )  # fmt: skip
+
+    def _take(
+        self, plan: Plan, makes: Version, lane: int, names: Sequence[str], shares: tuple[Share, ...]
+    ) -> dict[str, Value]:  # fmt: skip
+        """A cell pushes, or pulls: what is served then."""
+        for name in names:
+            self.peer.swarm.watch.stepping(self.peer, plan, name, self.values[name], None, (name, lane) in self._pushed)
+            self._pushed.add((name, lane))
+        bound = between(plan, self.peer.swarm.read).staleness
+        deltas = {name: mark for share in shares for name, mark in share.marks if name in names}
+        found, late = self.serving.take(plan.hash, lane, names, deltas, bound, lambda value, by: mark_of("pushed", value, by))
+        self.peer.swarm.watch.count("pushes-refused" if late else "pushes-applied" if deltas else "pulls")
+        return {name: Value(mark, makes) for name, mark in found.items()}
 
     def _says(self, plan: Plan, name: str) -> str:
         """This peer's word on a part: what it has, and what it owes."""
@@ -318,6 +361,7 @@ class Labour:
             self.moments = {n: m for n, m in self.moments.items() if n in self._owned}
         self.peer.rounds.forget(epoch - 1)
         self._before, self._owed_before, self.settled = None, None, epoch
+        self.serving.settled()
         if self.setup.checkpoint_every and epoch % self.setup.checkpoint_every == 0:
             self.save(epoch, plan)
 
@@ -331,6 +375,7 @@ class Labour:
                 self.digest = digest_of(self.values)
             if self._owed_before is not None:
                 self.owed, self._owed_before = self._owed_before, None
+            self.serving.undone()
             self.settled = version.epoch
         elif how == "left out":
             self.values = {n: v._replace(made=version) for n, v in self.values.items()}
@@ -379,6 +424,7 @@ class Labour:
         self.peer.swarm.watch.restored(self.peer, found)
         self.values, self._before = dict(found.values), None
         self.owed, self._owed_before = {}, None
+        self.serving.forget()
         self.digest = digest_of(self.values)
         self.moments, self._owned, self.settled = dict(found.moments), None, version.epoch
         self.version, self.tokens, self.cell = version, found.tokens, found.cell
@@ -388,6 +434,7 @@ class Labour:
         """Parameters fetched from others are in place now."""
         self.values, self._before = dict(values), None
         self.owed, self._owed_before = {}, None
+        self.serving.forget()
         self.digest = digest_of(self.values)
         self.moments, self._owned, self.settled = {}, None, version.epoch
         self.version, self.tokens, self.cell = version, tokens, ANY
@@ -473,6 +520,12 @@ def plan_cell(plan: Plan, peer: PeerId) -> int:
     """The cell the plan has this peer in."""
     me = plan.member(peer)
     return me.cell if me else ANY
+
+
+def absent(plan: Plan, r: ev.RoundArrived, peer: PeerId) -> tuple[PeerId, ...]:
+    """Who of this peer's unit takes no part in an attempt, or only serves in it."""
+    among = r.among or tuple(m.peer for m in plan.members)
+    return tuple(m.peer for m in plan.unit(unit_of(plan, peer)) if m.peer in r.dead or m.peer not in among)
 
 
 def unit_of(plan: Plan, peer: PeerId) -> Unit:

@@ -55,6 +55,8 @@ class Request:
     total: int
     allowed: Mapping[PeerId, int]
     may_hold: bool = False
+    lanes: Mapping[PeerId, int] = field(default_factory=dict)
+    gathers: bool = True
 
     def groups_of(self, peer: PeerId, setup: Setup) -> tuple[Group, ...]:
         return micro_groups({n: setup.size_of(n) for n, owner in self.owners.items() if owner == peer}, setup.group_bytes)
@@ -75,12 +77,13 @@ class Attempt:
 
     request: Request
     groups: tuple[Group, ...]
-    ended: Callable[[dict[str, Value], tuple[str, ...], tuple[PeerId, ...]], None]
-    step: Callable[[Request, tuple[str, ...], tuple[Share, ...]], dict[str, Value]]
+    ended: Callable[[dict[str, Value], tuple[str, ...], tuple[PeerId, ...], tuple[str, ...]], None]
+    step: Callable[[int, tuple[str, ...], tuple[Share, ...]], dict[str, Value]]
+    lane: int = 0
     open: int = 0
     settled: bool = False
     over: bool = False
-    failing: bool = False
+    failing: set[int] = field(default_factory=set)
     failed: dict[PeerId, str] = field(default_factory=dict)
     given: dict[tuple[int, PeerId], Share] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
@@ -88,6 +91,10 @@ class Attempt:
     @property
     def mine(self) -> frozenset[str]:
         return frozenset(name for group in self.groups for name in group.names)
+
+    @property
+    def lanes(self) -> frozenset[int]:
+        return frozenset(self.request.lanes.values()) or frozenset((self.lane,))
 
 
 @dataclass
@@ -106,7 +113,15 @@ class _Asking:
 @dataclass
 class _Epoch:
     attempts: dict[RoundId, Attempt] = field(default_factory=dict)
-    held: dict[str, Held] = field(default_factory=dict)
+    held: dict[int, dict[str, Held]] = field(default_factory=dict)
+
+    def of(self, lane: int) -> dict[str, Held]:
+        return self.held.setdefault(lane, {})
+
+    @property
+    def here(self) -> dict[str, Held]:
+        newest = max(self.attempts, default=None)
+        return {} if newest is None else self.of(self.attempts[newest].lane)
 
 
 @dataclass(slots=True)
@@ -131,11 +146,11 @@ class Rounds:
     # ------------------------------------------------------------ our own rounds
 
     def run(self, request: Request, step: Any, ended: Any) -> None:
-        """One attempt; ``ended(fresh, missing, failed)`` by its deadline. Raises ValueError for one that is not newer."""
+        """One attempt; ``ended(fresh, missing, failed, unserved)`` by its deadline. Raises ValueError for one that is not newer."""
         me = self.peer.name
         epoch = self._epochs.setdefault(request.round.epoch, _Epoch())
         setup = self.peer.swarm.setup
-        attempt = Attempt(request, request.groups_of(me, setup), ended, step)
+        attempt = Attempt(request, request.groups_of(me, setup), ended, step, request.lanes.get(me, 0))
         if epoch.attempts and request.round <= max(epoch.attempts):
             raise ValueError("not newer")
         epoch.attempts[request.round] = attempt
@@ -147,10 +162,11 @@ class Rounds:
         except ValueError:
             del self._epochs[request.round.epoch]
             raise
-        for owner in sorted(set(request.owners.values()) - {me}):
+        held = epoch.of(attempt.lane)
+        for owner in sorted(set(request.owners.values()) - {me} if request.gathers else ()):
             asking = _Asking(owner, [], bool(tokens), now + request.deadline_s)
             for group in request.groups_of(owner, setup):
-                lacking = tuple(n for n in group.names if n not in epoch.held or epoch.held[n].source != owner)
+                lacking = tuple(n for n in group.names if n not in held or held[n].source != owner)
                 if lacking:
                     asking.errands.append((group, lacking if tokens else group.names))
             if asking.errands:
@@ -171,11 +187,12 @@ class Rounds:
             members=frozenset(request.members),
             listeners=request.listeners,
             groups=attempt.groups,
-            held=attempt.mine & epoch.held.keys(),
+            held=attempt.mine & epoch.of(attempt.lane).keys(),
             tokens=tokens,
             contribute_by=times,
             token_limit=request.total,
             may_hold=request.may_hold,
+            lanes=request.lanes,
         )
 
     def gone(self, peer: PeerId) -> None:
@@ -273,7 +290,7 @@ class Rounds:
     def _keep(self, round_id: RoundId, parts: Mapping[str, Held]) -> None:
         epoch = self._epochs.get(round_id.epoch)
         if epoch is not None and round_id == max(epoch.attempts):
-            epoch.held.update(parts)
+            epoch.here.update(parts)
             self._settle(round_id.epoch)
 
     def _end_if_done(self, attempt: Attempt) -> None:
@@ -296,13 +313,17 @@ class Rounds:
         fresh = {
             n: held[n].value
             for n, owner in sorted(request.owners.items())
-            if n in held and (n in attempt.mine or held[n].source == owner)
+            if n in held and (n in attempt.mine or held[n].source == owner or not request.gathers)
         }
         if not attempt.mine <= fresh.keys():
             attempt.failed[me] = "own parts were not stepped"
         missing = tuple(sorted(request.owners.keys() - fresh.keys()))
+        failed = tuple(sorted(p for p in attempt.failed if p != me))
+        epoch = self._epochs.get(request.round.epoch)
+        lanes = attempt.lanes if epoch is not None else ()
+        unserved = {n for lane in lanes if epoch for n in attempt.mine - epoch.of(lane).keys()}
         # A round's caller hears of its end in a turn of its own.
-        self.peer.after(0.0, attempt.ended, fresh, missing, tuple(sorted(p for p in attempt.failed if p != me)))
+        self.peer.after(0.0, attempt.ended, fresh, missing, failed, tuple(sorted(unserved)))
 
     # ------------------------------------------------------------ as an owner
 
@@ -332,9 +353,10 @@ class Rounds:
             case Read(number):
                 if (line := self._lines.get(number)) is not None:
                     self.peer.after(line.call.bulk_s, self._uploaded, number)
-            case Serve(number, names):
+            case Serve(number, names, lane):
                 if (line := self._lines.get(number)) is not None:
-                    held = self._held(line.round.epoch)
+                    epoch = self._epochs.get(line.round.epoch)
+                    held = epoch.of(lane) if epoch is not None else {}
                     if held:
                         size = sum(self.peer.swarm.setup.size_of(n) for n in names)
                         line.call.say({n: (held[n].value, held[n].by) for n in names}, HEAD + size)
@@ -350,10 +372,14 @@ class Rounds:
             case Step():
                 seconds = self.peer.swarm.setup.step_s * len(action.names)
                 self.peer.device.run(Priority.STEP, seconds, self._step, action)
-            case Fail(number, _):
+            case Fail(number, _, lane):
                 if (epoch := self._epochs.get(number)) is not None and epoch.attempts:
-                    epoch.attempts[max(epoch.attempts)].failing = True
-                self._settle(number, failed=True)
+                    newest = epoch.attempts[max(epoch.attempts)]
+                    newest.failing.add(lane)
+                    for attempt in epoch.attempts.values():
+                        attempt.settled = attempt.settled or attempt is not newest
+                        self._end_if_done(attempt)
+                self._settle(number)
             case _:
                 pass
 
@@ -375,26 +401,28 @@ class Rounds:
         shares = tuple(
             request.share if p == me and request.share else attempt.given[action.group, p] for p in action.contributors
         )
-        self.peer.swarm.watch.step(self.peer, request, action, shares, attempt.failing)
+        self.peer.swarm.watch.step(self.peer, request, action, shares, action.lane in attempt.failing)
         if self.peer.broken_steps:
             self.peer.broken_steps -= 1
-            self._feed(StepFailed(action.round.epoch, frozenset(action.names), "out of memory"))
+            self._feed(StepFailed(action.round.epoch, frozenset(action.names), "out of memory", action.lane))
             return
-        fresh = attempt.step(request, action.names, shares)
+        fresh = attempt.step(action.lane, action.names, shares)
         epoch = self._epochs[action.round.epoch]
-        epoch.held.update({n: Held(v, me, action.contributors) for n, v in fresh.items()})
-        self._feed(Stepped(action.round.epoch, frozenset(action.names)))
+        epoch.of(action.lane).update({n: Held(v, me, action.contributors) for n, v in fresh.items()})
+        self._feed(Stepped(action.round.epoch, frozenset(action.names), action.lane))
         self._settle(action.round.epoch)
 
-    def _settle(self, number: int, failed: bool = False) -> None:
+    def _settle(self, number: int) -> None:
         epoch = self._epochs.get(number)
         for attempt in list(epoch.attempts.values()) if epoch else []:
-            if epoch is not None and not attempt.settled and (failed or attempt.mine <= epoch.held.keys()):
+            if epoch is None or attempt.settled:
+                continue
+            if all(lane in attempt.failing or attempt.mine <= epoch.of(lane).keys() for lane in attempt.lanes):
                 attempt.settled = True
                 self._end_if_done(attempt)
 
     def _held(self, epoch: int) -> dict[str, Held]:
-        return self._epochs[epoch].held if epoch in self._epochs else {}
+        return self._epochs[epoch].here if epoch in self._epochs else {}
 
     def _attempt(self, round_id: RoundId) -> Attempt | None:
         epoch = self._epochs.get(round_id.epoch)

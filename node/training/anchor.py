@@ -52,7 +52,7 @@ class Anchor:
         self._epochs = epochs
         self.state: OuterState | None = OuterState.begin(stage.parameters()) if self.kept else None
         self.owed = Owed(settings.codec)
-        self.serving = Serving()
+        self.serving: Serving[Tensor] = Serving()
         self.carried = frozenset(stage.parameters())
         """The parts that the round at hand carries."""
         self._before: OuterState | None = None

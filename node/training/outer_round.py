@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from node.averaging.diloco import pushed
 from node.averaging.outer import OuterSettings
 from node.averaging.request import RoundOutcome, RoundRequest
 from node.checkpoint.state import StateSnapshot
@@ -153,18 +154,23 @@ class OuterRound:
     def _pushes(self, plan: Plan, members: Sequence[Member], request: RoundRequest) -> RoundRequest:
         """The same without a barrier: each cell is answered by itself, by who serves."""
         anchor, engines, me = self._anchor, self._engines, self._me
+        settings = anchor.settings
         heard = self._heard[1] if self._heard[0] == plan.hash else {}
         mine = {name for name, owner in request.owners.items() if owner == me}
 
-        def too_old(cell: int, age: int) -> None:
-            engines.journal.emit(
-                "averaging", "push-refused", f"a push of cell {cell} is not applied: {age} others were since its last pull", "warning",
-                epoch=plan.epoch, cell=cell, age=age,
-            )  # fmt: skip
+        def apply(cell: int, names: tuple[str, ...], deltas: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            values, age = anchor.serving.take(plan.hash, cell, names, deltas, settings.staleness, step)
+            if age:
+                engines.journal.emit(
+                    "averaging", "push-refused", f"a push of cell {cell} is not applied: {age} others were since its last pull",
+                    "warning", epoch=plan.epoch, cell=cell, age=age,
+                )  # fmt: skip
+            return values
 
-        apply, begun = anchor.serving.opens(
-            plan.hash, mine, lambda name: heard.get(name, anchor.pulled(name)), anchor.settings, too_old
-        )
+        def step(value: Tensor, delta: Tensor) -> Tensor:
+            return pushed(value, delta, settings.lr)
+
+        begun = anchor.serving.opens(plan.hash, mine, lambda name: heard[name] if name in heard else anchor.pulled(name))
         if begun:
             text = f"begins to serve {len(begun)} parts with what its cell has pulled last"
             engines.journal.emit("averaging", "serving-begun", text, epoch=plan.epoch, parts=len(begun))

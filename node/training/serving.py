@@ -8,22 +8,20 @@ with what its own cell has pulled last, and the swarm goes on from there.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from typing import Generic, TypeVar
 
-from torch import Tensor
-
-from node.averaging.outer import OuterSettings
 from node.averaging.pushes import Served, push
+from node.core.errors import StepFault
 
-Apply = Callable[[int, tuple[str, ...], Mapping[str, Tensor]], Mapping[str, Tensor]]
-"""(cell, parts, what it pushes of them, or nothing) to the parts as they are then."""
+T = TypeVar("T")
 
 
-class Serving:
+class Serving(Generic[T]):
     """Of one stage. ``refused`` counts pushes that were too old, group by group of parts."""
 
     def __init__(self) -> None:
-        self._parts: dict[str, Served] = {}
-        self._under_way: dict[str, Served] = {}
+        self._parts: dict[str, Served[T]] = {}
+        self._under_way: dict[str, Served[T]] = {}
         self._plan = ""
         self.refused = 0
 
@@ -32,32 +30,32 @@ class Serving:
         """Parts served at the version in place."""
         return frozenset(self._parts)
 
-    def opens(
-        self, plan: str, mine: Collection[str], begins: Callable[[str], Tensor], settings: OuterSettings,
-        too_old: Callable[[int, int], None],
-    ) -> tuple[Apply, tuple[str, ...]]:  # fmt: skip
-        """What to do with pushes of a round under the plan of this hash, in which ``mine`` are ours; and the parts we begin to serve.
-        ``too_old(cell, age)`` is told of each that is refused, on whatever thread.
+    def opens(self, plan: str, mine: Collection[str], begins: Callable[[str], T]) -> tuple[str, ...]:
+        """A round under the plan of this hash, in which ``mine`` are ours; the parts we begin to serve, at ``begins(name)``.
 
         Attempts of one plan go on from each other; another plan begins at the version in place. What is not ours any more goes.
         """
         if plan != self._plan:
             self._plan, self._under_way = plan, dict(self._parts)
         begun = tuple(sorted(set(mine) - self._under_way.keys()))
-        here = self._under_way = {
-            name: self._under_way[name] if name in self._under_way else Served(begins(name)) for name in sorted(mine)
-        }
+        here = self._under_way
+        self._under_way = {n: here[n] if n in here else Served(begins(n)) for n in sorted(mine)}
+        return begun
 
-        def apply(cell: int, names: tuple[str, ...], deltas: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            after = {name: push(here[name], cell, deltas.get(name), settings) for name in names}
-            late = [here[name].age(cell) for name, (_, applied) in after.items() if name in deltas and not applied]
-            here.update({name: served for name, (served, _) in after.items()})
-            if late:
-                self.refused += 1
-                too_old(cell, max(late))
-            return {name: served.value for name, (served, _) in after.items()}
-
-        return apply, begun
+    def take(
+        self, plan: str, cell: int, names: Collection[str], deltas: Mapping[str, T], bound: int | None, step: Callable[[T, T], T]
+    ) -> tuple[dict[str, T], int]:  # fmt: skip
+        """A cell pushes ``deltas`` of ``names``, or only pulls: the values it gets, and how many pushes of others ago it had pulled
+        last where what it pushes is refused for that, else 0. Raises StepFault under another plan, and as :func:`push`.
+        """
+        if plan != self._plan:
+            raise StepFault("a push of a round that is over")
+        here = self._under_way
+        after = {name: push(here[name], cell, deltas.get(name), bound, step) for name in names}
+        late = max((here[n].age(cell) for n, (_, applied) in after.items() if n in deltas and not applied), default=0)
+        here.update({name: served for name, (served, _) in after.items()})
+        self.refused += late > 0
+        return {name: served.value for name, (served, _) in after.items()}, late
 
     def settled(self) -> None:
         """What is in place is final, and so are the pushes that went with it."""

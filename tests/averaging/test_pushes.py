@@ -9,12 +9,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from node.averaging.diloco import pushed
 from node.averaging.outer import OuterSettings
-from node.averaging.pushes import Served, push
+from node.averaging.pushes import Served
+from node.averaging.pushes import push as pushed_by
+from node.core.errors import StepFault
 
 HOGWILD = OuterSettings("hogwild", "deltas", 2, "sgd", lr=0.5)
 BOUND = replace(HOGWILD, strategy="parameter-server", staleness=1)
 ONE = torch.ones(3)
+
+
+def push(here: Served, cell: int, delta: torch.Tensor | None, s: OuterSettings) -> tuple[Served, bool]:
+    return pushed_by(here, cell, delta, s.staleness, lambda value, by: pushed(value, by, s.lr))
 
 
 def served(s: OuterSettings, *cells: int) -> tuple[Served, list[bool]]:
@@ -63,9 +70,9 @@ def test_a_cell_that_never_pulled_here_is_not_called_late():
 
 def test_nonsense_is_refused_and_nothing_moves():
     here, _ = served(HOGWILD, 0)
-    with pytest.raises(ValueError, match="a push of"):
+    with pytest.raises(StepFault, match="a push of"):
         push(here, 1, torch.ones(4), HOGWILD)
-    with pytest.raises(ValueError, match="not finite"):
+    with pytest.raises(StepFault, match="not finite"):
         push(here, 1, torch.full((3,), float("inf")), HOGWILD)
     assert torch.equal(here.value, torch.full((3,), -0.5))
 

@@ -11,9 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.averaging.central import Hogwild, ParameterServer, Stale, admit, servers
+from node.averaging.central import Hogwild, ParameterServer, Stale, servers
 from node.averaging.gossip import Exponential, Mass, Pairs, Ring
 from node.averaging.moshpit import Moshpit, advance, first_keys, fit, indices, meet_by_key, pack
+from node.averaging.pushes import admit
 from node.averaging.strategy import (
     Butterfly,
     Edges,
