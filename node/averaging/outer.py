@@ -148,7 +148,6 @@ def carried(s: OuterSettings, cell: int) -> None:
             "all replicas of a stage are one cell, so there are no others to average with", "set averaging.cell to a number"
         )
     for refused, what, instead in (
-        (s.strategy in ("ring", "push-sum"), f"{s.strategy} sends along directed edges", 'use "moshpit" or "gossip"'),
         (s.pushes, f"{s.strategy} without a barrier", 'use "butterfly", or parameter-server without outer.staleness'),
         (s.pushes and s.feedback, f"error feedback in {s.strategy} without a barrier", 'use "int8" without outer.feedback'),
         (

@@ -115,6 +115,8 @@ class CellRound:
             except PeerFault as fault:
                 if fault.weight:
                     self._transport.fault(owner, fault.reason, fault.weight)
+                if not isinstance(fault, Unwelcome):
+                    self._owner.gone(owner)
                 self._say("gift-failed", str(fault), level="warning", epoch=request.round.epoch, peer=owner)
 
         if tokens:

@@ -48,6 +48,13 @@ class Chair:
                     )  # fmt: skip
                     for to in a.to:
                         self._deliver(to, r, HEAD + 48 * len(a.owners))
+                case ev.SendLost():
+                    for to in a.to:
+                        if to == self.peer.name:
+                            self.peer.hear(to, a, lambda _: None)
+                        else:
+                            # Good to know and no more.
+                            self.peer.tell(to, a, TELL_TIMEOUT_S, lambda _: None, lambda _: None)
                 case ev.Probe(peer):
                     self._probe(peer)
                 case ev.Recall(version, holders):

@@ -32,6 +32,7 @@ class Checkpoint:
     sealed: bool = False
     cell: int = 0
     worked: dict[Unit, int] = field(default_factory=dict)
+    mass: dict[Unit, int] = field(default_factory=dict)
     change: str = ""
     since: int = 0
 

@@ -14,6 +14,7 @@ from node.core.journey import Plan, Unit, Version, in_cell, lineage_after
 from node.optim.ownership import ownership_hash
 from node.scheduler.costs import STEADY, Measured, Way
 from node.scheduler.throughput import Rate
+from node.sim import edges
 from node.sim.disk import Checkpoint, Disk
 from node.sim.rounds import Request
 from node.sim.values import (
@@ -57,6 +58,7 @@ class Labour:
         self.moments: dict[str, Moment] = {}
         self.digest = digest_of(self.values)
         self.fresh: dict[str, Value] | None = None
+        self.arrived: tuple[int, ...] = ()
         self.settled = 0
         self.moments_lost = 0
         self._before: dict[str, Value] | None = None
@@ -103,7 +105,9 @@ class Labour:
         return (
             None
             if found is None
-            else Past(found.cursor, dict(found.owners), found.tokens, dict(found.worked), found.change, found.since)
+            else Past(
+                found.cursor, dict(found.owners), found.tokens, dict(found.worked), found.change, found.since, dict(found.mass)
+            )
         )
 
     def parameters(self) -> dict[str, Value]:
@@ -225,9 +229,12 @@ class Labour:
                     missing = tuple(sorted({*missing, *unserved}))
                 then(ev.RoundEnded(plan.epoch, plan.term, r.attempt, tuple(sorted(fresh)), missing, failed, len(cell)))
 
-        self._round = request.round
+        self._round, self.arrived = request.round, ()
         try:
-            self.peer.rounds.run(request, step, ended)
+            if unit in plan.senders:
+                edges.along(self.peer, request, plan, r, self._share, step, ended)
+            else:
+                self.peer.rounds.run(request, step, ended)
         except ValueError:
             then(ev.RoundEnded(plan.epoch, plan.term, r.attempt, (), tuple(sorted(self.names)), (), 0))
 
@@ -308,7 +315,7 @@ class Labour:
         def got(found: tuple[Version, int, dict[str, Value]] | None) -> None:
             if self._token is not token:
                 return
-            self.fresh, self._said = found[2] if found else None, {}
+            self.fresh, self._said, self.arrived = found[2] if found else None, {}, ()
             if plan.fragment and not listener and found:
                 # The anchor, which is everybody's, of what the round carried; the rest is here.
                 rest = self._rest(plan, found[0])
@@ -413,6 +420,7 @@ class Labour:
             worked=dict(plan.worked),
             change=plan.change,
             since=plan.since,
+            mass=dict(plan.mass),
         )
         self.disk.save(self.peer, blank, dict(self.values), dict(self.moments), self.peer.checkpoint_written)
 

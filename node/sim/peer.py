@@ -307,6 +307,11 @@ class SimPeer(Host):
                 return self._hear_plan(peer, plan)
             case ev.RoundArrived():
                 return self.happens(note)
+            case ev.SendLost(_, plan, dead):
+                if self.member.plan is not None and plan.hash == self.member.plan.hash:
+                    for other in sorted({*dead} - {self.name}):
+                        self.rounds.gone(other)
+                return None
             case ev.Move(_, stage):
                 return self.swarm.move(self, stage)
         if self.leader is None:
@@ -435,7 +440,8 @@ class SimPeer(Host):
                 return ev.Adopted(plan.epoch, plan.term, ended.attempt, digest, ended.contributors)
             case ev.TellCommitted(plan, attempt, digest, contributors):
                 self.swarm.watch.adopted(self, plan)
-                note = ev.Committed(self.name, plan.hash, attempt, digest, self.labour.speed(), contributors)
+                speed, came = self.labour.speed(), self.labour.arrived
+                note = ev.Committed(self.name, plan.hash, attempt, digest, speed, contributors, arrived=came)
                 self._tell_leader(plan, note)
             case ev.TellIncomplete(plan, ended):
                 for peer in ended.failed:

@@ -57,6 +57,7 @@ class Request:
     may_hold: bool = False
     lanes: Mapping[PeerId, int] = field(default_factory=dict)
     gathers: bool = True
+    inward: bool = False
 
     def groups_of(self, peer: PeerId, setup: Setup) -> tuple[Group, ...]:
         return micro_groups({n: setup.size_of(n) for n, owner in self.owners.items() if owner == peer}, setup.group_bytes)
@@ -84,6 +85,7 @@ class Attempt:
     settled: bool = False
     over: bool = False
     failing: set[int] = field(default_factory=set)
+    gift: bool = False
     failed: dict[PeerId, str] = field(default_factory=dict)
     given: dict[tuple[int, PeerId], Share] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
@@ -142,6 +144,7 @@ class Rounds:
         self._lines: dict[int, _Line] = {}
         self._numbers = 0
         self._epochs: dict[int, _Epoch] = {}
+        self._gifts: list[Attempt] = []
 
     # ------------------------------------------------------------ our own rounds
 
@@ -162,13 +165,13 @@ class Rounds:
         except ValueError:
             del self._epochs[request.round.epoch]
             raise
-        held = epoch.of(attempt.lane)
+        held, giving = epoch.of(attempt.lane), bool(tokens) and not request.inward
         for owner in sorted(set(request.owners.values()) - {me} if request.gathers else ()):
-            asking = _Asking(owner, [], bool(tokens), now + request.deadline_s)
+            asking = _Asking(owner, [], giving, now + request.deadline_s)
             for group in request.groups_of(owner, setup):
                 lacking = tuple(n for n in group.names if n not in held or held[n].source != owner)
                 if lacking:
-                    asking.errands.append((group, lacking if tokens else group.names))
+                    asking.errands.append((group, lacking if giving else group.names))
             if asking.errands:
                 attempt.open += 1
                 attempt.failed[owner] = "gave no fresh parts in time"
@@ -195,6 +198,19 @@ class Rounds:
             lanes=request.lanes,
         )
 
+    def give(self, request: Request, ended: Any) -> None:
+        """What this peer gives to a round of others; ``ended(…)`` by its deadline, with nothing."""
+        gift = Attempt(request, (), ended, lambda *_: {}, settled=True, gift=True)
+        self._gifts.append(gift)
+        setup, until = self.peer.swarm.setup, self.peer.world.now + request.deadline_s
+        owners = sorted(set(request.owners.values()))
+        gift.open = len(owners)
+        for owner in owners:
+            gift.failed[owner] = "did not take it in time"
+            groups = request.groups_of(owner, setup)
+            self._ask(gift, _Asking(owner, [(group, group.names) for group in groups], True, until))
+        self.peer.after(request.deadline_s, self._end, gift)
+
     def gone(self, peer: PeerId) -> None:
         """Somebody else found this peer dead."""
         self._feed(Gone(peer))
@@ -218,6 +234,8 @@ class Rounds:
         epoch = self._epochs.get(round_id.epoch)
         if epoch is not None and round_id in epoch.attempts:
             self._close(epoch.attempts[round_id])
+        for gift in [g for g in self._gifts if g.request.round == round_id]:
+            self._close(gift)
 
     def _drop(self, epochs: list[int]) -> None:
         for number in epochs:
@@ -251,7 +269,8 @@ class Rounds:
         request, world, owner = attempt.request, self.peer.world, asking.owner
         share = request.share if asking.giving else None
         given = names if asking.giving else ()
-        head = (request.round, request.plan.hash, request.ownership_hash, group.index, group.digest, given, share)
+        head = (request.round, request.plan.hash, request.ownership_hash, group.index, group.digest, given, share, attempt.gift)
+        wanted = () if attempt.gift else names
 
         def over(why: str = "", lost: bool = False) -> None:
             if not asking.why:
@@ -265,7 +284,7 @@ class Rounds:
                 return
             if isinstance(message, Kind):
                 over(message.value)
-            elif message.keys() != set(names):
+            elif message.keys() != set(wanted):
                 self.peer.fault(owner, 1.0)
                 over("parts that were not asked for")
             else:
@@ -301,6 +320,7 @@ class Rounds:
         if attempt.over:
             return False
         attempt.over = True
+        self._gifts = [g for g in self._gifts if g is not attempt]
         for call in attempt.calls:
             call.end()
         return True
@@ -309,6 +329,9 @@ class Rounds:
         if not self._close(attempt):
             return
         request, me = attempt.request, self.peer.name
+        if attempt.gift:
+            self.peer.after(0.0, attempt.ended, {}, (), (), ())
+            return
         held = self._held(request.round.epoch)
         fresh = {
             n: held[n].value
@@ -329,7 +352,7 @@ class Rounds:
 
     def attend(self, head: tuple[Any, ...], caller: PeerId, call: Call) -> None:
         """An exchange somebody opened with us."""
-        round_id, plan_hash, ownership, group, digest, names, share = head
+        round_id, plan_hash, ownership, group, digest, names, share, gift = head
         if self.peer.refuses(caller):
             call.say(Kind.STRANGER)
             return
@@ -338,7 +361,7 @@ class Rounds:
         self._lines[number] = _Line(caller, round_id, group, share, call)
         call.gone = lambda: self._hang_up(number)
         tokens = share.tokens if share else 0
-        self._feed(Began(number, caller, round_id, plan_hash, ownership, group, digest, tokens, names))
+        self._feed(Began(number, caller, round_id, plan_hash, ownership, group, digest, tokens, names, gift))
 
     def _hang_up(self, number: int) -> None:
         if self._lines.pop(number, None) is not None:
@@ -357,7 +380,7 @@ class Rounds:
                 if (line := self._lines.get(number)) is not None:
                     epoch = self._epochs.get(line.round.epoch)
                     held = epoch.of(lane) if epoch is not None else {}
-                    if held:
+                    if held or not names:
                         size = sum(self.peer.swarm.setup.size_of(n) for n in names)
                         line.call.say({n: (held[n].value, held[n].by) for n in names}, HEAD + size)
                     else:

@@ -62,7 +62,7 @@ class Machines:
         m, work = peer.member, peer.labour
         heard = ev.Heard(
             peer.name, peer.stage, m.at, work.digest, work.speed(), m.reachable, m.term, m.tokens, peer.leaving,
-            costs=work.costs(), cell=m.cell,
+            costs=work.costs(), cell=m.cell, arrived=work.arrived,
         )  # fmt: skip
         return lies.heard(peer, heard) if peer.lie else heard
 

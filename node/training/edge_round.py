@@ -10,7 +10,6 @@ its own round is over only when that has gone out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import replace
 
 from node.averaging.request import RoundOutcome, RoundRequest
@@ -18,7 +17,7 @@ from node.averaging.service import CellRound
 from node.core.ids import PeerId
 from node.core.journey import Plan, Unit
 from node.training import events as ev
-from node.training.edges import flows, targets
+from node.training.edges import party, targets
 from node.training.meetings import speakers
 from node.training.rounds import Rounds
 
@@ -32,7 +31,6 @@ async def along(
     """
     unit = rounds.unit(plan)
     elsewhere: list[RoundRequest] = []
-    # A repair is for what owners left behind; what was given to the first attempt is not given again.
     if not r.attempt and base.gradients is not None and me in speakers(plan, unit, r.dead):
         elsewhere = [_elsewhere(base, plan, r, (unit[0], cell), rounds, me) for cell in targets(plan, unit)]
     gifts = [exchange.give(request) for request in elsewhere if request.tokens]
@@ -60,17 +58,12 @@ def _elsewhere(base: RoundRequest, plan: Plan, r: ev.RoundArrived, unit: Unit, r
 
 def _weighed(base: RoundRequest, plan: Plan, r: ev.RoundArrived, unit: Unit, me: PeerId) -> RoundRequest:
     """Who takes part in the round of a cell, and what each weighs there."""
-    stage, here = unit
-    flow = flows(plan, unit)
-    cell = {m.peer: m.current for m in plan.unit(unit) if m.peer not in r.dead}
-    allowed: Mapping[PeerId, int] = {p: flow[here] for p, current in cell.items() if current}
-    if not r.attempt:
-        allowed |= {p: flow[c] for c in flow if c != here for p in speakers(plan, (stage, c), r.dead)}
+    cell, weigh = party(plan, unit, r.attempt, r.dead)
     return replace(
         base,
-        members=tuple(sorted(cell.keys() | allowed.keys())),
-        listeners=frozenset(cell.keys() - {me}),
-        tokens=0 if base.gradients is None else allowed.get(me, 0),
-        allowed=allowed,
-        token_limit=max(allowed.values(), default=1),
+        members=tuple(sorted(cell | weigh.keys())),
+        listeners=cell - {me},
+        tokens=0 if base.gradients is None else weigh.get(me, 0),
+        allowed=weigh,
+        token_limit=max(weigh.values(), default=1),
     )

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from node.core.ids import PeerId
 from node.core.journey import Member, Plan, Unit
 from node.training.cells import ANY
+from node.training.meetings import speakers
 
 WHOLE = 1 << 20
 """The mass a cell begins with."""
@@ -35,6 +36,18 @@ def flows(plan: Plan, unit: Unit) -> dict[int, int]:
         return dict.fromkeys((here, *senders), 1)
     found = {cell: share for cell in senders if (share := _share(plan, (stage, cell)))}
     return {here: plan.mass.get(unit, WHOLE) - len(targets(plan, unit)) * _share(plan, unit), **found}
+
+
+def party(plan: Plan, unit: Unit, attempt: int, dead: Sequence[PeerId]) -> tuple[frozenset[PeerId], dict[PeerId, int]]:
+    """The round of one cell: (its living members, who gather; what those weigh who give). Any of its current members may own a part and
+    give what the cell has of it. The speakers of other cells give once: a repair is for what owners left behind."""
+    stage, here = unit
+    flow = flows(plan, unit)
+    cell = [m for m in plan.unit(unit) if m.peer not in dead]
+    weigh = {m.peer: flow[here] for m in cell if m.current}
+    if not attempt:
+        weigh |= {peer: flow[c] for c in flow if c != here for peer in speakers(plan, (stage, c), dead)}
+    return frozenset(m.peer for m in cell), weigh
 
 
 def arrived(plan: Plan, unit: Unit, contributors: Collection[Collection[PeerId]]) -> tuple[int, ...]:

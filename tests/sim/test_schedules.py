@@ -50,6 +50,8 @@ CELLS = {
     "moshpit": Setup(replicas=5, epochs=9, micro_batches=4, cell=2, outer=OuterSettings("moshpit", every=2, grid=(2, 2))),
     "gossip": Setup(stages=1, parts=toy_parts(1, 3), replicas=6, epochs=9, cell=1, outer=OuterSettings("gossip", every=1)),
     "fragments": Setup(ends=3, replicas=5, epochs=9, micro_batches=4, cell=2, outer=STREAM),
+    "ring": Setup(stages=1, parts=toy_parts(1, 3), replicas=6, epochs=9, cell=2, outer=OuterSettings("ring", every=1)),
+    "push-sum": Setup(stages=1, parts=toy_parts(1, 3), replicas=5, epochs=9, cell=1, outer=OuterSettings("push-sum", every=1)),
     "server": Setup(
         stages=1, parts=toy_parts(1, 3), replicas=4, epochs=9, cell=1, outer=OuterSettings("parameter-server", every=2)
     ),

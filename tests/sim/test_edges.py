@@ -1,0 +1,69 @@
+"""Push-sum between cells under faults: from plan to plan no mass comes from nowhere, and none goes but with a cell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from node.averaging.outer import OuterSettings
+from node.sim.run import run
+from node.sim.scenarios import lay
+from node.sim.setup import Setup, toy_parts
+from node.sim.swarm import Machines
+from node.training import events as ev
+from node.training.edges import WHOLE
+from node.training.leader import Leader
+from node.training.memory import makes
+
+SETUPS = {
+    "pairs": Setup(ends=3, replicas=6, epochs=10, micro_batches=4, cell=2, outer=OuterSettings("push-sum", every=1)),
+    "singles": Setup(
+        stages=1, parts=toy_parts(1, 3), replicas=7, epochs=12, cell=1, outer=OuterSettings("push-sum", every=1, fanout=2)
+    ),
+}  # fmt: skip
+
+
+class Listening(Machines):
+    """Keeps every plan that any leader makes."""
+
+    def __init__(self) -> None:
+        self.plans: list[Any] = []
+
+    def leader(self, me: Any, facts: Any, **history: Any) -> Leader:
+        plans = self.plans
+
+        class Heard(Leader):
+            def handle(self, event: Any, now: float) -> list[Any]:
+                actions = super().handle(event, now)
+                plans.extend(a.plan for a in actions if isinstance(a, ev.SendPlan))
+                return actions
+
+        return Heard(me, facts, **history)
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_no_mass_is_made_or_lost_but_that_of_cells_that_are_gone(name: str) -> None:
+    followed = moved = flowed = 0
+    for seed in range(7):
+        make = Listening()
+        outcome = run(SETUPS[name], lay(("random",), SETUPS[name], seed), make)
+        assert outcome.violation is None, f"seed {seed}: {outcome.violation}\n{outcome.schedule.to_json()}"
+        made = {makes(plan, ()): plan for plan in make.plans if plan.outer}
+        for plan in make.plans:
+            assert set(plan.mass) == {(s, c) for s in {m.stage for m in plan.members} for c in plan.cells(s)}
+            assert min(plan.mass.values()) > 0
+            before = made.get(plan.base)
+            if before is None:
+                continue
+            for stage in {stage for stage, _ in plan.mass}:
+                was, now = ({c: w for (s, c), w in p.mass.items() if s == stage} for p in (before, plan))
+                flowed += (stage, min(was)) in before.senders
+                followed += 1
+                if was.keys() == now.keys():
+                    assert sum(was.values()) == sum(now.values())
+                    moved += was != now
+                elif was.keys() > now.keys():
+                    assert sum(now.values()) <= sum(was.values()) or sum(now.values()) <= len(now) * WHOLE
+    assert flowed > 50
+    assert moved > 3, "some of what was sent has not arrived"
