@@ -1,4 +1,4 @@
-"""The leader's side of a simulated peer: carries out what :class:`Leader` decides, as ``node.training.service`` does."""
+"""The leader's side of a simulated peer: carries out what :class:`Leader` decides, as ``node.training.chair`` does."""
 
 from __future__ import annotations
 

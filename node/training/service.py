@@ -1,11 +1,11 @@
-"""The conversation of the epoch: who leads, who hears what, who is alive. It feeds the two machines and carries out
-what they decide; the work itself (pipeline, round, optimizer, state) is done by :class:`~node.training.work.Work`."""
+"""The conversation of the epoch: who leads, who hears what, who is alive. It feeds the member and carries out what it decides,
+as :class:`~node.training.chair.Chair` does for the leader; the work itself (pipeline, round, optimizer, state) is done by
+:class:`~node.training.work.Work`."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,13 +15,13 @@ import grpc.aio
 from node.core.clock import Clock
 from node.core.errors import PeerFault, Refused, WireError
 from node.core.ids import ENDS, PeerId, short
-from node.core.journey import Plan, Version
+from node.core.journey import Plan
 from node.core.tasks import Tasks
 from node.identity.keys import Identity, verify
-from node.scheduler.router import Job, search
 from node.telemetry.events import Journal
 from node.training import events as ev
 from node.training import notes
+from node.training.chair import Chair
 from node.training.election import Acquaintances, Election, Sighting
 from node.training.facts import RunFacts
 from node.training.leader import Leader, Phase
@@ -33,8 +33,6 @@ from node.training.pace import (
     PROBE_AGAIN_S,
     PROBE_TIMEOUT_S,
     REDIAL_TIMEOUT_S,
-    SEARCH_S,
-    TELL_TIMEOUT_S,
     TELL_TRIES,
     TICK_S,
 )
@@ -81,10 +79,9 @@ class Training(rpc.TrainingServicer):
         self._accused: dict[PeerId, float] = {}
         self._hurry = asyncio.Event()
         self._broken: PeerId | None = None
-        self._probing: set[PeerId] = set()
-        self._searching = asyncio.Lock()
         self._domain = notes.plan_domain(facts.run_id)
         self.standing = Standing(facts.read(""))
+        self._chair = Chair(self, self._domain)
         self.finished = asyncio.Event()
         self.on_plan: Callable[[Plan], None] = lambda plan: None
         self.on_lead: Callable[[], None] = lambda: None
@@ -156,7 +153,7 @@ class Training(rpc.TrainingServicer):
             self.on_change(text)
             self._hurry.set()
             if self.leader is not None:
-                self._lead(ev.Changed(rules))
+                self._chair.lead(ev.Changed(rules))
         return rules
 
     def _goes_by(self, plan: Plan) -> None:
@@ -226,11 +223,11 @@ class Training(rpc.TrainingServicer):
             self.work.arrived,
         )
         if leader == self.me:
-            self._lead(heard)
+            self._chair.lead(heard)
             return True
         try:
             timeout = REDIAL_TIMEOUT_S if leader == self._broken else 2 * PROBE_TIMEOUT_S
-            refused = await self._tell(leader, notes.ready_note(heard), timeout)
+            refused = await self.tell(leader, notes.ready_note(heard), timeout)
             self._broken = None
         except PeerFault as e:
             self._election.shun(leader, self.clock.now())
@@ -244,7 +241,7 @@ class Training(rpc.TrainingServicer):
         while True:
             await asyncio.sleep(TICK_S)
             if self.leader is not None:
-                self._lead(ev.Tick())
+                self._chair.lead(ev.Tick())
 
     # ------------------------------------------------------------ notes in and out
 
@@ -265,9 +262,9 @@ class Training(rpc.TrainingServicer):
             case "plan":
                 return await self._hear_plan(peer, note.plan)
             case "round":
-                return await self._happens(notes.round_event(note, peer))
+                return await self.happens(notes.round_event(note, peer))
             case "dead":
-                return self._hear_of_dead(peer, note.dead)
+                return self.hear_of_dead(peer, note.dead)
             case "move":
                 plan = self.member.plan
                 if plan is None or plan.leader != peer:
@@ -282,7 +279,7 @@ class Training(rpc.TrainingServicer):
                 self.change(event.change)
             except Refused as e:
                 raise WireError(e.what) from e
-        self._lead(event)
+        self._chair.lead(event)
         return None
 
     async def _hear_plan(self, peer: PeerId, note: pb.PlanNote) -> str | None:
@@ -303,7 +300,7 @@ class Training(rpc.TrainingServicer):
             self._hurry.set()
             return old
         self._election.forgive(peer)
-        return await self._happens(ev.PlanArrived(plan))
+        return await self.happens(ev.PlanArrived(plan))
 
     async def History(self, request: pb.HistoryRequest, context: Any) -> pb.HistoryReply:
         """What this peer remembers of a version."""
@@ -315,14 +312,15 @@ class Training(rpc.TrainingServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
             raise
 
-    def _hear_of_dead(self, peer: PeerId, note: pb.DeadNote) -> str | None:
+    def hear_of_dead(self, peer: PeerId, note: pb.DeadNote) -> str | None:
+        """The leader has found members dead; a reason when ``peer`` does not lead here."""
         plan = self.member.plan
         if plan is None or plan.leader != peer or plan.hash != note.plan_hash:
             return "not the leader of the plan in force here"
         self.work.lost({PeerId(p) for p in note.dead} - {self.me})
         return None
 
-    async def _tell(self, peer: PeerId, note: pb.Note, timeout: float) -> str | None:
+    async def tell(self, peer: PeerId, note: pb.Note, timeout: float) -> str | None:
         """None when the peer accepted, else its reason. Raises PeerFault when it did not answer in time."""
         try:
             async with asyncio.timeout(timeout):
@@ -339,10 +337,10 @@ class Training(rpc.TrainingServicer):
         for _ in range(TELL_TRIES):
             async with self._order.setdefault(plan.leader, asyncio.Lock()):
                 if plan.leader == self.me:
-                    self._lead(notes.leader_event(note, self.me))
+                    self._chair.lead(notes.leader_event(note, self.me))
                     return
                 with contextlib.suppress(PeerFault):
-                    await self._tell(plan.leader, note, 2 * PROBE_TIMEOUT_S)
+                    await self.tell(plan.leader, note, 2 * PROBE_TIMEOUT_S)
                     return
             if self.leader_id() != plan.leader:
                 return
@@ -361,102 +359,9 @@ class Training(rpc.TrainingServicer):
         note = pb.Note(epoch=plan.epoch, term=plan.term, fault=pb.FaultNote(about=peer, reason=reason[:200]))
         self.tasks.spawn(self._tell_leader(plan, note), "accuse")
 
-    # ------------------------------------------------------------ leading
-
-    def _lead(self, event: Any) -> None:
-        if self.leader is None or event is None:
-            return
-        for action in self.leader.handle(event, self.clock.now()):
-            match action:
-                case ev.SendPlan(plan):
-                    signature = self.identity.sign(plan.canonical(), self._domain)
-                    for m in plan.members:
-                        self.tasks.spawn(self._deliver(m.peer, notes.plan_note(plan, signature), ev.PlanArrived(plan)), "plan")
-                case ev.SendRound():
-                    note = notes.round_note(action)
-                    for peer in action.to:
-                        self.tasks.spawn(self._deliver(peer, note, notes.round_event(note, self.me)), "round")
-                case ev.SendLost():
-                    self._spread(action)
-                case ev.Probe(peer):
-                    if peer not in self._probing:
-                        self._probing.add(peer)
-                        self.tasks.spawn(self._probe(peer), "probe")
-                case ev.Recall(version, holders):
-                    self.tasks.spawn(self._recall(version, holders), "recall")
-                case ev.Move(peer, stage):
-                    self.tasks.spawn(self._ask_to_move(peer, stage), "move")
-                case ev.Search(job):
-                    self.tasks.spawn(self._search(job), "search")
-                case ev.Evaluate(epoch, plan):
-                    self.tasks.spawn(self._evaluate(epoch, plan), "evaluate")
-                case ev.Report():
-                    self._report(action)
-
-    async def _deliver(self, peer: PeerId, note: pb.Note, event: Any) -> None:
-        try:
-            reason = await self._happens(event) if peer == self.me else await self._tell(peer, note, TELL_TIMEOUT_S)
-        except PeerFault as e:
-            reason = e.reason
-        if reason is not None:
-            self.journal.emit("training", "note-refused", f"peer {short(peer)}: {reason}", "warning", peer=peer)
-            self._lead(ev.Unreachable(peer))
-
-    def _spread(self, action: ev.SendLost) -> None:
-        note = notes.dead_note(action)
-        for peer in action.to:
-            if peer == self.me:
-                self._hear_of_dead(peer, note.dead)
-            else:
-                self.tasks.spawn(self._tell_once(peer, note), "dead")
-
-    async def _tell_once(self, peer: PeerId, note: pb.Note) -> None:
-        """Good to know and no more: a member that misses it finds out by itself."""
-        with contextlib.suppress(PeerFault):
-            await self._tell(peer, note, PROBE_TIMEOUT_S)
-
-    async def _probe(self, peer: PeerId) -> None:
-        # A refused channel may be a stale one; the probe dials anew.
-        self.transport.forget(peer)
-        try:
-            await self._tell(peer, pb.Note(), PROBE_TIMEOUT_S)
-        except PeerFault:
-            self._lead(ev.Unreachable(peer))
-        finally:
-            self._probing.discard(peer)
-
-    async def _recall(self, version: Version, holders: tuple[PeerId, ...]) -> None:
-        self._lead(await self.past.recall(version, holders))
-
-    async def _ask_to_move(self, peer: PeerId, stage: int) -> None:
-        try:
-            if peer == self.me:
-                refused = self.on_move(stage) or None
-            else:
-                refused = await self._tell(peer, pb.Note(move=pb.MoveNote(stage=stage)), TELL_TIMEOUT_S)
-        except PeerFault as e:
-            refused = e.reason
-        if refused is not None:
-            self.journal.emit("training", "move-refused", f"peer {short(peer)} stays: {refused}", "info", peer=peer)
-            self._lead(ev.MoveRefused(peer))
-
-    async def _search(self, job: Job) -> None:
-        if not self._searching.locked():  # one at a time; what changed meanwhile is seen by the next one
-            async with self._searching:
-                routes, makespan = await asyncio.to_thread(search, job, clock=time.thread_time, limit_s=SEARCH_S)
-            self._lead(ev.Searched(job, routes, makespan))
-
-    async def _evaluate(self, epoch: int, plan: Plan) -> None:
-        loss = 0.0
-        try:
-            loss = await self.work.evaluate(plan)
-        except PeerFault as e:
-            self.journal.emit("training", "evaluation-failed", f"the held-out loss could not be measured: {e}", "warning")
-        self._lead(ev.Evaluated(epoch, loss))
-
     # ------------------------------------------------------------ taking part
 
-    async def _happens(self, event: Any) -> str | None:
+    async def happens(self, event: Any) -> str | None:
         """Feed the member and carry out what it decides, in order. A refusal's reason, or None."""
         async with self._member_lock:
             queue, refused = [event], None
@@ -525,10 +430,10 @@ class Training(rpc.TrainingServicer):
                 await task
 
     async def _average(self, action: ev.Average) -> None:
-        await self._happens(await self.work.average(action.plan, action.round, action.listener))
+        await self.happens(await self.work.average(action.plan, action.round, action.listener))
 
     async def _copy(self, action: ev.CopyFrom) -> None:
-        await self._happens(await self.work.copy(action.plan, action.round))
+        await self.happens(await self.work.copy(action.plan, action.round))
 
     def _done(self, result: ev.Result) -> None:
         self._results.append(result)
@@ -546,11 +451,6 @@ class Training(rpc.TrainingServicer):
         finally:
             if self._flushing is plan:
                 self._flushing = None
-
-    # ------------------------------------------------------------ the record
-
-    def _report(self, report: ev.Report) -> None:
-        self.journal.emit("training", report.kind, report.text, report.level, **report.facts)
 
     def waiting_for(self) -> str:
         """Why no epoch is under way, in a few words; empty when one is, or has been a moment ago."""
