@@ -15,13 +15,12 @@ from node.averaging.spread import Sketch
 from node.checkpoint.fetch import fetch
 from node.checkpoint.partial import Partial
 from node.checkpoint.state import StateKind, StateSnapshot
-from node.core.errors import PeerFault, Refused, StepFault
+from node.core.errors import PeerFault, StepFault
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan, Version
 from node.core.tasks import Tasks
 from node.optim.settings import OptimSettings
 from node.pipeline.events import Way as Direction
-from node.pipeline.route import fewest_hops
 from node.pipeline.service import MicroBatchDone
 from node.scheduler.costs import STEADY, Measured, Way
 from node.training import events as ev
@@ -31,9 +30,10 @@ from node.training.engines import Engines
 from node.training.handover import Handover
 from node.training.inner_round import InnerRound
 from node.training.memory import Past, makes
+from node.training.objection import objection
 from node.training.outer_round import OuterNews, OuterRound
 from node.training.rounds import Rounds
-from node.training.rules import Read, Rules, carries, due
+from node.training.rules import Read, Rules
 from node.training.settings import TrainingSettings
 from node.training.shelf import Shelf, cell_of, copies_of, tokens_of
 from node.training.stage import StageState
@@ -155,37 +155,7 @@ class Work:
 
     def objection(self, plan: Plan) -> str:
         """Why nobody could work by this plan, whoever signed it; empty for one that holds together here."""
-        p = self.engines.pipeline.settings
-        size, fewest = p.micro_batch, fewest_hops(p.stages, p.may_skip)
-        current = {(m.stage, m.peer) for m in plan.members if m.current}
-        try:
-            rules = self.read(plan.change)
-        except Refused as e:
-            return str(e)
-        number = due(rules, plan.since, plan.epoch, self.settings.epochs)
-        fragment = carries(rules, plan.since, plan.epoch, self.settings.epochs)
-        if (plan.outer, plan.fragment) != (number, fragment) or (number and plan.paths):
-            return "an outer round when none is due, or none when one is"
-        me = plan.member(self.me)
-        if me is not None:
-            carried = self.rounds.carried(fragment, rules.outer.fragments)
-            mine = {m.peer for m in plan.cell(me.stage, me.cell) if m.current}
-            there, averagers = {m.peer for m in plan.unit(plan.unit_of(me)) if m.current}, plan.averagers(plan.unit_of(me))
-            if any(plan.owner(name, me.cell) not in mine for name in self._shapes) or any(
-                averagers.get(name) not in there for name in carried
-            ):
-                return "a parameter of this stage has no owner among its members"
-            if fragment and averagers.keys() & self._shapes.keys() != carried:
-                return "an outer round of other parts than are due"
-        for path in plan.paths:
-            if len(path.samples) != size or (ENDS, path.origin) not in current:
-                return "a micro-batch of the wrong size, or without an ends peer"
-            visited = {h.stage for h in path.hops}
-            if not (len(visited) == len(path.hops) >= fewest and visited <= set(range(1, p.stages + 1))):
-                return "a path that does not visit enough block stages, each once at most"
-            if any((h.stage, h.peer) not in current for h in path.hops):
-                return "a path over somebody who is no current member"
-        return ""
+        return objection(plan, self.me, self.rounds, self.engines.pipeline.settings, self.read, self.settings.epochs)
 
     # ------------------------------------------------------------ the epoch
 
