@@ -145,11 +145,11 @@ class Daemon:
         )  # fmt: skip
         await self.transport.serve()
         self.assembled = a
-        a.training.on_plan = self.view.planned
+        a.training.on_plan = self.view.picture.planned
         a.training.on_lead = self.presence.changed
         a.training.on_move = self.mover.asked
         self._recall_change(a, self.manifest)
-        self.tasks.spawn(self.view.keep_measuring(), "measure", eternal=True)
+        self.tasks.spawn(self.view.picture.keep_measuring(), "measure", eternal=True)
         self.presence.announce(self.body)
         self.journal.emit("daemon", "hosting", f"hosting {self._what(stage, a)} on {a.device_said}", stage=stage)
         if solo:

@@ -14,12 +14,12 @@ from node.averaging.spread import ERROR
 from node.core.errors import Refused
 from node.core.ids import PeerId
 from node.core.journey import Member, Plan, in_cell
+from node.picture import outer_line
 from node.training import events as ev
 from node.training.attempt import Attempt
 from node.training.meetings import speakers
 from node.training.memory import makes
 from node.training.rules import Rules, levels
-from node.view import outer_line
 from protos.control_pb2 import SpreadLine
 from tests.training.conftest import SHAPES, Peer, Rig
 
