@@ -279,6 +279,7 @@ EVENTS = st.one_of(
         st.sampled_from([0, 5]),
         st.integers(0, 2),
         st.sampled_from([(P,), (Q,), (P, Q)]),
+        st.booleans(),
     ),
     st.tuples(st.sampled_from(["uploaded", "spoiled", "ended"]), st.integers(0, 12)),
     st.tuples(st.sampled_from(["open", "tick", "stepped", "failed", "forget"])),
@@ -311,13 +312,15 @@ def test_whatever_happens_no_part_is_stepped_twice_and_every_stream_gets_one_ans
                 answered.add(action.stream)
                 if isinstance(action, Serve):
                     assert set(action.names) <= fresh
+                    assert bool(action.names) != began_of[action.stream].gift
 
     for kind, *rest in script:
         if kind == "began":
-            peer, tokens, number, names = rest
+            peer, tokens, number, names, gift = rest
             streams += 1
             groups = ALONE if number == 0 else BOTH
-            began_of[streams] = began(streams, PeerId(peer), tokens, names, RoundId(3, 1, number), groups)
+            gift = gift and tokens > 0
+            began_of[streams] = began(streams, PeerId(peer), tokens, names, RoundId(3, 1, number), groups, gift=gift)
             apply(began_of[streams])
         elif kind in ("uploaded", "spoiled", "ended") and rest[0] in began_of and rest[0] not in ended:
             number = rest[0]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from node.averaging.outer import OuterSettings
+from node.sim.faults import strike
 from node.sim.run import run
 from node.sim.scenarios import lay
 from node.sim.setup import Setup, toy_parts
@@ -15,6 +16,8 @@ from node.training import events as ev
 from node.training.edges import WHOLE
 from node.training.leader import Leader
 from node.training.memory import makes
+from node.training.rules import Rules, levels
+from tests.sim.test_switch import GOSSIP, Watched
 
 SETUPS = {
     "pairs": Setup(ends=3, replicas=6, epochs=10, micro_batches=4, cell=2, outer=OuterSettings("push-sum", every=1)),
@@ -67,3 +70,25 @@ def test_no_mass_is_made_or_lost_but_that_of_cells_that_are_gone(name: str) -> N
                     assert sum(now.values()) <= sum(was.values()) or sum(now.values()) <= len(now) * WHOLE
     assert flowed > 50
     assert moved > 3, "some of what was sent has not arrived"
+
+
+def test_a_swarm_goes_over_to_push_sum_and_away_from_it_while_peers_die() -> None:
+    there = Rules(1, OuterSettings("push-sum", every=1), 1, "push-sum")
+    back = Rules(1, OuterSettings("ring", every=1), 2, "ring")
+    rings = 0
+    for seed in range(40, 44):
+        swarm = Watched(GOSSIP, seed, there, back)
+        for fault in lay(("random",), GOSSIP, seed).faults:
+            swarm.world.push(fault.at, None, strike, (swarm, fault))
+        for at, text in ((2.0, "push-sum"), (8.0, "ring")):
+            swarm.world.push(at, None, swarm.tell, (text,))
+        swarm.finish()
+        for plan in swarm.plans.values():
+            assert bool(plan.mass) == (plan.change == "push-sum" and not levels(plan))
+            if levels(plan):
+                assert not plan.senders
+        first = [p for p in swarm.plans.values() if p.mass and p.epoch == p.since + 1]
+        assert first
+        assert all(set(p.mass.values()) == {WHOLE} for p in first)
+        rings += any(p.senders and not p.mass for p in swarm.plans.values())
+    assert rings, "what dies may leave one cell, and that has no neighbours"

@@ -15,10 +15,12 @@ from node.core.ids import PeerId
 from node.core.journey import Member, Plan, Unit
 from node.training import events as ev
 from node.training.draft import draft
-from node.training.edges import WHOLE, arrived, flows, mass_after, mass_of, targets
+from node.training.edges import WHOLE, arrived, flows, mass_after, mass_of, party, targets
+from node.training.leader import Leader
 from node.training.meetings import Meetings
 from node.training.memory import Memory, Past, makes
 from node.training.roster import Roster
+from tests.training.test_leader import S1, S2, T1, E, commits, facts, heard, tell, the_plan
 
 P = [PeerId(f"p{i:02d}") for i in range(40)]
 SIZES = {1: {"a": 100, "b": 60, "c": 50}}
@@ -73,6 +75,17 @@ def test_a_cell_keeps_what_it_does_not_send_and_one_with_next_to_nothing_sends_n
     assert mass_after(plan, everything) == {(1, 0): 7, (1, 1): 7, (1, 2): 3}
     assert mass_after(plan, {}) == plan.mass
     assert mass_after(plan, {(1, 1): (0, 5), (1, 9): (0,)}) == {(1, 0): 4, (1, 1): 4, (1, 2): 9}, "strangers bring nothing"
+
+
+def test_a_round_waits_for_a_living_speaker_of_each_cell_that_sends_and_a_repair_for_none() -> None:
+    plan = plan_of([0, 0, 1, 1, 2], {0: (1, 2)}, {0: WHOLE, 1: WHOLE, 2: 1})
+    listener = Member(PeerId("q"), 1, current=False, cell=0, group=0)
+    plan = replace(plan, members=(*plan.members, listener))
+    cell, weigh = party(plan, (1, 0), 0, ())
+    assert cell == {P[0], P[1], listener.peer}
+    assert weigh == {P[0]: WHOLE, P[1]: WHOLE, P[3]: WHOLE // 2}, "they take turns, and of next to nothing nothing is given"
+    assert party(plan, (1, 0), 0, (P[3], P[0])) == ({P[1], listener.peer}, {P[1]: WHOLE, P[2]: WHOLE // 2})
+    assert party(plan, (1, 0), 1, ()) == (cell, {P[0]: WHOLE, P[1]: WHOLE})
 
 
 def test_only_who_is_in_every_part_has_arrived() -> None:
@@ -178,3 +191,38 @@ def test_edges_are_never_to_oneself_and_a_fanout_that_is_too_large_shrinks() -> 
     assert meetings("push-sum").senders([4], 1) == meetings("ring").senders([4], 1) == {}
     assert meetings("gossip").senders([1, 2], 1) == {}
     assert meetings("ring").groups([2, 5], 1) == ({2: 2, 5: 5}, ())
+
+
+def test_masses_go_from_leader_to_leader_and_all_hear_who_will_send_nothing() -> None:
+    sizes = {stage: {f"s{stage}": 4} for stage in range(3)}
+    settings = facts(cell=1, meetings=Meetings(OuterSettings("push-sum", every=1), sizes, 3, 100))
+    leader, third = Leader(E, settings), PeerId("stage1c")
+    tell(leader, [heard(p) for p in (E, S1, T1, third, S2)], 0.0)
+    first = the_plan(leader.handle(ev.Tick(), 2.0))
+    assert first is not None
+    plan = the_plan(commits(leader, first, 3.0))
+    assert plan is not None
+    cell = {m.peer: m.cell for m in plan.members if m.stage == 1}
+    (a, b, c) = sorted(cell, key=lambda p: cell[p])
+    assert plan.outer
+    assert plan.senders == {(1, 0): (2,), (1, 1): (0,), (1, 2): (1,)}, "the other stages have one cell"
+    assert plan.mass == {(0, 0): WHOLE, (1, 0): WHOLE, (1, 1): WHOLE, (1, 2): WHOLE, (2, 0): WHOLE}
+    lost = leader.handle(ev.Unreachable(b), 4.0)
+    assert [x for x in lost if isinstance(x, ev.SendLost)] == [ev.SendLost(tuple(sorted({E, S2, a, c})), plan, (b,))]
+    came = {E: (), S2: (), a: (0, 2), c: (2,)}
+    done = [
+        x for p, told in came.items() for x in leader.handle(ev.Committed(p, plan.hash, 0, f"d {p}", 1.0, arrived=told), 4.0)
+    ]
+    following = the_plan(done)
+    assert following is not None
+    half = WHOLE // 2
+    expected = {(0, 0): WHOLE, (1, 0): WHOLE + half, (1, 2): half, (2, 0): WHOLE}
+    assert following.mass == expected, "what cell 0 had for the dead one it keeps, and that one has taken its own with it"
+    other = Leader(PeerId("ends0"), settings)
+    version = makes(plan, ())
+    there = [replace(heard(p, version, 9), cell=cell.get(p, 0), digest=f"d {p}", arrived=told) for p, told in came.items()]
+    tell(other, [heard(PeerId("ends0")), *there], 5.0)
+    other.handle(ev.Tick(), 7.0)
+    again = the_plan(other.handle(ev.Recalled(version, plan, ()), 7.1))
+    assert again is not None
+    assert {unit: mass for unit, mass in again.mass.items() if unit[0]} == {u: m for u, m in expected.items() if u[0]}
