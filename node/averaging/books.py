@@ -52,9 +52,9 @@ class Epoch:
     """``claimed`` and ``fresh`` are of the whole epoch, ``served`` (how often each peer had each group) of each of its rounds, the rest
     of the current attempt. ``idle``: came with nothing to give;
     ``missing``: died or left; ``barred``: spoiled a contribution, or lied about one. ``stepping``: the optimizer has a group of ours.
-    Where members are in lanes, each lane has one of these."""
+    Where members are in cells, each cell has one of these."""
 
-    lane: int = 0
+    cell: int = 0
     rounds: dict[RoundId, Opened] = field(default_factory=dict)
     current: Opened | None = None
     claimed: set[str] = field(default_factory=set)
@@ -82,9 +82,9 @@ class Epoch:
     def may_hold(self) -> bool:
         """Whether parts that nobody gave anything to may stay as they are."""
         opened = self.current
-        if opened is None or not opened.lanes:
+        if opened is None or not opened.cells:
             return opened is not None and opened.may_hold
-        # Who is only gone may have had something to give, and another of its lane may give it in the next attempt.
+        # Who is only gone may have had something to give, and another of its cell may give it in the next attempt.
         return opened.may_hold and opened.members - opened.listeners <= self.idle | self.barred
 
     def unclaimed(self, group: int) -> frozenset[str]:
@@ -112,15 +112,15 @@ class Epoch:
         return frozenset(began.names) or frozenset(self.rounds[began.round].groups[began.group].names)
 
 
-def by_lane(opened: Opened) -> Mapping[int, Opened]:
-    """What is opened in each lane: an owner takes part in all, and gives and holds something in its own only."""
-    if not opened.lanes:
+def by_cell(opened: Opened) -> Mapping[int, Opened]:
+    """What is opened in each cell: an owner takes part in all, and gives and holds something in its own only."""
+    if not opened.cells:
         return {0: opened}
     found: dict[int, Opened] = {}
-    for lane in sorted(set(opened.lanes.values())):
-        members = frozenset(p for p, at in opened.lanes.items() if at == lane and p in opened.members)
+    for cell in sorted(set(opened.cells.values())):
+        members = frozenset(p for p, at in opened.cells.items() if at == cell and p in opened.members)
         mine = opened.me in members
-        found[lane] = replace(
+        found[cell] = replace(
             opened, members=members | {opened.me}, listeners=opened.listeners if mine else opened.listeners | {opened.me},
             held=opened.held if mine else frozenset(), tokens=opened.tokens if mine else 0,
         )  # fmt: skip

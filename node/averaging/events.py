@@ -44,8 +44,8 @@ class Opened:
     """Our own round begins. ``groups``: the parts we own in it, in the order of their steps; ``held``: parts whose fresh bytes
     we already have (from this or a former owner); ``tokens``: behind our own gradients, 0 for none; ``contribute_by``: when to
     step each group without the late; ``may_hold``: parts that nobody gives anything to stay as they are, which is no fault.
-    ``lanes``: members of one lane are averaged and answered among themselves, and no lane waits for another; empty: all are in
-    one. There parts stay as they are only when all who might have given have said that they have nothing."""
+    ``cells``: where cells are averaged and answered each by itself, and none waits for another, those of the members; empty: all
+    are in one. There parts stay as they are only when all who might have given have said that they have nothing."""
 
     round: RoundId
     me: PeerId
@@ -59,7 +59,7 @@ class Opened:
     contribute_by: tuple[float, ...]
     token_limit: int
     may_hold: bool = False
-    lanes: Mapping[PeerId, int] = field(default_factory=dict)
+    cells: Mapping[PeerId, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Stepped:
 
     epoch: int
     names: frozenset[str]
-    lane: int = 0
+    cell: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class StepFailed:
     epoch: int
     names: frozenset[str]
     text: str
-    lane: int = 0
+    cell: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class Serve:
 
     stream: int
     names: tuple[str, ...]
-    lane: int = 0
+    cell: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +186,14 @@ class Refuse:
 @dataclass(frozen=True, slots=True)
 class Step:
     """Reduce the contributions of these peers to a group, who claim ``tokens`` in all, and step ``names``. One at a time in a
-    lane. Without contributors: keep the parts as they are."""
+    cell. Without contributors: keep the parts as they are."""
 
     round: RoundId
     group: int
     names: tuple[str, ...]
     contributors: tuple[PeerId, ...]
     tokens: int
-    lane: int = 0
+    cell: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ class Fail:
 
     epoch: int
     text: str
-    lane: int = 0
+    cell: int = 0
 
 
 Action = Read | Wait | Serve | Refuse | Step | Fail

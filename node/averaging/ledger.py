@@ -45,14 +45,14 @@ class Given:
 class Attempt:
     """One of our own rounds. ``settled`` resolves to "" when all our parts are fresh, or to what went wrong.
 
-    ``lane``: ours, 0 where there are none; ``given``: by group and contributor, from its arrival to its step; ``begun``: groups,
-    by lane, whose step takes no more; ``faults``: by lane, why our parts do not get fresh there."""
+    ``cell``: ours, 0 where there are none; ``given``: by group and contributor, from its arrival to its step; ``begun``: groups,
+    by cell, whose step takes no more; ``faults``: by cell, why our parts do not get fresh there."""
 
     request: RoundRequest
     step: StepCall
     groups: tuple[Group, ...]
     settled: asyncio.Future[str]
-    lane: int = 0
+    cell: int = 0
     given: dict[tuple[int, PeerId], Given] = field(default_factory=dict)
     begun: set[tuple[int, int]] = field(default_factory=set)
     faults: dict[int, str] = field(default_factory=dict)
@@ -64,41 +64,41 @@ class Attempt:
         return frozenset(name for group in self.groups for name in group.names)
 
     @property
-    def lanes(self) -> frozenset[int]:
+    def cells(self) -> frozenset[int]:
         """All that our parts are asked for in."""
-        return frozenset(self.request.lanes.values()) or frozenset((self.lane,))
+        return frozenset(self.request.cells.values()) or frozenset((self.cell,))
 
-    def lane_of(self, peer: PeerId) -> int:
+    def cell_of(self, peer: PeerId) -> int:
         """A member's."""
-        return self.request.lanes.get(peer, self.lane)
+        return self.request.cells.get(peer, self.cell)
 
-    def drop(self, lane: int | None = None) -> None:
-        """No step of this attempt will begin any more (in a lane; None: in any): let go of what was given for one."""
+    def drop(self, cell: int | None = None) -> None:
+        """No step of this attempt will begin any more (in a cell; None: in any): let go of what was given for one."""
         self.given = {
             (group, peer): value
             for (group, peer), value in self.given.items()
-            if (self.lane_of(peer), group) in self.begun or lane not in (None, self.lane_of(peer))
+            if (self.cell_of(peer), group) in self.begun or cell not in (None, self.cell_of(peer))
         }
 
 
 @dataclass(slots=True)
 class Epoch:
-    """What an epoch has brought so far. ``held`` is by lane."""
+    """What an epoch has brought so far. ``held`` is by cell."""
 
     attempts: dict[RoundId, Attempt] = field(default_factory=dict)
     held: dict[int, dict[str, Held]] = field(default_factory=dict)
     stepped: set[str] = field(default_factory=set)
     quarantined: dict[PeerId, str] = field(default_factory=dict)
 
-    def of(self, lane: int) -> dict[str, Held]:
-        """Fresh parts of a lane, to be added to."""
-        return self.held.setdefault(lane, {})
+    def of(self, cell: int) -> dict[str, Held]:
+        """Fresh parts of a cell, to be added to."""
+        return self.held.setdefault(cell, {})
 
     @property
     def here(self) -> dict[str, Held]:
-        """Fresh parts of our own lane."""
+        """Fresh parts of our own cell."""
         newest = max(self.attempts, default=None)
-        return {} if newest is None else self.of(self.attempts[newest].lane)
+        return {} if newest is None else self.of(self.attempts[newest].cell)
 
 
 @dataclass(slots=True)

@@ -9,14 +9,14 @@ one exchange some peer has open with us for one of them. Four rules carry everyt
 * one group is stepped at a time, and only the first ``window`` that are not fresh are let in: the others wait at their senders;
 * the first fault of an attempt latches: until the next attempt opens, everybody who still waits is refused.
 
-Members may be in *lanes*: then all of this holds in each lane by itself, and a part is claimed once in every lane.
+Members may be in cells that are answered each by itself: then all of this holds in each, and a part is claimed once in every cell.
 
 Pure: no clock, no socket, no tensor.
 """
 
 from __future__ import annotations
 
-from node.averaging.books import COMING, OPEN, Epoch, Phase, Stream, by_lane
+from node.averaging.books import COMING, OPEN, Epoch, Phase, Stream, by_cell
 from node.averaging.events import (
     Action,
     Began,
@@ -53,8 +53,8 @@ class RoundMachine:
     def __init__(self, held_per_peer: int = 2 * UNDER_WAY, held_total: int = 256, window: int = LET_IN) -> None:
         self._held_per_peer, self._held_total, self._window = held_per_peer, held_total, window
         self._epochs: dict[tuple[int, int], Epoch] = {}
-        """By number and lane; 0 is the lane of rounds that have none."""
-        self._lanes: dict[int, dict[PeerId, int]] = {}
+        """By number and cell; 0 where all members are in one."""
+        self._cells: dict[int, dict[PeerId, int]] = {}
         self._streams: dict[int, Stream] = {}
         self._floor = -1
 
@@ -75,10 +75,10 @@ class RoundMachine:
                 return self._gone(peer, now)
             case Ticked():
                 return [a for e in self._epochs.values() for a in self._step_if_ready(e, now)]
-            case Stepped(number, names, lane):
-                return self._stepped(self._epochs.get((number, lane)), number, names, now)
-            case StepFailed(number, names, text, lane):
-                return self._step_failed(self._epochs.get((number, lane)), number, names, text)
+            case Stepped(number, names, cell):
+                return self._stepped(self._epochs.get((number, cell)), number, names, now)
+            case StepFailed(number, names, text, cell):
+                return self._step_failed(self._epochs.get((number, cell)), number, names, text)
             case Forgot(number):
                 return self._forgot(number)
             case Voided(number):
@@ -90,15 +90,15 @@ class RoundMachine:
         rounds = [e.current.round for (n, _), e in self._epochs.items() if n == opened.round.epoch and e.current is not None]
         if rounds and opened.round <= max(rounds):
             raise ValueError(f"{opened.round} is not newer than {max(rounds)}")
-        self._lanes.setdefault(opened.round.epoch, {}).update(opened.lanes)
+        self._cells.setdefault(opened.round.epoch, {}).update(opened.cells)
         begun: list[Epoch] = []
-        for lane, part in by_lane(opened).items():
-            epoch = self._epochs.setdefault((opened.round.epoch, lane), Epoch(lane))
+        for cell, part in by_cell(opened).items():
+            epoch = self._epochs.setdefault((opened.round.epoch, cell), Epoch(cell))
             epoch.begin(part)
             begun.append(epoch)
         actions: list[Action] = []
         for epoch in begun:
-            for number, stream in self._of_epoch(opened.round.epoch, epoch.lane):
+            for number, stream in self._of_epoch(opened.round.epoch, epoch.cell):
                 if stream.phase is Phase.HELD and stream.began.round <= opened.round:
                     actions += self._judge(number, stream)
                 elif stream.phase in OPEN and not epoch.wanted(stream) <= epoch.claimed:
@@ -114,13 +114,13 @@ class RoundMachine:
         epoch = self._epoch_of(began)
         return actions if epoch is None else actions + self._step_if_ready(epoch, now)
 
-    def _lane_of(self, began: Began) -> int:
-        lanes = self._lanes.get(began.round.epoch)
+    def _cell_of(self, began: Began) -> int:
+        cells = self._cells.get(began.round.epoch)
         # Strangers are in none: any will refuse them.
-        return lanes.get(began.peer, min(lanes.values())) if lanes else 0
+        return cells.get(began.peer, min(cells.values())) if cells else 0
 
     def _epoch_of(self, began: Began) -> Epoch | None:
-        return self._epochs.get((began.round.epoch, self._lane_of(began)))
+        return self._epochs.get((began.round.epoch, self._cell_of(began)))
 
     def _judge(self, number: int, stream: Stream) -> list[Action]:
         """Read, hold, serve or refuse a stream whose head is known."""
@@ -185,7 +185,7 @@ class RoundMachine:
         peer, group = stream.began.peer, stream.began.group
         actions: list[Action] = [
             self._refuse(other, Kind.SUPERSEDED, "a newer exchange of the same peer")
-            for other, s in self._of_epoch(stream.began.round.epoch, epoch.lane)
+            for other, s in self._of_epoch(stream.began.round.epoch, epoch.cell)
             if other != number and s.phase is Phase.READING and (s.began.peer, s.began.group) == (peer, group)
         ]
         stream.phase = Phase.READING
@@ -227,7 +227,7 @@ class RoundMachine:
         if stream is None or epoch is None or not stream.live or stream.phase is Phase.HELD:
             return []
         began = stream.began
-        others = [s.began for _, s in self._of_epoch(began.round.epoch, epoch.lane) if s.live and s.began.peer == began.peer]
+        others = [s.began for _, s in self._of_epoch(began.round.epoch, epoch.cell) if s.live and s.began.peer == began.peer]
         # Its contribution, if whole, stays: what is given is given.
         if not others:
             epoch.missing.add(began.peer)
@@ -237,8 +237,8 @@ class RoundMachine:
 
     def _gone(self, peer: PeerId, now: float) -> list[Action]:
         actions: list[Action] = []
-        for (number, lane), epoch in self._epochs.items():
-            if any(s.phase is Phase.READING and s.began.peer == peer for _, s in self._of_epoch(number, lane)):
+        for (number, cell), epoch in self._epochs.items():
+            if any(s.phase is Phase.READING and s.began.peer == peer for _, s in self._of_epoch(number, cell)):
                 continue  # its gradients are coming all the same; if they stop, the stream ends
             epoch.missing.add(peer)
             actions += self._step_if_ready(epoch, now)
@@ -253,7 +253,7 @@ class RoundMachine:
             names, books, awaited = epoch.unclaimed(group), epoch.groups[group], epoch.awaited(group)
             if not names or (awaited and now < books.contribute_by):
                 continue
-            of_epoch = self._of_epoch(opened.round.epoch, epoch.lane)
+            of_epoch = self._of_epoch(opened.round.epoch, epoch.cell)
             # Nobody is waited for twice who has not said a word.
             epoch.missing |= awaited - {s.began.peer for _, s in of_epoch if s.phase in COMING}
             if not books.given and not epoch.may_hold:
@@ -261,7 +261,7 @@ class RoundMachine:
             epoch.claimed |= names
             epoch.stepping = True
             by, tokens = tuple(sorted(books.given)), sum(books.given.values())
-            step = Step(opened.round, group, tuple(sorted(names)), by, tokens, epoch.lane)
+            step = Step(opened.round, group, tuple(sorted(names)), by, tokens, epoch.cell)
             late = [(n, s) for n, s in of_epoch if s.phase in COMING and epoch.wanted(s) <= epoch.claimed]
             return [step, *(self._put_off(n, s) for n, s in late)]
         return []
@@ -273,7 +273,7 @@ class RoundMachine:
         epoch.fresh |= names
         actions = self._serve_ready(epoch, number)
         let_in = set(epoch.let_in(self._window))
-        for n, s in self._of_epoch(number, epoch.lane):
+        for n, s in self._of_epoch(number, epoch.cell):
             if s.phase is Phase.QUEUED and s.began.group in let_in:
                 actions += self._judge(n, s)
         return actions + self._step_if_ready(epoch, now)
@@ -287,9 +287,9 @@ class RoundMachine:
 
     def _latch(self, number: int, epoch: Epoch, text: str) -> list[Action]:
         epoch.fault = epoch.fault or text
-        of_epoch = self._of_epoch(number, epoch.lane)
+        of_epoch = self._of_epoch(number, epoch.cell)
         waiting = [n for n, s in of_epoch if s.phase in OPEN and not epoch.wanted(s) <= epoch.claimed]
-        return [*(self._refuse(n, Kind.FAILED, epoch.fault) for n in waiting), Fail(number, epoch.fault, epoch.lane)]
+        return [*(self._refuse(n, Kind.FAILED, epoch.fault) for n in waiting), Fail(number, epoch.fault, epoch.cell)]
 
     def _forgot(self, number: int) -> list[Action]:
         self._floor = max(self._floor, number)
@@ -299,7 +299,7 @@ class RoundMachine:
             if s.live and s.began.round.epoch <= number
         ]
         self._epochs = {key: e for key, e in self._epochs.items() if key[0] > number}
-        self._lanes = {n: lanes for n, lanes in self._lanes.items() if n > number}
+        self._cells = {n: cells for n, cells in self._cells.items() if n > number}
         return actions
 
     def _voided(self, number: int) -> list[Action]:
@@ -311,11 +311,11 @@ class RoundMachine:
             if s.live and s.phase is not Phase.HELD and s.began.round.epoch >= number
         ]
         self._epochs = {key: e for key, e in self._epochs.items() if key[0] < number}
-        self._lanes = {n: lanes for n, lanes in self._lanes.items() if n < number}
+        self._cells = {n: cells for n, cells in self._cells.items() if n < number}
         return actions
 
     def _serve_ready(self, epoch: Epoch, number: int) -> list[Action]:
-        ready = [(n, s) for n, s in self._of_epoch(number, epoch.lane) if s.phase in OPEN]
+        ready = [(n, s) for n, s in self._of_epoch(number, epoch.cell) if s.phase in OPEN]
         return [action for n, s in ready for action in self._serve_if_fresh(n, s, epoch)]
 
     def _serve_if_fresh(self, number: int, stream: Stream, epoch: Epoch) -> list[Action]:
@@ -327,15 +327,15 @@ class RoundMachine:
         if epoch.served[had] > MOST_SERVED:
             return [self._refuse(number, Kind.BUSY, f"was served this group {MOST_SERVED} times in this attempt")]
         stream.phase = Phase.SETTLED
-        return [Serve(number, () if stream.began.gift else tuple(sorted(wanted)), epoch.lane)]
+        return [Serve(number, () if stream.began.gift else tuple(sorted(wanted)), epoch.cell)]
 
     def _refuse(self, number: int, kind: Kind, text: str, weight: float = 0.0) -> Refuse:
         self._streams[number].phase = Phase.SETTLED
         return Refuse(number, kind, text, weight)
 
-    def _of_epoch(self, number: int, lane: int) -> list[tuple[int, Stream]]:
+    def _of_epoch(self, number: int, cell: int) -> list[tuple[int, Stream]]:
         found = [(n, s) for n, s in sorted(self._streams.items()) if s.began.round.epoch == number]
-        return [(n, s) for n, s in found if self._lane_of(s.began) == lane] if self._lanes.get(number) else found
+        return [(n, s) for n, s in found if self._cell_of(s.began) == cell] if self._cells.get(number) else found
 
     @staticmethod
     def _round_of(epoch: Epoch) -> RoundId | None:

@@ -50,7 +50,8 @@ class OuterSettings:
     optimizer: str = "none"
     """Outer optimizer: none | sgd | nesterov."""
     lr: float = 0.7
-    """Its learning rate; this one and the momentum are those of DiLoCo (arXiv 2311.08105)."""
+    """Its learning rate; this one and the momentum are those of DiLoCo (arXiv 2311.08105). Without a barrier it is shared by the
+    cells: each push is a step of lr / cells."""
     momentum: float = 0.9
     """Its momentum; pushes without a barrier have none."""
     codec: str = "fp32"
@@ -148,7 +149,6 @@ def carried(s: OuterSettings, cell: int) -> None:
             "all replicas of a stage are one cell, so there are no others to average with", "set averaging.cell to a number"
         )
     for refused, what, instead in (
-        (s.pushes, f"{s.strategy} without a barrier", 'use "butterfly", or parameter-server without outer.staleness'),
         (s.pushes and s.feedback, f"error feedback in {s.strategy} without a barrier", 'use "int8" without outer.feedback'),
         (
             s.carries == "gradients",

@@ -98,8 +98,8 @@ class Owner:
         me = self._transport.peer_id
         groups = request.groups_of(me, self._settings.group_bytes)
         epoch = self._epochs.setdefault(request.round.epoch, Epoch())
-        lane = request.lanes.get(me, 0)
-        attempt = Attempt(request, step, groups, asyncio.get_running_loop().create_future(), lane)
+        cell = request.cells.get(me, 0)
+        attempt = Attempt(request, step, groups, asyncio.get_running_loop().create_future(), cell)
         if epoch.attempts and request.round <= max(epoch.attempts):
             raise ValueError(f"{request.round} is not newer than {max(epoch.attempts)}")
         for older in epoch.attempts.values():
@@ -116,12 +116,12 @@ class Owner:
             members=frozenset(request.members),
             listeners=frozenset(request.listeners),
             groups=groups,
-            held=attempt.mine & epoch.of(lane).keys(),
+            held=attempt.mine & epoch.of(cell).keys(),
             tokens=tokens,
             contribute_by=contribute_until(started, request.deadline_s, len(groups)),
             token_limit=request.token_limit,
             may_hold=request.may_hold,
-            lanes=request.lanes,
+            cells=request.cells,
         )
         try:
             self._feed(opened)
@@ -157,14 +157,14 @@ class Owner:
         self._drop([n for n in self._epochs if n >= epoch], "the swarm went back")
 
     def held(self, epoch: int) -> Mapping[str, Held]:
-        """The fresh parts of an epoch this peer has, its own and others'; those of its lane."""
+        """The fresh parts of an epoch this peer has, its own and others'; those of its cell."""
         return self._epochs[epoch].here if epoch in self._epochs else {}
 
     def unserved(self, attempt: Attempt) -> frozenset[str]:
-        """Parts of ours that are not fresh in some lane."""
+        """Parts of ours that are not fresh in some cell."""
         epoch = self._epochs.get(attempt.request.round.epoch)
-        lanes = attempt.lanes if epoch is not None else ()
-        return frozenset(name for lane in lanes if epoch for name in attempt.mine - epoch.of(lane).keys())
+        cells = attempt.cells if epoch is not None else ()
+        return frozenset(name for cell in cells if epoch for name in attempt.mine - epoch.of(cell).keys())
 
     def stepped(self, epoch: int) -> frozenset[str]:
         """The parts this peer itself has stepped in an epoch."""
@@ -232,8 +232,8 @@ class Owner:
                         await self._receive(line, requests)
                     case Wait():
                         pass
-                    case Serve(_, names, lane):
-                        return await self._answer(line, names, lane, context)
+                    case Serve(_, names, cell):
+                        return await self._answer(line, names, cell, context)
                     case Refuse(_, kind, text, weight):
                         if weight:
                             self._transport.fault(line.peer, f"contribution refused, {kind.value}: {text}", weight)
@@ -269,7 +269,7 @@ class Owner:
             attempt.refused[line.peer] = fault
             self._feed(Spoiled(line.number, Kind.VALUES, fault))
             return
-        begun = (attempt.lane_of(line.peer), line.group) in attempt.begun
+        begun = (attempt.cell_of(line.peer), line.group) in attempt.begun
         if line.orders.empty() and not begun:  # nothing newer was decided while the values were looked at
             attempt.given[line.group, line.peer] = given
             self._feed(Uploaded(line.number))
@@ -282,9 +282,9 @@ class Owner:
         norms = {n: coded.norm() for n, coded in named.items()}
         return Given(tokens, named, norms), unfit(norms, tokens if request.summed else 1, self._settings.max_gradient_norm)
 
-    async def _answer(self, line: Line, names: tuple[str, ...], lane: int, context: grpc.aio.ServicerContext) -> None:
+    async def _answer(self, line: Line, names: tuple[str, ...], cell: int, context: grpc.aio.ServicerContext) -> None:
         epoch = self._epochs.get(line.round.epoch)
-        parts = epoch.of(lane) if epoch is not None else {}
+        parts = epoch.of(cell) if epoch is not None else {}
         if names and not parts:  # forgotten since the machine gave the order
             await context.write(_refusal(Kind.FORGOTTEN, f"epoch {line.round.epoch} is over"))
             return
@@ -313,38 +313,38 @@ class Owner:
                     line.reader = None  # its bytes are for nothing: let go of them though the sender may never say another word
             case Step():
                 if (attempt := self._attempt(action.round)) is not None:
-                    attempt.begun.add((action.lane, action.group))
+                    attempt.begun.add((action.cell, action.group))
                 self._tasks.spawn(self._step(action), f"step {action.round.epoch}.{action.round.attempt}.{action.group}")
-            case Fail(number, text, lane):
-                self._settle(number, lane, text)
+            case Fail(number, text, cell):
+                self._settle(number, cell, text)
 
     async def _step(self, action: Step) -> None:
         """Reduce, step, keep. Whatever goes wrong is told to the machine before it is told to our parent."""
-        number, names, lane = action.round.epoch, frozenset(action.names), action.lane
-        event: Stepped | StepFailed = StepFailed(number, names, "the step was interrupted", lane)
+        number, names, cell = action.round.epoch, frozenset(action.names), action.cell
+        event: Stepped | StepFailed = StepFailed(number, names, "the step was interrupted", cell)
         try:
             async with self._stepping:
                 loop = asyncio.get_running_loop()
                 reduced, fresh = await loop.run_in_executor(self._executor, self._reduce_and_step, action)
                 if fresh and self._attempt(action.round) is not None:
                     epoch = self._epochs[number]
-                    epoch.of(lane).update(fresh)
+                    epoch.of(cell).update(fresh)
                     epoch.stepped |= names
                     if reduced is not None:
                         self._learn(epoch, reduced)
-            event = Stepped(number, names, lane)
+            event = Stepped(number, names, cell)
         except LocalFault as e:
             # Parts that cannot be stepped here may be elsewhere: the leader repairs the round, and nothing ends.
-            event = StepFailed(number, names, f"the owner's step failed: {e}", lane)
+            event = StepFailed(number, names, f"the owner's step failed: {e}", cell)
             self._say("step-failed", f"epoch {number}: {e} {e.next_step}", level="error")
         except Exception as e:
-            event = StepFailed(number, names, f"the owner's step failed: {type(e).__name__}", lane)
+            event = StepFailed(number, names, f"the owner's step failed: {type(e).__name__}", cell)
             raise
         finally:
             # The epoch may have begun anew meanwhile: what an attempt of before made is nothing to it.
             if self._attempt(action.round) is not None:
                 self._feed(event)
-                self._settle(number, lane)
+                self._settle(number, cell)
 
     def _learn(self, epoch: Epoch, reduced: Reduced) -> None:
         """What a reduction showed about others: counted once an epoch, never against ourselves."""
@@ -365,7 +365,7 @@ class Owner:
             return None, {}
         request = attempt.request
         if not action.contributors and request.may_hold:
-            kept = request.kept(action.lane, action.names)
+            kept = request.kept(action.cell, action.names)
             made = {name: settled(name, kept[name], request.shapes[name], request.down) for name in action.names}
             return None, {name: Held(tensor, me, 0, (), request.down, data) for name, (tensor, data) in made.items()}
         given = {peer: attempt.given.pop((action.group, peer)) for peer in action.contributors}
@@ -383,7 +383,7 @@ class Owner:
         reduced = self._reducer.reduce(gathered)
         del given, gathered, gradients
         means = dict(zip(action.names, reduced.means, strict=True))
-        fresh = attempt.step(means) if request.apply is None else request.apply(action.lane, action.names, means)
+        fresh = attempt.step(means) if request.apply is None else request.apply(action.cell, action.names, means)
         made = {name: settled(name, fresh[name], request.shapes[name], request.down) for name in action.names}
         tokens, contributors, down = reduced.tokens, reduced.contributors, request.down
         return reduced, {name: Held(tensor, me, tokens, contributors, down, data) for name, (tensor, data) in made.items()}
@@ -392,14 +392,14 @@ class Owner:
         epoch = self._epochs.get(round_id.epoch)
         return None if epoch is None else epoch.attempts.get(round_id)
 
-    def _settle(self, number: int, lane: int = 0, fault: str = "") -> None:
-        """Tell the rounds of an epoch whose own parts are all here, in every lane, or will not come."""
+    def _settle(self, number: int, cell: int = 0, fault: str = "") -> None:
+        """Tell the rounds of an epoch whose own parts are all here, in every cell, or will not come."""
         epoch = self._epochs.get(number)
         for attempt in [] if epoch is None else epoch.attempts.values():
             if fault:
-                attempt.faults[lane] = fault
-                attempt.drop(lane)
-            open_ = [at for at in sorted(attempt.lanes) if epoch is not None and not attempt.mine <= epoch.of(at).keys()]
+                attempt.faults[cell] = fault
+                attempt.drop(cell)
+            open_ = [at for at in sorted(attempt.cells) if epoch is not None and not attempt.mine <= epoch.of(at).keys()]
             if not attempt.settled.done() and all(at in attempt.faults for at in open_):
                 attempt.settled.set_result("; ".join(attempt.faults[at] for at in open_))
 

@@ -40,9 +40,9 @@ class RoundRequest:
     ``summed``: contributions are sums over tokens; else values, of which the mean by tokens is taken.
     ``inward``: what this peer gives stays here, for the parts that it owns itself; nobody else is to have it twice.
     ``gathers`` False: nothing is asked for, because everything is here, whoever gave it; others may still ask us.
-    ``lanes``: members of one lane are averaged and answered among themselves, and nobody waits for another lane; empty: all are in
-    one. ``apply(lane, names, means)`` is then what is made of our parts ``names`` instead of the step, at most once in a lane for each
-    part, one lane after another as they come, on the given executor; no means where a lane gives nothing.
+    ``cells``: those of the members, where each cell is averaged and answered by itself and none waits for another; empty: all are in
+    one. ``apply(cell, names, means)`` is then what is made of our parts ``names`` instead of the step, at most once in a cell for each
+    part, one cell after another as they come, on the given executor; no means where a cell gives nothing.
     """
 
     round: RoundId
@@ -65,7 +65,7 @@ class RoundRequest:
     summed: bool = True
     inward: bool = False
     gathers: bool = True
-    lanes: Mapping[PeerId, int] = field(default_factory=dict)
+    cells: Mapping[PeerId, int] = field(default_factory=dict)
     apply: Callable[[int, tuple[str, ...], Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]] | None = None
 
     @property
@@ -73,10 +73,10 @@ class RoundRequest:
         """Whether it is no fault that nobody gives anything to a part."""
         return self.hold is not None or self.apply is not None
 
-    def kept(self, lane: int, names: tuple[str, ...]) -> Mapping[str, torch.Tensor]:
+    def kept(self, cell: int, names: tuple[str, ...]) -> Mapping[str, torch.Tensor]:
         """What parts of ours are where nobody gave anything to them."""
         if self.apply is not None:
-            return self.apply(lane, names, {})
+            return self.apply(cell, names, {})
         return self.hold(names) if self.hold is not None else {}
 
     def bytes_of(self, name: str) -> torch.Tensor:
@@ -109,7 +109,7 @@ class RoundOutcome:
     step failed). ``refused``: whose contributions were refused here for their values, and why; this peer's own is
     found out before it is sent. ``quarantined``: whose were left out here because they were far larger than the others'.
     ``unwelcome``: those of ``failed`` that live and said why they refused us. ``tokens`` and ``contributors``: behind the parts' means, the largest and all of them.
-    ``parts``: how each fresh part was made. ``unserved``: parts of ours that some lane did not get. ``nbytes``: tensor bytes sent and received.
+    ``parts``: how each fresh part was made. ``unserved``: parts of ours that some cell did not get. ``nbytes``: tensor bytes sent and received.
     """
 
     fresh: dict[str, torch.Tensor]

@@ -215,8 +215,8 @@ class Labour:
         if pushes:
             request = self._pushes(plan, [m.peer for m in cell], away, request)
 
-        def step(lane: int, names: tuple[str, ...], shares: tuple[Share, ...]) -> dict[str, Value]:
-            return self._take(plan, makes, lane, names, shares) if pushes else self._step(plan, makes, names, shares)
+        def step(cell: int, names: tuple[str, ...], shares: tuple[Share, ...]) -> dict[str, Value]:
+            return self._take(plan, makes, cell, names, shares) if pushes else self._step(plan, makes, names, shares)
 
         def ended(
             fresh: dict[str, Value], missing: tuple[str, ...], failed: tuple[PeerId, ...], unserved: tuple[str, ...]
@@ -270,21 +270,21 @@ class Labour:
         self.serving.opens(plan.hash, mine, lambda n: heard[n].mark if n in heard else self.values[n].mark)
         here = {peer: plan_cell(plan, peer) for peer in (*cell, me)}
         return replace(
-            request, members=tuple(sorted({*here, *request.owners.values()})), lanes=here, may_hold=True, gathers=me in cell,
+            request, members=tuple(sorted({*here, *request.owners.values()})), cells=here, may_hold=True, gathers=me in cell,
             listeners=frozenset({*here, *request.owners.values()}) - speakers(plan, unit, list(away)),
             share=request.share if me in cell else None,
         )  # fmt: skip
 
     def _take(
-        self, plan: Plan, makes: Version, lane: int, names: Sequence[str], shares: tuple[Share, ...]
+        self, plan: Plan, makes: Version, cell: int, names: Sequence[str], shares: tuple[Share, ...]
     ) -> dict[str, Value]:  # fmt: skip
         """A cell pushes, or pulls: what is served then."""
         for name in names:
-            self.peer.swarm.watch.stepping(self.peer, plan, name, self.values[name], None, (name, lane) in self._pushed)
-            self._pushed.add((name, lane))
+            self.peer.swarm.watch.stepping(self.peer, plan, name, self.values[name], None, (name, cell) in self._pushed)
+            self._pushed.add((name, cell))
         bound = between(plan, self.peer.swarm.read).staleness
         deltas = {name: mark for share in shares for name, mark in share.marks if name in names}
-        found, late = self.serving.take(plan.hash, lane, names, deltas, bound, lambda value, by: mark_of("pushed", value, by))
+        found, late = self.serving.take(plan.hash, cell, names, deltas, bound, lambda value, by: mark_of("pushed", value, by))
         self.peer.swarm.watch.count("pushes-refused" if late else "pushes-applied" if deltas else "pulls")
         return {name: Value(mark, makes) for name, mark in found.items()}
 

@@ -55,7 +55,7 @@ class Request:
     total: int
     allowed: Mapping[PeerId, int]
     may_hold: bool = False
-    lanes: Mapping[PeerId, int] = field(default_factory=dict)
+    cells: Mapping[PeerId, int] = field(default_factory=dict)
     gathers: bool = True
     inward: bool = False
 
@@ -80,7 +80,7 @@ class Attempt:
     groups: tuple[Group, ...]
     ended: Callable[[dict[str, Value], tuple[str, ...], tuple[PeerId, ...], tuple[str, ...]], None]
     step: Callable[[int, tuple[str, ...], tuple[Share, ...]], dict[str, Value]]
-    lane: int = 0
+    cell: int = 0
     open: int = 0
     settled: bool = False
     over: bool = False
@@ -95,8 +95,8 @@ class Attempt:
         return frozenset(name for group in self.groups for name in group.names)
 
     @property
-    def lanes(self) -> frozenset[int]:
-        return frozenset(self.request.lanes.values()) or frozenset((self.lane,))
+    def cells(self) -> frozenset[int]:
+        return frozenset(self.request.cells.values()) or frozenset((self.cell,))
 
 
 @dataclass
@@ -117,13 +117,13 @@ class _Epoch:
     attempts: dict[RoundId, Attempt] = field(default_factory=dict)
     held: dict[int, dict[str, Held]] = field(default_factory=dict)
 
-    def of(self, lane: int) -> dict[str, Held]:
-        return self.held.setdefault(lane, {})
+    def of(self, cell: int) -> dict[str, Held]:
+        return self.held.setdefault(cell, {})
 
     @property
     def here(self) -> dict[str, Held]:
         newest = max(self.attempts, default=None)
-        return {} if newest is None else self.of(self.attempts[newest].lane)
+        return {} if newest is None else self.of(self.attempts[newest].cell)
 
 
 @dataclass(slots=True)
@@ -153,7 +153,7 @@ class Rounds:
         me = self.peer.name
         epoch = self._epochs.setdefault(request.round.epoch, _Epoch())
         setup = self.peer.swarm.setup
-        attempt = Attempt(request, request.groups_of(me, setup), ended, step, request.lanes.get(me, 0))
+        attempt = Attempt(request, request.groups_of(me, setup), ended, step, request.cells.get(me, 0))
         if epoch.attempts and request.round <= max(epoch.attempts):
             raise ValueError("not newer")
         epoch.attempts[request.round] = attempt
@@ -165,7 +165,7 @@ class Rounds:
         except ValueError:
             del self._epochs[request.round.epoch]
             raise
-        held, giving = epoch.of(attempt.lane), bool(tokens) and not request.inward
+        held, giving = epoch.of(attempt.cell), bool(tokens) and not request.inward
         for owner in sorted(set(request.owners.values()) - {me} if request.gathers else ()):
             asking = _Asking(owner, [], giving, now + request.deadline_s)
             for group in request.groups_of(owner, setup):
@@ -190,12 +190,12 @@ class Rounds:
             members=frozenset(request.members),
             listeners=request.listeners,
             groups=attempt.groups,
-            held=attempt.mine & epoch.of(attempt.lane).keys(),
+            held=attempt.mine & epoch.of(attempt.cell).keys(),
             tokens=tokens,
             contribute_by=times,
             token_limit=request.total,
             may_hold=request.may_hold,
-            lanes=request.lanes,
+            cells=request.cells,
         )
 
     def give(self, request: Request, ended: Any) -> None:
@@ -343,8 +343,8 @@ class Rounds:
         missing = tuple(sorted(request.owners.keys() - fresh.keys()))
         failed = tuple(sorted(p for p in attempt.failed if p != me))
         epoch = self._epochs.get(request.round.epoch)
-        lanes = attempt.lanes if epoch is not None else ()
-        unserved = {n for lane in lanes if epoch for n in attempt.mine - epoch.of(lane).keys()}
+        cells = attempt.cells if epoch is not None else ()
+        unserved = {n for cell in cells if epoch for n in attempt.mine - epoch.of(cell).keys()}
         # A round's caller hears of its end in a turn of its own.
         self.peer.after(0.0, attempt.ended, fresh, missing, failed, tuple(sorted(unserved)))
 
@@ -376,10 +376,10 @@ class Rounds:
             case Read(number):
                 if (line := self._lines.get(number)) is not None:
                     self.peer.after(line.call.bulk_s, self._uploaded, number)
-            case Serve(number, names, lane):
+            case Serve(number, names, cell):
                 if (line := self._lines.get(number)) is not None:
                     epoch = self._epochs.get(line.round.epoch)
-                    held = epoch.of(lane) if epoch is not None else {}
+                    held = epoch.of(cell) if epoch is not None else {}
                     if held or not names:
                         size = sum(self.peer.swarm.setup.size_of(n) for n in names)
                         line.call.say({n: (held[n].value, held[n].by) for n in names}, HEAD + size)
@@ -395,10 +395,10 @@ class Rounds:
             case Step():
                 seconds = self.peer.swarm.setup.step_s * len(action.names)
                 self.peer.device.run(Priority.STEP, seconds, self._step, action)
-            case Fail(number, _, lane):
+            case Fail(number, _, cell):
                 if (epoch := self._epochs.get(number)) is not None and epoch.attempts:
                     newest = epoch.attempts[max(epoch.attempts)]
-                    newest.failing.add(lane)
+                    newest.failing.add(cell)
                     for attempt in epoch.attempts.values():
                         attempt.settled = attempt.settled or attempt is not newest
                         self._end_if_done(attempt)
@@ -424,15 +424,15 @@ class Rounds:
         shares = tuple(
             request.share if p == me and request.share else attempt.given[action.group, p] for p in action.contributors
         )
-        self.peer.swarm.watch.step(self.peer, request, action, shares, action.lane in attempt.failing)
+        self.peer.swarm.watch.step(self.peer, request, action, shares, action.cell in attempt.failing)
         if self.peer.broken_steps:
             self.peer.broken_steps -= 1
-            self._feed(StepFailed(action.round.epoch, frozenset(action.names), "out of memory", action.lane))
+            self._feed(StepFailed(action.round.epoch, frozenset(action.names), "out of memory", action.cell))
             return
-        fresh = attempt.step(action.lane, action.names, shares)
+        fresh = attempt.step(action.cell, action.names, shares)
         epoch = self._epochs[action.round.epoch]
-        epoch.of(action.lane).update({n: Held(v, me, action.contributors) for n, v in fresh.items()})
-        self._feed(Stepped(action.round.epoch, frozenset(action.names), action.lane))
+        epoch.of(action.cell).update({n: Held(v, me, action.contributors) for n, v in fresh.items()})
+        self._feed(Stepped(action.round.epoch, frozenset(action.names), action.cell))
         self._settle(action.round.epoch)
 
     def _settle(self, number: int) -> None:
@@ -440,7 +440,7 @@ class Rounds:
         for attempt in list(epoch.attempts.values()) if epoch else []:
             if epoch is None or attempt.settled:
                 continue
-            if all(lane in attempt.failing or attempt.mine <= epoch.of(lane).keys() for lane in attempt.lanes):
+            if all(cell in attempt.failing or attempt.mine <= epoch.of(cell).keys() for cell in attempt.cells):
                 attempt.settled = True
                 self._end_if_done(attempt)
 

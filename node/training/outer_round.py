@@ -155,6 +155,8 @@ class OuterRound:
         """The same without a barrier: each cell is answered by itself, by who serves."""
         anchor, engines, me = self._anchor, self._engines, self._me
         settings = anchor.settings
+        # All pushes of a round together are one step along their mean, as with a barrier.
+        rate = settings.lr / max(1, len({m.cell for m in plan.unit(self._rounds.unit(plan)) if m.current}))
         heard = self._heard[1] if self._heard[0] == plan.hash else {}
         mine = {name for name, owner in request.owners.items() if owner == me}
 
@@ -168,7 +170,7 @@ class OuterRound:
             return values
 
         def step(value: Tensor, delta: Tensor) -> Tensor:
-            return pushed(value, delta, settings.lr)
+            return pushed(value, delta, rate)
 
         begun = anchor.serving.opens(plan.hash, mine, lambda name: heard[name] if name in heard else anchor.pulled(name))
         if begun:
@@ -176,7 +178,7 @@ class OuterRound:
             engines.journal.emit("averaging", "serving-begun", text, epoch=plan.epoch, parts=len(begun))
         here = {m.peer: m.cell for m in members} | {me: plan.home(me)}
         return replace(
-            request, members=tuple(sorted({*here, *request.owners.values()})), lanes=here, apply=apply, down="fp32",
+            request, members=tuple(sorted({*here, *request.owners.values()})), cells=here, apply=apply, down="fp32",
             listeners=request.listeners | ({*request.owners.values(), me} - here.keys()), gathers=me in {m.peer for m in members},
         )  # fmt: skip
 

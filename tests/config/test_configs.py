@@ -21,6 +21,8 @@ WANTED = {
     "diloco": (1, ("butterfly", "deltas", 20, "nesterov")),
     "diloco-streaming": (1, ("butterfly", "deltas", 20, "nesterov")),
     "diloco-top-k": (1, ("butterfly", "deltas", 5, "nesterov")),
+    "hogwild": (1, ("hogwild", "deltas", 2, "sgd")),
+    "parameter-server-stale": (1, ("parameter-server", "deltas", 2, "sgd")),
     "cells-moshpit-diloco": (2, ("moshpit", "state", 4, "nesterov")),
 }
 
@@ -49,7 +51,12 @@ def test_a_config_is_what_its_name_says(name: str) -> None:
         ("cell = 2", 'every = 2\nstrategy = "ring"\nfanout = 2', "outer.fanout"),
         ("cell = 2", 'every = 2\nstrategy = "moshpit"', "grid"),
         ("cell = 2", 'every = 2\nstrategy = "moshpit"\ngrid = ["2"]', "list of whole numbers"),
-        ("cell = 2", 'every = 2\ncarries = "deltas"\noptimizer = "sgd"\nstrategy = "hogwild"', "without a barrier"),
+        (
+            "cell = 2",
+            'every = 2\ncarries = "deltas"\noptimizer = "sgd"\nstrategy = "hogwild"\ncodec = "int8"\nfeedback = true',
+            "without a barrier",
+        ),
+        ("cell = 2", 'every = 2\ncarries = "parameters"\nstrategy = "hogwild"', "do not add up"),
         ("cell = 2", 'every = 4\ncarries = "deltas"\noptimizer = "sgd"\noverlap = 2', "while the next epochs run"),
         ("cell = 2", 'every = 4\ncarries = "deltas"\noptimizer = "sgd"\nfragments = 3', "do not divide"),
         ("cell = 2", 'every = 4\ncarries = "deltas"\noptimizer = "sgd"\nquorum = 2', "quorum"),

@@ -52,6 +52,17 @@ CELLS = {
     "fragments": Setup(ends=3, replicas=5, epochs=9, micro_batches=4, cell=2, outer=STREAM),
     "ring": Setup(stages=1, parts=toy_parts(1, 3), replicas=6, epochs=9, cell=2, outer=OuterSettings("ring", every=1)),
     "push-sum": Setup(stages=1, parts=toy_parts(1, 3), replicas=5, epochs=9, cell=1, outer=OuterSettings("push-sum", every=1)),
+    "hogwild": Setup(
+        ends=3, replicas=5, epochs=9, micro_batches=4, cell=2, outer=OuterSettings("hogwild", "deltas", 2, "sgd", lr=1.0)
+    ),
+    "stale": Setup(
+        stages=1,
+        parts=toy_parts(1, 3),
+        replicas=5,
+        epochs=9,
+        cell=1,
+        outer=OuterSettings("parameter-server", "deltas", 2, "sgd", staleness=3, shards=2),
+    ),  # fmt: skip
     "server": Setup(
         stages=1, parts=toy_parts(1, 3), replicas=4, epochs=9, cell=1, outer=OuterSettings("parameter-server", every=2)
     ),

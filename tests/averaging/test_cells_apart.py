@@ -1,4 +1,4 @@
-"""Rounds whose members are in lanes: each lane is averaged and answered by itself, and none waits for another."""
+"""Rounds whose members are in cells: each cell is averaged and answered by itself, and none waits for another."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from tests.averaging.conftest import SHAPES, Cell, gradients_of, same
 from tests.averaging.test_machine import ALONE, OPEN, A, B, C, D, P, began, feed
 
 E = PeerId("e")
-LANES = {A: 0, B: 1, C: 1, D: 2}
+CELLS = {A: 0, B: 1, C: 1, D: 2}
 """A serves itself; B speaks for C; D is alone."""
-APART = replace(OPEN, members=frozenset(LANES), listeners=frozenset({C}), lanes=LANES, may_hold=True, tokens=1)
+APART = replace(OPEN, members=frozenset(CELLS), listeners=frozenset({C}), cells=CELLS, may_hold=True, tokens=1)
 AGAIN = replace(APART, round=RoundId(3, 1, 1), held=frozenset({P}))
 
 
-def step(lane: int, *by: PeerId) -> Step:
-    return Step(OPEN.round, 0, (P,), by, len(by), lane)
+def step(cell: int, *by: PeerId) -> Step:
+    return Step(OPEN.round, 0, (P,), by, len(by), cell)
 
 
 def serving() -> RoundMachine:
@@ -52,11 +52,11 @@ def serving() -> RoundMachine:
     return machine
 
 
-def test_each_lane_is_stepped_when_its_own_speaker_has_given_and_only_it_is_answered():
+def test_each_cell_is_stepped_when_its_own_speaker_has_given_and_only_it_is_answered():
     machine = serving()
     assert feed(machine, began(1, C, tokens=0), began(2, D, tokens=1), began(3, B, tokens=1)) == [Wait(1), Read(2), Read(3)]
     assert feed(machine, Uploaded(3)) == [step(1, B)]
-    assert feed(machine, Uploaded(2)) == [step(2, D)], "no lane waits for another one's step"
+    assert feed(machine, Uploaded(2)) == [step(2, D)], "no cell waits for another one's step"
     assert feed(machine, Stepped(3, frozenset({P}), 1)) == [Serve(1, (P,), 1), Serve(3, (P,), 1)]
     assert feed(machine, Stepped(3, frozenset({P}), 2)) == [Serve(2, (P,), 2)]
     assert feed(machine, began(4, B, tokens=1)) == [Serve(4, (P,), 1)], "what is repeated is not applied again"
@@ -69,17 +69,17 @@ def test_who_has_nothing_gets_what_is_there_and_who_is_gone_may_have_had_somethi
     refused, failed = feed(machine, Gone(B))
     assert isinstance(refused, Refuse)
     assert (refused.stream, refused.kind) == (2, Kind.FAILED)
-    assert (failed.epoch, failed.lane) == (3, 1)
+    assert (failed.epoch, failed.cell) == (3, 1)
     machine = serving()
     feed(machine, began(1, D, tokens=1))
     assert [type(a) for a in feed(machine, Spoiled(1, Kind.VALUES, "not finite"))] == [Refuse, Step], "what it gave is unfit"
 
 
-def test_a_lane_that_failed_is_opened_again_with_another_speaker_and_the_others_stay_as_they_are():
+def test_a_cell_that_failed_is_opened_again_with_another_speaker_and_the_others_stay_as_they_are():
     machine = serving()
     feed(machine, began(1, D, tokens=1), Uploaded(1), Stepped(3, frozenset({P}), 2), began(2, B, tokens=1), Ended(2))
-    without_b = {p: lane for p, lane in LANES.items() if p != B}
-    assert feed(machine, replace(AGAIN, members=frozenset(without_b), listeners=frozenset(), lanes=without_b)) == []
+    without_b = {p: cell for p, cell in CELLS.items() if p != B}
+    assert feed(machine, replace(AGAIN, members=frozenset(without_b), listeners=frozenset(), cells=without_b)) == []
     assert feed(machine, began(3, D, tokens=1, round_id=AGAIN.round)) == [Serve(3, (P,), 2)]
     feed(machine, began(4, C, tokens=1, round_id=AGAIN.round))
     assert feed(machine, Uploaded(4)) == [Step(AGAIN.round, 0, (P,), (C,), 1, 1)]
@@ -87,13 +87,13 @@ def test_a_lane_that_failed_is_opened_again_with_another_speaker_and_the_others_
     assert feed(machine, Stepped(3, frozenset({P}), 1)) == [Serve(4, (P,), 1), Serve(5, (P,), 1)], "gets what its cell got"
 
 
-def test_a_stranger_is_one_in_every_lane():
+def test_a_stranger_is_one_in_every_cell():
     machine = serving()
     (refused,) = feed(machine, began(1, E, tokens=1))
     assert (refused.kind, refused.weight) == (Kind.STRANGER, 1.0)
 
 
-def test_the_late_speaker_fails_its_own_lane_only():
+def test_the_late_speaker_fails_its_own_cell_only():
     machine = serving()
     feed(machine, began(1, D, tokens=1), Uploaded(1), Stepped(3, frozenset({P}), 2))
     assert feed(machine, Ticked(), now=99.0) == []
@@ -105,7 +105,7 @@ ORDER = st.lists(st.sampled_from(["give", "ask", "drop", "tick", "gone", "again"
 
 @settings(max_examples=150, deadline=None)
 @given(ORDER, st.lists(st.sampled_from([B, C, D]), min_size=30, max_size=30), st.booleans())
-def test_under_any_schedule_a_lane_is_stepped_once_and_whoever_is_served_gets_its_own(
+def test_under_any_schedule_a_cell_is_stepped_once_and_whoever_is_served_gets_its_own(
     kinds: list[str], who: list[PeerId], early: bool
 ) -> None:
     machine, stepped, number, now = RoundMachine(), [], 0, 0.0
@@ -117,13 +117,13 @@ def test_under_any_schedule_a_lane_is_stepped_once_and_whoever_is_served_gets_it
     def tell(*events: object) -> None:
         for action in feed(machine, *events, now=now):
             if isinstance(action, Step):
-                stepped.append(action.lane)
-                busy.append(action.lane)
-                assert all(LANES[p] == action.lane for p in action.contributors)
+                stepped.append(action.cell)
+                busy.append(action.cell)
+                assert all(CELLS[p] == action.cell for p in action.contributors)
             if isinstance(action, Serve):
                 peer = streams[action.stream][0]
-                assert action.lane == LANES[peer]
-                assert action.lane in fresh
+                assert action.cell == CELLS[peer]
+                assert action.cell in fresh
             if isinstance(action, Read):
                 streams[action.stream] = (*streams[action.stream][:2], True)
             if isinstance(action, Refuse):
@@ -144,9 +144,9 @@ def test_under_any_schedule_a_lane_is_stepped_once_and_whoever_is_served_gets_it
                     streams[n] = (*streams[n][:2], False)
                     tell(Uploaded(n))
                 if busy:
-                    lane = busy.pop(0)
-                    fresh.add(lane)
-                    tell(Stepped(3, frozenset({P}), lane))
+                    cell = busy.pop(0)
+                    fresh.add(cell)
+                    tell(Stepped(3, frozenset({P}), cell))
             case "drop":
                 for n in [n for n, (p, *_) in streams.items() if p == peer][:1]:
                     del streams[n]
@@ -176,12 +176,12 @@ class Servers:
         self.sums = {p: {n: torch.zeros(s) for n, s in SHAPES.items()} for p in cell.peers}
         self.calls: list[tuple[PeerId, int, tuple[str, ...]]] = []
 
-    def request(self, peer: PeerId, lanes: Mapping[PeerId, int], owners: list[PeerId], **changes: object) -> RoundRequest:
-        first = {min(p for p, at in lanes.items() if at == lane) for lane in lanes.values()}
+    def request(self, peer: PeerId, cells: Mapping[PeerId, int], owners: list[PeerId], **changes: object) -> RoundRequest:
+        first = {min(p for p, at in cells.items() if at == cell) for cell in cells.values()}
 
-        def apply(lane: int, names: tuple[str, ...], means: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        def apply(cell: int, names: tuple[str, ...], means: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             here = self.sums[peer]
-            self.calls.append((peer, lane, names))
+            self.calls.append((peer, cell, names))
             here.update({n: here[n] + means[n] for n in means})
             return {n: here[n] for n in names}
 
@@ -189,19 +189,19 @@ class Servers:
         own = {
             "gradients": gradients_of(peer) if speaks else None,
             "tokens": int(speaks),
-            "listeners": frozenset(lanes) - first,
+            "listeners": frozenset(cells) - first,
         }
-        fixed = {"members": tuple(lanes), "lanes": lanes, "apply": apply, "summed": False, "owners": self.cell.owners(owners)}
+        fixed = {"members": tuple(cells), "cells": cells, "apply": apply, "summed": False, "owners": self.cell.owners(owners)}
         return self.cell.request(peer, **{**fixed, "token_limit": 1, **own, **changes})
 
 
-async def test_every_lane_gets_the_value_as_it_is_when_its_push_has_come(cell_of):
+async def test_every_cell_gets_the_value_as_it_is_when_its_push_has_come(cell_of):
     cell = await cell_of(4, AveragingSettings(round_timeout_s=20.0, group_bytes=256))
     p0, p1, p2, p3 = cell.peers
-    lanes, servers = {p0: 0, p1: 1, p2: 1, p3: 2}, Servers(cell)
+    cells, servers = {p0: 0, p1: 1, p2: 1, p3: 2}, Servers(cell)
 
     async def one(peer: PeerId, **changes: object):
-        return await cell.run(servers.request(peer, lanes, [p0], **changes), peer)
+        return await cell.run(servers.request(peer, cells, [p0], **changes), peer)
 
     serve = asyncio.ensure_future(one(p0))
     last = await one(p3)
@@ -223,15 +223,15 @@ async def test_every_lane_gets_the_value_as_it_is_when_its_push_has_come(cell_of
 async def test_two_servers_and_a_dead_speaker_whose_cell_is_heard_in_the_next_attempt(cell_of):
     cell = await cell_of(4, AveragingSettings(round_timeout_s=20.0, group_bytes=256))
     p0, p1, p2, p3 = cell.peers
-    lanes, servers = {p0: 0, p1: 1, p2: 2, p3: 2}, Servers(cell)
+    cells, servers = {p0: 0, p1: 1, p2: 2, p3: 2}, Servers(cell)
     await cell.net.kill(p2)
-    runs = [cell.run(servers.request(p, lanes, [p0, p1], deadline_s=1.0), p) for p in (p0, p1, p3)]
+    runs = [cell.run(servers.request(p, cells, [p0, p1], deadline_s=1.0), p) for p in (p0, p1, p3)]
     first, second, waiting = await asyncio.gather(*runs)
     assert (first.missing, second.missing) == ((), ())
-    assert set(first.unserved) | set(second.unserved) == set(SHAPES), "lane 2 has nothing of either"
+    assert set(first.unserved) | set(second.unserved) == set(SHAPES), "cell 2 has nothing of either"
     assert set(waiting.missing) == set(SHAPES)
     told = {"round": RoundId(7, 1, 1), "ownership_hash": "again"}
-    alive = {p: lane for p, lane in lanes.items() if p != p2}
+    alive = {p: cell for p, cell in cells.items() if p != p2}
     a, b, c = await asyncio.gather(*(cell.run(servers.request(p, alive, [p0, p1], **told), p) for p in (p0, p1, p3)))
     assert (a.unserved, b.unserved, c.missing) == ((), (), ())
     assert same(a.fresh, first.fresh)
@@ -240,16 +240,16 @@ async def test_two_servers_and_a_dead_speaker_whose_cell_is_heard_in_the_next_at
     assert all(torch.allclose(c.fresh[n], both[n]) for n in SHAPES), "three pushes, each of them once"
 
 
-async def test_what_is_not_finite_is_refused_and_its_lane_gets_what_is_there(cell_of):
+async def test_what_is_not_finite_is_refused_and_its_cell_gets_what_is_there(cell_of):
     cell = await cell_of(3, AveragingSettings(round_timeout_s=20.0))
     p0, p1, p2 = cell.peers
-    lanes, servers = {p0: 0, p1: 1, p2: 1}, Servers(cell)
+    cells, servers = {p0: 0, p1: 1, p2: 1}, Servers(cell)
     bad = {n: torch.full(s, float("nan")) for n, s in SHAPES.items()}
     cell.rounds[p1]._fit_to_give = _blindly  # type: ignore[method-assign]
     runs = [
-        cell.run(servers.request(p0, lanes, [p0]), p0),
-        cell.run(servers.request(p1, lanes, [p0], gradients=bad), p1),
-        cell.run(servers.request(p2, lanes, [p0]), p2),
+        cell.run(servers.request(p0, cells, [p0]), p0),
+        cell.run(servers.request(p1, cells, [p0], gradients=bad), p1),
+        cell.run(servers.request(p2, cells, [p0]), p2),
     ]
     first, liar, honest = await asyncio.gather(*runs)
     assert liar.missing
