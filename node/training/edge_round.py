@@ -50,6 +50,8 @@ def _here(base: RoundRequest, plan: Plan, r: ev.RoundArrived, unit: Unit, me: Pe
 def _elsewhere(base: RoundRequest, plan: Plan, r: ev.RoundArrived, unit: Unit, rounds: Rounds, me: PeerId) -> RoundRequest:
     """The round of a cell that this one sends to."""
     planned = plan.averagers(unit)
+    if not rounds.shapes.keys() <= planned.keys():
+        raise ValueError(f"cell {unit[1]}, which this one is to send to, has parts that nobody averages")
     owners = {name: planned[name] for name in rounds.shapes}
     # With a momentum beside it a part travels as two, to one owner.
     both = {name: owners[name.partition("#")[0]] for name in base.shapes}
