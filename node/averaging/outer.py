@@ -90,6 +90,11 @@ class OuterSettings:
         return self.strategy == "hogwild" or (self.strategy == "parameter-server" and self.staleness is not None)
 
     @property
+    def streams(self) -> bool:
+        """After a round cells differ in what it has not carried, or in what they learned while it was under way."""
+        return self.fragments > 1 or self.overlap > 0
+
+    @property
     def gap(self) -> int:
         """Epochs of micro-batches between two rounds, each of one fragment."""
         return self.every // max(1, self.fragments)
@@ -156,7 +161,6 @@ def carried(s: OuterSettings, cell: int) -> None:
             'set averaging.cell = "all" and leave [outer] out, which is the same',
         ),
         (s.reducer != "mean", f"outer.reducer = {s.reducer!r}", 'set outer.reducer = "mean"'),
-        (s.overlap > 0, "fragments that are under way while the next epochs run", "set outer.overlap = 0"),
         (s.quorum > 0, "a quorum", "set outer.quorum = 0: a round goes on without the late by itself"),
     ):
         if refused:

@@ -60,7 +60,7 @@ class Member:
     ``current``: holds the parameters of the plan's base; a member that does not is a *listener*: it gets no
     micro-batch and owns nothing this epoch, but gathers every fresh part and is current afterwards.
     ``cell``: which of its stage's replicas it shares the optimizer step with. ``group``: in an outer round the members of
-    its stage with the same number average with each other; 0 in any other plan.
+    its stage with the same number average with each other, and in a plan that sends for one those who will; 0 in any other.
     """
 
     peer: PeerId
@@ -101,7 +101,8 @@ class Plan:
     ``senders``: in an outer round along directed edges, which cells send to each cell, where others send to it; a group is then a
     cell. ``mass``: push-sum's weights of the cells in units of 2^-20, where the run averages so.
     ``fragment``: 0, or which fragment of the parameters this outer round carries (1 is the first): ``reducers`` has its parts only, and
-    cells differ in the others afterwards.
+    cells differ in the others afterwards. ``sends``: 0, or the number of the outer round whose fragment is taken from this plan's version
+    and is under way while this epoch and the next ones run; groups and ``reducers`` are then that round's.
     ``stood``: for stages whose parameters at the base are those of an older version, because nobody had them in the epochs
     between, that version; it has members again, or the paths go around it.
     ``change``: the owner's signed change to how cells average, "" for none, in force since the plan from version ``since``.
@@ -138,6 +139,7 @@ class Plan:
     senders: dict[Unit, tuple[int, ...]] = field(default_factory=dict)
     mass: dict[Unit, int] = field(default_factory=dict)
     fragment: int = 0
+    sends: int = 0
 
     @property
     def base(self) -> Version:
@@ -216,7 +218,7 @@ class Plan:
             "cursor": [self.cursor[0], list(self.cursor[1])],
             "news": [self.loss, self.loss_val, self.tokens, *self.forecast],
             "outer": self.outer,
-            "fragment": self.fragment,
+            "stream": [self.fragment, self.sends],
             "stood": {str(stage): [v.epoch, v.lineage] for stage, v in self.stood.items()},
             "reducers": {k: index[v] for k, v in self.reducers.items()},
             "spread": {str(stage): [cells, apart] for stage, (cells, apart) in self.spread.items()},
@@ -273,7 +275,8 @@ class Plan:
                 tokens=_natural(body["news"][2]),
                 forecast=(_finite(body["news"][3]), _finite(body["news"][4])),
                 outer=_natural(body["outer"]),
-                fragment=_natural(body["fragment"]),
+                fragment=_natural(body["stream"][0]),
+                sends=_natural(body["stream"][1]),
                 reducers={str(k): name(v) for k, v in body["reducers"].items()},
                 stood={int(k): Version(_natural(e), lineage(line)) for k, (e, line) in body["stood"].items()},
                 spread={int(s): (_natural(cells), _finite(apart)) for s, (cells, apart) in body["spread"].items()},

@@ -17,6 +17,7 @@ from node.scheduler.throughput import Rate
 from node.sim import edges
 from node.sim.disk import Checkpoint, Disk
 from node.sim.rounds import Request
+from node.sim.streams import Sent, Streams
 from node.sim.values import (
     GENESIS,
     Moment,
@@ -34,7 +35,7 @@ from node.training import events as ev
 from node.training.cells import ANY
 from node.training.meetings import PUSH_AGAIN, speakers, weights
 from node.training.memory import Past
-from node.training.rules import between, levels
+from node.training.rules import between, lands, levels
 from node.training.serving import Serving
 
 if TYPE_CHECKING:
@@ -65,7 +66,9 @@ class Labour:
         self.owed: dict[str, Moment] = {}
         """With error feedback, what rounding has lost of this peer's words for its cell, as node.training.owed keeps it."""
         self._said: dict[str, str] = {}
+        self.streams = Streams(self)
         self._owed_before: dict[str, Moment] | None = None
+        self._by: dict[str, tuple[PeerId, ...]] = {}
         self._staged: dict[int, dict[str, Moment]] = {}
         self._owned: frozenset[str] | None = None
         self._plan: Plan | None = None
@@ -122,6 +125,7 @@ class Labour:
         if self._plan is not None and self._plan.epoch >= plan.epoch:
             self._staged.pop(plan.epoch, None)
             peer.rounds.void(plan.epoch)
+            self.streams.void(plan.epoch)
         self._plan, self._share, self.fresh, self._stepped, self._said = plan, None, None, set(), {}
         self._pushed = set()
         if levels(plan):
@@ -131,6 +135,8 @@ class Labour:
         if listener:
             peer.rounds.void(plan.epoch)
             peer.rounds.forget(plan.epoch - 1)
+            self.streams.void(plan.epoch)
+            self.streams.forget(plan.epoch - 1)
             self.moments.clear()
             self._staged.clear()
             self.owed, self._owed_before = {}, None
@@ -143,6 +149,7 @@ class Labour:
         gained = [p for p in self.names if plan.owner(p, self.cell) == me and plan.moved.get(in_cell(p, self.cell), me) != me]
         if gained and not listener:
             self._take_over(plan, gained)
+        self.streams.begin(plan, between(plan, peer.swarm.read), listener)
 
     def stop(self) -> None:
         """What runs of this epoch runs no more."""
@@ -154,11 +161,16 @@ class Labour:
     def average(self, plan: Plan, r: ev.RoundArrived, listener: bool, then: Callable[[ev.RoundEnded], object]) -> None:
         """One attempt of the cell's round."""
         token = self._token
+        if not r.attempt and lands(plan, between(plan, self.peer.swarm.read)):
+            self._land(plan, r, listener, then, token)
+            return
+        sent = self.streams.lands(plan)
 
         def gradients() -> None:
             if self._token is token:
                 if plan.outer and not listener:
-                    marks = tuple((n, self._says(plan, n)) for n in sorted(self.values))
+                    self._said = {n: self.word(plan, n) for n in sorted(self.values)} | (sent.said if sent is not None else {})
+                    marks = tuple(self._said.items())
                     speaks = self.peer.name in speakers(plan, unit_of(plan, self.peer.name), absent(plan, r, self.peer.name))
                     weight = weights(plan, unit_of(plan, self.peer.name), between(plan, self.peer.swarm.read))[
                         plan_cell(plan, self.peer.name)
@@ -180,6 +192,31 @@ class Labour:
             self.peer.pipe.receipts(plan.epoch, r.dropped, gradients)
         else:
             gradients()
+
+    def _land(
+        self, plan: Plan, r: ev.RoundArrived, listener: bool, then: Callable[[ev.RoundEnded], object], token: object
+    ) -> None:
+        """The outer round of a fragment that has been under way."""
+        me = self.peer.name
+        home, carried = plan_cell(plan, me), [n for n in plan.averagers(unit_of(plan, me)) if n in self.names]
+        self._owned = frozenset(name for name in self.names if plan.owner(name, home) == me)
+        makes = Version(plan.epoch + 1, lineage_after(plan, r.dropped))
+
+        def landed(sent: Sent | None) -> None:
+            if self._token is not token:
+                return
+            fresh = sent.fresh if sent is not None and not listener else {}
+            missing = tuple(sorted(self.names if listener else set(carried) - fresh.keys()))
+            self.fresh = None if missing else self._after(plan, makes, fresh)
+            self._said, self._by = (sent.said, sent.by) if sent is not None else ({}, {})
+            then(ev.RoundEnded(plan.epoch, plan.term, r.attempt, tuple(sorted(fresh)), missing, (), len(fresh)))
+
+        self.streams.land(plan, r, landed)
+
+    def _after(self, plan: Plan, makes: Version, means: Mapping[str, Value]) -> dict[str, Value]:
+        """The next values: of what an outer round carried by its means, of the rest those that are here."""
+        mixing = between(plan, self.peer.swarm.read).mixing
+        return self._rest(plan, makes) | self.streams.mixed(plan, mixing, makes, means)
 
     def _run_round(
         self, plan: Plan, r: ev.RoundArrived, listener: bool, then: Callable[[ev.RoundEnded], object], token: object
@@ -224,7 +261,8 @@ class Labour:
             if self._token is token:
                 if plan.fragment and listener:
                     missing = tuple(sorted(self.names))  # a fragment is not what it lacks
-                self.fresh = self._rest(plan, makes) | fresh
+                self._by = self.peer.rounds.contributors(plan.epoch)
+                self.fresh = self._after(plan, makes, fresh) if plan.fragment else dict(fresh)
                 if r.attempt < PUSH_AGAIN:
                     missing = tuple(sorted({*missing, *unserved}))
                 then(ev.RoundEnded(plan.epoch, plan.term, r.attempt, tuple(sorted(fresh)), missing, failed, len(cell)))
@@ -288,20 +326,19 @@ class Labour:
         self.peer.swarm.watch.count("pushes-refused" if late else "pushes-applied" if deltas else "pulls")
         return {name: Value(mark, makes) for name, mark in found.items()}
 
-    def _says(self, plan: Plan, name: str) -> str:
+    def word(self, plan: Plan, name: str) -> str:
         """This peer's word on a part: what it has, and what it owes."""
         mark, debt = self.values[name].mark, self.owed.get(name)
         if debt is not None and between(plan, self.peer.swarm.read).feedback:
             self.peer.swarm.watch.owing(self.peer, plan, name, debt)
             mark = mark_of(mark, debt.mark)
-        self._said[name] = mark
         return mark
 
     def _owes(self, plan: Plan, made: Version) -> None:
         """The round is adopted: what its words were rounded by is owed, where they were taken."""
         if not between(plan, self.peer.swarm.read).feedback:
             return
-        me, by, before = self.peer.name, self.peer.rounds.contributors(plan.epoch), self.owed
+        me, by, before = self.peer.name, self._by, self.owed
         self._owed_before, self.owed = before, dict(before)
         for name, said in self._said.items():
             if me in by.get(name, ()):
@@ -316,10 +353,9 @@ class Labour:
             if self._token is not token:
                 return
             self.fresh, self._said, self.arrived = found[2] if found else None, {}, ()
-            if plan.fragment and not listener and found:
-                # The anchor, which is everybody's, of what the round carried; the rest is here.
-                rest = self._rest(plan, found[0])
-                self.fresh = rest | {n: v for n, v in found[2].items() if n not in rest}
+            if anchor and found:
+                # The outer step, which is everybody's, of what the round carried; the rest is here.
+                self.fresh = self._after(plan, found[0], found[2])
             missing = () if found else tuple(sorted(self.names))
             then(ev.RoundEnded(plan.epoch, plan.term, r.attempt, (), missing, (), 0))
 
@@ -327,7 +363,8 @@ class Labour:
         listener = me is not None and not me.current
         cell = plan_cell(plan, self.peer.name)
         sources = [p for p in r.sources if plan_cell(plan, p) == cell] if plan.fragment and listener else r.sources
-        self.fetch(sources, plan.epoch + 1, r.digest, got)
+        anchor = plan.fragment > 0 and not listener
+        self.fetch(sources, plan.epoch + 1, r.digest, got, anchor=anchor)
 
     def _rest(self, plan: Plan, makes: Version) -> dict[str, Value]:
         """Parts that an outer round of a fragment does not carry, as they are."""
@@ -367,6 +404,7 @@ class Labour:
         if self._owned is not None:
             self.moments = {n: m for n, m in self.moments.items() if n in self._owned}
         self.peer.rounds.forget(epoch - 1)
+        self.streams.forget(epoch - 1)
         self._before, self._owed_before, self.settled = None, None, epoch
         self.serving.settled()
         if self.setup.checkpoint_every and epoch % self.setup.checkpoint_every == 0:
@@ -375,6 +413,7 @@ class Labour:
     def go_to(self, version: Version, how: str) -> None:
         """Put an older version in place."""
         self.peer.rounds.void(version.epoch)
+        self.streams.void(version.epoch)
         if how == "roll-back":
             self._staged.pop(version.epoch, None)
             if self._before is not None:
@@ -431,7 +470,7 @@ class Labour:
             return False
         self.peer.swarm.watch.restored(self.peer, found)
         self.values, self._before = dict(found.values), None
-        self.owed, self._owed_before = {}, None
+        self.owed, self._owed_before, self.streams.history = {}, None, object()
         self.serving.forget()
         self.digest = digest_of(self.values)
         self.moments, self._owned, self.settled = dict(found.moments), None, version.epoch
@@ -441,7 +480,7 @@ class Labour:
     def take(self, version: Version, tokens: int, values: Mapping[str, Value]) -> None:
         """Parameters fetched from others are in place now."""
         self.values, self._before = dict(values), None
-        self.owed, self._owed_before = {}, None
+        self.owed, self._owed_before, self.streams.history = {}, None, object()
         self.serving.forget()
         self.digest = digest_of(self.values)
         self.moments, self._owned, self.settled = {}, None, version.epoch
@@ -449,9 +488,10 @@ class Labour:
 
     def fetch(
         self, donors: Sequence[PeerId], epoch: int | None, digest: str,
-        then: Callable[[tuple[Version, int, dict[str, Value]] | None], None],
+        then: Callable[[tuple[Version, int, dict[str, Value]] | None], None], anchor: bool = False,
     ) -> None:  # fmt: skip
-        """The stage's parameters from the first donor that has them; None when no donor does."""
+        """The stage's parameters from the first donor that has them; None when no donor does. ``anchor``: what it made the last outer
+        step by instead."""
         rest = [d for d in donors if d != self.peer.name]
         stage, size = self.stage, sum(self.setup.size_of(n) for n in self.names)
 
@@ -461,6 +501,9 @@ class Labour:
             at, tokens = (member.at, member.tokens) if there.ready else (work.version, work.tokens)
             if work.stage != stage or epoch not in (None, at.epoch):
                 call.say(None)
+            elif anchor:
+                landed = work.streams.landed
+                call.say((at, tokens, landed[1]) if landed is not None and landed[0] == at else None, HEAD + size)
             else:
                 call.say((at, tokens, dict(work.parameters())), HEAD + size)
 

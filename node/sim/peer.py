@@ -53,7 +53,7 @@ class SimPeer(Host):
         self.device = Device(self, self.slowness)
         self.faults = make.fault_book()
         self.labour = Labour(self, self.stage, self.disk)
-        self.pipe, self.rounds = Pipe(self), Rounds(self)
+        self.pipe, self.rounds, self.between = Pipe(self), Rounds(self), Rounds(self, between=True)
         self.member = make.member(self.name, self.labour.version, self.labour.checkpoints(), 0)
         self.past = SimPast(self)
         self.standing = Standing(self.swarm.read(""))
@@ -381,6 +381,7 @@ class SimPeer(Host):
         if self.ready:
             self.accuse(peer, "its connection broke")
             self.rounds.gone(peer)
+            self.between.gone(peer)
 
     def hop_failed(self, peer: PeerId, why: str) -> None:
         """A tensor could not be given to ``peer``."""

@@ -136,10 +136,10 @@ class _Line:
 
 
 class Rounds:
-    """The averaging service of one peer."""
+    """The averaging service of one peer; ``between``: the one for what is under way between cells."""
 
-    def __init__(self, peer: SimPeer) -> None:
-        self.peer = peer
+    def __init__(self, peer: SimPeer, between: bool = False) -> None:
+        self.peer, self._between = peer, between
         self.machine = peer.swarm.make.round()
         self._lines: dict[int, _Line] = {}
         self._numbers = 0
@@ -300,7 +300,7 @@ class Rounds:
                 over(why, lost=True)
 
         def serve(there: SimPeer, call: Call) -> None:
-            there.rounds.attend(head, self.peer.name, call)
+            (there.between if self._between else there.rounds).attend(head, self.peer.name, call)
 
         bulk = sum(self.peer.swarm.setup.size_of(n) for n in given)
         call = self.peer.call(owner, HEAD, serve, hear, lost, max(0.0, asking.until - world.now), bulk=bulk)

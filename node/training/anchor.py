@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from node.averaging.diloco import OuterState, outer_step, pseudo_gradient
+from node.averaging.diloco import OuterState, mixed, outer_step, pseudo_gradient
 from node.averaging.outer import OuterSettings
 from node.averaging.request import RoundOutcome
 from node.checkpoint.fetch import Patience, fetch
@@ -55,6 +55,10 @@ class Anchor:
         self.serving: Serving[Tensor] = Serving()
         self.carried = frozenset(stage.parameters())
         """The parts that the round at hand carries."""
+        self.mixing = 0.0
+        """Share of the local parameters that stays in these."""
+        self.history = object()
+        """Another one whenever the parameters in place came from elsewhere."""
         self._before: OuterState | None = None
         self._moved = False
         self._fetching: asyncio.Task[None] | None = None
@@ -66,7 +70,6 @@ class Anchor:
         if level or settings.codec != self.owed.codec:
             self.owed = Owed(settings.codec)
         self.settings, self.ahead = LEVEL if level else settings, settings
-        self.owed.begin()
         if level:
             self._stop()
 
@@ -94,7 +97,7 @@ class Anchor:
     def shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         """Of what travels."""
         if self.settings.carries != "state":
-            return {name: shape for name, shape in shapes.items() if name in self.carried}
+            return dict(shapes)
         return {**shapes, **{name + MOMENTUM: shape for name, shape in shapes.items()}}
 
     def owners(self, owners: Mapping[str, PeerId]) -> dict[str, PeerId]:
@@ -103,9 +106,14 @@ class Anchor:
             return dict(owners)
         return {**owners, **{name + MOMENTUM: peer for name, peer in owners.items()}}
 
-    def gives(self) -> dict[str, Tensor] | None:
-        """This peer's contribution, fp32 on the CPU; None without an anchor."""
-        local = self._local(self.carried)
+    def in_place(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Parameters of this version, which nobody writes into."""
+        here = self._stage.parameters()
+        return {name: here[name].detach() for name in names}
+
+    def gives(self, of: Mapping[str, Tensor] | None = None) -> dict[str, Tensor] | None:
+        """This peer's contribution, fp32 on the CPU, by these parameters or those in place; None without an anchor."""
+        local = self._local(self.carried) if of is None else {name: t.to("cpu", torch.float32) for name, t in of.items()}
         if not self.kept or self.settings is LEVEL:
             return local
         if self.state is None:
@@ -154,13 +162,13 @@ class Anchor:
         return self._landed(after)
 
     def _local(self, names: Iterable[str]) -> dict[str, Tensor]:
-        here = self._stage.parameters()
-        return {name: here[name].detach().to("cpu", torch.float32) for name in names}
+        return {name: t.to("cpu", torch.float32) for name, t in self.in_place(names).items()}
 
     def _landed(self, state: OuterState) -> dict[str, Tensor]:
         """The next parameters: of what the round carried those after the outer step, of the rest those in place."""
         rest = self._stage.parameters().keys() - self.carried
-        return {**self._local(rest), **{name: state.anchor[name] for name in self.carried}}
+        stepped = {name: state.anchor[name] for name in self.carried}
+        return {**self._local(rest), **(mixed(self._local(self.carried), state, self.mixing) if self.mixing else stepped)}
 
     def pulled(self, name: str) -> Tensor:
         """What the cell pulled last of a part, or else has, to begin to serve it with."""
@@ -189,7 +197,7 @@ class Anchor:
     def forget(self) -> None:
         """The parameters in place came from elsewhere."""
         self.state, self._before, self._moved = None, None, False
-        self.owed = Owed(self.ahead.codec)
+        self.owed, self.history = Owed(self.ahead.codec), object()
         self.serving.forget()
         self._stop()
 

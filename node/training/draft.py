@@ -44,11 +44,11 @@ class Draft:
 
 def draft(
     roster: Roster, base: Version, past: Past, assign: Callable[..., dict[str, PeerId]], most: int = 0,
-    meetings: Meetings | None = None, outer: int = 0,
+    meetings: Meetings | None = None, outer: int = 0, sends: int = 0,
 ) -> Draft:  # fmt: skip
     """For a plan that starts from ``base``, on whose digests the roster has agreed. ``assign`` places the parts of one cell; ``most``
     peers are in a cell (0: all of a stage); ``meetings``: of cells, None where there is one only; ``outer``: number of the outer
-    round that this is, 0 for none.
+    round that this is, ``sends``: of the one whose fragment is sent with this plan, 0 for none.
 
     Raises OutOfResources when the members' memory does not hold the optimizer's state.
     """
@@ -74,11 +74,11 @@ def draft(
     if meetings is not None and meetings.settings.strategy == "push-sum":
         had = past.mass if past.flowed is None else mass_after(past.flowed, roster.arrived(base))
         mass = mass_of(had, members, parents, lambda peer: roster.candidates[peer].cell)
-    if meetings is None or not outer:
+    if meetings is None or not (outer or sends):
         return Draft(members, owners, before, digests, worked=worked, mass=mass)
-    fragment = meetings.fragment(base.epoch)
-    grouped, reducers, senders = _meeting(meetings, members, outer, fragment)
-    return Draft(grouped, owners, before, digests, reducers, worked, senders, mass, fragment)
+    fragment = meetings.fragment(base.epoch + (0 if outer else meetings.settings.overlap))
+    grouped, reducers, senders = _meeting(meetings, members, outer or sends, fragment)
+    return Draft(grouped, owners, before, digests, reducers, worked, senders, mass, fragment if outer else 0)
 
 
 def _members(roster: Roster, base: Version, past: Past, most: int, mend: bool) -> tuple[tuple[Member, ...], dict[Unit, int]]:

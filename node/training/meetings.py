@@ -24,6 +24,10 @@ PUSH_AGAIN = 2
 """Attempts after the first in which a cell that was not answered pushes again, and who serves is there for it; then it copies."""
 
 
+LANDS_WITHIN = 0.5
+"""Where a fragment lands, it is waited for so much of the round's deadline; then whoever has it gives it to the others."""
+
+
 class Meetings:
     """``sizes``: bytes of every part by stage; ``epochs``: of the run, whose last one is an outer round too."""
 
@@ -37,6 +41,10 @@ class Meetings:
     def fragment(self, epoch: int) -> int:
         """Which fragment that round carries, from 1; 0 for all parts."""
         return fragment(self.settings, epoch, self._epochs)
+
+    def sends(self, epoch: int) -> int:
+        """The number of the outer round whose fragment is sent with the plan from version ``epoch``, 0 for none."""
+        return sends(self.settings, epoch, self._epochs)
 
     def groups(self, cells: Sequence[int], number: int) -> tuple[dict[int, int], tuple[int, ...]]:
         """(cell to group, the cells that average for all: none when everybody does). A group has the number of its first cell; along
@@ -120,12 +128,24 @@ def number(epoch: int, every: int, epochs: int) -> int:
 
 
 def fragment(settings: OuterSettings, epoch: int, epochs: int) -> int:
-    """Which fragment the outer round from version ``epoch`` carries, from 1, each in its turn; 0 for all parts: there are none, or
-    it is the last round of the run, after which cells hold the same."""
+    """Which fragment the outer round from version ``epoch`` carries, from 1, each in its turn; 0 for all parts, after which cells
+    hold the same: nothing is streamed, or it is the last round of the run."""
     round = number(epoch, settings.gap, epochs)
-    if settings.fragments == 1 or not round or epoch + 1 == epochs:
+    if not settings.streams or not round or epoch + 1 == epochs:
         return 0
     return (round - 1) % settings.fragments + 1
+
+
+def sends(settings: OuterSettings, epoch: int, epochs: int) -> int:
+    """The number of the outer round whose fragment is sent with the plan from version ``epoch``, ``overlap`` epochs before it lands;
+    0 for none. The last round of a run waits for what it carries."""
+    lands = epoch + settings.overlap
+    return number(lands, settings.gap, epochs) if settings.overlap and lands + 1 < epochs else 0
+
+
+def meeting(plan: Plan, fragments: int) -> Plan:
+    """The outer round that a plan sends for, as if it were that round's plan."""
+    return replace(plan, outer=plan.sends, fragment=(plan.sends - 1) % fragments + 1, sends=0, paths=())
 
 
 def pieces(sizes: Mapping[str, int], count: int) -> list[frozenset[str]]:

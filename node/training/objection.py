@@ -9,8 +9,9 @@ from node.core.ids import ENDS, PeerId
 from node.core.journey import Plan
 from node.pipeline.route import fewest_hops
 from node.pipeline.settings import PipelineSettings
+from node.training.meetings import meeting
 from node.training.rounds import Rounds
-from node.training.rules import Read, Rules, carries, due
+from node.training.rules import Read, Rules, carries, due, sends
 
 
 def objection(plan: Plan, me: PeerId, rounds: Rounds, pipeline: PipelineSettings, read: Read, epochs: int) -> str:
@@ -21,7 +22,8 @@ def objection(plan: Plan, me: PeerId, rounds: Rounds, pipeline: PipelineSettings
         return str(e)
     number = due(rules, plan.since, plan.epoch, epochs)
     fragment = carries(rules, plan.since, plan.epoch, epochs)
-    if (plan.outer, plan.fragment) != (number, fragment) or (number and plan.paths):
+    sending = sends(rules, plan.since, plan.epoch, epochs)
+    if (plan.outer, plan.fragment, plan.sends) != (number, fragment, sending) or (number and plan.paths):
         return "an outer round when none is due, or none when one is"
     return _of_owners(plan, me, rounds, rules) or _of_paths(plan, pipeline)
 
@@ -30,14 +32,16 @@ def _of_owners(plan: Plan, who: PeerId, rounds: Rounds, rules: Rules) -> str:
     me = plan.member(who)
     if me is None:
         return ""
-    carried = rounds.carried(plan.fragment, rules.outer.fragments)
+    meets = meeting(plan, rules.outer.fragments) if plan.sends else plan
+    carried = rounds.carried(meets.fragment, rules.outer.fragments)
     mine = {m.peer for m in plan.cell(me.stage, me.cell) if m.current}
-    there, averagers = {m.peer for m in plan.unit(plan.unit_of(me)) if m.current}, plan.averagers(plan.unit_of(me))
+    unit = meets.unit_of(me)
+    there, averagers = {m.peer for m in meets.unit(unit) if m.current}, meets.averagers(unit)
     if any(plan.owner(name, me.cell) not in mine for name in rounds.shapes) or any(
         averagers.get(name) not in there for name in carried
     ):
         return "a parameter of this stage has no owner among its members"
-    if plan.fragment and averagers.keys() & rounds.shapes.keys() != carried:
+    if meets.fragment and averagers.keys() & rounds.shapes.keys() != carried:
         return "an outer round of other parts than are due"
     return ""
 

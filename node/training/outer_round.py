@@ -23,15 +23,17 @@ from node.averaging.request import RoundOutcome, RoundRequest
 from node.checkpoint.state import StateSnapshot
 from node.core.ids import PeerId, RoundId
 from node.core.journey import Member, Plan, Unit, Version, of_cell
+from node.core.tasks import Tasks
 from node.training import events as ev
 from node.training.anchor import MOMENTUM, Anchor
 from node.training.edge_round import along
 from node.training.edges import arrived, flows
 from node.training.engines import Engines
 from node.training.handover import Handover
-from node.training.meetings import PUSH_AGAIN, speakers, weights
+from node.training.meetings import PUSH_AGAIN, meeting, speakers, weights
 from node.training.rounds import Rounds
-from node.training.rules import levels
+from node.training.rules import lands, levels
+from node.training.sending import Sending
 
 Fetch = Callable[[Sequence[PeerId], Version, str | None], Awaitable[StateSnapshot]]
 """All parameters of this stage at a version, from these donors, of this digest if one is given. Raises PeerFault."""
@@ -51,8 +53,13 @@ class OuterNews:
 class OuterRound:
     """Of one stage."""
 
-    def __init__(self, anchor: Anchor, engines: Engines, handover: Handover, rounds: Rounds, me: PeerId) -> None:
+    def __init__(
+        self, anchor: Anchor, engines: Engines, handover: Handover, rounds: Rounds, tasks: Tasks, me: PeerId
+    ) -> None:  # fmt: skip
         self._anchor, self._engines, self._handover, self._rounds, self._me = anchor, engines, handover, rounds, me
+        self._tasks = tasks
+        self._sending: Sending | None = None
+        self._lands = False
         self.news = OuterNews()
         self.arrived: tuple[int, ...] = ()
         """The cells that have a part in what the last round along edges brought here, the own one included; empty: not known."""
@@ -64,10 +71,50 @@ class OuterRound:
         self._anchor.follow(settings, levels(plan))
         self._heard = ("", {})
         self._anchor.carried = self._rounds.carried(plan.fragment, settings.fragments)
+        self._anchor.mixing = settings.mixing if plan.fragment else 0.0
+        self._lands = lands(plan, settings)
         if listener:
             self._anchor.forget()
         else:
             self._anchor.look_for(plan)
+        sent = self._sending
+        # The plan after the one in which it lands settles it; one of the epoch that sends it begins that anew.
+        if sent is not None and (levels(plan) or not sent.meeting.epoch < plan.epoch <= sent.meeting.epoch + settings.overlap):
+            self._drop()
+        if plan.sends and not listener:
+            self._send(meeting(plan, settings.fragments), settings)
+
+    def _send(self, met: Plan, settings: OuterSettings) -> None:
+        anchor, rounds = self._anchor, self._rounds
+        self._sending = Sending(met, anchor.in_place(rounds.carried(met.fragment, settings.fragments)), anchor.history)
+        self._sending.exchange = self._tasks.spawn(self._exchange(self._sending), "sending")
+        rounds.under_way = met.epoch
+
+    def _drop(self) -> None:
+        if self._sending is not None:
+            self._sending.stop()
+        self._sending = self._rounds.under_way = None
+
+    async def _exchange(self, sent: Sending) -> RoundOutcome | None:
+        """Carry a fragment between cells while the epochs go on; None when it cannot be."""
+        met, anchor, rounds = sent.meeting, self._anchor, self._rounds
+        r = ev.RoundArrived(met.leader, met.epoch, met.term, met.hash, 0, (), {}, (), (), met.deadline_s)
+        unit = rounds.unit(met)
+        members = [m.peer for m in met.unit(unit) if m.current]  # a listener is given the result where it lands
+        speaking = speakers(met, unit, ())
+        await anchor.arrived(r.deadline_s)
+        if anchor.lacking:
+            return None
+        given = await self._engines.aside(anchor.gives, sent.local) if self._me in speaking or len(speaking) == 1 else None
+        if len(speaking) == 1:
+            return None if given is None else RoundOutcome(given, 1, speaking, {}, 0, 0.0)
+        try:
+            said, coded = await self._says(met, given if self._me in speaking else None)
+            request = self._request(met, r, unit, members, speaking, said, coded)
+            return await (self._engines.outer or self._engines.cell).run(request, anchor.makes)
+        except ValueError as e:
+            rounds.absurd(met, r, e)
+            return None
 
     async def attempt(
         self, plan: Plan, r: ev.RoundArrived, listener: bool
@@ -86,21 +133,29 @@ class OuterRound:
             if anchor.lacking and r.attempt > len(members):
                 anchor.begin_here()
         giving = not listener if edges else self._me in speaking or len(speaking) == 1
-        given = await self._engines.aside(anchor.gives) if giving else None
+        sent = self._sending
+        sent = sent if sent is not None and sent.lands(plan, anchor.history) else None
+        if sent is not None and r.attempt:
+            sent.stop()
+        given = await self._engines.aside(anchor.gives, sent and sent.local) if giving else None
         try:
-            if edges:
+            if self._lands and not r.attempt:
+                outcome = await sent.outcome(r.deadline_s) if sent is not None and not listener else None
+                outcome = outcome or RoundOutcome({}, 0, frozenset(), {}, 0, 0.0, missing=tuple(sorted(anchor.carried)))
+                await self._engines.aside(anchor.heard, outcome)
+            elif edges:
                 request = self._request(plan, r, unit, [m.peer for m in members], speaking, given, {})
                 outcome = await along(self._engines.outer or self._engines.cell, request, plan, r, rounds, self._me)
                 if not outcome.missing:
                     self.arrived = arrived(plan, unit, [part.contributors for part in outcome.parts.values()])
             elif len(speaking) == 1 and not pushes and all(m.current for m in members):
                 # A cell that meets no other: everybody has already what the exchange would bring.
-                missing = () if given is not None else tuple(anchor.shapes(rounds.shapes))
+                missing = () if given is not None else tuple(anchor.shapes(dict.fromkeys(anchor.carried, ())))
                 outcome = RoundOutcome(given or {}, 1, speaking, {}, 0, 0.0, missing=missing)
             elif plan.fragment and listener:
                 outcome = RoundOutcome({}, 0, frozenset(), {}, 0, 0.0)  # a fragment is not what it lacks
             else:
-                said, coded = await self._says(given) if self._me in speaking else (None, {})
+                said, coded = await self._says(plan, given if self._me in speaking else None)
                 request = self._request(plan, r, unit, [m.peer for m in members], speaking, said, coded)
                 request = self._pushes(plan, members, request) if pushes else request
                 outcome = await (self._engines.outer or self._engines.cell).run(request, anchor.makes)
@@ -138,7 +193,7 @@ class OuterRound:
             listeners=frozenset(members) - speaking,
             owners=anchor.owners(owners),
             ownership_hash=rounds.hash_of(owners),
-            shapes=anchor.shapes(rounds.shapes),
+            shapes=anchor.shapes({name: rounds.shapes[name] for name in owners}),
             gradients=said,
             tokens=allowed.get(self._me, 0) if said is not None else 0,
             deadline_s=r.deadline_s,
@@ -182,7 +237,10 @@ class OuterRound:
             listeners=request.listeners | ({*request.owners.values(), me} - here.keys()), gathers=me in {m.peer for m in members},
         )  # fmt: skip
 
-    async def _says(self, given: Mapping[str, Tensor] | None) -> tuple[dict[str, Tensor] | None, dict[str, Tensor]]:
+    async def _says(
+        self, plan: Plan, given: Mapping[str, Tensor] | None
+    ) -> tuple[dict[str, Tensor] | None, dict[str, Tensor]]:  # fmt: skip
+        self._anchor.owed.begin(plan.hash)
         return (None, {}) if given is None else await self._engines.aside(self._anchor.says, given)
 
     async def copy(

@@ -33,14 +33,16 @@ class Owed:
         self.means: dict[str, Tensor] = {}
         self._said: dict[str, Tensor] = {}
         self._made: dict[str, Tensor] = {}
+        self._round = ""
         self._next: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None
         self._before: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None
 
     # ------------------------------------------------------------ a round
 
-    def begin(self) -> None:
-        """A new round: nothing of an earlier one that was not adopted counts."""
-        self._said, self._made, self._next = {}, {}, None
+    def begin(self, round: str) -> None:
+        """An attempt of the round of this name: nothing of another one that was not adopted counts."""
+        if round != self._round:
+            self._said, self._made, self._next, self._round = {}, {}, None, round
 
     @torch.no_grad()
     def says(self, given: Named) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -104,7 +106,7 @@ class Owed:
         if after is not None:
             self._before = self._before or (self.words, self.means)
             self.words, self.means = after
-        self.begin()
+        self._next = None
 
     # ------------------------------------------------------------ the disk
 

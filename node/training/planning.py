@@ -63,7 +63,8 @@ class Planning:
         if changes:
             said.append(reports.averaging_changed(rules, base))
             outer, meetings = outer or 1, facts.meet(LEVEL)
-        made = draft(roster, base, past, facts.assign, cell, meetings, outer)
+        sends = meetings.sends(base.epoch) if meetings and not finished and not outer else 0
+        made = draft(roster, base, past, facts.assign, cell, meetings, outer, sends)
         sampler = facts.sampler(past.cursor)
         cursor = facts.cursor(sampler)
         paths: tuple[Path, ...] = ()
@@ -98,6 +99,7 @@ class Planning:
             senders=made.senders,
             mass=made.mass,
             fragment=made.fragment,
+            sends=sends,
         )
         if finished:
             return plan, said, reports.run_finished(facts.epochs)

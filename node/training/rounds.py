@@ -26,6 +26,8 @@ class Rounds:
         self._parts, self._method = parts_of(self.shapes, optimizer), optimizer.name
         self._stage, self._engines, self._me = stage.stage, engines, me
         self.done = self.failed = 0
+        self.under_way: int | None = None
+        """The epoch whose fragment is still to land, which others may still need from here."""
         self.seconds = 0.0
         self.nbytes = self.members = self.contributors = 0
 
@@ -91,8 +93,9 @@ class Rounds:
 
     def forget(self, epoch: int) -> None:
         """Nobody needs what was averaged up to this epoch any more."""
-        for exchange in self._exchanges:
-            exchange.forget(epoch)
+        self._engines.cell.forget(epoch)
+        if self._engines.outer is not None:
+            self._engines.outer.forget(epoch if self.under_way is None else min(epoch, self.under_way - 1))
 
     def gone(self, peer: PeerId) -> None:
         """This peer is dead: nobody waits for it."""

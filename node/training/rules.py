@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from node.averaging.outer import OuterSettings
 from node.core.ids import PeerId
 from node.core.journey import Plan
+from node.training import meetings
 from node.training.meetings import fragment, number
 
 MAX_CHANGE = 4096
@@ -58,6 +59,16 @@ def due(rules: Rules, since: int, epoch: int, epochs: int) -> int:
 def carries(rules: Rules, since: int, epoch: int, epochs: int) -> int:
     """Which fragment the outer round from version ``epoch`` carries, 0 for all parts; ``since`` as in :func:`due`."""
     return 0 if rules.revision > 0 and since == epoch else fragment(rules.outer, epoch, epochs)
+
+
+def sends(rules: Rules, since: int, epoch: int, epochs: int) -> int:
+    """The number of the outer round whose fragment is sent with the plan from version ``epoch``, 0 for none; ``since`` as in :func:`due`."""
+    return 0 if due(rules, since, epoch, epochs) else meetings.sends(rules.outer, epoch, epochs)
+
+
+def lands(plan: Plan, settings: OuterSettings) -> bool:
+    """Whether an outer round's fragment has been sent before, by an earlier plan under the same settings."""
+    return bool(plan.fragment and settings.overlap) and (not plan.change or plan.epoch - settings.overlap > plan.since)
 
 
 class Standing:

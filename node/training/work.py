@@ -67,7 +67,7 @@ class Work:
         self.rounds = Rounds(stage, engines, optimizer, me)
         self._shapes = self.rounds.shapes
         self._inner = InnerRound(stage, engines, self.handover, self.rounds, sequence, me)
-        self._outer = OuterRound(self.anchor, engines, self.handover, self.rounds, me)
+        self._outer = OuterRound(self.anchor, engines, self.handover, self.rounds, self._tasks, me)
         self.sketch: Sketch = ()
         """Of the parameters in place, where there are other cells to compare them with and they came from an epoch."""
         self._sketcher: Sketcher | None = None

@@ -57,7 +57,6 @@ def test_a_config_is_what_its_name_says(name: str) -> None:
             "without a barrier",
         ),
         ("cell = 2", 'every = 2\ncarries = "parameters"\nstrategy = "hogwild"', "do not add up"),
-        ("cell = 2", 'every = 4\ncarries = "deltas"\noptimizer = "sgd"\noverlap = 2', "while the next epochs run"),
         ("cell = 2", 'every = 4\ncarries = "deltas"\noptimizer = "sgd"\nfragments = 3', "do not divide"),
         ("cell = 2", 'every = 4\ncarries = "deltas"\noptimizer = "sgd"\nquorum = 2', "quorum"),
         ("cell = 2", 'every = 4\ncarries = "deltas"\noptimizer = "sgd"\ncodec = "top-k"', "outer.feedback"),

@@ -63,6 +63,7 @@ CELLS = {
         cell=1,
         outer=OuterSettings("parameter-server", "deltas", 2, "sgd", staleness=3, shards=2),
     ),  # fmt: skip
+    "overlap": Setup(ends=3, replicas=5, epochs=14, micro_batches=4, cell=2, outer=replace(STREAM, overlap=1, mixing=0.5)),
     "server": Setup(
         stages=1, parts=toy_parts(1, 3), replicas=4, epochs=9, cell=1, outer=OuterSettings("parameter-server", every=2)
     ),

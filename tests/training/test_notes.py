@@ -48,7 +48,7 @@ def test_every_field_of_a_plan_is_in_its_hash() -> None:
         "cursor": (9, ()), "loss": 1.0, "loss_val": 1.0, "tokens": 1, "lineage": "ab" * 16, "members": PLAN.members[:2],
         "forecast": (1.0, 2.0), "outer": 1, "reducers": {"w": B}, "spread": {1: (2, 0.5)}, "worked": {(1, 2): 9},
         "stood": {1: Version(2, "cd" * 16)}, "change": "another", "since": 2,
-        "senders": {(1, 0): (2,)}, "mass": {(1, 0): 6, (1, 2): 1 << 20}, "fragment": 3,
+        "senders": {(1, 0): (2,)}, "mass": {(1, 0): 6, (1, 2): 1 << 20}, "fragment": 3, "sends": 2,
     }  # fmt: skip
     assert set(changes) == {f.name for f in dataclasses.fields(Plan)}
     for name, value in changes.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -24,8 +26,11 @@ def parts(*names: str, by: PeerId = ME, owner: PeerId = OTHER) -> dict[str, Part
     return {name: Part(owner, 1, (by,)) for name in names}
 
 
+ROUNDS = itertools.count()
+
+
 def speak(owed: Owed, given: dict[str, Tensor], taken: dict[str, Part]) -> dict[str, Tensor]:
-    owed.begin()
+    owed.begin(str(next(ROUNDS)))
     said, _ = owed.says(given)
     owed.ended(taken, said, ME)
     owed.moved()
@@ -71,10 +76,10 @@ def test_a_round_that_is_undone_or_never_adopted_leaves_debts_as_they_were() -> 
     owed = Owed("int4")
     speak(owed, numbers(1), parts("a", "b"))
     before = dict(owed.words)
-    owed.begin()
+    owed.begin(str(next(ROUNDS)))
     owed.says(numbers(2))
     owed.ended(parts("a", "b"), numbers(2), ME)
-    owed.begin()  # the epoch begins anew before anything was adopted
+    owed.begin(str(next(ROUNDS)))  # the epoch begins anew before anything was adopted
     owed.moved()
     assert all(torch.equal(owed.words[n], before[n]) for n in before)
     said, _ = owed.says(numbers(2))
@@ -90,7 +95,7 @@ def test_means_are_owed_by_who_averaged_them_where_its_result_was_the_one() -> N
     mean = fresh = dict[str, Tensor]()
     for seed in range(20):
         mean = {"a": numbers(seed)["a"]}
-        owed.begin()
+        owed.begin(str(next(ROUNDS)))
         whole = owed.makes(mean)
         fresh = {"a": torch.where(whole["a"].abs() > 1, whole["a"], 0.0)}
         owed.ended(parts("a", owner=ME), fresh, ME)
@@ -98,7 +103,7 @@ def test_means_are_owed_by_who_averaged_them_where_its_result_was_the_one() -> N
         total, given = total + mean["a"], given + fresh["a"]
     torch.testing.assert_close(given + owed.means["a"], total, rtol=1e-4, atol=1e-3)
     before = owed.means["a"]
-    owed.begin()
+    owed.begin(str(next(ROUNDS)))
     owed.makes(mean)
     owed.ended(parts("a", owner=OTHER), fresh, ME)
     owed.moved()

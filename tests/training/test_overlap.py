@@ -1,0 +1,220 @@
+"""Streaming DiLoCo with an overlap: a fragment is taken from one version and lands some epochs later, in everybody at the same one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from node.averaging.diloco import OuterState, outer_step, pseudo_gradient
+from node.averaging.outer import OuterSettings
+from node.core.journey import Plan
+from node.training.meetings import fragment, meeting, number, sends
+from node.training.rules import Rules, lands
+from node.training.rules import sends as sends_by
+from tests.training.conftest import SHAPES, Peer, Rig
+from tests.training.test_fragments import PIECES, sending
+from tests.training.test_outer_rounds import equal, four, inner
+
+STREAM = OuterSettings("butterfly", "deltas", 4, "nesterov", momentum=0.8, fragments=2, overlap=1, mixing=0.25)
+"""Rounds at epochs 2, 5, 8, ..; their fragments are sent with the plans of epochs 1, 4, 7, .."""
+
+
+def with_sends(rig: Rig, cells: Sequence[Sequence[Peer]], after: Plan, number: int) -> Plan:
+    """An epoch of gradients that sends the fragment of a round."""
+    return replace(inner(rig, cells, after), sends=number, reducers=sending(rig, cells, after, (number - 1) % 2 + 1).reducers)
+
+
+def landing(rig: Rig, cells: Sequence[Sequence[Peer]], after: Plan, number: int, **more: list[tuple[Peer, int]]) -> Plan:
+    return replace(sending(rig, cells, after, (number - 1) % 2 + 1, **more), outer=number)
+
+
+async def under_way(*peers: Peer) -> None:
+    """Wait until what is under way has come."""
+    tasks = [s.exchange for p in peers if (s := p.work._outer._sending) is not None and s.exchange is not None]
+    assert len(tasks) == len(peers)
+    await asyncio.wait(tasks)
+
+
+def test_what_is_sent_lands_so_many_epochs_later() -> None:
+    for s in (
+        STREAM,
+        replace(STREAM, overlap=0),
+        replace(STREAM, every=6, fragments=1, overlap=5),
+        replace(STREAM, every=9, fragments=3, overlap=2),
+    ):
+        sent = {e: n for e in range(40) if (n := sends(s, e, 40))}
+        landed = {e: n for e in range(39) if (n := number(e, s.gap, 40))}
+        assert {e + s.overlap: n for e, n in sent.items()} == (landed if s.overlap else {})
+        assert not any(number(e, s.gap, 40) for e in sent), "no outer round sends for the next one"
+        assert fragment(s, 39, 40) == 0, "at the end everything is exchanged by everybody, who wait for it"
+        assert all(fragment(s, e, 40) for e in landed)
+
+
+def test_a_change_takes_nothing_that_is_under_way_with_it() -> None:
+    changed = Rules(1, STREAM, 1, "by the owner")
+    plan = Plan(8, 1, sending.__name__, (), (), {}, change="by the owner", fragment=1, outer=3)  # type: ignore[arg-type]
+    assert [lands(replace(plan, since=since), STREAM) for since in (0, 6, 7, 8)] == [True, True, False, False]
+    assert not lands(replace(plan, fragment=0), STREAM)
+    assert [sends_by(changed, since, 7, 40) for since in (6, 7)] == [3, 0], "the plan that levels sends nothing"
+
+
+async def test_a_fragment_lands_later_mixed_with_what_was_learned_meanwhile(rig: Rig) -> None:
+    rig.outer = STREAM
+    cells = await four(rig)
+    (a, b), (c, d) = cells
+    everybody, state = (a, b, c, d), OuterState.begin(a.parameters())
+    plan = inner(rig, cells, None)
+    await rig.epoch(plan, *everybody)
+    for n in (1, 2):
+        names = PIECES[n - 1]
+        moved = [pseudo_gradient(state, {k: p.parameters()[k] for k in names}) for p in (a, c)]
+        plan = with_sends(rig, cells, plan, n)
+        await rig.epoch(plan, *everybody)
+        meanwhile = {p.name: p.parameters() for p in everybody}
+        state = outer_step(state, {k: (moved[0][k] + moved[1][k]) / 2 for k in names}, STREAM)
+        await under_way(*everybody)
+        plan = landing(rig, cells, plan, n)
+        await rig.epoch(plan, *everybody)
+        assert equal(a, b)
+        assert equal(c, d)
+        assert not equal(a, c)
+        for p in everybody:
+            assert p.work.anchor.state is not None
+            for k, t in p.parameters().items():
+                want = torch.lerp(state.anchor[k], meanwhile[p.name][k], 0.25) if k in names else meanwhile[p.name][k]
+                torch.testing.assert_close(t, want, rtol=1e-5, atol=1e-6)
+                torch.testing.assert_close(p.work.anchor.state.anchor[k], state.anchor[k], rtol=1e-5, atol=1e-6)
+                assert torch.equal(p.work.anchor.state.anchor[k], a.work.anchor.state.anchor[k])  # type: ignore[union-attr]
+        plan = inner(rig, cells, plan)
+        await rig.epoch(plan, *everybody)
+        assert all(p.work._outer._sending is None and p.work.rounds.under_way is None for p in everybody)
+    assert not [e for p in everybody for kind in ("round-absurd", "member-failed") for e in p.events(kind)]
+
+
+async def test_an_epoch_that_begins_anew_keeps_what_is_under_way_and_the_one_that_sent_it_sends_anew(rig: Rig) -> None:
+    rig.outer = replace(STREAM, every=6, overlap=2)
+    cells = await four(rig)
+    (a, b), (c, d) = cells
+    everybody = (a, b, c, d)
+    first = inner(rig, cells, None)
+    await rig.epoch(first, *everybody)
+    sent = with_sends(rig, cells, first, 1)
+    await rig.epoch(sent, *everybody)
+    old = a.work._outer._sending
+    again = with_sends(rig, cells, first, 1)
+    await rig.epoch(again, *everybody)
+    assert old is not None
+    assert old.exchange is not None
+    new = a.work._outer._sending
+    assert new is not old
+    plan = inner(rig, cells, again)
+    await rig.epoch(plan, *everybody)
+    plan = inner(rig, cells, again)
+    await rig.epoch(plan, *everybody)
+    assert a.work._outer._sending is new, "only the epoch after was undone"
+    await under_way(*everybody)
+    plan = landing(rig, cells, plan, 1)
+    await rig.epoch(plan, *everybody)
+    assert equal(a, b)
+    assert equal(c, d)
+    assert old.exchange.done()
+
+
+async def test_who_has_come_back_meanwhile_takes_the_outer_step_from_others(rig: Rig) -> None:
+    rig.outer = STREAM
+    cells = await four(rig)
+    (a, b), (c, d) = cells
+    (e,) = await rig.add("e")
+    everybody = (a, b, c, d, e)
+    plan = inner(rig, cells, None)
+    await rig.epoch(plan, a, b, c, d)
+    plan = with_sends(rig, cells, plan, 1)
+    await rig.epoch(plan, a, b, c, d)
+    await under_way(a, b, c, d)
+    d.work.anchor.history = object()  # its parameters are those of the cell, and come from its disk
+    plan = landing(rig, cells, plan, 1, listeners=[(e, 0)])
+    await rig.begin(plan, *everybody)
+    ended = await rig.average(plan, *everybody)
+    assert [len(x.missing) for x in ended] == [0, 0, 0, len(PIECES[0]), len(SHAPES)]
+    for p in (d, e):
+        assert not (await p.work.copy(plan, rig.round(plan, 1, sources=(a.me, b.me)))).missing
+        await p.work.adopt(plan)
+    assert equal(c, d)
+    assert equal(a, e)
+    assert d.work.anchor.state is not None
+    assert all(torch.equal(d.work.anchor.state.momentum[n], a.work.anchor.state.momentum[n]) for n in SHAPES)  # type: ignore[union-attr]
+
+
+async def test_what_came_to_nothing_on_the_way_is_exchanged_where_it_lands(rig: Rig) -> None:
+    rig.outer = STREAM
+    cells = await four(rig)
+    (a, b), (c, d) = cells
+    everybody, state = (a, b, c, d), OuterState.begin(a.parameters())
+    plan = inner(rig, cells, None)
+    await rig.epoch(plan, *everybody)
+    moved = [pseudo_gradient(state, {k: p.parameters()[k] for k in PIECES[0]}) for p in (a, c)]
+    plan = with_sends(rig, cells, plan, 1)
+    await rig.epoch(plan, *everybody)
+    for p in everybody:
+        sent = p.work._outer._sending
+        assert sent is not None
+        sent.stop()
+        sent.exchange = None  # an averager died, say, and nobody has all of it
+    plan = landing(rig, cells, plan, 1)
+    await rig.begin(plan, *everybody)
+    assert all(e.missing for e in await rig.average(plan, *everybody))
+    assert not any(e.missing for e in await rig.average(plan, *everybody, attempt=1))
+    state = outer_step(state, {k: (moved[0][k] + moved[1][k]) / 2 for k in PIECES[0]}, STREAM)
+    assert equal(a, b)
+    assert equal(c, d)
+    for p in everybody:
+        assert p.work.anchor.state is not None
+        for k in SHAPES:
+            torch.testing.assert_close(p.work.anchor.state.anchor[k], state.anchor[k], rtol=1e-5, atol=1e-6)
+
+
+async def test_a_landing_that_is_undone_lands_again_to_the_last_bit_and_no_debt_is_counted_twice(rig: Rig) -> None:
+    rig.outer = replace(STREAM, codec="int4", feedback=True)
+    cells = await four(rig)
+    (a, b), (c, d) = cells
+    everybody = (a, b, c, d)
+    plan = inner(rig, cells, None)
+    await rig.epoch(plan, *everybody)
+    sent = with_sends(rig, cells, plan, 1)
+    await rig.epoch(sent, *everybody)
+    await under_way(*everybody)
+    await rig.epoch(landing(rig, cells, sent, 1), *everybody)
+    once = [p.parameters() for p in everybody]
+    owed = [{n: t.clone() for n, t in p.work.anchor.owed.words.items()} for p in everybody]
+    assert any(owed)
+    again = landing(rig, cells, sent, 1)
+    await rig.begin(again, *everybody)
+    assert not any(p.work.anchor.owed.words for p in everybody), "undone"
+    for ended in await rig.average(again, *everybody):
+        assert not ended.missing
+    for p, was, debt in zip(everybody, once, owed, strict=True):
+        assert all(torch.equal(t, was[n]) for n, t in p.parameters().items())
+        assert p.work.anchor.owed.words.keys() == debt.keys()
+        assert all(torch.equal(t, debt[n]) for n, t in p.work.anchor.owed.words.items())
+
+
+@pytest.mark.parametrize("wrong", ["nothing", "another round", "other parts"])
+async def test_a_plan_that_sends_other_than_is_due_is_objected_to(rig: Rig, wrong: str) -> None:
+    rig.outer = STREAM
+    cells = await four(rig)
+    a = cells[0][0]
+    plan = with_sends(rig, cells, inner(rig, cells, None), 1)
+    plan = replace(plan, paths=())
+    assert a.work.objection(plan) == ""
+    worse = {
+        "nothing": replace(plan, sends=0),
+        "another round": replace(plan, sends=2),
+        "other parts": replace(plan, reducers={n: a.me for n in PIECES[1]}),
+    }[wrong]
+    assert a.work.objection(worse)
+    assert Plan.parse(plan.canonical()) == plan
+    assert meeting(plan, 2).averagers((1, 0)).keys() == PIECES[0]
