@@ -66,7 +66,7 @@ class Labour:
         self.owed: dict[str, Moment] = {}
         """With error feedback, what rounding has lost of this peer's words for its cell, as node.training.owed keeps it."""
         self._said: dict[str, str] = {}
-        self.streams = Streams(self)
+        self.streams = Streams(peer)
         self._owed_before: dict[str, Moment] | None = None
         self._by: dict[str, tuple[PeerId, ...]] = {}
         self._staged: dict[int, dict[str, Moment]] = {}

@@ -20,7 +20,7 @@ from node.training.meetings import LANDS_WITHIN, meeting, speakers, weights
 from node.training.rules import levels
 
 if TYPE_CHECKING:
-    from node.sim.labour import Labour
+    from node.sim.peer import SimPeer
 
 
 @dataclass
@@ -39,8 +39,8 @@ class Sent:
 class Streams:
     """Of one peer. ``landed``: the means of the last outer round adopted here and the version they made, for who missed them."""
 
-    def __init__(self, labour: Labour) -> None:
-        self._labour = labour
+    def __init__(self, peer: SimPeer) -> None:
+        self._peer = peer
         self.sent: Sent | None = None
         self.landed: tuple[Version, dict[str, Value]] | None = None
         self.history = object()
@@ -71,7 +71,7 @@ class Streams:
 
     @property
     def _rounds(self) -> Rounds:
-        return self._labour.peer.between
+        return self._peer.between
 
     def lands(self, plan: Plan) -> Sent | None:
         """What this peer has under way for the outer round of a plan."""
@@ -80,7 +80,7 @@ class Streams:
         return sent if fits and sent is not None and sent.history is self.history else None
 
     def _send(self, met: Plan, settings: OuterSettings) -> None:
-        labour, me = self._labour, self._labour.peer.name
+        labour, me = self._peer.labour, self._peer.name
         mine = met.member(me)
         if mine is None:
             return
@@ -111,7 +111,7 @@ class Streams:
 
     def land(self, plan: Plan, r: ev.RoundArrived, then: Callable[[Sent | None], None]) -> None:
         """What was under way for this plan, as soon as it is here or patience is over."""
-        sent, peer = self.lands(plan), self._labour.peer
+        sent, peer = self.lands(plan), self._peer
         if sent is None or sent.over:
             peer.after(0.0, then, sent)
             return
@@ -131,5 +131,5 @@ class Streams:
         if not plan.fragment:
             return dict(means)
         self.landed = (made, dict(means))
-        here = self._labour.values
+        here = self._peer.labour.values
         return {n: Value(mark_of("mixed", v.mark, here[n].mark) if mixing else v.mark, made) for n, v in means.items()}
