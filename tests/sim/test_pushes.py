@@ -13,9 +13,11 @@ from node.sim.faults import Schedule
 from node.sim.peer import SimPeer
 from node.sim.run import run
 from node.sim.setup import Setup, toy_parts
+from node.training import events as ev
 from node.training.attempt import Attempt
 from node.training.meetings import speakers
-from tests.sim.test_switch import Watched
+from node.training.rules import Rules
+from tests.sim.test_switch import GOSSIP, Watched
 
 HOGWILD = OuterSettings("hogwild", "deltas", 2, "sgd", lr=0.3)
 STALE = replace(HOGWILD, strategy="parameter-server", staleness=2, shards=2)
@@ -128,7 +130,6 @@ def test_the_leader_sends_those_who_were_not_answered_to_push_again_and_others_t
     home = plan.home(serving[0])  # type: ignore[arg-type]
     first, other = (c for c in sorted(cells) if c != home)
     parts = ("1.0", "1.1", "1.2")
-    from node.training import events as ev
 
     def assign(stage: int, able: object, previous: object) -> dict[str, str]:
         return dict.fromkeys(parts, next(iter(able))[0])  # type: ignore[call-overload]
@@ -159,3 +160,17 @@ def test_the_leader_sends_those_who_were_not_answered_to_push_again_and_others_t
     attempt.attempts[unit] = 3
     (copy,) = said([*mates, *cells[other]], only)
     assert copy.sources
+
+
+def test_the_owner_changes_to_pushes_and_away_from_them() -> None:
+    there, back = Rules(1, HOGWILD, 1, "hogwild"), Rules(1, OuterSettings("gossip", every=1), 2, "gossip")
+    swarm = Watched(replace(GOSSIP, epochs=24), 6, there, back)
+    swarm.until(3)
+    swarm.block().change("hogwild")
+    swarm.until(14)
+    assert any(p.labour.serving.names for p in swarm.live(1))
+    assert swarm.watch.counts["pushes-applied"] > 0
+    swarm.block().change("gossip")
+    swarm.finish()
+    assert {p.standing.in_force for p in swarm.live()} == {back}
+    assert not any(p.labour.serving.names for p in swarm.live()), "what was served before it is no value to begin with"
