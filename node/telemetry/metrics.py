@@ -47,6 +47,9 @@ class Metrics:
         self.bytes_sent_total = counter("bytes_sent_total", "Payload bytes sent", "plane")
         self.bytes_received_total = counter("bytes_received_total", "Payload bytes received", "plane")
         self.rounds_total = counter("rounds_total", "Averaging rounds (done, repaired, failed)", "result")
+        self.pushes_total = counter(
+            "pushes_total", "Cells' pushes to this server, by group of parts (applied, refused)", "result"
+        )
         self.faults_total = counter("faults_total", "Faults of other peers, by the room that saw them", "room")
         self.bans_total = counter("bans_total", "Times a peer was refused for a while")
         self.p2pd_restarts_total = counter("p2pd_restarts_total", "Restarts of the libp2p daemon")

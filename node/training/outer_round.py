@@ -4,7 +4,7 @@ Never: when cells meet and in which groups (:mod:`node.training.meetings`), a by
 
 begin    a plan of whichever kind: its settings count, and an anchor that is lacking is looked for
 attempt  one speaker of each cell gives, every member of the group gathers the mean; again without the dead
-         (along directed edges: :mod:`node.training.edge_round`)
+         (along directed edges: :mod:`node.training.edge_round`; without a barrier: :mod:`node.training.push_round`)
 copy     or the result is fetched from who has finished, with the anchor that goes with it
 takes    what was averaged becomes the next parameters
 What travels, and what becomes of the mean, is :class:`~node.training.anchor.Anchor`'s.
@@ -13,16 +13,15 @@ What travels, and what becomes of the mean, is :class:`~node.training.anchor.Anc
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from node.averaging.diloco import pushed
 from node.averaging.outer import OuterSettings
 from node.averaging.request import RoundOutcome, RoundRequest
 from node.checkpoint.state import StateSnapshot
 from node.core.ids import PeerId, RoundId
-from node.core.journey import Member, Plan, Unit, Version, of_cell
+from node.core.journey import Plan, Unit, Version, of_cell
 from node.core.tasks import Tasks
 from node.training import events as ev
 from node.training.anchor import MOMENTUM, Anchor
@@ -31,6 +30,7 @@ from node.training.edges import arrived, flows
 from node.training.engines import Engines
 from node.training.handover import Handover
 from node.training.meetings import PUSH_AGAIN, meeting, speakers, weights
+from node.training.push_round import pushing
 from node.training.rounds import Rounds
 from node.training.rules import lands, levels
 from node.training.sending import Sending
@@ -157,7 +157,9 @@ class OuterRound:
             else:
                 said, coded = await self._says(plan, given if self._me in speaking else None)
                 request = self._request(plan, r, unit, [m.peer for m in members], speaking, said, coded)
-                request = self._pushes(plan, members, request) if pushes else request
+                if pushes:
+                    heard = self._heard[1] if self._heard[0] == plan.hash else {}
+                    request = await self._engines.aside(pushing, request, plan, members, heard, anchor, self._engines, self._me)
                 outcome = await (self._engines.outer or self._engines.cell).run(request, anchor.makes)
                 await self._engines.aside(anchor.heard, outcome)
                 self._heard = (plan.hash, outcome.fresh)
@@ -205,37 +207,6 @@ class OuterRound:
             down=anchor.settings.codec,
             coded=coded,
         )
-
-    def _pushes(self, plan: Plan, members: Sequence[Member], request: RoundRequest) -> RoundRequest:
-        """The same without a barrier: each cell is answered by itself, by who serves."""
-        anchor, engines, me = self._anchor, self._engines, self._me
-        settings = anchor.settings
-        # All pushes of a round together are one step along their mean, as with a barrier.
-        rate = settings.lr / max(1, len({m.cell for m in plan.unit(self._rounds.unit(plan)) if m.current}))
-        heard = self._heard[1] if self._heard[0] == plan.hash else {}
-        mine = {name for name, owner in request.owners.items() if owner == me}
-
-        def apply(cell: int, names: tuple[str, ...], deltas: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            values, age = anchor.serving.take(plan.hash, cell, names, deltas, settings.staleness, step)
-            if age:
-                engines.journal.emit(
-                    "averaging", "push-refused", f"a push of cell {cell} is not applied: {age} others were since its last pull",
-                    "warning", epoch=plan.epoch, cell=cell, age=age,
-                )  # fmt: skip
-            return values
-
-        def step(value: Tensor, delta: Tensor) -> Tensor:
-            return pushed(value, delta, rate)
-
-        begun = anchor.serving.opens(plan.hash, mine, lambda name: heard[name] if name in heard else anchor.pulled(name))
-        if begun:
-            text = f"begins to serve {len(begun)} parts with what its cell has pulled last"
-            engines.journal.emit("averaging", "serving-begun", text, epoch=plan.epoch, parts=len(begun))
-        here = {m.peer: m.cell for m in members} | {me: plan.home(me)}
-        return replace(
-            request, members=tuple(sorted({*here, *request.owners.values()})), cells=here, apply=apply, down="fp32",
-            listeners=request.listeners | ({*request.owners.values(), me} - here.keys()), gathers=me in {m.peer for m in members},
-        )  # fmt: skip
 
     async def _says(
         self, plan: Plan, given: Mapping[str, Tensor] | None

@@ -138,6 +138,7 @@ async def test_who_pushes_too_late_is_not_applied_gets_what_is_there_and_the_jou
     (said,) = a.events("push-refused")
     assert (said.fields["cell"], said.fields["age"]) == (0, 2)
     assert a.work.anchor.serving.refused == 1
+    assert a.work.engines.metrics.values()['tutti_pushes_total{result="refused"}'] == 1
 
 
 async def test_a_joiner_without_an_anchor_takes_values_and_pushes_in_the_next_round(rig: Rig) -> None:
