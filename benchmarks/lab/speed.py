@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
+import uvloop
 
 from node.core.memory import keep_freed
 
@@ -157,7 +158,7 @@ class Ours:
         parts = numbers_of(rank, count).split(PART)
         self.given = dict(zip(self.shapes, parts, strict=True))
         self.fresh: dict[str, torch.Tensor] = {}
-        self.loop = asyncio.new_event_loop()
+        self.loop = uvloop.new_event_loop()  # as a daemon
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
 
     def _do(self, work: Any) -> Any:

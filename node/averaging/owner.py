@@ -42,6 +42,7 @@ from node.averaging.events import (
     Voided,
     Wait,
 )
+from node.averaging.formats import FORMATS
 from node.averaging.groups import contribute_until
 from node.averaging.ledger import Attempt, Epoch, Given, Held, Line
 from node.averaging.machine import RoundMachine
@@ -374,8 +375,9 @@ class Owner:
             peer: _travelled(request, action.names) if peer == me else [g.named[n] for n in action.names]
             for peer, g in given.items()
         }
-        # Ours are of what was not rounded.
-        known = [peer for peer in given if peer != me or request.up == "fp32"]
+        # Ours are of what was not rounded, which is near enough to tell who is far too large, unless most is left out.
+        near = request.up == "fp32" or (self._settings.reducer == "mean" and not FORMATS[request.up].biased)
+        known = [peer for peer in given if peer != me or near]
         norms = {peer: [given[peer].norms[n] for n in action.names] for peer in known}
         gathered = Gathered(
             action.round.epoch, action.names, claims, gradients, request.allowed, request.total, request.summed, norms
@@ -384,7 +386,10 @@ class Owner:
         del given, gathered, gradients
         means = dict(zip(action.names, reduced.means, strict=True))
         fresh = attempt.step(means) if request.apply is None else request.apply(action.cell, action.names, means)
-        made = {name: settled(name, fresh[name], request.shapes[name], request.down) for name in action.names}
+        made = {
+            name: settled(name, fresh[name], request.shapes[name], request.down, spare=fresh[name] is means[name])
+            for name in action.names
+        }
         tokens, contributors, down = reduced.tokens, reduced.contributors, request.down
         return reduced, {name: Held(tensor, me, tokens, contributors, down, data) for name, (tensor, data) in made.items()}
 

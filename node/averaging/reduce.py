@@ -7,12 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from node.averaging.codecs import Coded, encode
+from node.averaging.codecs import PIECE, Coded, encode
 from node.averaging.formats import FORMATS
 from node.core.ids import PeerId
-
-PIECE = 1 << 17
-"""Numbers worked on at a time: 512 KiB of each contribution."""
 
 
 def norms_of(named: Mapping[str, torch.Tensor]) -> dict[str, float]:
@@ -63,16 +60,19 @@ def _mean(rows: Sequence[Coded], by: Sequence[float], tokens: float) -> torch.Te
     return out.view(rows[0].shape)
 
 
-def opened(coded: Coded) -> tuple[torch.Tensor, bool]:
-    """The numbers, and whether all are finite: asked where they are in the cache, and only of formats that let others pass."""
-    if FORMATS[coded.codec].finite:
-        return coded.whole(), True
-    if coded.codec == "fp32":
+def opened(coded: Coded, into: torch.Tensor | None = None) -> tuple[torch.Tensor, bool]:
+    """The numbers, and whether all are finite: asked where they are in the cache, and only of formats that let others pass.
+
+    ``into``: [numbers] fp32 that may be written over, where they do not lie somewhere already.
+    """
+    sure = FORMATS[coded.codec].finite
+    if coded.lies:
         numbers = coded.whole()
-        return numbers, finite(numbers)
-    numbers, fine = torch.empty(coded.numbers), True
+        return numbers, sure or finite(numbers)
+    numbers, fine = torch.empty(coded.numbers) if into is None else into, True
     for start in range(0, coded.numbers, PIECE):
-        fine &= finite(coded.read(start, numbers[start : start + PIECE]))
+        piece = coded.read(start, numbers[start : start + PIECE])
+        fine &= sure or finite(piece)
     return numbers.view(coded.shape), fine
 
 
@@ -81,10 +81,12 @@ def finite(tensor: torch.Tensor) -> bool:
     return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
-def settled(name: str, tensor: torch.Tensor, shape: Sequence[int], codec: str) -> tuple[torch.Tensor, torch.Tensor]:
+def settled(
+    name: str, tensor: torch.Tensor, shape: Sequence[int], codec: str, spare: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """What a fresh part is to everybody (fp32, CPU, contiguous: the step's own tensor if it can be), and the bytes that say so.
 
-    Raises ValueError when the step gave another shape, or numbers that are not finite or cannot be sent in ``codec``.
+    ``spare``: the tensor is a mean of ours that may be written over. Raises ValueError when the step gave another shape, or numbers that are not finite or cannot be sent in ``codec``.
     """
     if tuple(tensor.shape) != tuple(shape):
         raise ValueError(f"the step made {name} {tuple(tensor.shape)}, expected {tuple(shape)}")
@@ -93,7 +95,7 @@ def settled(name: str, tensor: torch.Tensor, shape: Sequence[int], codec: str) -
         data, fine = encode(fresh, codec), finite(fresh)
     else:
         data = encode(tensor, codec)
-        fresh, fine = opened(Coded(data, shape, codec))
+        fresh, fine = opened(Coded(data, shape, codec), tensor.view(-1) if spare else None)
     if not fine:
         raise ValueError(f"the step made {name} not finite")
     return fresh, data

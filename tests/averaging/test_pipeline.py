@@ -263,3 +263,19 @@ async def test_an_owner_holds_no_more_than_its_window_of_every_member(cell_of, m
         assert max(seen) <= (LET_IN - 1) * 2 * group_bytes, "the group that is stepped is gone before its step"
     assert peaks[each] <= LET_IN * 2 * each
     assert peaks[100 * each] == 12 * 2 * each
+
+
+@pytest.mark.parametrize(
+    ("up", "down", "groups"),
+    [("fp32", "fp32", 8), ("fp16", "fp16", 4), ("int8", "int8", 3), ("int8", "fp32", 8), ("top-k", "top-k", 2)],
+)
+async def test_groups_are_cut_by_what_travels_and_bounded_in_memory(cell_of, up, down, groups):
+    cell = await cell_of(2)
+    mine, other = cell.peers
+    shapes = {f"p{i}": (1 << 10,) for i in range(8)}
+    owners = dict.fromkeys(shapes, other)
+    gradients = {n: torch.ones(s) for n, s in shapes.items()}
+    request = cell.request(mine, shapes=shapes, owners=owners, gradients=gradients, up=up, down=down)
+    found = request.groups_of(other, 4 << 10)
+    assert len(found) == groups
+    assert [n for g in found for n in g.names] == sorted(shapes)
