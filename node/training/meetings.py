@@ -108,16 +108,26 @@ class Meetings:
     def averagers(
         self, stage: int, members: Sequence[Member], cells: Sequence[int], fragment: int = 0
     ) -> dict[str, PeerId]:  # fmt: skip
-        """Every part of a fragment to a current member of the group, about equal bytes each; only members of ``cells``, if there are any."""
+        """Every part of a fragment to a current member of the group, about equal bytes each; only members of ``cells``, if there are any.
+        Of pushes one member of each of these serves, and stays when others come and go, because what is served is its own."""
         sizes = self._sizes[stage]
         parts = pieces(sizes, self.settings.fragments)[fragment - 1] if fragment else sizes
-        able = [m.peer for m in members if m.current and m.cell in cells] or [m.peer for m in members if m.current]
-        load = dict.fromkeys(sorted(able), 0)
+        able = [m for m in members if m.current and m.cell in cells] or [m for m in members if m.current]
+        load = dict.fromkeys(self._first(able) if self.settings.pushes else sorted(m.peer for m in able), 0)
         found: dict[str, PeerId] = {}
         for name, size in sorted(((n, sizes[n]) for n in parts), key=lambda item: (-item[1], item[0])):
-            peer = min(load, key=lambda p: (load[p], p))
+            peer = min(load, key=lambda p: load[p])
             found[name], load[peer] = peer, load[peer] + size
         return found
+
+    def _first(self, able: Sequence[Member]) -> list[PeerId]:
+        """One of each cell, by a hash of who it is; in order of the cells."""
+        from node.averaging.strategy import rank
+
+        found: dict[int, PeerId] = {}
+        for m in sorted(able, key=lambda m: rank(m.peer, f"{self._seed}:servers")):
+            found.setdefault(m.cell, m.peer)
+        return [found[cell] for cell in sorted(found)][: self.settings.shards]
 
 
 def number(epoch: int, every: int, epochs: int) -> int:

@@ -119,6 +119,22 @@ def test_parts_are_shared_out_by_their_bytes_and_servers_take_all() -> None:
     assert set(meetings("butterfly").averagers(1, members, (1,)).values()) == {P[2]}
 
 
+def test_who_serves_pushes_stays_when_others_come_and_go() -> None:
+    pushes = meetings("hogwild", carries="deltas", optimizer="sgd", shards=2)
+    everybody = [Member(P[i], 1, 1.0, True, cell=i // 2) for i in range(8)]
+    groups, cells = pushes.groups(range(4), 1)
+    assert set(groups.values()) == {0}
+    served = pushes.averagers(1, everybody, cells)
+    assert len(set(served.values())) == 2
+    assert {m.cell for m in everybody if m.peer in served.values()} == set(cells)
+    for gone in {m.peer for m in everybody} - set(served.values()):
+        rest = [m for m in everybody if m.peer != gone]
+        assert pushes.averagers(1, rest, pushes.groups(sorted({m.cell for m in rest}), 2)[1]) == served
+    assert pushes.groups(range(9), 1)[1] == cells or set(pushes.groups(range(9), 1)[1]) & {4, 5, 6, 7, 8}
+    listeners = [Member(m.peer, 1, 1.0, m.cell not in cells, cell=m.cell) for m in everybody]
+    assert len(set(pushes.averagers(1, listeners, cells).values())) == 2, "who is behind serves nothing"
+
+
 def test_one_member_of_each_cell_speaks_and_another_when_it_is_dead() -> None:
     members = (
         *(Member(P[i], 1, 1.0, True, i // 2, 0) for i in range(4)),
