@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from node.averaging.events import Began, Opened
+from node.averaging.quorum import grace
 from node.core.ids import PeerId, RoundId
 
 
@@ -38,13 +39,14 @@ class Stream:
 @dataclass(slots=True)
 class Books:
     """One group of the current attempt. ``given``: tokens by contributor; ``present``: came for what is claimed already;
-    ``missing``: broke off."""
+    ``missing``: broke off. ``closes``: when its quorum has waited long enough for the others, None before there is one."""
 
     names: frozenset[str]
     contribute_by: float
     given: dict[PeerId, int]
     present: set[PeerId] = field(default_factory=set)
     missing: set[PeerId] = field(default_factory=set)
+    closes: float | None = None
 
 
 @dataclass(slots=True)
@@ -66,9 +68,11 @@ class Epoch:
     barred: set[PeerId] = field(default_factory=set)
     fault: str = ""
     stepping: bool = False
+    began: float = 0.0
 
-    def begin(self, opened: Opened) -> None:
+    def begin(self, opened: Opened, now: float) -> None:
         """A new attempt: what is claimed and fresh stays."""
+        self.began = now
         self.current = self.rounds[opened.round] = opened
         self.claimed |= opened.held
         self.fresh |= opened.held
@@ -105,6 +109,17 @@ class Epoch:
         books = self.groups[group]
         out = self.idle | self.missing | self.barred | books.given.keys() | books.present | books.missing
         return self.current.members - self.current.listeners - out
+
+    def closes(self, group: int, now: float) -> float:
+        """When a group is stepped without those whose contribution may still come."""
+        books, opened = self.groups[group], self.current
+        if opened is None or not opened.quorum:
+            return books.contribute_by
+        # A quorum of more than there are would wait for ever.
+        need = min(opened.quorum, len(books.given) + len(self.awaited(group)))
+        if books.closes is None and len(books.given) >= max(1, need):
+            books.closes = now + grace(opened.grace_s, opened.spare_s, now - self.began)
+        return books.contribute_by if books.closes is None else min(books.closes, books.contribute_by)
 
     def wanted(self, stream: Stream) -> frozenset[str]:
         """A contributor is answered with the parts it gave to; a listener with all of the group it asked for."""

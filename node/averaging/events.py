@@ -45,7 +45,8 @@ class Opened:
     we already have (from this or a former owner); ``tokens``: behind our own gradients, 0 for none; ``contribute_by``: when to
     step each group without the late; ``may_hold``: parts that nobody gives anything to stay as they are, which is no fault.
     ``cells``: where cells are averaged and answered each by itself, and none waits for another, those of the members; empty: all
-    are in one. There parts stay as they are only when all who might have given have said that they have nothing."""
+    are in one. There parts stay as they are only when all who might have given have said that they have nothing. ``quorum``: contributions
+    to a group after which the others have ``grace_s`` left, 0 for all; ``spare_s``: nobody waits for the result so long, None where everybody does."""
 
     round: RoundId
     me: PeerId
@@ -60,6 +61,9 @@ class Opened:
     token_limit: int
     may_hold: bool = False
     cells: Mapping[PeerId, int] = field(default_factory=dict)
+    quorum: int = 0
+    grace_s: float = 0.0
+    spare_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,4 +209,11 @@ class Fail:
     cell: int = 0
 
 
-Action = Read | Wait | Serve | Refuse | Step | Fail
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Give :class:`Ticked` at this time."""
+
+    at: float
+
+
+Action = Read | Wait | Serve | Refuse | Step | Fail | Wake

@@ -38,6 +38,7 @@ from node.averaging.events import (
     Uploaded,
     Voided,
     Wait,
+    Wake,
 )
 from node.averaging.groups import LET_IN, UNDER_WAY
 from node.core.ids import PeerId, RoundId
@@ -94,7 +95,7 @@ class RoundMachine:
         begun: list[Epoch] = []
         for cell, part in by_cell(opened).items():
             epoch = self._epochs.setdefault((opened.round.epoch, cell), Epoch(cell))
-            epoch.begin(part)
+            epoch.begin(part, now)
             begun.append(epoch)
         actions: list[Action] = []
         for epoch in begun:
@@ -249,22 +250,28 @@ class RoundMachine:
         opened = epoch.current
         if opened is None or epoch.fault or epoch.stepping:
             return []
+        wakes: list[Action] = []
         for group in epoch.let_in(self._window):
             names, books, awaited = epoch.unclaimed(group), epoch.groups[group], epoch.awaited(group)
-            if not names or (awaited and now < books.contribute_by):
+            if not names:
                 continue
+            if awaited:
+                before, closes = books.closes, epoch.closes(group, now)
+                if now < closes:
+                    wakes += [Wake(closes)] if books.closes != before else []
+                    continue
             of_epoch = self._of_epoch(opened.round.epoch, epoch.cell)
             # Nobody is waited for twice who has not said a word.
             epoch.missing |= awaited - {s.began.peer for _, s in of_epoch if s.phase in COMING}
             if not books.given and not epoch.may_hold:
-                return self._latch(opened.round.epoch, epoch, "nobody gave gradients for these parts")
+                return wakes + self._latch(opened.round.epoch, epoch, "nobody gave gradients for these parts")
             epoch.claimed |= names
             epoch.stepping = True
             by, tokens = tuple(sorted(books.given)), sum(books.given.values())
             step = Step(opened.round, group, tuple(sorted(names)), by, tokens, epoch.cell)
             late = [(n, s) for n, s in of_epoch if s.phase in COMING and epoch.wanted(s) <= epoch.claimed]
-            return [step, *(self._put_off(n, s) for n, s in late)]
-        return []
+            return [*wakes, step, *(self._put_off(n, s) for n, s in late)]
+        return wakes
 
     def _stepped(self, epoch: Epoch | None, number: int, names: frozenset[str], now: float) -> list[Action]:
         if epoch is None:

@@ -161,7 +161,6 @@ def carried(s: OuterSettings, cell: int) -> None:
             'set averaging.cell = "all" and leave [outer] out, which is the same',
         ),
         (s.reducer != "mean", f"outer.reducer = {s.reducer!r}", 'set outer.reducer = "mean"'),
-        (s.quorum > 0, "a quorum", "set outer.quorum = 0: a round goes on without the late by itself"),
     ):
         if refused:
             raise UsageFault(f"a live swarm does not carry this yet: {what}", instead)

@@ -41,6 +41,7 @@ from node.averaging.events import (
     Uploaded,
     Voided,
     Wait,
+    Wake,
 )
 from node.averaging.formats import FORMATS
 from node.averaging.groups import contribute_until
@@ -122,6 +123,9 @@ class Owner:
             contribute_by=contribute_until(started, request.deadline_s, len(groups)),
             token_limit=request.token_limit,
             may_hold=request.may_hold,
+            quorum=request.quorum,
+            grace_s=request.grace_s,
+            spare_s=request.spare_s,
             cells=request.cells,
         )
         try:
@@ -318,6 +322,12 @@ class Owner:
                 self._tasks.spawn(self._step(action), f"step {action.round.epoch}.{action.round.attempt}.{action.group}")
             case Fail(number, text, cell):
                 self._settle(number, cell, text)
+            case Wake(at):
+                self._tasks.spawn(self._tick_at(at), "grace")
+
+    async def _tick_at(self, when: float) -> None:
+        await asyncio.sleep(max(0.0, when - self._now()))
+        self.tick()
 
     async def _step(self, action: Step) -> None:
         """Reduce, step, keep. Whatever goes wrong is told to the machine before it is told to our parent."""

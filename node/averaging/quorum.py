@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 
 from node.core.ids import PeerId
 
+SAFETY = 0.8
+"""Share of the time that is left which a grace may take."""
+
 
 @dataclass(frozen=True, slots=True)
 class Begin:
@@ -70,6 +73,12 @@ Event = Begin | Reported | Left | Ticked
 Action = Merge | TooOld | Wake
 
 
+def grace(most: float, spare_s: float | None, quorum_s: float, safety: float = SAFETY) -> float:
+    """Seconds that may pass after a quorum took ``quorum_s``, at most ``most``; ``spare_s``: nobody waits for the result before, None
+    where every wait is felt."""
+    return most if spare_s is None else min(most, max(0.0, safety * (spare_s - quorum_s)))
+
+
 @dataclass
 class Quorum:
     """Rounds of one fragment, one after the other. ``quorum`` 0: all members. Times are seconds of the caller's clock."""
@@ -79,7 +88,7 @@ class Quorum:
     overlap: int = 0
     step_s: float = 0.0
     sync_s: float = 0.0
-    safety: float = 0.8
+    safety: float = SAFETY
     bound: int = 1
     round: int = 0
     """The round that is open, or comes next."""
@@ -105,9 +114,7 @@ class Quorum:
 
     def grace(self, quorum_s: float) -> float:
         """Seconds that may pass after a quorum took ``quorum_s``. Without overlap every wait is felt, so ``most`` is the rule."""
-        if not self.overlap:
-            return self.most
-        return min(self.most, max(0.0, self.safety * (self.overlap * self.step_s - quorum_s - self.sync_s)))
+        return grace(self.most, self.overlap * self.step_s if self.overlap else None, quorum_s + self.sync_s, self.safety)
 
     def _take(self, report: Reported) -> list[Action]:
         if report.since > self.round or report.tokens < 1:

@@ -44,6 +44,8 @@ class RoundRequest:
     ``cells``: those of the members, where each cell is averaged and answered by itself and none waits for another; empty: all are in
     one. ``apply(cell, names, means)`` is then what is made of our parts ``names`` instead of the step, at most once in a cell for each
     part, one cell after another as they come, on the given executor; no means where a cell gives nothing.
+    ``quorum``: contributions to a group after which it is stepped without the others when ``grace_s`` are over, 0 for all;
+    ``spare_s``: nobody waits for the result so long (None: everybody does), which shortens a grace as :func:`quorum.grace` says.
     """
 
     round: RoundId
@@ -66,6 +68,9 @@ class RoundRequest:
     summed: bool = True
     inward: bool = False
     gathers: bool = True
+    quorum: int = 0
+    grace_s: float = 0.0
+    spare_s: float | None = None
     cells: Mapping[PeerId, int] = field(default_factory=dict)
     apply: Callable[[int, tuple[str, ...], Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]] | None = None
 

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 TAKE_OVER_TRIES, TAKE_OVER_PAUSE_S = 5, 0.2
 """As node.training.work."""
+LATE = "#late"
+"""What an outer round was closed without, behind the part's name."""
 FETCH_S = 10.0
 """For one donor to give a stage, or optimizer state."""
 
@@ -230,6 +232,7 @@ class Labour:
         away = absent(plan, r, me)
         cell = [m for m in plan.unit(unit) if m.peer not in away]
         makes = Version(plan.epoch + 1, lineage_after(plan, r.dropped))
+        rules = between(plan, self.peer.swarm.read)
         share = None if listener or self._share is None or not self._share.tokens else self._share
         request = Request(
             plan=plan,
@@ -246,6 +249,8 @@ class Labour:
             allowed={},
             may_hold=not plan.outer
             and (len(plan.cells(self.stage)) > 1 or (self.stage > 0 and self.peer.swarm.fewest < self.setup.stages)),
+            quorum=rules.quorum if plan.outer else 0,
+            grace_s=rules.grace_s,
         )
 
         pushes = plan.outer > 0 and between(plan, self.peer.swarm.read).pushes
@@ -327,23 +332,30 @@ class Labour:
         return {name: Value(mark, makes) for name, mark in found.items()}
 
     def word(self, plan: Plan, name: str) -> str:
-        """This peer's word on a part: what it has, and what it owes."""
-        mark, debt = self.values[name].mark, self.owed.get(name)
-        if debt is not None and between(plan, self.peer.swarm.read).feedback:
-            self.peer.swarm.watch.owing(self.peer, plan, name, debt)
-            mark = mark_of(mark, debt.mark)
+        """This peer's word on a part: what it has, what it owes, and what the round before was closed without."""
+        mark = self.values[name].mark
+        for debt in (self.owed.get(name), self.owed.get(name + LATE)):
+            if debt is not None:
+                self.peer.swarm.watch.owing(self.peer, plan, name, debt)
+                mark = mark_of(mark, debt.mark)
         return mark
 
     def _owes(self, plan: Plan, made: Version) -> None:
-        """The round is adopted: what its words were rounded by is owed, where they were taken."""
-        if not between(plan, self.peer.swarm.read).feedback:
+        """The round is adopted: what its words were rounded by is owed, where they were taken; what its cell had counts next time,
+        where they were not."""
+        rules, me, before = between(plan, self.peer.swarm.read), self.peer.name, self.owed
+        if not (rules.feedback or rules.quorum):
             return
-        me, by, before = self.peer.name, self._by, self.owed
+        mates = {m.peer for m in plan.cell(self.stage, plan_cell(plan, me))}
         self._owed_before, self.owed = before, dict(before)
-        for name, said in self._said.items():
-            if me in by.get(name, ()):
-                steps = before[name].steps if name in before else 0
-                self.owed[name] = Moment(mark_of("owed", name, said), made, steps + 1)
+        for name, by in self._by.items():
+            steps = before[name].steps if name in before else 0
+            if rules.feedback and me in by and name in self._said:
+                self.owed[name] = Moment(mark_of("owed", name, self._said[name]), made, steps + 1)
+            self.owed.pop(name + LATE, None)
+            if rules.quorum and not mates & set(by):
+                self.peer.swarm.watch.count("late")
+                self.owed[name + LATE] = Moment(mark_of("late", name, (self._before or self.values)[name].mark), made, 1)
 
     def copy(self, plan: Plan, r: ev.RoundArrived, then: Callable[[ev.RoundEnded], object]) -> None:
         """Fetch the fresh parameters whole from who has committed them."""
@@ -352,7 +364,7 @@ class Labour:
         def got(found: tuple[Version, int, dict[str, Value]] | None) -> None:
             if self._token is not token:
                 return
-            self.fresh, self._said, self.arrived = found[2] if found else None, {}, ()
+            self.fresh, self._said, self._by, self.arrived = found[2] if found else None, {}, {}, ()
             if anchor and found:
                 # The outer step, which is everybody's, of what the round carried; the rest is here.
                 self.fresh = self._after(plan, found[0], found[2])

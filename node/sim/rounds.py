@@ -27,6 +27,7 @@ from node.averaging.events import (
     Ticked,
     Uploaded,
     Voided,
+    Wake,
 )
 from node.averaging.groups import UNDER_WAY, Group, contribute_until, micro_groups
 from node.core.ids import PeerId, RoundId
@@ -55,6 +56,9 @@ class Request:
     total: int
     allowed: Mapping[PeerId, int]
     may_hold: bool = False
+    quorum: int = 0
+    grace_s: float = 0.0
+    spare_s: float | None = None
     cells: Mapping[PeerId, int] = field(default_factory=dict)
     gathers: bool = True
     inward: bool = False
@@ -195,6 +199,9 @@ class Rounds:
             contribute_by=times,
             token_limit=request.total,
             may_hold=request.may_hold,
+            quorum=request.quorum,
+            grace_s=request.grace_s,
+            spare_s=request.spare_s,
             cells=request.cells,
         )
 
@@ -395,6 +402,8 @@ class Rounds:
             case Step():
                 seconds = self.peer.swarm.setup.step_s * len(action.names)
                 self.peer.device.run(Priority.STEP, seconds, self._step, action)
+            case Wake(at):
+                self.peer.after(at - self.peer.world.now, self._feed, Ticked())
             case Fail(number, _, cell):
                 if (epoch := self._epochs.get(number)) is not None and epoch.attempts:
                     newest = epoch.attempts[max(epoch.attempts)]

@@ -95,7 +95,7 @@ class Streams:
             members=tuple(m.peer for m in met.unit(unit) if m.current), listeners=frozenset(), owners=owners,
             ownership_hash=ownership_hash([p for p in labour.setup.parts[labour.stage] if p.name in owners], owners, "simulated"),
             share=share if me in speakers(met, unit, ()) else None, deadline_s=met.deadline_s,
-            total=max(weigh.values(), default=1), allowed={},
+            total=max(weigh.values(), default=1), allowed={}, quorum=settings.quorum, grace_s=settings.grace_s,
         )  # fmt: skip
 
         def step(_: int, names: Sequence[str], shares: tuple[Share, ...]) -> dict[str, Value]:

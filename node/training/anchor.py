@@ -10,7 +10,7 @@ everybody steps by itself first; anchor and momentum travel.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -125,16 +125,22 @@ class Anchor:
 
     def says(self, given: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """(what is said of a contribution, its bytes): with error feedback other numbers; without, those given and no bytes."""
-        return self.owed.says(given) if self.settings.feedback else (dict(given), {})
+        whole = self.owed.catches_up(given) if self.settings.quorum else dict(given)
+        return self.owed.says(whole) if self.settings.feedback else (whole, {})
 
     def makes(self, means: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """What an averager gives of the means it has made, before they are rounded."""
         return self.owed.makes(means) if self.settings.feedback else means
 
-    def heard(self, outcome: RoundOutcome) -> None:
-        """What a round has brought, before it is taken."""
-        if self.settings.feedback:
-            self.owed.ended(outcome.parts, outcome.fresh, self._me, self._me in outcome.refused)
+    def heard(self, outcome: RoundOutcome, cell: Collection[PeerId], of: Mapping[str, Tensor] | None = None) -> None:
+        """What a round has brought, before it is taken. ``cell``: the members of this peer's; ``of``: as for :meth:`gives`."""
+        if not (self.settings.feedback or self.settings.quorum):
+            return
+        late: dict[str, Tensor] = {}
+        if self.settings.quorum and self.state is not None:
+            without = [n for n, part in outcome.parts.items() if not set(part.contributors) & set(cell)]
+            late = pseudo_gradient(self.state, self._local(without) if of is None else {n: of[n] for n in without})
+        self.owed.ended(outcome.parts, outcome.fresh, self._me, self._me in outcome.refused, late)
 
     def takes(self, mean: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The next parameters, from what the round averaged. Anchor and momentum are the new ones until that is undone.

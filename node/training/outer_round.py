@@ -12,13 +12,13 @@ What travels, and what becomes of the mean, is :class:`~node.training.anchor.Anc
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from node.averaging.outer import OuterSettings
-from node.averaging.request import RoundOutcome, RoundRequest
+from node.averaging.request import Part, RoundOutcome, RoundRequest
 from node.checkpoint.state import StateSnapshot
 from node.core.ids import PeerId, RoundId
 from node.core.journey import Plan, Unit, Version, of_cell
@@ -107,7 +107,7 @@ class OuterRound:
             return None
         given = await self._engines.aside(anchor.gives, sent.local) if self._me in speaking or len(speaking) == 1 else None
         if len(speaking) == 1:
-            return None if given is None else RoundOutcome(given, 1, speaking, {}, 0, 0.0)
+            return self._alone(met, given, speaking)
         try:
             said, coded = await self._says(met, given if self._me in speaking else None)
             request = self._request(met, r, unit, members, speaking, said, coded)
@@ -141,8 +141,9 @@ class OuterRound:
         try:
             if self._lands and not r.attempt:
                 outcome = await sent.outcome(r.deadline_s) if sent is not None and not listener else None
-                outcome = outcome or RoundOutcome({}, 0, frozenset(), {}, 0, 0.0, missing=tuple(sorted(anchor.carried)))
-                await self._engines.aside(anchor.heard, outcome)
+                outcome = outcome or _nothing(anchor.carried)
+                if sent is not None:
+                    await self._engines.aside(anchor.heard, outcome, self._mates(sent.meeting), sent.local)
             elif edges:
                 request = self._request(plan, r, unit, [m.peer for m in members], speaking, given, {})
                 outcome = await along(self._engines.outer or self._engines.cell, request, plan, r, rounds, self._me)
@@ -150,10 +151,10 @@ class OuterRound:
                     self.arrived = arrived(plan, unit, [part.contributors for part in outcome.parts.values()])
             elif len(speaking) == 1 and not pushes and all(m.current for m in members):
                 # A cell that meets no other: everybody has already what the exchange would bring.
-                missing = () if given is not None else tuple(anchor.shapes(dict.fromkeys(anchor.carried, ())))
-                outcome = RoundOutcome(given or {}, 1, speaking, {}, 0, 0.0, missing=missing)
+                outcome = self._alone(plan, given, speaking) or _nothing(anchor.shapes(dict.fromkeys(anchor.carried, ())))
+                await self._engines.aside(anchor.heard, outcome, self._mates(plan))
             elif plan.fragment and listener:
-                outcome = RoundOutcome({}, 0, frozenset(), {}, 0, 0.0)  # a fragment is not what it lacks
+                outcome = _nothing(())  # a fragment is not what it lacks
             else:
                 said, coded = await self._says(plan, given if self._me in speaking else None)
                 request = self._request(plan, r, unit, [m.peer for m in members], speaking, said, coded)
@@ -161,7 +162,7 @@ class OuterRound:
                     heard = self._heard[1] if self._heard[0] == plan.hash else {}
                     request = await self._engines.aside(pushing, request, plan, members, heard, anchor, self._engines, self._me)
                 outcome = await (self._engines.outer or self._engines.cell).run(request, anchor.makes)
-                await self._engines.aside(anchor.heard, outcome)
+                await self._engines.aside(anchor.heard, outcome, self._mates(plan), sent and sent.local)
                 self._heard = (plan.hash, outcome.fresh)
             if not listener:
                 await self._engines.aside(self._handover.hold, plan, r.deadline_s)
@@ -178,6 +179,18 @@ class OuterRound:
         cells = len(flows(plan, unit)) if edges else len(speaking)
         self.news = OuterNews(plan.outer, cells, len(members), outcome.nbytes, outcome.seconds)
         return rounds.ended(plan, r, outcome, len(members), holds, missing), dict(outcome.fresh)
+
+    def _alone(self, plan: Plan, given: dict[str, Tensor] | None, speaking: frozenset[PeerId]) -> RoundOutcome | None:
+        """The round of a cell that meets no other."""
+        if given is None:
+            return None
+        self._anchor.owed.begin(plan.hash)
+        parts = {name: Part(self._me, 1, tuple(speaking)) for name in given}
+        return RoundOutcome(given, 1, speaking, {}, 0, 0.0, parts=parts)
+
+    def _mates(self, plan: Plan) -> frozenset[PeerId]:
+        """This peer's cell."""
+        return frozenset(m.peer for m in plan.cell(self._rounds.unit(plan)[0], plan.home(self._me)))
 
     def _request(
         self, plan: Plan, r: ev.RoundArrived, unit: Unit, members: Sequence[PeerId], speaking: frozenset[PeerId],
@@ -206,7 +219,16 @@ class OuterRound:
             up=anchor.settings.codec,
             down=anchor.settings.codec,
             coded=coded,
+            quorum=anchor.settings.quorum,
+            grace_s=anchor.settings.grace_s,
+            spare_s=self._spare_s(plan),
         )
+
+    def _spare_s(self, plan: Plan) -> float | None:
+        """Seconds until a fragment lands, by what the leader expects of an epoch; None in a round that everybody waits for."""
+        sent = self._sending
+        under_way = sent is not None and sent.meeting is plan
+        return self._anchor.settings.overlap * sum(plan.forecast) or None if under_way else None
 
     async def _says(
         self, plan: Plan, given: Mapping[str, Tensor] | None
@@ -236,3 +258,7 @@ class OuterRound:
     async def takes(self, mean: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The next parameters. Raises ValueError as :meth:`Anchor.takes`."""
         return await self._engines.aside(self._anchor.takes, mean)
+
+
+def _nothing(missing: Iterable[str]) -> RoundOutcome:
+    return RoundOutcome({}, 0, frozenset(), {}, 0, 0.0, missing=tuple(sorted(missing)))

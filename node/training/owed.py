@@ -20,22 +20,25 @@ from node.averaging.request import Part
 from node.core.ids import PeerId
 
 Named = Mapping[str, Tensor]
-WORDS, MEANS = "words", "means"
+_State = tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]
+WORDS, MEANS, LATE = "words", "means", "late"
 """What is owed of a part, in a checkpoint."""
 
 
 class Owed:
-    """``words``: lost when this peer spoke; ``means``: lost when it averaged; fp32 on the CPU, by part, nothing where nothing was."""
+    """``words``: lost when this peer spoke; ``means``: lost when it averaged; ``late``: what its cell has moved by in the last round that
+    carried the part and was closed without it, for the next one to take. fp32 on the CPU, by part, nothing where nothing was."""
 
     def __init__(self, codec: str) -> None:
         self.codec = codec
         self.words: dict[str, Tensor] = {}
         self.means: dict[str, Tensor] = {}
+        self.late: dict[str, Tensor] = {}
         self._said: dict[str, Tensor] = {}
         self._made: dict[str, Tensor] = {}
         self._round = ""
-        self._next: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None
-        self._before: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None
+        self._next: _State | None = None
+        self._before: _State | None = None
 
     # ------------------------------------------------------------ a round
 
@@ -43,6 +46,11 @@ class Owed:
         """An attempt of the round of this name: nothing of another one that was not adopted counts."""
         if round != self._round:
             self._said, self._made, self._next, self._round = {}, {}, None, round
+
+    @torch.no_grad()
+    def catches_up(self, given: Named) -> dict[str, Tensor]:
+        """A contribution, with what the round before was closed without."""
+        return {name: _sum(tensor, self.late.get(name)) for name, tensor in given.items()}
 
     @torch.no_grad()
     def says(self, given: Named) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -70,8 +78,11 @@ class Owed:
         return made
 
     @torch.no_grad()
-    def ended(self, parts: Mapping[str, Part], fresh: Named, me: PeerId, refused: bool = False) -> None:
-        """The round has brought ``fresh``, made as ``parts`` says. ``refused``: what this peer said is no good to anybody.
+    def ended(
+        self, parts: Mapping[str, Part], fresh: Named, me: PeerId, refused: bool = False, late: Named | None = None
+    ) -> None:  # fmt: skip
+        """The round has brought ``fresh``, made as ``parts`` says. ``refused``: what this peer said is no good to anybody. ``late``: what
+        its cell had of the parts that were closed without it and counts next time; of what was late before nothing is kept.
 
         What was not taken of its words is owed no more than before: a cell's share of a round may be lost, and is not doubled.
         """
@@ -79,7 +90,7 @@ class Owed:
         words |= {n: lost for n, lost in self._said.items() if n in parts and me in parts[n].contributors}
         means = dict(self.means)
         means |= {n: whole - fresh[n] for n, whole in self._made.items() if n in parts and parts[n].owner == me}
-        self._next = words, means
+        self._next = words, means, {n: t for n, t in self.late.items() if n not in parts} | dict(late or {})
 
     # ------------------------------------------------------------ versions
 
@@ -89,8 +100,8 @@ class Owed:
 
     def copied(self, names: Collection[str]) -> None:
         """The result for ``names`` came whole from others: what became of our part in it is not known, so nothing is owed there."""
-        known = [{n: t for n, t in side.items() if n not in names} for side in (self.words, self.means)]
-        self._replace((known[0], known[1]))
+        words, means, late = ({n: t for n, t in side.items() if n not in names} for side in (self.words, self.means, self.late))
+        self._replace((words, means, late))
 
     def settled(self) -> None:
         """What is in place is final."""
@@ -99,26 +110,30 @@ class Owed:
     def rolled_back(self) -> None:
         """The last version was undone."""
         if self._before is not None:
-            self.words, self.means = self._before
+            self.words, self.means, self.late = self._before
         self._before = None
 
-    def _replace(self, after: tuple[dict[str, Tensor], dict[str, Tensor]] | None) -> None:
+    def _replace(self, after: _State | None) -> None:
         if after is not None:
-            self._before = self._before or (self.words, self.means)
-            self.words, self.means = after
+            self._before = self._before or (self.words, self.means, self.late)
+            self.words, self.means, self.late = after
         self._next = None
 
     # ------------------------------------------------------------ the disk
 
     def saved(self, name: str) -> dict[str, Tensor]:
         """What a checkpoint keeps of one part."""
-        return {which: of[name] for which, of in ((WORDS, self.words), (MEANS, self.means)) if name in of}
+        return {which: of[name] for which, of in self._sides if name in of}
 
     def restored(self, name: str, found: Named, shape: tuple[int, ...]) -> None:
         """What a checkpoint had of one part."""
-        for which, of in ((WORDS, self.words), (MEANS, self.means)):
+        for which, of in self._sides:
             if which in found and tuple(found[which].shape) == tuple(shape):
                 of[name] = found[which]
+
+    @property
+    def _sides(self) -> tuple[tuple[str, dict[str, Tensor]], ...]:
+        return (WORDS, self.words), (MEANS, self.means), (LATE, self.late)
 
 
 def _sum(tensor: Tensor, owed: Tensor | None) -> Tensor:

@@ -45,6 +45,7 @@ def test_a_mix_of_everything_holds(first: int) -> None:
 
 FEEDBACK = OuterSettings("butterfly", "deltas", 2, "nesterov", codec="top-k", feedback=True)
 STREAM = OuterSettings("butterfly", "deltas", 4, "nesterov", fragments=2, codec="int4", feedback=True)
+QUORUM = OuterSettings("butterfly", "deltas", 2, "nesterov", quorum=2, grace_s=0.02)
 CELLS = {
     "butterfly": Setup(ends=3, replicas=5, epochs=9, micro_batches=4, cell=2, outer=FEEDBACK),
     "moshpit": Setup(replicas=5, epochs=9, micro_batches=4, cell=2, outer=OuterSettings("moshpit", every=2, grid=(2, 2))),
@@ -64,6 +65,7 @@ CELLS = {
         outer=OuterSettings("parameter-server", "deltas", 2, "sgd", staleness=3, shards=2),
     ),  # fmt: skip
     "overlap": Setup(ends=3, replicas=5, epochs=14, micro_batches=4, cell=2, outer=replace(STREAM, overlap=1, mixing=0.5)),
+    "quorum": Setup(replicas=5, epochs=9, micro_batches=4, cell=2, outer=QUORUM),
     "server": Setup(
         stages=1, parts=toy_parts(1, 3), replicas=4, epochs=9, cell=1, outer=OuterSettings("parameter-server", every=2)
     ),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from node.averaging.diloco import OuterState, outer_step, pseudo_gradient
 from node.averaging.outer import OuterSettings
+from node.averaging.request import RoundOutcome, RoundRequest
 from node.averaging.spread import ERROR
 from node.core.errors import Refused
 from node.core.ids import PeerId
@@ -296,6 +299,54 @@ async def test_who_speaks_for_one_that_died_owes_only_what_it_said_itself(rig: R
     assert other.work.anchor.owed.means.keys() == set(SHAPES)
     (silent,) = {c, d} - speaks
     assert silent.work.anchor.owed.words == {}
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_cell_that_was_late_for_a_quorum_counts_in_the_next_round_and_not_after_it(rig: Rig, again: bool) -> None:
+    rig.outer = settings = OuterSettings("butterfly", "deltas", 1, "sgd", momentum=0.0, quorum=1, grace_s=0.0)
+    cells = await four(rig)
+    (a, b), (c, d) = cells
+    everybody, on_time = (a, b, c, d), asyncio.Event()
+    plan, state, moved = None, OuterState.begin(a.parameters()), []
+    for p in (c, d):
+        assert p.outer is not None
+
+        async def late(request: RoundRequest, hook: Any, run: Any = p.outer.run) -> RoundOutcome:
+            if request.round.epoch < (5 if again else 3):
+                await on_time.wait()
+            return await run(request, hook)
+
+        p.outer.run = late  # type: ignore[method-assign]
+
+    async def both(plan: Plan) -> None:
+        on_time.clear()
+        waiting = asyncio.gather(*(rig.average(plan, p) for p in (c, d)))
+        for ended in await rig.average(plan, a, b):
+            assert not ended.missing, "a quorum of one waits for nobody"
+        on_time.set()
+        assert not any(e.missing for (e,) in await waiting)
+
+    for turn in range(3):
+        plan = inner(rig, cells, plan)
+        await rig.epoch(plan, *everybody)
+        moved.append([pseudo_gradient(state, p.parameters()) for p in (a, c)])
+        here, there = moved[-1]
+        plan = replace(meeting(rig, cells, plan), reducers={n: a.me for n in SHAPES})
+        without = not turn or (again and turn == 1)
+        rig.outer = replace(settings, grace_s=0.0 if without else 30.0)
+        if without:
+            mean = here
+            await rig.begin(plan, *everybody)
+            await both(plan)
+        else:
+            owing = turn == (2 if again else 1)
+            mean = {n: (here[n] + there[n] + owing * moved[turn - 1][1][n]) / 2 for n in SHAPES}
+            await rig.epoch(plan, *everybody)
+        state = outer_step(state, mean, settings)
+        assert len({p.work.stage.digest for p in everybody}) == 1
+        for n, t in a.parameters().items():
+            torch.testing.assert_close(t, state.anchor[n], rtol=1e-5, atol=1e-6)
+    assert all(p.work.anchor.owed.late == {} for p in everybody)
 
 
 async def test_a_cell_without_a_micro_batch_stays_as_it_is(rig: Rig) -> None:
