@@ -76,11 +76,11 @@ def _small(
         after = torch.lerp(_stacked("momenta", momenta), direction, 1 - weight)
         torch.lerp(direction, after, weight, out=direction)
         finite((size := norms(direction)).view(-1))
-        update = finish(direction, size, chosen, settings.ns_steps, settings.coefficients)
+        direction.copy_(finish(direction, size, chosen, settings.ns_steps, settings.coefficients))
         before = _stacked("parameters", parameters)
         if settings.weight_decay:
             before = before * (1 - lr * settings.weight_decay)
-        fresh = torch.add(before, update, alpha=-lr * _scale(direction))
+        fresh = torch.add(before, direction, alpha=-lr * _scale(direction))
     return list(zip(fresh.unbind(), after.unbind(), strict=True))
 
 
