@@ -52,6 +52,9 @@ class Streams:
             self.history = object()
         if sent is not None and (levels(plan) or not sent.meeting.epoch < plan.epoch <= sent.meeting.epoch + settings.overlap):
             self.drop()
+        elif sent is not None:
+            for gone in {m.peer for m in sent.meeting.members if plan.member(m.peer) is None}:
+                self._rounds.gone(gone)
         if plan.sends and not listener:
             self._send(meeting(plan, settings.fragments), settings)
 
@@ -113,6 +116,8 @@ class Streams:
         """What was under way for this plan, as soon as it is here or patience is over."""
         sent, peer = self.lands(plan), self._peer
         if sent is None or sent.over:
+            if sent is not None:
+                peer.swarm.watch.count("landed")
             peer.after(0.0, then, sent)
             return
         done = False

@@ -81,6 +81,9 @@ class OuterRound:
         # The plan after the one in which it lands settles it; one of the epoch that sends it begins that anew.
         if sent is not None and (levels(plan) or not sent.meeting.epoch < plan.epoch <= sent.meeting.epoch + settings.overlap):
             self._drop()
+        elif sent is not None:
+            for peer in {m.peer for m in sent.meeting.members if plan.member(m.peer) is None}:
+                self._rounds.gone(peer)  # whoever is in no plan any more is not waited for
         if plan.sends and not listener:
             self._send(meeting(plan, settings.fragments), settings)
 

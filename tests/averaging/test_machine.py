@@ -288,8 +288,8 @@ EVENTS = st.one_of(
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.lists(EVENTS, max_size=40))
-def test_whatever_happens_no_part_is_stepped_twice_and_every_stream_gets_one_answer(script):
+@given(st.lists(EVENTS, max_size=40), st.sampled_from([0, 0, 1, 2]))
+def test_whatever_happens_no_part_is_stepped_twice_and_every_stream_gets_one_answer(script, quorum):
     machine, now, streams, attempt = RoundMachine(), 0.0, 0, -1
     running: list[Step] = []
     fresh: set[str] = set()
@@ -336,7 +336,8 @@ def test_whatever_happens_no_part_is_stepped_twice_and_every_stream_gets_one_ans
             attempt += 1
             groups = ALONE if attempt == 0 else BOTH
             held = frozenset(groups[0].names) & fresh
-            apply(replace(OPEN, round=RoundId(3, 1, attempt), groups=groups, held=held, contribute_by=(now + 100,)))
+            facts = replace(OPEN, groups=groups, held=held, contribute_by=(now + 100,), quorum=quorum, grace_s=50.0)
+            apply(replace(facts, round=RoundId(3, 1, attempt)))
         elif kind == "tick":
             now += 60
             apply(Ticked())

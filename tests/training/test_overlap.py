@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from node.averaging.diloco import OuterState, outer_step, pseudo_gradient
 from node.averaging.outer import OuterSettings
+from node.averaging.request import RoundOutcome, RoundRequest
 from node.core.journey import Plan
 from node.training.meetings import fragment, meeting, number, sends
 from node.training.rules import Rules, lands
@@ -147,6 +149,32 @@ async def test_who_has_come_back_meanwhile_takes_the_outer_step_from_others(rig:
     assert equal(a, e)
     assert d.work.anchor.state is not None
     assert all(torch.equal(d.work.anchor.state.momentum[n], a.work.anchor.state.momentum[n]) for n in SHAPES)  # type: ignore[union-attr]
+
+
+async def test_what_is_under_way_may_be_had_from_others_though_its_epoch_is_settled(rig: Rig) -> None:
+    rig.outer = replace(STREAM, every=6, overlap=2)
+    cells = await four(rig)
+    (a, b), (c, d) = cells
+    everybody, go_on = (a, b, c, d), asyncio.Event()
+    assert d.outer is not None
+    run = d.outer.run
+
+    async def slow(request: RoundRequest, hook: Any) -> RoundOutcome:
+        await go_on.wait()
+        return await run(request, hook)
+
+    d.outer.run = slow  # type: ignore[method-assign]
+    plan = inner(rig, cells, None)
+    await rig.epoch(plan, *everybody)
+    plan = with_sends(rig, cells, plan, 1)
+    plan = replace(plan, reducers={n: c.me for n in PIECES[0]})
+    await rig.epoch(plan, *everybody)
+    plan = inner(rig, cells, plan)
+    await rig.epoch(plan, *everybody)
+    go_on.set()
+    await under_way(*everybody)
+    await rig.epoch(landing(rig, cells, plan, 1), *everybody)
+    assert equal(c, d)
 
 
 async def test_what_came_to_nothing_on_the_way_is_exchanged_where_it_lands(rig: Rig) -> None:
