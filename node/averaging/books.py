@@ -115,9 +115,8 @@ class Epoch:
         books, opened = self.groups[group], self.current
         if opened is None or not opened.quorum:
             return books.contribute_by
-        # A quorum of more than there are would wait for ever.
-        need = min(opened.quorum, len(books.given) + len(self.awaited(group)))
-        if books.closes is None and len(books.given) >= max(1, need):
+        # When nobody is left who may still come, nobody is waited for, however many a quorum is.
+        if books.closes is None and len(books.given) >= opened.quorum:
             books.closes = now + grace(opened.grace_s, opened.spare_s, now - self.began)
         return books.contribute_by if books.closes is None else min(books.closes, books.contribute_by)
 

@@ -20,6 +20,7 @@ from node.training.rules import sends as sends_by
 from tests.training.conftest import SHAPES, Peer, Rig
 from tests.training.test_fragments import PIECES, sending
 from tests.training.test_outer_rounds import equal, four, inner
+from tests.training.test_outer_rounds import meeting as whole
 
 STREAM = OuterSettings("butterfly", "deltas", 4, "nesterov", momentum=0.8, fragments=2, overlap=1, mixing=0.25)
 """Rounds at epochs 2, 5, 8, ..; their fragments are sent with the plans of epochs 1, 4, 7, .."""
@@ -126,6 +127,16 @@ async def test_an_epoch_that_begins_anew_keeps_what_is_under_way_and_the_one_tha
     assert old.exchange.done()
 
 
+async def test_a_round_that_carries_everything_leaves_all_with_the_same_though_fragments_are_mixed(rig: Rig) -> None:
+    rig.outer = STREAM
+    cells = await four(rig)
+    everybody = [p for cell in cells for p in cell]
+    plan = inner(rig, cells, None)
+    await rig.epoch(plan, *everybody)
+    await rig.epoch(whole(rig, cells, plan), *everybody)
+    assert len({p.work.stage.digest for p in everybody}) == 1
+
+
 async def test_who_has_come_back_meanwhile_takes_the_outer_step_from_others(rig: Rig) -> None:
     rig.outer = STREAM
     cells = await four(rig)
@@ -230,7 +241,7 @@ async def test_a_landing_that_is_undone_lands_again_to_the_last_bit_and_no_debt_
         assert all(torch.equal(t, debt[n]) for n, t in p.work.anchor.owed.words.items())
 
 
-@pytest.mark.parametrize("wrong", ["nothing", "another round", "other parts"])
+@pytest.mark.parametrize("wrong", ["nothing", "another round", "other parts", "more parts"])
 async def test_a_plan_that_sends_other_than_is_due_is_objected_to(rig: Rig, wrong: str) -> None:
     rig.outer = STREAM
     cells = await four(rig)
@@ -242,6 +253,7 @@ async def test_a_plan_that_sends_other_than_is_due_is_objected_to(rig: Rig, wron
         "nothing": replace(plan, sends=0),
         "another round": replace(plan, sends=2),
         "other parts": replace(plan, reducers={n: a.me for n in PIECES[1]}),
+        "more parts": replace(plan, reducers={n: a.me for n in SHAPES}),
     }[wrong]
     assert a.work.objection(worse)
     assert Plan.parse(plan.canonical()) == plan
