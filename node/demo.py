@@ -262,7 +262,10 @@ def _finish(swarm: Swarm, outcome: Outcome) -> None:
     outcome.epochs, outcome.tokens = ends.epoch, ends.tokens
     outcome.tokens_per_s = round(ends.tokens / max(outcome.seconds, 1e-9), 1)
     outcome.loss_first, outcome.loss_val = round(ends.loss_first, 4), round(ends.loss_val, 4)
-    outcome.compared, outcome.digests_equal = compared, compared > 0 and not unequal and not any(s.digest_mismatches for s in snapshots)
+    outcome.compared, outcome.digests_equal = (
+        compared,
+        compared > 0 and not unequal and not any(s.digest_mismatches for s in snapshots),
+    )
     outcome.failures = len([d for d in swarm.deaths if d != outcome.killed])
     outcome.bytes_sent = sum(s.bytes_sent for s in snapshots)
     for kind in sorted({k for s in snapshots for k in s.time_s}):

@@ -284,7 +284,7 @@ def change_line(training: Training, plan: Plan | None) -> pb.ChangeLine:
     """The owner's newest change to how cells average, and what is in force."""
     rules = training.standing.in_force
     o, cell = rules.outer, f"cells of {rules.cell}" if rules.cell else "one cell"
-    says = f"{cell}, {o.strategy} of {o.carries} after every {o.every} epochs" if o.every else cell
+    says = f"{cell}, {o.says}" if o.every else cell
     since = plan.since if plan is not None and rules.revision else 0
     return pb.ChangeLine(revision=training.standing.known.revision, in_force=rules.revision, since=since, says=says)
 

@@ -95,6 +95,14 @@ class OuterSettings:
         return self.fragments > 1 or self.overlap > 0
 
     @property
+    def says(self) -> str:
+        """A few words for people."""
+        what = self.carries if self.fragments == 1 else f"one of {self.fragments} fragments of {self.carries}"
+        late = f", sent {self.overlap} epochs before" if self.overlap else ""
+        closes = f", closed by a quorum of {self.quorum}" if self.quorum else ""
+        return f"{self.strategy} of {what} after every {self.gap} epochs{late}{closes}"
+
+    @property
     def gap(self) -> int:
         """Epochs of micro-batches between two rounds, each of one fragment."""
         return self.every // max(1, self.fragments)

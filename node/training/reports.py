@@ -83,7 +83,7 @@ def stage_back(stage: int, base: Version, held: Version) -> Report:
 def averaging_changed(rules: Rules, base: Version) -> Report:
     """The owner's change comes into force."""
     o, cell = rules.outer, rules.cell or "all replicas"
-    every = f", {o.strategy} of {o.carries} after every {o.every} epochs" if o.every else ""
+    every = f", {o.says}" if o.every else ""
     text = f"change {rules.revision} of the owner comes into force at epoch {base.epoch}: cells of {cell}{every}"
     return Report("averaging-changed", text, facts={"epoch": base.epoch, "revision": rules.revision})
 

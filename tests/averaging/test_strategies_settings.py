@@ -101,3 +101,12 @@ def test_so_many_members_must_fit(asked: OuterSettings, members: int) -> None:
     with pytest.raises(UsageFault):
         fits(asked, members)
     fits(asked, 16)
+
+
+def test_people_are_told_what_is_averaged_when() -> None:
+    assert OuterSettings("gossip", every=3).says == "gossip of parameters after every 3 epochs"
+    streamed = replace(DILOCO, every=20, fragments=4, overlap=2, quorum=3)
+    assert (
+        streamed.says
+        == "butterfly of one of 4 fragments of deltas after every 5 epochs, sent 2 epochs before, closed by a quorum of 3"
+    )
