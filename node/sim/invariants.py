@@ -20,6 +20,7 @@ from node.sim.values import GENESIS, Moment, Share, Value
 from node.training import events as ev
 from node.training.leader import Leader, Phase
 from node.training.meetings import fragment, number, pieces
+from node.training.rules import between
 
 if TYPE_CHECKING:
     from node.sim.peer import SimPeer
@@ -112,9 +113,8 @@ class OneOwner(Checker):
                 raise self.broken(f"outer round {plan.outer} leaves a part of {unit} to nobody who could average it")
 
     def _carried(self, plan: Plan, stage: int) -> Iterable[str]:
-        setup = self.swarm.setup
-        sizes = {part.name: part.bytes for part in setup.parts[stage]}
-        return pieces(sizes, setup.outer.fragments)[plan.fragment - 1] if plan.fragment else sizes
+        sizes = {part.name: part.bytes for part in self.swarm.setup.parts[stage]}
+        return pieces(sizes, between(plan, self.swarm.read).fragments)[plan.fragment - 1] if plan.fragment else sizes
 
     def round(self, a: ev.SendRound) -> None:
         if a.sources or not a.to:
