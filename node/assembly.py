@@ -25,7 +25,7 @@ from node.data.sources import open_source
 from node.data.tokenizer import Tokenizer, load_tokenizer
 from node.identity.keys import Identity
 from node.manifest import Manifest
-from node.model.cost import Verdict, fits
+from node.model.cost import Verdict, fits, fits_beside
 from node.model.device import Device, set_threads
 from node.model.shapes import layer_cut, parameter_shapes
 from node.model.stages import Ends, build
@@ -43,6 +43,7 @@ from node.telemetry.metrics import Metrics
 from node.training.facts import RunFacts
 from node.training.meetings import Meetings
 from node.training.meter import Meter
+from node.training.outer_memory import outer_bytes
 from node.training.pace import PROBE_WAYS_S
 from node.training.presence import Presence
 from node.training.rules import Read
@@ -66,6 +67,8 @@ class Assembled:
     device: Device
     device_said: str
     memory_limit: int
+    main_memory: int
+    """Bytes beside the device's own; 0 where they are the same."""
     layers: str
     seq_len: int
     pipeline: Pipeline
@@ -91,7 +94,8 @@ async def assemble(
     set_threads(threads)
     device = Device.pick(devices[0])
     limit = config.memory_limit(device.memory_limit()) * (len(devices) if device.is_cuda else 1)
-    verdict = room(config, manifest, stage, limit)
+    main = Device.pick("cpu").memory_limit() if device.is_cuda else 0
+    verdict = room(config, manifest, stage, limit, main)
     verdict.require()
     loop = asyncio.get_running_loop()
     module = await loop.run_in_executor(None, build, m, p.stages, stage)
@@ -155,7 +159,7 @@ async def assemble(
     layers = layer_cut(m, p.stages)[stage - 1] if stage else None
     said = f"{layers.start}-{layers.stop - 1}" if layers else "embedding, head"
     return Assembled(
-        state, module if isinstance(module, Ends) else None, tokenizer, device, told, limit, said, m.seq_len, pipeline, thread, meter, cell,
+        state, module if isinstance(module, Ends) else None, tokenizer, device, told, limit, main, said, m.seq_len, pipeline, thread, meter, cell,
         outer, work, training, config.checkpoint, local,
     )  # fmt: skip
 
@@ -173,17 +177,26 @@ def _devices(config: NodeConfig, manifest: Manifest) -> tuple[list[str], int]:
     return names, threads_each(config.threads, names)
 
 
-def room(config: NodeConfig, manifest: Manifest, stage: int, limit: int) -> Verdict:
-    """Whether ``stage`` fits into ``limit`` bytes of this peer's device."""
-    m, p, t = manifest.model, manifest.pipeline, manifest.training
+def room(config: NodeConfig, manifest: Manifest, stage: int, limit: int, beside: int = 0) -> Verdict:
+    """Whether ``stage`` fits into ``limit`` bytes of this peer's device, and what outer rounds keep of it into the ``beside`` bytes of
+    main memory, where that is not the device's (0)."""
+    m, p, t, outer = manifest.model, manifest.pipeline, manifest.training, manifest.outer
     # Who has a buddy is one: beside the own share of the optimizer's state there is a copy of another's.
     shares = t.min_replicas if t.min_replicas < 2 or not t.buddy_every else t.min_replicas // 2
-    states = [part.state for part in parts_of(parameter_shapes(m, p.stages, stage), manifest.optimizer)]
+    parts = parts_of(parameter_shapes(m, p.stages, stage), manifest.optimizer)
+    states = [part.state for part in parts]
     # A matrix is stepped whole: however many share the rest, somebody has all of the largest.
     mine = max(*states, -(-sum(states) // max(1, shares)))
-    return fits(
-        m, p.stages, stage, limit, micro_batch=p.micro_batch, in_flight=config.limits.in_flight, optimizer=mine
+    cells = max(2, -(-t.min_replicas // max(1, manifest.averaging.peers)))
+    kept = outer_bytes(outer, {part.name: part.bytes for part in parts}, cells)
+    verdict = fits(
+        m, p.stages, stage, limit, micro_batch=p.micro_batch, in_flight=config.limits.in_flight, optimizer=mine,
+        outer=kept.device if beside else kept.main + kept.device,
     )  # fmt: skip
+    if not verdict.ok or not beside:
+        return verdict
+    found = fits_beside(stage, p.stages, kept.main, beside)
+    return verdict if found.ok else found
 
 
 def run_facts(manifest: Manifest, work: Work) -> RunFacts:

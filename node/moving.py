@@ -71,7 +71,7 @@ def refusal(config: NodeConfig, manifest: Manifest, a: Assembled, stage: int) ->
         return "its operator wants it where it is"
     if a.stage.stage == ENDS or not ENDS < stage <= manifest.pipeline.stages or stage == a.stage.stage:
         return f"there is no way from {'the ends' if a.stage.stage == ENDS else f'stage {a.stage.stage}'} to stage {stage}"
-    verdict = room(config, manifest, stage, a.memory_limit)
+    verdict = room(config, manifest, stage, a.memory_limit, a.main_memory)
     return "" if verdict.ok else verdict.text
 
 

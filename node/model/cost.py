@@ -20,17 +20,18 @@ RESERVE = 0.1
 @dataclass(frozen=True, slots=True)
 class StageBytes:
     """Bytes of one stage on one peer. ``optimizer`` is what it keeps of the cell's optimizer state, ``work`` what one forward
-    and backward needs beside the stashes."""
+    and backward needs beside the stashes, ``outer`` what rounds between cells keep in the same memory."""
 
     parameters: int
     gradients: int
     optimizer: int
     stash: int
     work: int
+    outer: int = 0
 
     @property
     def total(self) -> int:
-        return self.parameters + self.gradients + self.optimizer + self.stash + self.work
+        return self.parameters + self.gradients + self.optimizer + self.stash + self.work + self.outer
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +43,12 @@ class Verdict:
     available: int
     text: str
     spare: int = 0
+    next_step: str = "take a smaller micro-batch, fewer micro-batches in flight, more stages, or a device with more memory"
 
     def require(self) -> None:
         """Raises OutOfResources when it does not fit."""
         if not self.ok:
-            raise OutOfResources(
-                self.text,
-                "take a smaller micro-batch, fewer micro-batches in flight, more stages, or a device with more memory",
-            )
+            raise OutOfResources(self.text, self.next_step)
 
 
 def stash_bytes(settings: ModelSettings, stages: int, stage: int, micro_batch: int, recompute: bool = False) -> int:
@@ -94,8 +93,10 @@ def stage_bytes(
     in_flight: int = 8,
     recompute: bool = False,
     optimizer: int = 0,
+    outer: int = 0,
 ) -> StageBytes:
-    """What ``stage`` takes on one peer that keeps ``optimizer`` bytes of optimizer state, with ``in_flight`` micro-batches stashed.
+    """What ``stage`` takes on one peer that keeps ``optimizer`` bytes of optimizer state and ``outer`` for rounds between cells, with
+    ``in_flight`` micro-batches stashed.
 
     Raises UsageFault for a shape, cut or stage that does not exist.
     """
@@ -109,6 +110,7 @@ def stage_bytes(
         optimizer=optimizer,
         stash=stash,
         work=work_bytes(settings, stage, micro_batch),
+        outer=outer,
     )
 
 
@@ -137,6 +139,7 @@ def fits(
     in_flight: int = 8,
     recompute: bool = False,
     optimizer: int = 0,
+    outer: int = 0,
 ) -> Verdict:
     """Whether ``stage`` fits into ``available`` bytes with ``RESERVE`` of them left free.
 
@@ -150,6 +153,7 @@ def fits(
         in_flight=in_flight,
         recompute=recompute,
         optimizer=optimizer,
+        outer=outer,
     )
     ok = need.total <= available * (1 - RESERVE)
     parts = ", ".join(
@@ -160,12 +164,26 @@ def fits(
             ("optimizer", need.optimizer),
             (f"activations of {in_flight} micro-batches", need.stash),
             ("work space", need.work),
+            ("rounds between cells", need.outer),
         )
+        if value or label != "rounds between cells"
     )
     verb = "needs" if ok else "does not fit: it needs"
     text = f"stage {stage} of {stages} {verb} {human(need.total)} of {human(available)} ({RESERVE:.0%} kept free): {parts}"
     spare = int(available * (1 - RESERVE)) - (need.total - need.optimizer)
     return Verdict(ok, need.total, available, text, max(0, spare))
+
+
+def fits_beside(stage: int, stages: int, needed: int, available: int) -> Verdict:
+    """Whether what rounds between cells keep of ``stage`` in main memory, ``needed`` bytes, fits into ``available`` bytes of it with
+    ``RESERVE`` of them left free, where the stage itself is on a device with memory of its own."""
+    ok = needed <= available * (1 - RESERVE)
+    verb = "need" if ok else "do not fit: they need"
+    text = (
+        f"rounds between cells of stage {stage} of {stages} {verb} {human(needed)} of {human(available)} main memory "
+        f"({RESERVE:.0%} kept free), beside the device's"
+    )
+    return Verdict(ok, needed, available, text, next_step="take more stages, or a machine with more memory")
 
 
 def human(size: int) -> str:

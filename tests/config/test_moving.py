@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from node import moving
+from node.averaging.outer import OuterSettings
 from node.config import MOVED, NodeConfig
 from node.core.errors import UsageFault
 from node.core.tasks import Tasks
@@ -25,8 +27,8 @@ def config(tmp_path: Path, environ: dict[str, str] | None = None, **flags: Any) 
     return NodeConfig.load({"home": str(tmp_path), **flags}, environ or {})
 
 
-def hosting(stage: int, memory: int = 1 << 40) -> Any:
-    return SimpleNamespace(stage=SimpleNamespace(stage=stage), memory_limit=memory)
+def hosting(stage: int, memory: int = 1 << 40, main: int = 0) -> Any:
+    return SimpleNamespace(stage=SimpleNamespace(stage=stage), memory_limit=memory, main_memory=main)
 
 
 def test_who_named_the_stage_keeps_it_unless_it_says_otherwise(tmp_path: Path) -> None:
@@ -60,6 +62,8 @@ def test_reasons_to_stay(tmp_path: Path) -> None:
     for here, there in ((0, 1), (1, 0), (1, 1), (1, MANIFEST.pipeline.stages + 1)):
         assert "no way" in refusal(ours, MANIFEST, hosting(here), there), (here, there)
     assert "does not fit" in refusal(ours, MANIFEST, hosting(1, memory=1 << 16), 2)
+    diloco = replace(MANIFEST, outer=OuterSettings("butterfly", "deltas", 4, "nesterov"))
+    assert "main memory" in refusal(ours, diloco, hosting(1, main=1 << 16), 2)
 
 
 def test_the_port_is_our_own_and_no_relays(tmp_path: Path) -> None:
