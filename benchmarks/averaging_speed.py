@@ -2,7 +2,7 @@
 
 Peers are processes on loopback with one torch thread each (benchmarks/lab/speed.py). All ways take turns in one run, after one
 round each to warm up; figures are medians. Every result is compared with the true mean, outside the time: what did not
-average does not count. Part 1 of ``python -m benchmarks.averaging``.
+average does not count. Beside them the same bytes alone over our connections: no exchange of ours can be faster. Part 1 of ``python -m benchmarks.averaging``.
 """
 
 from __future__ import annotations
@@ -25,10 +25,15 @@ from benchmarks.report import Report
 
 NUMBERS = 16 << 20
 CODECS = ("fp32", "fp16", "int8")
-WAYS = (("gloo", "fp32"), *(("hivemind", c) for c in CODECS), *(("ours", c) for c in CODECS), ("tunnel", "fp32"))
+WAYS = (
+    ("gloo", "fp32"),
+    *((kind, c) for kind in ("hivemind", "ours", "wire") for c in CODECS),
+    ("tunnel", "fp32"),
+)
 SAID = {
     "hivemind": {"fp32": "NoCompression", "fp16": "Float16Compression", "int8": "Uniform8BitQuantization"},
     "gloo": {"fp32": "all_reduce, not encrypted"},
+    "wire": dict.fromkeys(CODECS, "the same bytes over the same connections, nothing done with them: the floor"),
 }
 FASTER, OF_GLOO, INT8_OF_GLOO = 3.0, 0.3, 1.0
 
@@ -125,15 +130,22 @@ def speed(report: Report, runs: int = 5, worlds: tuple[int, ...] = (2, 4), numbe
 
 def _one(report: Report, kind: str, codec: str, world: int, numbers: int, rows: list[dict[str, float]]) -> None:
     mid = {key: median(r[key] for r in rows) for key in ("seconds", "met", "cpu", "peak", "off")}
-    name = "ours, tunnel" if kind == "tunnel" else kind
+    name = {"tunnel": "ours, tunnel", "wire": "gRPC and TLS alone"}.get(kind, kind)
     every, size = [r["seconds"] for r in rows], 4 * numbers / 1e9
-    apart = f"its matchmaking {mid['met']:.3f} s, without {mid['seconds'] - mid['met']:.3f} s; " if kind != "gloo" else ""
+    apart = (
+        f"its matchmaking {mid['met']:.3f} s, without {mid['seconds'] - mid['met']:.3f} s; "
+        if kind in ("hivemind", "ours")
+        else ""
+    )
     says = SAID.get(kind, {}).get(codec, "")
     peer = (
         f"{says + '; ' if says else ''}{apart}{min(every):.3f} to {max(every):.3f} s, {mid['cpu']:.2f} processor s of all, "
-        f"{mid['seconds'] / size:.2f} s per GB of a peer, peak {mid['peak']:.0f} MiB a peer, off {mid['off']:.1e}, "
-        f"{'the same bits everywhere' if all(r['same'] for r in rows) else 'peers differ in bits'}"
+        f"{mid['seconds'] / size:.2f} s per GB of a peer, peak {mid['peak']:.0f} MiB a peer"
     )
+    if kind == "wire":
+        report.add(f"1 {world} peers, {name}, {codec}", round(mid["seconds"], 4), "s", peer)
+        return
+    peer += f", off {mid['off']:.1e}, {'the same bits everywhere' if all(r['same'] for r in rows) else 'peers differ in bits'}"
     fine = all(r["fine"] for r in rows)
     report.add(f"1 {world} peers, {name}, {codec}", round(mid["seconds"], 4), "s", peer, "the mean at every peer", fine)
 
@@ -144,13 +156,14 @@ def _targets(report: Report, world: int, told: dict[tuple[str, str], list[dict[s
 
     wanted = [(("hivemind", c), ("ours", c), FASTER) for c in CODECS]
     wanted += [(("gloo", "fp32"), ("ours", "fp32"), OF_GLOO), (("gloo", "fp32"), ("ours", "int8"), INT8_OF_GLOO)]
+    wanted += [(("wire", c), ("ours", c), 0.0) for c in CODECS]
     wanted += [(("hivemind", "fp32"), ("tunnel", "fp32"), 0.0), (("gloo", "fp32"), ("tunnel", "fp32"), 0.0)]
     for other, ours, least in wanted:
         if other in told and ours in told:
             ratio = times(other, ours)
             mine = f"{'ours' if ours[0] == 'ours' else 'ours, tunnel'}, {ours[1]}"
             report.add(
-                f"1 {world} peers, {mine}, beside {other[0]}, {other[1]}", round(ratio, 3), "times its speed", "",
+                f"1 {world} peers, {mine}, beside {other[0]}, {other[1]}", round(ratio, 3), "times its speed", "the floor" if other[0] == "wire" else "",
                 f">= {least:g}" if least else "", ratio >= least if least else None,
             )  # fmt: skip
 

@@ -1,6 +1,6 @@
-"""One peer that averages 16 Mi numbers with others, as a process of its own: ours, hivemind's averager, or gloo.
+"""One peer that averages 16 Mi numbers with others, as a process of its own: ours, hivemind's averager, or gloo. ``wire`` only sends as many bytes.
 
-    python -m benchmarks.lab.speed {ours,tunnel,gloo,hivemind} RANK WORLD PORT NUMBERS
+    python -m benchmarks.lab.speed {ours,tunnel,wire,gloo,hivemind} RANK WORLD PORT NUMBERS
 
 Speaks lines of JSON as benchmarks/lab/cell.py: says where it is, hears where the others are, then answers every order
 (a number format and an instant) with when it began and ended. What it has afterwards is compared with the true mean.
@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
 import torch
@@ -168,8 +168,6 @@ class Ours:
         return self._do(self._start())
 
     async def _start(self) -> dict[str, Any]:
-        from node.averaging.service import CellRound
-        from node.averaging.settings import AveragingSettings
         from node.core.clock import SystemClock
         from node.identity.keys import Identity
         from node.telemetry.events import Journal
@@ -182,11 +180,17 @@ class Ours:
             Identity.ephemeral(), TransportSettings(force_tunnel=self.tunnel), Journal(clock=SystemClock()), Metrics(),
             lambda: Facts("a" * 64, "bench", "0", b""), lambda peer, hello: None,
         )  # fmt: skip
-        self.cell = CellRound(self.transport, AveragingSettings(round_timeout_s=60.0, quarantine=0.0))
+        self._serve()
         await self.transport.start()
         while not self.transport.p2p.addresses():  # noqa: ASYNC110
             await asyncio.sleep(0.1)
         return {"peer": self.transport.peer_id, "addresses": self.transport.p2p.addresses()}
+
+    def _serve(self) -> None:
+        from node.averaging.service import CellRound
+        from node.averaging.settings import AveragingSettings
+
+        self.cell = CellRound(self.transport, AveragingSettings(round_timeout_s=60.0, quarantine=0.0))
 
     def meet(self, others: list[Any]) -> None:
         from node.core.ids import PeerId
@@ -249,8 +253,60 @@ class Ours:
         await self.transport.close()
 
 
+class Wire(Ours):
+    """The same bytes both ways over the same connections, in messages of a MiB with nothing in them: what gRPC and TLS take alone."""
+
+    METHOD = "/tutti.bench.Wire/Exchange"
+
+    def _serve(self) -> None:
+        import grpc
+
+        service, _, name = self.METHOD[1:].partition("/")
+        handlers = {name: grpc.stream_stream_rpc_method_handler(self._exchange)}
+        self.transport.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+
+    async def _exchange(self, requests: Any, context: Any) -> None:
+        first = await anext(aiter(requests))
+        message, count = bytes(len(first)), int.from_bytes(first[:4])
+
+        async def read() -> None:
+            async for _ in requests:
+                pass
+
+        reading = asyncio.ensure_future(read())
+        for _ in range(count):
+            await context.write(message)
+        await reading
+
+    async def _average(self, codec: str) -> dict[str, float]:
+        from node.averaging.formats import nbytes_of
+
+        total = sum(nbytes_of(n, codec) for (n,) in self.shapes.values()) // len(self.peers)
+        count = -(-total >> 20) or 1
+        message = count.to_bytes(4) + bytes(total // count - 4)
+
+        async def messages() -> AsyncIterator[bytes]:
+            for _ in range(count):
+                yield message
+
+        async def one(peer: Any) -> None:
+            channel = await self.transport.channel(peer)
+            async for _ in channel.stream_stream(self.METHOD)(messages()):
+                pass
+
+        await asyncio.gather(*(one(peer) for peer in self.peers if peer != self.transport.peer_id))
+        return {}
+
+    def result(self, codec: str) -> torch.Tensor:
+        return torch.zeros(sum(n for (n,) in self.shapes.values()))
+
+    async def _close(self) -> None:
+        await self.transport.close()
+
+
 KINDS: dict[str, Callable[..., Any]] = {
     "ours": Ours,
+    "wire": Wire,
     "tunnel": lambda *words: Ours(*words, tunnel=True),
     "gloo": Gloo,
     "hivemind": Hivemind,
