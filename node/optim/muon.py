@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from node.optim.kernel_rule import Way
-from node.optim.newton_schulz import finish, norms
+from node.optim.newton_schulz import EPS, Wide, finish, norms
 from node.optim.scratch import empty, reuse
 from node.optim.settings import OptimSettings
 
@@ -48,20 +48,24 @@ def muon(
 
     ``finite`` gets the norms of what is to be orthogonalised, which are not finite where a gradient is not, and may raise.
     """
-    weight, shape = settings.momentum, gradients[0].shape
     if len(gradients) > 1 and len(gradients) * gradients[0].numel() <= FEW:
         return _small(settings, parameters, gradients, momenta, lr, chosen, finite)
-    after = torch._foreach_lerp(momenta, gradients, 1 - weight)  # pyright: ignore[reportPrivateImportUsage]
+    weight, first, after, sizes = settings.momentum, gradients[0], list[Tensor](), list[Tensor]()
     with reuse():
-        direction = empty("direction", shape if len(gradients) == 1 else (len(gradients), *shape), gradients[0])
-        views = [direction] if len(gradients) == 1 else list(direction.unbind())
-        for gradient, momentum, view in zip(gradients, after, views, strict=True):
-            torch.lerp(gradient, momentum, weight, out=view)
-        finite((size := norms(direction)).view(-1))
-        direction.copy_(finish(direction, size, chosen, settings.ns_steps, settings.coefficients))
-        if settings.weight_decay:
-            parameters = list(torch._foreach_mul(parameters, 1 - lr * settings.weight_decay))  # pyright: ignore[reportPrivateImportUsage]
-        fresh = torch._foreach_add(parameters, views, alpha=-lr * _scale(direction))  # pyright: ignore[reportPrivateImportUsage]
+        # One matrix after the other before and after the products, so that it is in the cache from its gradient to its format.
+        direction, stack = empty("direction", first.shape, first), Wide(len(gradients), first, chosen)
+        for i, (gradient, momentum) in enumerate(zip(gradients, momenta, strict=True)):
+            after.append(momentum.lerp(gradient, 1 - weight))
+            torch.lerp(gradient, after[-1], weight, out=direction)
+            sizes.append(norms(direction))
+            stack.put(i, direction.div_(sizes[-1].clamp(min=EPS)))
+        finite(torch.cat(sizes).view(-1))
+        stack.iterate(settings.ns_steps, settings.coefficients)
+        fresh = []
+        for i, parameter in enumerate(parameters):
+            stack.get(i, direction)
+            kept = parameter * (1 - lr * settings.weight_decay) if settings.weight_decay else parameter
+            fresh.append(torch.add(kept, direction, alpha=-lr * _scale(direction)))
     return list(zip(fresh, after, strict=True))
 
 

@@ -70,6 +70,37 @@ def norms(x: torch.Tensor) -> torch.Tensor:
     return torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
 
 
+class Wide:
+    """Normalised matrices of one shape on their way through the iteration: put one by one, iterated together, taken one by one.
+
+    In memory of :func:`empty`, so within :func:`reuse` there is one at a time.
+    """
+
+    def __init__(self, count: int, like: torch.Tensor, chosen: Way) -> None:
+        rows, cols = like.shape
+        self._way, self._tall = chosen, rows > cols
+        kind = like.new_empty(0, dtype=_dtype(chosen))
+        # Cast first, transpose then: strides choose the kernel, and with it the last bits; transposing fp32 is slower.
+        self._cast = empty("cast", like.shape, kind) if self._tall else None
+        shape = (cols, rows) if self._tall else (rows, cols)
+        self._x = empty("wide", shape if count == 1 else (count, *shape), kind)
+        self._rows = [self._x] if count == 1 else list(self._x.unbind())
+
+    def put(self, i: int, matrix: torch.Tensor) -> None:
+        """The ``i``-th matrix, fp32 of norm at most 1."""
+        self._rows[i].copy_(matrix if self._cast is None else self._cast.copy_(matrix).mT)
+
+    def iterate(self, steps: int, coefficients: str) -> None:
+        """All that were put."""
+        chosen = coefficients_of(coefficients, steps)
+        self._x = (gram if self._way.gram else standard)(self._x, chosen, self._way.panels)
+        self._rows = [self._x] if self._x.ndim == 2 else list(self._x.unbind())
+
+    def get(self, i: int, into: torch.Tensor) -> None:
+        """The ``i``-th orthogonalised one, in fp32."""
+        into.copy_(self._rows[i] if self._cast is None else self._cast.copy_(self._rows[i].mT))
+
+
 def finish(x: torch.Tensor, size: torch.Tensor, chosen: Way, steps: int, coefficients: str) -> torch.Tensor:
     """As :func:`newton_schulz`, of contiguous fp32 matrices whose norms are known; ``x`` and ``size`` are written over.
 
