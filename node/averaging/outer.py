@@ -28,6 +28,8 @@ STRATEGIES: dict[str, str] = {
     "parameter-server": "all shares with one member, or a few; a push may be late by at most the bound",
     "hogwild": "as the parameter server, with neither barrier nor lock",
 }
+DIRECTED = ("ring", "push-sum")
+"""Those along edges: each member makes a mean of its own."""
 CARRIES: dict[str, str] = {
     "gradients": "every epoch, into one optimizer step",
     "parameters": "themselves, in fp32",

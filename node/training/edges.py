@@ -98,6 +98,29 @@ def mass_of(
     return mass
 
 
+def adds_up(plan: Plan, before: Plan) -> bool:
+    """Whether the masses of a plan can be what ``before``, the plan that made its version, leaves, by :func:`mass_of`.
+
+    Where every cell of a stage goes on their sum stays. A cell that is no more may have taken its mass along; a new one was cut from
+    another or brings :data:`WHOLE`. All begin anew where nobody remembered the plan before.
+    """
+    for stage in {stage for stage, _ in before.mass}:
+        now = {unit: mass for unit, mass in plan.mass.items() if unit[0] == stage}
+        if all(mass == WHOLE for mass in now.values()):
+            continue
+        had = {unit: mass for unit, mass in before.mass.items() if unit[0] == stage}
+        stayed = {(m.peer, m.cell) for m in plan.stage(stage) if m.current}
+        there = {(stage, m.cell) for m in before.stage(stage) if m.current and (m.peer, m.cell) in stayed}
+        least = sum(had.values()) if had.keys() <= now.keys() & there else 0
+        most = sum(had.values()) + WHOLE * len(now.keys() - had.keys()) + sum(mass == 1 for mass in now.values())
+        full = len(now) * WHOLE
+        if 2 * least <= full:
+            most = max(most, full)  # it may have been doubled
+        if not least <= sum(now.values()) <= most:
+            return False
+    return True
+
+
 def _share(plan: Plan, unit: Unit) -> int:
     """What a cell gives to each that it sends to: less than all it has, so that it never has nothing."""
     return plan.mass.get(unit, WHOLE) // (1 + len(targets(plan, unit)))

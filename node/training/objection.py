@@ -4,18 +4,23 @@ Never: the signature and the term: who hears the plan has looked at these."""
 
 from __future__ import annotations
 
+from node.averaging.outer import DIRECTED, OuterSettings
 from node.core.errors import Refused
 from node.core.ids import ENDS, PeerId
-from node.core.journey import Plan
+from node.core.journey import Plan, Unit
 from node.pipeline.route import fewest_hops
 from node.pipeline.settings import PipelineSettings
-from node.training.meetings import meeting
+from node.training.edges import WHOLE, adds_up
+from node.training.meetings import Meetings, meeting
 from node.training.rounds import Rounds
-from node.training.rules import Read, Rules, carries, due, sends
+from node.training.rules import LEVEL, Read, Rules, carries, due, levels, sends
 
 
-def objection(plan: Plan, me: PeerId, rounds: Rounds, pipeline: PipelineSettings, read: Read, epochs: int) -> str:
-    """Asked by ``me``, whose stage has the parts of ``rounds``; ``epochs``: of the run."""
+def objection(
+    plan: Plan, me: PeerId, rounds: Rounds, pipeline: PipelineSettings, read: Read, epochs: int, before: Plan | None = None
+) -> str:
+    """Asked by ``me``, whose stage has the parts of ``rounds``; ``epochs``: of the run. ``before``: the plan that made the version which
+    this one starts from, where that is known here."""
     try:
         rules = read(plan.change)
     except Refused as e:
@@ -25,7 +30,13 @@ def objection(plan: Plan, me: PeerId, rounds: Rounds, pipeline: PipelineSettings
     sending = sends(rules, plan.since, plan.epoch, epochs)
     if (plan.outer, plan.fragment, plan.sends) != (number, fragment, sending) or (number and plan.paths):
         return "an outer round when none is due, or none when one is"
-    return _of_owners(plan, me, rounds, rules) or _of_paths(plan, pipeline)
+    settings = LEVEL if levels(plan) else rules.outer
+    return (
+        _of_owners(plan, me, rounds, rules)
+        or of_edges(plan, settings)
+        or of_mass(plan, settings, before)
+        or _of_paths(plan, pipeline)
+    )
 
 
 def _of_owners(plan: Plan, who: PeerId, rounds: Rounds, rules: Rules) -> str:
@@ -43,6 +54,35 @@ def _of_owners(plan: Plan, who: PeerId, rounds: Rounds, rules: Rules) -> str:
         return "a parameter of this stage has no owner among its members"
     if meets.fragment and averagers.keys() & rounds.shapes.keys() != carried:
         return "an outer round of other parts than are due"
+    return ""
+
+
+def of_edges(plan: Plan, settings: OuterSettings) -> str:
+    """Why these are not the edges of the strategy: every peer works them out from the cells and the number of the round."""
+    edges: dict[Unit, tuple[int, ...]] = {}
+    if plan.outer and settings.strategy in DIRECTED:
+        meetings = Meetings(settings, {}, 0, 0)  # no strategy with edges throws dice
+        for stage in {m.stage for m in plan.members}:
+            edges |= {(stage, cell): among for cell, among in meetings.senders(plan.cells(stage), plan.outer).items()}
+    if plan.senders != edges:
+        return "edges between cells that are not those of the strategy"
+    if edges and any(m.group != m.cell for m in plan.members if (m.stage, m.cell) in edges):
+        return "cells in one group where each makes a mean of its own"
+    return ""
+
+
+def of_mass(plan: Plan, settings: OuterSettings, before: Plan | None) -> str:
+    """Why cells cannot weigh what the plan says."""
+    units = {(m.stage, m.cell) for m in plan.members if m.current}
+    weighed = bool(settings.every) and settings.strategy == "push-sum"
+    if plan.mass.keys() != (units if weighed else set()) or any(mass < 1 for mass in plan.mass.values()):
+        return "masses that are not of its cells, or not above 0"
+    for stage in {stage for stage, _ in plan.mass}:
+        here = [mass for (at, _), mass in plan.mass.items() if at == stage]
+        if 2 * sum(here) <= len(here) * WHOLE:
+            return "cells with less than half of the mass that they begin with"
+    if before is not None and not adds_up(plan, before):
+        return "masses that do not add up to what the plan before leaves"
     return ""
 
 

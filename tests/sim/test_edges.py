@@ -16,6 +16,7 @@ from node.training import events as ev
 from node.training.edges import WHOLE
 from node.training.leader import Leader
 from node.training.memory import makes
+from node.training.objection import of_edges, of_mass
 from node.training.rules import Rules, levels
 from tests.sim.test_switch import GOSSIP, Watched
 
@@ -57,6 +58,9 @@ def test_no_mass_is_made_or_lost_but_that_of_cells_that_are_gone(name: str) -> N
             assert set(plan.mass) == {(s, c) for s in {m.stage for m in plan.members} for c in plan.cells(s)}
             assert min(plan.mass.values()) > 0
             before = made.get(plan.base)
+            told = before if before is not None and before.term + 1 == plan.term else None
+            honest = of_edges(plan, SETUPS[name].outer) or of_mass(plan, SETUPS[name].outer, told)
+            assert honest == "", "no honest plan is refused"
             if before is None:
                 continue
             for stage in {stage for stage, _ in plan.mass}:

@@ -19,6 +19,7 @@ from node.training.edges import WHOLE, arrived, flows, mass_after, mass_of, part
 from node.training.leader import Leader
 from node.training.meetings import Meetings
 from node.training.memory import Memory, Past, makes
+from node.training.objection import of_edges, of_mass
 from node.training.roster import Roster
 from tests.training.test_leader import S1, S2, T1, E, commits, facts, heard, tell, the_plan
 
@@ -226,3 +227,61 @@ def test_masses_go_from_leader_to_leader_and_all_hear_who_will_send_nothing() ->
     again = the_plan(other.handle(ev.Recalled(version, plan, ()), 7.1))
     assert again is not None
     assert {unit: mass for unit, mass in again.mass.items() if unit[0]} == {u: m for u, m in expected.items() if u[0]}
+
+
+def weighed() -> tuple[Plan, Plan]:
+    """A round of three cells along push-sum's edges, and the plan after it."""
+    meet = meetings("push-sum")
+    plan = plan_of([0, 1, 2], meet.senders([0, 1, 2], 3), {0: WHOLE, 1: 2 * WHOLE, 2: WHOLE // 2})
+    told: dict[Unit, tuple[int, ...]] = {(1, c): (c, *among) for c, among in meet.senders([0, 1, 2], 3).items()}
+    return plan, replace(plan, epoch=6, outer=0, senders={}, mass=mass_after(plan, told))
+
+
+@pytest.mark.parametrize("strategy", ["ring", "push-sum"])
+def test_edges_that_are_not_the_strategys_are_objected_to(strategy: str) -> None:
+    settings = OuterSettings(strategy, every=1)
+    right = Meetings(settings, SIZES, 3, 100).senders([0, 1, 2, 3], 3)
+    plan = plan_of([0, 1, 2, 3], right, {})
+    assert of_edges(plan, settings) == ""
+    for among in ({**right, 0: (7,)}, {**right, 0: (0,)}, {**right, 0: ()}, {**right, 0: (1, 2, 3)}, {**right, 7: (0,)}, {}):
+        assert "edges" in of_edges(plan_of([0, 1, 2, 3], among, {}), settings), among
+    later = plan_of([0, 1, 2, 3], Meetings(settings, SIZES, 3, 100).senders([0, 1, 2, 3], 4), {})
+    assert (of_edges(later, settings) == "") == (strategy == "ring"), "those of another round"
+    assert of_edges(plan, OuterSettings("butterfly", every=1)), "and none where cells meet in groups"
+    assert of_edges(replace(plan, outer=0), settings), "or in an epoch of micro-batches"
+    together = replace(plan, members=tuple(replace(m, group=0) for m in plan.members))
+    assert "group" in of_edges(together, settings)
+
+
+def test_masses_that_no_plan_leaves_are_objected_to() -> None:
+    settings, (before, plan) = OuterSettings("push-sum", every=1), weighed()
+    assert of_mass(before, settings, None) == of_mass(plan, settings, before) == ""
+
+    def with_mass(**changed: int) -> Plan:
+        return replace(plan, mass=plan.mass | {(1, int(cell[1:])): mass for cell, mass in changed.items()})
+
+    assert "add up" in of_mass(with_mass(c0=plan.mass[1, 0] + 1), settings, before)
+    assert "add up" in of_mass(with_mass(c0=plan.mass[1, 0] - 1), settings, before)
+    assert of_mass(with_mass(c0=plan.mass[1, 0] + 1), settings, None) == "", "nothing to compare with"
+    assert "above 0" in of_mass(with_mass(c0=0, c1=plan.mass[1, 0] + plan.mass[1, 1]), settings, before)
+    assert "of its cells" in of_mass(with_mass(c7=WHOLE), settings, before)
+    assert "of its cells" in of_mass(replace(plan, mass={}), settings, before)
+    assert "of its cells" in of_mass(plan, OuterSettings("ring", every=1), before), "a ring has none"
+    assert "half" in of_mass(with_mass(c0=1, c1=1, c2=1), settings, None)
+    anew = with_mass(c0=WHOLE, c1=WHOLE, c2=WHOLE)
+    assert of_mass(anew, settings, before) == "", "where nobody remembers the plan before all begin anew"
+
+
+def test_masses_after_cells_have_gone_come_and_been_cut_are_believed_as_far_as_they_can_be_true() -> None:
+    settings, (before, plan) = OuterSettings("push-sum", every=1), weighed()
+    left = replace(plan, members=plan.members[:2], mass={u: m for u, m in plan.mass.items() if u[1] < 2})
+    assert of_mass(left, settings, before) == "", "the third has taken its mass along"
+    assert "add up" in of_mass(replace(left, mass={(1, 0): 3 * WHOLE, (1, 1): WHOLE}), settings, before), "more than there was"
+    new = Member(P[9], 1, cell=5, group=5)
+    more = replace(plan, members=(*plan.members, new), mass={**plan.mass, (1, 5): WHOLE})
+    assert of_mass(more, settings, before) == ""
+    assert "add up" in of_mass(replace(more, mass={**more.mass, (1, 5): WHOLE + 1}), settings, before)
+    half = plan.mass[1, 1] // 2
+    cut = replace(more, mass={**plan.mass, (1, 1): plan.mass[1, 1] - half, (1, 5): half})
+    assert of_mass(cut, settings, before) == ""
+    assert "add up" in of_mass(replace(cut, mass={**cut.mass, (1, 5): half - 1}), settings, before)
