@@ -36,6 +36,7 @@ CARRIES: dict[str, str] = {
     "deltas": "anchor minus local parameters, the pseudo-gradient of DiLoCo; anchors are equal everywhere",
     "state": "parameters after a local outer step and its momentum, in fp32: DiLoCo where anchors differ",
 }
+REDUCERS = ("mean", "clipped-mean", "median", "trimmed-mean", "centered-clip")
 OPTIMIZERS = ("none", "sgd", "nesterov")
 
 
@@ -61,7 +62,8 @@ class OuterSettings:
     feedback: bool = False
     """Error feedback: what rounding lost is added to the next round."""
     reducer: str = "mean"
-    """As in [averaging]; anything but the mean needs groups of three."""
+    """As in [averaging], with its trim and clip; anything but the mean needs groups of three, and is the mean among fewer. Those that
+    clip are for deltas."""
     grid: tuple[int, ...] = ()
     """Axes of the Moshpit grid."""
     fanout: int = 1
@@ -116,6 +118,7 @@ def check(s: OuterSettings) -> None:
     _one_of("carries", s.carries, CARRIES)
     _one_of("optimizer", s.optimizer, OPTIMIZERS)
     _one_of("codec", s.codec, FORMATS)
+    _one_of("reducer", s.reducer, REDUCERS)
     _numbers(s)
     _strategy(s)
     _carries(s)
@@ -170,7 +173,6 @@ def carried(s: OuterSettings, cell: int) -> None:
             "gradients between cells",
             'set averaging.cell = "all" and leave [outer] out, which is the same',
         ),
-        (s.reducer != "mean", f"outer.reducer = {s.reducer!r}", 'set outer.reducer = "mean"'),
     ):
         if refused:
             raise UsageFault(f"a live swarm does not carry this yet: {what}", instead)
@@ -278,6 +280,11 @@ def _reducer(s: OuterSettings) -> None:
         )
     if s.pushes:
         raise UsageFault(f"{s.reducer} compares contributions, and a push comes alone", 'set outer.reducer = "mean"')
+    if s.reducer in ("clipped-mean", "centered-clip") and s.carries in ("parameters", "state"):
+        raise UsageFault(
+            f"{s.reducer} clips by the length of what is given, and cells differ by far less than {s.carries} are long",
+            'use "median" or "trimmed-mean", or carry "deltas"',
+        )
     if FORMATS[s.codec].biased:
         raise UsageFault(
             f"with {s.codec} most contributions to a number are 0, and so is their {s.reducer}", 'set outer.reducer = "mean"'

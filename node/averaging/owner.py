@@ -337,12 +337,12 @@ class Owner:
             async with self._stepping:
                 loop = asyncio.get_running_loop()
                 reduced, fresh = await loop.run_in_executor(self._executor, self._reduce_and_step, action)
-                if fresh and self._attempt(action.round) is not None:
+                if fresh and (attempt := self._attempt(action.round)) is not None:
                     epoch = self._epochs[number]
                     epoch.of(cell).update(fresh)
                     epoch.stepped |= names
                     if reduced is not None:
-                        self._learn(epoch, reduced)
+                        self._learn(epoch, reduced, attempt.request.reducer or self._settings.reducer)
             event = Stepped(number, names, cell)
         except LocalFault as e:
             # Parts that cannot be stepped here may be elsewhere: the leader repairs the round, and nothing ends.
@@ -357,7 +357,7 @@ class Owner:
                 self._feed(event)
                 self._settle(number, cell)
 
-    def _learn(self, epoch: Epoch, reduced: Reduced) -> None:
+    def _learn(self, epoch: Epoch, reduced: Reduced, rule: str) -> None:
         """What a reduction showed about others: counted once an epoch, never against ourselves."""
         self._reducer.remember(reduced)
         for peer, why in reduced.quarantined.items():
@@ -366,7 +366,7 @@ class Owner:
         epoch.quarantined = reduced.quarantined | epoch.quarantined
         if reduced.fell_back and not self._fell_back:
             self._fell_back = True
-            rule, count = self._settings.reducer, len(reduced.contributors)
+            count = len(reduced.contributors)
             text = f"{rule} needs three contributors, there are {count}: it is their mean until there are more"
             self._say("reducer-fell-back", text, level="warning")
 
@@ -386,11 +386,12 @@ class Owner:
             for peer, g in given.items()
         }
         # Ours are of what was not rounded, which is near enough to tell who is far too large, unless most is left out.
-        near = request.up == "fp32" or (self._settings.reducer == "mean" and not FORMATS[request.up].biased)
+        rule = request.reducer or self._settings.reducer
+        near = request.up == "fp32" or (rule == "mean" and not FORMATS[request.up].biased)
         known = [peer for peer in given if peer != me or near]
         norms = {peer: [given[peer].norms[n] for n in action.names] for peer in known}
         gathered = Gathered(
-            action.round.epoch, action.names, claims, gradients, request.allowed, request.total, request.summed, norms
+            action.round.epoch, action.names, claims, gradients, request.allowed, request.total, request.summed, norms, rule
         )
         reduced = self._reducer.reduce(gathered)
         del given, gathered, gradients

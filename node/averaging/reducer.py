@@ -23,7 +23,8 @@ from node.core.ids import PeerId
 class Gathered:
     """What is to be reduced. ``claims``: tokens by contributor; ``gradients``: their sums over these tokens, fp32 on the
     CPU, in the order of ``names``. ``allowed`` and ``total``: see :func:`node.averaging.weights.weights`. Not ``summed``:
-    they are values already, and each counts for its tokens. ``norms``: of ``gradients``, of whom they are known."""
+    they are values already, and each counts for its tokens. ``norms``: of ``gradients``, of whom they are known. ``reducer``: "" for
+    that of the settings."""
 
     epoch: int
     names: tuple[str, ...]
@@ -33,13 +34,14 @@ class Gathered:
     total: int = 0
     summed: bool = True
     norms: Mapping[PeerId, Sequence[float]] = field(default_factory=dict)
+    reducer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
     """``means``: gradients per token, in the order of the names; ``tokens``: the weight behind them; ``contributors``:
     whose gradients are in them, sorted; ``quarantined``: whose are not, and why. ``fell_back``: too few for the reducer
-    of the manifest, so it is their mean. ``center`` and ``typical`` are for :meth:`Reducer.remember`."""
+    that was asked for, so it is their mean. ``center`` and ``typical`` are for :meth:`Reducer.remember`."""
 
     epoch: int
     names: tuple[str, ...]
@@ -77,8 +79,9 @@ class Reducer:
         order = tuple(sorted(weigh.keys() - out.keys()))
         if not order:
             raise ValueError("no contribution has any weight")
-        fell_back = self._settings.reducer != "mean" and len(order) < robust.FEWEST
-        name = "mean" if fell_back else self._settings.reducer
+        asked = g.reducer or self._settings.reducer
+        fell_back = asked != "mean" and len(order) < robust.FEWEST
+        name = "mean" if fell_back else asked
         means = self._apply(name, g, order, sizes, weigh)
         typical = median_high([(sizes[p].per_token, p) for p in order])[1]
         center = [m.clone() for m in means] if name == "centered-clip" else None

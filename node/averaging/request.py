@@ -39,6 +39,7 @@ class RoundRequest:
     ``coded``: bytes in ``up`` of gradients that are just what these bytes say, such as ``codecs.Feedback`` gives; the others
     are encoded here.
     ``summed``: contributions are sums over tokens; else values, of which the mean by tokens is taken.
+    ``reducer``: what is made of the contributions instead of their mean; "": as ``averaging.reducer`` says.
     ``inward``: what this peer gives stays here, for the parts that it owns itself; nobody else is to have it twice.
     ``gathers`` False: nothing is asked for, because everything is here, whoever gave it; others may still ask us.
     ``cells``: those of the members, where each cell is averaged and answered by itself and none waits for another; empty: all are in
@@ -66,6 +67,7 @@ class RoundRequest:
     down: str = "fp32"
     coded: Mapping[str, torch.Tensor] = field(default_factory=dict)
     summed: bool = True
+    reducer: str = ""
     inward: bool = False
     gathers: bool = True
     quorum: int = 0

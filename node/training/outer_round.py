@@ -219,6 +219,7 @@ class OuterRound:
             allowed=allowed,
             total=1,  # nobody does another cell's work: what a cell that is missing weighs is no room for others
             summed=False,
+            reducer=anchor.settings.reducer,
             up=anchor.settings.codec,
             down=anchor.settings.codec,
             coded=coded,

@@ -49,7 +49,7 @@ def test_a_change_is_read_as_it_was_signed(manifest: Manifest, owner: Identity) 
         (b"[optimizer]\nlr = 0.5\n[data]\nseed = 9\n" + DILOCO, "not optimizer.lr, data.seed"),
         (DILOCO.replace(b"cell = 2", b"cell = 2\nreducer = 'median'"), "not averaging.reducer"),
         (b"[averaging]\ncell = 2\n", "never average"),
-        (b'[averaging]\ncell = 2\n[outer]\nreducer = "median"\nevery = 1\n', "does not carry"),
+        (b'[averaging]\ncell = 2\n[outer]\ncarries = "gradients"\nevery = 1\n', "does not carry"),
         (
             b'[averaging]\ncell = 1\n[outer]\nstrategy = "gossip"\ncarries = "deltas"\nevery = 1\noptimizer = "nesterov"\n',
             "anchors",
@@ -99,7 +99,7 @@ def test_a_forged_or_damaged_change_is_refused(manifest: Manifest, owner: Identi
         base64.b64encode(owner.sign(body.encode(), "tutti/manifest/1")).decode() + "\n" + body,
         signed(other_run, wanted(other_run, DILOCO), 3, owner),
         by_owner(more=1), by_owner(revision=0), by_owner(revision=True), by_owner(revision=1 << 53), by_owner(cell=0), by_owner(cell=None),
-        by_owner(outer={"every": 1, "reducer": "median"}), by_owner(outer=[]), by_owner(outer={"lr": "x"}),
+        by_owner(outer={"every": 1, "carries": "gradients"}), by_owner(outer=[]), by_owner(outer={"lr": "x"}),
         body, "x", "\n", text + " ", "x" * (MAX_CHANGE + 1), "é\n{}",
     ):  # fmt: skip
         with pytest.raises(Refused):

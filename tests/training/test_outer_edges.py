@@ -166,3 +166,23 @@ async def test_a_joiner_listens_to_the_round_of_one_cell(rig: Rig) -> None:
     await rig.epoch(plan, *peers, e)
     assert e.work.stage.digest == peers[1].work.stage.digest != peers[3].work.stage.digest
     assert e.work.arrived == (0, 1, 2)
+
+
+async def test_a_leader_that_sends_elsewhere_or_makes_mass_is_not_followed(rig: Rig) -> None:
+    rig.outer, rig.deadline_s = PUSH_SUM, 60.0
+    peers = await rig.add("a", "b", "c")
+    a, cells = peers[0], [[p] for p in peers]
+    plan = inner(rig, cells, None)
+    await rig.epoch(plan, *peers)
+    plan = along(rig, cells, plan)
+    assert a.work.objection(plan) == ""
+    assert "edges" in a.work.objection(replace(plan, senders={**plan.senders, (1, 0): (1, 2)}))
+    await rig.epoch(plan, *peers)
+    mass = mass_after(plan, {(1, i): p.work.arrived for i, p in enumerate(peers)})
+    following = replace(inner(rig, cells, plan), paths=(), mass=mass)
+    assert a.work.objection(following) == ""
+    more = replace(following, mass={**mass, (1, 0): mass[1, 0] + 1})
+    assert "add up" in a.work.objection(more)
+    assert a.work.objection(replace(more, term=more.term + 1)) == "", (
+        "there may have been a plan between that is not known here"
+    )
