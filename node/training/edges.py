@@ -111,7 +111,9 @@ def adds_up(plan: Plan, before: Plan) -> bool:
         had = {unit: mass for unit, mass in before.mass.items() if unit[0] == stage}
         stayed = {(m.peer, m.cell) for m in plan.stage(stage) if m.current}
         there = {(stage, m.cell) for m in before.stage(stage) if m.current and (m.peer, m.cell) in stayed}
-        least = sum(had.values()) if had.keys() <= now.keys() & there else 0
+        # Cells that hold the same were cut from one another, and one of them may have the number of another that is gone.
+        held = [digest for unit, digest in plan.digests.items() if unit[0] == stage]
+        least = sum(had.values()) if had.keys() <= now.keys() & there and len({*held}) == len(held) else 0
         most = sum(had.values()) + WHOLE * len(now.keys() - had.keys()) + sum(mass == 1 for mass in now.values())
         full = len(now) * WHOLE
         if 2 * least <= full:

@@ -285,3 +285,7 @@ def test_masses_after_cells_have_gone_come_and_been_cut_are_believed_as_far_as_t
     cut = replace(more, mass={**plan.mass, (1, 1): plan.mass[1, 1] - half, (1, 5): half})
     assert of_mass(cut, settings, before) == ""
     assert "add up" in of_mass(replace(cut, mass={**cut.mass, (1, 5): half - 1}), settings, before)
+    reborn = replace(plan, mass={**plan.mass, (1, 0): 1}, digests={(1, 0): "a", (1, 1): "b", (1, 2): "c"})
+    assert "add up" in of_mass(reborn, settings, before)
+    again = replace(reborn, digests={**reborn.digests, (1, 0): "b"})
+    assert of_mass(again, settings, before) == "", "what holds another's parameters may be a new cell with an old number"
