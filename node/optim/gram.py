@@ -19,8 +19,8 @@ RESTART = 2
 """Steps after which the Gram form starts again from R = X X^T. In bf16 it diverges without: 3.4 times the norm on low-rank input."""
 AGAIN = 3
 """Steps after which it starts again from then on."""
-WHOLE = 192
-"""Side from which the standard form in bf16 adds a to Z instead of a X to Z X: 1.05 to 1.1 times as fast at 256, 0.98 at 128. It rounds 2% of the norm
+WHOLE = 128
+"""Side from which the standard form in bf16 adds a to Z instead of a X to Z X: 1.05 to 1.1 times as fast at 256, 1.02 to 1.05 at 128. It rounds 2% of the norm
 instead of 1.2%, where the polynomial leaves singular values up to 30% from 1."""
 PANELS = 4
 """Panels of a symmetric product: 10 of its 16 blocks are multiplied, the others copied."""
