@@ -33,6 +33,8 @@ def document(done) -> dict:
 
 
 def test_status_tells_the_truth(swarm):
+    peer = swarm.made["stage-1-0"]
+    swarm.wait("an epoch to count there", lambda: (s := peer.status()).tokens > 0 and s.loss > 0, must_run=(peer,))
     said = document(swarm.tutti("status", "--json", home="stage-1-0"))
     assert (said["state"], said["healthy"], said["stage"], said["replicas"]) in [
         ("training", True, 1, 2), ("finished", True, 1, 2)
