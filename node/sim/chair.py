@@ -58,7 +58,11 @@ class Chair:
                 case ev.Probe(peer):
                     self._probe(peer)
                 case ev.Recall(version, holders):
-                    self.peer.past.recall(version, list(holders), self.lead)
+                    plan, dropped = self.peer.member.remembers(version)
+                    if plan is not None:
+                        self.peer.after(0.0, self.lead, ev.Recalled(version, plan, dropped))
+                    else:
+                        self.peer.past.recall(version, list(holders), self.lead)
                 case ev.Move(peer, _):
                     self._ask_to_move(a)
                 case ev.Search(job):

@@ -65,7 +65,7 @@ class SimPast:
 
     def _ask(self, holder: PeerId, version: Version, then: Callable[[tuple[Any, ...] | None], None]) -> None:
         def serve(there: SimPeer, call: Call) -> None:
-            call.say((*there.remembers(version), tuple(there.past._stood)), HEAD + 4096)
+            call.say((*there.member.remembers(version), tuple(there.past._stood)), HEAD + 4096)
 
         def hear(found: tuple[Any, ...]) -> None:
             call.end()

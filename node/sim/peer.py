@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from node.core.errors import Refused, WireError
 from node.core.ids import ENDS, PeerId
-from node.core.journey import Plan, Version, lineage_after
+from node.core.journey import Plan, Version
 from node.sim.chair import Chair
 from node.sim.device import Device
 from node.sim.directory import Body
@@ -465,9 +465,3 @@ class SimPeer(Host):
         if self._results and self._result_plan is plan:
             batch, self._results = tuple(self._results), []
             self._tell_leader(plan, ev.Finished(self.name, plan.hash, batch))
-
-    def remembers(self, version: Version) -> tuple[Plan | None, tuple[int, ...]]:
-        """The plan behind a version, if it is the newest this peer took part in."""
-        plan, dropped = self.member.plan, self.member.dropped
-        fits = plan is not None and version in (plan.base, Version(plan.epoch + 1, lineage_after(plan, dropped)))
-        return (plan, dropped) if fits else (None, ())

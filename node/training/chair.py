@@ -97,7 +97,9 @@ class Chair:
             self._probing.discard(peer)
 
     async def _recall(self, version: Version, holders: tuple[PeerId, ...]) -> None:
-        self.lead(await self._training.past.recall(version, holders))
+        plan, dropped = self._training.member.remembers(version)
+        own = ev.Recalled(version, plan, dropped) if plan is not None else None
+        self.lead(own or await self._training.past.recall(version, holders))
 
     async def _ask_to_move(self, peer: PeerId, stage: int) -> None:
         t = self._training

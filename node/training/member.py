@@ -48,6 +48,7 @@ class Member:
         self.attempt = 0
         self._dropped: tuple[int, ...] = ()
         self._counted = 0
+        self._older: list[tuple[Plan, tuple[int, ...]]] = []
 
     @property
     def holds(self) -> int:
@@ -64,6 +65,25 @@ class Member:
     def dropped(self) -> tuple[int, ...]:
         """Micro-batches of the plan in force that do not count, as the leader closed it."""
         return self._dropped
+
+    def remembers(self, version: Version) -> tuple[Plan | None, tuple[int, ...]]:
+        """The newest plan from or to ``version``, and what of it does not count; None when it is not known here.
+
+        Of every version this peer can put in place, unless it came from the disk or from others: what it can go back to it
+        must be able to explain, because a leader of another side knows nothing of it.
+        """
+        known = [] if self.plan is None else [(self.plan, self._dropped)]
+        return next((k for k in [*known, *self._older] if version in (k[0].base, makes(*k))), (None, ()))
+
+    def _remember(self) -> None:
+        """Another plan comes: keep the last one, because what it made may be on its way to the disk, and of every version
+        that can be put in place the newest that explains it."""
+        kept = {} if self.plan is None else {self.plan.term: (self.plan, self._dropped)}
+        for version in (self.at, *self.checkpoints):
+            plan, dropped = self.remembers(version)
+            if plan is not None:
+                kept[plan.term] = (plan, dropped)
+        self._older = [kept[term] for term in sorted(kept, reverse=True)]
 
     def stand(self, at: Version, checkpoints: tuple[Version, ...], tokens: int, cell: int = ANY) -> None:
         """The version in place came from the disk or from others, not from an epoch."""
@@ -109,6 +129,7 @@ class Member:
             # In another cell than before when both hold the same: the leader has compared their digests.
             self.at, self.tokens, self.cell = plan.base, plan.tokens, me.cell
         self.before = None
+        self._remember()
         self.plan, self.term, self.attempt, self._dropped = plan, plan.term, 0, ()
         if plan.last:
             self.state = State.FINISHED

@@ -15,7 +15,6 @@ from node.core.journey import Plan, Version
 from node.telemetry.events import Journal
 from node.training import events as ev
 from node.training import notes
-from node.training.memory import makes
 from node.transport.port import TransportPort, translate
 from protos import training_pb2 as pb
 from protos import training_pb2_grpc as rpc
@@ -38,10 +37,9 @@ class Past:
             self._stood.pop()  # undone since
         self._stood.append((version, tokens))
 
-    def reply(self, version: Version, plan: Plan | None, dropped: tuple[int, ...]) -> pb.HistoryReply:
-        """The answer to who asks for ``version``: ``plan`` is the newest this peer took part in."""
-        fits = plan is not None and version in (plan.base, makes(plan, dropped))
-        return notes.history_reply(plan if fits else None, dropped if fits else (), list(reversed(self._stood)))
+    def reply(self, plan: Plan | None, dropped: tuple[int, ...]) -> pb.HistoryReply:
+        """The answer to who asks for a version, with the plan that is remembered of it."""
+        return notes.history_reply(plan, dropped, list(reversed(self._stood)))
 
     async def recall(self, version: Version, holders: Sequence[PeerId]) -> ev.Recalled:
         """What the first of ``holders`` that knows it says; without a plan when none does."""

@@ -306,7 +306,7 @@ class Training(rpc.TrainingServicer):
         """What this peer remembers of a version."""
         peer = self.transport.caller(context)
         try:
-            return self.past.reply(notes.parse_version(request.version), self.member.plan, self.member.dropped)
+            return self.past.reply(*self.member.remembers(notes.parse_version(request.version)))
         except WireError as e:
             self.transport.fault(peer, str(e), 1.0)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
