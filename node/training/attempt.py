@@ -71,16 +71,21 @@ class Attempt:
     @property
     def awaited(self) -> list[Member]:
         """Living members of living units."""
-        return [m for unit in self.units for m in self.living(unit)]
+        units = set(self.units)
+        return [m for m in self._coming(self.plan.members) if self.plan.unit_of(m) in units]
 
     def living(self, unit: Unit) -> list[Member]:
-        """Members of a unit that are not known to be dead, and can come to the next version: after a round of a fragment only one's
+        """Members of a unit that are not known to be dead, and can come to the next version."""
+        return self._coming(self.plan.unit(unit))
+
+    def _coming(self, members: Sequence[Member]) -> list[Member]:
+        """Those of whole cells that are not known to be dead, and can come to the next version: after a round of a fragment only one's
         own cell has the other parts, so that nobody waits for the listeners of a cell that is gone."""
-        alive = [m for m in self.plan.unit(unit) if m.peer not in self.dead]
+        alive = [m for m in members if m.peer not in self.dead]
         if not self.plan.fragment:
             return alive
-        able = {m.cell for m in alive if m.current or isinstance(self.outcomes.get(m.peer), ev.Committed)}
-        return [m for m in alive if m.cell in able]
+        able = {(m.stage, m.cell) for m in alive if m.current or isinstance(self.outcomes.get(m.peer), ev.Committed)}
+        return [m for m in alive if (m.stage, m.cell) in able]
 
     @property
     def final_owners(self) -> dict[str, PeerId]:

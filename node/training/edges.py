@@ -12,6 +12,7 @@ shares, and its new mass their sum. Masses are whole numbers, so their sum stays
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from node.core.ids import PeerId
@@ -30,12 +31,7 @@ def targets(plan: Plan, unit: Unit) -> tuple[int, ...]:
 
 def flows(plan: Plan, unit: Unit) -> dict[int, int]:
     """What each cell weighs in the mean that this cell makes, itself included; a cell whose share is nothing is not in it."""
-    stage, here = unit
-    senders = plan.senders.get(unit, ())
-    if not plan.mass:
-        return dict.fromkeys((here, *senders), 1)
-    found = {cell: share for cell in senders if (share := _share(plan, (stage, cell)))}
-    return {here: plan.mass.get(unit, WHOLE) - len(targets(plan, unit)) * _share(plan, unit), **found}
+    return _flows(plan, unit, _fans(plan))
 
 
 def party(plan: Plan, unit: Unit, attempt: int, dead: Sequence[PeerId]) -> tuple[frozenset[PeerId], dict[PeerId, int]]:
@@ -60,8 +56,9 @@ def mass_after(plan: Plan, told: Mapping[Unit, Collection[int]]) -> dict[Unit, i
     """The masses when ``plan``, a round along edges, is done. ``told``: by receiver, whose share has arrived there. What has not
     arrived, or is not told of, stays with its sender."""
     moved: dict[Unit, int] = {}
+    fans = _fans(plan)
     for unit in plan.senders:
-        for cell, share in flows(plan, unit).items():
+        for cell, share in _flows(plan, unit, fans).items():
             if cell != unit[1] and cell in told.get(unit, ()):
                 moved[unit] = moved.get(unit, 0) + share
                 moved[unit[0], cell] = moved.get((unit[0], cell), 0) - share
@@ -123,6 +120,22 @@ def adds_up(plan: Plan, before: Plan) -> bool:
     return True
 
 
-def _share(plan: Plan, unit: Unit) -> int:
+def _fans(plan: Plan) -> Counter[Unit]:
+    """How many cells each cell sends to."""
+    return Counter((stage, cell) for (stage, _), senders in plan.senders.items() for cell in senders)
+
+
+def _flows(plan: Plan, unit: Unit, fans: Mapping[Unit, int]) -> dict[int, int]:
+    """:func:`flows`, with :func:`_fans` counted once for all."""
+    stage, here = unit
+    senders = plan.senders.get(unit, ())
+    if not plan.mass:
+        return dict.fromkeys((here, *senders), 1)
+    shares = {cell: _share(plan, (stage, cell), fans) for cell in (here, *senders)}
+    kept = plan.mass.get(unit, WHOLE) - fans.get(unit, 0) * shares.pop(here)
+    return {here: kept, **{cell: share for cell, share in shares.items() if share}}
+
+
+def _share(plan: Plan, unit: Unit, fans: Mapping[Unit, int]) -> int:
     """What a cell gives to each that it sends to: less than all it has, so that it never has nothing."""
-    return plan.mass.get(unit, WHOLE) // (1 + len(targets(plan, unit)))
+    return plan.mass.get(unit, WHOLE) // (1 + fans.get(unit, 0))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from node.averaging.strategy import Edges, mixing
 from node.core.ids import PeerId
 from node.core.journey import Member, Plan, Unit
 from node.training import events as ev
+from node.training.attempt import Attempt
 from node.training.draft import draft
 from node.training.edges import WHOLE, arrived, flows, mass_after, mass_of, party, targets
 from node.training.leader import Leader
@@ -94,6 +98,37 @@ def test_only_who_is_in_every_part_has_arrived() -> None:
     assert arrived(plan, (1, 0), [(P[0], P[2], P[3]), (P[1], P[2], P[3])]) == (0, 1, 2)
     assert arrived(plan, (1, 0), [(P[0], P[2], P[3]), (P[1], P[3])]) == (0, 2)
     assert arrived(plan, (1, 0), [(P[2],), (P[3],)]) == (0,)
+
+
+def work(do: Callable[[], object]) -> int:
+    """Lines of Python that are run, each turn of a loop counted: what takes time, and is the same on every machine."""
+    lines, before = 0, sys.gettrace()
+
+    def see(frame: Any, event: str, arg: Any) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return see
+
+    sys.settrace(see)
+    try:
+        do()
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+def test_the_masses_of_many_cells_and_whom_a_leader_waits_for_cost_it_little_for_each_cell() -> None:
+    masses, waits = [], []
+    for count in (50, 200):
+        cells = list(range(count))
+        senders = meetings("push-sum", fanout=2).senders(cells, 1)
+        plan = plan_of([0], senders, dict.fromkeys(cells, WHOLE))
+        members = tuple(Member(PeerId(f"p{c:03d}"), 1, cell=c, group=c) for c in cells)
+        attempt = Attempt(replace(plan, members=members), 0.0, 1.0)
+        masses.append(work(lambda plan=plan, told=senders: mass_after(plan, {(1, c): among for c, among in told.items()})))
+        waits.append(work(lambda attempt=attempt: attempt.awaited))
+    assert masses[1] < 5 * masses[0]
+    assert waits[1] < 5 * waits[0], "after every word that a member has committed"
 
 
 def split(before: dict[int, int], cells: list[int], parents: dict[int, int], homes: list[int] | None = None) -> dict[int, int]:
