@@ -139,9 +139,9 @@ def number(epoch: int, every: int, epochs: int) -> int:
 
 def fragment(settings: OuterSettings, epoch: int, epochs: int) -> int:
     """Which fragment the outer round from version ``epoch`` carries, from 1, each in its turn; 0 for all parts, after which cells
-    hold the same: nothing is streamed, or it is the last round of the run."""
+    hold the same: nothing is streamed, or it is the last round of the run; nor does the plan that ends the run carry one."""
     round = number(epoch, settings.gap, epochs)
-    if not settings.streams or not round or epoch + 1 == epochs:
+    if not settings.streams or not round or epoch + 1 >= epochs:
         return 0
     return (round - 1) % settings.fragments + 1
 

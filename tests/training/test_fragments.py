@@ -52,6 +52,9 @@ def test_fragments_take_turns_and_the_last_round_of_a_run_carries_everything() -
     assert rounds == {2: 1, 5: 2, 8: 3, 11: 0}
     assert {e: fragment(s, e, 20) for e in (11, 14, 19)} == {11: 1, 14: 2, 19: 0}
     assert all(fragment(replace(s, fragments=1), e, 20) == 0 for e in range(20))
+    ends = [n for n in range(3, 30) if number(n, s.gap, n)]
+    assert ends, "some runs end where a round would be due if they went on"
+    assert not any(carries(Rules(1, s), 0, n, n) for n in ends), "the plan that ends a run carries nothing"
     changed = Rules(1, s, 1, "by the owner")
     assert (due(changed, 5, 5, 20), carries(changed, 5, 5, 20)) == (2, 0), "a change levels"
     assert (due(changed, 5, 8, 20), carries(changed, 5, 8, 20)) == (3, 3)
