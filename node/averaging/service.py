@@ -29,7 +29,7 @@ from node.averaging.settings import AveragingSettings
 from node.core.clock import Clock, SystemClock
 from node.core.errors import PeerFault
 from node.core.ids import PeerId, short
-from node.core.tasks import Tasks
+from node.core.tasks import Tasks, together
 from node.transport.port import TransportPort
 
 CHUNK = 1 << 20
@@ -120,7 +120,7 @@ class CellRound:
                 self._say("gift-failed", str(fault), level="warning", epoch=request.round.epoch, peer=owner)
 
         if tokens:
-            await asyncio.gather(*(to(owner) for owner in sorted(set(request.owners.values()))))
+            await together(*(to(owner) for owner in sorted(set(request.owners.values()))))
         return sum(sent)
 
     def gone(self, peer: PeerId) -> None:

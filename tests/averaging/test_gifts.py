@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import pytest
 import torch
 
 from node.averaging.events import Ended, Gone, Kind, Read, Refuse, Serve, Step, Stepped, Ticked, Uploaded, Wait
+from node.averaging.member import Exchanges
 from node.averaging.request import RoundOutcome, RoundRequest
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId, RoundId
@@ -128,3 +130,23 @@ async def test_a_gift_of_another_weight_than_the_plans_is_refused_and_the_round_
     assert same(left.fresh, right.fresh)
     assert left.contributors == {"p0", "p1"}
     assert [(who, weight) for who, _, weight in cell.transports[PeerId("p0")].faults] == [("p2", 1.0)]
+
+
+async def test_gifts_to_several_owners_end_together(cell_of, monkeypatch):
+    cell = await held(cell_of, 3)
+    waits, ended = asyncio.Event(), list[str]()
+
+    async def all_of(exchanges, errands, timeout, took):
+        if exchanges._owner == "p0":
+            await waits.wait()
+            raise ValueError("cannot be said")
+        try:
+            waits.set()
+            await asyncio.Event().wait()
+        finally:
+            ended.append(exchanges._owner)
+
+    monkeypatch.setattr(Exchanges, "all", all_of)
+    with pytest.raises(ValueError, match="cannot be said"):
+        await cell.rounds[PeerId("p2")].give(to_cell(cell, "p2"))
+    assert ended == ["p1"], "what is given to the other owner does not go on without its caller"
