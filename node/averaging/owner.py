@@ -105,7 +105,7 @@ class Owner:
         if epoch.attempts and request.round <= max(epoch.attempts):
             raise ValueError(f"{request.round} is not newer than {max(epoch.attempts)}")
         for older in epoch.attempts.values():
-            older.drop()
+            older.drop(attempt.cells)
         epoch.attempts[request.round] = attempt
         if tokens:
             own = Given(tokens, {}, norms)
@@ -414,7 +414,7 @@ class Owner:
         for attempt in [] if epoch is None else epoch.attempts.values():
             if fault:
                 attempt.faults[cell] = fault
-                attempt.drop(cell)
+                attempt.drop((cell,))
             open_ = [at for at in sorted(attempt.cells) if epoch is not None and not attempt.mine <= epoch.of(at).keys()]
             if not attempt.settled.done() and all(at in attempt.faults for at in open_):
                 attempt.settled.set_result("; ".join(attempt.faults[at] for at in open_))

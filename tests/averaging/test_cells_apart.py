@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from node.averaging.events import (  # fmt: skip
     Began,
     Ended,
+    Event,
     Fail,
     Gone,
     Kind,
@@ -27,7 +29,9 @@ from node.averaging.events import (  # fmt: skip
     Uploaded,
     Wait,
 )
+from node.averaging.ledger import Attempt, Given
 from node.averaging.machine import RoundMachine
+from node.averaging.owner import Owner
 from node.averaging.request import RoundRequest
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId, RoundId
@@ -240,12 +244,73 @@ async def test_two_servers_and_a_dead_speaker_whose_cell_is_heard_in_the_next_at
     assert all(torch.allclose(c.fresh[n], both[n]) for n in SHAPES), "three pushes, each of them once"
 
 
-async def test_what_is_not_finite_is_refused_and_its_cell_gets_what_is_there(cell_of):
+async def test_what_a_cell_gave_is_stepped_though_the_next_attempt_is_without_the_cell(cell_of, monkeypatch):
+    cell = await cell_of(3, AveragingSettings(round_timeout_s=60.0, group_bytes=256))
+    p0, p1, p2 = cell.peers
+    cells, servers = {p0: 0, p1: 1, p2: 2}, Servers(cell)
+    first, others = (servers.request(p0, among, [p0]) for among in (cells, {p0: 0, p2: 2}))
+    busy, goes_on, came, tell = threading.Event(), threading.Event(), asyncio.Semaphore(0), Owner._feed
+
+    def heard(owner: Owner, event: Event) -> None:
+        tell(owner, event)
+        if isinstance(event, Uploaded):
+            came.release()
+
+    monkeypatch.setattr(Owner, "_feed", heard)
+
+    def held_up(at: int, names: tuple[str, ...], means: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        if at == 1:
+            busy.set()
+            assert goes_on.wait(60)
+        assert first.apply is not None
+        return first.apply(at, names, means)
+
+    serving = asyncio.ensure_future(cell.run(replace(first, apply=held_up), p0))
+    pushing = asyncio.ensure_future(cell.run(servers.request(p1, cells, [p0]), p1))
+    await asyncio.to_thread(busy.wait, 60)
+    async with asyncio.timeout(60):
+        await came.acquire()
+        await came.acquire()
+    again = replace(others, round=RoundId(7, 1, 1), ownership_hash="again")
+    second = asyncio.ensure_future(cell.run(again, p0))
+    await asyncio.sleep(0)
+    goes_on.set()
+    assert (await pushing).missing == ()
+    for task in (serving, second):
+        task.cancel()
+    await asyncio.gather(serving, second, return_exceptions=True)
+    assert cell.errors == []
+    assert all(torch.equal(servers.sums[p0][n], gradients_of(p0)[n] + gradients_of(p1)[n]) for n in SHAPES)
+
+
+def test_what_is_dropped_while_a_step_takes_its_own():
+    class Meanwhile(dict[PeerId, int]):
+        def get(self, *asked):
+            attempt.given.pop((0, A), None)
+            return super().get(*asked)
+
+    async def begin() -> Attempt:
+        future = asyncio.get_running_loop().create_future()
+        request = RoundRequest(
+            OPEN.round, "plan", (A, B), frozenset(), {}, "own", {}, None, 0, 1.0, cells=Meanwhile({A: 0, B: 1})
+        )
+        return Attempt(request, lambda means: means, (), future)
+
+    attempt = asyncio.run(begin())
+    attempt.given |= {(group, peer): Given(1, {}, {}) for group in (0, 1) for peer in (A, B)}
+    attempt.begun |= {(0, 0), (1, 0)}
+    before = attempt.given
+    attempt.drop((0, 1))
+    assert attempt.given is before, "what a step takes is taken out of what is kept"
+    assert set(attempt.given) == {(0, B)}
+
+
+async def test_what_is_not_finite_is_refused_and_its_cell_gets_what_is_there(cell_of, monkeypatch):
     cell = await cell_of(3, AveragingSettings(round_timeout_s=20.0))
     p0, p1, p2 = cell.peers
     cells, servers = {p0: 0, p1: 1, p2: 1}, Servers(cell)
     bad = {n: torch.full(s, float("nan")) for n, s in SHAPES.items()}
-    cell.rounds[p1]._fit_to_give = _blindly  # type: ignore[method-assign]
+    monkeypatch.setattr(cell.rounds[p1], "_fit_to_give", _blindly)
     runs = [
         cell.run(servers.request(p0, cells, [p0]), p0),
         cell.run(servers.request(p1, cells, [p0], gradients=bad), p1),
