@@ -3,7 +3,7 @@ Enters: fp32 numbers. Leaves: bytes, and the numbers that everybody will have.
 Never: memory for bytes that were not counted first; parameters (see ``outer.check``): their rounding would add up.
 
 int8 and int4 divide each block by its largest number and round to nearest; scales (fp32) stand before all codes. int4 puts
-two codes in a byte, numbers of the first half of everything in the low half of the bytes. top-k stands as places in the block
+two codes in a byte, numbers of the first half of each ``PIECE`` in the low half of its bytes. top-k stands as places in the block
 (two bytes each, rising), then values (bf16). All little endian. Encoding is a function of the numbers alone.
 """
 
@@ -56,11 +56,9 @@ class Coded:
         if size != expected:
             raise WireError(f"{size} bytes for {self.numbers} numbers as {codec}, expected {expected}")
         raw = _aligned(data) if self.numbers else torch.empty(0, dtype=torch.uint8)
-        self._lie: Tensor | None = None
-        if codec in _OPENERS:
+        self._lie = raw.view(torch.float32) if codec == "fp32" else None
+        if self._lie is None:
             self._open = _OPENERS[codec](raw, self.numbers)
-        else:
-            self._lie = raw.view(torch.float32) if codec == "fp32" else _from_top(raw, self.numbers)
 
     @property
     def lies(self) -> bool:
@@ -224,7 +222,7 @@ def _top(flat: Tensor) -> Tensor:
 
 
 Opener = Callable[[int, Tensor], None]
-"""(first number, where to): opens at most a ``PIECE``, from a multiple of it on."""
+"""(first number, where to): opens a ``PIECE``, or what is left at the end, from a multiple of it on."""
 
 
 def _from_cast(kind: torch.dtype) -> Callable[[Tensor, int], Opener]:
@@ -262,23 +260,34 @@ def _from_int4(raw: Tensor, numbers: int) -> Opener:
     return opener
 
 
-def _from_top(raw: Tensor, numbers: int) -> Tensor:
-    count, whole, share = kept(numbers), numbers // TOP_BLOCK * TOP_BLOCK, TOP_BLOCK // TOP_SHARE
-    places, values = raw[: 2 * count].view(torch.int16).long(), raw[2 * count :].view(torch.bfloat16)
+def _from_top(raw: Tensor, numbers: int) -> Opener:
+    count, whole, share = kept(numbers), numbers // TOP_BLOCK, TOP_BLOCK // TOP_SHARE
+    places, values = raw[: 2 * count].view(torch.int16), raw[2 * count :].view(torch.bfloat16)
     if not bool(torch.isfinite(values).all()):
         raise WireError("a top-k value is not finite")
-    in_whole = whole // TOP_BLOCK * share
-    out = torch.zeros(numbers)
-    for at, value, into in (
-        (places[:in_whole].view(-1, share), values[:in_whole].view(-1, share), out[:whole].view(-1, TOP_BLOCK)),
-        (places[in_whole:].view(1, -1), values[in_whole:].view(1, -1), out[whole:].view(1, -1)),
+    for at, width in (
+        (places[: whole * share].view(-1, share), TOP_BLOCK),
+        (places[whole * share :].view(1, -1), numbers - whole * TOP_BLOCK),
     ):
         if not at.numel():
             continue
-        if bool((at[:, 0] < 0).any()) or bool((at[:, -1] >= into.shape[1]).any()) or bool((at[:, 1:] <= at[:, :-1]).any()):
+        if bool((at[:, 0] < 0).any()) or bool((at[:, -1] >= width).any()) or bool((at[:, 1:] <= at[:, :-1]).any()):
             raise WireError("top-k places do not rise within their block")
-        into.scatter_(1, at, value.float())
-    return out
+
+    def opener(start: int, into: Tensor) -> None:
+        blocks, done = into.numel() // TOP_BLOCK, start // TOP_BLOCK * share
+        into.zero_()
+        for rows, each in (
+            (into[: blocks * TOP_BLOCK].view(-1, TOP_BLOCK), share),
+            (into[blocks * TOP_BLOCK :].view(1, -1), kept(into.numel() - blocks * TOP_BLOCK)),
+        ):
+            if not rows.numel():
+                continue
+            these = slice(done, done + len(rows) * each)
+            rows.scatter_(1, places[these].view(-1, each).long(), values[these].view(-1, each).float())
+            done = these.stop
+
+    return opener
 
 
 def _scale(codes: Tensor, scales: Tensor, out: Tensor, block: int) -> None:
@@ -323,4 +332,5 @@ _OPENERS: dict[str, Callable[[Tensor, int], Opener]] = {
     "fp16": _from_cast(torch.float16),
     "int8": _from_int8,
     "int4": _from_int4,
+    "top-k": _from_top,
 }
