@@ -399,6 +399,7 @@ class SimPeer(Host):
     def happens(self, event: Any) -> Reason:
         """Feed the member and carry out what it decides, in order. A refusal's reason, or None."""
         queue, refused = [event], None
+        self.member.digest = self.swarm.make.digest(self, self.labour.digest)
         while queue:
             event = queue.pop(0)
             at, term = self.member.at, self.member.term

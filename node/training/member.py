@@ -42,6 +42,8 @@ class Member:
     ) -> None:
         self.me, self.at, self.checkpoints, self.tokens, self.cell = me, at, checkpoints, tokens, cell
         self.before: Version | None = None
+        self.digest = ""
+        """Of the parameters in place; empty: not known here."""
         self.state = State.IDLE
         self.plan: Plan | None = None
         self.term = 0
@@ -111,6 +113,9 @@ class Member:
         done: list[Any] = []
         stood = (self.at, self.tokens)
         if me.current and plan.base == self.at:
+            # What the leader knows of this peer may be from before it was started again, and fetched another cell's parameters.
+            if self.digest and self.digest != plan.digests.get((me.stage, me.cell), self.digest):
+                return [ev.Refuse(f"the parameters of epoch {plan.epoch} here are not those of the cell")]
             if self.before is not None:
                 done.append(ev.Settle(plan.epoch))
         elif me.current and plan.base == self.before:

@@ -365,6 +365,7 @@ class Training(rpc.TrainingServicer):
         """Feed the member and carry out what it decides, in order. A refusal's reason, or None."""
         async with self._member_lock:
             queue, refused = [event], None
+            self.member.digest = self.work.stage.digest
             while queue:
                 for action in self.member.handle(queue.pop(0), self.clock.now()):
                     if isinstance(action, ev.Refuse):

@@ -72,3 +72,15 @@ def test_what_nobody_can_put_in_place_is_forgotten() -> None:
 def test_the_lineage_must_fit() -> None:
     member, plans = trained(3)
     assert member.remembers(replace(plans[2].base, lineage="0" * 32)) == (None, ())
+
+
+def test_a_plan_that_counts_on_other_parameters_of_the_version_is_refused() -> None:
+    """Who was started again and fetched what another cell holds is still in the roster with what it held before."""
+    member, _ = trained(2)
+    here = replace(plan_for(member.at, 3), digests={(1, 0): "d"})
+    member.digest = "of another cell"
+    (refused,) = member.handle(ev.PlanArrived(here), 0.0)
+    assert isinstance(refused, ev.Refuse)
+    assert member.term == 2, "what is refused changes nothing"
+    member.digest = "d"
+    assert any(isinstance(a, ev.Begin) for a in member.handle(ev.PlanArrived(here), 0.0))
