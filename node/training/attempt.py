@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from node.averaging.spread import Sketch, apart
@@ -39,6 +39,8 @@ class Attempt:
     """An outer round without a barrier: every cell is answered by itself, and ends with parameters of its own."""
     stuck: dict[PeerId, int] = field(default_factory=dict)
     """Rounds in a row in which a living owner did not get its parts stepped."""
+    copied: set[PeerId] = field(default_factory=set)
+    """Who took what others had whole, and bears no witness to whether it is right."""
 
     @property
     def dropped(self) -> tuple[int, ...]:
@@ -169,6 +171,7 @@ class Attempt:
     ) -> ev.SendRound:  # fmt: skip
         """The word to these members of a unit that they average (again), or copy from ``sources``."""
         dead = tuple(sorted(self.dead))
+        self.copied = self.copied | set(to) if sources else self.copied - set(to)
         return ev.SendRound(
             to, self.plan, self.attempts[unit], dead, owners, sources, self.dropped, deadline_s, digest, self.tokens, among
         )  # fmt: skip
@@ -216,16 +219,34 @@ class Attempt:
         """What each cell that worked has agreed on, and (stage, peer) of those that differ from most who should hold the same."""
         agreed: dict[Unit, str] = {}
         strays: list[tuple[int, PeerId]] = []
-        for unit in self.units:
-            stage, members = unit[0], self.plan.unit(unit)
-            for alike in self._alike(members):
-                said = {m.peer: o.digest for m in alike if isinstance(o := self.outcomes.get(m.peer), ev.Committed)}
-                if not said:
-                    continue
-                best = majority(said)
-                agreed |= {(stage, m.cell): best for m in alike}
-                strays += [(stage, p) for p in sorted(p for p, digest in said.items() if digest != best)]
+        for stage, alike, said in self._compared():
+            best, _ = self._verdict(alike, said)
+            agreed |= {(stage, m.cell): best for m in alike}
+            strays += [(stage, p) for p in sorted(p for p, digest in said.items() if digest != best)]
         return agreed, strays
+
+    @property
+    def disputed(self) -> tuple[int, ...]:
+        """Stages in which members that should hold the same do not, and nobody can say whose parameters are right."""
+        return tuple(sorted({stage for stage, alike, said in self._compared() if not self._verdict(alike, said)[1]}))
+
+    def _compared(self) -> Iterator[tuple[int, list[Member], dict[PeerId, str]]]:
+        """Stage, members that must end with the same, and the digests they report."""
+        for unit in self.units:
+            for alike in self._alike(self.plan.unit(unit)):
+                said = {m.peer: o.digest for m in alike if isinstance(o := self.outcomes.get(m.peer), ev.Committed)}
+                if said:
+                    yield unit[0], alike, said
+
+    def _verdict(self, alike: Sequence[Member], said: Mapping[PeerId, str]) -> tuple[str, bool]:
+        """What most of ``said`` hold who have not copied it, and whether that is more than half of them, or else of those who held
+        the version before."""
+        own = {p: digest for p, digest in said.items() if p not in self.copied} or said
+        elders = {m.peer: own[m.peer] for m in alike if m.current and m.peer in own}
+        for words in (own, elders):
+            if words and 2 * sum(digest == majority(words) for digest in words.values()) > len(words):
+                return majority(words), True
+        return majority(elders or own), False
 
     def _alike(self, members: Sequence[Member]) -> list[list[Member]]:
         """Members of a unit by what they must end with: all the same, or each cell its own."""

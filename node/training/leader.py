@@ -33,6 +33,8 @@ from node.training.starting_point import StartingPoint, counted
 
 RECALL_FROM = 4
 """Peers that are asked for the plan behind a version."""
+RECOUNTS = 2
+"""Times that an epoch is done again because members of a cell end with different parameters and nobody can say whose are right."""
 
 
 class Phase(Enum):
@@ -71,6 +73,7 @@ class Leader:
         self._balance = Balance(facts.stages, facts.rebalance_every_s, facts.download_s)
         self._evaluated: Version | None = None
         self._changed: float | None = None
+        self._disputed: tuple[Version, int] | None = None
         self.resigning = False
         """Finish the epoch under way and plan no other: somebody else is to lead."""
 
@@ -378,7 +381,10 @@ class Leader:
         epoch = self._epoch
         if epoch is None:
             return []
-        done = self._check_digests(epoch)
+        done = self._dispute(epoch, now)
+        if self._epoch is None:
+            return done
+        done += self._check_digests(epoch)
         self.spread = epoch.apart(self.roster.agreed)
         if not epoch.plan.outer:
             self.loss = sum(r.loss_sum for r in epoch.results.values() if r.counted) / max(1, epoch.tokens)
@@ -395,6 +401,21 @@ class Leader:
             return [*done, ev.Evaluate(base.epoch, epoch.plan)]
         self.phase, self._epoch = Phase.GATHER, None
         return done + self._try_plan(now)
+
+    def _dispute(self, epoch: Attempt, now: float) -> list[Any]:
+        """Where no majority says whose parameters are right, nobody's win: all go back to the version they agree on, and the epoch is
+        done again. A difference that comes back costs only so many epochs; then what the first of them holds goes on, and it is said."""
+        stages = epoch.disputed
+        if not stages:
+            return []
+        base, times = self._disputed or (epoch.plan.base, 0)
+        times = times + 1 if base == epoch.plan.base else 1
+        self._disputed = (epoch.plan.base, times)
+        if times > RECOUNTS:
+            return [reports.digests_disputed(stages)]
+        self.mismatches += len(stages)
+        self.roster.undo(epoch.makes)
+        return self._abandon(now, reports.disputed(stages))
 
     def _check_digests(self, epoch: Attempt) -> list[Any]:
         """Equal digests inside a cell are an invariant; who differs from the majority has to catch up."""

@@ -148,6 +148,18 @@ def digest_mismatch(peer: PeerId, stage: int) -> Report:
     return Report("digest-mismatch", text, "error", {"peer": peer, "stage": stage})
 
 
+def disputed(stages: tuple[int, ...]) -> str:
+    """Members of a cell hold different parameters and no majority the same."""
+    where = ", ".join(f"stage {s}" for s in stages)
+    return f"replicas of {where} made different parameters and nobody can say whose are right"
+
+
+def digests_disputed(stages: tuple[int, ...]) -> Report:
+    """Doing the epoch again did not help."""
+    text = f"{disputed(stages)}, again and again: one of each goes on"
+    return Report("digests-disputed", text, "error", {"stages": list(stages)})
+
+
 def evaluated(epoch: int, loss: float) -> Report:
     """``loss``: nats per token on the held-out text."""
     text = f"held-out loss {loss:.3f} at epoch {epoch}"

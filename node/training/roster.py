@@ -60,6 +60,8 @@ class Roster:
         """Stages whose parameters at a version are those of an older one: nobody had them in the epochs between."""
         self.fallen: dict[int, Version] = {}
         """The same of stages that go on from an older version than they could, because nobody holds that any more."""
+        self.undone: set[Version] = set()
+        """Versions that an epoch has made and that do not count, though peers hold them until the next plan."""
         self._speeds: dict[PeerId, float] = {}
         self._idle: dict[PeerId, int] = {}
         self._table: tuple[dict[PeerId, float], dict[int, list[tuple[PeerId, float]]]] | None = None
@@ -136,13 +138,13 @@ class Roster:
         """
         stages = self.replicas()
         known = {v for p in self._present(stages) for v in (self.candidates[p].at, *self.candidates[p].reachable)}
-        able = [v for v in known if len(bare := self.bare(v)) <= spare and ENDS not in bare]
+        able = [v for v in known - self.undone if len(bare := self.bare(v)) <= spare and ENDS not in bare]
         return sorted(able, key=self._rank, reverse=True)
 
     def richer(self, tokens: int, best: Version) -> list[PeerId]:
         """Peers at the end of another history than that of ``best``, with more than ``tokens`` tokens by their own word."""
         others = [(p, self.candidates[p]) for p in self._present(self.replicas())]
-        return [p for p, c in others if c.tokens > tokens and best not in (c.at, *c.reachable)]
+        return [p for p, c in others if c.tokens > tokens and not {best, *self.undone} & {c.at, *c.reachable}]
 
     def tokens_of(self, version: Version) -> int:
         """Tokens counted in the history of a version: what most who stand at its end say; -1 when nobody does."""
@@ -169,6 +171,10 @@ class Roster:
                     {p: self.candidates[p].digest for p in there if self.candidates[p].cell == cell}
                 )
         self.base = base
+
+    def undo(self, version: Version) -> None:
+        """Nobody starts from this version, whoever holds it. Those of other epochs are forgotten: they are no news any more."""
+        self.undone = {version, *(v for v in self.undone if v.epoch == version.epoch)}
 
     def relent(self) -> tuple[int, ...]:
         """Forget what was agreed where nobody who would take part holds it, though somebody claims the version: better to go

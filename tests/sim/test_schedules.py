@@ -126,6 +126,30 @@ def test_what_was_once_broken_holds(seed: int) -> None:
     assert outcome.finished or outcome.stage_lost
 
 
+CELLS_ONCE_BROKEN = (
+    ("push-sum", 38, "who was started again and had another cell's parameters when a plan still counted on it"),
+)
+
+
+@pytest.mark.parametrize(("name", "seed"), [(name, seed) for name, seed, _ in CELLS_ONCE_BROKEN])
+def test_what_was_once_broken_with_cells_holds(name: str, seed: int) -> None:
+    outcome = run(CELLS[name], lay(("random",), CELLS[name], seed))
+    assert outcome.violation is None, f"{name}, seed {seed}: {outcome.violation}"
+    assert outcome.finished
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_of_two_replicas_the_one_with_a_flipped_bit_does_not_win(who: int) -> None:
+    setup = Setup(replicas=2)
+    outcome = run(setup, Schedule(3, (Fault(6.0, "corrupt", who=who, stage=1),)))
+    assert outcome.violation is None
+    assert outcome.finished
+    assert [s[2] for s in outcome.struck] == [f"s01-{who:03d}"]
+    assert outcome.counts["epoch-abandoned"] == 1, "both go back to what they agree on, and the epoch is done again"
+    assert not outcome.counts.get("digest-mismatch")
+    assert outcome.samples_counted == setup.epochs * setup.micro_batches * setup.micro_batch
+
+
 def test_a_quiet_run_loses_nothing() -> None:
     setup = Setup()
     outcome = run(setup, Schedule(5, ()))

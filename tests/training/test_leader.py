@@ -156,6 +156,62 @@ def test_what_an_abandoned_epoch_left_behind_is_no_richer_side() -> None:
     assert next(m for m in again.members if m.peer == S1).current
 
 
+def differs(leader: Leader, plan: Plan, now: float) -> list[Any]:
+    """Every member does its part, and the two of stage 1 come to different parameters; what the leader does then, a moment later."""
+    leader.handle(ev.Finished(E, plan.hash, tuple(ev.Result(p.index, True, 1.0, 64) for p in plan.paths)), now)
+    done = []
+    for m in plan.members:
+        digest = m.peer if m.stage == 1 else f"digest {m.stage} next"
+        done += leader.handle(ev.Committed(m.peer, plan.hash, 0, digest, 1.0), now)
+        held = heard(m.peer, Version(1, lineage_after(plan, ())), 128)
+        done += tell(leader, [dataclasses.replace(held, digest=digest, reachable=(YOUNG,))], now + 1.0)
+    return done + leader.handle(ev.Tick(), now + 2.0)
+
+
+def test_of_two_who_differ_neither_wins_until_it_has_come_to_the_same_three_times() -> None:
+    leader = Leader(E, facts())
+    tell(leader, [heard(E), heard(S1), heard(T1), heard(S2)], 0.0)
+    plan = the_plan(leader.handle(ev.Tick(), 2.0))
+    for again in range(2):
+        assert plan is not None
+        done = differs(leader, plan, 3.0 + 4 * again)
+        plan = the_plan(done)
+        kinds = [a.kind for a in done if isinstance(a, ev.Report)]
+        assert "epoch-abandoned" in kinds
+        assert "epoch-committed" not in kinds
+        assert plan is not None
+        assert plan.base == YOUNG, "who stands at what was undone is no richer side"
+        assert all(m.current for m in plan.members)
+        assert plan.digests[1, 0] == heard(S1).digest
+    assert leader.mismatches == 2
+    assert plan is not None
+    done = differs(leader, plan, 20.0)
+    assert [a.kind for a in done if isinstance(a, ev.Report)][:3] == ["digests-disputed", "digest-mismatch", "epoch-committed"]
+    plan = the_plan(done)
+    assert plan is not None
+    assert plan.epoch == 1
+    assert [m.peer for m in plan.stage(1) if m.current] == [S1]
+    # One that catches up and differs again has no say against who held the version.
+    done = differs(leader, plan, 30.0)
+    assert "epoch-abandoned" not in [a.kind for a in done if isinstance(a, ev.Report)]
+
+
+def test_what_was_copied_is_no_witness_for_it() -> None:
+    three = PeerId("stage1c")
+    leader = Leader(E, facts())
+    tell(leader, [heard(E), heard(S1), heard(T1), heard(three), heard(S2)], 0.0)
+    plan = the_plan(leader.handle(ev.Tick(), 2.0))
+    assert plan is not None
+    leader.handle(ev.Finished(E, plan.hash, tuple(ev.Result(p.index, True, 1.0, 64) for p in plan.paths)), 3.0)
+    done: list[Any] = []
+    for peer, digest in ((E, "e"), (S2, "s"), (S1, "wrong"), (T1, "right")):
+        leader.handle(ev.Committed(peer, plan.hash, 0, digest, 1.0), 3.0)
+    (copy,) = (a for a in leader.handle(ev.Incomplete(three, plan.hash, 0, (), ()), 3.0) if isinstance(a, ev.SendRound))
+    assert copy.digest == "wrong"
+    done = leader.handle(ev.Committed(three, plan.hash, 1, "wrong", 1.0), 3.0)
+    assert [a.kind for a in done if isinstance(a, ev.Report)] == ["epoch-abandoned"]
+
+
 def test_a_new_leader_asks_for_the_plan_behind_the_version() -> None:
     old = Leader(E, facts())
     tell(old, [heard(E), heard(S1), heard(S2)], 0.0)
