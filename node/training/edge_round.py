@@ -10,6 +10,7 @@ its own round is over only when that has gone out.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 from node.averaging.request import RoundOutcome, RoundRequest
@@ -33,14 +34,24 @@ async def along(
     elsewhere: list[RoundRequest] = []
     if not r.attempt and base.gradients is not None and me in speakers(plan, unit, r.dead):
         elsewhere = [_elsewhere(base, plan, r, (unit[0], cell), rounds, me) for cell in targets(plan, unit)]
-    gifts = [exchange.give(request) for request in elsewhere if request.tokens]
-    found = await asyncio.gather(
-        exchange.run(_here(base, plan, r, unit, me), lambda mean: mean), *gifts, return_exceptions=True
+    here = _here(base, plan, r, unit, me)
+    outcome, sent = await asyncio.gather(
+        exchange.run(here, lambda mean: mean), _give(exchange, elsewhere), return_exceptions=True
     )
+    if isinstance(outcome, BaseException):
+        raise outcome
+    if isinstance(sent, BaseException):
+        raise sent
+    return replace(outcome, nbytes=outcome.nbytes + sent)
+
+
+async def _give(exchange: CellRound, requests: Sequence[RoundRequest]) -> int:
+    """Give to the rounds of others, side by side, until the last one has it: the tensor bytes that went. Raises ValueError."""
+    found = await asyncio.gather(*(exchange.give(r) for r in requests if r.tokens), return_exceptions=True)
     for wrong in found:
         if isinstance(wrong, BaseException):
             raise wrong
-    return found[0]  # type: ignore[return-value]
+    return sum(n for n in found if isinstance(n, int))
 
 
 def _here(base: RoundRequest, plan: Plan, r: ev.RoundArrived, unit: Unit, me: PeerId) -> RoundRequest:

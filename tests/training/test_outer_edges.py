@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from node.averaging.strategy import Edges, mixing
 from node.core.ids import PeerId
 from node.core.journey import Member, Plan, in_cell
 from node.training import events as ev
-from node.training.edges import WHOLE, mass_after
+from node.training.edges import WHOLE, mass_after, targets
 from node.training.meetings import Meetings
 from tests.training.conftest import SHAPES, Peer, Rig
 from tests.training.test_outer_rounds import inner
@@ -24,6 +25,7 @@ from tests.training.test_outer_rounds import inner
 RING = OuterSettings("ring", "parameters", 1)
 PUSH_SUM = OuterSettings("push-sum", "parameters", 1)
 STATE = OuterSettings("ring", "state", 1, "nesterov")
+STAGE = 4 * sum(math.prod(shape) for shape in SHAPES.values())
 
 
 def along(rig: Rig, cells: Sequence[Sequence[Peer]], after: Plan, mass: Mapping[int, int] | None = None) -> Plan:
@@ -83,6 +85,8 @@ async def test_every_cell_makes_its_row_of_the_strategys_matrix(rig: Rig, settin
         assert peers[0].work.stage.digest == peers[1].work.stage.digest
         for i, cell in enumerate(cells):
             assert {p.work.arrived for p in cell} == {tuple(sorted({i, *plan.senders[1, i]}))}
+            if len(cell) == 1:
+                assert cell[0].work.outer.nbytes == len(targets(plan, (1, i))) * STAGE, "what it has given to others"
         if mass is not None:
             expected = matrix(rig, plan) @ weigh
             mass = {c: m for (_, c), m in mass_after(plan, {(1, i): c[0].work.arrived for i, c in enumerate(cells)}).items()}
