@@ -62,7 +62,7 @@ def of_edges(plan: Plan, settings: OuterSettings) -> str:
     edges: dict[Unit, tuple[int, ...]] = {}
     if plan.outer and settings.strategy in DIRECTED:
         meetings = Meetings(settings, {}, 0, 0)  # no strategy with edges throws dice
-        for stage in {m.stage for m in plan.members}:
+        for stage in {m.stage for m in plan.members if m.current}:
             edges |= {(stage, cell): among for cell, among in meetings.senders(plan.cells(stage), plan.outer).items()}
     if plan.senders != edges:
         return "edges between cells that are not those of the strategy"

@@ -286,6 +286,9 @@ def test_edges_that_are_not_the_strategys_are_objected_to(strategy: str) -> None
     assert of_edges(replace(plan, outer=0), settings), "or in an epoch of micro-batches"
     together = replace(plan, members=tuple(replace(m, group=0) for m in plan.members))
     assert "group" in of_edges(together, settings)
+    lost = replace(plan, members=(*plan.members, Member(PeerId("q"), 2, current=False)))
+    assert of_edges(lost, settings) == "", "a stage of listeners has no cells"
+    assert "edges" in of_edges(replace(lost, senders={**plan.senders, (2, 0): (1,)}), settings)
 
 
 def test_masses_that_no_plan_leaves_are_objected_to() -> None:
