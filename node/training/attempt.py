@@ -203,7 +203,8 @@ class Attempt:
             self.blame(ended)
             changed = self.reown(unit, _holders({p: ended[p] for p in lacking}), assign, lacking)
             owners = {part: o for part, o in {**self.plan.averagers(unit), **changed}.items() if o in home}
-            asked = {o for part, o in owners.items() if any(part not in ended[p].holds for p in lacking)}
+            held = set.intersection(*(set(ended[p].holds) for p in lacking))
+            asked = {o for part, o in owners.items() if part not in held}
             # Who serves and is done already takes no part in another attempt.
             if asked <= ended.keys():
                 to = tuple(sorted({*lacking, *(set(owners.values()) & ended.keys())}))

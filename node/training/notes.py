@@ -32,6 +32,8 @@ MAX_CELLS = 100_000
 """Cells of a stage."""
 MAX_ARRIVED = 64
 """Cells that can send to one in an outer round."""
+MAX_NAMED = 20_000
+"""Parts, or peers, that a note names."""
 MAX_COUNT, MAX_AMOUNT, MAX_DIGEST = 1 << 53, 1e12, 64
 """What a peer says of itself ends up in the leader's plan; beyond these nobody could read that plan any more."""
 
@@ -172,7 +174,7 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
             )  # fmt: skip
         case "incomplete":
             i = note.incomplete
-            return ev.Incomplete(peer, i.plan_hash, i.attempt, tuple(i.holds), tuple(PeerId(p) for p in i.failed))
+            return ev.Incomplete(peer, i.plan_hash, i.attempt, _named(i.holds), _peers(i.failed))
         case "fault":
             return ev.Accused(PeerId(note.fault.about), peer, note.fault.reason[:200])
     return None
@@ -182,9 +184,9 @@ def round_event(note: pb.Note, leader: PeerId) -> ev.RoundArrived:
     """What the leader's round note means to a member."""
     r = note.round
     return ev.RoundArrived(
-        leader, note.epoch, note.term, r.plan_hash, r.attempt, tuple(PeerId(p) for p in r.dead),
-        {k: PeerId(v) for k, v in r.owners.items()}, tuple(PeerId(p) for p in r.sources), tuple(r.dropped),
-        min(_finite(r.deadline_s), 3600.0), _digest(r.digest), _count(r.tokens), tuple(PeerId(p) for p in r.among),
+        leader, note.epoch, note.term, r.plan_hash, r.attempt, _peers(r.dead),
+        {k: PeerId(v) for k, v in r.owners.items()}, _peers(r.sources), tuple(r.dropped),
+        min(_finite(r.deadline_s), 3600.0), _digest(r.digest), _count(r.tokens), _peers(r.among),
     )  # fmt: skip
 
 
@@ -204,6 +206,16 @@ def _cells(told: Sequence[int]) -> tuple[int, ...]:
     if len(told) > MAX_ARRIVED:
         raise WireError(f"{len(told)} cells that sent to one, at most {MAX_ARRIVED} can")
     return tuple(_count(cell, MAX_CELLS) for cell in told)
+
+
+def _named(told: Sequence[str]) -> tuple[str, ...]:
+    if len(told) > MAX_NAMED:
+        raise WireError(f"{len(told)} parts or peers, at most {MAX_NAMED} are named")
+    return tuple(told)
+
+
+def _peers(told: Sequence[str]) -> tuple[PeerId, ...]:
+    return tuple(map(PeerId, _named(told)))
 
 
 def _digest(text: str) -> str:

@@ -98,6 +98,7 @@ def test_what_members_say_reaches_the_leader() -> None:
         ((A, 2.0), (B, 0.25)),
         1 << 40,
         change="signed",
+        arrived=(0, 3),
     )
     for note, event in (
         (notes.finished_note(PLAN, (ev.Result(0, True, 1.5, 8),)), ev.Finished(C, PLAN.hash, (ev.Result(0, True, 1.5, 8),))),
@@ -105,6 +106,10 @@ def test_what_members_say_reaches_the_leader() -> None:
         (
             notes.committed_note(ev.TellCommitted(PLAN, 1, "d", 2), 0.5, SKETCH),
             ev.Committed(C, PLAN.hash, 1, "d", 0.5, 2, SKETCH),
+        ),
+        (
+            notes.committed_note(ev.TellCommitted(PLAN, 1, "d", 2), 0.5, arrived=(1, 2)),
+            ev.Committed(C, PLAN.hash, 1, "d", 0.5, 2, arrived=(1, 2)),
         ),
         (notes.incomplete_note(ev.TellIncomplete(PLAN, ended)), ev.Incomplete(C, PLAN.hash, 1, ("e",), (B,))),
         (notes.ready_note(stands), stands),
@@ -195,6 +200,30 @@ def test_nobody_can_make_the_leader_write_a_plan_that_cannot_be_read(said: pb.Re
         notes.leader_event(pb.Note(ready=said), C)
     with pytest.raises(WireError):
         notes.leader_event(pb.Note(finished=pb.FinishedNote(results=[pb.MicroBatchResult(tokens=2**63)])), C)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pb.Note(ready=pb.ReadyNote(arrived=range(notes.MAX_ARRIVED + 1))),
+        pb.Note(committed=pb.CommittedNote(arrived=range(notes.MAX_ARRIVED + 1))),
+        pb.Note(committed=pb.CommittedNote(arrived=[notes.MAX_CELLS + 1])),
+        pb.Note(incomplete=pb.IncompleteNote(holds=["a"] * (notes.MAX_NAMED + 1))),
+        pb.Note(incomplete=pb.IncompleteNote(failed=["a"] * (notes.MAX_NAMED + 1))),
+    ],
+)  # fmt: skip
+def test_more_cells_parts_or_peers_than_there_can_be_are_refused(said: pb.Note) -> None:
+    with pytest.raises(WireError):
+        notes.leader_event(through(said), C)
+
+
+MANY = ["a"] * (notes.MAX_NAMED + 1)
+
+
+@pytest.mark.parametrize("said", [pb.RoundNote(dead=MANY), pb.RoundNote(sources=MANY), pb.RoundNote(among=MANY)])
+def test_a_round_that_names_more_peers_than_there_can_be_is_refused(said: pb.RoundNote) -> None:
+    with pytest.raises(WireError):
+        notes.round_event(through(pb.Note(round=said)), A)
 
 
 def test_a_huge_plan_is_not_read() -> None:
