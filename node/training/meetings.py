@@ -8,7 +8,7 @@ member for each cell; all members of the group gather the mean. So death, repair
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -170,14 +170,13 @@ def pieces(sizes: Mapping[str, int], count: int) -> list[frozenset[str]]:
     return [frozenset(names) for names in found]
 
 
-def speakers(plan: Plan, unit: Unit, dead: Sequence[PeerId]) -> frozenset[PeerId]:
+def speakers(plan: Plan, unit: Unit, dead: Collection[PeerId]) -> frozenset[PeerId]:
     """One living current member of each cell of a group, who gives what its cell has; they take turns from round to round."""
-    found = []
-    members = [m for m in plan.unit(unit) if m.current and m.peer not in dead]
-    for cell in sorted({m.cell for m in members}):
-        peers = [m.peer for m in members if m.cell == cell]
-        found.append(peers[plan.outer % len(peers)])
-    return frozenset(found)
+    found: dict[int, list[PeerId]] = {}
+    for m in plan.unit(unit):
+        if m.current and m.peer not in dead:
+            found.setdefault(m.cell, []).append(m.peer)
+    return frozenset(peers[plan.outer % len(peers)] for peers in found.values())
 
 
 def weights(plan: Plan, unit: Unit, settings: OuterSettings) -> dict[int, int]:

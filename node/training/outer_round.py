@@ -82,7 +82,7 @@ class OuterRound:
         if sent is not None and (levels(plan) or not sent.meeting.epoch < plan.epoch <= sent.meeting.epoch + settings.overlap):
             self._drop()
         elif sent is not None:
-            for peer in {m.peer for m in sent.meeting.members if plan.member(m.peer) is None}:
+            for peer in {m.peer for m in sent.meeting.members} - {m.peer for m in plan.members}:
                 self._rounds.gone(peer)  # whoever is in no plan any more is not waited for
         if plan.sends and not listener:
             self._send(meeting(plan, settings.fragments), settings)
@@ -127,7 +127,8 @@ class OuterRound:
         unit = rounds.unit(plan)
         pushes, edges = anchor.settings.pushes, unit in plan.senders
         members = [m for m in plan.unit(unit) if m.peer not in r.dead and (m.peer in r.among or not r.among)]
-        speaking = speakers(plan, unit, [m.peer for m in plan.unit(unit) if m not in members])
+        here = {m.peer for m in members}
+        speaking = speakers(plan, unit, frozenset(m.peer for m in plan.unit(unit) if m.peer not in here))
         self.arrived = ()
         if not listener:
             stepped = of_cell(plan.owners, plan.home(self._me))

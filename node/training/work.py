@@ -184,8 +184,8 @@ class Work:
 
     def lost(self, dead: Collection[PeerId]) -> None:
         """The leader has found these members of the plan in force dead: nothing here waits for them any longer."""
-        plan = self._plan
-        for peer in sorted(p for p in dead if plan is not None and plan.member(p) is not None):
+        known = {m.peer for m in self._plan.members} if self._plan is not None else set[PeerId]()
+        for peer in sorted(known & set(dead)):
             self.engines.transport.doubt(peer)
             self.engines.pipeline.gone(peer)
             self.rounds.gone(peer)

@@ -21,7 +21,7 @@ from node.training.attempt import Attempt
 from node.training.draft import draft
 from node.training.edges import WHOLE, arrived, flows, mass_after, mass_of, party, targets
 from node.training.leader import Leader
-from node.training.meetings import Meetings
+from node.training.meetings import Meetings, speakers
 from node.training.memory import Memory, Past, makes
 from node.training.objection import of_edges, of_mass
 from node.training.roster import Roster
@@ -117,8 +117,8 @@ def work(do: Callable[[], object]) -> int:
     return lines
 
 
-def test_the_masses_of_many_cells_and_whom_a_leader_waits_for_cost_it_little_for_each_cell() -> None:
-    masses, waits = [], []
+def test_what_is_asked_of_a_plan_again_and_again_costs_little_for_each_of_many_cells() -> None:
+    masses, waits, turns = [], [], []
     for count in (50, 200):
         cells = list(range(count))
         senders = meetings("push-sum", fanout=2).senders(cells, 1)
@@ -127,8 +127,11 @@ def test_the_masses_of_many_cells_and_whom_a_leader_waits_for_cost_it_little_for
         attempt = Attempt(replace(plan, members=members), 0.0, 1.0)
         masses.append(work(lambda plan=plan, told=senders: mass_after(plan, {(1, c): among for c, among in told.items()})))
         waits.append(work(lambda attempt=attempt: attempt.awaited))
+        together = replace(plan, members=tuple(replace(m, group=0) for m in members))
+        turns.append(work(lambda plan=together: speakers(plan, (1, 0), ())))
     assert masses[1] < 5 * masses[0]
     assert waits[1] < 5 * waits[0], "after every word that a member has committed"
+    assert turns[1] < 5 * turns[0]
 
 
 def split(before: dict[int, int], cells: list[int], parents: dict[int, int], homes: list[int] | None = None) -> dict[int, int]:
