@@ -268,13 +268,18 @@ class Anchor:
             self._replace(await self._fetch(donors, version) if self.kept else None)
 
     async def lands(self, donors: Sequence[PeerId], version: Version) -> dict[str, Tensor]:
-        """The next parameters, by the outer step that ``donors`` have made on the way to ``version``. Raises PeerFault."""
-        state = await self._fetch(donors, version)
-        if state is None:
+        """The next parameters, by the outer step that ``donors`` have made on the way to ``version``. Raises PeerFault.
+
+        Of the parts that the round has not carried everybody's anchor is as it was: who has one asks for the others only."""
+        here = self.state
+        found = await self._fetch(donors, version, self.carried if here is not None else None)
+        if found is None:
             raise PeerFault(donors[0], "and the others that have made the outer step gave no anchor of it")
+        if here is not None:
+            found = OuterState(here.anchor | found.anchor, here.momentum | found.momentum)
         self.owed.copied(self.carried)
-        self._replace(state)
-        return self._landed(state)
+        self._replace(found)
+        return self._landed(found)
 
     async def _fetch_for(self, plan: Plan, where: Sequence[Sequence[PeerId]]) -> None:
         found = None
@@ -284,8 +289,12 @@ class Anchor:
         if self.state is None and not any(self.due(e) for e in range(plan.epoch, self._stage.epoch)):
             self.state = found
 
-    async def _fetch(self, donors: Sequence[PeerId], version: Version) -> OuterState | None:
-        e, shapes = self._engines, {n: tuple(t.shape) for n, t in self._stage.parameters().items()}
+    async def _fetch(
+        self, donors: Sequence[PeerId], version: Version, names: Collection[str] | None = None
+    ) -> OuterState | None:  # fmt: skip
+        """Anchor and momentum of these parts (None: of all) at ``version``; None when nobody gave them, which is said."""
+        e, here = self._engines, self._stage.parameters()
+        shapes = {n: tuple(here[n].shape) for n in (here if names is None else names)}
         wanted = {f"{name}/{which}": shape for name, shape in shapes.items() for which in ("anchor", "momentum")}
         try:
             found = await fetch(

@@ -18,7 +18,7 @@ from node.training.meetings import fragment, meeting, number, sends
 from node.training.rules import Rules, lands
 from node.training.rules import sends as sends_by
 from tests.training.conftest import SHAPES, Peer, Rig
-from tests.training.test_fragments import PIECES, sending
+from tests.training.test_fragments import PIECES, SIZES, sending
 from tests.training.test_outer_rounds import equal, four, inner
 from tests.training.test_outer_rounds import meeting as whole
 
@@ -156,6 +156,8 @@ async def test_who_has_come_back_meanwhile_takes_the_outer_step_from_others(rig:
     for p in (d, e):
         assert not (await p.work.copy(plan, rig.round(plan, 1, sources=(a.me, b.me)))).missing
         await p.work.adopt(plan)
+    given = a.state.bytes_given[d.me] + b.state.bytes_given[d.me]
+    assert given == 2 * sum(SIZES[n] for n in PIECES[0]), "of the rest its own anchor is everybody's"
     assert equal(c, d)
     assert equal(a, e)
     assert d.work.anchor.state is not None
