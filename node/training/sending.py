@@ -35,13 +35,14 @@ class Sending:
 
     async def outcome(self, deadline_s: float) -> RoundOutcome | None:
         """What the exchange has brought, waited for until the deadline; None for nothing."""
-        if self.exchange is None:
+        exchange = self.exchange
+        if exchange is None:
             return None
-        await asyncio.wait([self.exchange], timeout=LANDS_WITHIN * deadline_s)
-        done = self.exchange.done() and not self.exchange.cancelled()
-        return self.exchange.result() if done else None
+        await asyncio.wait([exchange], timeout=LANDS_WITHIN * deadline_s)
+        return exchange.result() if exchange.done() and not exchange.cancelled() else None
 
     def stop(self) -> None:
-        """Nobody here waits for it any more."""
+        """Nobody here waits for it any more, or uses what it has brought: what is owed is that of the exchange made last."""
         if self.exchange is not None:
             self.exchange.cancel()
+        self.exchange = None

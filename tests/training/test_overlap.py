@@ -108,10 +108,11 @@ async def test_an_epoch_that_begins_anew_keeps_what_is_under_way_and_the_one_tha
     sent = with_sends(rig, cells, first, 1)
     await rig.epoch(sent, *everybody)
     old = a.work._outer._sending
+    assert old is not None
+    exchange = old.exchange
+    assert exchange is not None
     again = with_sends(rig, cells, first, 1)
     await rig.epoch(again, *everybody)
-    assert old is not None
-    assert old.exchange is not None
     new = a.work._outer._sending
     assert new is not old
     plan = inner(rig, cells, again)
@@ -124,7 +125,7 @@ async def test_an_epoch_that_begins_anew_keeps_what_is_under_way_and_the_one_tha
     await rig.epoch(plan, *everybody)
     assert equal(a, b)
     assert equal(c, d)
-    assert old.exchange.done()
+    assert exchange.done()
 
 
 async def test_a_round_that_carries_everything_leaves_all_with_the_same_though_fragments_are_mixed(rig: Rig) -> None:
@@ -203,8 +204,7 @@ async def test_what_came_to_nothing_on_the_way_is_exchanged_where_it_lands(rig: 
     for p in everybody:
         sent = p.work._outer._sending
         assert sent is not None
-        sent.stop()
-        sent.exchange = None  # an averager died, say, and nobody has all of it
+        sent.stop()  # an averager died, say, and nobody has all of it
     plan = landing(rig, cells, plan, 1)
     await rig.begin(plan, *everybody)
     assert all(e.missing for e in await rig.average(plan, *everybody))
@@ -216,6 +216,28 @@ async def test_what_came_to_nothing_on_the_way_is_exchanged_where_it_lands(rig: 
         assert p.work.anchor.state is not None
         for k in SHAPES:
             torch.testing.assert_close(p.work.anchor.state.anchor[k], state.anchor[k], rtol=1e-5, atol=1e-6)
+
+
+async def test_what_is_exchanged_anew_is_not_taken_from_the_way_afterwards(rig: Rig) -> None:
+    """The second exchange was of fewer cells than the first one, say: its debts are none of the other's."""
+    rig.outer = replace(STREAM, codec="int4", feedback=True)
+    cells = await four(rig)
+    everybody = [p for cell in cells for p in cell]
+    plan = inner(rig, cells, None)
+    await rig.epoch(plan, *everybody)
+    sent = with_sends(rig, cells, plan, 1)
+    await rig.epoch(sent, *everybody)
+    await under_way(*everybody)
+    given_up = landing(rig, cells, sent, 1)
+    await rig.begin(given_up, *everybody)
+    r = rig.round(given_up, 1)
+    assert not any(e.missing for e in await asyncio.gather(*(p.work.average(given_up, r, False) for p in everybody)))
+    plan = landing(rig, cells, sent, 1)
+    await rig.begin(plan, *everybody)
+    assert all(e.missing for e in await rig.average(plan, *everybody))
+    assert not any(e.missing for e in await rig.average(plan, *everybody, attempt=1))
+    assert equal(*cells[0])
+    assert equal(*cells[1])
 
 
 async def test_a_landing_that_is_undone_lands_again_to_the_last_bit_and_no_debt_is_counted_twice(rig: Rig) -> None:
