@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -216,24 +217,36 @@ async def test_groups_go_up_in_order_though_a_later_one_is_encoded_first(cut, bi
 
 
 class Counted:
-    """Knows how many bytes of what an owner has read are still alive."""
+    """Knows how many bytes of what an owner has read are still alive, of each part. The thread that read a contribution may let go of it
+    only when it gets the processor again, so whoever asks whether it is gone waits a while."""
 
     def __init__(self, monkeypatch):
-        self.alive = self.peak = 0
+        self.of, self.peak = Counter(), 0
+        self._changed = threading.Condition(threading.RLock())
         read = Owner._fit
 
         def fit(owner, *args):
             given, fault = read(owner, *args)
-            for coded in given.named.values():
-                self.alive += 4 * coded.numbers
-                weakref.finalize(coded, self.freed, 4 * coded.numbers)
-            self.peak = max(self.peak, self.alive)
+            for name, coded in given.named.items():
+                self.count(name, 4 * coded.numbers)
+                weakref.finalize(coded, self.count, name, -4 * coded.numbers)
             return given, fault
 
         monkeypatch.setattr(Owner, "_fit", fit)
 
-    def freed(self, nbytes):
-        self.alive -= nbytes
+    @property
+    def alive(self):
+        return self.of.total()
+
+    def count(self, name, nbytes):
+        with self._changed:
+            self.of[name] += nbytes
+            self.peak = max(self.peak, self.alive)
+            self._changed.notify_all()
+
+    def gone(self, names):
+        with self._changed:
+            return self._changed.wait_for(lambda: not any(self.of[name] for name in names), 60)
 
 
 async def test_an_owner_holds_no_more_than_its_window_of_every_member(cell_of, monkeypatch):
@@ -241,6 +254,7 @@ async def test_an_owner_holds_no_more_than_its_window_of_every_member(cell_of, m
     each = 4 * 64 * 64
     peaks = {}
     for group_bytes in (each, 100 * each):
+        monkeypatch.undo()
         counted = Counted(monkeypatch)
         cell = await cell_of(3, AveragingSettings(round_timeout_s=120.0, group_bytes=group_bytes), chunk=4096)
         p0 = cell.peers[0]
@@ -252,6 +266,7 @@ async def test_an_owner_holds_no_more_than_its_window_of_every_member(cell_of, m
         seen = []
 
         def step(means, seen=seen, counted=counted):
+            assert counted.gone(means), "the group that is stepped is gone before its step"
             seen.append(counted.alive)
             return {n: m + 1 for n, m in means.items()}
 
@@ -260,7 +275,7 @@ async def test_an_owner_holds_no_more_than_its_window_of_every_member(cell_of, m
         assert all(o.complete for o in outcomes)
         peaks[group_bytes] = counted.peak
         assert counted.alive == 0, "what was given is gone after the step"
-        assert max(seen) <= (LET_IN - 1) * 2 * group_bytes, "the group that is stepped is gone before its step"
+        assert max(seen) <= (LET_IN - 1) * 2 * group_bytes
     assert peaks[each] <= LET_IN * 2 * each
     assert peaks[100 * each] == 12 * 2 * each
 
