@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from node.averaging.diloco import OuterState
 from node.averaging.member import SERVICES
 from node.averaging.outer import OuterSettings
 from node.averaging.service import CellRound
@@ -118,6 +119,13 @@ class Peer:
 
     def parameters(self) -> dict[str, torch.Tensor]:
         return {n: t.clone() for n, t in self.work.stage.parameters().items()}
+
+    @property
+    def anchored(self) -> OuterState:
+        """Anchor and outer momentum; there must be some."""
+        state = self.work.anchor.state
+        assert state is not None
+        return state
 
     def states(self) -> dict[str, dict[str, torch.Tensor]]:
         return {n: self.owner.state(n) for n in self.owner.names()}

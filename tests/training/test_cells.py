@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -96,8 +97,8 @@ def test_outer_rounds_come_after_so_many_epochs_and_at_the_end(every: int, outer
     assert [number(e, every, 10) for e in outer] == list(range(1, len(outer) + 1))
 
 
-def meetings(strategy: str, **more: object) -> Meetings:
-    return Meetings(OuterSettings(strategy, every=1, **more), {1: {"a": 100, "b": 60, "c": 50}}, 3, 100)  # type: ignore[arg-type]
+def meetings(strategy: str, **more: Any) -> Meetings:
+    return Meetings(OuterSettings(strategy, every=1, **more), {1: {"a": 100, "b": 60, "c": 50}}, 3, 100)
 
 
 def test_groups_are_the_strategys_over_cells() -> None:

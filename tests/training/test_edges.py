@@ -15,7 +15,7 @@ import pytest
 from node.averaging.outer import OuterSettings, strategy_of
 from node.averaging.strategy import Edges, mixing
 from node.core.ids import PeerId
-from node.core.journey import Member, Plan, Unit
+from node.core.journey import Member, Plan, Unit, Version
 from node.training import events as ev
 from node.training.attempt import Attempt
 from node.training.draft import draft
@@ -31,8 +31,8 @@ P = [PeerId(f"p{i:02d}") for i in range(40)]
 SIZES = {1: {"a": 100, "b": 60, "c": 50}}
 
 
-def meetings(strategy: str, **more: object) -> Meetings:
-    return Meetings(OuterSettings(strategy, every=1, **more), SIZES, 3, 100)  # type: ignore[arg-type]
+def meetings(strategy: str, **more: Any) -> Meetings:
+    return Meetings(OuterSettings(strategy, every=1, **more), SIZES, 3, 100)
 
 
 def plan_of(cells: list[int], senders: dict[int, tuple[int, ...]], mass: dict[int, int]) -> Plan:
@@ -180,10 +180,10 @@ def test_whatever_fails_no_mass_is_made_or_lost_but_that_of_the_dead(seed: int) 
         mass = after
 
 
-def roster_of(version: object, cells: list[int], told: dict[int, tuple[int, ...]]) -> Roster:
+def roster_of(version: Version, cells: list[int], told: dict[int, tuple[int, ...]]) -> Roster:
     roster = Roster(1)
     for i, cell in enumerate(cells):
-        roster.hear(ev.Heard(P[i], 1, version, f"d{cell}", cell=cell, arrived=told.get(i, ())), 0.0)  # type: ignore[arg-type]
+        roster.hear(ev.Heard(P[i], 1, version, f"d{cell}", cell=cell, arrived=told.get(i, ())), 0.0)
     return roster
 
 

@@ -18,7 +18,7 @@ from node.training.meetings import fragment, number, pieces
 from node.training.memory import makes
 from node.training.rules import Rules, carries, due
 from tests.training.conftest import SHAPES, Peer, Rig
-from tests.training.test_outer_rounds import equal, four, inner, meeting
+from tests.training.test_outer_rounds import equal, four, inner, meeting, trained
 
 STREAM = OuterSettings("butterfly", "deltas", 2, "nesterov", momentum=0.8, fragments=2)
 SIZES = {n: 4 * torch.Size(shape).numel() for n, shape in SHAPES.items()}
@@ -77,15 +77,13 @@ async def test_a_round_steps_its_fragment_and_leaves_cells_the_rest(rig: Rig) ->
         assert equal(c, d)
         assert not equal(a, c)
         for p in everybody:
-            assert p.work.anchor.state is not None
             for n, t in p.parameters().items():
                 if n in PIECES[which - 1]:
                     torch.testing.assert_close(t, state.anchor[n], rtol=1e-5, atol=1e-6)
-                    torch.testing.assert_close(p.work.anchor.state.momentum[n], state.momentum[n], rtol=1e-5, atol=1e-6)
+                    torch.testing.assert_close(p.anchored.momentum[n], state.momentum[n], rtol=1e-5, atol=1e-6)
                 else:
                     assert torch.equal(t, before[p.name][n])
-            assert a.work.anchor.state is not None
-            assert all(torch.equal(p.work.anchor.state.anchor[n], a.work.anchor.state.anchor[n]) for n in SHAPES)
+            assert all(torch.equal(p.anchored.anchor[n], a.anchored.anchor[n]) for n in SHAPES)
     streamed = max(p.work.outer.nbytes for p in everybody)
     plan = inner(rig, cells, plan)
     await rig.epoch(plan, *everybody)
@@ -95,11 +93,8 @@ async def test_a_round_steps_its_fragment_and_leaves_cells_the_rest(rig: Rig) ->
 
 
 async def test_who_missed_parts_takes_the_outer_step_from_another_cell_and_keeps_what_is_its_own(rig: Rig) -> None:
-    rig.outer = STREAM
-    cells = await four(rig)
+    cells, everybody, plan = await trained(rig, STREAM)
     (a, b), (c, d) = cells
-    plan = inner(rig, cells, None)
-    await rig.epoch(plan, a, b, c, d)
     was = d.parameters()
     plan = sending(rig, cells, plan, 1)
     everybody = (a, b, c, d)
@@ -113,9 +108,7 @@ async def test_who_missed_parts_takes_the_outer_step_from_another_cell_and_keeps
     assert equal(c, d)
     assert not equal(a, d)
     assert all(torch.equal(d.parameters()[n], was[n]) for n in PIECES[1])
-    assert d.work.anchor.state is not None
-    assert a.work.anchor.state is not None
-    assert all(torch.equal(d.work.anchor.state.momentum[n], a.work.anchor.state.momentum[n]) for n in SHAPES)
+    assert all(torch.equal(d.anchored.momentum[n], a.anchored.momentum[n]) for n in SHAPES)
 
 
 async def test_a_listener_takes_all_of_it_from_its_own_cell(rig: Rig) -> None:
@@ -142,11 +135,8 @@ async def test_a_listener_takes_all_of_it_from_its_own_cell(rig: Rig) -> None:
 
 
 async def test_a_round_of_a_fragment_that_is_undone_leaves_everything_as_it_was(rig: Rig) -> None:
-    rig.outer = replace(STREAM, codec="int4", feedback=True)
-    cells = await four(rig)
+    cells, everybody, plan = await trained(rig, replace(STREAM, codec="int4", feedback=True))
     (a, b), (c, d) = cells
-    plan = inner(rig, cells, None)
-    await rig.epoch(plan, a, b, c, d)
     first = sending(rig, cells, plan, 1)
     state = a.work.anchor.state
     await rig.epoch(first, a, b, c, d)

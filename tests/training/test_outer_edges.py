@@ -154,8 +154,7 @@ async def test_anchors_and_momentum_travel_along_edges_too(rig: Rig) -> None:
         ]
         for state, p in zip(states, peers, strict=True):
             close(p.parameters(), state.anchor)
-            assert p.work.anchor.state is not None
-            close(p.work.anchor.state.momentum, state.momentum)
+            close(p.anchored.momentum, state.momentum)
 
 
 async def test_a_joiner_listens_to_the_round_of_one_cell(rig: Rig) -> None:

@@ -24,11 +24,13 @@ from node.training.meetings import speakers
 from node.training.memory import makes
 from node.training.rules import Rules, levels
 from protos.control_pb2 import SpreadLine
-from tests.training.conftest import SHAPES, Peer, Rig
+from tests.training.conftest import SHAPES, Block, Peer, Rig
 
 PARAMETERS = OuterSettings("butterfly", "parameters", 1)
 DELTAS = OuterSettings("butterfly", "deltas", 1, "nesterov", codec="int8")
 STATE = OuterSettings("gossip", "state", 1, "nesterov")
+BEGUN = OuterState.begin(dict(Block().named_parameters()))
+"""The anchor that every peer begins with."""
 
 
 def inner(rig: Rig, cells: Sequence[Sequence[Peer]], after: Plan | None) -> Plan:
@@ -57,12 +59,18 @@ async def four(rig: Rig) -> list[list[Peer]]:
     return [peers[:2], peers[2:]]
 
 
-async def test_cells_train_apart_and_average_their_parameters(rig: Rig) -> None:
-    rig.outer = PARAMETERS
+async def trained(rig: Rig, outer: OuterSettings) -> tuple[list[list[Peer]], list[Peer], Plan]:
+    """Two cells of two under these settings, their peers, and the plan of an epoch of gradients that is done."""
+    rig.outer = outer
     cells = await four(rig)
+    everybody, plan = [p for cell in cells for p in cell], inner(rig, cells, None)
+    await rig.epoch(plan, *everybody)
+    return cells, everybody, plan
+
+
+async def test_cells_train_apart_and_average_their_parameters(rig: Rig) -> None:
+    cells, everybody, plan = await trained(rig, PARAMETERS)
     (a, b), (c, d) = cells
-    plan = inner(rig, cells, None)
-    await rig.epoch(plan, a, b, c, d)
     assert equal(a, b)
     assert equal(c, d)
     assert not equal(a, c)
@@ -148,22 +156,17 @@ async def test_diloco_makes_the_same_outer_step_everywhere_and_keeps_its_momentu
         await rig.epoch(plan, a, b, c, d)
         assert len({p.work.stage.digest for p in (a, b, c, d)}) == 1
         for p in (a, d):
-            assert p.work.anchor.state is not None
             for n in SHAPES:
                 torch.testing.assert_close(p.parameters()[n], state.anchor[n], rtol=1e-5, atol=1e-6)
-                torch.testing.assert_close(p.work.anchor.state.momentum[n], state.momentum[n], rtol=1e-5, atol=1e-6)
+                torch.testing.assert_close(p.anchored.momentum[n], state.momentum[n], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("before", [PARAMETERS, STATE])
 async def test_a_change_comes_into_force_after_all_cells_have_averaged_and_anchors_begin_there(
     rig: Rig, before: OuterSettings
 ) -> None:
-    rig.outer = before
-    cells = await four(rig)
+    cells, everybody, plan = await trained(rig, before)
     (a, b), (c, d) = cells
-    everybody = (a, b, c, d)
-    plan = inner(rig, cells, None)
-    await rig.epoch(plan, *everybody)
     mean = {n: (a.parameters()[n] + c.parameters()[n]) / 2 for n in SHAPES}
     old = a.work.anchor.state
     changed = replace(meeting(rig, cells, plan), change="deltas", since=1)
@@ -172,9 +175,8 @@ async def test_a_change_comes_into_force_after_all_cells_have_averaged_and_ancho
     await rig.epoch(changed, *everybody)
     for p in everybody:
         assert all(torch.equal(t, mean[n]) for n, t in p.parameters().items())
-        assert p.work.anchor.state is not None
-        assert all(torch.equal(t, mean[n]) for n, t in p.work.anchor.state.anchor.items())
-        assert not any(t.any() for t in p.work.anchor.state.momentum.values())
+        assert all(torch.equal(t, mean[n]) for n, t in p.anchored.anchor.items())
+        assert not any(t.any() for t in p.anchored.momentum.values())
     again = replace(meeting(rig, cells, plan), change="deltas", since=1)
     await rig.begin(again, *everybody)
     assert a.work.anchor.state is old, "it was undone"
@@ -226,17 +228,12 @@ async def test_who_has_no_anchor_copies_the_result_and_has_one_then(rig: Rig) ->
     assert not got.missing
     await e.work.adopt(plan)
     assert len({p.work.stage.digest for p in everybody}) == 1
-    assert e.work.anchor.state is not None
-    assert a.work.anchor.state is not None
-    assert all(torch.equal(e.work.anchor.state.momentum[n], a.work.anchor.state.momentum[n]) for n in SHAPES)
+    assert all(torch.equal(e.anchored.momentum[n], a.anchored.momentum[n]) for n in SHAPES)
 
 
 async def test_an_outer_round_that_is_undone_leaves_the_anchor_as_it_was(rig: Rig) -> None:
-    rig.outer = replace(DELTAS, codec="fp32")
-    cells = await four(rig)
+    cells, everybody, plan = await trained(rig, replace(DELTAS, codec="fp32"))
     (a, b), (c, d) = cells
-    plan = inner(rig, cells, None)
-    await rig.epoch(plan, a, b, c, d)
     before, first = a.work.anchor.state, meeting(rig, cells, plan)
     await rig.epoch(first, a, b, c, d)
     moved = a.parameters()
@@ -261,8 +258,7 @@ async def test_with_error_feedback_what_cells_moved_by_is_in_the_anchor_or_owed_
         plan = inner(rig, cells, plan)
         await rig.epoch(plan, *everybody)
         for n, t in moved.items():
-            assert a.work.anchor.state is not None
-            t += a.work.anchor.state.anchor[n] - (a.parameters()[n] + c.parameters()[n]) / 2
+            t += a.anchored.anchor[n] - (a.parameters()[n] + c.parameters()[n]) / 2
         if turn == 2:
             owed = [p.work.anchor.owed.words for p in everybody]
             undone = meeting(rig, cells, plan)
@@ -387,5 +383,4 @@ async def test_a_checkpoint_brings_cell_and_anchor_back(rig: Rig) -> None:
     await d.work.restore(version)
     assert d.work.cell == 1
     assert state is not None
-    assert d.work.anchor.state is not None
-    assert all(torch.equal(d.work.anchor.state.anchor[n], state.anchor[n]) for n in SHAPES)
+    assert all(torch.equal(d.anchored.anchor[n], state.anchor[n]) for n in SHAPES)

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from node.averaging.diloco import OuterState, outer_step, pseudo_gradient
+from node.averaging.diloco import outer_step, pseudo_gradient
 from node.averaging.outer import OuterSettings
 from node.averaging.request import RoundOutcome, RoundRequest
 from node.core.journey import Plan
 from node.training.meetings import fragment, meeting, number, sends
 from node.training.rules import Rules, lands
 from node.training.rules import sends as sends_by
-from tests.training.conftest import SHAPES, Peer, Rig
+from tests.training.conftest import LEADER, SHAPES, Peer, Rig
 from tests.training.test_fragments import PIECES, SIZES, sending
-from tests.training.test_outer_rounds import equal, four, inner
+from tests.training.test_outer_rounds import BEGUN, equal, four, inner, trained
 from tests.training.test_outer_rounds import meeting as whole
 
 STREAM = OuterSettings("butterfly", "deltas", 4, "nesterov", momentum=0.8, fragments=2, overlap=1, mixing=0.25)
@@ -59,19 +59,16 @@ def test_what_is_sent_lands_so_many_epochs_later() -> None:
 
 def test_a_change_takes_nothing_that_is_under_way_with_it() -> None:
     changed = Rules(1, STREAM, 1, "by the owner")
-    plan = Plan(8, 1, sending.__name__, (), (), {}, change="by the owner", fragment=1, outer=3)  # type: ignore[arg-type]
+    plan = Plan(8, 1, LEADER, (), (), {}, change="by the owner", fragment=1, outer=3)
     assert [lands(replace(plan, since=since), STREAM) for since in (0, 6, 7, 8)] == [True, True, False, False]
     assert not lands(replace(plan, fragment=0), STREAM)
     assert [sends_by(changed, since, 7, 40) for since in (6, 7)] == [3, 0], "the plan that levels sends nothing"
 
 
 async def test_a_fragment_lands_later_mixed_with_what_was_learned_meanwhile(rig: Rig) -> None:
-    rig.outer = STREAM
-    cells = await four(rig)
+    cells, everybody, plan = await trained(rig, STREAM)
     (a, b), (c, d) = cells
-    everybody, state = (a, b, c, d), OuterState.begin(a.parameters())
-    plan = inner(rig, cells, None)
-    await rig.epoch(plan, *everybody)
+    state = BEGUN
     for n in (1, 2):
         names = PIECES[n - 1]
         moved = [pseudo_gradient(state, {k: p.parameters()[k] for k in names}) for p in (a, c)]
@@ -86,12 +83,11 @@ async def test_a_fragment_lands_later_mixed_with_what_was_learned_meanwhile(rig:
         assert equal(c, d)
         assert not equal(a, c)
         for p in everybody:
-            assert p.work.anchor.state is not None
             for k, t in p.parameters().items():
                 want = torch.lerp(state.anchor[k], meanwhile[p.name][k], 0.25) if k in names else meanwhile[p.name][k]
                 torch.testing.assert_close(t, want, rtol=1e-5, atol=1e-6)
-                torch.testing.assert_close(p.work.anchor.state.anchor[k], state.anchor[k], rtol=1e-5, atol=1e-6)
-                assert torch.equal(p.work.anchor.state.anchor[k], a.work.anchor.state.anchor[k])  # type: ignore[union-attr]
+                torch.testing.assert_close(p.anchored.anchor[k], state.anchor[k], rtol=1e-5, atol=1e-6)
+                assert torch.equal(p.anchored.anchor[k], a.anchored.anchor[k])
         plan = inner(rig, cells, plan)
         await rig.epoch(plan, *everybody)
         assert all(p.work._outer._sending is None and p.work.rounds.under_way is None for p in everybody)
@@ -129,11 +125,7 @@ async def test_an_epoch_that_begins_anew_keeps_what_is_under_way_and_the_one_tha
 
 
 async def test_a_round_that_carries_everything_leaves_all_with_the_same_though_fragments_are_mixed(rig: Rig) -> None:
-    rig.outer = STREAM
-    cells = await four(rig)
-    everybody = [p for cell in cells for p in cell]
-    plan = inner(rig, cells, None)
-    await rig.epoch(plan, *everybody)
+    cells, everybody, plan = await trained(rig, STREAM)
     await rig.epoch(whole(rig, cells, plan), *everybody)
     assert len({p.work.stage.digest for p in everybody}) == 1
 
@@ -161,8 +153,7 @@ async def test_who_has_come_back_meanwhile_takes_the_outer_step_from_others(rig:
     assert given == 2 * sum(SIZES[n] for n in PIECES[0]), "of the rest its own anchor is everybody's"
     assert equal(c, d)
     assert equal(a, e)
-    assert d.work.anchor.state is not None
-    assert all(torch.equal(d.work.anchor.state.momentum[n], a.work.anchor.state.momentum[n]) for n in SHAPES)  # type: ignore[union-attr]
+    assert all(torch.equal(d.anchored.momentum[n], a.anchored.momentum[n]) for n in SHAPES)
 
 
 async def test_what_is_under_way_may_be_had_from_others_though_its_epoch_is_settled(rig: Rig) -> None:
@@ -192,13 +183,9 @@ async def test_what_is_under_way_may_be_had_from_others_though_its_epoch_is_sett
 
 
 async def test_what_came_to_nothing_on_the_way_is_exchanged_where_it_lands(rig: Rig) -> None:
-    rig.outer = STREAM
-    cells = await four(rig)
+    cells, everybody, plan = await trained(rig, STREAM)
     (a, b), (c, d) = cells
-    everybody, state = (a, b, c, d), OuterState.begin(a.parameters())
-    plan = inner(rig, cells, None)
-    await rig.epoch(plan, *everybody)
-    moved = [pseudo_gradient(state, {k: p.parameters()[k] for k in PIECES[0]}) for p in (a, c)]
+    moved = [pseudo_gradient(BEGUN, {k: p.parameters()[k] for k in PIECES[0]}) for p in (a, c)]
     plan = with_sends(rig, cells, plan, 1)
     await rig.epoch(plan, *everybody)
     for p in everybody:
@@ -209,22 +196,17 @@ async def test_what_came_to_nothing_on_the_way_is_exchanged_where_it_lands(rig: 
     await rig.begin(plan, *everybody)
     assert all(e.missing for e in await rig.average(plan, *everybody))
     assert not any(e.missing for e in await rig.average(plan, *everybody, attempt=1))
-    state = outer_step(state, {k: (moved[0][k] + moved[1][k]) / 2 for k in PIECES[0]}, STREAM)
+    state = outer_step(BEGUN, {k: (moved[0][k] + moved[1][k]) / 2 for k in PIECES[0]}, STREAM)
     assert equal(a, b)
     assert equal(c, d)
     for p in everybody:
-        assert p.work.anchor.state is not None
         for k in SHAPES:
-            torch.testing.assert_close(p.work.anchor.state.anchor[k], state.anchor[k], rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(p.anchored.anchor[k], state.anchor[k], rtol=1e-5, atol=1e-6)
 
 
 async def test_what_is_exchanged_anew_is_not_taken_from_the_way_afterwards(rig: Rig) -> None:
     """The second exchange was of fewer cells than the first one, say: its debts are none of the other's."""
-    rig.outer = replace(STREAM, codec="int4", feedback=True)
-    cells = await four(rig)
-    everybody = [p for cell in cells for p in cell]
-    plan = inner(rig, cells, None)
-    await rig.epoch(plan, *everybody)
+    cells, everybody, plan = await trained(rig, replace(STREAM, codec="int4", feedback=True))
     sent = with_sends(rig, cells, plan, 1)
     await rig.epoch(sent, *everybody)
     await under_way(*everybody)
@@ -241,12 +223,8 @@ async def test_what_is_exchanged_anew_is_not_taken_from_the_way_afterwards(rig: 
 
 
 async def test_a_landing_that_is_undone_lands_again_to_the_last_bit_and_no_debt_is_counted_twice(rig: Rig) -> None:
-    rig.outer = replace(STREAM, codec="int4", feedback=True)
-    cells = await four(rig)
+    cells, everybody, plan = await trained(rig, replace(STREAM, codec="int4", feedback=True))
     (a, b), (c, d) = cells
-    everybody = (a, b, c, d)
-    plan = inner(rig, cells, None)
-    await rig.epoch(plan, *everybody)
     sent = with_sends(rig, cells, plan, 1)
     await rig.epoch(sent, *everybody)
     await under_way(*everybody)
