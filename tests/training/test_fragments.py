@@ -123,6 +123,7 @@ async def test_a_listener_takes_all_of_it_from_its_own_cell(rig: Rig) -> None:
     await rig.begin(plan, *everybody)
     ended = await rig.average(plan, *everybody)
     assert [len(x.missing) for x in ended] == [0, 0, 0, 0, len(SHAPES)], "a fragment makes nobody current"
+    assert e.work.outer.nbytes == 0, "and is not sent to it"
     for sources, missing in (((a.me, b.me), True), ((a.me, b.me, c.me), False)):
         got = await e.work.copy(plan, rig.round(plan, 1, sources=sources))
         assert bool(got.missing) is missing, "another cell's parameters are not its own"

@@ -14,7 +14,7 @@ from node.averaging.diloco import outer_step, pseudo_gradient
 from node.averaging.outer import OuterSettings
 from node.averaging.request import RoundOutcome, RoundRequest
 from node.core.journey import Plan
-from node.training.meetings import fragment, meeting, number, sends
+from node.training.meetings import fragment, meeting, number, sends, speakers
 from node.training.rules import Rules, lands
 from node.training.rules import sends as sends_by
 from tests.training.conftest import LEADER, SHAPES, Peer, Rig
@@ -180,6 +180,40 @@ async def test_what_is_under_way_may_be_had_from_others_though_its_epoch_is_sett
     await under_way(*everybody)
     await rig.epoch(landing(rig, cells, plan, 1), *everybody)
     assert equal(c, d)
+
+
+async def test_who_is_in_no_plan_any_more_is_not_waited_for_on_the_way(rig: Rig) -> None:
+    cells, everybody, plan = await trained(rig, STREAM)
+    sent = replace(with_sends(rig, cells, plan, 1), deadline_s=600.0)
+    silent = next(p for p in cells[1] if p.me in speakers(meeting(sent, 2), (1, 0), ()))
+    assert silent.outer is not None
+
+    async def never(request: RoundRequest, hook: Any) -> RoundOutcome:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    silent.outer.run = never  # type: ignore[method-assign]
+    sent = replace(sent, reducers={n: cells[0][0].me for n in PIECES[0]})
+    await rig.epoch(sent, *everybody)
+    living = [p for p in everybody if p is not silent]
+    left = [[p for p in cell if p is not silent] for cell in cells]
+    plan = landing(rig, left, sent, 1)
+    await rig.begin(plan, *living)
+    await under_way(*living)
+    assert not any(e.missing for e in await rig.average(plan, *living))
+    assert equal(*cells[0])
+
+
+async def test_a_change_that_comes_into_force_where_a_fragment_would_land_carries_everything(rig: Rig) -> None:
+    cells, everybody, plan = await trained(rig, STREAM)
+    plan = with_sends(rig, cells, plan, 1)
+    await rig.epoch(plan, *everybody)
+    for p in everybody:
+        p.work.read = lambda change: Rules(1, STREAM, 1, change)
+    plan = replace(whole(rig, cells, plan), outer=1, change="to the same", since=2)
+    await rig.epoch(plan, *everybody)
+    assert len({p.work.stage.digest for p in everybody}) == 1
+    assert all(p.work._outer._sending is None for p in everybody)
 
 
 async def test_what_came_to_nothing_on_the_way_is_exchanged_where_it_lands(rig: Rig) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from node.averaging.outer import OuterSettings
 from node.core.journey import Plan
+from node.training.meetings import PUSH_AGAIN
 from node.training.memory import makes
 from tests.training.conftest import SHAPES, Peer, Rig
 from tests.training.test_outer_rounds import equal, four, inner, meeting, trained
@@ -171,6 +172,21 @@ async def test_the_speaker_dies_and_another_of_its_cell_is_heard_by_a_server_tha
     assert equal(a, b)
     assert same(a.parameters(), stepped(begun, begun, left))
     assert same(other.parameters(), stepped(a.parameters(), begun, right))
+
+
+async def test_a_server_is_there_for_a_cell_without_an_answer_a_few_times_and_not_for_ever(rig: Rig) -> None:
+    rig.outer, rig.deadline_s = HOGWILD, 60.0
+    a, c = await rig.add("a", "c")
+    plan = inner(rig, [[a], [c]], None)
+    await rig.epoch(plan, a, c)
+    plan = served(meeting(rig, [[a], [c]], plan), a)
+    await rig.begin(plan, a)
+    for attempt in range(PUSH_AGAIN + 1):
+        ended = asyncio.ensure_future(a.work.average(plan, rig.round(plan, attempt), False))
+        while not ended.done():
+            a.work.rounds.gone(c.me)  # which counts once the round is open
+            await asyncio.wait([ended], timeout=0.05)
+        assert set(ended.result().missing) == (set(SHAPES) if attempt < PUSH_AGAIN else set()), attempt
 
 
 async def test_the_server_dies_and_another_goes_on_with_what_its_own_cell_pulled(rig: Rig) -> None:
