@@ -244,6 +244,22 @@ async def test_two_servers_and_a_dead_speaker_whose_cell_is_heard_in_the_next_at
     assert all(torch.allclose(c.fresh[n], both[n]) for n in SHAPES), "three pushes, each of them once"
 
 
+async def test_who_only_serves_again_asks_nobody_and_has_all(cell_of):
+    cell = await cell_of(3, AveragingSettings(round_timeout_s=20.0, group_bytes=256))
+    p0, p1, p2 = cell.peers
+    cells, servers = {p0: 0, p1: 1, p2: 2}, Servers(cell)
+    here = {p: {k: v for k, v in cells.items() if k != p2} for p in (p0, p1)}
+    first = await asyncio.gather(*(cell.run(servers.request(p, here[p], [p0, p1]), p) for p in (p0, p1)))
+    assert [o.missing for o in first] == [(), ()]
+    again = {"round": RoundId(7, 1, 1), "ownership_hash": "again"}
+    serves = servers.request(p0, {p0: 0, p2: 2}, [p0, p2], gathers=False, **again)
+    late = servers.request(p2, {p2: 2}, [p0, p2], members=(p0, p2), **again)
+    there, came = await asyncio.gather(cell.run(serves, p0), cell.run(late, p2))
+    assert (there.missing, came.missing) == ((), ())
+    assert same(there.fresh, first[0].fresh), "what another served before is as good as what it serves now"
+    assert all(transport.faults == [] for transport in cell.transports.values())
+
+
 async def test_what_a_cell_gave_is_stepped_though_the_next_attempt_is_without_the_cell(cell_of, monkeypatch):
     cell = await cell_of(3, AveragingSettings(round_timeout_s=60.0, group_bytes=256))
     p0, p1, p2 = cell.peers

@@ -24,7 +24,7 @@ def test_a_gift_is_acknowledged_when_it_is_there_and_gets_no_parts():
     machine = opened(**INWARD)
     assert feed(machine, began(1, B, tokens=0), began(2, C, gift=True)) == [Wait(1), Read(2)]
     assert feed(machine, Uploaded(2)) == [Serve(2, ()), Step(OPEN.round, 0, (P,), (A, C), 15)]
-    assert feed(machine, Ended(2), Stepped(3, frozenset({P}))) == [Serve(1, (P,))]
+    assert feed(machine, Stepped(3, frozenset({P})), Ended(2)) == [Serve(1, (P,))]
     assert feed(machine, began(3, C, gift=True)) == [Serve(3, ())], "it was here already"
 
 
@@ -97,8 +97,9 @@ async def test_every_owner_gives_its_own_and_the_cell_ends_with_the_same_bits(ce
     assert sum(link.received for link in links) == 0, "what the cell makes of it is nothing to it"
 
 
-async def test_what_a_dead_owner_did_not_make_is_made_of_the_cells_own(cell_of):
-    cell = await held(cell_of, 3)
+async def test_what_a_dead_owner_did_not_make_is_made_of_the_cells_own(cell_of, monkeypatch):
+    cell, told = await held(cell_of, 3), list[PeerId]()
+    monkeypatch.setattr(cell.rounds[PeerId("p2")]._owner, "gone", told.append)
     await cell.net.kill(PeerId("p1"))
     alive, gift = to_cell(cell, "p0", deadline_s=3.0), to_cell(cell, "p2", deadline_s=3.0)
     first, _ = await asyncio.gather(
@@ -107,6 +108,7 @@ async def test_what_a_dead_owner_did_not_make_is_made_of_the_cells_own(cell_of):
     owners = cell.owners([PeerId("p0"), PeerId("p1")])
     lost = {name for name, owner in owners.items() if owner == "p1"}
     assert set(first.missing) == lost
+    assert told == ["p1"], "whom a gift does not reach is not waited for in the giver's own round"
     again = replace(
         alive,
         round=RoundId(7, 1, 1),

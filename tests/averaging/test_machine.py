@@ -272,6 +272,13 @@ def test_streams_of_a_voided_epoch_are_refused_and_those_ahead_of_it_wait():
     assert feed(machine, replace(OPEN, round=ahead)) == [Read(2)]
 
 
+@pytest.mark.parametrize("over", [Forgot(3), Voided(3)])
+def test_of_an_epoch_that_is_over_nothing_is_kept(over):
+    machine = opened(cells={A: 0, B: 1, C: 1}, listeners=frozenset({C}), may_hold=True)
+    feed(machine, began(1, B), Uploaded(1), over, Ended(1))
+    assert (machine._epochs, machine._cells, machine._streams) == ({}, {}, {})
+
+
 EVENTS = st.one_of(
     st.tuples(
         st.just("began"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -11,6 +12,7 @@ import pytest
 from node.averaging.events import Gone, Read, Serve, Step, Stepped, Ticked, Uploaded, Wait, Wake
 from node.averaging.machine import RoundMachine
 from node.averaging.quorum import Quorum, grace
+from node.averaging.settings import AveragingSettings
 from tests.averaging.test_machine import OPEN, A, B, C, P, began, feed
 
 TWO = replace(OPEN, quorum=2, grace_s=5.0)
@@ -85,3 +87,14 @@ def test_a_grace_is_what_the_overlap_leaves_as_the_machine_of_quorums_has_it() -
     late = RoundMachine()
     feed(late, replace(TWO, spare_s=10.0), began(1, B), now=0.0)
     assert of(Step, feed(late, Uploaded(1), now=11.0)), "nothing of it is left"
+
+
+async def test_an_owner_wakes_when_the_grace_is_over(cell_of):
+    cell = await cell_of(3, AveragingSettings(round_timeout_s=600.0))
+    p0, p1, _ = cell.peers
+    owners = dict.fromkeys(cell.owners(), p0)
+    asked = {p: cell.request(p, owners=owners, quorum=2, grace_s=0.01) for p in (p0, p1)}
+    outcomes = await asyncio.wait_for(cell.run_all(asked), 100)
+    assert all(o.complete and o.contributors == {p0, p1} for o in outcomes.values()), (
+        "without the silent one, long before 0.6 of a round"
+    )
