@@ -17,7 +17,8 @@ T = TypeVar("T")
 
 
 class Serving(Generic[T]):
-    """Of one stage. ``refused`` counts pushes that were too old, group by group of parts."""
+    """Of one stage. ``refused`` counts pushes that were too old, group by group of parts. An attempt may open on one thread while a push
+    to the one before is applied on another."""
 
     def __init__(self) -> None:
         self._parts: dict[str, Served[T]] = {}
@@ -37,23 +38,30 @@ class Serving(Generic[T]):
         """
         if plan != self._plan:
             self._plan, self._under_way = plan, dict(self._parts)
-        begun = tuple(sorted(set(mine) - self._under_way.keys()))
         here = self._under_way
-        self._under_way = {n: here[n] if n in here else Served(begins(n)) for n in sorted(mine)}
+        begun = tuple(sorted(set(mine) - here.keys()))
+        for name in here.keys() - set(mine):
+            del here[name]
+        here.update({name: Served(begins(name)) for name in begun})
         return begun
 
     def take(
         self, plan: str, cell: int, names: Collection[str], deltas: Mapping[str, T], bound: int | None, step: Callable[[T, T], T]
     ) -> tuple[dict[str, T], int]:  # fmt: skip
         """A cell pushes ``deltas`` of ``names``, or only pulls: the values it gets, and how many pushes of others ago it had pulled
-        last where what it pushes is refused for that, else 0. Raises StepFault under another plan, and as :func:`push`.
+        last where what it pushes is refused for that, else 0. Raises StepFault under another plan, for parts that others serve by now, and
+        as :func:`push`.
         """
         if plan != self._plan:
             raise StepFault("a push of a round that is over")
         here = self._under_way
-        after = {name: push(here[name], cell, deltas.get(name), bound, step) for name in names}
-        late = max((here[n].age(cell) for n, (_, applied) in after.items() if n in deltas and not applied), default=0)
-        here.update({name: served for name, (served, _) in after.items()})
+        try:
+            before = {name: here[name] for name in names}
+        except KeyError as e:
+            raise StepFault("a push to parts that are not served here any more") from e
+        after = {name: push(before[name], cell, deltas.get(name), bound, step) for name in names}
+        late = max((before[n].age(cell) for n, (_, applied) in after.items() if n in deltas and not applied), default=0)
+        here.update({name: served for name, (served, _) in after.items() if name in here})
         self.refused += late > 0
         return {name: served.value for name, (served, _) in after.items()}, late
 

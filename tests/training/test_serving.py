@@ -78,3 +78,16 @@ def test_a_push_for_a_round_that_is_over_is_not_applied_and_one_that_is_too_old_
         take(serving, "one", cell, p=1, q=1)
     values, age = serving.take("one", 1, ("p", "q"), {"p": 1, "q": 1}, 1, lambda value, by: value + by)
     assert (values, age, serving.refused) == ({"p": 7, "q": 7}, 2, 1)
+
+
+def test_a_push_that_is_being_applied_when_another_attempt_opens_is_not_lost() -> None:
+    serving = fresh()
+
+    def step(value: int, by: int) -> int:
+        serving.opens("one", ("p", "r"), lambda name: 100)
+        return value + by
+
+    assert serving.take("one", 2, ("p", "q"), {"p": 1, "q": 1}, 1, step)[0] == {"p": 6, "q": 6}
+    assert serving.take("one", 3, ("p", "r"), {"p": 1, "r": 1}, 1, lambda value, by: value + by)[0] == {"p": 7, "r": 101}
+    with pytest.raises(StepFault, match="any more"):
+        take(serving, "one", 3, p=1, q=1)
