@@ -88,8 +88,8 @@ class Owed:
         """
         words = {} if refused else dict(self.words)
         words |= {n: lost for n, lost in self._said.items() if n in parts and me in parts[n].contributors}
-        means = dict(self.means)
-        means |= {n: whole - fresh[n] for n, whole in self._made.items() if n in parts and parts[n].owner == me}
+        means, made = dict(self.means), dict(self._made)  # a late step may add to it on its own thread
+        means |= {n: whole - fresh[n] for n, whole in made.items() if n in parts and parts[n].owner == me}
         self._next = words, means, {n: t for n, t in self.late.items() if n not in parts} | dict(late or {})
 
     # ------------------------------------------------------------ versions

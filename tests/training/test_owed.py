@@ -150,3 +150,18 @@ def test_a_checkpoint_keeps_what_is_owed() -> None:
     other = Owed("int4")
     other.restored("a", owed.saved("a"), (3, 3))
     assert other.words == {}
+
+
+def test_a_mean_that_is_made_while_the_round_is_looked_at_does_not_disturb_it() -> None:
+    class Meanwhile(dict[str, Tensor]):
+        def __getitem__(self, name: str) -> Tensor:
+            owed.makes({"late": torch.ones(3)})  # as a step does that the round did not wait for, on a thread of its own
+            return super().__getitem__(name)
+
+    owed = Owed("int8")
+    owed.begin("round")
+    made = owed.makes(numbers(0))
+    owed.ended(parts("a", "b", owner=ME), Meanwhile({n: t - 1 for n, t in made.items()}), ME)
+    owed.moved()
+    assert owed.means.keys() == {"a", "b"}
+    assert all(torch.allclose(t, torch.ones(())) for t in owed.means.values())
