@@ -136,14 +136,15 @@ class OuterRound:
             await anchor.arrived(r.deadline_s)
             if anchor.lacking and r.attempt > len(members):
                 anchor.begin_here()
-        giving = not listener if edges else self._me in speaking or len(speaking) == 1
+        landing = self._lands and not r.attempt
+        giving = not landing and (not listener if edges else self._me in speaking or len(speaking) == 1)
         sent = self._sending
         sent = sent if sent is not None and sent.lands(plan, anchor.history) else None
         if sent is not None and r.attempt:
             sent.stop()
         given = await self._engines.aside(anchor.gives, sent and sent.local) if giving else None
         try:
-            if self._lands and not r.attempt:
+            if landing:
                 outcome = await sent.outcome(r.deadline_s) if sent is not None and not listener else None
                 outcome = outcome or _nothing(anchor.carried)
                 if sent is not None:

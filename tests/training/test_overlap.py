@@ -65,10 +65,19 @@ def test_a_change_takes_nothing_that_is_under_way_with_it() -> None:
     assert [sends_by(changed, since, 7, 40) for since in (6, 7)] == [3, 0], "the plan that levels sends nothing"
 
 
-async def test_a_fragment_lands_later_mixed_with_what_was_learned_meanwhile(rig: Rig) -> None:
+async def test_a_fragment_lands_later_mixed_with_what_was_learned_meanwhile(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
     cells, everybody, plan = await trained(rig, STREAM)
     (a, b), (c, d) = cells
-    state = BEGUN
+    state, gave = BEGUN, list[str]()
+    for p in everybody:
+
+        def gives(of: Any = None, name: str = p.name, gives: Any = p.work.anchor.gives) -> Any:
+            gave.append(name)
+            return gives(of)
+
+        monkeypatch.setattr(p.work.anchor, "gives", gives)
     for n in (1, 2):
         names = PIECES[n - 1]
         moved = [pseudo_gradient(state, {k: p.parameters()[k] for k in names}) for p in (a, c)]
@@ -92,6 +101,7 @@ async def test_a_fragment_lands_later_mixed_with_what_was_learned_meanwhile(rig:
         await rig.epoch(plan, *everybody)
         assert all(p.work._outer._sending is None and p.work.rounds.under_way is None for p in everybody)
     assert not [e for p in everybody for kind in ("round-absurd", "member-failed") for e in p.events(kind)]
+    assert len(gave) == 2 * len(cells), "a speaker of each cell, and not again where it lands"
 
 
 async def test_an_epoch_that_begins_anew_keeps_what_is_under_way_and_the_one_that_sent_it_sends_anew(rig: Rig) -> None:
@@ -214,6 +224,30 @@ async def test_a_change_that_comes_into_force_where_a_fragment_would_land_carrie
     await rig.epoch(plan, *everybody)
     assert len({p.work.stage.digest for p in everybody}) == 1
     assert all(p.work._outer._sending is None for p in everybody)
+
+
+async def test_a_quorum_on_the_way_waits_no_longer_than_until_it_lands(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells, everybody, plan = await trained(rig, replace(STREAM, quorum=1))
+    asked: list[RoundRequest] = []
+    for p in everybody:
+        assert p.outer is not None
+
+        async def run(request: RoundRequest, hook: Any, run: Any = p.outer.run) -> RoundOutcome:
+            asked.append(request)
+            return await run(request, hook)
+
+        monkeypatch.setattr(p.outer, "run", run)
+    sent = replace(with_sends(rig, cells, plan, 1), forecast=(2.0, 0.5))
+    await rig.epoch(sent, *everybody)
+    await under_way(*everybody)
+    assert [r.spare_s for r in asked] == [2.5] * 4
+    plan = landing(rig, cells, sent, 1)
+    await rig.begin(plan, *everybody)
+    for p in everybody:
+        assert p.work._outer._sending is not None
+        p.work._outer._sending.stop()
+    assert not any(e.missing for e in await rig.average(plan, *everybody, attempt=1))
+    assert [r.spare_s for r in asked[4:]] == [None] * 4, "there everybody waits"
 
 
 async def test_what_came_to_nothing_on_the_way_is_exchanged_where_it_lands(rig: Rig) -> None:
