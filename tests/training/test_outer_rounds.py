@@ -297,6 +297,18 @@ async def test_who_speaks_for_one_that_died_owes_only_what_it_said_itself(rig: R
     assert silent.work.anchor.owed.words == {}
 
 
+async def test_a_cell_that_is_alone_now_owes_nothing_for_a_round_that_came_to_nothing(rig: Rig) -> None:
+    cells, everybody, plan = await trained(rig, replace(DELTAS, codec="top-k", feedback=True))
+    met = meeting(rig, cells, plan)
+    await rig.begin(met, *everybody)
+    r = rig.round(met)
+    await asyncio.gather(*(p.work.average(met, r, False) for p in everybody))  # and nobody adopts it
+    alone = meeting(rig, cells[:1], plan)
+    await rig.epoch(alone, *cells[0])
+    assert equal(*cells[0])
+    assert all(p.work.anchor.owed.words == {} for p in cells[0]), "nothing was rounded"
+
+
 @pytest.mark.parametrize("again", [False, True])
 async def test_a_cell_that_was_late_for_a_quorum_counts_in_the_next_round_and_not_after_it(rig: Rig, again: bool) -> None:
     rig.outer = settings = OuterSettings("butterfly", "deltas", 1, "sgd", momentum=0.0, quorum=1, grace_s=0.0)
