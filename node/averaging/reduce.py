@@ -86,7 +86,8 @@ def settled(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What a fresh part is to everybody (fp32, CPU, contiguous: the step's own tensor if it can be), and the bytes that say so.
 
-    ``spare``: the tensor is a mean of ours that may be written over. Raises ValueError when the step gave another shape, or numbers that are not finite or cannot be sent in ``codec``.
+    ``spare``: the tensor is a mean of ours that may be written over. Raises ValueError when the step gave another shape, or numbers that
+    are not finite or cannot be sent in ``codec``.
     """
     if tuple(tensor.shape) != tuple(shape):
         raise ValueError(f"the step made {name} {tuple(tensor.shape)}, expected {tuple(shape)}")

@@ -21,8 +21,8 @@ from node.core.ids import PeerId
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What is to be reduced. ``claims``: tokens by contributor; ``gradients``: their sums over these tokens, fp32 on the
-    CPU, in the order of ``names``. ``allowed`` and ``total``: see :func:`node.averaging.weights.weights`. Not ``summed``:
+    """What is to be reduced. ``claims``: tokens by contributor; ``gradients``: their sums over these tokens, as they
+    came, in the order of ``names``. ``allowed`` and ``total``: see :func:`node.averaging.weights.weights`. Not ``summed``:
     they are values already, and each counts for its tokens. ``norms``: of ``gradients``, of whom they are known. ``reducer``: "" for
     that of the settings."""
 

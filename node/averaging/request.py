@@ -17,7 +17,8 @@ from node.core.ids import PeerId, RoundId
 Step = Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]]
 """Mean gradients of owned parts (fp32, CPU) to their fresh parameters, same names and shapes. Runs on the given executor.
 
-What it gives is served as it is: nobody may change these tensors afterwards."""
+What it gives is served as it is: nobody may change these tensors afterwards. A mean that it gives back itself may be written over with
+what its bytes are to others, so whoever keeps one gives back another tensor."""
 
 TOKENS_LIMIT = 1 << 40
 """Tokens nobody can have behind one epoch's gradients, when the caller knows no better bound."""

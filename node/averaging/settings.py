@@ -14,8 +14,9 @@ class AveragingSettings:
     wire: str = "fp32"
     """Number format of gradients on the wire: fp32, bf16, fp16, int8. Fresh parameters always travel in fp32."""
     group_bytes: int = 8 << 20
-    """Most bytes (of fp32 numbers) of an owner's parts that travel and are stepped together; a larger part goes alone. While a
-    group is stepped, the next one's gradients arrive and the one before leaves. An owner holds two groups of every member."""
+    """Most bytes of an owner's parts, as they travel the larger way, that are stepped together; in fp32 they are four times as many at
+    most. A larger part goes alone. While a group is stepped, the next one's gradients arrive and the one before leaves. An owner holds
+    two groups of every member."""
     round_timeout_s: float = 30.0
     """A contribution or a fresh part that is later counts as missing."""
     max_gradient_norm: float = 1e6
