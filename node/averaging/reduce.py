@@ -9,6 +9,7 @@ import torch
 
 from node.averaging.codecs import PIECE, Coded, encode
 from node.averaging.formats import FORMATS
+from node.core.errors import StepFault
 from node.core.ids import PeerId
 
 
@@ -86,8 +87,8 @@ def settled(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What a fresh part is to everybody (fp32, CPU, contiguous: the step's own tensor if it can be), and the bytes that say so.
 
-    ``spare``: the tensor is a mean of ours that may be written over. Raises ValueError when the step gave another shape, or numbers that
-    are not finite or cannot be sent in ``codec``.
+    ``spare``: the tensor is a mean of ours that may be written over. Raises ValueError when the step gave another shape; StepFault for
+    numbers that are not finite or cannot be sent in ``codec``, as what others gave may come to.
     """
     if tuple(tensor.shape) != tuple(shape):
         raise ValueError(f"the step made {name} {tuple(tensor.shape)}, expected {tuple(shape)}")
@@ -95,8 +96,11 @@ def settled(
         fresh = tensor.detach().to("cpu", torch.float32).contiguous()
         data, fine = encode(fresh, codec), finite(fresh)
     else:
-        data = encode(tensor, codec)
+        try:
+            data = encode(tensor, codec)
+        except ValueError as e:
+            raise StepFault(f"what the step made {name} cannot travel: {e}") from e
         fresh, fine = opened(Coded(data, shape, codec), tensor.view(-1) if spare else None)
     if not fine:
-        raise ValueError(f"the step made {name} not finite")
+        raise StepFault(f"the step made {name} not finite")
     return fresh, data

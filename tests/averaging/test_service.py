@@ -10,6 +10,7 @@ import torch
 
 from node.averaging.settings import AveragingSettings
 from node.core.ids import RoundId
+from tests.averaging.conftest import SHAPES
 
 
 @pytest.mark.parametrize("count", [1, 3, 5])
@@ -213,6 +214,18 @@ async def test_a_step_that_fails_fails_the_owner_and_can_be_repaired(cell_of, bi
     repaired = dict.fromkeys(cell.owners(), p0)
     outcomes = await cell.run_all({p: cell.repair(p, [p0, p1], repaired) for p in (p0, p1)})
     assert all(bits(o.fresh, cell.expected(cell.peers)) for o in outcomes.values())
+
+
+async def test_what_others_gave_and_cannot_be_sent_back_fails_the_round_and_ends_nobody(cell_of):
+    cell = await cell_of(2, AveragingSettings(round_timeout_s=10.0, max_gradient_norm=1e9))
+    p0, p1 = cell.peers
+    huge = {n: torch.full(s, 1e6) for n, s in SHAPES.items()}  # fit, and more than fp16 has
+    changes = {"owners": dict.fromkeys(SHAPES, p0), "summed": False, "down": "fp16", "gradients": huge}
+    mine, theirs = (cell.rounds[p].run(cell.request(p, **changes), lambda means: means) for p in (p0, p1))
+    for outcome in await asyncio.gather(mine, theirs):
+        assert "the owner's step failed" in outcome.failed[p0]
+        assert "not finite" in outcome.failed[p0]
+    assert cell.errors == []
 
 
 async def test_a_silent_owner_costs_no_more_than_the_deadline(cell_of, bits):
