@@ -46,7 +46,7 @@ from node.training.meter import Meter
 from node.training.outer_memory import outer_bytes
 from node.training.pace import PROBE_WAYS_S
 from node.training.presence import Presence
-from node.training.rules import Read
+from node.training.rules import Read, Rules
 from node.training.service import Training
 from node.training.stage import StageState
 from node.training.text import Text
@@ -197,6 +197,21 @@ def room(config: NodeConfig, manifest: Manifest, stage: int, limit: int, beside:
         return verdict
     found = fits_beside(stage, p.stages, kept.main, beside)
     return verdict if found.ok else found
+
+
+def under(manifest: Manifest, rules: Rules) -> Manifest:
+    """The manifest with these settings for how cells average: the owner's newest change to it, or its own."""
+    return replace(manifest, outer=rules.outer, averaging=replace(manifest.averaging, cell=rules.cell or "all"))
+
+
+def check_room(config: NodeConfig, manifest: Manifest, a: Assembled, journal: Journal) -> None:
+    """Say so when what is hosted here does not fit beside what the owner's newest change keeps: it is followed all the same, and the
+    kernel would be the one to say it."""
+    rules = a.training.standing.known
+    verdict = room(config, under(manifest, rules), a.stage.stage, a.memory_limit, a.main_memory)
+    if not verdict.ok:
+        text = f"under change {rules.revision} of the owner {verdict.text}; {verdict.next_step}"
+        journal.emit("daemon", "change-out-of-room", text, "error", revision=rules.revision)
 
 
 def run_facts(manifest: Manifest, work: Work) -> RunFacts:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import uvloop
 
-from node.assembly import Assembled, assemble
+from node.assembly import Assembled, assemble, check_room
 from node.catchup import catch_up
 from node.config import NodeConfig
 from node.control.service import ControlService
@@ -167,12 +167,14 @@ class Daemon:
                 a.work.anchor.follow(a.training.change(text).outer, level=False)
             except Refused as e:
                 self.journal.emit("daemon", "change-ignored", str(e), "warning")
+            check_room(config, manifest, a, self.journal)
 
         def keep(change: str) -> None:
             try:
                 config.keep_change(run_id, change)
             except LocalFault as e:
                 self.journal.emit("daemon", "change-not-kept", str(e), "warning")
+            check_room(config, manifest, a, self.journal)
 
         a.training.on_change = keep
 

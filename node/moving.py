@@ -11,7 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from node.assembly import Assembled, room
+from node.assembly import Assembled, room, under
 from node.config import MOVED, NodeConfig
 from node.core.ids import ENDS
 from node.manifest import Manifest
@@ -39,7 +39,7 @@ class Mover:
             return f"it is on its way to stage {self.target}"
         if d.assembled is None or d.manifest is None or d.draining or d.ending:
             return "it is coming or going itself"
-        if why := refusal(d.config, d.manifest, d.assembled, stage):
+        if why := refusal(d.config, under(d.manifest, d.assembled.training.standing.known), d.assembled, stage):
             d.journal.emit("daemon", "move-refused", f"asked to host stage {stage}: {why}", stage=stage)
             return why
         self.target = stage

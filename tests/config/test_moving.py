@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from node import moving
+from node.assembly import check_room
 from node.averaging.outer import OuterSettings
 from node.config import MOVED, NodeConfig
 from node.core.errors import UsageFault
@@ -18,6 +19,7 @@ from node.core.tasks import Tasks
 from node.manifest import Manifest
 from node.moving import Mover, p2p_port, refusal
 from node.telemetry.events import Journal
+from node.training.rules import Rules, Standing
 
 ME = "12D3KooWAQqU9GpkTfSsZGdQnrbCkLh31Gp3okDXAQqU9GpkTfSs"
 MANIFEST = Manifest.default_demo()
@@ -66,6 +68,21 @@ def test_reasons_to_stay(tmp_path: Path) -> None:
     assert "main memory" in refusal(ours, diloco, hosting(1, main=1 << 16), 2)
 
 
+def test_a_change_that_does_not_fit_here_is_said_when_it_is_heard_of_and_counts_for_a_move(tmp_path: Path) -> None:
+    journal, diloco = Journal(), Rules(1, OuterSettings("butterfly", "deltas", 4, "nesterov"), 3, "signed")
+    d = FakeDaemon(config(tmp_path))
+    d.assembled.main_memory = 1 << 16
+    check_room(d.config, MANIFEST, d.assembled, journal)
+    assert not list(journal.recent()), "by the manifest's own settings nothing is kept"
+    d.assembled.training.standing.learns(diloco)
+    check_room(d.config, MANIFEST, d.assembled, journal)
+    (said,) = journal.recent()
+    assert (said.kind, said.fields["revision"]) == ("change-out-of-room", 3)
+    assert "main memory" in said.text
+    assert "a machine with more" in said.text
+    assert "main memory" in d.mover.asked(2)
+
+
 def test_the_port_is_our_own_and_no_relays(tmp_path: Path) -> None:
     relay = f"/ip4/9.9.9.9/tcp/1/p2p/{ME}/p2p-circuit/p2p/{ME}"
     assert p2p_port([relay, f"/ip4/127.0.0.1/udp/7/quic-v1/p2p/{ME}", f"/ip4/127.0.0.1/tcp/4001/p2p/{ME}"]) == 4001
@@ -82,7 +99,7 @@ class FakeDaemon:
         self.log: list[str] = []
         self.calm = asyncio.Event()
         self.assembled = hosting(stage)
-        self.assembled.training = SimpleNamespace(leave=self.leave)
+        self.assembled.training = SimpleNamespace(leave=self.leave, standing=Standing(Rules()))
         self.assembled.work = SimpleNamespace(saved=self.saved)
         self.mover = Mover(self)  # type: ignore[arg-type]
 
