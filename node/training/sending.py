@@ -31,7 +31,7 @@ class Sending:
 
     def lands(self, plan: Plan, history: object) -> bool:
         """Whether this is what lands in a plan."""
-        return plan.outer == self.meeting.outer and plan.epoch > self.meeting.epoch and history is self.history
+        return plan.outer == self.meeting.outer and history is self.history
 
     async def outcome(self, deadline_s: float) -> RoundOutcome | None:
         """What the exchange has brought, waited for until the deadline; None for nothing."""

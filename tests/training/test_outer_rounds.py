@@ -194,6 +194,21 @@ async def test_a_change_comes_into_force_after_all_cells_have_averaged_and_ancho
         torch.testing.assert_close(a.parameters()[n], state.anchor[n], rtol=1e-5, atol=1e-6)
 
 
+async def test_debts_end_with_a_change_though_it_changes_nothing_about_them(rig: Rig) -> None:
+    settings = replace(DELTAS, codec="top-k", feedback=True)
+    cells, everybody, plan = await trained(rig, settings)
+    plan = meeting(rig, cells, plan)
+    await rig.epoch(plan, *everybody)
+    assert any(p.work.anchor.owed.words for p in everybody)
+    for p in everybody:
+        p.work.read = lambda change: Rules(1, settings, 1, change)
+    plan = inner(rig, cells, plan)
+    await rig.epoch(plan, *everybody)
+    plan = replace(meeting(rig, cells, plan), change="to the same", since=plan.epoch + 1)
+    await rig.epoch(plan, *everybody)
+    assert not any(p.work.anchor.owed.words or p.work.anchor.owed.means for p in everybody), "all was averaged as it is"
+
+
 async def test_a_plan_under_a_change_that_nobody_signed_or_that_levels_nothing_is_objected_to(rig: Rig) -> None:
     rig.outer = replace(PARAMETERS, every=3)
     cells = await four(rig)

@@ -13,6 +13,7 @@ from node.averaging.outer import OuterSettings
 from node.core.journey import Plan
 from node.training.meetings import PUSH_AGAIN
 from node.training.memory import makes
+from node.training.rules import Rules
 from tests.training.conftest import SHAPES, Peer, Rig
 from tests.training.test_outer_rounds import equal, four, inner, meeting, trained
 
@@ -82,6 +83,27 @@ async def test_cells_push_and_pull_one_by_one_and_end_with_values_of_their_own(r
     assert len(a.events("serving-begun")) == 1
 
 
+async def test_a_change_ends_what_is_served_and_servers_begin_with_what_all_have_then(rig: Rig) -> None:
+    cells, everybody, plan = await trained(rig, HOGWILD)
+    (a, b), (c, d) = cells
+    plan = served(meeting(rig, cells, plan), a)
+    await in_order(rig, plan, (a, b), (c, d))
+    for p in everybody:
+        p.work.read = lambda change: Rules(1, HOGWILD, 1, change)
+    plan = inner(rig, cells, plan)
+    await rig.epoch(plan, *everybody)
+    plan = replace(meeting(rig, cells, plan), change="to the same", since=plan.epoch + 1)
+    await rig.epoch(plan, *everybody)
+    level = a.parameters()
+    assert equal(a, c)
+    plan = replace(inner(rig, cells, plan), change="to the same", since=plan.epoch)
+    await rig.epoch(plan, *everybody)
+    left = a.parameters()
+    plan = replace(served(meeting(rig, cells, plan), a), change="to the same", since=plan.since)
+    await in_order(rig, plan, (a, b), (c, d))
+    assert same(a.parameters(), stepped(level, level, left))
+
+
 async def test_an_epoch_that_begins_anew_applies_nothing_twice(rig: Rig) -> None:
     cells, everybody, plan = await trained(rig, HOGWILD)
     (a, b), (c, d) = cells
@@ -148,6 +170,18 @@ async def test_a_joiner_without_an_anchor_takes_values_and_pushes_in_the_next_ro
     await in_order(rig, plan, (c, d), (a, b, e))
     assert equal(e, a), "it listens in the first cell"
     assert all(torch.equal(e.anchored.anchor[n], t) for n, t in e.parameters().items())
+
+
+async def test_a_cell_without_an_anchor_takes_none_from_another_and_pushes_nothing(rig: Rig) -> None:
+    rig.outer, rig.deadline_s = HOGWILD, 60.0
+    a, c = await rig.add("a", "c")
+    plan = inner(rig, [[a], [c]], None)
+    await rig.epoch(plan, a, c)
+    c.work.anchor.state = None
+    plan = served(meeting(rig, [[a], [c]], plan), a)
+    await in_order(rig, plan, [a], [c])
+    assert same(c.parameters(), a.parameters()), "what another cell has pulled says nothing of how far this one has come"
+    assert same(c.anchored.anchor, c.parameters())
 
 
 async def test_the_speaker_dies_and_another_of_its_cell_is_heard_by_a_server_that_has_waited_for_it(rig: Rig) -> None:
