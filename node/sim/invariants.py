@@ -137,6 +137,11 @@ class CountsOnce(Checker):
         super().__init__(swarm)
         self._seen: dict[tuple[str, int], dict[int, PeerId]] = {}
 
+    def plan(self, plan: Plan) -> None:
+        """A swarm that has lost everything may begin with the very same plan again: what was counted by it before is gone."""
+        for stage in self.swarm.setup.names:
+            self._seen.pop((plan.hash, stage), None)
+
     def counted(self, peer: SimPeer, plan: Plan, index: int, again: bool) -> None:
         if again:
             raise self.broken(f"micro-batch {index} of epoch {plan.epoch} counts twice at {peer.name}")

@@ -546,7 +546,8 @@ class Labour:
         def one(donor: PeerId, names: list[str], tries: int) -> None:
             def serve(there: SimPeer, call: Call) -> None:
                 work = there.labour
-                held = work.moments if work.stage == self.stage and work.settled == plan.epoch else {}
+                # Who was a listener has settled nothing of what it holds: each part's state says itself of which version it is.
+                held = {n: m for n, m in work.moments.items() if work.stage == self.stage and m.through == plan.base}
                 whole = all(n in held for n in names)
                 call.say({n: held[n] for n in names} if whole else None, HEAD + 4096 * len(names))
 

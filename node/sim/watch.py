@@ -83,6 +83,7 @@ class Watch:
                     heard = event.term if isinstance(event, ev.Heard) else 0
                     self.grow.plan(peer, plan, (max(term, heard), base), actions)
                     self.owners.plan(plan)
+                    self.once.plan(plan)
                     self.samples.plan(plan)
                     if plan.outer:
                         self.samples.close(plan, (), 0)

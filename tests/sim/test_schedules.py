@@ -127,6 +127,7 @@ def test_what_was_once_broken_holds(seed: int) -> None:
 
 
 CELLS_ONCE_BROKEN = (
+    ("gossip", 17, "optimizer state of a later epoch from who had caught up there, for a leader that began at an earlier one"),
     ("push-sum", 38, "who was started again and had another cell's parameters when a plan still counted on it"),
 )
 
@@ -135,6 +136,13 @@ CELLS_ONCE_BROKEN = (
 def test_what_was_once_broken_with_cells_holds(name: str, seed: int) -> None:
     outcome = run(CELLS[name], lay(("random",), CELLS[name], seed))
     assert outcome.violation is None, f"{name}, seed {seed}: {outcome.violation}"
+    assert outcome.finished
+
+
+def test_who_all_lose_their_first_epoch_may_begin_with_the_same_plan_again() -> None:
+    setup = Setup(stages=3, replicas=2, micro_batches=6, epochs=8, parts=toy_parts(3, 2), unequal=2.0, may_skip=0.34)
+    outcome = run(setup, lay(("random",), setup, 138))
+    assert outcome.violation is None, outcome.violation
     assert outcome.finished
 
 
