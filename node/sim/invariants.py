@@ -19,7 +19,8 @@ from node.sim.disk import Checkpoint
 from node.sim.values import GENESIS, Moment, Share, Value
 from node.training import events as ev
 from node.training.leader import Leader, Phase
-from node.training.meetings import fragment, number, pieces
+from node.training.meetings import pieces
+from node.training.memory import makes
 from node.training.rules import between
 
 if TYPE_CHECKING:
@@ -75,14 +76,20 @@ class EqualDigests(Checker):
     def __init__(self, swarm: Swarm) -> None:
         super().__init__(swarm)
         self._seen: dict[tuple[str, int, int], tuple[str, PeerId]] = {}
+        self._met: dict[tuple[Version, int], None] = {}
+
+    def plan(self, plan: Plan) -> None:
+        if not plan.outer or plan.fragment or plan.senders or between(plan, self.swarm.read).pushes:
+            return
+        for stage in {stage for stage, _ in plan.units}:
+            if len({m.group for m in plan.stage(stage)}) == 1:
+                self._met[makes(plan, ()), stage] = None
+        _shorten(self._met)
 
     def began(self, peer: SimPeer, plan: Plan) -> None:
         me = plan.member(peer.name)
-        cell, digest, setup = me.cell if me else 0, peer.labour.digest, self.swarm.setup
-        # After an outer round over all cells of a stage they all hold the same.
-        met = number(plan.epoch - 1, setup.outer.gap, setup.epochs) if plan.epoch else 0
-        if setup.outer.strategy == "butterfly" and met and not fragment(setup.outer, plan.epoch - 1, setup.epochs):
-            cell = 0
+        digest = peer.labour.digest
+        cell = me.cell if me and (plan.base, peer.stage) not in self._met else 0
         first = self._seen.setdefault((plan.hash, peer.stage, cell), (digest, peer.name))
         if first[0] != digest:
             raise self.broken(f"{peer.name} and {first[1]} begin epoch {plan.epoch} with different parameters")

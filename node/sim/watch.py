@@ -82,6 +82,7 @@ class Watch:
                 case ev.SendPlan(plan):
                     heard = event.term if isinstance(event, ev.Heard) else 0
                     self.grow.plan(peer, plan, (max(term, heard), base), actions)
+                    self.digests.plan(plan)
                     self.owners.plan(plan)
                     self.once.plan(plan)
                     self.samples.plan(plan)
