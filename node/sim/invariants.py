@@ -107,7 +107,10 @@ class OneOwner(Checker):
         names = self.swarm.setup.names
         if len(plan.owners) != sum(len(parts) * len(plan.cells(stage)) for stage, parts in names.items()):
             raise self.broken(f"the plan of epoch {plan.epoch} names {len(plan.owners)} parts")
+        one = not self.swarm.setup.cell and not plan.change
         for stage, parts in names.items():
+            if one and len(plan.cells(stage)) > 1:
+                raise self.broken(f"the plan of epoch {plan.epoch} cuts stage {stage} into cells, and the run has none")
             for cell in plan.cells(stage):
                 able = {m.peer for m in plan.cell(stage, cell) if m.current}
                 for part in parts:

@@ -43,6 +43,10 @@ def arrange(
     ``stands``: the cells a peer could be current in, empty for a listener; somebody can. ``homes``: the cell it was in last.
     ``seniors`` own something, and stay where one of several must go. ``mend``: a moment to give up cells of one.
     """
+    known = {cell for able in stands.values() for cell in able} - {ANY}
+    if not most and len(known) == 1:
+        # Where there is one cell only, parameters that were fetched are those of it, as the ones somebody can go back to.
+        stands = {peer: known if able else able for peer, able in stands.items()}
     cells, homeless = _at_home(stands, homes, most, seniors)
     _merge(cells, stands, most)
     lonely = _lonely(cells, most) if mend and most > 1 else None

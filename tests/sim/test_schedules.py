@@ -139,6 +139,14 @@ def test_what_was_once_broken_with_cells_holds(name: str, seed: int) -> None:
     assert outcome.finished
 
 
+def test_who_fetched_the_version_and_who_goes_back_to_it_are_not_two_cells() -> None:
+    """Two side by side would train two models, in a run that never lets cells meet."""
+    setup = Setup()
+    outcome = run(setup, lay(("random", "restart"), setup, 36))
+    assert outcome.violation is None, outcome.violation
+    assert outcome.finished
+
+
 def test_who_all_lose_their_first_epoch_may_begin_with_the_same_plan_again() -> None:
     setup = Setup(stages=3, replicas=2, micro_batches=6, epochs=8, parts=toy_parts(3, 2), unequal=2.0, may_skip=0.34)
     outcome = run(setup, lay(("random",), setup, 138))

@@ -36,6 +36,16 @@ def test_a_young_stage_is_cut_evenly(most: int, sizes: list[int]) -> None:
     assert set(made.parents.values()) == {ANY}
 
 
+def test_without_cells_fetched_parameters_are_those_that_others_can_go_back_to() -> None:
+    stands = {P[0]: frozenset({0}), P[1]: NEW, P[2]: NEW, P[3]: frozenset[int]()}
+    made = arrange(stands, home(0, ANY, ANY, 0), 0)
+    assert made.cells == dict.fromkeys(P[:4], 0)
+    assert (made.listeners, made.parents) == ({P[3]}, {})
+    assert arrange(stands, home(0, ANY, ANY, 0), 2).cells[P[1]] == 1, "of which cell they are is not known"
+    apart = arrange(at(0, 1), home(0, 1), 0)
+    assert set(apart.cells.values()) == {0, 1}, "until the round that levels them"
+
+
 def test_whoever_is_in_a_cell_stays_and_a_joiner_listens_in_the_smallest() -> None:
     made = arrange(at(0, 0, 1, -1), home(0, 0, 1), 2)
     assert made.cells == {P[0]: 0, P[1]: 0, P[2]: 1, P[3]: 1}
