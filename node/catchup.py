@@ -37,7 +37,10 @@ async def catch_up(work: Work, presence: Presence, incoming: Path, journal: Jour
         if newest <= work.version.epoch:
             break
         try:
-            await work.join(sorted(p for p, epoch in held.items() if epoch >= newest - 1), None, partial=partial)
+            if not await work.join(sorted(p for p, epoch in held.items() if epoch >= newest - 1), None, partial=partial):
+                # What is on the noticeboard was written before all were started again, and the disk here has more than theirs.
+                journal.emit("checkpoint", "fetch-older", f"others hold less than epoch {work.version.epoch}, which stays")
+                break
             return
         except PeerFault as e:
             journal.emit("checkpoint", "fetch-failed", f"{e}; trying again", "warning")

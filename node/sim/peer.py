@@ -106,7 +106,8 @@ class SimPeer(Host):
             if found is None:
                 self.after(RETRY_S, self._catch_up, tries - 1)
             else:
-                self.labour.take(*found)
+                if found[0].epoch >= self.labour.version.epoch:
+                    self.labour.take(*found)
                 self._take_part()
 
         self.labour.fetch(sorted(p for p, e in epochs.items() if e >= newest - 1), None, "", got)

@@ -317,17 +317,21 @@ class Work:
 
     async def join(
         self, donors: Sequence[PeerId], epoch: int | None, digest: str | None = None, partial: Partial | None = None
-    ) -> None:
-        """Fetch the stage's parameters from members at a version most of them agree on, or at ``epoch``.
+    ) -> bool:
+        """Fetch the stage's parameters from members at a version most of them agree on, or at ``epoch``. False when that is an older
+        one than is here, which stays.
 
         With ``digest`` only that state is taken. ``partial`` keeps what has come when this raises NoDonor.
         """
         found = await self._fetch(donors, None if epoch is None else Version(epoch), digest, partial)
+        if found.epoch < self.version.epoch:
+            return False
         await self.engines.aside(self.stage.adopt, found.tensors, found.epoch, found.lineage)
         self.stage.settle()
         self._holds_nothing(found.version)
         self.anchor.forget()
         self.tokens, self.cell = 0, ANY
+        return True
 
     def _holds_nothing(self, version: Version) -> None:
         """Parameters came from elsewhere: no state here belongs to them."""

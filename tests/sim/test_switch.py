@@ -134,6 +134,16 @@ def test_who_joins_later_goes_by_it_and_everybody_does_after_all_were_down() -> 
     assert swarm.watch.counts.get("averaging-changed") == 1, "a checkpoint knows what was in force"
 
 
+def test_who_restored_a_checkpoint_keeps_it_where_others_have_nothing() -> None:
+    """The noticeboard still names the epoch that they held before all went down: two of different cells took the run's beginning for
+    news, and then shared a cell at their checkpoints."""
+    swarm = Watched(GOSSIP, 15, replace(DILOCO, cell=2))
+    for fault in lay(("random",), GOSSIP, 15).faults:
+        swarm.world.push(fault.at, None, strike, (swarm, fault))
+    swarm.world.push(4.0, None, swarm.tell, ("diloco",))
+    swarm.finish()
+
+
 def test_old_news_and_forgeries_change_nothing_and_count_against_who_brings_them() -> None:
     swarm = Watched(GOSSIP, 5, DILOCO, WHOLE)
     swarm.until(2)

@@ -49,6 +49,24 @@ async def test_what_the_swarm_has_is_newer(rig: Any, tmp_path: Path) -> None:
     assert not c.events("fetch-failed")
 
 
+async def test_what_the_disk_has_is_not_given_up_for_what_donors_had_before_they_were_started_again(
+    rig: Any, tmp_path: Path
+) -> None:
+    a, b = await rig.add("a", "b", every=1)
+    await rig.train((a, b), {n: a for n in rig.shapes}, 3)
+    await a.work.saved()
+    at = a.work.checkpoints()[-1]
+    c, d = await rig.add("c", "d", every=1)
+    c.store.root = a.store.root
+    board = Board(d=(9, "training"))
+    await catch_up(c.work, board, tmp_path / "in", c.journal, 0.0)  # type: ignore[arg-type]
+    assert c.work.version == at
+    assert at.epoch > d.work.version.epoch
+    assert at in (c.work.version, *c.work.checkpoints())
+    assert c.events("fetch-older")
+    assert board.looks == 1
+
+
 async def test_donors_that_fail_are_tried_again_and_then_it_listens(rig: Any, tmp_path: Path) -> None:
     (c,) = await rig.add("c")
     board = Board(nobody=(3, "training"))
