@@ -5,7 +5,7 @@ Never: a decision."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -71,6 +71,11 @@ class Attempt:
     def cell_of(self, peer: PeerId) -> int:
         """A member's."""
         return self.request.cells.get(peer, self.cell)
+
+    def lacking(self, held: Mapping[int, Mapping[str, Held]]) -> Iterator[int]:
+        """Cells in which not all of our parts are fresh, one by one: of many, who asks seldom needs more than the first."""
+        mine = self.mine
+        return (cell for cell in self.cells if not mine <= held.get(cell, {}).keys())
 
     def drop(self, cells: Collection[int]) -> None:
         """No step of this attempt will begin any more in these cells: let go of what was given for one."""

@@ -410,14 +410,13 @@ class Owner:
 
     def _settle(self, number: int, cell: int = 0, fault: str = "") -> None:
         """Tell the rounds of an epoch whose own parts are all here, in every cell, or will not come."""
-        epoch = self._epochs.get(number)
-        for attempt in [] if epoch is None else epoch.attempts.values():
+        epoch = self._epochs.get(number, Epoch())
+        for attempt in epoch.attempts.values():
             if fault:
                 attempt.faults[cell] = fault
                 attempt.drop((cell,))
-            open_ = [at for at in sorted(attempt.cells) if epoch is not None and not attempt.mine <= epoch.of(at).keys()]
-            if not attempt.settled.done() and all(at in attempt.faults for at in open_):
-                attempt.settled.set_result("; ".join(attempt.faults[at] for at in open_))
+            if not attempt.settled.done() and all(at in attempt.faults for at in attempt.lacking(epoch.held)):
+                attempt.settled.set_result("; ".join(attempt.faults[at] for at in sorted(attempt.lacking(epoch.held))))
 
 
 def _travelled(request: RoundRequest, names: Sequence[str]) -> list[Coded]:
