@@ -311,7 +311,7 @@ class SimPeer(Host):
             case ev.SendLost(_, plan, dead):
                 if self.member.plan is not None and plan.hash == self.member.plan.hash:
                     for other in sorted({*dead} - {self.name}):
-                        self.rounds.gone(other)
+                        self._gone(other)
                 return None
             case ev.Move(_, stage):
                 return self.swarm.move(self, stage)
@@ -381,8 +381,12 @@ class SimPeer(Host):
     def connection_lost(self, peer: PeerId) -> None:
         if self.ready:
             self.accuse(peer, "its connection broke")
-            self.rounds.gone(peer)
-            self.between.gone(peer)
+            self._gone(peer)
+
+    def _gone(self, peer: PeerId) -> None:
+        """No round, inside the cell or between cells, waits for it."""
+        self.rounds.gone(peer)
+        self.between.gone(peer)
 
     def hop_failed(self, peer: PeerId, why: str) -> None:
         """A tensor could not be given to ``peer``."""
