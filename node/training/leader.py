@@ -411,11 +411,13 @@ class Leader:
         base, times = self._disputed or (epoch.plan.base, 0)
         times = times + 1 if base == epoch.plan.base else 1
         self._disputed = (epoch.plan.base, times)
-        if times > RECOUNTS:
-            return [reports.digests_disputed(stages)]
+        again = times <= RECOUNTS
+        said = reports.digests_disputed(stages, again)
+        if not again:
+            return [said]
         self.mismatches += len(stages)
         self.roster.undo(epoch.makes)
-        return self._abandon(now, reports.disputed(stages))
+        return [said, *self._abandon(now, reports.disputed(stages))]
 
     def _check_digests(self, epoch: Attempt) -> list[Any]:
         """Equal digests inside a cell are an invariant; who differs from the majority has to catch up."""

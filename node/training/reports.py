@@ -154,10 +154,10 @@ def disputed(stages: tuple[int, ...]) -> str:
     return f"replicas of {where} made different parameters and nobody can say whose are right"
 
 
-def digests_disputed(stages: tuple[int, ...]) -> Report:
-    """Doing the epoch again did not help."""
-    text = f"{disputed(stages)}, again and again: one of each goes on"
-    return Report("digests-disputed", text, "error", {"stages": list(stages)})
+def digests_disputed(stages: tuple[int, ...], again: bool) -> Report:
+    """A mismatch of which nobody knows the right side. ``again``: the epoch is done once more; else that did not help."""
+    kind, text = ("digest-mismatch", "") if again else ("digests-disputed", ", again and again: one of each goes on")
+    return Report(kind, disputed(stages) + text, "error", {"stages": list(stages)})
 
 
 def evaluated(epoch: int, loss: float) -> Report:
