@@ -16,6 +16,8 @@ Pure: no clock, no socket, no tensor.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from node.averaging.books import COMING, OPEN, Epoch, Phase, Stream, by_cell
 from node.averaging.events import (
     Action,
@@ -116,9 +118,8 @@ class RoundMachine:
         return actions if epoch is None else actions + self._step_if_ready(epoch, now)
 
     def _cell_of(self, began: Began) -> int:
-        cells = self._cells.get(began.round.epoch)
-        # Strangers are in none: any will refuse them.
-        return cells.get(began.peer, min(cells.values())) if cells else 0
+        cells = self._cells.get(began.round.epoch, {})
+        return cells[began.peer] if began.peer in cells else _of_strangers(cells)
 
     def _epoch_of(self, began: Began) -> Epoch | None:
         return self._epochs.get((began.round.epoch, self._cell_of(began)))
@@ -341,9 +342,19 @@ class RoundMachine:
         return Refuse(number, kind, text, weight)
 
     def _of_epoch(self, number: int, cell: int) -> list[tuple[int, Stream]]:
-        found = [(n, s) for n, s in sorted(self._streams.items()) if s.began.round.epoch == number]
-        return [(n, s) for n, s in found if self._cell_of(s.began) == cell] if self._cells.get(number) else found
+        cells = self._cells.get(number, {})
+        others = _of_strangers(cells)
+        return sorted(
+            (n, s)
+            for n, s in self._streams.items()
+            if s.began.round.epoch == number and cells.get(s.began.peer, others) == cell
+        )
 
     @staticmethod
     def _round_of(epoch: Epoch) -> RoundId | None:
         return None if epoch.current is None else epoch.current.round
+
+
+def _of_strangers(cells: Mapping[PeerId, int]) -> int:
+    """The cell of whoever is in none: any will refuse it. 0 where members are in no cells."""
+    return min(cells.values(), default=0)
