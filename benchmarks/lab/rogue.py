@@ -15,6 +15,7 @@ from torch import Tensor
 
 from benchmarks.lab.meeting import CHUNK, FAULTY, MEMBERS, SETTINGS, TOKENS, given, truth
 from node.averaging import parcel
+from node.averaging.codecs import encode
 from node.averaging.member import SERVICES
 from node.averaging.request import RoundRequest
 from node.core.errors import PeerFault
@@ -116,7 +117,7 @@ class Rogue:
         lies = group >= self._lie.since
         bent = [(name, self._lie.bend(tensor) if lies else tensor) for name, tensor in parts]
         heads = [parcel.head_of(name, tuple(tensor.shape), "fp32") for name, tensor in bent]
-        frames = list(parcel.messages([parcel.coded(tensor, "fp32") for _, tensor in bent], CHUNK))
+        frames = list(parcel.messages([encode(tensor, "fp32") for _, tensor in bent], CHUNK))
         return heads, self._lie.cut(frames) if lies else frames
 
     async def _spoken(self, messages: Frames, group: int) -> AsyncIterator[bytes]:

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from node.averaging.codecs import encode
 from node.averaging.formats import nbytes_of
 from node.core.errors import WireError
 from protos import tensor_pb2
@@ -39,13 +38,9 @@ def head_of(name: str, shape: Shape, codec: str) -> tensor_pb2.TensorHead:
     return tensor_pb2.TensorHead(name=name, shape=[int(d) for d in shape], wire=CODES[codec], nbytes=nbytes)
 
 
-def coded(tensor: Tensor, codec: str) -> Tensor:
-    """The bytes of a part [nbytes] uint8; its own memory for contiguous fp32, so it must not change before the last is cut."""
-    return encode(tensor, codec)
-
-
 def messages(parts: Iterable[Tensor], size: int) -> Iterator[bytes]:
-    """The bytes of all parts back to back, in messages of ``size`` of them; the last may be shorter. Raises ValueError below 1."""
+    """The bytes of all parts [nbytes] uint8 back to back, in messages of ``size`` of them; the last may be shorter. No part may change
+    before its last message is cut. Raises ValueError below 1."""
     if size < 1:
         raise ValueError("a message holds at least one byte")
     pieces: list[memoryview] = []

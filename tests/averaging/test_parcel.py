@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.averaging import parcel
-from node.averaging.codecs import Feedback, settle
+from node.averaging.codecs import Feedback, encode, settle
 from node.averaging.formats import FORMATS, nbytes_of
 from node.averaging.member import SERVICES
 from node.averaging.service import CellRound
@@ -60,7 +60,7 @@ def test_what_is_no_chunk_is_refused(message: bytes) -> None:
 def test_a_reader_gives_back_what_was_sent(counts: list[int], size: int, codec: str) -> None:
     shapes = [(f"p{i}", (n,)) for i, n in enumerate(counts)]
     heads = [parcel.head_of(name, shape, codec) for name, shape in shapes]
-    parts = [parcel.coded(torch.randn(n), codec) for n in counts]
+    parts = [encode(torch.randn(n), codec) for n in counts]
     reader = parcel.Reader(heads, shapes, codec)
     assert reader.nbytes == sum(nbytes_of(n, codec) for n in counts)
     for message in parcel.messages(parts, max(size, -(-reader.nbytes // parcel.FEWEST_MESSAGES))):
