@@ -216,8 +216,11 @@ class Leader:
         base = self._starting.choose(self.roster, self.tokens, now)
         if isinstance(base, str):
             self.waiting_for = nobody or base
-            lost = self._starting.relent(self.roster, now)
-            return [reports.agreement_lost(lost), *self._try_plan(now)] if lost else []
+            if lost := self._starting.relent(self.roster, now):
+                return [reports.agreement_lost(lost), *self._try_plan(now)]
+            if fallen := self._starting.fall_back(self.roster, now):
+                return [reports.stage_fell_back(fallen), *self._try_plan(now)]
+            return []
         past = self.memory.past(base, self.roster.tokens_of(base), facts.target_batch)
         if past is None:
             return self._recall(base, now)

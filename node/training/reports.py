@@ -136,6 +136,13 @@ def epoch_committed(a: Attempt, base: Version, epochs: int, loss: float, apart: 
     return Report("epoch-committed", f"epoch {base.epoch}/{epochs} committed, loss {loss:.3f}", facts=facts)
 
 
+def stage_fell_back(held: Mapping[int, Version]) -> Report:
+    """``held``: by stage the version that it goes on from, because no newer one of it is left."""
+    what = ", ".join(f"stage {s} from epoch {v.epoch}" for s, v in held.items())
+    text = f"nobody has the newest parameters of every stage any more: {what} goes on, what it learned since is lost"
+    return Report("stage-fell-back", text, "error", {"stages": {str(s): v.epoch for s, v in held.items()}})
+
+
 def epoch_abandoned(a: Attempt, why: str) -> Report:
     """Nothing of the attempt counts."""
     about: dict[str, object] = {"epoch": a.plan.epoch, "hash": a.plan.hash[:12], "micro_batches": len(a.plan.paths)}

@@ -121,14 +121,18 @@ class Roster:
         """Stages that nobody could start from ``version`` at."""
         return [s for s, peers in self.replicas().items() if not any(self.can_start(p, version) for p in peers)]
 
+    def older(self, stage: int) -> Version | None:
+        """What most peers of a stage hold, of those who hold more than what a run begins with."""
+        said = {p: at for p in self.replicas()[stage] if (at := self.candidates[p].at).epoch}
+        return majority(said) if said else None
+
     def fall_back(self, stage: int) -> Version | None:
         """Let a stage go on from what most of its peers hold, if that is more than what a run begins with."""
-        said = {p: at for p in self.replicas()[stage] if (at := self.candidates[p].at).epoch}
-        if not said:
-            return None
-        self.fallen[stage] = majority(said)
-        self.agreed = {unit: digest for unit, digest in self.agreed.items() if unit[0] != stage}
-        return self.fallen[stage]
+        held = self.older(stage)
+        if held is not None:
+            self.fallen[stage] = held
+            self.agreed = {unit: digest for unit, digest in self.agreed.items() if unit[0] != stage}
+        return held
 
     def startable(self, spare: int = 0) -> list[Version]:
         """Versions every stage could start from, the best first: most tokens counted in its history, then the newest. ``spare`` block

@@ -19,6 +19,10 @@ NOTHING_IN_COMMON = "stages that hold one version in common"
 MISSED_S = 3.0
 """A stage without anybody for so long is left out, where the run allows it: a new leader may not have heard of all yet."""
 
+LOST_S = 60.0
+"""When the stages have held no version in common for so long, some go on from an older one than the others: who had the newer one had time
+to come back, and its own epochs are all that is lost. Nothing else would end the waiting."""
+
 
 class StartingPoint:
     """The choice, and for how long it has been waited for a better one."""
@@ -69,6 +73,17 @@ class StartingPoint:
         if self._stuck_since is None or now - self._stuck_since < self._facts.patience_s or roster.startable():
             return ()
         return roster.relent()
+
+    def fall_back(self, roster: Roster, now: float) -> dict[int, Version]:
+        """Let the stages that nobody holds at the newest version go on from what most there hold, where every one has something and
+        there is no other way. By stage what each goes on from, mostly nothing."""
+        base, since = roster.base, self._stuck_since
+        if base is None or since is None or now - since < LOST_S or roster.startable():
+            return {}
+        bare = roster.bare(base)
+        if len(bare) > self._facts.stages or not all(0 < (roster.older(s) or base).epoch < base.epoch for s in bare):
+            return {}
+        return {s: held for s in bare if (held := roster.fall_back(s)) is not None}
 
     def _around(self, roster: Roster, tokens: int, now: float) -> Version | None:
         """The version to start from without the stages that nobody holds it at, if plans may leave out so many.

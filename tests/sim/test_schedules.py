@@ -147,6 +147,14 @@ def test_who_fetched_the_version_and_who_goes_back_to_it_are_not_two_cells() -> 
     assert outcome.finished
 
 
+def test_a_stage_of_which_only_older_parameters_are_left_goes_on() -> None:
+    """The only peer that had committed with the others is gone, and these have settled what its mates do not have."""
+    outcome = run(CELLS["ring"], lay(("random",), CELLS["ring"], 285))
+    assert outcome.violation is None, outcome.violation
+    assert outcome.finished
+    assert outcome.counts["stage-fell-back"] == 1
+
+
 def test_who_all_lose_their_first_epoch_may_begin_with_the_same_plan_again() -> None:
     setup = Setup(stages=3, replicas=2, micro_batches=6, epochs=8, parts=toy_parts(3, 2), unequal=2.0, may_skip=0.34)
     outcome = run(setup, lay(("random",), setup, 138))

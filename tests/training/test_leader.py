@@ -21,7 +21,7 @@ from node.training.leader import Leader, Phase
 from node.training.meetings import Meetings
 from node.training.memory import Past
 from node.training.rules import Rules, levels
-from node.training.starting_point import COURTESY_S
+from node.training.starting_point import COURTESY_S, LOST_S, NOTHING_IN_COMMON
 
 E, S1, S2, T1, T2 = (PeerId(p) for p in ("ends", "stage1a", "stage2a", "stage1b", "stage2b"))
 A, B = Version(5, "aa" * 16), Version(7, "bb" * 16)
@@ -370,6 +370,35 @@ def test_what_is_agreed_on_and_lost_for_good_does_not_stop_the_swarm() -> None:
     assert following is not None
     assert (following.base, following.cell(1)[0].peer, following.cell(1)[0].current) == (at, T1, True)
     assert any(isinstance(a, ev.Report) and a.kind == "agreement-lost" for a in done)
+
+
+def test_a_stage_whose_newest_parameters_are_gone_goes_on_from_what_is_left_of_it() -> None:
+    """One peer of stage 1 had committed with the others, who have settled since, and it is gone: its mate holds the epoch before."""
+    leader, first = begun()
+    second = the_plan(commits(leader, first, 3.0))
+    assert second is not None
+    third = the_plan(commits(leader, second, 4.0))
+    assert third is not None
+    leader.handle(ev.Unreachable(S1), 5.0)
+
+    def waits(since: float, *more: ev.Heard) -> list[Any]:
+        done: list[Any] = []
+        for now in (since, since + 15.0, since + 30.0, since + 45.0, since + LOST_S - 1.0, since + LOST_S + 1.0):
+            assert not any(isinstance(a, ev.SendPlan) for a in done), "whoever has it may come back"
+            done += tell(leader, [heard(E, third.base, 256), heard(S2, third.base, 256), *more], now)
+            done += leader.handle(ev.Tick(), now)
+        return done
+
+    assert the_plan(waits(6.0, heard(T1))) is None, "what a run begins with is nothing to go on from"
+    assert leader.waiting_for == NOTHING_IN_COMMON
+    done = tell(leader, [heard(T1, second.base, 128)], 70.0)
+    plan = the_plan(done)
+    assert plan is not None
+    assert plan.base == third.base
+    assert plan.stood == {1: second.base}
+    assert [m.peer for m in plan.stage(1) if m.current] == [T1]
+    (said,) = (a for a in done if isinstance(a, ev.Report) and a.kind == "stage-fell-back")
+    assert said.facts["stages"] == {"1": 1}
 
 
 def test_state_that_nobody_has_memory_for_is_said_once_and_waited_out() -> None:
