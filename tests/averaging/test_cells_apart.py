@@ -244,6 +244,22 @@ async def test_two_servers_and_a_dead_speaker_whose_cell_is_heard_in_the_next_at
     assert all(torch.allclose(c.fresh[n], both[n]) for n in SHAPES), "three pushes, each of them once"
 
 
+async def test_who_begins_to_serve_a_part_has_pushed_to_it_before(cell_of):
+    cell = await cell_of(3, AveragingSettings(round_timeout_s=20.0, group_bytes=256))
+    p0, p1, p2 = cell.peers
+    servers, here = Servers(cell), {p0: 0, p1: 1}
+    first = await asyncio.gather(*(cell.run(servers.request(p, here, [p0]), p) for p in (p0, p1)))
+    assert [o.missing for o in first] == [(), ()]
+    await cell.net.kill(p0)
+    servers.sums[p1] = dict(first[1].fresh)
+    again = {"round": RoundId(7, 1, 1), "ownership_hash": "again"}
+    requests = [servers.request(p, {p1: 1, p2: 2}, [p1], **again) for p in (p1, p2)]
+    serves, late = await asyncio.gather(*(cell.run(r, p) for r, p in zip(requests, (p1, p2), strict=True)))
+    assert (serves.missing, late.missing) == ((), ())
+    assert same(serves.fresh, first[1].fresh), "what its own cell has pulled is not pushed to again"
+    assert {at for peer, at, _ in servers.calls if peer == p1} == {2}
+
+
 async def test_who_only_serves_again_asks_nobody_and_has_all(cell_of):
     cell = await cell_of(3, AveragingSettings(round_timeout_s=20.0, group_bytes=256))
     p0, p1, p2 = cell.peers

@@ -156,9 +156,10 @@ def test_where_int4_puts_the_codes_of_a_number() -> None:
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 @pytest.mark.parametrize("codec", [name for name, form in FORMATS.items() if not form.finite])
-def test_formats_that_let_numbers_pass_that_are_not_finite_are_looked_at(codec: str, value: float) -> None:
+@pytest.mark.parametrize("at", [2, PIECE + 2])
+def test_formats_that_let_numbers_pass_that_are_not_finite_are_looked_at(codec: str, value: float, at: int) -> None:
     numbers = normal(PIECE + 5)
-    numbers[PIECE + 2] = value
+    numbers[at] = value
     coded = Coded(encode(numbers, codec), (PIECE + 5,), codec)
     assert not opened(coded)[1]
     assert not math.isfinite(coded.norm())

@@ -134,6 +134,20 @@ async def test_a_gift_of_another_weight_than_the_plans_is_refused_and_the_round_
     assert [(who, weight) for who, _, weight in cell.transports[PeerId("p0")].faults] == [("p2", 1.0)]
 
 
+async def test_what_is_not_fit_to_be_given_is_not_sent(cell_of, monkeypatch):
+    cell, asked = await held(cell_of, 3), list[object]()
+
+    async def all_of(*given):
+        asked.append(given)
+
+    monkeypatch.setattr(Exchanges, "all", all_of)
+    bad = {n: torch.full(s, float("nan")) for n, s in SHAPES.items()}
+    assert await cell.rounds[PeerId("p2")].give(to_cell(cell, "p2", gradients=bad)) == 0
+    assert asked == []
+    await cell.rounds[PeerId("p2")].give(to_cell(cell, "p2"))
+    assert len(asked) == 2, "else it asks in another way"
+
+
 async def test_gifts_to_several_owners_end_together(cell_of, monkeypatch):
     cell = await held(cell_of, 3)
     waits, ended = asyncio.Event(), list[str]()

@@ -272,6 +272,12 @@ def test_streams_of_a_voided_epoch_are_refused_and_those_ahead_of_it_wait():
     assert feed(machine, replace(OPEN, round=ahead)) == [Read(2)]
 
 
+def test_whose_gradients_are_coming_is_waited_for_though_it_is_called_dead():
+    machine = opened()
+    assert feed(machine, began(1, B), Gone(B), began(2, C), Uploaded(2)) == [Read(1), Read(2)]
+    assert feed(machine, Uploaded(1)) == [Step(R0, 0, (P,), (A, B, C), 20)]
+
+
 @pytest.mark.parametrize("over", [Forgot(3), Voided(3)])
 def test_of_an_epoch_that_is_over_nothing_is_kept(over):
     machine = opened(cells={A: 0, B: 1, C: 1}, listeners=frozenset({C}), may_hold=True)

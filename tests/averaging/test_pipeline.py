@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from node.averaging.events import Kind
+from node.averaging.events import Kind, Uploaded
 from node.averaging.groups import LET_IN
 from node.averaging.member import Errand, Exchanges, Unwelcome
 from node.averaging.owner import Owner
@@ -159,6 +159,27 @@ async def test_a_step_that_fails_keeps_the_groups_before_it_and_is_repaired(cut,
     assert not cell.rounds[p1]._owner._epochs[7].attempts[RoundId(7, 1, 0)].given, "what no step will take is let go"
     repaired = await cell.run_all({p: cell.repair(p, cell.peers, dict.fromkeys(owners, p0)) for p in cell.peers})
     assert all(bits(o.fresh, cell.expected(cell.peers)) for o in repaired.values())
+
+
+async def test_what_was_given_to_an_attempt_is_let_go_when_the_next_one_begins(cell_of, bits, monkeypatch):
+    cell, came, tell = await cell_of(3, AveragingSettings(round_timeout_s=120.0)), asyncio.Event(), Owner._feed
+
+    def heard(owner, event):
+        tell(owner, event)
+        if isinstance(event, Uploaded):
+            came.set()
+
+    monkeypatch.setattr(Owner, "_feed", heard)
+    p0, p1, _ = cell.peers
+    owners = dict.fromkeys(cell.owners(), p0)
+    first = asyncio.ensure_future(cell.run_all({p: cell.request(p, owners=owners) for p in (p0, p1)}))
+    await asyncio.wait_for(came.wait(), 60)
+    attempts = cell.rounds[p0]._owner._epochs[7].attempts
+    assert attempts[RoundId(7, 1, 0)].given.keys() == {(0, p0), (0, p1)}
+    again = await cell.run_all({p: cell.repair(p, [p0, p1], owners) for p in (p0, p1)})
+    assert all(bits(o.fresh, cell.expected([p0, p1])) for o in again.values())
+    assert not attempts[RoundId(7, 1, 0)].given
+    await first
 
 
 async def test_other_groups_are_refused_by_their_kind_and_nobody_is_blamed(cut):
