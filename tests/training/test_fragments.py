@@ -100,6 +100,7 @@ async def test_who_missed_parts_takes_the_outer_step_from_another_cell_and_keeps
     everybody = (a, b, c, d)
     await rig.begin(plan, *everybody)
     d.work.anchor.state = None  # it has come back without its anchor, so that what it gathers means nothing to it
+    d.work.anchor.owed.words = {n: torch.ones(shape) for n, shape in SHAPES.items()}
     ended = await rig.average(plan, *everybody)
     assert [bool(e.missing) for e in ended] == [False, False, False, True]
     got = await d.work.copy(plan, rig.round(plan, 1, sources=(a.me, b.me)))
@@ -108,6 +109,7 @@ async def test_who_missed_parts_takes_the_outer_step_from_another_cell_and_keeps
     assert equal(c, d)
     assert not equal(a, d)
     assert all(torch.equal(d.parameters()[n], was[n]) for n in PIECES[1])
+    assert d.work.anchor.owed.words.keys() == PIECES[1], "and what it owes of that"
     assert all(torch.equal(d.anchored.momentum[n], a.anchored.momentum[n]) for n in SHAPES)
 
 

@@ -246,6 +246,18 @@ async def test_who_has_no_anchor_copies_the_result_and_has_one_then(rig: Rig) ->
     assert all(torch.equal(e.anchored.momentum[n], a.anchored.momentum[n]) for n in SHAPES)
 
 
+async def test_who_copies_the_result_owes_nothing_of_it(rig: Rig) -> None:
+    cells, everybody, plan = await trained(rig, replace(DELTAS, feedback=True))
+    a, d = everybody[0], everybody[-1]
+    plan = meeting(rig, cells, plan)
+    await rig.begin(plan, *everybody)
+    d.work.anchor.state, d.work.anchor.owed.words = None, {n: torch.ones(shape) for n, shape in SHAPES.items()}
+    assert [bool(e.missing) for e in await rig.average(plan, *everybody)] == [False] * 3 + [True]
+    assert not (await d.work.copy(plan, rig.round(plan, 1, sources=(a.me,), digest=a.work.stage.digest))).missing
+    await d.work.adopt(plan)
+    assert d.work.anchor.owed.words == {}, "nobody knows what became of its part in it"
+
+
 async def test_an_outer_round_that_is_undone_leaves_the_anchor_as_it_was(rig: Rig) -> None:
     cells, everybody, plan = await trained(rig, replace(DELTAS, codec="fp32"))
     (a, b), (c, d) = cells
@@ -388,26 +400,30 @@ async def test_a_cell_without_a_micro_batch_stays_as_it_is(rig: Rig) -> None:
     assert not torch.equal(a.parameters()["layers.0.a"], was["layers.0.a"])
 
 
-async def test_a_checkpoint_brings_cell_and_anchor_back(rig: Rig) -> None:
-    rig.outer = DELTAS
+async def test_a_checkpoint_brings_cell_anchor_and_debts_back(rig: Rig) -> None:
+    rig.outer = replace(DELTAS, feedback=True)
     a, b, c, d = await rig.add("a", "b", "c", "d", every=1)
     cells = [[a, b], [c, d]]
     plan = inner(rig, cells, None)
     await rig.epoch(plan, a, b, c, d)
     plan = meeting(rig, cells, plan)
     await rig.epoch(plan, a, b, c, d)
-    await rig.begin(replace(inner(rig, cells, plan), worked={(1, 1): 4}), a, b, c, d)
+    await rig.begin(replace(inner(rig, cells, plan), worked={(1, 1): 4}, mass={(1, 0): 5, (1, 1): 7}), a, b, c, d)
     await rig.copied(a, b, c, d)
-    state, version = d.work.anchor.state, makes(plan, ())
+    state, owed, version = d.anchored, d.work.anchor.owed, makes(plan, ())
+    assert owed.means
     assert d.work.checkpoints()[-1] == version
     past = d.work.recall(version)
     assert past is not None
     assert past.worked == {(1, 1): 4}
+    assert past.mass == {(1, 0): 5, (1, 1): 7}
     d.work.anchor.forget()
     d.work.cell = 0
     assert d.work.checkpoints() == (), "another cell's checkpoint is none to go back to"
     d.work.cell = -1
     await d.work.restore(version)
     assert d.work.cell == 1
-    assert state is not None
     assert all(torch.equal(d.anchored.anchor[n], state.anchor[n]) for n in SHAPES)
+    assert d.work.anchor.owed is not owed
+    assert d.work.anchor.owed.means.keys() == owed.means.keys()
+    assert all(torch.equal(d.work.anchor.owed.means[n], t) for n, t in owed.means.items())
