@@ -236,6 +236,8 @@ class Plan:
         try:
             body = json.loads(raw)
             names = [PeerId(str(p)) for p in body["peers"]]
+            (change, since), (position, returned), (fragment, sends) = body["rules"], body["cursor"], body["stream"]
+            loss, loss_val, tokens, run_s, round_s = body["news"]
 
             def name(i: Any) -> PeerId:
                 if type(i) is not int or not 0 <= i < len(names):
@@ -266,17 +268,17 @@ class Plan:
                 worked={_unit(k): _natural(v) for k, v in body["worked"].items()},
                 senders={_unit(k): tuple(_natural(cell) for cell in v) for k, v in body["senders"].items()},
                 mass={_unit(k): _natural(v) for k, v in body["mass"].items()},
-                change=str(body["rules"][0]),
-                since=_natural(body["rules"][1]),
+                change=str(change),
+                since=_natural(since),
                 deadline_s=_finite(body["deadline_s"]),
-                cursor=(_natural(body["cursor"][0]), tuple(_natural(p) for p in body["cursor"][1])),
-                loss=_finite(body["news"][0]),
-                loss_val=_finite(body["news"][1]),
-                tokens=_natural(body["news"][2]),
-                forecast=(_finite(body["news"][3]), _finite(body["news"][4])),
+                cursor=(_natural(position), tuple(_natural(p) for p in returned)),
+                loss=_finite(loss),
+                loss_val=_finite(loss_val),
+                tokens=_natural(tokens),
+                forecast=(_finite(run_s), _finite(round_s)),
                 outer=_natural(body["outer"]),
-                fragment=_natural(body["stream"][0]),
-                sends=_natural(body["stream"][1]),
+                fragment=_natural(fragment),
+                sends=_natural(sends),
                 reducers={str(k): name(v) for k, v in body["reducers"].items()},
                 stood={int(k): Version(_natural(e), lineage(line)) for k, (e, line) in body["stood"].items()},
                 spread={int(s): (_natural(cells), _finite(apart)) for s, (cells, apart) in body["spread"].items()},

@@ -62,6 +62,7 @@ def test_arbitrary_bytes_are_a_plan_or_an_error(raw: bytes) -> None:
 
 
 @example(32, ord("e"))
+@example(PLAN.canonical().index(b"0.0,0.0]") + 1, ord(","))
 @given(st.integers(0, 600), st.integers(0, 255))
 def test_a_damaged_plan_is_another_plan_or_an_error(at: int, byte: int) -> None:
     raw = bytearray(PLAN.canonical())
