@@ -1,7 +1,7 @@
 """What must always hold, each as a checker of its own that looks only at what has just changed.
 
 I1 equal digests in a cell, I2 one owner for every part, I3 a micro-batch counts once, I4 no sample is lost, I5 the mean is
-the weighted mean, I6 checkpoints are whole, I7 epochs and terms only grow, I8 a step is applied once, I9 plans are pure,
+the weighted mean, I6 checkpoints are whole, I7 epochs and terms only grow, I8 a step is applied once, I9 plans are pure and nobody objects,
 I10 one fault costs no epoch. A checker raises :class:`InvariantViolation`; what a liar says of itself is not checked.
 """
 
@@ -321,7 +321,7 @@ class AppliedOnce(Checker):
 
 
 class PurePlan(Checker):
-    """I9: the same leader, event and time give the same plan; tried on a copy now and then."""
+    """I9: the same leader, event and time give the same plan, tried on a copy now and then; and nobody objects to one."""
 
     id = "I9"
     EVERY = 29
@@ -329,6 +329,9 @@ class PurePlan(Checker):
     def __init__(self, swarm: Swarm) -> None:
         super().__init__(swarm)
         self._count = 0
+
+    def objected(self, peer: SimPeer, plan: Plan, why: str) -> None:
+        raise self.broken(f"{peer.name} objects to the plan of {plan.leader} for epoch {plan.epoch}: {why}")
 
     def before(self, leader: Leader, event: Any) -> Leader | None:
         if leader.phase is Phase.RUN or isinstance(event, ev.Tick):

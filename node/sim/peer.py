@@ -26,6 +26,7 @@ from node.training import events as ev
 from node.training.election import Acquaintances, Election, Sighting
 from node.training.leader import Leader
 from node.training.member import State
+from node.training.objection import of_averaging
 from node.training.pace import ACCUSE_EVERY_S, HEARTBEAT_S, PROBE_TIMEOUT_S, TELL_TIMEOUT_S, TELL_TRIES, TICK_S
 from node.training.rules import Rules, Standing
 
@@ -345,7 +346,11 @@ class SimPeer(Host):
         current = {m.peer for m in plan.cell(self.stage, me.cell) if m.current} if me else set()
         if me and any(plan.owner(n, me.cell) not in current for n in self.labour.names):
             raise WireError("a plan nobody could follow")
-        if old := self.standing.refuses(plan, self._rules(plan)):
+        rules, epochs = self._rules(plan), self.swarm.setup.epochs
+        if why := of_averaging(plan, rules, epochs, self.member.at, self.member.plan):
+            self.swarm.watch.objected(self, plan, why)
+            raise WireError("a plan nobody could follow")
+        if old := self.standing.refuses(plan, rules):
             self._beating += 1
             self.after(0.0, self._beat, self._beating)
             return old

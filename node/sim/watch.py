@@ -60,6 +60,10 @@ class Watch:
 
     # ------------------------------------------------------------ the leader's side
 
+    def objected(self, peer: SimPeer, plan: Plan, why: str) -> None:
+        if self.swarm.honest(plan.leader):
+            self.pure.objected(peer, plan, why)
+
     def leads(self, peer: SimPeer) -> None:
         self.count("leaders")
         self.note(f"{peer.name} leads")

@@ -4,42 +4,56 @@ Never: the signature and the term: who hears the plan has looked at these."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Protocol
+
 from node.averaging.outer import DIRECTED, OuterSettings
 from node.core.errors import Refused
 from node.core.ids import ENDS, PeerId
-from node.core.journey import Plan, Unit
+from node.core.journey import Plan, Unit, Version
 from node.pipeline.route import fewest_hops
 from node.pipeline.settings import PipelineSettings
 from node.training.edges import WHOLE, adds_up
 from node.training.meetings import Meetings, meeting
-from node.training.rounds import Rounds
 from node.training.rules import LEVEL, Read, Rules, carries, due, levels, sends
 
 
+class PartsPort(Protocol):
+    """The parts of a stage: :class:`node.training.rounds.Rounds`, of which nobody here needs the tensors."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+    def carried(self, fragment: int, fragments: int) -> frozenset[str]: ...
+
+
 def objection(
-    plan: Plan, me: PeerId, rounds: Rounds, pipeline: PipelineSettings, read: Read, epochs: int, before: Plan | None = None
-) -> str:
-    """Asked by ``me``, whose stage has the parts of ``rounds``; ``epochs``: of the run. ``before``: the plan that made the version which
-    this one starts from, where that is known here."""
+    plan: Plan, me: PeerId, rounds: PartsPort, pipeline: PipelineSettings, read: Read, epochs: int, here: Version,
+    followed: Plan | None = None,
+) -> str:  # fmt: skip
+    """Asked by ``me``, whose stage has the parts of ``rounds``; the rest as in :func:`of_averaging`."""
     try:
         rules = read(plan.change)
     except Refused as e:
         return str(e)
+    return of_averaging(plan, rules, epochs, here, followed) or _of_owners(plan, me, rounds, rules) or _of_paths(plan, pipeline)
+
+
+def of_averaging(plan: Plan, rules: Rules, epochs: int, here: Version, followed: Plan | None = None) -> str:
+    """Why cells cannot average so, whichever parts there are. ``epochs``: of the run; ``here``: the version in place; ``followed``: the
+    plan that this peer took part in last, if any."""
     number = due(rules, plan.since, plan.epoch, epochs)
     fragment = carries(rules, plan.since, plan.epoch, epochs)
     sending = sends(rules, plan.since, plan.epoch, epochs)
     if (plan.outer, plan.fragment, plan.sends) != (number, fragment, sending) or (number and plan.paths):
         return "an outer round when none is due, or none when one is"
+    # What is in place was made by the plan followed last, unless it came from elsewhere; between two terms there may have been
+    # another plan from the same version, which counts and was not heard of here.
+    made = followed is not None and (followed.epoch + 1, followed.term + 1) == (plan.epoch, plan.term) and here == plan.base
     settings = LEVEL if levels(plan) else rules.outer
-    return (
-        _of_owners(plan, me, rounds, rules)
-        or of_edges(plan, settings)
-        or of_mass(plan, settings, before)
-        or _of_paths(plan, pipeline)
-    )
+    return of_edges(plan, settings) or of_mass(plan, settings, followed if made else None)
 
 
-def _of_owners(plan: Plan, who: PeerId, rounds: Rounds, rules: Rules) -> str:
+def _of_owners(plan: Plan, who: PeerId, rounds: PartsPort, rules: Rules) -> str:
     me = plan.member(who)
     if me is None:
         return ""
@@ -73,9 +87,9 @@ def of_edges(plan: Plan, settings: OuterSettings) -> str:
 
 def of_mass(plan: Plan, settings: OuterSettings, before: Plan | None) -> str:
     """Why cells cannot weigh what the plan says."""
-    units = {(m.stage, m.cell) for m in plan.members if m.current}
     weighed = bool(settings.every) and settings.strategy == "push-sum"
-    if plan.mass.keys() != (units if weighed else set()) or any(mass < 1 for mass in plan.mass.values()):
+    units = {(m.stage, m.cell) for m in plan.members if m.current} if weighed else set()
+    if plan.mass.keys() != units or any(mass < 1 for mass in plan.mass.values()):
         return "masses that are not of its cells, or not above 0"
     for stage in {stage for stage, _ in plan.mass}:
         here = [mass for (at, _), mass in plan.mass.items() if at == stage]

@@ -155,12 +155,8 @@ class Work:
 
     def objection(self, plan: Plan) -> str:
         """Why nobody could work by this plan, whoever signed it; empty for one that holds together here."""
-        old = self._plan
-        # What is in place was made by the plan followed last, unless it came from elsewhere; between two terms there may have been
-        # another plan from the same version, which counts and was not heard of here.
-        made = old is not None and (old.epoch + 1, old.term + 1) == (plan.epoch, plan.term) and self.version == plan.base
-        settings = self.engines.pipeline.settings
-        return objection(plan, self.me, self.rounds, settings, self.read, self.settings.epochs, old if made else None)
+        settings, epochs = self.engines.pipeline.settings, self.settings.epochs
+        return objection(plan, self.me, self.rounds, settings, self.read, epochs, self.version, self._plan)
 
     # ------------------------------------------------------------ the epoch
 

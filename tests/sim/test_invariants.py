@@ -203,6 +203,11 @@ def test_i9_a_leader_that_rolls_dice(swarm: Swarm) -> None:
             pure.after(twin, event, actions)
 
 
+def test_i9_nobody_may_object_to_the_plan_of_an_honest_leader(swarm: Swarm) -> None:
+    with broken("I9"):
+        swarm.watch.objected(swarm.peers[A], plan(), "masses that do not add up")
+
+
 def test_i10_one_fault_may_not_cost_an_epoch(swarm: Swarm) -> None:
     peer, watch = swarm.peers[E0], swarm.watch.one_fault
     watch.planned(peer, plan())

@@ -51,3 +51,12 @@ def test_plans_send_and_land_the_same_fragment_in_its_turn(overlap: int) -> None
     assert "round-repaired" not in swarm.watch.counts
     assert swarm.watch.counts.get("landed", 0) == (4 * len(swarm.live()) if overlap else 0)
     assert len({p.labour.digest for p in swarm.live(1)}) == 1, "the last round of a run carries everything"
+
+
+@pytest.mark.parametrize("epochs", [10, 11])
+def test_a_run_may_end_where_a_round_would_be_due_if_it_went_on(epochs: int) -> None:
+    setup = replace(SETUP, epochs=epochs)
+    assert bool(number(epochs, STREAM.gap, epochs)) == (epochs == 11)
+    swarm = Watched(setup, 3)
+    swarm.finish()
+    assert all(p.member.at.epoch == epochs for p in swarm.live())
