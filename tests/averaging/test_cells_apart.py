@@ -224,12 +224,20 @@ async def test_every_cell_gets_the_value_as_it_is_when_its_push_has_come(cell_of
     assert len(servers.calls) == len(set(servers.calls))
 
 
-async def test_two_servers_and_a_dead_speaker_whose_cell_is_heard_in_the_next_attempt(cell_of):
+async def test_two_servers_and_a_dead_speaker_whose_cell_is_heard_in_the_next_attempt(cell_of, monkeypatch):
     cell = await cell_of(4, AveragingSettings(round_timeout_s=20.0, group_bytes=256))
     p0, p1, p2, p3 = cell.peers
     cells, servers = {p0: 0, p1: 1, p2: 2, p3: 2}, Servers(cell)
     await cell.net.kill(p2)
-    runs = [cell.run(servers.request(p, cells, [p0, p1], deadline_s=1.0), p) for p in (p0, p1, p3)]
+    begin = Owner.open
+
+    def told(owner: Owner, request: RoundRequest, *others: object) -> Attempt:
+        attempt = begin(owner, request, *others)
+        owner.gone(p2)
+        return attempt
+
+    monkeypatch.setattr(Owner, "open", told)
+    runs = [cell.run(servers.request(p, cells, [p0, p1]), p) for p in (p0, p1, p3)]
     first, second, waiting = await asyncio.gather(*runs)
     assert (first.missing, second.missing) == ((), ())
     assert set(first.unserved) | set(second.unserved) == set(SHAPES), "cell 2 has nothing of either"

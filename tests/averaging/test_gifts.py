@@ -101,7 +101,7 @@ async def test_what_a_dead_owner_did_not_make_is_made_of_the_cells_own(cell_of, 
     cell, told = await held(cell_of, 3), list[PeerId]()
     monkeypatch.setattr(cell.rounds[PeerId("p2")]._owner, "gone", told.append)
     await cell.net.kill(PeerId("p1"))
-    alive, gift = to_cell(cell, "p0", deadline_s=3.0), to_cell(cell, "p2", deadline_s=3.0)
+    alive, gift = to_cell(cell, "p0", deadline_s=60.0), to_cell(cell, "p2", deadline_s=60.0)
     first, _ = await asyncio.gather(
         cell.rounds[PeerId("p0")].run(alive, lambda mean: mean), cell.rounds[PeerId("p2")].give(gift)
     )
