@@ -49,3 +49,18 @@ def test_a_fast_peer_that_is_seen_to_be_fast_is_believed() -> None:
 def test_most_voices_win_and_ties_go_to_the_smallest_peer() -> None:
     assert majority({A: 1, B: 2, C: 2}) == 2
     assert majority({B: 1, A: 2}) == 2
+
+
+def test_a_version_that_was_undone_is_nothing_to_start_from_and_no_richer_side() -> None:
+    made, again, rival = (Version(3, c * 32) for c in "abc")
+    notes = [ev.Heard(p, s, made, "d", 1.0, (Version(2, "e" * 32),), tokens=90) for s, p in enumerate((A, B, C))]
+    r = roster(*notes, ev.Heard(D, 1, made, "d", 1.0, tokens=90))  # D caught up and can go back to nothing
+    assert r.startable()[0] == made
+    r.undo(made)
+    assert r.startable() == [Version(2, "e" * 32)]
+    assert r.richer(60, Version(2, "e" * 32)) == []
+    assert r.richer(60, rival) == [], "and D is none either"
+    r.undo(again)
+    assert r.undone == {made, again}
+    r.undo(Version(4, "a" * 32))
+    assert len(r.undone) == 1, "those of older epochs are forgotten"
