@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.lab.slow import TWINS, flat
 from benchmarks.report import Report
 from node.averaging.codecs import Coded
-from node.averaging.reduce import mean as reference_mean
+from node.averaging.reduce import means
 from node.averaging.reducer import Gathered, Reducer
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId
@@ -68,7 +68,7 @@ def _costs(report: Report, count: int, megabytes: int, runs: int) -> None:
     coded = {p: [Coded.of(t) for t in given] for p, given in sums.items()}
     gathered = Gathered(1, ("a", "b", "c"), claims, coded)
     received = count * numbers * 4 / 1e9
-    plain = _fastest(runs, lambda: reference_mean(coded, peers, sum(claims.values()))) / received
+    plain = _fastest(runs, lambda: [m.whole() for m in means(coded, peers, sum(claims.values()))]) / received
     report.add(f"mean alone, n={count}", plain, "s/GB", "no norms, no quarantine")
     stacked = torch.stack([flat(sums[p], claims[p]) for p in peers])
     for name, twin in TWINS.items():

@@ -49,7 +49,7 @@ class Attempt:
     by cell, whose step takes no more; ``faults``: by cell, why our parts do not get fresh there."""
 
     request: RoundRequest
-    step: StepCall
+    step: StepCall | None
     groups: tuple[Group, ...]
     settled: asyncio.Future[str]
     cell: int = 0

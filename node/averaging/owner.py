@@ -12,6 +12,8 @@ import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
+from functools import partial
 
 import grpc
 import grpc.aio
@@ -19,7 +21,7 @@ import torch
 from google.protobuf.message import DecodeError
 
 from node.averaging import parcel
-from node.averaging.codecs import Coded
+from node.averaging.codecs import Coded, Numbers, Rounded
 from node.averaging.events import (
     Action,
     Began,
@@ -94,7 +96,9 @@ class Owner:
 
     # Our own rounds
 
-    def open(self, request: RoundRequest, step: StepCall, tokens: int, norms: Mapping[str, float], started: float) -> Attempt:
+    def open(
+        self, request: RoundRequest, step: StepCall | None, tokens: int, norms: Mapping[str, float], started: float
+    ) -> Attempt:
         """Begin an attempt; ``tokens`` is 0 when our own gradients, of these norms, are not to be used. Raises ValueError if it is
         not newer."""
         me = self._transport.peer_id
@@ -377,7 +381,7 @@ class Owner:
         request = attempt.request
         if not action.contributors and request.may_hold:
             kept = request.kept(action.cell, action.names)
-            made = {name: settled(name, kept[name], request.shapes[name], request.down) for name in action.names}
+            made = {n: settled(n, Coded.of(kept[n]), request.shapes[n], request.down) for n in action.names}
             return None, {name: Held(tensor, me, 0, (), request.down, data) for name, (tensor, data) in made.items()}
         given = {peer: attempt.given.pop((action.group, peer)) for peer in action.contributors}
         claims = {peer: g.tokens for peer, g in given.items()}
@@ -394,13 +398,16 @@ class Owner:
             action.round.epoch, action.names, claims, gradients, request.allowed, request.total, request.summed, norms, rule
         )
         reduced = self._reducer.reduce(gathered)
-        del given, gathered, gradients
-        means = dict(zip(action.names, reduced.means, strict=True))
-        fresh = attempt.step(means) if request.apply is None else request.apply(action.cell, action.names, means)
-        made = {
-            name: settled(name, fresh[name], request.shapes[name], request.down, spare=fresh[name] is means[name])
-            for name in action.names
-        }
+        fresh: dict[str, Numbers] = dict(zip(action.names, reduced.numbers, strict=True))
+        hook = attempt.step if request.apply is None else partial(request.apply, action.cell, action.names)
+        if hook is not None:
+            means = {name: each.whole() for name, each in fresh.items()}
+            reduced = replace(reduced, numbers=())
+            del fresh, given, gathered, gradients
+            stepped = hook(means)
+            fresh = {name: Coded.of(stepped[name]) for name in action.names}
+        made = {name: settled(name, fresh[name], request.shapes[name], request.down) for name in action.names}
+        reduced = replace(reduced, numbers=())
         tokens, contributors, down = reduced.tokens, reduced.contributors, request.down
         return reduced, {name: Held(tensor, me, tokens, contributors, down, data) for name, (tensor, data) in made.items()}
 
@@ -419,13 +426,11 @@ class Owner:
                 attempt.settled.set_result("; ".join(attempt.faults[at] for at in sorted(attempt.lacking(epoch.held))))
 
 
-def _travelled(request: RoundRequest, names: Sequence[str]) -> list[Coded]:
+def _travelled(request: RoundRequest, names: Sequence[str]) -> list[Numbers]:
     """Our own gradients with the rounding of the wire, so that a sum does not depend on which peer owns the part."""
     gradients = request.gradients or {}
     return [
-        Coded.of(gradients[n])
-        if request.up == "fp32" or n in request.coded
-        else Coded(request.bytes_of(n), request.shapes[n], request.up)
+        Coded.of(gradients[n]) if request.up == "fp32" or n in request.coded else Rounded(gradients[n], request.up)
         for n in names
     ]
 

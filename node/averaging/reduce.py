@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from node.averaging.codecs import PIECE, Coded, encode
+from node.averaging.codecs import Coded, Encoding, Numbers
 from node.averaging.formats import FORMATS
+from node.averaging.layouts import PIECE
 from node.core.errors import StepFault
 from node.core.ids import PeerId
 
@@ -29,48 +30,53 @@ def unfit(norms: Mapping[str, float], tokens: int, max_norm: float) -> str:
     return ""
 
 
-def mean(
-    contributions: Mapping[PeerId, Sequence[Coded]],
+class Mean(Numbers):
+    """Contributions to one part, each times its factor, added in their order and divided by ``tokens``: worked out when it is asked
+    for, so that it can be rounded and sent while it is in the cache. They must stay until then."""
+
+    def __init__(self, rows: Sequence[Numbers], by: Sequence[float], tokens: float) -> None:
+        self.shape, self.numbers = rows[0].shape, rows[0].numbers
+        self._rows, self._by, self._tokens = rows, by, tokens
+        self._scratch = torch.empty(min(PIECE, self.numbers))
+
+    def read(self, start: int, into: torch.Tensor) -> torch.Tensor:
+        for at in range(0, into.numel(), PIECE):
+            self._piece(start + at, into[at : at + PIECE])
+        return into
+
+    def _piece(self, start: int, into: torch.Tensor) -> None:
+        total = self._rows[0].read(start, into)
+        if self._by[0] != 1:
+            total = torch.mul(total, self._by[0], out=into)
+        for row, factor in zip(self._rows[1:], self._by[1:], strict=True):
+            total = torch.add(total, row.read(start, self._scratch[: into.numel()]), alpha=factor, out=into)
+        if math.frexp(self._tokens)[0] == 0.5:  # a power of two: the same bits in half the time
+            torch.mul(total, 1 / self._tokens, out=into)
+        else:
+            torch.div(total, self._tokens, out=into)
+
+
+def means(
+    contributions: Mapping[PeerId, Sequence[Numbers]],
     order: Sequence[PeerId],
     tokens: float,
     factors: Mapping[PeerId, float] | None = None,
-) -> list[torch.Tensor]:
-    """Sum in ``order``, each contribution times its factor (1 when not named), and divide by ``tokens``.
+) -> list[Mean]:
+    """Of each part the sum in ``order``, each contribution times its factor (1 when not named), divided by ``tokens``.
 
     In order, because floating-point addition does not commute with arrival; a factor of 1 changes no bit.
     """
     by = [(factors or {}).get(peer, 1) for peer in order]
-    return [_mean(rows, by, tokens) for rows in zip(*(contributions[peer] for peer in order), strict=True)]
+    return [Mean(rows, by, tokens) for rows in zip(*(contributions[peer] for peer in order), strict=True)]
 
 
-def _mean(rows: Sequence[Coded], by: Sequence[float], tokens: float) -> torch.Tensor:
-    out = torch.empty(rows[0].numbers)
-    scratch = torch.empty(min(PIECE, out.numel()))
-    # Piece by piece, because what is in the cache is opened, added and divided for nothing.
-    for start in range(0, out.numel(), PIECE):
-        piece = out[start : start + PIECE]
-        total = rows[0].read(start, piece)
-        if by[0] != 1:
-            total = torch.mul(total, by[0], out=piece)
-        for row, factor in zip(rows[1:], by[1:], strict=True):
-            total = torch.add(total, row.read(start, scratch[: piece.numel()]), alpha=factor, out=piece)
-        if tokens != 1:
-            torch.div(total, tokens, out=piece)
-        elif total.data_ptr() != piece.data_ptr():
-            piece.copy_(total)
-    return out.view(rows[0].shape)
-
-
-def opened(coded: Coded, into: torch.Tensor | None = None) -> tuple[torch.Tensor, bool]:
-    """The numbers, and whether all are finite: asked where they are in the cache, and only of formats that let others pass.
-
-    ``into``: [numbers] fp32 that may be written over, where they do not lie somewhere already.
-    """
+def opened(coded: Coded) -> tuple[torch.Tensor, bool]:
+    """The numbers, and whether all are finite: asked where they are in the cache, and only of formats that let others pass."""
     sure = FORMATS[coded.codec].finite
     if coded.lies:
         numbers = coded.whole()
         return numbers, sure or finite(numbers)
-    numbers, fine = torch.empty(coded.numbers) if into is None else into, True
+    numbers, fine = torch.empty(coded.numbers), True
     for start in range(0, coded.numbers, PIECE):
         piece = coded.read(start, numbers[start : start + PIECE])
         fine &= sure or finite(piece)
@@ -82,25 +88,33 @@ def finite(tensor: torch.Tensor) -> bool:
     return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
-def settled(
-    name: str, tensor: torch.Tensor, shape: Sequence[int], codec: str, spare: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a fresh part is to everybody (fp32, CPU, contiguous: the step's own tensor if it can be), and the bytes that say so.
+def settled(name: str, given: Numbers, shape: Sequence[int], codec: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a fresh part is to everybody (fp32, CPU, contiguous: in fp32 the memory of ``given`` if it lies), and the bytes that say so.
 
-    ``spare``: the tensor is a mean of ours that may be written over. Raises ValueError when the step gave another shape; StepFault for
-    numbers that are not finite or cannot be sent in ``codec``, as what others gave may come to.
+    Raises ValueError when it has another shape; StepFault for numbers that are not finite or cannot be sent in ``codec``, as what
+    others gave may come to.
     """
-    if tuple(tensor.shape) != tuple(shape):
-        raise ValueError(f"the step made {name} {tuple(tensor.shape)}, expected {tuple(shape)}")
-    if codec == "fp32":
-        fresh = tensor.detach().to("cpu", torch.float32).contiguous()
-        data, fine = encode(fresh, codec), finite(fresh)
+    if given.shape != tuple(shape):
+        raise ValueError(f"the step made {name} {given.shape}, expected {tuple(shape)}")
+    if given.lies and codec == "fp32":
+        fresh = given.whole().view(-1)
+        data, fine = fresh.view(torch.uint8), finite(fresh)
     else:
+        fresh, fine, sure = torch.empty(given.numbers), True, FORMATS[codec].finite
+        encoding = None if codec == "fp32" else Encoding(given.numbers, codec)
+        scratch = torch.empty(0 if encoding is None else min(PIECE, given.numbers))
+        for start in range(0, given.numbers, PIECE):
+            piece = fresh[start : start + PIECE]
+            if encoding is None:
+                given.read(start, piece)
+            else:
+                encoding.write(start, given.read(start, scratch[: piece.numel()]))
+                encoding.read(start, piece)
+            fine &= sure or finite(piece)
         try:
-            data = encode(tensor, codec)
+            data = fresh.view(torch.uint8) if encoding is None else encoding.done()
         except ValueError as e:
             raise StepFault(f"what the step made {name} cannot travel: {e}") from e
-        fresh, fine = opened(Coded(data, shape, codec), tensor.view(-1) if spare else None)
     if not fine:
         raise StepFault(f"the step made {name} not finite")
-    return fresh, data
+    return fresh.view(given.shape), data

@@ -11,9 +11,9 @@ from statistics import median_high
 import torch
 
 from node.averaging import robust
-from node.averaging.codecs import Coded
+from node.averaging.codecs import Coded, Numbers
 from node.averaging.quarantine import Size, Trail, quarantined
-from node.averaging.reduce import mean
+from node.averaging.reduce import means
 from node.averaging.settings import AveragingSettings
 from node.averaging.weights import weights
 from node.core.ids import PeerId
@@ -29,7 +29,7 @@ class Gathered:
     epoch: int
     names: tuple[str, ...]
     claims: Mapping[PeerId, int]
-    gradients: Mapping[PeerId, Sequence[Coded]]
+    gradients: Mapping[PeerId, Sequence[Numbers]]
     allowed: Mapping[PeerId, int] = field(default_factory=dict)
     total: int = 0
     summed: bool = True
@@ -39,19 +39,24 @@ class Gathered:
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """``means``: gradients per token, in the order of the names; ``tokens``: the weight behind them; ``contributors``:
+    """``numbers``: gradients per token, in the order of the names, which may need the contributions until they are read; ``tokens``: the weight behind them; ``contributors``:
     whose gradients are in them, sorted; ``quarantined``: whose are not, and why. ``fell_back``: too few for the reducer
     that was asked for, so it is their mean. ``center`` and ``typical`` are for :meth:`Reducer.remember`."""
 
     epoch: int
     names: tuple[str, ...]
-    means: list[torch.Tensor]
+    numbers: Sequence[Numbers]
     tokens: int
     contributors: tuple[PeerId, ...]
     quarantined: dict[PeerId, str]
     fell_back: bool
     typical: Size
     center: list[torch.Tensor] | None = None
+
+    @property
+    def means(self) -> list[torch.Tensor]:
+        """The numbers [shape] fp32, in memory."""
+        return [each.whole() for each in self.numbers]
 
 
 class Reducer:
@@ -82,10 +87,10 @@ class Reducer:
         asked = g.reducer or self._settings.reducer
         fell_back = asked != "mean" and len(order) < robust.FEWEST
         name = "mean" if fell_back else asked
-        means = self._apply(name, g, order, sizes, weigh)
+        made = self._apply(name, g, order, sizes, weigh)
         typical = median_high([(sizes[p].per_token, p) for p in order])[1]
-        center = [m.clone() for m in means] if name == "centered-clip" else None
-        return Reduced(g.epoch, g.names, means, sum(weigh[p] for p in order), order, out, fell_back, sizes[typical], center)
+        center = [each.whole().clone() for each in made] if name == "centered-clip" else None
+        return Reduced(g.epoch, g.names, made, sum(weigh[p] for p in order), order, out, fell_back, sizes[typical], center)
 
     def remember(self, reduced: Reduced) -> None:
         """Expect such norms from now on, and start from this average next time."""
@@ -101,31 +106,31 @@ class Reducer:
 
     def _apply(
         self, name: str, g: Gathered, order: tuple[PeerId, ...], sizes: Mapping[PeerId, Size], weigh: Mapping[PeerId, int]
-    ) -> list[torch.Tensor]:
+    ) -> Sequence[Numbers]:
         s = self._settings
         tokens = [g.claims[p] if g.summed else 1 for p in order]
         if name == "mean":
             if not g.summed and len({weigh[p] for p in order}) == 1:
-                return mean(g.gradients, order, len(order))
+                return means(g.gradients, order, len(order))
             scaled = {p: weigh[p] / t for p, t in zip(order, tokens, strict=True) if weigh[p] != t}
-            return mean(g.gradients, order, sum(weigh[p] for p in order), scaled)
+            return means(g.gradients, order, sum(weigh[p] for p in order), scaled)
         norms, weight = [sizes[p].per_token for p in order], [float(weigh[p]) for p in order]
         if name == "clipped-mean":
             shares = robust.clipped(norms, weight, s.clip)
-            return mean(g.gradients, order, 1, {p: f / t for p, f, t in zip(order, shares, tokens, strict=True)})
+            return means(g.gradients, order, 1, {p: f / t for p, f, t in zip(order, shares, tokens, strict=True)})
         given = [[each.whole() for each in g.gradients[p]] for p in order]
         if name == "median":
-            return robust.median(given, tokens)
+            return [Coded.of(t) for t in robust.median(given, tokens)]
         if name == "trimmed-mean":
-            return robust.trimmed_mean(given, tokens, s.trim)
+            return [Coded.of(t) for t in robust.trimmed_mean(given, tokens, s.trim)]
         center = self._center(g)
         shares, kept = robust.centered(given, tokens, norms, weight, s.clip, s.clip_iterations, center)
         factors = {p: f / t for p, f, t in zip(order, shares, tokens, strict=True)}
-        means = mean(g.gradients, order, 1, factors)
+        moved = [each.whole() for each in means(g.gradients, order, 1, factors)]
         if center is not None:
-            for m, c in zip(means, center, strict=True):
+            for m, c in zip(moved, center, strict=True):
                 m.add_(c, alpha=kept)
-        return means
+        return [Coded.of(m) for m in moved]
 
     def _center(self, g: Gathered) -> list[torch.Tensor] | None:
         """Averages of the epoch before, zeros for parts that were another's; None when all were."""

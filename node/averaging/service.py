@@ -66,11 +66,11 @@ class CellRound:
         handler = grpc.stream_stream_rpc_method_handler(self._owner.exchange)  # bytes: a message of a parcel is read by hand
         transport.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Exchange": handler}),))
 
-    async def run(self, request: RoundRequest, step: Step) -> RoundOutcome:
+    async def run(self, request: RoundRequest, step: Step | None) -> RoundOutcome:
         """One attempt. Never later than ``request.deadline_s`` from now, and with all of the stage unless somebody failed.
 
         ``step`` gets the mean gradients of those of our parts that no earlier attempt of the epoch stepped, at most
-        once for each part. Its result is kept and served until :meth:`forget`, also after this call has returned.
+        once for each part; None: the means are the result. It is kept and served until :meth:`forget`, also after this call has returned.
         Raises ValueError for a request that contradicts itself or is not newer than the epoch's last.
         """
         started = self._clock.now()

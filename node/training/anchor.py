@@ -17,7 +17,7 @@ from torch import Tensor
 
 from node.averaging.diloco import OuterState, mixed, outer_step, pseudo_gradient
 from node.averaging.outer import OuterSettings
-from node.averaging.request import RoundOutcome
+from node.averaging.request import RoundOutcome, Step
 from node.checkpoint.fetch import Patience, fetch
 from node.checkpoint.state import StateKind
 from node.core.errors import PeerFault
@@ -128,9 +128,10 @@ class Anchor:
         whole = self.owed.catches_up(given) if self.settings.quorum else dict(given)
         return self.owed.says(whole) if self.settings.feedback else (whole, {})
 
-    def makes(self, means: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """What an averager gives of the means it has made, before they are rounded."""
-        return self.owed.makes(means) if self.settings.feedback else means
+    @property
+    def makes(self) -> Step | None:
+        """What an averager gives of the means it has made, before they are rounded; None: these."""
+        return self.owed.makes if self.settings.feedback else None
 
     def heard(self, outcome: RoundOutcome, cell: Collection[PeerId], of: Mapping[str, Tensor] | None = None) -> None:
         """What a round has brought, before it is taken. ``cell``: the members of this peer's; ``of``: as for :meth:`gives`."""

@@ -35,9 +35,7 @@ async def along(
     if not r.attempt and base.gradients is not None and me in speakers(plan, unit, r.dead):
         elsewhere = [_elsewhere(base, plan, r, (unit[0], cell), rounds, me) for cell in targets(plan, unit)]
     here = _here(base, plan, r, unit, me)
-    outcome, sent = await asyncio.gather(
-        exchange.run(here, lambda mean: mean), _give(exchange, elsewhere), return_exceptions=True
-    )
+    outcome, sent = await asyncio.gather(exchange.run(here, None), _give(exchange, elsewhere), return_exceptions=True)
     if isinstance(outcome, BaseException):
         raise outcome
     if isinstance(sent, BaseException):

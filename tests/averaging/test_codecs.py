@@ -9,10 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.averaging.codecs import PIECE, Coded, Feedback, decode, encode, settle
+from node.averaging.codecs import Coded, Feedback, Rounded, decode, encode, settle
 from node.averaging.formats import FORMATS, INT4_BLOCK, INT8_BLOCK, TOP_BLOCK, kept, nbytes_of
-from node.averaging.reduce import mean, opened
-from node.core.errors import WireError
+from node.averaging.layouts import PIECE
+from node.averaging.reduce import means, opened, settled
+from node.core.errors import StepFault, WireError
 from node.core.ids import PeerId
 
 SIZES = [0, 1, 65, 256, 257, 4097, 65536, 140_001]
@@ -165,6 +166,42 @@ def test_formats_that_let_numbers_pass_that_are_not_finite_are_looked_at(codec: 
     assert not math.isfinite(coded.norm())
 
 
+@pytest.mark.parametrize("numbers", [0, 1, 70, PIECE, 2 * PIECE + 4097])
+@pytest.mark.parametrize("codec", FORMATS)
+def test_a_mean_that_is_worked_out_as_it_is_sent_has_the_bits_of_one_that_is_not(codec: str, numbers: int) -> None:
+    """Ours rounded when it is asked for, theirs opened, added, rounded again: piece by piece, or each whole after the other."""
+    a, b = PeerId("a"), PeerId("b")
+    ours, theirs = normal(numbers, 1), encode(normal(numbers, 2), codec)
+    coded = Coded(theirs, (numbers,), codec)
+    rounded = decode(encode(ours, codec), numbers, codec)
+    assert torch.equal(Rounded(ours, codec).whole(), rounded)
+    for tokens in (2, 3):  # a power of two is multiplied
+        (lazy,) = means({a: [Rounded(ours, codec)], b: [coded]}, [a, b], tokens, {b: 0.5})
+        plain = torch.div(torch.add(rounded, decode(theirs, numbers, codec), alpha=0.5), tokens)
+        assert torch.equal(lazy.whole(), plain)
+        data, expected = settle(plain, codec)
+        for given_ in (lazy, Coded.of(plain)):
+            fresh, sent = settled("it", given_, (numbers,), codec)
+            assert torch.equal(fresh, expected)
+            assert torch.equal(sent, data)
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, 3.4e38])
+@pytest.mark.parametrize("codec", FORMATS)
+def test_a_mean_that_cannot_be_sent_is_refused_wherever_the_number_is(codec: str, value: float) -> None:
+    numbers = normal(PIECE + 5)
+    numbers[PIECE + 2] = value
+    if math.isfinite(value) and codec == "fp32":
+        assert torch.equal(settled("it", Coded.of(numbers), (PIECE + 5,), codec)[0], numbers)
+        return
+    lazy = means({PeerId("a"): [Coded.of(numbers)]}, [PeerId("a")], 1)[0]
+    for given_ in (Coded.of(numbers), lazy):
+        with pytest.raises(StepFault, match="not finite"):
+            settled("it", given_, (PIECE + 5,), codec)
+    with pytest.raises(ValueError, match="expected"):
+        settled("it", lazy, (PIECE, 1), codec)
+
+
 @pytest.mark.parametrize("codec", FORMATS)
 def test_all_members_end_with_the_same_bits(codec: str) -> None:
     """Contributions and the result each pass through the codec; the owner adopts what it sent."""
@@ -172,7 +209,7 @@ def test_all_members_end_with_the_same_bits(codec: str) -> None:
     sent = [settle(normal(5000, seed), codec) for seed in range(3)]
     received = {p: [Coded(data, (5000,), codec)] for p, (data, _) in zip(peers, sent, strict=True)}
     assert all(torch.equal(received[p][0].whole(), own) for p, (_, own) in zip(peers, sent, strict=True))
-    result = mean(received, peers, 3)[0]
+    result = means(received, peers, 3)[0].whole()
     data, adopted = settle(result, codec)
     others = [decode(data.numpy().tobytes(), 5000, codec) for _ in peers]
     assert all(torch.equal(adopted, other) for other in others)

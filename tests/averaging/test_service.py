@@ -228,6 +228,26 @@ async def test_what_others_gave_and_cannot_be_sent_back_fails_the_round_and_ends
     assert cell.errors == []
 
 
+@pytest.mark.parametrize("codec", ["fp32", "fp16", "int8"])
+async def test_without_a_step_the_means_are_the_result_to_the_bit(cell_of, bits, codec):
+    """The same contributions through a step that changes nothing, and without one: what is rounded and sent on the way is the same."""
+    results = []
+    for step in (None, lambda means: means):
+        cell = await cell_of(3)
+        rounds = [cell.rounds[p].run(cell.request(p, summed=False, up=codec, down=codec), step) for p in cell.peers]
+        outcomes = await asyncio.gather(*rounds)
+        assert all(o.complete and bits(o.fresh, outcomes[0].fresh) for o in outcomes)
+        assert not any(
+            g
+            for rounds in cell.rounds.values()
+            for e in rounds._owner._epochs.values()
+            for a in e.attempts.values()
+            for g in a.given
+        )
+        results.append(outcomes[0].fresh)
+    assert bits(*results)
+
+
 async def test_a_silent_owner_costs_no_more_than_the_deadline(cell_of, bits):
     cell = await cell_of(2)
     p0, p1 = cell.peers
