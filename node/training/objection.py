@@ -15,6 +15,7 @@ from node.pipeline.route import fewest_hops
 from node.pipeline.settings import PipelineSettings
 from node.training.edges import WHOLE, adds_up
 from node.training.meetings import Meetings, meeting
+from node.training.memory import worked_after
 from node.training.rules import LEVEL, Read, Rules, carries, due, levels, sends
 
 
@@ -50,7 +51,8 @@ def of_averaging(plan: Plan, rules: Rules, epochs: int, here: Version, followed:
     # another plan from the same version, which counts and was not heard of here.
     made = followed is not None and (followed.epoch + 1, followed.term + 1) == (plan.epoch, plan.term) and here == plan.base
     settings = LEVEL if levels(plan) else rules.outer
-    return of_edges(plan, settings) or of_mass(plan, settings, followed if made else None)
+    before = followed if made else None
+    return of_edges(plan, settings) or of_mass(plan, settings, before) or of_work(plan, before)
 
 
 def _of_owners(plan: Plan, who: PeerId, rounds: PartsPort, rules: Rules) -> str:
@@ -97,6 +99,17 @@ def of_mass(plan: Plan, settings: OuterSettings, before: Plan | None) -> str:
             return "cells with less than half of the mass that they begin with"
     if before is not None and not adds_up(plan, before):
         return "masses that do not add up to what the plan before leaves"
+    return ""
+
+
+def of_work(plan: Plan, before: Plan | None) -> str:
+    """Why no cell can have worked so much since it met others, by which it is weighed when it does. A cell that was cut from another
+    goes on from what that one did, so the most of the stage bounds each."""
+    most: dict[int, int] = {}
+    for (stage, _), count in (worked_after(before, ()) if before is not None else plan.worked).items():
+        most[stage] = max(count, most.get(stage, 0))
+    if any(count > most.get(stage, 0) for (stage, _), count in plan.worked.items()):
+        return "a cell that has worked more than the plan before gave any"
     return ""
 
 

@@ -15,15 +15,15 @@ import pytest
 from node.averaging.outer import OuterSettings, strategy_of
 from node.averaging.strategy import Edges, mixing
 from node.core.ids import PeerId
-from node.core.journey import Member, Plan, Unit, Version
+from node.core.journey import Hop, Member, Path, Plan, Unit, Version
 from node.training import events as ev
 from node.training.attempt import Attempt
 from node.training.draft import draft
 from node.training.edges import WHOLE, arrived, flows, mass_after, mass_of, party, targets
 from node.training.leader import Leader
 from node.training.meetings import Meetings, speakers
-from node.training.memory import Memory, Past, makes
-from node.training.objection import of_edges, of_mass
+from node.training.memory import Memory, Past, makes, worked_after
+from node.training.objection import of_edges, of_mass, of_work
 from node.training.roster import Roster
 from tests.training.test_leader import S1, S2, T1, E, commits, facts, heard, tell, the_plan
 
@@ -292,6 +292,21 @@ def test_edges_that_are_not_the_strategys_are_objected_to(strategy: str) -> None
     lost = replace(plan, members=(*plan.members, Member(PeerId("q"), 2, current=False)))
     assert of_edges(lost, settings) == "", "a stage of listeners has no cells"
     assert "edges" in of_edges(replace(lost, senders={**plan.senders, (2, 0): (1,)}), settings)
+
+
+def test_work_that_no_plan_gave_is_objected_to() -> None:
+    """Two cells of two; cell 1 had three of the four micro-batches, and two from before."""
+    first = replace(plan_of([0, 0, 1, 1], {}, {}), outer=0)
+    taken = (1, 2, 3, 3)
+    paths = tuple(Path(i, P[0], (i,), (Hop(1, P[p]),)) for i, p in enumerate(taken))
+    before = replace(first, paths=paths, worked={(1, 1): 2})
+    assert worked_after(before, ()) == {(1, 0): 1, (1, 1): 5}
+    for told in ({(1, 0): 1, (1, 1): 5}, {(1, 0): 1, (1, 1): 4}, {(1, 1): 5, (1, 2): 5}, {}):
+        assert of_work(replace(first, worked=told), before) == "", told
+    for told in ({(1, 0): 1, (1, 1): 6}, {(1, 0): 1 << 40}, {(2, 0): 1}):
+        assert "worked more" in of_work(replace(first, worked=told), before), told
+        assert of_work(replace(first, worked=told), None) == "", "nothing to compare with"
+    assert "worked more" in of_work(before, replace(before, outer=1, paths=())), "who has met others begins anew"
 
 
 def test_masses_that_no_plan_leaves_are_objected_to() -> None:
