@@ -254,7 +254,7 @@ class Ours:
 
 
 class Wire(Ours):
-    """The same bytes both ways over the same connections, in messages of a MiB with nothing in them: what gRPC and TLS take alone."""
+    """The same bytes both ways over the same connections, in as large messages with nothing in them: what gRPC and TLS take alone."""
 
     METHOD = "/tutti.bench.Wire/Exchange"
 
@@ -280,9 +280,10 @@ class Wire(Ours):
 
     async def _average(self, codec: str) -> dict[str, float]:
         from node.averaging.formats import nbytes_of
+        from node.averaging.service import CHUNK
 
         total = sum(nbytes_of(n, codec) for (n,) in self.shapes.values()) // len(self.peers)
-        count = -(-total >> 20) or 1
+        count = -(-total // CHUNK) or 1
         message = count.to_bytes(4) + bytes(total // count - 4)
 
         async def messages() -> AsyncIterator[bytes]:

@@ -32,7 +32,9 @@ from node.core.ids import PeerId, short
 from node.core.tasks import Tasks, together
 from node.transport.port import TransportPort
 
-CHUNK = 1 << 20
+CHUNK = 1 << 21
+"""Tensor bytes of a message. Each costs gRPC's asyncio stack some turns of the event loop: with 1 MiB, and with 4 MiB, an exchange of
+64 MiB took 2 to 5 % more processor time."""
 
 
 class _Journal(Protocol):
