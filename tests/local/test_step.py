@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]
     folder = tmp_path_factory.mktemp("ranks")
     ran = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("forked.py")), str(folder)], capture_output=True, text=True, timeout=900,
-        cwd=ROOT, env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"},
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     return folder, json.loads(ran.stdout.splitlines()[-1])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from node.optim.coefficients import coefficients
-from node.optim.gram import gram, runs, symmetric
+from node.optim.gram import ALIGN, PANELS, gram, runs, symmetric
 from node.optim.gram import standard as overwriting
 from node.optim.kernel_rule import AMX, CPU, Rule, way
 
@@ -94,7 +94,11 @@ def test_panels_are_the_symmetric_product(m, plus):
     symmetric(x, x.mT, found, 1, **added)
     symmetric(x, x.mT, whole, **added)
     assert torch.allclose(found, expected, rtol=1e-12, atol=1e-9)
-    assert torch.equal(found, found.mT)
+    # Blocks above the diagonal are copies. Inside a block on it, a processor may sum (i, j) and (j, i) in another order.
+    width = -(-m // (PANELS * ALIGN)) * ALIGN
+    for low in range(0, m, width):
+        high = low + width
+        assert torch.equal(found[low:high, high:], found[high:, low:high].mT)
     assert torch.allclose(whole, expected, rtol=1e-12, atol=1e-9)
 
 
