@@ -7,14 +7,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Ask(_message.Message):
-    __slots__ = ("manifest", "peers", "ping")
+    __slots__ = ("manifest", "peers", "ping", "reach")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
+    REACH_FIELD_NUMBER: _ClassVar[int]
     manifest: AskManifest
     peers: AskPeers
     ping: AskPing
-    def __init__(self, manifest: _Optional[_Union[AskManifest, _Mapping]] = ..., peers: _Optional[_Union[AskPeers, _Mapping]] = ..., ping: _Optional[_Union[AskPing, _Mapping]] = ...) -> None: ...
+    reach: AskReach
+    def __init__(self, manifest: _Optional[_Union[AskManifest, _Mapping]] = ..., peers: _Optional[_Union[AskPeers, _Mapping]] = ..., ping: _Optional[_Union[AskPing, _Mapping]] = ..., reach: _Optional[_Union[AskReach, _Mapping]] = ...) -> None: ...
 
 class AskManifest(_message.Message):
     __slots__ = ("run_id", "admission")
@@ -36,17 +38,25 @@ class AskPing(_message.Message):
     nonce: bytes
     def __init__(self, nonce: _Optional[bytes] = ...) -> None: ...
 
+class AskReach(_message.Message):
+    __slots__ = ("ports",)
+    PORTS_FIELD_NUMBER: _ClassVar[int]
+    ports: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ports: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class Answer(_message.Message):
-    __slots__ = ("manifest", "peers", "ping", "refusal")
+    __slots__ = ("manifest", "peers", "ping", "refusal", "reach")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    REACH_FIELD_NUMBER: _ClassVar[int]
     manifest: ManifestAnswer
     peers: PeersAnswer
     ping: PingAnswer
     refusal: Refusal
-    def __init__(self, manifest: _Optional[_Union[ManifestAnswer, _Mapping]] = ..., peers: _Optional[_Union[PeersAnswer, _Mapping]] = ..., ping: _Optional[_Union[PingAnswer, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
+    reach: ReachAnswer
+    def __init__(self, manifest: _Optional[_Union[ManifestAnswer, _Mapping]] = ..., peers: _Optional[_Union[PeersAnswer, _Mapping]] = ..., ping: _Optional[_Union[PingAnswer, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., reach: _Optional[_Union[ReachAnswer, _Mapping]] = ...) -> None: ...
 
 class ManifestAnswer(_message.Message):
     __slots__ = ("toml",)
@@ -63,14 +73,24 @@ class PeersAnswer(_message.Message):
     def __init__(self, peers: _Optional[_Iterable[_Union[PeerLine, _Mapping]]] = ..., swarm: _Optional[_Union[SwarmLine, _Mapping]] = ...) -> None: ...
 
 class PingAnswer(_message.Message):
-    __slots__ = ("nonce", "version", "name")
+    __slots__ = ("nonce", "version", "name", "time")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     version: str
     name: str
-    def __init__(self, nonce: _Optional[bytes] = ..., version: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+    time: float
+    def __init__(self, nonce: _Optional[bytes] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., time: _Optional[float] = ...) -> None: ...
+
+class ReachAnswer(_message.Message):
+    __slots__ = ("seen", "open")
+    SEEN_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    seen: str
+    open: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, seen: _Optional[str] = ..., open: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("code", "reason")

@@ -26,6 +26,14 @@ class ExitCode(IntEnum):
     TIMED_OUT = 8
     DEGRADED = 9
     RESTART_WANTED = 10
+    NO_ROUTE = 20
+    PORT_CLOSED = 21
+    NAME_NOT_FOUND = 22
+    NO_ANSWER = 23
+    UDP_BLOCKED = 24
+    NO_COMMON_FAMILY = 25
+    CLOCK_WRONG = 26
+    IDENTITY_IN_USE = 27
     INTERRUPTED = 130
 
 
