@@ -25,6 +25,7 @@ from node.core.tables import Rule, check, from_text, unknown
 from node.dht.settings import DirectorySettings
 from node.manifest import PROTOCOL, Manifest, read_manifest
 from node.pipeline.settings import PipelineLimits
+from node.reach.settings import ReachSettings
 from node.transport.settings import TransportSettings
 
 __all__ = [
@@ -69,6 +70,11 @@ NODE_RULES: dict[str, Rule] = {
     "transport.keepalive_timeout_s": Rule(0.1, 600),
     "transport.dial_timeout_s": Rule(0.1, 600),
     "transport.peer_streams": Rule(1, 10000),
+    "transport.relayed_timeout_s": Rule(0.1, 600),
+    "reach.relay_rate": Rule(0),
+    "reach.relay_clients": Rule(0, 10000),
+    "reach.relay_circuits": Rule(0, 100000),
+    "reach.relay_circuits_each": Rule(1, 10000),
     "directory.refresh_s": Rule(0.1, 3600),
     "directory.ttl_s": Rule(1, 3600),
     "directory.max_record": Rule(256, 1 << 20),
@@ -83,6 +89,7 @@ NODE_RULES: dict[str, Rule] = {
 }
 ROOMS: dict[str, type] = {
     "transport": TransportSettings,
+    "reach": ReachSettings,
     "directory": DirectorySettings,
     "checkpoint": CheckpointSettings,
     "limits": PipelineLimits,
@@ -93,7 +100,7 @@ SHORT_NAMES = {
     "grpc_port": "transport.grpc_port",
     "announce": "transport.announce",
     "force_tunnel": "transport.force_tunnel",
-    "relay": "transport.relay",
+    "relay": "reach.relay",
 }
 """Names in flags and the environment for settings that people touch often: TUTTI_LISTEN is transport.host."""
 
@@ -141,6 +148,7 @@ class NodeConfig:
     home: Path
     node: NodeSettings = field(default_factory=NodeSettings)
     transport: TransportSettings = field(default_factory=TransportSettings)
+    reach: ReachSettings = field(default_factory=ReachSettings)
     directory: DirectorySettings = field(default_factory=DirectorySettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     limits: PipelineLimits = field(default_factory=PipelineLimits)

@@ -35,6 +35,7 @@ from node.identity.keys import Identity
 from node.launch import Child, stop_all
 from node.manifest import Manifest
 from node.moving import Mover, again
+from node.reach.standing import Standing
 from node.scheduler.placement import choose_stage
 from node.telemetry.events import Journal, JournalHandler
 from node.telemetry.metrics import Metrics
@@ -56,6 +57,7 @@ RETRY_S = 1.0
 
 CHILD_ADMITTED_S = 365 * 86400.0
 """A child of a private solo swarm is admitted for so long after its start."""
+_STANDINGS = {s.value for s in Standing}
 _POSTED = {"waiting": "ready", "moving": "draining"}
 """What others need to know of a state that is this peer's own business."""
 
@@ -73,8 +75,9 @@ class Daemon:
         self.tasks = Tasks("daemon", self._failed)
         self.role = config.role
         self.transport = Transport(
-            self.identity, config.transport, self.journal, self.metrics, self._facts, self._admit, self._failed
-        )
+            self.identity, config.transport, self.journal, self.metrics, self._facts, self._admit, self._failed,
+            config.reach, self._serves,
+        )  # fmt: skip
         self.view, self.mover = View(self), Mover(self)
         self.presence: Presence | None = None
         self.assembled: Assembled | None = None
@@ -127,10 +130,18 @@ class Daemon:
         async def attach(p2p: object) -> None:
             await directory.attach(p2p, bootstrap)  # type: ignore[arg-type]
 
+        def moved() -> None:
+            self.tasks.spawn(directory.serve(self._in_routing_tables(bool(bootstrap))), "dht mode")
+            if self.presence is not None:
+                self.presence.changed()
+
+        await directory.serve(self._in_routing_tables(bool(bootstrap)))
         await attach(self.transport.p2p.p2p)
         self.transport.p2p.on_up(attach)
+        self.transport.reachable.on_change.append(moved)
+        self.transport.relays.on_change = moved
         self.presence = Presence(
-            self.identity.peer_id, directory, self.clock, self.config.directory.refresh_s, self.transport.learn, self._failed
+            self.identity.peer_id, directory, self.clock, self.config.directory.refresh_s, self._learn, self._failed
         )
         self.presence.start()
         if self.role == "rendezvous":
@@ -339,6 +350,19 @@ class Daemon:
         view = {s: {p: e.body.speed for p, e in presence.replicas(s).items()} for s in able}
         return choose_stage(view, able, self.identity.peer_id)
 
+    def _in_routing_tables(self, company: bool) -> bool:
+        """Whether others may ask this node: until somebody has tried to dial it, only who starts a swarm may think so."""
+        standing = self.transport.reachable.standing
+        return standing is Standing.OPEN or (standing is Standing.UNKNOWN and not company)
+
+    def _learn(self, peer: PeerId, body: PeerBody) -> None:
+        standing = Standing(body.reach) if body.reach in _STANDINGS else Standing.UNKNOWN
+        relays = [PeerId(r) for r in body.relays]
+        self.transport.learn(peer, body.maddrs, standing=standing, relays=relays, room=body.room)
+
+    def _serves(self) -> str:
+        return str(self.manifest.run_id) if self.manifest is not None else ""
+
     def _facts(self) -> Facts:
         run_id = self.manifest.run_id if self.manifest and self.role != "rendezvous" else ""
         return Facts(str(run_id), self.name, VERSION, self.admission(RunId(run_id)))
@@ -368,8 +392,8 @@ class Daemon:
     # ------------------------------------------------------------ what others see
 
     def addresses(self) -> list[str]:
-        """Multiaddrs with the PeerId, for --join."""
-        return self.transport.p2p.addresses()
+        """Multiaddrs with the PeerId, for --join; the most likely to work first."""
+        return self.transport.reachable.multiaddrs()
 
     def state(self) -> str:
         """One word for the screen and the noticeboard."""
@@ -392,13 +416,14 @@ class Daemon:
 
     def body(self) -> PeerBody:
         """This peer's record on the noticeboard."""
-        a, state = self.assembled, self.state()
+        a, state, t = self.assembled, self.state(), self.transport
         return PeerBody(
             stage=a.stage.stage if a else 0, role=self.role, state=_POSTED.get(state, state),
             epoch=max(0, a.stage.epoch) if a else 0, name=self.name[:64], version=VERSION,
             tokens_per_s=a.meter.tokens_per_s if a else 0.0, speed=a.work.speed() if a else 0.0,
             maddrs=tuple(self.addresses()), started=self.clock.wall() - (time.monotonic() - self.started),
-            leads=a is not None and a.training.leader is not None,
+            leads=a is not None and a.training.leader is not None, reach=t.reachable.standing.value,
+            relays=t.relays.held, room=t.relay.room, rate=t.relay.rate_left,
         )  # fmt: skip
 
     def _what(self, stage: int, a: Assembled) -> str:

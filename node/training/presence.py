@@ -18,11 +18,11 @@ LOST_FOR_S = 300.0
 
 
 class Presence:
-    """``learn(peer, multiaddrs)`` is told where everybody can be dialled."""
+    """``learn(peer, body)`` is told what everybody says of itself: where it can be dialled, through whom it can be reached."""
 
     def __init__(
         self, me: PeerId, directory: DirectoryPort, clock: Clock, every_s: float,
-        learn: Callable[[PeerId, tuple[str, ...]], None],
+        learn: Callable[[PeerId, PeerBody], None],
         on_error: Callable[[str, BaseException], None] | None = None,
     ) -> None:  # fmt: skip
         self.me, self.directory, self._clock, self._every, self._learn = me, directory, clock, every_s, learn
@@ -85,7 +85,7 @@ class Presence:
             self._lost = {p: (e, t) for p, (e, t) in self._lost.items() if p not in seen and now - t < LOST_FOR_S}
             self._seen = seen
             for peer, entry in self.others().items():
-                self._learn(peer, entry.body.maddrs)
+                self._learn(peer, entry.body)
             if self.others():
                 self.company.set()
             self._changed.clear()

@@ -27,7 +27,8 @@ _SAID = {
 
 @dataclass(frozen=True, slots=True)
 class PeerLink:
-    """How one peer is reached now. ``path`` is "direct", "tunnel" or "" (known, no channel); ``rtt`` seconds, 0 unknown."""
+    """How one peer is reached now. ``path`` is a word of :class:`~node.reach.ladder.Rung`, "" for known without a channel;
+    ``rtt`` seconds, 0 unknown; ``via`` the relay, "" for none."""
 
     path: str = ""
     rtt: float = 0.0
@@ -37,6 +38,7 @@ class PeerLink:
     version: str = ""
     since: float = 0.0
     """Wall clock of the handshake behind the channel, Unix seconds."""
+    via: PeerId = PeerId("")
 
 
 class TransportPort(Protocol):
@@ -71,7 +73,7 @@ class TransportPort(Protocol):
         ...
 
     def path(self, peer: PeerId) -> str:
-        """ "direct", "tunnel", or "" when there is no channel."""
+        """A word of :class:`~node.reach.ladder.Rung`, "" when there is no channel."""
         ...
 
     def fault(self, peer: PeerId, reason: str, weight: float = 1.0) -> None:
