@@ -319,11 +319,13 @@ class Lines:
         patience = self._settings.dial_timeout_s
 
         async def one(target: str) -> tuple[str, LabelledChannel] | None:
-            channel = self._channel(met, target)
-            if await self._ready(channel, patience):
-                return target, channel
-            await channel.close()
-            return None
+            channel, good = self._channel(met, target), False
+            try:
+                good = await self._ready(channel, patience)
+            finally:
+                if not good:
+                    await channel.close()
+            return (target, channel) if good else None
 
         trying = {self._tasks.spawn(one(target), f"tcp {short(met.peer)}") for target in met.targets}
         won: tuple[str, LabelledChannel] | None = None
@@ -350,17 +352,16 @@ class Lines:
             streams = self.relays.through(relay, met.token)
         tunnel = Tunnel(streams, met.peer, self._runtime / f"tunnel-{next(self._numbers)}.sock", timeout)
         await tunnel.start()
-        channel = self._channel(met, tunnel.target, relayed=relay is not None)
+        channel, good = self._channel(met, tunnel.target, relayed=relay is not None), False
         try:
-            if await self._ready(channel, timeout):
-                rung = Rung.RELAYED if relay is not None else _RUNGS.get(self.how(met.peer), Rung.TUNNEL)
-                return Line(met, rung, channel, tunnel, time.time(), relay or PeerId(""))
-        except BaseException:
-            await channel.close()
-            await tunnel.close()
-            raise
-        await channel.close()
-        await tunnel.close()
+            good = await self._ready(channel, timeout)
+        finally:
+            if not good:
+                await channel.close()
+                await tunnel.close()
+        if good:
+            rung = Rung.RELAYED if relay is not None else _RUNGS.get(self.how(met.peer), Rung.TUNNEL)
+            return Line(met, rung, channel, tunnel, time.time(), relay or PeerId(""))
         raise PeerFault(met.peer, f"no tunnel to its gRPC server came up in {timeout:g} s")
 
     def _channel(self, met: Acquaintance, target: str, relayed: bool = False) -> LabelledChannel:

@@ -66,13 +66,15 @@ async def test_a_record_ends_with_its_life(three, body, eventually) -> None:
     await writer.publish(body())
 
     async def sees():
-        return writer.me in await reader.read()
+        return (await reader.read()).get(writer.me)
 
-    assert await eventually(sees)
+    began = time.time()
+    entry = await eventually(sees)
+    assert 0 < entry.not_after - began - DirectorySettings().ttl_s < XX
     await writer.close()
-    three.clocks[1].skew = DirectorySettings().ttl_s - 1
+    three.clocks[1].stands = entry.not_after - 1
     assert await sees()
-    three.clocks[1].skew = DirectorySettings().ttl_s + 1
+    three.clocks[1].stands = entry.not_after + 1
     assert not await sees()
 
 

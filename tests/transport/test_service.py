@@ -65,15 +65,16 @@ async def test_calls_at_the_same_time_share_one_handshake_and_one_channel(swarm)
 
 async def test_a_server_with_another_certificate_is_not_the_peer(swarm):
     a, impostor = await swarm(), await swarm()
-    b = await swarm(announce=tuple(impostor.grpc_addresses()))
+    b = await swarm(announce=tuple(impostor.reachable.targets()[0]))
     introduce(a, b)
     assert await tell(a, b.peer_id) == a.peer_id
     assert a.path(b.peer_id) == "tunnel", "the announced address shows another certificate, so it must not be used"
     met = a._lines.line(b.peer_id).met
-    assert await a._lines._direct(met) is None
+    with pytest.raises(PeerFault, match="none of its 1 addresses"):
+        await a._lines._direct(met)
     right = dataclasses.replace(met, targets=tuple(f"ipv4:{x}" for x in [f"127.0.0.1:{b._port}"]))
     honest = await a._lines._direct(right)
-    assert honest is not None
+    assert honest.path == "direct"
     await honest.channel.close()
 
 
