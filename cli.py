@@ -44,7 +44,7 @@ ConfigFile = Annotated[Path | None, Option("--config", help="A TOML file of sett
 Name = Annotated[str | None, Option("--name", help="Human name of this node.")]
 Device = Annotated[str | None, Option("--device", help="auto, cpu, cuda:N, mps.")]
 LocalDevices = Annotated[int | None, Option("--local-devices", help="GPUs (or CPU processes) that share the stage.")]
-Listen = Annotated[str | None, Option("--listen", metavar="HOST", help="Address to listen on; 0.0.0.0 for all.")]
+Listen = Annotated[str | None, Option("--listen", metavar="HOST", help="Address to listen on; default: all.")]
 P2pPort = Annotated[int | None, Option("--p2p-port", "--port", help="Port of the p2p daemon; 0 picks one.")]
 GrpcPort = Annotated[int | None, Option("--grpc-port", help="Port of the gRPC server; 0 picks one.")]
 Announce = Annotated[list[str] | None, Option("--announce", metavar="HOST:PORT", help="Where others should dial.")]
@@ -195,7 +195,7 @@ def simulate(
 @app.command(rich_help_panel=RUN)
 def bootstrap(
     port: Annotated[int, Option("--port", "--p2p-port", min=0, max=65535, help="Port of the p2p daemon.")] = 31337,
-    listen: Annotated[str, Option("--listen", metavar="HOST", help="Address to listen on.")] = "0.0.0.0",
+    listen: Listen = None,
     join: Joins = None,
     swarm: Annotated[Path | None, Option("--swarm", help="swarm.toml this rendezvous serves.")] = None,
     config: ConfigFile = None,

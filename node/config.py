@@ -6,6 +6,7 @@ then the defaults written in each room's ``settings.py``.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
 import hashlib
@@ -319,6 +320,20 @@ class NodeConfig:
             kind = OutOfResources if e.errno in (errno.ENOSPC, errno.EDQUOT) else Refused
             raise kind(f"cannot write {path}: {e.strerror}", "check the disk and the rights of --home") from e
         return path
+
+    def ports(self) -> tuple[int, int]:
+        """The libp2p and the gRPC port that this home listened on last, so that invites outlive a restart; zeros for none."""
+        try:
+            p2p, grpc = (self.home / "ports").read_text().split()
+            found = int(p2p), int(grpc)
+        except (OSError, ValueError):
+            return 0, 0
+        return found if all(_PORT.allows(port) for port in found) else (0, 0)
+
+    def keep_ports(self, p2p: int, grpc: int) -> None:
+        """Remember them; that they cannot be written costs a fresh invite after the next start and no more."""
+        with contextlib.suppress(OSError):
+            write_atomically(self.home / "ports", f"{p2p} {grpc}\n".encode())
 
     def keep_change(self, run_id: str, change: str) -> None:
         """Keep the owner's newest change to a run. Raises Refused and OutOfResources."""

@@ -42,6 +42,7 @@ from node.telemetry.metrics import Metrics
 from node.telemetry.sinks import JsonlSink, StreamSink
 from node.training.member import State
 from node.training.presence import Presence
+from node.transport.addresses import multiaddr
 from node.transport.handshake import Facts
 from node.transport.service import Transport
 from node.view import View
@@ -105,7 +106,8 @@ class Daemon:
                 self.metrics_url = self.metrics.serve("127.0.0.1", self.config.metrics_port)
             self.transport.answer_with(self.view.answer)
             self._quiet_logs()
-            await self.transport.start(self._bootstrap(), serve=False)
+            await self.transport.start(self._bootstrap(), serve=False, prefer=self.config.ports())
+            self.config.keep_ports(*self.transport.ports)
             self.tasks.spawn(self._take_part(), "start")
             await self._ending.wait()
         finally:
@@ -191,11 +193,14 @@ class Daemon:
 
     def _host_the_rest(self, manifest: Manifest) -> None:
         """A solo swarm: every block stage in a child of this daemon, until somebody else joins."""
-        near = [a for a in self.addresses() if "/tcp/" in a][:1]
+        host = self.config.transport.host
+        near = f"{multiaddr(host or '127.0.0.1', self.transport.ports[0])}/p2p/{self.identity.peer_id}"
         swarm = str(self.config.manifest_path(manifest.run_id))
         for stage in range(1, manifest.pipeline.stages + 1):
-            arguments = ("start", swarm, "--role", "stage", "--stage", str(stage), "--join", near[0], "--metrics-port", "-1",
-                         "--listen", self.config.transport.host, "--threads", "1", "--name", f"{self.name}-{stage}"[:32])  # fmt: skip
+            arguments = ("start", swarm, "--role", "stage", "--stage", str(stage), "--join", near, "--metrics-port", "-1",
+                         "--threads", "1", "--name", f"{self.name}-{stage}"[:32])  # fmt: skip
+            if host:
+                arguments += ("--listen", host)
             if self.config.local_devices > 1:
                 arguments += ("--local-devices", str(self.config.local_devices))
             home = self.config.home / "local" / f"stage-{stage}"
@@ -358,7 +363,7 @@ class Daemon:
     def _learn(self, peer: PeerId, body: PeerBody) -> None:
         standing = Standing(body.reach) if body.reach in _STANDINGS else Standing.UNKNOWN
         relays = [PeerId(r) for r in body.relays]
-        self.transport.learn(peer, body.maddrs, standing=standing, relays=relays, room=body.room)
+        self.transport.learn(peer, body.maddrs, standing=standing, relays=relays, room=body.room, rate=body.rate)
 
     def _serves(self) -> str:
         return str(self.manifest.run_id) if self.manifest is not None else ""

@@ -68,6 +68,10 @@ class Presence:
         able = {p: e for p, e in self.others().items() if e.body.stage == ENDS and e.body.role == "ends" and _works(e)}
         return {p: Sighting(e.seq, e.body.leads) for p, e in able.items()}
 
+    def hosts(self) -> dict[PeerId, PeerEntry]:
+        """Other peers that host a stage, or are about to."""
+        return {p: e for p, e in self.others().items() if e.body.role in ("ends", "stage")}
+
     def replicas(self, stage: int) -> dict[PeerId, PeerEntry]:
         """Other peers that host ``stage``."""
         role = "ends" if stage == ENDS else "stage"

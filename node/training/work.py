@@ -127,7 +127,8 @@ class Work:
         """What work and ways cost this peer, as it measures them."""
         p = self.engines.pipeline
         work, loss, now = p.timing.work, p.timing.loss, p.clock.now()
-        ways = tuple((peer, Way(tensor, trip)) for peer, (tensor, trip) in sorted(p.timing.ways(now).items()))
+        rate = self.engines.transport.rate_left
+        ways = tuple((peer, Way(tensor, trip, rate(peer))) for peer, (tensor, trip) in sorted(p.timing.ways(now).items()))
         each = (work[Direction.FORWARD], work[Direction.BACKWARD], loss)
         return Measured(*(a.steady(STEADY) for a in each), slots=p.slots(), ways=ways)
 

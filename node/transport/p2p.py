@@ -154,6 +154,15 @@ class P2pDaemon:
         """Await ``callback(p2p)`` after every start and restart of the child."""
         self._on_up.append(callback)
 
+    def prefer(self, port: int) -> None:
+        """Listen on this port if the settings leave it open and it is free; before :meth:`start`."""
+        if port and not self._settings.p2p_port:
+            with contextlib.suppress(NetworkFault):
+                for host in [self._settings.host] if self._settings.host else wildcards():
+                    check_free(host, port, "")
+                    check_free(host, port, "", socket.SOCK_DGRAM)
+                self._ports = port, port
+
     async def start(self, initial_peers: Sequence[str] = ()) -> None:
         """Start the child; connecting to ``initial_peers`` goes on in the background and may fail (see ``bootstrap``).
 

@@ -76,6 +76,10 @@ class TransportPort(Protocol):
         """A word of :class:`~node.reach.ladder.Rung`, "" when there is no channel."""
         ...
 
+    def rate_left(self, peer: PeerId) -> float:
+        """Bytes a second that the relay to a peer has left for it; 0 where there is no relay, or no limit."""
+        ...
+
     def fault(self, peer: PeerId, reason: str, weight: float = 1.0) -> None:
         """Count a fault against a peer; enough of them and it is refused for a while, in both directions."""
         ...

@@ -43,11 +43,13 @@ PORTS = 4
 
 @dataclass(frozen=True)
 class Known:
-    """What a peer says of itself in the directory. ``room``: places it has left as a relay."""
+    """What a peer says of itself in the directory. ``room``: places it has left as a relay, ``rate``: bytes a second it has left
+    for one circuit more, 0 for no limit."""
 
     addresses: tuple[str, ...] = ()
     standing: Standing = Standing.UNKNOWN
     room: int = 0
+    rate: float = 0.0
 
 
 @dataclass

@@ -7,6 +7,7 @@ gRPC then moves the bulk, over TCP where an address can be dialled and through a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 from collections import OrderedDict
@@ -140,13 +141,22 @@ class Transport:
         ]
         return grpc.aio.server(interceptors=[self._doorman], options=options)
 
-    async def start(self, initial_peers: Sequence[str] = (), *, serve: bool = True) -> None:
+    @property
+    def ports(self) -> tuple[int, int]:
+        """The TCP ports of libp2p and of gRPC; 0 before :meth:`start`."""
+        return self.p2p.port, self._port
+
+    async def start(
+        self, initial_peers: Sequence[str] = (), *, serve: bool = True, prefer: tuple[int, int] = (0, 0)
+    ) -> None:
         """Start p2pd, and serve; ``initial_peers`` are multiaddrs that may be dead (see ``p2p.bootstrap``).
 
         With ``serve`` False the gRPC port is taken and nothing answers on it before :meth:`serve`, so that services may
-        still be added. Raises NetworkFault when a port is taken or p2pd does not start.
+        still be added. ``prefer``: ports of libp2p and gRPC to take where the settings leave them open and they are free.
+        Raises NetworkFault when a port is taken or p2pd does not start.
         """
         settings = self.settings
+        self.p2p.prefer(prefer[0])
         link = {
             "Ping": grpc.unary_unary_rpc_method_handler(_echo),
             "Punch": grpc.unary_unary_rpc_method_handler(
@@ -154,16 +164,20 @@ class Transport:
             ),
         }
         self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("tutti.v1.Link", link),))
-        host = settings.host or "0.0.0.0"
-        check_free(host, settings.grpc_port, "transport.grpc_port")
+        host, port = settings.host or "0.0.0.0", settings.grpc_port
+        check_free(host, port, "transport.grpc_port")
+        if not port:
+            with contextlib.suppress(NetworkFault):
+                check_free(host, prefer[1], "")
+                port = prefer[1]
         pair = [(self._certificate.key, self._certificate.pem)]
         try:
             # gRPC takes [::] for both families, and for IPv4 where this machine has no IPv6.
             self._port = self.server.add_secure_port(
-                join_host(settings.host or "::", settings.grpc_port), grpc.ssl_server_credentials(pair)
+                join_host(settings.host or "::", port), grpc.ssl_server_credentials(pair)
             )
         except RuntimeError as e:
-            raise taken(host, settings.grpc_port, "transport.grpc_port", socket.SOCK_STREAM, str(e)) from e
+            raise taken(host, port, "transport.grpc_port", socket.SOCK_STREAM, str(e)) from e
         if serve:
             await self.serve()
         await self.p2p.add_stream(handshake.STREAM, self._welcome)
@@ -224,18 +238,24 @@ class Transport:
 
     def learn(
         self, peer: PeerId, multiaddrs: Sequence[str], *, standing: Standing = Standing.UNKNOWN,
-        relays: Sequence[PeerId] = (), room: int = 0,
+        relays: Sequence[PeerId] = (), room: int = 0, rate: float = 0.0,
     ) -> None:  # fmt: skip
         """What a peer says of itself: where its p2pd listens, whether others can dial it there, the relays it can be reached
-        through, and how many more peers it would relay for. Text that is no multiaddr of it is ignored."""
+        through, how many more peers it would relay for and at how many bytes a second (0: no limit). Text that is no multiaddr
+        of it is ignored."""
         self.p2p.learn(peer, multiaddrs)
         self.relays.learn(peer, relays)
-        if self.reachable.learn(peer, Known(tuple(multiaddrs), standing, room)):
+        if self.reachable.learn(peer, Known(tuple(multiaddrs), standing, room, rate)):
             self._lines.news(peer)
 
     def path(self, peer: PeerId) -> str:
         line = self._lines.line(peer)
         return line.path if line else ""
+
+    def rate_left(self, peer: PeerId) -> float:
+        """See ``TransportPort.rate_left``."""
+        line = self._lines.line(peer)
+        return self.reachable.known(line.via).rate if line is not None and line.via else 0.0
 
     def rtt(self, peer: PeerId) -> float:
         """Seconds of the last ping; 0 for never measured."""
