@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -49,11 +50,16 @@ from node.view import View
 from protos.ask_pb2 import Ask, AskManifest
 from protos.handshake_pb2 import Hello
 
+if TYPE_CHECKING:
+    from node.reach.nearby import Announcer, Browser
+
 FIND_S = 60.0
 """How long a joiner looks for a peer that has the manifest before it gives up."""
 LOOK_S = 8.0
 """How long a joiner reads the noticeboard for company before it chooses a stage."""
 RETRY_S = 1.0
+LAN_PEERS = 32
+"""Peers of the run that are met because they announce themselves on the LAN; the directory tells of the others."""
 
 
 CHILD_ADMITTED_S = 365 * 86400.0
@@ -86,6 +92,8 @@ class Daemon:
         self.draining = False
         self.problem = self.problem_next = ""
         self.children: list[Child] = []
+        self.lan: Browser | None = None
+        self._announcer: Announcer | None = None
         self._gate: Gate | None = None
         self._shown: tuple[bytes, RunId, bytes] | None = None
         self._ending = asyncio.Event()
@@ -146,6 +154,7 @@ class Daemon:
             self.identity.peer_id, directory, self.clock, self.config.directory.refresh_s, self._learn, self._failed
         )
         self.presence.start()
+        await self._meet_on_the_lan(self.manifest, directory)
         if self.role == "rendezvous":
             self.presence.announce(self.body)
             self.journal.emit("daemon", "rendezvous", "serving as a rendezvous: helps peers find each other")
@@ -170,6 +179,29 @@ class Daemon:
         await catch_up(a.work, self.presence, self.config.incoming_dir(self.manifest.run_id, stage), self.journal)
         a.training.start()
         self.presence.changed()
+
+    async def _meet_on_the_lan(self, manifest: Manifest, directory: Directory) -> None:
+        """Announce an open run by mDNS, and try whoever announces the same one; a private run is announced to nobody."""
+        if not self.config.reach.lan or self.transport.reachable.local or manifest.swarm.admission != "open":
+            return
+        # Not loaded where nothing is announced: it takes a tenth of a second.
+        from node.reach.nearby import Advert, Announcer, Browser, Found
+
+        me, met = self.identity.peer_id, set[PeerId]()
+
+        def found(one: Found) -> None:
+            peer = PeerId(one.peer)
+            if one.run_id == manifest.run_id and peer != me and peer not in met and len(met) < LAN_PEERS:
+                met.add(peer)
+                self.transport.p2p.learn(peer, one.addresses)
+                directory.meet(one.addresses)
+
+        self.lan = Browser(self.journal, found, self._failed)
+        await self.lan.start()
+        self._announcer = Announcer(self.journal, self._failed)
+        swarm = manifest.swarm
+        advert = Advert(manifest.run_id, swarm.name, swarm.owner, me, self.name, manifest.pipeline.stages, self.transport.ports[0])
+        await self._announcer.start(advert)
 
     def _recall_change(self, a: Assembled, manifest: Manifest) -> None:
         """The owner's newest change to how cells average, as this peer last knew it; and newer ones are kept."""
@@ -227,6 +259,9 @@ class Daemon:
 
     async def _close(self, control: ControlService) -> None:
         self.journal.emit("daemon", "stopping", self._why or "stopping")
+        for discovery in (self._announcer, self.lan):
+            if discovery is not None:
+                await discovery.close()
         await asyncio.to_thread(stop_all, self.children)
         await self.tasks.close()
         # Nobody else's call may start new work in rooms that are being closed.

@@ -60,21 +60,29 @@ class View(Window):
             return ask.Answer(peers=self.peers())
         raise LocalFault("this node has no such thing to tell", code=ExitCode.PROTOCOL)
 
-    async def ping(self, peer: str, count: int) -> pb.PingReport:
-        """Round trips on the path that work takes."""
+    async def ping(self, peer: str, count: int, improve: bool = False) -> pb.PingReport:
+        """Round trips on the path that work takes; with ``improve`` after every better way was tried."""
         d = self._d
         found = self._resolve(peer)
         entry = d.presence.others().get(found) if d.presence else None
         report = pb.PingReport(peer=found, name=entry.body.name if entry else "")
         try:
+            if improve:
+                await d.transport.improve(found)
             for i in range(count):
                 report.rtt_s.append(await d.transport.ping(found, 5.0))
                 if i + 1 < count:
                     await asyncio.sleep(0.2)
         except PeerFault as e:
             report.error = e.reason
-        report.path = d.transport.path(found)
+        link = d.transport.peers().get(found)
+        report.path, report.via = d.transport.path(found), link.via if link else ""
+        report.tried.update(d.transport.tried(found))
         return report
+
+    def reach(self) -> pb.ReachReport:
+        """How this peer is reached, and its ways to others."""
+        return self.picture.reach()
 
     def _resolve(self, text: str) -> PeerId:
         if text.startswith("/"):

@@ -125,7 +125,7 @@ class Peer:
         t = self.transport
         return {
             "others": others, "links": {p: t.p2p.how(p) for p in t.p2p.links()}, "standing": t.reachable.standing.value,
-            "at": t.reachable.multiaddrs(), "seen": t.reachable.seen(), "held": t.relays.held, "mapped": str(t.reachable.mapped),
+            "at": t.reachable.multiaddrs(), "seen": t.reachable.seen(), "held": t.relays.held, "mapped": [list(vars_of(m)) for m in t.reachable.mapper.mappings],
             "neighbours": self.directory.neighbours,
         }  # fmt: skip
 
@@ -156,6 +156,10 @@ class Peer:
             found.append(time.monotonic() - began)
             await asyncio.sleep(1.0)
         return {"reads": found}
+
+
+def vars_of(mapping: Any) -> tuple[Any, ...]:
+    return mapping.protocol, mapping.internal, mapping.host, mapping.external, mapping.how
 
 
 async def main() -> None:

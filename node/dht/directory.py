@@ -61,6 +61,7 @@ class Directory:
         self._heartbeat: asyncio.Task[None] | None = None
         self._posted_at = 0.0
         self._serving, self._seeds = True, tuple[str, ...]()
+        self._met_later: dict[PeerId, list[Multiaddr]] = {}
         self._tasks = Tasks("dht", self._task_failed)
 
     @property
@@ -108,6 +109,12 @@ class Directory:
         self._serving = serving
         if self._p2p is not None and self._node is not None:
             await self.attach(self._p2p, self._seeds)
+
+    def meet(self, multiaddrs: Sequence[str]) -> None:
+        """One more bootstrap peer, tried from now on for as long as it is missing. Raises UsageFault as :meth:`attach`."""
+        for peer, addresses in _by_peer(multiaddrs).items():
+            self._met_later[peer] = addresses
+        self._seeds = (*self._seeds, *(m for m in multiaddrs if m not in self._seeds))
 
     async def publish(self, body: PeerBody) -> bool:
         """Post ``body``, and again every ``refresh_s`` until :meth:`withdraw` or the next :meth:`publish`.
@@ -176,7 +183,7 @@ class Directory:
         pause, complained = self._settings.rejoin_s, False
         while True:
             table = node.protocol.routing_table
-            wanted = dict(seeds)
+            wanted = self._met_later | seeds
             if not table.uid_to_peer_id:
                 wanted |= _by_peer_leniently(self._board.entries(self._clock.wall()).values(), self.me)
             missing = {p: addrs for p, addrs in wanted.items() if PeerID.from_base58(p) not in table.peer_id_to_uid}

@@ -77,6 +77,10 @@ class Timing:
             self._tensors.pop(peer, None)
             self._trips.pop(peer, None)
 
+    def silent(self) -> set[PeerId]:
+        """Peers that were probed and have no way now."""
+        return {p for p in self._failed if p not in self._trips and p not in self._tensors}
+
     def ways(self, now: float) -> dict[PeerId, tuple[float, float]]:
         """Seconds of a tensor and of a small round trip, 0 for unknown, of every peer there is a fresh measurement of."""
         tensors = {p: a.mean for p, a in self._tensors.items() if now - a.at < STALE_S}

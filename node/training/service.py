@@ -421,6 +421,7 @@ class Training(rpc.TrainingServicer):
                 self._epoch_tasks.append(self.tasks.spawn(self._copy(action), "copy"))
             case ev.Adopt(plan, ended):
                 digest = await self.work.adopt(plan)
+                self.work.engines.meter.worked()
                 return ev.Adopted(plan.epoch, plan.term, ended.attempt, digest, ended.contributors)
             case ev.TellCommitted(plan):
                 note = notes.committed_note(action, self.work.speed(), self.work.sketch, self.work.arrived)
@@ -470,6 +471,11 @@ class Training(rpc.TrainingServicer):
         finally:
             if self._flushing is plan:
                 self._flushing = None
+
+    def unproven(self) -> list[PeerId]:
+        """Peers of the run that do not answer this one, on any way."""
+        there = self.company() - {self.me}
+        return sorted(there & self.work.engines.pipeline.timing.silent())
 
     def waiting_for(self) -> str:
         """Why no epoch is under way, in a few words; empty when one is, or has been a moment ago."""

@@ -78,7 +78,8 @@ class Work:
         """Whose parameters are in place; :data:`~node.training.cells.ANY` for no cell's."""
         self._epoch: _Epoch | None = None
         self._plan: Plan | None = None
-        self.fetching = 1.0
+        self.fetching, self.fetched_at = 1.0, 0.0
+        """Share of the state that has come, 1 while none is fetched; when bytes of it came last, seconds of the clock."""
         self.tokens = 0
         """Counted in the history of what is in place, as far as this peer knows it."""
         self.room = 0
@@ -341,9 +342,9 @@ class Work:
         e = self.engines
 
         def progress(done: int, total: int, rate: float, donor: PeerId) -> None:
-            self.fetching = done / total if total else 1.0
+            self.fetching, self.fetched_at = done / total if total else 1.0, e.pipeline.clock.now()
 
-        self.fetching = 0.0
+        self.fetching, self.fetched_at = 0.0, e.pipeline.clock.now()
         try:
             snapshot = await fetch(
                 e.transport, list(donors), self.stage.stage, StateKind.PARAMETERS, None if version is None else version.epoch,

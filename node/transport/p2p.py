@@ -117,6 +117,11 @@ class P2pDaemon:
         return list(self._addresses)
 
     @property
+    def up(self) -> bool:
+        """Whether the child runs and answers."""
+        return self._up.is_set()
+
+    @property
     def port(self) -> int:
         """The TCP port it listens on; 0 before the start."""
         return self._ports[0]

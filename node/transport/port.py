@@ -39,6 +39,11 @@ class PeerLink:
     since: float = 0.0
     """Wall clock of the handshake behind the channel, Unix seconds."""
     via: PeerId = PeerId("")
+    up: float = 0.0
+    down: float = 0.0
+    """Bytes a second sent and received, the most in any second of the last minute."""
+    proven: float = 0.0
+    """Wall clock when the way was last proven to work, Unix seconds, 0 for never."""
 
 
 class TransportPort(Protocol):

@@ -17,6 +17,7 @@ from node.core.errors import NetworkFault, PeerFault
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
 from node.reach.interfaces import Scope, is_loopback, own_addresses, scope
+from node.reach.portmap import Mapping, PortMapper
 from node.reach.settings import ReachSettings
 from node.reach.standing import Reach, Report, Standing
 from node.transport.addresses import host_of, join_host, multiaddr, part_of
@@ -62,12 +63,12 @@ class _Dials:
 
 
 class Reachable:
-    """``ask(peer, question)`` raises PeerFault; ``grpc_port()`` is where gRPC listens. ``mapped``: (protocol, internal port) to
-    (host, external port, how) of ports that the router maps."""
+    """``ask(peer, question)`` raises PeerFault; ``grpc_port()`` is where gRPC listens; ``secret`` is for the router, which renews
+    mappings after a crash for who knows it."""
 
     def __init__(
         self, p2p: P2pDaemon, transport: TransportSettings, settings: ReachSettings, journal: Journal,
-        ask: Callable[[PeerId, Ask, float], Awaitable[Answer]], grpc_port: Callable[[], int],
+        ask: Callable[[PeerId, Ask, float], Awaitable[Answer]], grpc_port: Callable[[], int], secret: bytes = b"",
         on_error: Callable[[str, BaseException], None] | None = None,
     ) -> None:  # fmt: skip
         self._p2p, self._transport, self._settings, self._journal = p2p, transport, settings, journal
@@ -78,7 +79,7 @@ class Reachable:
         self._tasks = Tasks("reach", on_error)
         self.local = is_loopback(transport.host)
         """Only this machine can reach this peer: nothing of the following is done."""
-        self.mapped: dict[tuple[str, int], tuple[str, int, str]] = {}
+        self.mapper = PortMapper(journal, self._mapped, on_error, secret=secret)
         self._was = Standing.UNKNOWN
         self.on_change: list[Callable[[], None]] = []
         """Told when the standing or an address changes."""
@@ -87,8 +88,21 @@ class Reachable:
         """Begin; does nothing for a peer on loopback but keeping its connections."""
         self._tasks.spawn(self._run(), "run", eternal=True)
 
+    async def _start_mapping(self) -> None:
+        # Who has a public IPv4 address of its own has no router that could map to it.
+        routed = not any(":" not in a and scope(a) is Scope.GLOBAL for a in own_addresses())
+        if self._settings.map_ports and routed:
+            p2p, grpc = self._p2p.port, self._grpc_port()
+            self.mapper.want([("tcp", p2p), ("udp", p2p), ("tcp", grpc)])
+            await self.mapper.start()
+
+    def _mapped(self) -> None:
+        self._reach.listens(*self._external())
+        self.changed()
+
     async def close(self) -> None:
         await self._tasks.close()
+        await self.mapper.close()
 
     # ------------------------------------------------------------ what is known
 
@@ -120,7 +134,21 @@ class Reachable:
 
     def mapped_by(self) -> str:
         """How the router was asked to map the libp2p port: "UPnP", "NAT-PMP", "PCP", "" for not at all."""
-        return self.mapped.get(("tcp", self._p2p.port), ("", 0, ""))[2]
+        return next((m.how for m in self._mappings() if (m.protocol, m.internal) == ("tcp", self._p2p.port)), "")
+
+    def words(self, relays: int) -> str:
+        """One line for people: how others reach this peer, which holds ``relays`` reservations."""
+        if self.local:
+            return "on this machine only"
+        if self.standing is Standing.OPEN:
+            how = self.mapped_by()
+            return f"direct, by a port that the router maps ({how})" if how else "direct"
+        if self.standing is Standing.UNKNOWN:
+            return "not known yet: nobody has tried to dial this peer"
+        punched = sum(self._p2p.how(p) == "punched" for p in self._p2p.links())
+        parts = [f"relayed by {relays}"] if relays else []
+        parts += [f"punched with {punched}"] if punched else []
+        return ", ".join(parts) or "outbound only: others cannot dial this peer, and no relay is known"
 
     # ------------------------------------------------------------ addresses
 
@@ -130,8 +158,12 @@ class Reachable:
         if self.local:
             return own
         mark = f"/p2p/{self._p2p.peer_id}"
-        more = [multiaddr(*at[:2]) + mark for (kind, _), at in self._mappings() if kind == "tcp"]
-        more += [multiaddr(*at[:2], "quic") + mark for (kind, _), at in self._mappings() if kind == "udp"]
+        port = self._p2p.port
+        more = [
+            multiaddr(m.host, m.external, "tcp" if m.protocol == "tcp" else "quic") + mark
+            for m in self._mappings()
+            if m.internal == port
+        ]
         if self.standing is Standing.OPEN:
             # A port that was mapped by hand: those who see us there have dialled it.
             more += [multiaddr(host, self._external()[0]) + mark for host in self._reach.public(time.monotonic())]
@@ -148,7 +180,7 @@ class Reachable:
             return list(settings.announce), []
         if settings.host not in ("", "0.0.0.0", "::"):
             return [join_host(settings.host, port)], []
-        mapped = [join_host(*at[:2]) for (kind, inside), at in self._mappings() if (kind, inside) == ("tcp", port)]
+        mapped = [join_host(m.host, m.external) for m in self._mappings() if (m.protocol, m.internal) == ("tcp", port)]
         hosts = [h for h in own_addresses() if settings.host != "0.0.0.0" or ":" not in h]
         if self._reach.bulk_open(now):
             hosts = [*self._reach.public(now), *hosts]
@@ -170,18 +202,21 @@ class Reachable:
             by_host.setdefault(host, set()).add(port)
         return any(len(ports) > 1 for ports in by_host.values())
 
-    def _mappings(self) -> list[tuple[tuple[str, int], tuple[str, int, str]]]:
+    def _mappings(self) -> list[Mapping]:
         # A second router above the one that maps: what it maps to is no address that anybody outside can dial.
-        return [(key, at) for key, at in self.mapped.items() if scope(at[0]) is Scope.GLOBAL]
+        return [m for m in self.mapper.mappings if scope(m.host) is Scope.GLOBAL]
 
     def _external(self) -> tuple[int, int]:
         """The libp2p and the gRPC port as others would dial them."""
-        ports = self._p2p.port, self._grpc_port()
-        return tuple(self.mapped.get(("tcp", p), ("", p, ""))[1] for p in ports)  # type: ignore[return-value]
+        outside = {m.internal: m.external for m in self._mappings() if m.protocol == "tcp"}
+        p2p, grpc = self._p2p.port, self._grpc_port()
+        return outside.get(p2p, p2p), outside.get(grpc, grpc)
 
     # ------------------------------------------------------------ what is done
 
     async def _run(self) -> None:
+        if not self.local:
+            await self._start_mapping()
         while True:
             await asyncio.sleep(LOOK_S)
             now = time.monotonic()

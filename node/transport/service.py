@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import socket
 import time
 from collections import OrderedDict
@@ -33,7 +34,7 @@ from node.transport.ask import Answerer, Asking
 from node.transport.doorman import Doorman
 from node.transport.frames import StreamEnded
 from node.transport.handshake import Acquaintance, Admit, Facts, Handshake, Tokens
-from node.transport.limits import PEERS_KEPT, Rate, Seats
+from node.transport.limits import PEERS_KEPT, Busiest, Rate, Seats
 from node.transport.lines import Lines
 from node.transport.p2p import P2pDaemon
 from node.transport.port import PeerLink, translate
@@ -87,8 +88,9 @@ class Transport:
         self._tokens, self._book = Tokens(), FaultBook()
         self._doorman = Doorman(self._tokens, Seats(settings.peer_streams, 16 * settings.peer_streams), self._banned)
         self.reachable = Reachable(
-            self.p2p, settings, self.reach_settings, journal, self._ask_reach, lambda: self._port, on_error
-        )
+            self.p2p, settings, self.reach_settings, journal, self._ask_reach, lambda: self._port,
+            hashlib.sha256(b"tutti/mapping" + identity.seed()).digest(), on_error,
+        )  # fmt: skip
         self._handshake = Handshake(
             self.p2p, self._tokens, facts, self.reachable.targets, self._certificate.pem, self._admit_unless_banned
         )
@@ -114,6 +116,8 @@ class Transport:
         self._asking = Asking(self.p2p, facts, self._limited, self.reachable.dialled)
         self._met: OrderedDict[PeerId, Acquaintance] = OrderedDict()
         self._bytes: dict[PeerId, list[int]] = {}
+        self._busiest: dict[PeerId, Busiest] = {}
+        self._proven: dict[PeerId, float] = {}
         self._rtt: dict[PeerId, float] = {}
         self._port = 0
 
@@ -267,9 +271,12 @@ class Transport:
             line = self._lines.line(peer)
             sent, received = self._bytes.get(peer, (0, 0))
             since = line.since if line else 0.0
+            up, down = self._busiest[peer].rates(time.monotonic()) if peer in self._busiest else (0.0, 0.0)
+            via = line.via if line else PeerId("")
             found[peer] = PeerLink(
-                self.path(peer), self.rtt(peer), sent, received, met.name, met.version, since, line.via if line else PeerId("")
-            )
+                self.path(peer), self.rtt(peer), sent, received, met.name, met.version, since, via, up, down,
+                self._proven.get(peer, 0.0),
+            )  # fmt: skip
         return found
 
     def tried(self, peer: PeerId) -> dict[str, str]:
@@ -288,13 +295,14 @@ class Transport:
             await channel.unary_unary("/tutti.v1.Link/Ping")(b"", timeout=timeout)
         except grpc.aio.AioRpcError as e:
             raise translate(peer, e) from e
-        self._rtt[peer] = time.monotonic() - began
+        self._rtt[peer], self._proven[peer] = time.monotonic() - began, time.time()
         return self._rtt[peer]
 
     def count(self, peer: PeerId, sent: int = 0, received: int = 0, plane: str = "bulk") -> None:
         total = self._bytes.setdefault(peer, [0, 0])
         total[0] += sent
         total[1] += received
+        self._busiest.setdefault(peer, Busiest()).count(sent, received, time.monotonic())
         if sent:
             self._metrics.bytes_sent_total.labels(plane=plane).inc(sent)
         if received:
@@ -444,8 +452,8 @@ class Transport:
         self._gauge()
         if len(self._met) > PEERS_KEPT:
             gone, _ = self._met.popitem(last=False)
-            self._bytes.pop(gone, None)
-            self._rtt.pop(gone, None)
+            for table in (self._bytes, self._busiest, self._rtt, self._proven):
+                table.pop(gone, None)
 
     def _gauge(self) -> None:
         rungs = [line.rung for line in self._lines.all().values()]

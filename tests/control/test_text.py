@@ -45,7 +45,7 @@ def test_status_tells_the_facts_in_eighty_columns():
         "41.2M tokens",
         "118 ok, 2 repaired, 0 failed",
         "compute 62%",
-        "5 direct, 1 tunnel",
+        "5 direct, 1 relayed",
     ):
         assert fact in text
 

@@ -408,6 +408,7 @@ async def test_a_checkpoint_brings_cell_anchor_and_debts_back(rig: Rig) -> None:
     await rig.epoch(plan, a, b, c, d)
     plan = meeting(rig, cells, plan)
     await rig.epoch(plan, a, b, c, d)
+    await rig.copied(a, b, c, d)  # one at a time is written, and none waits
     await rig.begin(replace(inner(rig, cells, plan), worked={(1, 1): 4}, mass={(1, 0): 5, (1, 1): 7}), a, b, c, d)
     await rig.copied(a, b, c, d)
     state, owed, version = d.anchored, d.work.anchor.owed, makes(plan, ())
