@@ -4,6 +4,7 @@ and of its gradient ends here; every engine is called from this file and none of
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -79,7 +80,7 @@ class Work:
         self._epoch: _Epoch | None = None
         self._plan: Plan | None = None
         self.fetching, self.fetched_at = 1.0, 0.0
-        """Share of the state that has come, 1 while none is fetched; when bytes of it came last, seconds of the clock."""
+        """Share of the state that has come, 1 while none is fetched; when bytes of it came last, seconds of a steady clock."""
         self.tokens = 0
         """Counted in the history of what is in place, as far as this peer knows it."""
         self.room = 0
@@ -342,9 +343,9 @@ class Work:
         e = self.engines
 
         def progress(done: int, total: int, rate: float, donor: PeerId) -> None:
-            self.fetching, self.fetched_at = done / total if total else 1.0, e.pipeline.clock.now()
+            self.fetching, self.fetched_at = done / total if total else 1.0, time.monotonic()
 
-        self.fetching, self.fetched_at = 0.0, e.pipeline.clock.now()
+        self.fetching, self.fetched_at = 0.0, time.monotonic()
         try:
             snapshot = await fetch(
                 e.transport, list(donors), self.stage.stage, StateKind.PARAMETERS, None if version is None else version.epoch,
