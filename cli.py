@@ -411,6 +411,7 @@ def swarm_inspect(
     import dataclasses
 
     from node import joining
+    from node.identity.invites import is_invite
     from node.manifest import SECTIONS, read_manifest
 
     ours = _config({})
@@ -419,7 +420,7 @@ def swarm_inspect(
         if known is None:
             raise UsageFault("no swarm is remembered here", "name a swarm.toml, an invite or an address")
         manifest = known[0]
-    elif what.startswith(("tutti", "/ip", "/dns")) and not Path(what).is_file():
+    elif (is_invite(what) or what.startswith(("/ip", "/dns"))) and not Path(what).is_file():
         manifest, _ = joining.look(ours, what)
     else:
         manifest = read_manifest(Path(what))

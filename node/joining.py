@@ -14,7 +14,7 @@ from node.control.text import consent_lines
 from node.core.errors import Refused, WireError
 from node.core.ids import PeerId
 from node.identity.admission import admission_token, is_grant, shown
-from node.identity.invites import Invite
+from node.identity.invites import Invite, is_invite, within_limits
 from node.identity.keys import Identity
 from node.manifest import Manifest, read_manifest
 from protos.ask_pb2 import Answer, Ask, AskManifest, AskPeers, PeersAnswer
@@ -23,9 +23,9 @@ from protos.ask_pb2 import Answer, Ask, AskManifest, AskPeers, PeersAnswer
 def choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite | None]:
     """The swarm to run: the one named, that of an invite, the one used last, or a new solo one."""
     places = [*([what] if what and what.startswith("/") and "/p2p/" in what else []), *ours.join]
-    invite = next((Invite.decode(text) for text in ([what] if what else []) + places if text.startswith("tutti1")), None)
+    invite = next((Invite.decode(text) for text in ([what] if what else []) + places if is_invite(text)), None)
     addresses = tuple(p for p in places if p.startswith("/"))
-    named = what is not None and not what.startswith("tutti1") and what not in places
+    named = what is not None and not is_invite(what) and what not in places
     file = Path(what) if named and what else ours.swarm
     if file is not None:
         manifest = read_manifest(file)
@@ -48,9 +48,7 @@ def choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite 
     if manifest is not None and addresses:
         known_addresses = invite.addresses if invite else ()
         admission = invite.admission if invite else ours.admission
-        invite = Invite(
-            manifest.run_id, manifest.swarm.owner, tuple(dict.fromkeys((*addresses, *known_addresses)))[:8], admission
-        )
+        invite = Invite(manifest.run_id, manifest.swarm.owner, within_limits((*addresses, *known_addresses)), admission)
     return manifest, invite
 
 
@@ -79,7 +77,7 @@ def look(ours: NodeConfig, *places: str) -> tuple[Manifest, str]:
             f"run {manifest.run_id[:12]} is taken on the word of {places[0]}: an address proves no swarm, an invite does",
             file=sys.stderr,
         )
-        return manifest, Invite(manifest.run_id, manifest.swarm.owner, places[:8]).encode()
+        return manifest, Invite(manifest.run_id, manifest.swarm.owner, within_limits(places)).encode()
     invite = Invite.decode(places[0])
     known = ours.remembered(invite.run_id)
     if known is not None:

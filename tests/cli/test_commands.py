@@ -146,7 +146,7 @@ def test_an_invite_for_another_run_than_its_manifest_is_refused(tutti, home):
 
 
 def test_a_damaged_invite_is_a_usage_error(tutti):
-    shown = tutti("join", "tutti1abc")
+    shown = tutti("join", "tutti2abc")
     assert shown.returncode == 2
     assert "Traceback" not in shown.stderr
 
