@@ -70,7 +70,7 @@ class Asking:
         if kind == "ping":
             facts = self._facts()
             nonce = question.ping.nonce[:NONCE_BYTES]
-            return Answer(ping=PingAnswer(nonce=nonce, version=facts.version, name=facts.name))
+            return Answer(ping=PingAnswer(nonce=nonce, version=facts.version, name=facts.name, time=time.time()))
         if kind is None or self.answerer is None:
             return _refuse(ExitCode.PROTOCOL, "this question is not understood here")
         try:
