@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from node.config import NodeConfig
+from node.control.diagnose import fault_of
+from node.control.doctor import LIMIT_S, Checkup, examine
+from node.control.sockets import listener
 from node.control.text import consent_lines
-from node.core.errors import Refused, WireError
+from node.core.errors import Refused, UsageFault, WireError
 from node.core.ids import PeerId
 from node.identity.admission import admission_token, is_grant, shown
 from node.identity.invites import Invite, is_invite, within_limits
@@ -90,6 +94,41 @@ def look(ours: NodeConfig, *places: str) -> tuple[Manifest, str]:
     return manifest, invite.encode()
 
 
+def check(ours: NodeConfig, invite: Invite, seconds: float = LIMIT_S) -> None:
+    """What would go wrong right after the start, asked of a peer of ``invite`` in at most ``seconds``.
+
+    Raises Refused when the clock of this machine differs from theirs by more than a minute, or somebody else runs with
+    the key of this home. Nothing is raised when nobody answers.
+    """
+    token, seed = introduced(ours, invite)
+    found = examine(invite.addresses, me=_resting(ours), admission=token, seed=seed, first=True, seconds=seconds)
+    if any(f.ok for f in found.findings) and not found.verdict.ok:
+        raise fault_of(found.verdict, found.findings)
+
+
+def examined(ours: NodeConfig, places: Sequence[str]) -> Checkup:
+    """What keeps this machine from the swarm at ``places``, invites and addresses; with none, at the remembered invite.
+
+    Raises UsageFault for what is neither.
+    """
+    known = None if places else ours.remembered()
+    texts = list(places) or ([known[1]] if known is not None and known[1] else [])
+    for text in texts:
+        if not (is_invite(text) or text.startswith("/")):
+            raise UsageFault(f"neither an invite nor an address: {text[:80]!r}", "give what  tutti swarm invite  printed")
+    invites = [Invite.decode(text) for text in texts if is_invite(text)]
+    token, seed = introduced(ours, invites[0]) if invites else (b"", None)
+    addresses = [*(a for invite in invites for a in invite.addresses), *(t for t in texts if t.startswith("/"))]
+    return examine(addresses, me=_resting(ours), admission=token, seed=seed)
+
+
+def _resting(ours: NodeConfig) -> PeerId | None:
+    """The PeerId of this home if it has one and no daemon runs in it."""
+    if not ours.identity_path.exists() or listener(ours.control_socket) is not None:
+        return None
+    return Identity.load(ours.identity_path).peer_id
+
+
 def introduced(ours: NodeConfig, invite: Invite) -> tuple[bytes, bytes | None]:
     """What to show with a question about the run of ``invite``, and the seed of the key to ask with; (b"", None) in an open run."""
     if not invite.admission:
@@ -111,9 +150,11 @@ def ask_peers(ours: NodeConfig, place: str) -> PeersAnswer:
 def observe(places: tuple[str, ...], question: Ask, kind: str, seed: bytes | None = None) -> Answer:
     """Ask a node from outside the swarm, as the key of ``seed`` or a new one. Its refusal is Refused; another kind of
     answer is WireError."""
-    from node.control.observer import ask_first
+    begin = time.monotonic()
+    from node.control.observer import PATIENCE_S, ask_first  # takes its time on a busy machine
 
-    answer = ask_first(places, question, seed=seed)
+    left = begin + LIMIT_S - time.monotonic()
+    answer = ask_first(places, question, max(1.0, min(PATIENCE_S, left)), seed)
     said = answer.WhichOneof("answer")
     if said == "refusal":
         raise Refused(f"{places[0]} refused: {answer.refusal.reason[:300]}", "ask its owner, or try another peer")
