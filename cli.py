@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -35,6 +36,8 @@ app = typer.Typer(
 )
 swarm_app = typer.Typer(help="Make, check and hand out swarms.", **STYLE)
 id_app = typer.Typer(help="Who this node is.", **STYLE)
+doctor_app = typer.Typer(help="Find out what does not work, and why.", **STYLE)
+app.add_typer(doctor_app, name="doctor", rich_help_panel=WATCH)
 app.add_typer(swarm_app, name="swarm", rich_help_panel=OWN)
 app.add_typer(id_app, name="id", rich_help_panel=ABOUT)
 
@@ -119,11 +122,14 @@ def join(
     flags = dict(name=name, role=role, stage=stage, device=device, listen=listen, p2p_port=p2p_port, grpc_port=grpc_port)
     flags |= dict(local_devices=local_devices, config=config, **_assignments(settings))
     from node import joining
+    from node.control.doctor import LIMIT_S
+    from node.identity.invites import Invite
 
-    ours = _config(flags)
+    begin, ours = time.monotonic(), _config(flags)
     if not no_start:
         _refuse_second(ours)
     manifest, text = joining.look(ours, invite)
+    joining.check(ours, Invite.decode(text), begin + LIMIT_S - time.monotonic())
     _say("\n".join(joining.sheet(manifest, signed=True)))
     if not yes:
         if not sys.stdin.isatty():
@@ -337,6 +343,29 @@ def logs(
         return commands.logs(client, ours.events_path, follow=follow, last=last, level=level, as_json=as_json)
 
 
+@doctor_app.command("net")
+def doctor_net(
+    places: Annotated[
+        list[str] | None, Argument(metavar="[INVITE|MULTIADDR...]", help="Default: the invite of the swarm used last.")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Why this machine does not reach the swarm, layer by layer; no daemon needed. Exits with the code of the cause."""
+    from node import joining
+    from node.control import doctor
+
+    ours = _config({})
+    found = joining.examined(ours, places or ())
+    if as_json:
+        _json(doctor.checkup_document(found))
+        return found.verdict.exit_code
+    print("\n".join(doctor.checkup_lines(found)))
+    with contextlib.suppress(NotRunning), _client(ours) as client:
+        for line in doctor.daemon_section(client):
+            print(line)
+    return found.verdict.exit_code
+
+
 # ------------------------------------------------------------------------------------------------ swarm
 
 
@@ -411,6 +440,7 @@ def swarm_inspect(
     import dataclasses
 
     from node import joining
+    from node.identity.invites import is_invite
     from node.manifest import SECTIONS, read_manifest
 
     ours = _config({})
@@ -419,7 +449,7 @@ def swarm_inspect(
         if known is None:
             raise UsageFault("no swarm is remembered here", "name a swarm.toml, an invite or an address")
         manifest = known[0]
-    elif what.startswith(("tutti", "/ip", "/dns")) and not Path(what).is_file():
+    elif (is_invite(what) or what.startswith(("/ip", "/dns"))) and not Path(what).is_file():
         manifest, _ = joining.look(ours, what)
     else:
         manifest = read_manifest(Path(what))

@@ -131,7 +131,7 @@ class NodeSettings:
     swarm: str = ""
     """Path of the swarm.toml to run; empty: the one used last."""
     join: tuple[str, ...] = ()
-    """Invites ("tutti1...") and multiaddrs ("/ip4/...") to start from."""
+    """Invites ("tutti2...") and multiaddrs ("/ip4/...") to start from."""
     admission: str = ""
     """Admission token of a private swarm in hex, when the invite does not carry it."""
     metrics_port: int = 0

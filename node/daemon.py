@@ -200,7 +200,9 @@ class Daemon:
         await self.lan.start()
         self._announcer = Announcer(self.journal, self._failed)
         swarm = manifest.swarm
-        advert = Advert(manifest.run_id, swarm.name, swarm.owner, me, self.name, manifest.pipeline.stages, self.transport.ports[0])
+        advert = Advert(
+            manifest.run_id, swarm.name, swarm.owner, me, self.name, manifest.pipeline.stages, self.transport.ports[0]
+        )
         await self._announcer.start(advert)
 
     def _recall_change(self, a: Assembled, manifest: Manifest) -> None:

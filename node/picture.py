@@ -165,7 +165,11 @@ class Picture:
             return False, d.problem, d.problem_next
         if d.role == "rendezvous":
             up = d.transport.p2p.up
-            return up, "" if up else "the p2p daemon is not running", "" if up else "it is started again by itself; see tutti logs"
+            return (
+                up,
+                "" if up else "the p2p daemon is not running",
+                "" if up else "it is started again by itself; see tutti logs",
+            )
         if s.state in ("finished", "draining", "moving", "stopping"):
             return True, "", ""
         a = d.assembled
@@ -221,9 +225,18 @@ class Picture:
             b, link = entry.body, links.get(peer, PeerLink())
             report.ways.append(
                 pb.WayLine(
-                    peer=peer, name=b.name, stage=b.stage, role=b.role, path=link.path, via=link.via, rtt_s=link.rtt,
-                    up=link.up, down=link.down, proven_s=max(0.001, now - link.proven) if link.proven else 0.0,
-                    tried=t.tried(peer), standing=b.reach,
+                    peer=peer,
+                    name=b.name,
+                    stage=b.stage,
+                    role=b.role,
+                    path=link.path,
+                    via=link.via,
+                    rtt_s=link.rtt,
+                    up=link.up,
+                    down=link.down,
+                    proven_s=max(0.001, now - link.proven) if link.proven else 0.0,
+                    tried=t.tried(peer),
+                    standing=b.reach,
                 )  # fmt: skip
             )
         return report

@@ -12,7 +12,7 @@ from node.control.service import as_event
 from node.control.window import Window
 from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, TimedOut, UsageFault
 from node.core.ids import PeerId
-from node.identity.invites import Invite
+from node.identity.invites import Invite, fitting_addresses
 from node.picture import Picture
 from node.telemetry.events import Event, Journal
 from protos import ask_pb2 as ask
@@ -200,5 +200,5 @@ class View(Window):
         if d.manifest is None:
             raise NetworkFault("no swarm yet", "wait until tutti status shows one")
         addresses = tuple(d.addresses())
-        text = Invite(d.manifest.run_id, d.manifest.swarm.owner, addresses[:4], d.config.admission).encode()
+        text = Invite(d.manifest.run_id, d.manifest.swarm.owner, fitting_addresses(addresses), d.config.admission).encode()
         return pb.InviteReply(invite=text, addresses=addresses)

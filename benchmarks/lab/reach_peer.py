@@ -119,7 +119,13 @@ class Peer:
 
     async def do_look(self) -> dict[str, Any]:
         others = {
-            p: {"name": e.body.name, "reach": e.body.reach, "relays": list(e.body.relays), "room": e.body.room, "at": e.body.maddrs}
+            p: {
+                "name": e.body.name,
+                "reach": e.body.reach,
+                "relays": list(e.body.relays),
+                "room": e.body.room,
+                "at": e.body.maddrs,
+            }
             for p, e in self.presence.others().items()
         }
         t = self.transport

@@ -70,7 +70,7 @@ class CannedWindow:
         yield Event(at=2.0, level="info", room="checkpoint", kind="exported", text=f"written to {directory}", fields="{}")
 
     def invite(self) -> InviteReply:
-        return InviteReply(invite="tutti1canned", addresses=[f"/ip4/127.0.0.1/tcp/31337/p2p/{ME}"])
+        return InviteReply(invite="tutti2canned", addresses=[f"/ip4/127.0.0.1/tcp/31337/p2p/{ME}"])
 
     def switch(self, change: str) -> pb.SwitchReply:
         self.switched = change

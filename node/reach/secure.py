@@ -124,9 +124,7 @@ class Secured:
         self._incoming.write(piece)
 
 
-async def call(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, me: Identity, peer: PeerId, run_id: str
-) -> Secured:
+async def call(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, me: Identity, peer: PeerId, run_id: str) -> Secured:
     """The caller's side: a private stream to ``peer``. Raises PeerFault (weight 0) when the other end is not ``peer``."""
     stream = Secured(reader, writer, _client(), server=False)
     try:

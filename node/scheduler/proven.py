@@ -36,9 +36,7 @@ def reachable(
     return found
 
 
-def complete(
-    origin: PeerId, stages: Sequence[int], replicas: Mapping[int, Sequence[PeerId]], proven: Proven
-) -> bool:
+def complete(origin: PeerId, stages: Sequence[int], replicas: Mapping[int, Sequence[PeerId]], proven: Proven) -> bool:
     """Whether a path from ``origin`` through ``stages`` and back to it exists over proven pairs."""
     found = reachable(origin, stages, replicas, proven)
     return bool(found) and any(proven(p, origin) for p in found[-1])

@@ -64,4 +64,3 @@ def host_of(multiaddr: str) -> str:
 def join_host(host: str, port: int) -> str:
     """ "host:port", with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-

@@ -73,7 +73,7 @@ class Asking:
         if kind == "ping":
             facts = self._facts()
             nonce = question.ping.nonce[:NONCE_BYTES]
-            return Answer(ping=PingAnswer(nonce=nonce, version=facts.version, name=facts.name))
+            return Answer(ping=PingAnswer(nonce=nonce, version=facts.version, name=facts.name, time=time.time()))
         if kind == "reach" and self._dialled is not None:
             seen, ports = await self._dialled(peer, question.reach.ports)
             return Answer(reach=ReachAnswer(seen=seen, open=ports))

@@ -210,7 +210,9 @@ class Lines:
         first = next(iter(reasons.values()))
         if len(reasons) == 1:
             raise first
-        raise PeerFault(peer, "; ".join(f"{name}: {e.reason}" for name, e in reasons.items()), max(e.weight for e in reasons.values()))
+        raise PeerFault(
+            peer, "; ".join(f"{name}: {e.reason}" for name, e in reasons.items()), max(e.weight for e in reasons.values())
+        )
 
     def _discard(self, late: asyncio.Task[Line | PeerFault]) -> None:
         """A way that worked after another one had: nobody wants it."""
@@ -243,7 +245,9 @@ class Lines:
 
     # ------------------------------------------------------------ a better one
 
-    def climb(self, now: float, punch: Callable[[PeerId], Awaitable[None]], connect: Callable[[PeerId], Awaitable[None]]) -> None:
+    def climb(
+        self, now: float, punch: Callable[[PeerId], Awaitable[None]], connect: Callable[[PeerId], Awaitable[None]]
+    ) -> None:
         """Start whatever attempt at a better line is due."""
         for peer, line in self._lines.items():
             known = self._of(peer)
@@ -261,7 +265,9 @@ class Lines:
         if (known := self._tried.get(peer)) is not None:
             known.climb.news(time.monotonic())
 
-    async def improve(self, peer: PeerId, punch: Callable[[PeerId], Awaitable[None]], connect: Callable[[PeerId], Awaitable[None]]) -> None:
+    async def improve(
+        self, peer: PeerId, punch: Callable[[PeerId], Awaitable[None]], connect: Callable[[PeerId], Awaitable[None]]
+    ) -> None:
         """Try every better way once, now; used by ``tutti ping``."""
         known, line = self._of(peer), self._lines.get(peer)
         if line is None or known.busy:

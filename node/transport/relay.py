@@ -139,9 +139,7 @@ class Relay:
             if self._clients.get(peer) is writer:
                 del self._clients[peer]
 
-    async def _carry(
-        self, peer: PeerId, ask: RelayAsk, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _carry(self, peer: PeerId, ask: RelayAsk, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         target, pair = PeerId(ask.connect.target), _pair(peer, PeerId(ask.connect.target))
         self._circuits[pair] += 1
         try:

@@ -177,9 +177,7 @@ class Relays:
         """Streams for a :class:`~node.transport.tunnel.Tunnel` through ``relay``; ``token`` is what the peer gave us (hex)."""
         return _Through(self, relay, token)
 
-    async def _connect(
-        self, relay: PeerId, peer: PeerId, stream: str
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(self, relay: PeerId, peer: PeerId, stream: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         try:
             return await self._ask(relay, RelayAsk(connect=Connect(target=peer, stream=stream)))
         except PeerFault as e:

@@ -95,9 +95,7 @@ class Transport:
             self.p2p, self._tokens, facts, self.reachable.targets, self._certificate.pem, self._admit_unless_banned
         )
         self._rate = Rate(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE)
-        self._lines = Lines(
-            self.p2p, settings, self._greet, self.p2p.runtime, journal, self._tasks, self.reach_settings.punch
-        )
+        self._lines = Lines(self.p2p, settings, self._greet, self.p2p.runtime, journal, self._tasks, self.reach_settings.punch)
         self._lines.how, self._lines.greet_through = self.p2p.how, self._greet_through
         self._lines.on_lost.append(lambda _: self._gauge())
         self._lines.on_up.append(lambda _: self._gauge())
@@ -150,9 +148,7 @@ class Transport:
         """The TCP ports of libp2p and of gRPC; 0 before :meth:`start`."""
         return self.p2p.port, self._port
 
-    async def start(
-        self, initial_peers: Sequence[str] = (), *, serve: bool = True, prefer: tuple[int, int] = (0, 0)
-    ) -> None:
+    async def start(self, initial_peers: Sequence[str] = (), *, serve: bool = True, prefer: tuple[int, int] = (0, 0)) -> None:
         """Start p2pd, and serve; ``initial_peers`` are multiaddrs that may be dead (see ``p2p.bootstrap``).
 
         With ``serve`` False the gRPC port is taken and nothing answers on it before :meth:`serve`, so that services may
@@ -163,9 +159,7 @@ class Transport:
         self.p2p.prefer(prefer[0])
         link = {
             "Ping": grpc.unary_unary_rpc_method_handler(_echo),
-            "Punch": grpc.unary_unary_rpc_method_handler(
-                self._punch_asked, PunchAsk.FromString, PunchAnswer.SerializeToString
-            ),
+            "Punch": grpc.unary_unary_rpc_method_handler(self._punch_asked, PunchAsk.FromString, PunchAnswer.SerializeToString),
         }
         self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("tutti.v1.Link", link),))
         host, port = settings.host or "0.0.0.0", settings.grpc_port
@@ -177,9 +171,7 @@ class Transport:
         pair = [(self._certificate.key, self._certificate.pem)]
         try:
             # gRPC takes [::] for both families, and for IPv4 where this machine has no IPv6.
-            self._port = self.server.add_secure_port(
-                join_host(settings.host or "::", port), grpc.ssl_server_credentials(pair)
-            )
+            self._port = self.server.add_secure_port(join_host(settings.host or "::", port), grpc.ssl_server_credentials(pair))
         except RuntimeError as e:
             raise taken(host, port, "transport.grpc_port", socket.SOCK_STREAM, str(e)) from e
         if serve:

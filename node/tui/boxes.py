@@ -25,9 +25,7 @@ def node_lines(s: Snapshot, width: int) -> list[Text]:
     lines.append(_row("stage", f"{place} {clean(s.layers, 18)}  {s.replicas} replica{'s' * (s.replicas != 1)}"))
     last = f", last {span(s.last_work_s)} ago" if s.micro_batches else ""
     lines.append(_row("work", f"{count(s.micro_batches)} mb here{last}"))
-    lines.append(
-        _row("net", f"{paths_words(s.paths_to) or 'nobody yet'}  ↑{_brief(s.bytes_sent)} ↓{_brief(s.bytes_received)}")
-    )
+    lines.append(_row("net", f"{paths_words(s.paths_to) or 'nobody yet'}  ↑{_brief(s.bytes_sent)} ↓{_brief(s.bytes_received)}"))
     bar = _row("time", "")
     runs = stacked(
         [s.time_s[k] if k in s.time_s else 0.0 for k in TIME_KINDS], [TIME_GLYPH[k] for k in TIME_KINDS], max(8, width - 7)

@@ -33,7 +33,7 @@ async def test_status_and_invite_arrive_whole(socket, window):
     assert await ask(socket, lambda c: c.status()) == window.said
     window.said = training_snapshot(healthy=False, reason="alone")
     assert (await ask(socket, lambda c: c.status())).reason == "alone"
-    assert (await ask(socket, lambda c: c.invite())).invite == "tutti1canned"
+    assert (await ask(socket, lambda c: c.invite())).invite == "tutti2canned"
 
 
 async def test_peers_leaves_out_the_lost_unless_all_are_wanted(socket):

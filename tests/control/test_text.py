@@ -197,11 +197,11 @@ def test_the_banner_says_how_to_go_on():
         key_path="/k",
         new_key=True,
         solo=True,
-        invite="tutti1x",
+        invite="tutti2x",
         listening=("/ip4/a", "/ip4/b"),
     )
     text = "\n".join(lines)
-    for words in ("solo", "keep a backup", "tutti monitor", "tutti join tutti1x", "/ip4/b"):
+    for words in ("solo", "keep a backup", "tutti monitor", "tutti join tutti2x", "/ip4/b"):
         assert words in text
     assert "device" not in text
 

@@ -8,7 +8,9 @@ from node.reach.standing import AGAIN_S, AGAIN_SOON_S, STALE_S, Reach, Report, S
 A, B, C, D = (PeerId(x) for x in "ABCD")
 
 
-def report(by: PeerId, *, open: bool = True, far: bool = True, at: float = 0.0, host: str = "11.0.0.5", port: int = 4001) -> Report:
+def report(
+    by: PeerId, *, open: bool = True, far: bool = True, at: float = 0.0, host: str = "11.0.0.5", port: int = 4001
+) -> Report:
     return Report(by, host, port, frozenset({4001, 5001} if open else ()), far, at)
 
 

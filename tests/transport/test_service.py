@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import socket
+import time
 
 import grpc
 import pytest
@@ -147,6 +148,7 @@ async def test_a_rendezvous_only_answers_questions(swarm):
     address = rendezvous.p2p.addresses()[0]
     answer = await a.ask(address, ask_pb2.Ask(ping=ask_pb2.AskPing(nonce=b"now")))
     assert (answer.ping.nonce, answer.ping.name) == (b"now", "test")
+    assert abs(answer.ping.time - time.time()) < 60, "by its own clock, which is this one"
     assert (await a.ask(address, ask_pb2.Ask(peers=ask_pb2.AskPeers()))).refusal.code == 6
 
     async def answerer(peer, question):
