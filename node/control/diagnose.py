@@ -16,17 +16,14 @@ from typing import Any
 import psutil
 
 from node.control.words import clean, span
+from node.core.addresses import Scope, scope
 from node.core.errors import ExitCode, LocalFault, NetworkFault, Refused
 from node.core.ids import PeerId, short
 from node.identity.invites import (
-    LOOPBACK,
-    PRIVATE,
-    PUBLIC,
     Endpoint,
     endpoint_of,
     peer_of_address,
     scope_of,
-    scope_of_host,
 )
 from protos.ask_pb2 import PeersAnswer
 
@@ -36,7 +33,6 @@ CLOCK_S = 60.0
 """Difference of clocks, in seconds, above which what others sign looks expired or not yet valid."""
 WATCH_S = 6.5
 """Longest watch for another user of this identity: records are refreshed every 5 s."""
-SCOPES = ("public", "relayed", "private", "link-local", "loopback")
 _NOWHERE = {4: ("198.51.100.1", "203.0.113.1"), 6: ("2001:db8::1", "3fff::1")}
 """Documentation addresses: only a default route leads to two of them. Nothing is sent there."""
 
@@ -125,7 +121,7 @@ class Machine:
     @property
     def versions(self) -> frozenset[int]:
         """Versions of IP of which an interface has more than a loopback or link-local address."""
-        useful = (SCOPES[PUBLIC], SCOPES[PRIVATE])
+        useful = (Scope.PUBLIC.word, Scope.PRIVATE.word)
         return frozenset(_version(text) for _, text, scope in self.addresses if scope in useful)
 
 
@@ -188,7 +184,7 @@ def unresolved(address: str, host: str, why: str) -> Finding:
 def no_way(address: str, host: str, here: Machine) -> Finding | None:
     """Why this machine cannot send anything to the IP address ``host``; None if it can."""
     version = _version(host)
-    if scope_of_host(host) != LOOPBACK and version not in here.versions:
+    if scope(host) is not Scope.LOOPBACK and version not in here.versions:
         others = [v for v in here.versions if v != version]
         if others and here.routes.get(others[0]):
             own, other = f"IPv{others[0]}", f"IPv{version}"
@@ -222,7 +218,7 @@ def this_machine() -> Machine:
         for one in addresses:
             if name in up and one.family in (socket.AF_INET, socket.AF_INET6):
                 address = one.address.partition("%")[0]
-                found.append((name, address, SCOPES[scope_of_host(address)]))
+                found.append((name, address, scope(address).word))
     routes = {}
     for version, nowhere in _NOWHERE.items():
         try:

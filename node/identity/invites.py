@@ -18,6 +18,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from node.core.addresses import Scope, scope
 from node.core.errors import UsageFault, WireError
 from node.core.ids import PeerId, RunId
 from node.identity.admission import MAX_ADMISSION
@@ -29,9 +30,6 @@ MAX_ADDRESSES = 16
 MAX_PEERS = 8
 MAX_ADDRESS = 256
 MAX_TEXT = 8192
-PUBLIC, RELAYED, PRIVATE, LINK, LOOPBACK = range(5)
-"""Who can dial an address: everybody; everybody, through a relay; who is in the same private network; who is on the
-same link; this machine only."""
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 _CHECKSUM = 4
@@ -179,22 +177,11 @@ def peer_of_address(address: str) -> PeerId:
     return PeerId(words[-1])
 
 
-def scope_of(address: str) -> int:
-    """Who can dial it: PUBLIC, RELAYED, PRIVATE, LINK or LOOPBACK. A name, and what is no plain multiaddr, counts as public."""
+def scope_of(address: str) -> Scope:
+    """Who can dial a multiaddr. A name, and what is no plain multiaddr, counts as public."""
     found = re.match("/ip[46]/([^/]+)", address)
-    scope = scope_of_host(found[1]) if found else PUBLIC
-    return max(scope, RELAYED) if "/p2p-circuit" in address else scope
-
-
-def scope_of_host(host: str) -> int:
-    """As :func:`scope_of`, of an IP address or a name."""
-    try:
-        ip = ipaddress.ip_address(host)
-    except ValueError:
-        return LOOPBACK if host == "localhost" else PUBLIC
-    if ip.is_loopback or ip.is_unspecified:
-        return LOOPBACK
-    return LINK if ip.is_link_local else PUBLIC if ip.is_global else PRIVATE
+    wide = scope(found[1]) if found else Scope.PUBLIC
+    return max(wide, Scope.RELAYED) if "/p2p-circuit" in address else wide
 
 
 class _Reader:
@@ -298,7 +285,7 @@ def fitting_addresses(addresses: Iterable[str]) -> tuple[str, ...]:
     """The addresses that others can use best, as many as fit into an invite: public ones, then relayed ones, then those
     of private networks. Loopback and link-local ones only when there is nothing else."""
     ranked = sorted(within_limits(addresses, most=None), key=scope_of)
-    useful = [a for a in ranked if scope_of(a) < LINK]
+    useful = [a for a in ranked if scope_of(a) < Scope.LINK]
     return within_limits(useful or ranked)
 
 

@@ -1,49 +1,18 @@
-"""The addresses of this machine, and what kind of address a text is.
-Enters: host names and addresses as text. Leaves: their scope, free ports.
+"""The addresses of this machine, and ports that are free on it.
+Enters: what the kernel says of its interfaces. Leaves: addresses, widest scope first.
 Never: a packet."""
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Iterable
-from enum import Enum
 
 import psutil
 
+from node.core.addresses import Scope, scope
+
 TRIES = 64
 """Ports that are tried before giving up on finding one that is free in every family."""
-SHARED = ipaddress.ip_network("100.64.0.0/10")
-"""Of providers that translate addresses for many customers (RFC 6598)."""
-
-
-class Scope(Enum):
-    """From where an address can be reached."""
-
-    LOOPBACK = "loopback"
-    LINK = "link-local"
-    PRIVATE = "private"
-    GLOBAL = "global"
-    NAME = "name"
-    """Not an address but a host name."""
-
-
-def scope(host: str) -> Scope:
-    """The scope of an address; any other text counts as a host name."""
-    try:
-        address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
-    except ValueError:
-        return Scope.LOOPBACK if host == "localhost" else Scope.NAME
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
-        address = address.ipv4_mapped
-    if address.is_loopback:
-        return Scope.LOOPBACK
-    if address.is_link_local:
-        return Scope.LINK
-    shared = address.version == 4 and address in SHARED
-    # Documentation ranges count as private for the library and are nobody's: no packet finds its way there.
-    return Scope.PRIVATE if address.is_private or shared else Scope.GLOBAL
-
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach ``host``."""
@@ -60,8 +29,8 @@ def own_addresses() -> tuple[str, ...]:
         for entry in entries
         if entry.family in (socket.AF_INET, socket.AF_INET6)
     }
-    usable = [a for a in found if scope(a) in (Scope.GLOBAL, Scope.PRIVATE)]
-    return tuple(sorted(usable, key=lambda a: (scope(a) is not Scope.GLOBAL, ":" in a, a)))
+    usable = [a for a in found if scope(a) in (Scope.PUBLIC, Scope.PRIVATE)]
+    return tuple(sorted(usable, key=lambda a: (scope(a), ":" in a, a)))
 
 
 def wildcards() -> tuple[str, ...]:

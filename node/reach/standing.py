@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from node.core.addresses import Scope, scope
 from node.core.ids import PeerId
-from node.reach.interfaces import Scope, scope
 
 ASKED_AT_ONCE = 3
 """Peers whose reports decide: of more, those heard last."""
@@ -82,7 +82,7 @@ class Reach:
 
     def public(self, now: float) -> tuple[str, ...]:
         """Public addresses under which this peer is seen."""
-        return tuple(dict.fromkeys(host for host, _ in self.seen(now) if scope(host) is Scope.GLOBAL))
+        return tuple(dict.fromkeys(host for host, _ in self.seen(now) if scope(host) is Scope.PUBLIC))
 
     def whom_to_ask(self, connected: Iterable[PeerId], now: float) -> list[PeerId]:
         """Peers that should be asked now, at most three at a time."""

@@ -13,9 +13,9 @@ import asyncio
 import socket
 from collections.abc import Sequence
 
+from node.core.addresses import Scope, scope
 from node.core.errors import NetworkFault
 from node.core.tasks import Tasks
-from node.reach.interfaces import Scope, scope
 from node.transport.addresses import host_of, part_of
 from node.transport.tunnel import BUFFER, splice
 
@@ -32,7 +32,7 @@ def candidates(addresses: Sequence[str]) -> list[tuple[str, int]]:
     found = []
     for address in addresses[:ADDRESSES]:
         host, port = host_of(address), part_of(address, "tcp")
-        if port.isdigit() and LEAST_PORT <= int(port) < 1 << 16 and scope(host) is Scope.GLOBAL:
+        if port.isdigit() and LEAST_PORT <= int(port) < 1 << 16 and scope(host) is Scope.PUBLIC:
             found.append((host, int(port)))
     return list(dict.fromkeys(found))
 

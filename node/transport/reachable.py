@@ -13,10 +13,11 @@ from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from node.core.addresses import Scope, scope
 from node.core.errors import NetworkFault, PeerFault
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
-from node.reach.interfaces import Scope, is_loopback, own_addresses, scope
+from node.reach.interfaces import is_loopback, own_addresses
 from node.reach.portmap import Mapping, PortMapper
 from node.reach.settings import ReachSettings
 from node.reach.standing import Reach, Report, Standing
@@ -90,7 +91,7 @@ class Reachable:
 
     async def _start_mapping(self) -> None:
         # Who has a public IPv4 address of its own has no router that could map to it.
-        routed = not any(":" not in a and scope(a) is Scope.GLOBAL for a in own_addresses())
+        routed = not any(":" not in a and scope(a) is Scope.PUBLIC for a in own_addresses())
         if self._settings.map_ports and routed:
             p2p, grpc = self._p2p.port, self._grpc_port()
             self.mapper.want([("tcp", p2p), ("udp", p2p), ("tcp", grpc)])
@@ -167,7 +168,7 @@ class Reachable:
         if self.standing is Standing.OPEN:
             # A port that was mapped by hand: those who see us there have dialled it.
             more += [multiaddr(host, self._external()[0]) + mark for host in self._reach.public(time.monotonic())]
-        outside = [a for a in own if scope(host_of(a)) not in (Scope.LOOPBACK, Scope.LINK)]
+        outside = [a for a in own if scope(host_of(a)) < Scope.LINK]
         ranked = sorted(dict.fromkeys([*more, *outside]), key=_rank)
         return ranked or own
 
@@ -191,8 +192,8 @@ class Reachable:
     def seen(self) -> list[str]:
         """Multiaddrs at which others see this peer's libp2p port, public ones: for hole punching."""
         now = time.monotonic()
-        public = [multiaddr(host, port) for host, port in self._reach.seen(now) if scope(host) is Scope.GLOBAL]
-        six = [multiaddr(a, self._p2p.port) for a in own_addresses() if ":" in a and scope(a) is Scope.GLOBAL]
+        public = [multiaddr(host, port) for host, port in self._reach.seen(now) if scope(host) is Scope.PUBLIC]
+        six = [multiaddr(a, self._p2p.port) for a in own_addresses() if ":" in a and scope(a) is Scope.PUBLIC]
         return list(dict.fromkeys([*six, *public]))
 
     def moving_ports(self) -> bool:
@@ -204,7 +205,7 @@ class Reachable:
 
     def _mappings(self) -> list[Mapping]:
         # A second router above the one that maps: what it maps to is no address that anybody outside can dial.
-        return [m for m in self.mapper.mappings if scope(m.host) is Scope.GLOBAL]
+        return [m for m in self.mapper.mappings if scope(m.host) is Scope.PUBLIC]
 
     def _external(self) -> tuple[int, int]:
         """The libp2p and the gRPC port as others would dial them."""
@@ -277,9 +278,9 @@ class Reachable:
         if answer.WhichOneof("answer") != "reach":
             return
         host, port = host_of(answer.reach.seen), part_of(answer.reach.seen, "tcp")
-        far = scope(host) is Scope.GLOBAL and any(scope(host_of(e)) is Scope.GLOBAL for e in ends)
+        far = scope(host) is Scope.PUBLIC and any(scope(host_of(e)) is Scope.PUBLIC for e in ends)
         found = frozenset(answer.reach.open) & frozenset(ports)
-        if scope(host) in (Scope.GLOBAL, Scope.PRIVATE):
+        if host and scope(host) <= Scope.PRIVATE:
             before = self.seen()
             seen = int(port) if port.isdigit() else 0
             self._reach.reported(Report(peer, host, seen, found, far, time.monotonic()))
@@ -297,7 +298,7 @@ class Reachable:
                 ends = (await self._p2p.look()).get(peer)
         seen = next((e for e in ends or () if "/tcp/" in e), next(iter(ends or ()), ""))
         host = host_of(seen)
-        if scope(host) not in (Scope.GLOBAL, Scope.PRIVATE):
+        if not host or scope(host) > Scope.PRIVATE:
             # A punched connection comes to p2pd from this very machine, whose ports are nobody's business.
             return "", []
         asked = [p for p in dict.fromkeys(ports) if 0 < p < 1 << 16][:PORTS]
@@ -313,8 +314,7 @@ _STANDING = {
 
 
 def _rank(address: str) -> tuple[int, bool, bool]:
-    place = {Scope.GLOBAL: 0, Scope.NAME: 0, Scope.PRIVATE: 1}.get(scope(host_of(address)), 2)
-    return place, "/tcp/" not in address, ":" in host_of(address)
+    return scope(host_of(address)), "/tcp/" not in address, ":" in host_of(address)
 
 
 async def _accepts(host: str, port: int) -> bool:
