@@ -104,7 +104,15 @@ def start(
 
 @app.command(rich_help_panel=RUN)
 def join(
-    invite: Annotated[str, Argument(metavar="INVITE|MULTIADDR", help="What the other side's  tutti swarm invite  printed.")],
+    invite: Annotated[
+        str | None,
+        Argument(
+            metavar="INVITE|MULTIADDR", help="What the other side's  tutti swarm invite  printed; with --lan a swarm's name."
+        ),
+    ] = None,
+    lan: Annotated[
+        bool, Option("--lan", help="List the swarms on this LAN, and join the one there is or the one named.")
+    ] = False,
     yes: Annotated[bool, Option("--yes", "-y", help="Accept without asking.")] = False,
     no_start: Annotated[bool, Option("--no-start", help="Only remember the swarm.")] = False,
     name: Name = None,
@@ -128,6 +136,13 @@ def join(
     begin, ours = time.monotonic(), _config(flags)
     if not no_start:
         _refuse_second(ours)
+    if lan:
+        found = joining.on_the_lan()
+        _say("\n".join(joining.lan_lines(found)))
+        invite = joining.chosen(found, invite)
+        begin = time.monotonic()
+    elif invite is None:
+        raise UsageFault("no invite was given", "tutti join INVITE, or  tutti join --lan  for what is on this LAN")
     manifest, text = joining.look(ours, invite)
     joining.check(ours, Invite.decode(text), begin + LIMIT_S - time.monotonic())
     _say("\n".join(joining.sheet(manifest, signed=True)))
@@ -285,7 +300,8 @@ def ping(
     count: Annotated[int, Option("--count", "-c", min=1, max=1000)] = 3,
     as_json: Json = False,
 ) -> int:
-    """Measure the way to a peer. An address is dialled from here even when no daemon runs."""
+    """Measure the way to a peer, after trying every better way than the one there is. An address is dialled from here even
+    when no daemon runs."""
     from node import joining
     from node.control import commands
     from protos.ask_pb2 import Ask, AskPing
@@ -293,7 +309,7 @@ def ping(
 
     try:
         with _client() as client:
-            report = client.ping(peer, count)
+            report = client.ping(peer, count, improve=not peer.startswith("/"))
     except NotRunning:
         if not peer.startswith("/"):
             raise
@@ -355,14 +371,13 @@ def doctor_net(
     from node.control import doctor
 
     ours = _config({})
-    found = joining.examined(ours, places or ())
-    if as_json:
-        _json(doctor.checkup_document(found))
-        return found.verdict.exit_code
-    print("\n".join(doctor.checkup_lines(found)))
+    found, report = joining.examined(ours, places or ()), None
     with contextlib.suppress(NotRunning), _client(ours) as client:
-        for line in doctor.daemon_section(client):
-            print(line)
+        report = client.reach()
+    if as_json:
+        _json(doctor.checkup_document(found) | ({"daemon": doctor.daemon_document(report)} if report else {}))
+    else:
+        print("\n".join([*doctor.checkup_lines(found), *(doctor.daemon_lines(report) if report else ())]))
     return found.verdict.exit_code
 
 

@@ -22,6 +22,7 @@ from node.catchup import catch_up
 from node.config import NodeConfig
 from node.control.service import ControlService
 from node.control.text import banner
+from node.core.addresses import Scope
 from node.core.clock import SystemClock
 from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, ProtocolMismatch, Refused, UsageFault, WireError
 from node.core.ids import ENDS, PeerId, RunId
@@ -31,7 +32,7 @@ from node.core.version import VERSION
 from node.dht.directory import Directory
 from node.dht.record import PeerBody
 from node.identity.admission import Gate, admission_token, shown
-from node.identity.invites import Invite
+from node.identity.invites import Invite, peer_of_address, scope_of
 from node.identity.keys import Identity
 from node.launch import Child, stop_all
 from node.manifest import Manifest
@@ -47,7 +48,7 @@ from node.transport.addresses import multiaddr
 from node.transport.handshake import Facts
 from node.transport.service import Transport
 from node.view import View
-from protos.ask_pb2 import Ask, AskManifest
+from protos.ask_pb2 import Answer, Ask, AskManifest
 from protos.handshake_pb2 import Hello
 
 if TYPE_CHECKING:
@@ -140,7 +141,15 @@ class Daemon:
         async def attach(p2p: object) -> None:
             await directory.attach(p2p, bootstrap)  # type: ignore[arg-type]
 
+        told: set[str] = set()
+
         def moved() -> None:
+            public = {a for a in self.addresses() if scope_of(a) is Scope.PUBLIC}
+            if public - told:
+                told.update(public)
+                where = ", ".join(sorted(a.partition("/p2p/")[0] for a in public))
+                text = f"others reach this peer at {where}: a fresh invite is printed by  tutti swarm invite"
+                self.journal.emit("daemon", "reachable", text)
             self.tasks.spawn(directory.serve(self._in_routing_tables(bool(bootstrap))), "dht mode")
             if self.presence is not None:
                 self.presence.changed()
@@ -345,22 +354,20 @@ class Daemon:
         """Ask the peers of the invite for the manifest; hash and signature decide, not the peer that gave it."""
         deadline, reasons, refused = time.monotonic() + FIND_S, {}, {}
         question = Ask(manifest=AskManifest(run_id=invite.run_id, admission=self.admission(invite.run_id)))
-        while time.monotonic() < deadline:
-            for address in invite.addresses:
-                try:
-                    answer = await self.transport.ask(address, question)
-                except (PeerFault, WireError) as e:
-                    reasons[address] = str(e)
-                    continue
-                if answer.WhichOneof("answer") != "manifest":
-                    refused[address] = answer.refusal.reason[:200] or "answered something else"
-                    continue
-                manifest = Manifest.parse(answer.manifest.toml)
-                manifest.verify(invite.run_id, invite.owner)
-                self.config.remember(manifest, invite.encode())
-                return manifest
-            if refused.keys() == set(invite.addresses):
-                break
+        peers = {peer_of_address(a) for a in invite.addresses}
+        for peer in peers:
+            self.transport.learn(peer, [a for a in invite.addresses if peer_of_address(a) == peer])
+        while time.monotonic() < deadline and refused.keys() != peers:
+            for peer, answer in zip(peers, await asyncio.gather(*(self._put(p, question) for p in peers)), strict=True):
+                if isinstance(answer, str):
+                    reasons[peer] = answer
+                elif answer.WhichOneof("answer") != "manifest":
+                    refused[peer] = answer.refusal.reason[:200] or "answered something else"
+                else:
+                    manifest = Manifest.parse(answer.manifest.toml)
+                    manifest.verify(invite.run_id, invite.owner)
+                    self.config.remember(manifest, invite.encode())
+                    return manifest
             await asyncio.sleep(RETRY_S)
         if refused:
             raise Refused(
@@ -369,9 +376,16 @@ class Daemon:
             )
         listed = "".join(f"\n  {a}: {why}" for a, why in reasons.items())
         raise NetworkFault(
-            f"cannot join: none of {len(invite.addresses)} bootstrap peers answered ({FIND_S:.0f} s){listed}",
-            "ask for a fresh invite, or check the way with  tutti ping ADDRESS",
+            f"cannot join: none of {len(peers)} peers of the invite answered ({FIND_S:.0f} s){listed}",
+            "ask for a fresh invite, or see what is wrong with  tutti doctor net INVITE",
         )
+
+    async def _put(self, peer: PeerId, question: Ask) -> Answer | str:
+        """The peer's answer, or why there is none."""
+        try:
+            return await self.transport.ask(peer, question)
+        except (PeerFault, WireError) as e:
+            return str(e)
 
     async def _choose_stage(self, presence: Presence, company: bool) -> int:
         m = self.manifest
@@ -437,6 +451,14 @@ class Daemon:
         """Multiaddrs with the PeerId, for --join; the most likely to work first."""
         return self.transport.reachable.multiaddrs()
 
+    def ways_in(self) -> list[str]:
+        """Multiaddrs for an invite: of this peer, and of others that everybody can dial, one each."""
+        found = self.addresses()
+        for peer, entry in sorted(self.presence.others().items() if self.presence else ()):
+            if entry.body.reach == Standing.OPEN.value and (there := [a for a in entry.body.maddrs if a.endswith(peer)]):
+                found.append(there[0])
+        return found
+
     def state(self) -> str:
         """One word for the screen and the noticeboard."""
         a = self.assembled
@@ -477,6 +499,7 @@ class Daemon:
             version=VERSION, name=self.name, peer=self.identity.peer_id, key_path=str(self.config.identity_path), solo=solo,
             swarm=m.swarm.name if m else "", run_id=m.run_id if m else "", listening=self.addresses()[:2],
             metrics_url=self.metrics_url, invite=self.view.invite().invite if m else "",
+            everywhere=not self.config.transport.host,
         )  # fmt: skip
         print("\n".join(lines), flush=True)
 

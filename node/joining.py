@@ -5,23 +5,32 @@ Never in the daemon's process after :func:`observe`: py-libp2p and hivemind cann
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from node.config import NodeConfig
 from node.control.diagnose import fault_of
 from node.control.doctor import LIMIT_S, Checkup, examine
 from node.control.sockets import listener
 from node.control.text import consent_lines
-from node.core.errors import Refused, UsageFault, WireError
-from node.core.ids import PeerId
+from node.control.words import clean
+from node.core.errors import NetworkFault, Refused, UsageFault, WireError
+from node.core.ids import PeerId, RunId, short
 from node.identity.admission import admission_token, is_grant, shown
-from node.identity.invites import Invite, is_invite, within_limits
+from node.identity.invites import Invite, fitting_addresses, is_invite, within_limits
 from node.identity.keys import Identity
 from node.manifest import Manifest, read_manifest
 from protos.ask_pb2 import Answer, Ask, AskManifest, AskPeers, PeersAnswer
+
+if TYPE_CHECKING:
+    from node.reach.nearby import Found
+
+LAN_S = 4.0
+"""For peers on the LAN to answer, in seconds."""
 
 
 def choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite | None]:
@@ -69,6 +78,48 @@ def last_or_solo(ours: NodeConfig) -> tuple[Manifest | None, Invite | None]:
     manifest = Manifest.parse(Manifest.default_demo().sign(identity))
     ours.remember(manifest)
     return manifest, None
+
+
+def on_the_lan(seconds: float = LAN_S) -> list[Found]:
+    """Peers of open runs that announce themselves on this LAN. Raises NetworkFault when no interface can take part."""
+    from node.reach.nearby import look as listen
+
+    return asyncio.run(listen(seconds))
+
+
+def lan_lines(found: Sequence[Found]) -> list[str]:
+    """For people: one line for each swarm."""
+    if not found:
+        return ["no swarm announces itself on this LAN"]
+    lines = [f"{'SWARM':16} {'RUN':12} {'PEERS':>5}  OWNER"]
+    for run_id, peers in _by_run(found).items():
+        lines.append(f"{clean(peers[0].swarm, 16):16} {run_id[:12]} {len(peers):5}  {short(PeerId(peers[0].owner))}")
+    return [*lines, "nobody but those who announce them vouches for these: compare the run with whoever runs it"]
+
+
+def chosen(found: Sequence[Found], named: str | None) -> str:
+    """The invite to the swarm on the LAN that is meant: the one named by its name or the beginning of its run, or the only one.
+
+    Raises UsageFault where that is none or several.
+    """
+    runs = {r: peers for r, peers in _by_run(found).items() if named is None or r.startswith(named) or peers[0].swarm == named}
+    if len(runs) != 1:
+        what = f"{len(runs)} swarms on this LAN" + (f" are called {named!r}" if named else "")
+        step = (
+            "tutti join --lan RUN" if runs else "ask for an invite; is the other machine on this LAN, and its run an open one?"
+        )
+        raise NetworkFault(what, step) if not runs else UsageFault(what, step)
+    run_id, peers = next(iter(runs.items()))
+    addresses = fitting_addresses(a for p in peers for a in p.addresses)
+    return Invite(RunId(run_id), PeerId(peers[0].owner), addresses).encode()
+
+
+def _by_run(found: Sequence[Found]) -> dict[str, list[Found]]:
+    runs: dict[str, list[Found]] = {}
+    for one in sorted(found, key=lambda f: (f.swarm, f.run_id, f.peer)):
+        if one.addresses:
+            runs.setdefault(one.run_id, []).append(one)
+    return runs
 
 
 def look(ours: NodeConfig, *places: str) -> tuple[Manifest, str]:

@@ -195,10 +195,10 @@ class View(Window):
         return pb.SwitchReply(revision=rules.revision)
 
     def invite(self) -> pb.InviteReply:
-        """The line another machine needs."""
+        """The line another machine needs: how to reach this peer, and others of the run for when it is not there."""
         d = self._d
         if d.manifest is None:
             raise NetworkFault("no swarm yet", "wait until tutti status shows one")
-        addresses = tuple(d.addresses())
-        text = Invite(d.manifest.run_id, d.manifest.swarm.owner, fitting_addresses(addresses), d.config.admission).encode()
+        addresses = fitting_addresses(d.ways_in())
+        text = Invite(d.manifest.run_id, d.manifest.swarm.owner, addresses, d.config.admission).encode()
         return pb.InviteReply(invite=text, addresses=addresses)

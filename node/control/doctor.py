@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from node.control.client import ControlClient
+from google.protobuf import json_format
+
 from node.control.diagnose import (
     CLOCK_S,
     WATCH_S,
@@ -19,10 +20,11 @@ from node.control.diagnose import (
     verdict,
     watch_identity,
 )
-from node.control.words import span
-from node.core.ids import PeerId
+from node.control.words import clean, span
+from node.core.ids import PeerId, short
 from node.identity.invites import peer_of_address
 from protos.ask_pb2 import Ask, AskPeers, AskPing, PeersAnswer
+from protos.control_pb2 import ReachReport
 
 LIMIT_S = 9.5
 """A whole examination, in seconds."""
@@ -94,12 +96,30 @@ def examine(
     return Checkup(machine, tuple(findings), verdict(findings), time.monotonic() - begin)
 
 
-def daemon_section(client: ControlClient) -> list[str]:
-    """TO BE FILLED IN: what the daemon that runs here tried on each rung of reaching others.
+def daemon_lines(report: ReachReport) -> list[str]:
+    """For people: how others reach the daemon that runs here, and what it tried towards each of them."""
+    ports = ", ".join(f"{name} {port}" for name, port in sorted(report.ports.items()))
+    lines = [f"the daemon here: {report.reachable}", f"  {'ports':10} {ports}"]
+    lines += [f"  {'address':10} {clean(address)}" for address in report.addresses]
+    lines += [f"  {'seen at':10} {clean(address)}" for address in report.seen]
+    lines += [f"  {'relay':10} {short(PeerId(clean(relay, 80)))}" for relay in report.relays]
+    lines += [f"  {'router':10} {way}: {clean(why) or 'maps the ports'}" for way, why in sorted(report.mapping.items())]
+    if report.lan:
+        lines.append(f"  {'LAN':10} no discovery: {clean(report.lan)}")
+    lines += [f"  {'start peer':10} {clean(a)}: {clean(why) or 'connected'}" for a, why in sorted(report.bootstrap.items())]
+    for way in report.ways:
+        via = f" by {short(PeerId(clean(way.via, 80)))}" if way.via else ""
+        proven = f"   {way.rtt_s * 1000:.0f} ms, proven {span(way.proven_s)} ago" if way.proven_s else ""
+        lines.append(
+            f"  {'peer':10} {clean(way.name, 16)} ({clean(way.standing, 8)}): {way.path or 'not reached'}{via}{proven}"
+        )
+        lines += [f"  {'':10}   {name}: {clean(why, 120) or 'works'}" for name, why in sorted(way.tried.items())]
+    return lines
 
-    Lines of text, printed after those of :func:`checkup_lines`; none so far.
-    """
-    return []
+
+def daemon_document(report: ReachReport) -> dict[str, Any]:
+    """The same as JSON-ready values."""
+    return json_format.MessageToDict(report, preserving_proto_field_name=True)
 
 
 def checkup_document(checkup: Checkup) -> dict[str, Any]:

@@ -213,10 +213,11 @@ def event_line(event: Event, clock: str) -> Text:
 def banner(
     *, version: str, name: str, peer: str, key_path: str, new_key: bool = False, solo: bool = False, swarm: str = "",
     run_id: str = "", model: str = "", role: str = "", device: str = "", listening: Sequence[str] = (), metrics_url: str = "",
-    invite: str = "", home_flag: str = "",
+    invite: str = "", home_flag: str = "", everywhere: bool = False,
 ) -> list[str]:  # fmt: skip
-    """What a daemon prints when it starts; empty values leave their line out. ``home_flag`` is " --home DIR" when not the default."""
-    solo_note = "no swarm configured: starting a solo one (built-in data, nothing leaves this machine)"
+    """What a daemon prints when it starts; empty values leave their line out. ``home_flag`` is " --home DIR" when not the default;
+    ``everywhere``: it listens on all addresses."""
+    solo_note = "a solo swarm: every stage runs on this machine until others join"
     lines = [f"tutti {version}" + (f"   {solo_note}" if solo else "")]
     key = f"{key_path} (new key; keep a backup)" if new_key else key_path
     lines.append(_plain("identity", f"{name}  {short(PeerId(peer))}   {key}"))
@@ -226,6 +227,10 @@ def banner(
         if value:
             lines.append(_plain(label, value))
     lines.extend(_plain("network" if i == 0 else "", address) for i, address in enumerate(listening))
+    if everywhere:
+        lines.append(_plain("", "listening on all addresses; tutti status says how others reach this peer"))
+    elif listening:
+        lines.append(_plain("", "listening on one address only, as --listen says"))
     if metrics_url:
         lines.append(_plain("metrics", metrics_url))
     lines.append(f"Watch it:                tutti monitor{home_flag}")

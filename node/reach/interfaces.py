@@ -14,6 +14,7 @@ from node.core.addresses import Scope, scope
 TRIES = 64
 """Ports that are tried before giving up on finding one that is free in every family."""
 
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach ``host``."""
     return scope(host) is Scope.LOOPBACK
