@@ -418,6 +418,8 @@ class Lines:
             await line.channel.wait_for_state_change(READY)
         if self.forget(peer, line):
             self._lost[peer] = time.monotonic()
+            if line.via and self.relays is not None:
+                self.relays.blame(line.via, time.monotonic())
             self._journal.emit("transport", "line-lost", f"lost {line.met.name or short(peer)}", peer=peer, path=line.path)
             for callback in self.on_lost:
                 callback(peer)

@@ -54,6 +54,7 @@ class Relay:
         self._journal, self._metrics = journal, metrics
         self._clients: dict[PeerId, asyncio.StreamWriter] = {}
         self._circuits: Counter[tuple[PeerId, PeerId]] = Counter()
+        self._opened: Counter[PeerId] = Counter()
         self._share = _Share(settings.relay_rate) if settings.relay_rate else None
 
     @property
@@ -115,8 +116,7 @@ class Relay:
             return "it is not connected to this relay"
         if self.circuits >= settings.relay_circuits:
             return f"all {settings.relay_circuits} circuits are in use"
-        mine = sum(n for (source, _), n in self._circuits.items() if source == peer)
-        if mine >= settings.relay_circuits_each:
+        if self._opened[peer] >= settings.relay_circuits_each:
             return f"{settings.relay_circuits_each} circuits of yours are open"
         return ""
 
@@ -142,6 +142,7 @@ class Relay:
     async def _carry(self, peer: PeerId, ask: RelayAsk, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         target, pair = PeerId(ask.connect.target), _pair(peer, PeerId(ask.connect.target))
         self._circuits[pair] += 1
+        self._opened[peer] += 1
         try:
             word = Relayed(source=peer, stream=printable(ask.connect.stream)[:STREAM_NAME])
             try:
@@ -157,11 +158,12 @@ class Relay:
             finally:
                 far_writer.close()
         finally:
-            self._circuits[pair] -= 1
-            if self._circuits[pair] <= 0:
-                del self._circuits[pair]
-                if self._share is not None:
-                    self._share.gone(pair)
+            for count, key in ((self._circuits, pair), (self._opened, peer)):
+                count[key] -= 1
+                if count[key] <= 0:
+                    del count[key]
+            if pair not in self._circuits and self._share is not None:
+                self._share.gone(pair)
 
     def _meter(self, pair: tuple[PeerId, PeerId]):
         relayed = self._metrics.relayed_bytes_total

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+import math
 import secrets
 import time
 from collections import OrderedDict
@@ -37,6 +38,8 @@ BEAT_S, BEAT_TIMEOUT_S = 2.0, 4.0
 """Between two bytes to a relay that holds a reservation, and for its echo."""
 OPEN_S = 6.0
 """For a relay to bring a stream to its client."""
+BLAME_S = 600.0
+"""A relay over which a connection broke comes after the others for so long."""
 NONCES = 4096
 """Preambles of relayed tunnels that cannot be used again."""
 _NONCE = 16
@@ -62,6 +65,7 @@ class Relays:
         self._choice = Reservations(secrets.token_bytes(16))
         self._of: OrderedDict[PeerId, tuple[PeerId, ...]] = OrderedDict()
         self._used: OrderedDict[bytes, None] = OrderedDict()
+        self._blamed: dict[PeerId, float] = {}
         self._tasks = Tasks("relays", on_error)
         self.on_change: Callable[[], None] = lambda: None
         """Told when a reservation is made or lost."""
@@ -157,8 +161,13 @@ class Relays:
                 self._of.popitem(last=False)
 
     def of(self, peer: PeerId) -> tuple[PeerId, ...]:
-        """Relays of ``peer``; those that are this very peer or the target are left out."""
-        return tuple(r for r in self._of.get(peer, ()) if r not in (self._identity.peer_id, peer))
+        """Relays of ``peer``, those over which a connection broke lately last. This very peer and the target are left out."""
+        known = [r for r in self._of.get(peer, ()) if r not in (self._identity.peer_id, peer)]
+        return tuple(sorted(known, key=lambda r: self._blamed.get(r, -math.inf)))
+
+    def blame(self, relay: PeerId, now: float) -> None:
+        """A connection over this relay broke; if that was not its client, it may happen again."""
+        self._blamed = {r: at for r, at in self._blamed.items() if now - at < BLAME_S} | {relay: now}
 
     async def private(self, relay: PeerId, peer: PeerId) -> secure.Secured:
         """A stream to the handshake of ``peer`` through ``relay``, both ends proven. Raises PeerFault."""

@@ -1,0 +1,108 @@
+"""Relays that do what a stranger may do with what it carries: pose as its client, read, alter, replay, stall, cut."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from node.core.errors import PeerFault, Refused, WireError
+from node.core.ids import PeerId
+from node.identity.keys import Identity
+from node.reach import secure
+from node.transport import handshake, relay, tunnel
+from node.transport.frames import write_frame
+from node.transport.relay import Relay
+from node.transport.service import Transport
+from node.transport.tls import make_certificate
+from protos.reach_pb2 import RelayAnswer, RelayAsk, Relayed
+
+KINDS = ("poses", "reads", "alters", "replays", "stalls", "cuts")
+GOOD_BYTES = 1 << 16
+"""Carried honestly on a circuit before it is altered, stalled or cut."""
+
+
+class EvilRelay(Relay):
+    """``kind`` is one of :data:`KINDS`. ``seen``: what it has read; ``answers``: what came back to what it replayed."""
+
+    def __init__(self, *made: Any, kind: str, identity: Identity, run_id: str) -> None:
+        super().__init__(*made)
+        if kind not in KINDS:
+            raise ValueError(f"no kind {kind!r}")
+        self.kind, self._identity, self._run_id = kind, identity, run_id
+        self.seen = bytearray()
+        self.recorded: list[bytes] = []
+        self.answers: list[bytes] = []
+        self.active = True
+        self._shown = make_certificate(time.time())
+
+    async def _carry(self, peer: PeerId, ask: RelayAsk, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self.active:
+            return await super()._carry(peer, ask, reader, writer)
+        if self.kind == "poses" and ask.connect.stream == handshake.STREAM:
+            return await self._pose(peer, PeerId(ask.connect.target), reader, writer)
+        target = PeerId(ask.connect.target)
+        far_reader, far_writer = await self._streams.open_stream(target, relay.RELAYED, relay.OPEN_S)
+        await write_frame(far_writer, Relayed(source=peer, stream=ask.connect.stream).SerializeToString())
+        await write_frame(writer, RelayAnswer(granted=True).SerializeToString())
+        one_tunnel = ask.connect.stream == tunnel.STREAM
+
+        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, outward: bool) -> None:
+            moved = 0
+            while piece := await source.read(1 << 16):
+                if self.kind == "reads":
+                    self.seen += piece
+                if self.kind == "replays" and outward and one_tunnel:
+                    self.recorded.append(piece)
+                    if len(self.recorded) == 1:
+                        asyncio.get_running_loop().call_later(1.0, lambda: asyncio.ensure_future(self._replay(peer, target)))
+                if moved > GOOD_BYTES and one_tunnel:
+                    if self.kind == "stalls":
+                        await asyncio.Event().wait()
+                    if self.kind == "cuts":
+                        break
+                    if self.kind == "alters":
+                        piece = bytes([piece[0] ^ 0xFF]) + piece[1:]
+                moved += len(piece)
+                sink.write(piece)
+                await sink.drain()
+            writer.close()
+            far_writer.close()
+
+        await asyncio.gather(pump(reader, far_writer, True), pump(far_reader, writer, False), return_exceptions=True)
+
+    async def _pose(self, peer: PeerId, target: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer in the place of the client, with a key that is not its."""
+        await write_frame(writer, RelayAnswer(granted=True).SerializeToString())
+        posing = Identity(self._identity._key, None)
+        posing.peer_id = target
+        try:
+            _, stream = await secure.answer(
+                reader, writer, posing, secure.Shown(self._shown.pem, self._shown.key), self._run_id
+            )
+            self.seen += await stream.readexactly(1 << 12)
+        except (WireError, Refused, OSError, EOFError, asyncio.IncompleteReadError):
+            pass
+
+    async def _replay(self, source: PeerId, target: PeerId) -> None:
+        """Send a client again what a caller has sent it, and keep what it says."""
+        try:
+            reader, writer = await self._streams.open_stream(target, relay.RELAYED, relay.OPEN_S)
+            await write_frame(writer, Relayed(source=source, stream=tunnel.STREAM).SerializeToString())
+            for piece in self.recorded[:8]:
+                writer.write(piece)
+            async with asyncio.timeout(3.0):
+                self.answers.append(await reader.read(1 << 16))
+        except (PeerFault, OSError, TimeoutError):
+            self.answers.append(b"")
+
+
+def corrupt(transport: Transport, kind: str, identity: Identity, run_id: str) -> EvilRelay:
+    """Make the relay of a transport that is not started yet an evil one."""
+    old = transport.relay
+    made = EvilRelay(
+        old._streams, old._settings, old._allow, old._offers, old._journal, old._metrics, kind=kind, identity=identity,
+        run_id=run_id,
+    )  # fmt: skip
+    transport.relay = made
+    return made

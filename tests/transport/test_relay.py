@@ -1,0 +1,192 @@
+"""Two peers that cannot dial each other, and the relays between them: honest ones, evil ones, and none."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+
+import grpc
+import pytest
+
+from benchmarks.lab.evil_relay import corrupt
+from node.core.errors import PeerFault
+from node.identity.keys import Identity
+from node.reach.interfaces import free_port
+from node.reach.settings import ReachSettings
+from node.reach.standing import Standing
+from node.transport import relays as relays_module
+from node.transport.reachable import Reachable
+from protos import state_pb2, state_pb2_grpc
+
+RUN = "a" * 64
+CLOSED: set[int] = set()
+
+
+@pytest.fixture(autouse=True)
+def standing(monkeypatch):
+    """Peers on loopback can all be dialled; those in CLOSED believe that they cannot."""
+    CLOSED.clear()
+    monkeypatch.setattr(Reachable, "standing", property(lambda self: Standing.CLOSED if id(self) in CLOSED else Standing.OPEN))
+    monkeypatch.setattr(relays_module, "LOOK_S", 0.1)
+
+
+@pytest.fixture
+def hidden(swarm):
+    """``make(relays…)``: a peer that nobody knows an address of, with a reservation at each relay."""
+
+    async def make(*relays, **settings):
+        # Announced where nobody listens, so that p2pd's own search for peers does not find it either.
+        port = free_port(["127.0.0.1"])
+        peer = await swarm(p2p_port=port, announce=(f"127.0.0.9:{port}",), **settings)
+        CLOSED.add(id(peer.reachable))
+        for relay in relays:
+            assert (await peer.p2p.connect([relay.p2p.addresses()[0]]))[relay.p2p.addresses()[0]] == ""
+            peer.learn(relay.peer_id, relay.p2p.addresses(), room=9)
+        async with asyncio.timeout(20):
+            while len(peer.relays.held) < min(2, len(relays)):
+                await peer.p2p.look()
+                await asyncio.sleep(0.05)
+        return peer
+
+    return make
+
+
+def introduce(peer, other, *relays) -> None:
+    """What the directory would say."""
+    for relay in relays:
+        peer.learn(relay.peer_id, relay.p2p.addresses())
+    peer.learn(other.peer_id, [], relays=[r.peer_id for r in relays])
+
+
+async def fetched(peer, other, length: int = 1 << 20) -> str:
+    """The digest of so many bytes that ``other`` sends."""
+    digest = hashlib.sha256()
+    stub = state_pb2_grpc.StateStub(await peer.channel(other.peer_id))
+    async for chunk in stub.Fetch(state_pb2.FetchRequest(length=length), timeout=20):
+        digest.update(chunk.data)
+    return digest.hexdigest()
+
+
+ZEROS = hashlib.sha256(bytes(1 << 20)).hexdigest()
+
+
+async def test_a_hidden_peer_is_reached_through_a_relay_in_both_directions(swarm, hidden):
+    relay, a = await swarm(), await swarm()
+    b = await hidden(relay)
+    introduce(a, b, relay)
+    assert await fetched(a, b) == ZEROS
+    assert (a.path(b.peer_id), a.peers()[b.peer_id].via) == ("relayed", relay.peer_id)
+    assert relay.relay.circuits >= 1
+    assert relay.relay.clients == 1
+    # What b learnt in the handshake lets it call back, over the addresses a announces.
+    b.learn(a.peer_id, a.p2p.addresses())
+    assert await fetched(b, a) == ZEROS
+    assert b.path(a.peer_id) == "direct"
+
+
+async def test_a_better_way_replaces_the_relay_without_ending_calls(swarm, hidden):
+    relay, a = await swarm(), await swarm()
+    b = await hidden(relay, force_tunnel=True)
+    introduce(a, b, relay)
+    b.source.gate.clear()
+    stub = state_pb2_grpc.StateStub(await a.channel(b.peer_id))
+    call = stub.Fetch(state_pb2.FetchRequest(length=1 << 17), timeout=30)
+    await call.read()
+    assert a.path(b.peer_id) == "relayed"
+    assert (await b.p2p.connect([a.p2p.addresses()[0]]))[a.p2p.addresses()[0]] == ""
+    async with asyncio.timeout(20):
+        while a.path(b.peer_id) != "reversed":
+            await asyncio.sleep(0.1)
+    b.source.gate.set()
+    assert len((await call.read()).data) == 1 << 16, "the call in flight went on"
+
+
+async def test_when_a_relay_dies_the_other_one_carries_on(swarm, hidden):
+    first, second, a = await swarm(), await swarm(), await swarm()
+    b = await hidden(first, second)
+    introduce(a, b, first, second)
+    assert await fetched(a, b) == ZEROS
+    used, other = (first, second) if a.peers()[b.peer_id].via == first.peer_id else (second, first)
+    lost = asyncio.Event()
+    a.on_lost(lambda peer: lost.set())
+    await used.close()
+    await asyncio.wait_for(lost.wait(), 10)
+    assert await fetched(a, b) == ZEROS
+    assert a.peers()[b.peer_id].via == other.peer_id
+    async with asyncio.timeout(15):
+        while b.relays.held != (other.peer_id,):
+            await asyncio.sleep(0.1)
+
+
+async def test_without_a_reservation_there_is_no_way(swarm):
+    relay, a, b = await swarm(), await swarm(), await swarm()
+    await b.p2p.connect([relay.p2p.addresses()[0]])
+    introduce(a, b, relay)
+    with pytest.raises(PeerFault, match="not connected to this relay"):
+        await a.channel(b.peer_id)
+    assert any("relay" in way for way in a.tried(b.peer_id))
+
+
+async def test_a_relay_keeps_to_its_limits_and_to_its_run(swarm, hidden):
+    relay, a = await swarm(), await swarm()
+    relay.relay._settings = ReachSettings(relay_clients=1, relay_circuits=64, relay_circuits_each=2)
+    b = await hidden(relay)
+    assert relay.relay.room == 0
+    late = await swarm()
+    CLOSED.add(id(late.reachable))
+    await late.p2p.connect([relay.p2p.addresses()[0]])
+    with pytest.raises(PeerFault, match="all 1 places are taken"):
+        await late.relays._ask(relay.peer_id, relays_module.RelayAsk(reserve=relays_module.Reserve()))
+    introduce(a, b, relay)
+    assert await fetched(a, b) == ZEROS
+    held = []
+    with pytest.raises(PeerFault, match="2 circuits of yours are open"):
+        for _ in range(3):
+            held.append(await a.relays._connect(relay.peer_id, b.peer_id, "/tutti/handshake/1"))
+    for _, writer in held:
+        writer.close()
+    stranger = await swarm(run="b" * 64)
+    stranger.learn(relay.peer_id, relay.p2p.addresses())
+    stranger.learn(b.peer_id, [], relays=[relay.peer_id])
+    with pytest.raises(PeerFault, match="another run"):
+        await stranger.channel(b.peer_id)
+
+
+@pytest.mark.parametrize("kind", ["poses", "reads", "alters", "replays", "stalls", "cuts"])
+async def test_an_evil_relay_gains_nothing(swarm, hidden, kind):
+    honest, a = await swarm(), await swarm()
+    key = Identity.ephemeral()
+    bad = await swarm(identity=key, started=False)
+    evil = corrupt(bad, kind, key, RUN)
+    await bad.start()
+    b = await hidden(honest, bad)
+    # Only the evil one is known at first.
+    introduce(a, b, bad)
+    if kind == "poses":
+        with pytest.raises(PeerFault, match="somebody else answers|no private connection"):
+            await a.channel(b.peer_id)
+        assert not evil.seen
+    elif kind in ("reads", "replays"):
+        assert await fetched(a, b) == ZEROS
+        token = a._lines.line(b.peer_id).met.token
+        assert bytes.fromhex(token) not in evil.seen
+        assert token.encode() not in evil.seen
+        assert b"a" * 64 not in evil.seen, "not even which run the peers talk about"
+        if kind == "replays":
+            async with asyncio.timeout(15):
+                while not evil.answers:
+                    await asyncio.sleep(0.1)
+            assert evil.answers == [b""], "the peer hangs up on what it has seen before"
+    else:
+        with pytest.raises((grpc.aio.AioRpcError, PeerFault)):
+            await fetched(a, b, 1 << 22)
+    introduce(a, b, bad, honest)
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                assert await fetched(a, b) == ZEROS
+                break
+            except (grpc.aio.AioRpcError, PeerFault):  # the line through the evil relay may still be there for a moment
+                await asyncio.sleep(0.2)
+    if kind not in ("reads", "replays"):
+        assert a.peers()[b.peer_id].via == honest.peer_id
