@@ -158,10 +158,9 @@ class Relay:
             finally:
                 far_writer.close()
         finally:
-            for count, key in ((self._circuits, pair), (self._opened, peer)):
-                count[key] -= 1
-                if count[key] <= 0:
-                    del count[key]
+            # A counter forgets what has come down to zero.
+            self._circuits = +(self._circuits - Counter([pair]))
+            self._opened = +(self._opened - Counter([peer]))
             if pair not in self._circuits and self._share is not None:
                 self._share.gone(pair)
 
