@@ -141,10 +141,16 @@ async def test_a_relay_keeps_to_its_limits_and_to_its_run(swarm, hidden):
         await late.relays._ask(relay.peer_id, relays_module.RelayAsk(reserve=relays_module.Reserve()))
     introduce(a, b, relay)
     assert await fetched(a, b) == ZEROS
-    _, second = await a.relays._connect(relay.peer_id, b.peer_id, "/tutti/handshake/1")
+    held = []
+
+    async def open_three() -> None:
+        for _ in range(3):
+            held.append(await a.relays._connect(relay.peer_id, b.peer_id, "/tutti/handshake/1"))
+
     with pytest.raises(PeerFault, match="2 circuits of yours are open"):
-        await a.relays._connect(relay.peer_id, b.peer_id, "/tutti/handshake/1")
-    second.close()
+        await open_three()
+    for _, writer in held:
+        writer.close()
     stranger = await swarm(run="b" * 64)
     stranger.learn(relay.peer_id, relay.p2p.addresses())
     stranger.learn(b.peer_id, [], relays=[relay.peer_id])
