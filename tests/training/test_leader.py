@@ -10,9 +10,10 @@ import pytest
 
 from node.averaging.outer import OuterSettings
 from node.core.errors import OutOfResources, Refused
-from node.core.ids import PeerId
+from node.core.ids import PeerId, short
 from node.core.journey import Plan, Version, lineage_after
 from node.data.order import SampleOrder, Sampler
+from node.scheduler.costs import Measured, Way
 from node.scheduler.paths import assign_paths
 from node.scheduler.quotas import quotas
 from node.training import events as ev
@@ -521,3 +522,49 @@ def test_what_a_strangers_memory_says_of_a_change_is_checked() -> None:
     plan = the_plan(leader.handle(ev.Tick(), 2.0))
     assert plan is not None
     assert (plan.change, plan.outer) == ("", 0)
+
+
+# ---------------------------------------------------------------- ways
+
+
+def with_ways(note: ev.Heard, *to: PeerId) -> ev.Heard:
+    """It says that it reaches these."""
+    return dataclasses.replace(note, costs=Measured(ways=tuple((p, Way(0.0, 0.01)) for p in sorted(to))))
+
+
+def test_no_plan_over_a_pair_that_is_not_proven_and_the_pair_is_named() -> None:
+    leader = Leader(E, facts(prove=True))
+    lone = [with_ways(heard(E), S1, S2), with_ways(heard(S1), E), with_ways(heard(S2), E)]
+    tell(leader, lone, 0.0)
+    assert the_plan(leader.handle(ev.Tick(), 2.0)) is None
+    assert leader.waiting_for == f"a way between {short(S1)} (stage 1) and {short(S2)} (stage 2)"
+    one_way = [with_ways(heard(E), S1, S2), with_ways(heard(S1), E, S2), with_ways(heard(S2), E)]
+    assert the_plan(tell(leader, one_way, 2.5)) is None, "who is called must be able to call back"
+    plan = the_plan(tell(leader, [with_ways(heard(S2), E, S1)], 3.0)) or the_plan(leader.handle(ev.Tick(), 3.5))
+    assert plan is not None
+
+
+def test_a_replica_that_does_not_reach_its_siblings_waits_outside() -> None:
+    leader = Leader(E, facts(prove=True))
+    everybody = {E, S1, S2, T1}
+    notes = [with_ways(heard(p), *(everybody - {p})) for p in (E, S2)]
+    notes += [with_ways(heard(S1), E, S2), with_ways(heard(T1), E, S2)]
+    tell(leader, notes, 0.0)
+    plan = the_plan(leader.handle(ev.Tick(), 2.0))
+    assert plan is not None
+    assert {m.peer for m in plan.members} in ({E, S1, S2}, {E, T1, S2})
+    inside = next(m.peer for m in plan.members if m.stage == 1)
+    outside = T1 if inside == S1 else S1
+    assert leader.roster.apart() == [(outside, inside)]
+    tell(leader, [with_ways(heard(p), *(everybody - {p})) for p in (S1, T1)], 2.5)
+    later = the_plan(commits(leader, plan, 3.0))
+    assert later is not None
+    assert {m.peer for m in later.members} == everybody
+
+
+def test_who_does_not_reach_the_leader_is_not_counted_on() -> None:
+    leader = Leader(E, facts(prove=True))
+    notes = [with_ways(heard(E), S2), with_ways(heard(S1), E, S2), with_ways(heard(S2), E, S1)]
+    tell(leader, notes, 0.0)
+    assert the_plan(leader.handle(ev.Tick(), 2.0)) is None
+    assert leader.waiting_for == f"a way between {short(S1)} (stage 1) and {short(E)} (ends)"
