@@ -1,11 +1,14 @@
 """One peer without a model, as a process: the daemon's transport, directory and presence, and a source of bytes to fetch.
 
-argv: one JSON object {home, settings: {...TransportSettings}, reach: {...ReachSettings}, join: [multiaddr, ...], refresh_s}.
+argv: one JSON object {home, settings: {...TransportSettings}, reach: {...ReachSettings}, join: [multiaddr, ...], refresh_s,
+evil: a kind of evil_relay.KINDS}.
 Prints one JSON object {peer, addresses} when it runs, then one for every command read from its standard input:
 
     {"do": "look"}                                -> {others: {peer: {reach, relays, room}}, links: {peer: path}, standing}
     {"do": "way", "peer": P}                      -> {path, via, rtt_s, tried} or {error}
-    {"do": "fetch", "peer": P, "bytes": n}        -> {seconds, digest, sent, path} or {error}
+    {"do": "fetch", "peer": P, "bytes": n}        -> {seconds, digest, bytes, path} or {error}
+    {"do": "fetch_all", "peers": [...], "bytes": n} -> {by peer: the same, all at the same time}
+    {"do": "evil", "active": b}                   -> {seen, answers}; its relay is evil from now on, or honest
     {"do": "reads", "seconds": s}                 -> {reads: [seconds of each reading of the directory]}
 """
 
@@ -22,6 +25,9 @@ from typing import Any
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
+import grpc.aio
+
+from benchmarks.lab.evil_relay import corrupt
 from node.core.clock import SystemClock
 from node.core.errors import PeerFault, TuttiError
 from node.core.ids import PeerId, RunId
@@ -36,6 +42,7 @@ from node.telemetry.metrics import Metrics
 from node.telemetry.sinks import JsonlSink
 from node.training.presence import Presence
 from node.transport.handshake import Facts
+from node.transport.port import translate
 from node.transport.service import Transport
 from node.transport.settings import TransportSettings
 from protos import state_pb2, state_pb2_grpc
@@ -65,6 +72,8 @@ class Peer:
             lambda: Facts(str(RUN), home.name, "0"), lambda peer, hello: None, None, ReachSettings(**asked.get("reach", {})),
         )  # fmt: skip
         state_pb2_grpc.add_StateServicer_to_server(Source(), self.transport.server)
+        evil = asked.get("evil")
+        self.evil = corrupt(self.transport, evil, self.identity, str(RUN)) if evil else None
         self.join, self.name = list(asked.get("join", ())), home.name
         self.directory = Directory(
             self.identity, DirectorySettings(refresh_s=asked.get("refresh_s", 2.0)), self.clock, RUN, self.journal
@@ -142,17 +151,34 @@ class Peer:
         except PeerFault as e:
             return {"error": str(e), "tried": self.transport.tried(who)}
         link = self.transport.peers()[who]
-        return {"path": link.path, "via": link.via, "rtt_s": rtt, "tried": self.transport.tried(who)}
+        line = self.transport._lines.line(who)
+        token = line.met.token if line is not None else ""
+        return {"path": link.path, "via": link.via, "rtt_s": rtt, "tried": self.transport.tried(who), "token": token}
 
     async def do_fetch(self, peer: str, bytes: int) -> dict[str, Any]:
         who, digest, count = PeerId(peer), hashlib.sha256(), 0
         stub = state_pb2_grpc.StateStub(await self.transport.channel(who))
         path, began = self.transport.path(who), time.monotonic()
-        async for chunk in stub.Fetch(state_pb2.FetchRequest(length=bytes), timeout=300):
-            digest.update(chunk.data)
-            count += len(chunk.data)
+        try:
+            async for chunk in stub.Fetch(state_pb2.FetchRequest(length=bytes), timeout=300):
+                digest.update(chunk.data)
+                count += len(chunk.data)
+        except grpc.aio.AioRpcError as e:
+            raise translate(who, e) from e
         seconds = time.monotonic() - began
         return {"seconds": seconds, "bytes": count, "digest": digest.hexdigest(), "path": path}
+
+    async def do_fetch_all(self, peers: list[str], bytes: int) -> dict[str, Any]:
+        async def one(peer: str) -> dict[str, Any]:
+            return await self.do({"do": "fetch", "peer": peer, "bytes": bytes})
+
+        return dict(zip(peers, await asyncio.gather(*map(one, peers)), strict=True))
+
+    async def do_evil(self, active: bool) -> dict[str, Any]:
+        if self.evil is None:
+            return {"error": "this relay is an honest one"}
+        self.evil.active = active
+        return {"seen": self.evil.seen.hex()[:200_000], "answers": [len(a) for a in self.evil.answers]}
 
     async def do_reads(self, seconds: float) -> dict[str, Any]:
         end, found = time.monotonic() + seconds, []

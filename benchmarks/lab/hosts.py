@@ -1,0 +1,70 @@
+"""Processes of :mod:`benchmarks.lab.reach_peer` on the hosts of an :class:`~benchmarks.lab.internet.Internet`, spoken to by JSON lines."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lab.fleet import REPOSITORY
+from benchmarks.lab.internet import Internet
+
+
+class HostPeer:
+    """One peer without a model. ``started``: seconds of the steady clock when its process began to run."""
+
+    def __init__(self, net: Internet, name: str, home: Path, host: str = "", **asked: Any) -> None:
+        self.name, self.home = name, home
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        command = [sys.executable, "-m", "benchmarks.lab.reach_peer", json.dumps({"home": str(home), **asked})]
+        self.started = time.monotonic()
+        with (home / "stderr").open("wb") as err:
+            self.process = net.popen(
+                host or name, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, text=True, cwd=REPOSITORY
+            )
+        self._facts: dict[str, Any] = {}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What it printed when it ran. Raises RuntimeError when it ended instead."""
+        if not self._facts:
+            self._facts = self._read()
+        return self._facts
+
+    @property
+    def peer(self) -> str:
+        return str(self.facts["peer"])
+
+    @property
+    def door(self) -> str:
+        """Its first TCP multiaddr."""
+        return next(a for a in self.facts["addresses"] if "/tcp/" in a)
+
+    def tell(self, **asked: Any) -> None:
+        """Send a command; :meth:`hear` its answer later."""
+        assert self.facts
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(asked) + "\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> dict[str, Any]:
+        return self._read()
+
+    def do(self, **asked: Any) -> dict[str, Any]:
+        """Send a command and wait for its answer."""
+        self.tell(**asked)
+        return self.hear()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def _read(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.name} ended: {(self.home / 'stderr').read_text()[-2000:]}")
+        return json.loads(line)
