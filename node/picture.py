@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from node.averaging.spread import ERROR
+from node.control.snapshot import ABSENT
 from node.core.ids import ENDS
 from node.core.journey import Plan
 from node.core.version import VERSION
 from node.manifest import Manifest
+from node.moving import place
 from node.scheduler.costs import Costs
 from node.scheduler.reasons import reasons
 from protos import ask_pb2 as ask
@@ -112,7 +114,8 @@ class Picture:
         s.stage, s.layers = a.stage.stage, a.layers
         s.replicas = 1 + len(d.presence.replicas(a.stage.stage)) if d.presence else 1
         s.epoch, s.digest = a.stage.epoch, a.stage.digest
-        s.phase = training.member.state.value if d.mover.target is None else f"to stage {d.mover.target}"
+        to = d.mover.target
+        s.phase = training.member.state.value if to is None else f"to {place(to)}"
         s.leader = training.leader_id() or ""
         s.device, s.memory_used, s.memory_limit = a.device_said, a.device.memory_used(), a.memory_limit
         s.stash_bytes, s.stash_limit = a.pipeline.stash.used, d.config.limits.stash_bytes
@@ -157,7 +160,7 @@ class Picture:
         d = self._d
         if d.problem:
             return False, d.problem, d.problem_next
-        if s.state in ("starting", "joining", "finished", "draining", "moving", "stopping"):
+        if s.state in ABSENT or s.state == "finished":
             return True, "", ""
         if d.role == "rendezvous":
             return True, "", ""

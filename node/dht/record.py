@@ -57,6 +57,10 @@ class PeerBody:
     lower-case word such as "joining", "ready", "training", "draining". ``epoch`` is the version of the parameters it
     holds, ``tokens_per_s`` and ``speed`` (micro-batches per second) are its own claims, ``maddrs`` the libp2p
     addresses to dial it at, best first, ``started`` the Unix time its daemon started, ``leads`` whether it leads the epochs.
+
+    While ``state`` is "choosing" it has no stage, and ``role`` may be "auto". ``open_to``: which
+    other stages it would host, "auto" for any, "stage" for block stages, "" for none. Not
+    ``settled``: it has claimed its stage a moment ago and may give way to others who did.
     """
 
     stage: int
@@ -70,6 +74,8 @@ class PeerBody:
     maddrs: tuple[str, ...] = field(default=())
     started: float = 0.0
     leads: bool = False
+    open_to: str = ""
+    settled: bool = True
 
     def pack(self) -> bytes:
         """At most ``MAX_BODY`` bytes of JSON, with as many addresses as fit.
@@ -108,6 +114,8 @@ class PeerBody:
             maddrs=_addresses(body),
             started=_amount(body, "started"),
             leads=body.get("leads") is True,
+            open_to=body["open_to"] if body.get("open_to") in ("auto", "stage") else "",
+            settled=body.get("settled") is not False,
         )
 
 

@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from node.core.ids import ENDS, PeerId
-from node.scheduler.placement import level, spread
+from node.scheduler.placement import Move, level, spread
 
 LOOK_S = 8.0
 """A joiner claims a stage at the latest after so long, and builds it after twice as long."""
@@ -48,6 +48,12 @@ class Placed:
     able: Collection[int] = ()
     settled: bool = True
     speed: float = 0.0
+
+
+def able(open_to: str, stages: int) -> range:
+    """The stages that a peer would host, by the word in its record: "auto" all, "stage" the block
+    stages, anything else none."""
+    return {"auto": range(stages + 1), "stage": range(ENDS + 1, stages + 1)}.get(open_to, range(0))
 
 
 class Choosing:
@@ -98,9 +104,9 @@ class Choosing:
         patience = SETTLE_S if self.may_build else STABLE_S
         return self._correct(others, now) if calm >= patience else None
 
-    def stays(self) -> None:
-        """It could not change its stage: it does not try again."""
-        self.settled, self.able = True, ()
+    def stays(self, stage: int) -> None:
+        """It could not change its stage, so it stays at this one and does not try again."""
+        self.stage, self.settled, self.able = stage, True, ()
 
     def _claim(self, others: Mapping[PeerId, Placed], now: float) -> int:
         rivals = {p: placed.able for p, placed in others.items() if placed.stage is None}
@@ -114,7 +120,8 @@ class Choosing:
 
     def _correct(self, others: Mapping[PeerId, Placed], now: float) -> int | None:
         free = {p: placed.able for p, placed in others.items() if not placed.settled}
-        to = self._named(others, free)
+        moves = self._level(others, free)
+        to = next((move.target for move in moves if move.peer == self.me), None)
         if to is None or self._rounds == ROUNDS:
             # Before it builds nothing is settled: who came at the same time may be unseen yet.
             self.may_build, self.settled = True, self.may_build
@@ -130,22 +137,22 @@ class Choosing:
         if view[ENDS] or self.stage == ENDS:
             return None
         lacking = [stage for stage in view if not view[stage] and stage != self.stage]
-        to = self._named(others, {p: placed.able for p, placed in others.items()}, lacking)
-        if to is not None:
-            self._claimed, self.stage = now, to
-        return to
+        moves = self._level(others, {p: placed.able for p, placed in others.items()}, lacking)
+        # One at a time, the ends first: who leads sees to the rest.
+        if not moves or moves[0].peer != self.me:
+            return None
+        self._claimed, self.stage = now, moves[0].target
+        return self.stage
 
-    def _named(
+    def _level(
         self,
         others: Mapping[PeerId, Placed],
         free: Mapping[PeerId, Collection[int]],
         lacking: Collection[int] | None = None,
-    ) -> int | None:
-        """Where the rule sends this peer."""
+    ) -> list[Move]:
         view = self._view(others)
         view.setdefault(self.stage or ENDS, {})[self.me] = 0.0
-        moves = level(view, {**free, self.me: self.able}, lacking)
-        return next((move.target for move in moves if move.peer == self.me), None)
+        return level(view, {**free, self.me: self.able}, lacking)
 
     def _view(self, others: Mapping[PeerId, Placed]) -> dict[int, dict[PeerId, float]]:
         view: dict[int, dict[PeerId, float]] = {s: {} for s in range(self._stages + 1)}

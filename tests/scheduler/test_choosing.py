@@ -190,9 +190,11 @@ def test_the_last_of_a_stage_stays_and_where_the_ends_are_coming_everybody() -> 
     assert waiting("a", {"a": Placed(1, ANY), "b": Placed(1), "c": Placed(ENDS)}) == []
 
 
-def test_without_ends_a_block_stage_that_nobody_hosts_gets_a_peer_too() -> None:
+def test_where_nobody_would_host_the_ends_another_stage_without_peers_gets_one() -> None:
     here = {p: Placed(1, BLOCKS) for p in "abc"}
     assert sorted(waiting(p, here) for p in here) == [[], [], [2]]
+    here["c"] = Placed(1, ANY)
+    assert [waiting(p, here) for p in here] == [[], [], [ENDS]], "one at a time, the ends first"
 
 
 def test_a_change_that_cannot_be_made_is_not_tried_again() -> None:
@@ -200,7 +202,8 @@ def test_a_change_that_cannot_be_made_is_not_tried_again() -> None:
     others = {PeerId("b"): Placed(1), PeerId("c"): Placed(2)}
     j.look(others, 0.0, waits=True)
     assert j.look(others, WITHOUT_ENDS_S, waits=True) == ENDS
-    j.stays()
+    j.stays(1)
+    assert j.stage == 1
     assert all(j.look(others, 2 * WITHOUT_ENDS_S + i, waits=True) is None for i in range(60))
 
 
