@@ -158,5 +158,6 @@ class Choosing:
         view: dict[int, dict[PeerId, float]] = {s: {} for s in range(self._stages + 1)}
         for peer, placed in others.items():
             if placed.stage in view:
-                view[placed.stage][peer] = placed.speed
+                # Those who come together count alike, also when one of them has worked already.
+                view[placed.stage][peer] = placed.speed if placed.settled else 0.0
         return view

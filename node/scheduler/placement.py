@@ -83,9 +83,10 @@ def level(
     """The changes of stage after which none of the ``free`` peers could make the stages more even.
 
     Again and again the stage with the least total speed gets a peer of the one with the most that
-    stays faster without it, so a stage keeps one peer at least. Where all speeds are unknown, the
-    stages that could give and take end with numbers of replicas that differ by one at most. With
-    ``lacking``, only these stages get somebody, and each of them one peer.
+    stays faster without it, so a stage keeps one peer at least; faster by half of what the peer
+    brings, for speeds are never quite equal, or by anything where nobody was. Where all speeds are
+    unknown, the stages that could give and take end with numbers of replicas that differ by one at
+    most. With ``lacking``, only these stages get somebody, and each of them one peer.
 
     ``free``: the peers that may move, each once, and the stages that they could host. Of a stage
     the slowest goes first, unknown as the slowest of all, then who comes last in the order of
@@ -118,14 +119,16 @@ def _step(
     free: Mapping[PeerId, Collection[int]], targets: Iterable[int],
 ) -> tuple[PeerId, int, int] | None:  # fmt: skip
     """The neediest of the targets that can be helped, and who helps it: (peer, from, to)."""
-    able: dict[int, list[tuple[PeerId, float]]] = {stage: [] for stage in cells}
+    able: dict[int, list[tuple[PeerId, float, float]]] = {stage: [] for stage in cells}
     for peer in waits:
-        rest = math.fsum(speed for other, speed in cells[home[peer]].items() if other != peer)
-        able[home[peer]].append((peer, rest))
+        cell = cells[home[peer]]
+        rest = math.fsum(speed for other, speed in cell.items() if other != peer)
+        able[home[peer]].append((peer, rest, cell[peer] / 2))
     for target in sorted(targets, key=lambda stage: (loads[stage], stage)):
         for source in sorted(cells, key=lambda stage: (-loads[stage], -stage)):
-            for peer, rest in able[source]:
-                if target in free[peer] and rest > loads[target]:
+            for peer, rest, margin in able[source]:
+                least = loads[target] + margin if cells[target] else 0.0
+                if target in free[peer] and rest > least:
                     return peer, source, target
     return None
 

@@ -94,6 +94,8 @@ def test_of_a_stage_the_slowest_goes_and_the_rest_must_not_be_the_worse_for_it()
     assert level(view, {A: (2,), B: (2,)}, [2]) == [Move(B, 1, 2, float("inf"))]
     assert level({1: {A: 3.0, B: 1.0}, 2: {C: 3.5}}, dict.fromkeys((A, B, C), (1, 2))) == []
     assert level({1: {A: 3.0, B: 1.0}, 2: {C: 2.0}}, {B: (1, 2)}) == [Move(B, 1, 2, 1.5)]
+    assert level({1: {A: 1.1, B: 1.0}, 2: {C: 1.0}}, {B: (1, 2)}) == [], "as good as equal"
+    assert levelled({1: {A: 1.0, B: 9.0}, 2: {}}, [B]) == [(B, 1, 2)], "anything beside nothing"
     view[1][B] = 0.0
     assert levelled(view, (A, B, C), [2]) == [(B, 1, 2)], "unknown as the slowest"
 
