@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -35,6 +36,8 @@ app = typer.Typer(
 )
 swarm_app = typer.Typer(help="Make, check and hand out swarms.", **STYLE)
 id_app = typer.Typer(help="Who this node is.", **STYLE)
+doctor_app = typer.Typer(help="Find out what does not work, and why.", **STYLE)
+app.add_typer(doctor_app, name="doctor", rich_help_panel=WATCH)
 app.add_typer(swarm_app, name="swarm", rich_help_panel=OWN)
 app.add_typer(id_app, name="id", rich_help_panel=ABOUT)
 
@@ -44,7 +47,7 @@ ConfigFile = Annotated[Path | None, Option("--config", help="A TOML file of sett
 Name = Annotated[str | None, Option("--name", help="Human name of this node.")]
 Device = Annotated[str | None, Option("--device", help="auto, cpu, cuda:N, mps.")]
 LocalDevices = Annotated[int | None, Option("--local-devices", help="GPUs (or CPU processes) that share the stage.")]
-Listen = Annotated[str | None, Option("--listen", metavar="HOST", help="Address to listen on; 0.0.0.0 for all.")]
+Listen = Annotated[str | None, Option("--listen", metavar="HOST", help="Address to listen on; default: all.")]
 P2pPort = Annotated[int | None, Option("--p2p-port", "--port", help="Port of the p2p daemon; 0 picks one.")]
 GrpcPort = Annotated[int | None, Option("--grpc-port", help="Port of the gRPC server; 0 picks one.")]
 Announce = Annotated[list[str] | None, Option("--announce", metavar="HOST:PORT", help="Where others should dial.")]
@@ -101,7 +104,15 @@ def start(
 
 @app.command(rich_help_panel=RUN)
 def join(
-    invite: Annotated[str, Argument(metavar="INVITE|MULTIADDR", help="What the other side's  tutti swarm invite  printed.")],
+    invite: Annotated[
+        str | None,
+        Argument(
+            metavar="INVITE|MULTIADDR", help="What the other side's  tutti swarm invite  printed; with --lan a swarm's name."
+        ),
+    ] = None,
+    lan: Annotated[
+        bool, Option("--lan", help="List the swarms on this LAN, and join the one there is or the one named.")
+    ] = False,
     yes: Annotated[bool, Option("--yes", "-y", help="Accept without asking.")] = False,
     no_start: Annotated[bool, Option("--no-start", help="Only remember the swarm.")] = False,
     name: Name = None,
@@ -119,11 +130,21 @@ def join(
     flags = dict(name=name, role=role, stage=stage, device=device, listen=listen, p2p_port=p2p_port, grpc_port=grpc_port)
     flags |= dict(local_devices=local_devices, config=config, **_assignments(settings))
     from node import joining
+    from node.control.doctor import LIMIT_S
+    from node.identity.invites import Invite
 
-    ours = _config(flags)
+    begin, ours = time.monotonic(), _config(flags)
     if not no_start:
         _refuse_second(ours)
+    if lan:
+        found = joining.on_the_lan()
+        _say("\n".join(joining.lan_lines(found)))
+        invite = joining.chosen(found, invite)
+        begin = time.monotonic()
+    elif invite is None:
+        raise UsageFault("no invite was given", "tutti join INVITE, or  tutti join --lan  for what is on this LAN")
     manifest, text = joining.look(ours, invite)
+    joining.check(ours, Invite.decode(text), begin + LIMIT_S - time.monotonic())
     _say("\n".join(joining.sheet(manifest, signed=True)))
     if not yes:
         if not sys.stdin.isatty():
@@ -195,7 +216,7 @@ def simulate(
 @app.command(rich_help_panel=RUN)
 def bootstrap(
     port: Annotated[int, Option("--port", "--p2p-port", min=0, max=65535, help="Port of the p2p daemon.")] = 31337,
-    listen: Annotated[str, Option("--listen", metavar="HOST", help="Address to listen on.")] = "0.0.0.0",
+    listen: Listen = None,
     join: Joins = None,
     swarm: Annotated[Path | None, Option("--swarm", help="swarm.toml this rendezvous serves.")] = None,
     config: ConfigFile = None,
@@ -279,7 +300,8 @@ def ping(
     count: Annotated[int, Option("--count", "-c", min=1, max=1000)] = 3,
     as_json: Json = False,
 ) -> int:
-    """Measure the way to a peer. An address is dialled from here even when no daemon runs."""
+    """Measure the way to a peer, after trying every better way than the one there is. An address is dialled from here even
+    when no daemon runs."""
     from node import joining
     from node.control import commands
     from protos.ask_pb2 import Ask, AskPing
@@ -287,7 +309,7 @@ def ping(
 
     try:
         with _client() as client:
-            report = client.ping(peer, count)
+            report = client.ping(peer, count, improve=not peer.startswith("/"))
     except NotRunning:
         if not peer.startswith("/"):
             raise
@@ -335,6 +357,28 @@ def logs(
         return commands.logs(None, ours.events_path, follow=False, last=last, level=level, as_json=as_json)
     with client:
         return commands.logs(client, ours.events_path, follow=follow, last=last, level=level, as_json=as_json)
+
+
+@doctor_app.command("net")
+def doctor_net(
+    places: Annotated[
+        list[str] | None, Argument(metavar="[INVITE|MULTIADDR...]", help="Default: the invite of the swarm used last.")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Why this machine does not reach the swarm, layer by layer; no daemon needed. Exits with the code of the cause."""
+    from node import joining
+    from node.control import doctor
+
+    ours = _config({})
+    found, report = joining.examined(ours, places or ()), None
+    with contextlib.suppress(NotRunning), _client(ours) as client:
+        report = client.reach()
+    if as_json:
+        _json(doctor.checkup_document(found) | ({"daemon": doctor.daemon_document(report)} if report else {}))
+    else:
+        print("\n".join([*doctor.checkup_lines(found), *(doctor.daemon_lines(report) if report else ())]))
+    return found.verdict.exit_code
 
 
 # ------------------------------------------------------------------------------------------------ swarm
@@ -411,6 +455,7 @@ def swarm_inspect(
     import dataclasses
 
     from node import joining
+    from node.identity.invites import is_invite
     from node.manifest import SECTIONS, read_manifest
 
     ours = _config({})
@@ -419,7 +464,7 @@ def swarm_inspect(
         if known is None:
             raise UsageFault("no swarm is remembered here", "name a swarm.toml, an invite or an address")
         manifest = known[0]
-    elif what.startswith(("tutti", "/ip", "/dns")) and not Path(what).is_file():
+    elif (is_invite(what) or what.startswith(("/ip", "/dns"))) and not Path(what).is_file():
         manifest, _ = joining.look(ours, what)
     else:
         manifest = read_manifest(Path(what))

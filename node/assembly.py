@@ -155,6 +155,7 @@ async def assemble(
     transport.on_lost(lambda peer: training.accuse(peer, "its connection broke"))
     transport.on_lost(cell.gone)
     transport.on_lost(outer.gone)
+    training.company = lambda: presence.hosts().keys()
     told = device.describe() if local is None else f"{len(devices)} x {device.describe()}"
     layers = layer_cut(m, p.stages)[stage - 1] if stage else None
     said = f"{layers.start}-{layers.stop - 1}" if layers else "embedding, head"
@@ -254,7 +255,7 @@ def run_facts(manifest: Manifest, work: Work) -> RunFacts:
         min_replicas=t.min_replicas, epoch_timeout_s=t.epoch_timeout_s, round_timeout_s=manifest.averaging.round_timeout_s,
         eval_every=t.eval_every, assign=place, assign_paths=lay, sampler=sampler, cursor=cursor, recall=work.recall,
         run_id=manifest.run_id, sequence=m.seq_len, rebalance_every_s=t.rebalance_every_s,
-        router=lambda: Router(manifest.scheduler, p.stages), probe_every_s=PROBE_WAYS_S * (manifest.scheduler.paths == "planned"), tensor=work.engines.pipeline.shape.nbytes(p.micro_batch, m.seq_len),
+        router=lambda: Router(manifest.scheduler, p.stages), probe_every_s=PROBE_WAYS_S, prove=True, tensor=work.engines.pipeline.shape.nbytes(p.micro_batch, m.seq_len),
         sizes=tuple(sum(part.bytes for part in parts[s]) for s in range(p.stages + 1)),
         cell=manifest.averaging.peers, spare=p.stages - manifest.scheduler.hops(p.stages),
         meetings=meet(manifest.outer), read=work.read, meet=meet,

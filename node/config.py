@@ -6,6 +6,7 @@ then the defaults written in each room's ``settings.py``.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
 import hashlib
@@ -25,6 +26,7 @@ from node.core.tables import Rule, check, from_text, unknown
 from node.dht.settings import DirectorySettings
 from node.manifest import PROTOCOL, Manifest, read_manifest
 from node.pipeline.settings import PipelineLimits
+from node.reach.settings import ReachSettings
 from node.transport.settings import TransportSettings
 
 __all__ = [
@@ -69,6 +71,11 @@ NODE_RULES: dict[str, Rule] = {
     "transport.keepalive_timeout_s": Rule(0.1, 600),
     "transport.dial_timeout_s": Rule(0.1, 600),
     "transport.peer_streams": Rule(1, 10000),
+    "transport.relayed_timeout_s": Rule(0.1, 600),
+    "reach.relay_rate": Rule(0),
+    "reach.relay_clients": Rule(0, 10000),
+    "reach.relay_circuits": Rule(0, 100000),
+    "reach.relay_circuits_each": Rule(1, 10000),
     "directory.refresh_s": Rule(0.1, 3600),
     "directory.ttl_s": Rule(1, 3600),
     "directory.max_record": Rule(256, 1 << 20),
@@ -83,6 +90,7 @@ NODE_RULES: dict[str, Rule] = {
 }
 ROOMS: dict[str, type] = {
     "transport": TransportSettings,
+    "reach": ReachSettings,
     "directory": DirectorySettings,
     "checkpoint": CheckpointSettings,
     "limits": PipelineLimits,
@@ -93,7 +101,7 @@ SHORT_NAMES = {
     "grpc_port": "transport.grpc_port",
     "announce": "transport.announce",
     "force_tunnel": "transport.force_tunnel",
-    "relay": "transport.relay",
+    "relay": "reach.relay",
 }
 """Names in flags and the environment for settings that people touch often: TUTTI_LISTEN is transport.host."""
 
@@ -123,7 +131,7 @@ class NodeSettings:
     swarm: str = ""
     """Path of the swarm.toml to run; empty: the one used last."""
     join: tuple[str, ...] = ()
-    """Invites ("tutti1...") and multiaddrs ("/ip4/...") to start from."""
+    """Invites ("tutti2...") and multiaddrs ("/ip4/...") to start from."""
     admission: str = ""
     """Admission token of a private swarm in hex, when the invite does not carry it."""
     metrics_port: int = 0
@@ -141,6 +149,7 @@ class NodeConfig:
     home: Path
     node: NodeSettings = field(default_factory=NodeSettings)
     transport: TransportSettings = field(default_factory=TransportSettings)
+    reach: ReachSettings = field(default_factory=ReachSettings)
     directory: DirectorySettings = field(default_factory=DirectorySettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     limits: PipelineLimits = field(default_factory=PipelineLimits)
@@ -318,6 +327,20 @@ class NodeConfig:
             kind = OutOfResources if e.errno in (errno.ENOSPC, errno.EDQUOT) else Refused
             raise kind(f"cannot write {path}: {e.strerror}", "check the disk and the rights of --home") from e
         return path
+
+    def ports(self) -> tuple[int, int]:
+        """The libp2p and the gRPC port that this home listened on last, so that invites outlive a restart; zeros for none."""
+        try:
+            p2p, grpc = (self.home / "ports").read_text().split()
+            found = int(p2p), int(grpc)
+        except (OSError, ValueError):
+            return 0, 0
+        return found if all(_PORT.allows(port) for port in found) else (0, 0)
+
+    def keep_ports(self, p2p: int, grpc: int) -> None:
+        """Remember them; that they cannot be written costs a fresh invite after the next start and no more."""
+        with contextlib.suppress(OSError):
+            write_atomically(self.home / "ports", f"{p2p} {grpc}\n".encode())
 
     def keep_change(self, run_id: str, change: str) -> None:
         """Keep the owner's newest change to a run. Raises Refused and OutOfResources."""

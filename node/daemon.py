@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -20,6 +21,7 @@ from node.catchup import catch_up
 from node.config import NodeConfig
 from node.control.service import ControlService
 from node.control.text import banner
+from node.core.addresses import Scope
 from node.core.clock import SystemClock
 from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, ProtocolMismatch, Refused, WireError
 from node.core.ids import ENDS, PeerId, RunId
@@ -29,30 +31,38 @@ from node.core.version import VERSION
 from node.dht.directory import Directory
 from node.dht.record import PeerBody
 from node.identity.admission import Gate, admission_token, shown
-from node.identity.invites import Invite
+from node.identity.invites import Invite, peer_of_address, scope_of
 from node.identity.keys import Identity
 from node.launch import Child, stop_all
 from node.manifest import Manifest
 from node.moving import Mover, again
 from node.placing import Placing
+from node.reach.standing import Standing
 from node.telemetry.events import Journal, JournalHandler
 from node.telemetry.metrics import Metrics
 from node.telemetry.sinks import JsonlSink, StreamSink
 from node.training.member import State
 from node.training.presence import Presence
+from node.transport.addresses import multiaddr
 from node.transport.handshake import Facts
 from node.transport.service import Transport
 from node.view import View
-from protos.ask_pb2 import Ask, AskManifest
+from protos.ask_pb2 import Answer, Ask, AskManifest
 from protos.handshake_pb2 import Hello
+
+if TYPE_CHECKING:
+    from node.reach.nearby import Announcer, Browser
 
 FIND_S = 60.0
 """How long a joiner looks for a peer that has the manifest before it gives up."""
 RETRY_S = 1.0
+LAN_PEERS = 32
+"""Peers of the run that are met because they announce themselves on the LAN; the directory tells of the others."""
 
 
 CHILD_ADMITTED_S = 365 * 86400.0
 """A child of a private solo swarm is admitted for so long after its start."""
+_STANDINGS = {s.value for s in Standing}
 _POSTED = {"waiting": "ready", "moving": "starting"}
 """What others need to know of a state that is this peer's own business; a mover is one to come."""
 
@@ -70,8 +80,9 @@ class Daemon:
         self.tasks = Tasks("daemon", self._failed)
         self.role = config.role
         self.transport = Transport(
-            self.identity, config.transport, self.journal, self.metrics, self._facts, self._admit, self._failed
-        )
+            self.identity, config.transport, self.journal, self.metrics, self._facts, self._admit, self._failed,
+            config.reach, self._serves,
+        )  # fmt: skip
         self.view, self.mover, self.placing = View(self), Mover(self), Placing(self)
         self.presence: Presence | None = None
         self.assembled: Assembled | None = None
@@ -79,6 +90,8 @@ class Daemon:
         self.draining = False
         self.problem = self.problem_next = ""
         self.children: list[Child] = []
+        self.lan: Browser | None = None
+        self._announcer: Announcer | None = None
         self._gate: Gate | None = None
         self._shown: tuple[bytes, RunId, bytes] | None = None
         self._ending = asyncio.Event()
@@ -99,7 +112,8 @@ class Daemon:
                 self.metrics_url = self.metrics.serve("127.0.0.1", self.config.metrics_port)
             self.transport.answer_with(self.view.answer)
             self._quiet_logs()
-            await self.transport.start(self._bootstrap(), serve=False)
+            await self.transport.start(self._bootstrap(), serve=False, prefer=self.config.ports())
+            self.config.keep_ports(*self.transport.ports)
             self.tasks.spawn(self._take_part(), "start")
             await self._ending.wait()
         finally:
@@ -124,12 +138,29 @@ class Daemon:
         async def attach(p2p: object) -> None:
             await directory.attach(p2p, bootstrap)  # type: ignore[arg-type]
 
+        told: set[str] = set()
+
+        def moved() -> None:
+            public = {a for a in self.addresses() if scope_of(a) is Scope.PUBLIC}
+            if public - told:
+                told.update(public)
+                where = ", ".join(sorted(a.partition("/p2p/")[0] for a in public))
+                text = f"others reach this peer at {where}: a fresh invite is printed by  tutti swarm invite"
+                self.journal.emit("daemon", "reachable", text)
+            self.tasks.spawn(directory.serve(self._in_routing_tables(bool(bootstrap))), "dht mode")
+            if self.presence is not None:
+                self.presence.changed()
+
+        await directory.serve(self._in_routing_tables(bool(bootstrap)))
         await attach(self.transport.p2p.p2p)
         self.transport.p2p.on_up(attach)
+        self.transport.reachable.on_change.append(moved)
+        self.transport.relays.on_change = moved
         self.presence = Presence(
-            self.identity.peer_id, directory, self.clock, self.config.directory.refresh_s, self.transport.learn, self._failed
+            self.identity.peer_id, directory, self.clock, self.config.directory.refresh_s, self._learn, self._failed
         )
         self.presence.start()
+        await self._meet_on_the_lan(self.manifest, directory)
         if self.role == "rendezvous":
             self.presence.announce(self.body)
             self.journal.emit("daemon", "rendezvous", "serving as a rendezvous: helps peers find each other")
@@ -166,6 +197,31 @@ class Daemon:
             self.journal, self.metrics, self._failed,
         )  # fmt: skip
 
+    async def _meet_on_the_lan(self, manifest: Manifest, directory: Directory) -> None:
+        """Announce an open run by mDNS, and try whoever announces the same one; a private run is announced to nobody."""
+        if not self.config.reach.lan or self.transport.reachable.local or manifest.swarm.admission != "open":
+            return
+        # Not loaded where nothing is announced: it takes a tenth of a second.
+        from node.reach.nearby import Advert, Announcer, Browser, Found
+
+        me, met = self.identity.peer_id, set[PeerId]()
+
+        def found(one: Found) -> None:
+            peer = PeerId(one.peer)
+            if one.run_id == manifest.run_id and peer != me and peer not in met and len(met) < LAN_PEERS:
+                met.add(peer)
+                self.transport.p2p.learn(peer, one.addresses)
+                directory.meet(one.addresses)
+
+        self.lan = Browser(self.journal, found, self._failed)
+        await self.lan.start()
+        self._announcer = Announcer(self.journal, self._failed)
+        swarm = manifest.swarm
+        advert = Advert(
+            manifest.run_id, swarm.name, swarm.owner, me, self.name, manifest.pipeline.stages, self.transport.ports[0]
+        )
+        await self._announcer.start(advert)
+
     def _recall_change(self, a: Assembled, manifest: Manifest) -> None:
         """The owner's newest change to how cells average, as this peer last knew it; and newer ones are kept."""
         config, run_id = self.config, manifest.run_id
@@ -188,11 +244,14 @@ class Daemon:
 
     def _host_the_rest(self, manifest: Manifest) -> None:
         """A solo swarm: every block stage in a child of this daemon, until somebody else joins."""
-        near = [a for a in self.addresses() if "/tcp/" in a][:1]
+        host = self.config.transport.host
+        near = f"{multiaddr(host or '127.0.0.1', self.transport.ports[0])}/p2p/{self.identity.peer_id}"
         swarm = str(self.config.manifest_path(manifest.run_id))
         for stage in range(1, manifest.pipeline.stages + 1):
-            arguments = ("start", swarm, "--role", "stage", "--stage", str(stage), "--join", near[0], "--metrics-port", "-1",
-                         "--listen", self.config.transport.host, "--threads", "1", "--name", f"{self.name}-{stage}"[:32])  # fmt: skip
+            arguments = ("start", swarm, "--role", "stage", "--stage", str(stage), "--join", near, "--metrics-port", "-1",
+                         "--threads", "1", "--name", f"{self.name}-{stage}"[:32])  # fmt: skip
+            if host:
+                arguments += ("--listen", host)
             if self.config.local_devices > 1:
                 arguments += ("--local-devices", str(self.config.local_devices))
             home = self.config.home / "local" / f"stage-{stage}"
@@ -219,6 +278,9 @@ class Daemon:
 
     async def _close(self, control: ControlService) -> None:
         self.journal.emit("daemon", "stopping", self._why or "stopping")
+        for discovery in (self._announcer, self.lan):
+            if discovery is not None:
+                await discovery.close()
         await asyncio.to_thread(stop_all, self.children)
         await self.tasks.close()
         # Nobody else's call may start new work in rooms that are being closed.
@@ -300,22 +362,20 @@ class Daemon:
         """Ask the peers of the invite for the manifest; hash and signature decide, not the peer that gave it."""
         deadline, reasons, refused = time.monotonic() + FIND_S, {}, {}
         question = Ask(manifest=AskManifest(run_id=invite.run_id, admission=self.admission(invite.run_id)))
-        while time.monotonic() < deadline:
-            for address in invite.addresses:
-                try:
-                    answer = await self.transport.ask(address, question)
-                except (PeerFault, WireError) as e:
-                    reasons[address] = str(e)
-                    continue
-                if answer.WhichOneof("answer") != "manifest":
-                    refused[address] = answer.refusal.reason[:200] or "answered something else"
-                    continue
-                manifest = Manifest.parse(answer.manifest.toml)
-                manifest.verify(invite.run_id, invite.owner)
-                self.config.remember(manifest, invite.encode())
-                return manifest
-            if refused.keys() == set(invite.addresses):
-                break
+        peers = {peer_of_address(a) for a in invite.addresses}
+        for peer in peers:
+            self.transport.learn(peer, [a for a in invite.addresses if peer_of_address(a) == peer])
+        while time.monotonic() < deadline and refused.keys() != peers:
+            for peer, answer in zip(peers, await asyncio.gather(*(self._put(p, question) for p in peers)), strict=True):
+                if isinstance(answer, str):
+                    reasons[peer] = answer
+                elif answer.WhichOneof("answer") != "manifest":
+                    refused[peer] = answer.refusal.reason[:200] or "answered something else"
+                else:
+                    manifest = Manifest.parse(answer.manifest.toml)
+                    manifest.verify(invite.run_id, invite.owner)
+                    self.config.remember(manifest, invite.encode())
+                    return manifest
             await asyncio.sleep(RETRY_S)
         if refused:
             raise Refused(
@@ -324,9 +384,29 @@ class Daemon:
             )
         listed = "".join(f"\n  {a}: {why}" for a, why in reasons.items())
         raise NetworkFault(
-            f"cannot join: none of {len(invite.addresses)} bootstrap peers answered ({FIND_S:.0f} s){listed}",
-            "ask for a fresh invite, or check the way with  tutti ping ADDRESS",
+            f"cannot join: none of {len(peers)} peers of the invite answered ({FIND_S:.0f} s){listed}",
+            "ask for a fresh invite, or see what is wrong with  tutti doctor net INVITE",
         )
+
+    async def _put(self, peer: PeerId, question: Ask) -> Answer | str:
+        """The peer's answer, or why there is none."""
+        try:
+            return await self.transport.ask(peer, question)
+        except (PeerFault, WireError) as e:
+            return str(e)
+
+    def _in_routing_tables(self, company: bool) -> bool:
+        """Whether others may ask this node: until somebody has tried to dial it, only who starts a swarm may think so."""
+        standing = self.transport.reachable.standing
+        return standing is Standing.OPEN or (standing is Standing.UNKNOWN and not company)
+
+    def _learn(self, peer: PeerId, body: PeerBody) -> None:
+        standing = Standing(body.reach) if body.reach in _STANDINGS else Standing.UNKNOWN
+        relays = [PeerId(r) for r in body.relays]
+        self.transport.learn(peer, body.maddrs, standing=standing, relays=relays, room=body.room, rate=body.rate)
+
+    def _serves(self) -> str:
+        return str(self.manifest.run_id) if self.manifest is not None else ""
 
     def _facts(self) -> Facts:
         run_id = self.manifest.run_id if self.manifest and self.role != "rendezvous" else ""
@@ -357,8 +437,16 @@ class Daemon:
     # ------------------------------------------------------------ what others see
 
     def addresses(self) -> list[str]:
-        """Multiaddrs with the PeerId, for --join."""
-        return self.transport.p2p.addresses()
+        """Multiaddrs with the PeerId, for --join; the most likely to work first."""
+        return self.transport.reachable.multiaddrs()
+
+    def ways_in(self) -> list[str]:
+        """Multiaddrs for an invite: of this peer, and of others that everybody can dial, one each."""
+        found = self.addresses()
+        for peer, entry in sorted(self.presence.others().items() if self.presence else ()):
+            if entry.body.reach == Standing.OPEN.value and (there := [a for a in entry.body.maddrs if a.endswith(peer)]):
+                found.append(there[0])
+        return found
 
     def state(self) -> str:
         """One word for the screen and the noticeboard."""
@@ -381,7 +469,8 @@ class Daemon:
 
     def body(self) -> PeerBody:
         """This peer's record on the noticeboard."""
-        a, state, stage = self.assembled, self.state(), self.placing.stage
+        a, state, t = self.assembled, self.state(), self.transport
+        stage = self.placing.stage
         role = self.role if stage is None else "stage" if stage else "ends"
         return PeerBody(
             stage=stage or ENDS, role=role, state=_POSTED.get(state, state),
@@ -389,7 +478,8 @@ class Daemon:
             epoch=max(0, a.stage.epoch) if a else 0, name=self.name[:64], version=VERSION,
             tokens_per_s=a.meter.tokens_per_s if a else 0.0, speed=a.work.speed() if a else 0.0,
             maddrs=tuple(self.addresses()), started=self.clock.wall() - (time.monotonic() - self.started),
-            leads=a is not None and a.training.leader is not None,
+            leads=a is not None and a.training.leader is not None, reach=t.reachable.standing.value,
+            relays=t.relays.held, room=t.relay.room, rate=t.relay.rate_left,
         )  # fmt: skip
 
     def _what(self, stage: int, a: Assembled) -> str:
@@ -401,6 +491,7 @@ class Daemon:
             version=VERSION, name=self.name, peer=self.identity.peer_id, key_path=str(self.config.identity_path), solo=solo,
             swarm=m.swarm.name if m else "", run_id=m.run_id if m else "", listening=self.addresses()[:2],
             metrics_url=self.metrics_url, invite=self.view.invite().invite if m else "",
+            everywhere=not self.config.transport.host,
         )  # fmt: skip
         print("\n".join(lines), flush=True)
 

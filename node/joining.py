@@ -5,27 +5,40 @@ Never in the daemon's process after :func:`observe`: py-libp2p and hivemind cann
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from node.config import NodeConfig
+from node.control.diagnose import fault_of
+from node.control.doctor import LIMIT_S, Checkup, examine
+from node.control.sockets import listener
 from node.control.text import consent_lines
-from node.core.errors import Refused, WireError
-from node.core.ids import PeerId
+from node.control.words import clean
+from node.core.errors import NetworkFault, Refused, UsageFault, WireError
+from node.core.ids import PeerId, RunId, short
 from node.identity.admission import admission_token, is_grant, shown
-from node.identity.invites import Invite
+from node.identity.invites import Invite, fitting_addresses, is_invite, within_limits
 from node.identity.keys import Identity
 from node.manifest import Manifest, read_manifest
 from protos.ask_pb2 import Answer, Ask, AskManifest, AskPeers, PeersAnswer
+
+if TYPE_CHECKING:
+    from node.reach.nearby import Found
+
+LAN_S = 4.0
+"""For peers on the LAN to answer, in seconds."""
 
 
 def choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite | None]:
     """The swarm to run: the one named, that of an invite, the one used last, or a new solo one."""
     places = [*([what] if what and what.startswith("/") and "/p2p/" in what else []), *ours.join]
-    invite = next((Invite.decode(text) for text in ([what] if what else []) + places if text.startswith("tutti1")), None)
+    invite = next((Invite.decode(text) for text in ([what] if what else []) + places if is_invite(text)), None)
     addresses = tuple(p for p in places if p.startswith("/"))
-    named = what is not None and not what.startswith("tutti1") and what not in places
+    named = what is not None and not is_invite(what) and what not in places
     file = Path(what) if named and what else ours.swarm
     if file is not None:
         manifest = read_manifest(file)
@@ -48,9 +61,7 @@ def choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite 
     if manifest is not None and addresses:
         known_addresses = invite.addresses if invite else ()
         admission = invite.admission if invite else ours.admission
-        invite = Invite(
-            manifest.run_id, manifest.swarm.owner, tuple(dict.fromkeys((*addresses, *known_addresses)))[:8], admission
-        )
+        invite = Invite(manifest.run_id, manifest.swarm.owner, within_limits((*addresses, *known_addresses)), admission)
     return manifest, invite
 
 
@@ -69,6 +80,48 @@ def last_or_solo(ours: NodeConfig) -> tuple[Manifest | None, Invite | None]:
     return manifest, None
 
 
+def on_the_lan(seconds: float = LAN_S) -> list[Found]:
+    """Peers of open runs that announce themselves on this LAN. Raises NetworkFault when no interface can take part."""
+    from node.reach.nearby import look as listen
+
+    return asyncio.run(listen(seconds))
+
+
+def lan_lines(found: Sequence[Found]) -> list[str]:
+    """For people: one line for each swarm."""
+    if not found:
+        return ["no swarm announces itself on this LAN"]
+    lines = [f"{'SWARM':16} {'RUN':12} {'PEERS':>5}  OWNER"]
+    for run_id, peers in _by_run(found).items():
+        lines.append(f"{clean(peers[0].swarm, 16):16} {run_id[:12]} {len(peers):5}  {short(PeerId(peers[0].owner))}")
+    return [*lines, "nobody but those who announce them vouches for these: compare the run with whoever runs it"]
+
+
+def chosen(found: Sequence[Found], named: str | None) -> str:
+    """The invite to the swarm on the LAN that is meant: the one named by its name or the beginning of its run, or the only one.
+
+    Raises UsageFault where that is none or several.
+    """
+    runs = {r: peers for r, peers in _by_run(found).items() if named is None or r.startswith(named) or peers[0].swarm == named}
+    if len(runs) != 1:
+        what = f"{len(runs)} swarms on this LAN" + (f" are called {named!r}" if named else "")
+        step = (
+            "tutti join --lan RUN" if runs else "ask for an invite; is the other machine on this LAN, and its run an open one?"
+        )
+        raise NetworkFault(what, step) if not runs else UsageFault(what, step)
+    run_id, peers = next(iter(runs.items()))
+    addresses = fitting_addresses(a for p in peers for a in p.addresses)
+    return Invite(RunId(run_id), PeerId(peers[0].owner), addresses).encode()
+
+
+def _by_run(found: Sequence[Found]) -> dict[str, list[Found]]:
+    runs: dict[str, list[Found]] = {}
+    for one in sorted(found, key=lambda f: (f.swarm, f.run_id, f.peer)):
+        if one.addresses:
+            runs.setdefault(one.run_id, []).append(one)
+    return runs
+
+
 def look(ours: NodeConfig, *places: str) -> tuple[Manifest, str]:
     """The verified manifest behind an invite or addresses, asked from the swarm unless remembered; and the invite as text."""
     if places[0].startswith("/"):
@@ -79,7 +132,7 @@ def look(ours: NodeConfig, *places: str) -> tuple[Manifest, str]:
             f"run {manifest.run_id[:12]} is taken on the word of {places[0]}: an address proves no swarm, an invite does",
             file=sys.stderr,
         )
-        return manifest, Invite(manifest.run_id, manifest.swarm.owner, places[:8]).encode()
+        return manifest, Invite(manifest.run_id, manifest.swarm.owner, within_limits(places)).encode()
     invite = Invite.decode(places[0])
     known = ours.remembered(invite.run_id)
     if known is not None:
@@ -90,6 +143,41 @@ def look(ours: NodeConfig, *places: str) -> tuple[Manifest, str]:
         manifest = Manifest.parse(answer.manifest.toml)
     manifest.verify(invite.run_id, invite.owner)
     return manifest, invite.encode()
+
+
+def check(ours: NodeConfig, invite: Invite, seconds: float = LIMIT_S) -> None:
+    """What would go wrong right after the start, asked of a peer of ``invite`` in at most ``seconds``.
+
+    Raises Refused when the clock of this machine differs from theirs by more than a minute, or somebody else runs with
+    the key of this home. Nothing is raised when nobody answers.
+    """
+    token, seed = introduced(ours, invite)
+    found = examine(invite.addresses, me=_resting(ours), admission=token, seed=seed, first=True, seconds=seconds)
+    if any(f.ok for f in found.findings) and not found.verdict.ok:
+        raise fault_of(found.verdict, found.findings)
+
+
+def examined(ours: NodeConfig, places: Sequence[str]) -> Checkup:
+    """What keeps this machine from the swarm at ``places``, invites and addresses; with none, at the remembered invite.
+
+    Raises UsageFault for what is neither.
+    """
+    known = None if places else ours.remembered()
+    texts = list(places) or ([known[1]] if known is not None and known[1] else [])
+    for text in texts:
+        if not (is_invite(text) or text.startswith("/")):
+            raise UsageFault(f"neither an invite nor an address: {text[:80]!r}", "give what  tutti swarm invite  printed")
+    invites = [Invite.decode(text) for text in texts if is_invite(text)]
+    token, seed = introduced(ours, invites[0]) if invites else (b"", None)
+    addresses = [*(a for invite in invites for a in invite.addresses), *(t for t in texts if t.startswith("/"))]
+    return examine(addresses, me=_resting(ours), admission=token, seed=seed)
+
+
+def _resting(ours: NodeConfig) -> PeerId | None:
+    """The PeerId of this home if it has one and no daemon runs in it."""
+    if not ours.identity_path.exists() or listener(ours.control_socket) is not None:
+        return None
+    return Identity.load(ours.identity_path).peer_id
 
 
 def introduced(ours: NodeConfig, invite: Invite) -> tuple[bytes, bytes | None]:
@@ -113,9 +201,11 @@ def ask_peers(ours: NodeConfig, place: str) -> PeersAnswer:
 def observe(places: tuple[str, ...], question: Ask, kind: str, seed: bytes | None = None) -> Answer:
     """Ask a node from outside the swarm, as the key of ``seed`` or a new one. Its refusal is Refused; another kind of
     answer is WireError."""
-    from node.control.observer import ask_first
+    begin = time.monotonic()
+    from node.control.observer import PATIENCE_S, ask_first  # takes its time on a busy machine
 
-    answer = ask_first(places, question, seed=seed)
+    left = begin + LIMIT_S - time.monotonic()
+    answer = ask_first(places, question, max(1.0, min(PATIENCE_S, left)), seed)
     said = answer.WhichOneof("answer")
     if said == "refusal":
         raise Refused(f"{places[0]} refused: {answer.refusal.reason[:300]}", "ask its owner, or try another peer")

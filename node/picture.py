@@ -6,18 +6,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from node.averaging.spread import ERROR
-from node.control.snapshot import ABSENT
-from node.core.ids import ENDS
+from node.core.ids import ENDS, PeerId, short
 from node.core.journey import Plan
 from node.core.version import VERSION
 from node.manifest import Manifest
 from node.moving import place
 from node.scheduler.costs import Costs
 from node.scheduler.reasons import reasons
+from node.transport.port import PeerLink
 from protos import ask_pb2 as ask
 from protos import control_pb2 as pb
 
@@ -28,8 +29,12 @@ if TYPE_CHECKING:
 
 HISTORY = 256
 """Losses kept for the picture."""
-STALL_S = 30.0
-"""A training peer that has done nothing useful for so long is not healthy."""
+STALL_S, STALL_EPOCHS = 15.0, 3.0
+"""A peer that has done nothing useful for so many seconds, and so many times what an epoch should take, is not healthy."""
+START_S = 120.0
+"""For finding the swarm and building the stage."""
+JOB_S = 600.0
+"""A single job of the device may run so long and counts as work."""
 MEASURE_S = 5.0
 """Between two looks at the numbers of the metrics page."""
 
@@ -98,8 +103,8 @@ class Picture:
         s.cpu_s = time.process_time() - t.cpu_began if t.cpu_began >= 0 else 0.0
         links = d.transport.peers()
         s.bytes_sent, s.bytes_received = sum(p.sent for p in links.values()), sum(p.received for p in links.values())
-        s.peers_direct = sum(p.path == "direct" for p in links.values())
-        s.peers_tunnel = sum(p.path == "tunnel" for p in links.values())
+        s.paths_to.update(Counter(p.path for p in links.values() if p.path))
+        s.reachable = d.transport.reachable.words(len(d.transport.relays.held))
         if d.assembled is not None:
             self._work(s)
         s.healthy, s.reason, s.next_step = self._health(s)
@@ -160,22 +165,42 @@ class Picture:
         d = self._d
         if d.problem:
             return False, d.problem, d.problem_next
-        if s.state in ABSENT or s.state == "finished":
-            return True, "", ""
         if d.role == "rendezvous":
-            return True, "", ""
-        if d.assembled is None:
-            return True, "", ""
-        waiting = d.assembled.training.waiting_for()
-        if waiting:
+            up = d.transport.p2p.up
             return (
-                False,
-                f"waiting for {waiting}",
-                "invite one: tutti swarm invite" if "a peer for" in waiting else "nothing to do if it comes; see tutti peers",
+                up,
+                "" if up else "the p2p daemon is not running",
+                "" if up else "it is started again by itself; see tutti logs",
             )
-        if s.last_work_s > STALL_S and s.epoch:
-            return False, f"no useful work for {s.last_work_s:.0f} s", "see tutti logs"
+        if s.state in ("finished", "draining", "moving", "stopping"):
+            return True, "", ""
+        a = d.assembled
+        if a is None:
+            if s.up_s < START_S:
+                return True, "", ""
+            return False, f"still starting after {s.up_s:.0f} s", "see tutti logs"
+        now = time.monotonic()
+        if s.state == "joining":
+            still = now - a.work.fetched_at
+            if still < STALL_S:
+                return True, "", ""
+            return False, f"nothing of the state has come for {still:.0f} s ({s.progress:.0%} is here)", "see tutti logs"
+        unproven = a.training.unproven()
+        waiting = a.training.waiting_for()
+        if waiting:
+            return False, f"waiting for {waiting}{self._no_way(unproven)}", _waiting_step(waiting, bool(unproven))
+        expected = max(self.tally.forecast_s, self.tally.last_took_s)
+        idle = 0.0 if 0.0 < a.thread.busy_for < JOB_S else s.last_work_s
+        if idle > max(STALL_S, STALL_EPOCHS * expected):
+            return False, f"no useful work for {idle:.0f} s{self._no_way(unproven)}", "see tutti logs"
         return True, "", ""
+
+    def _no_way(self, peers: Sequence[PeerId]) -> str:
+        if not peers or self._d.presence is None:
+            return ""
+        others = self._d.presence.others()
+        names = [f"{others[p].body.name} (stage {others[p].body.stage})" if p in others else short(p) for p in peers[:3]]
+        return f"; no way to {', '.join(names)}" + (f" and {len(peers) - 3} more" if len(peers) > 3 else "")
 
     def _swarm(self, m: Manifest) -> ask.SwarmLine:
         epoch = self._d.assembled.stage.epoch if self._d.assembled else 0
@@ -183,6 +208,40 @@ class Picture:
             name=m.swarm.name, run_id=m.run_id, epoch=max(0, epoch), epochs=m.training.epochs, loss=self.tally.loss,
             stages=m.pipeline.stages,
         )  # fmt: skip
+
+    # ------------------------------------------------------------ ways
+
+    def reach(self) -> pb.ReachReport:
+        """How others reach this peer, and its ways to them, with what was tried."""
+        d = self._d
+        t, now = d.transport, d.clock.wall()
+        r = t.reachable
+        report = pb.ReachReport(
+            standing=r.standing.value, reachable=r.words(len(t.relays.held)), addresses=r.multiaddrs(), seen=r.seen(),
+            relays=t.relays.held, mapping={} if r.local else r.mapper.tried, clients=t.relay.clients, circuits=t.relay.circuits,
+            bootstrap=t.p2p.bootstrap, lan=d.lan.trouble if d.lan is not None else "off",
+            ports=dict(zip(("libp2p", "gRPC"), t.ports, strict=True)),
+        )  # fmt: skip
+        links = t.peers()
+        for peer, entry in sorted(d.presence.others().items() if d.presence else ()):
+            b, link = entry.body, links.get(peer, PeerLink())
+            report.ways.append(
+                pb.WayLine(
+                    peer=peer,
+                    name=b.name,
+                    stage=b.stage,
+                    role=b.role,
+                    path=link.path,
+                    via=link.via,
+                    rtt_s=link.rtt,
+                    up=link.up,
+                    down=link.down,
+                    proven_s=max(0.001, now - link.proven) if link.proven else 0.0,
+                    tried=t.tried(peer),
+                    standing=b.reach,
+                )  # fmt: skip
+            )
+        return report
 
     # ------------------------------------------------------------ the metrics page
 
@@ -258,6 +317,7 @@ class Picture:
                     stage=b.stage,
                     role=b.role,
                     path=link.path if link else "",
+                    via=link.via if link else "",
                     rtt_s=link.rtt if link else 0.0,
                     tokens_per_s=b.tokens_per_s,
                     epoch=b.epoch,
@@ -281,6 +341,14 @@ class Picture:
                 )  # fmt: skip
             )
         return answer
+
+
+def _waiting_step(waiting: str, unproven: bool) -> str:
+    if "a peer for" in waiting:
+        return "invite one: tutti swarm invite"
+    if unproven or "a way between" in waiting:
+        return "let a router map a port (UPnP), forward one by hand, or start  tutti bootstrap  on a public machine; see tutti doctor net"
+    return "nothing to do if it comes; see tutti peers"
 
 
 def change_line(training: Training, plan: Plan | None) -> pb.ChangeLine:

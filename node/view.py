@@ -12,7 +12,7 @@ from node.control.service import as_event
 from node.control.window import Window
 from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, TimedOut, UsageFault
 from node.core.ids import PeerId
-from node.identity.invites import Invite
+from node.identity.invites import Invite, fitting_addresses
 from node.picture import Picture
 from node.telemetry.events import Event, Journal
 from protos import ask_pb2 as ask
@@ -60,21 +60,29 @@ class View(Window):
             return ask.Answer(peers=self.peers())
         raise LocalFault("this node has no such thing to tell", code=ExitCode.PROTOCOL)
 
-    async def ping(self, peer: str, count: int) -> pb.PingReport:
-        """Round trips on the path that work takes."""
+    async def ping(self, peer: str, count: int, improve: bool = False) -> pb.PingReport:
+        """Round trips on the path that work takes; with ``improve`` after every better way was tried."""
         d = self._d
         found = self._resolve(peer)
         entry = d.presence.others().get(found) if d.presence else None
         report = pb.PingReport(peer=found, name=entry.body.name if entry else "")
         try:
+            if improve:
+                await d.transport.improve(found)
             for i in range(count):
                 report.rtt_s.append(await d.transport.ping(found, 5.0))
                 if i + 1 < count:
                     await asyncio.sleep(0.2)
         except PeerFault as e:
             report.error = e.reason
-        report.path = d.transport.path(found)
+        link = d.transport.peers().get(found)
+        report.path, report.via = d.transport.path(found), link.via if link else ""
+        report.tried.update(d.transport.tried(found))
         return report
+
+    def reach(self) -> pb.ReachReport:
+        """How this peer is reached, and its ways to others."""
+        return self.picture.reach()
 
     def _resolve(self, text: str) -> PeerId:
         if text.startswith("/"):
@@ -187,10 +195,10 @@ class View(Window):
         return pb.SwitchReply(revision=rules.revision)
 
     def invite(self) -> pb.InviteReply:
-        """The line another machine needs."""
+        """The line another machine needs: how to reach this peer, and others of the run for when it is not there."""
         d = self._d
         if d.manifest is None:
             raise NetworkFault("no swarm yet", "wait until tutti status shows one")
-        addresses = tuple(d.addresses())
-        text = Invite(d.manifest.run_id, d.manifest.swarm.owner, addresses[:4], d.config.admission).encode()
+        addresses = fitting_addresses(d.ways_in())
+        text = Invite(d.manifest.run_id, d.manifest.swarm.owner, addresses, d.config.admission).encode()
         return pb.InviteReply(invite=text, addresses=addresses)

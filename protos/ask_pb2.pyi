@@ -101,7 +101,7 @@ class Refusal(_message.Message):
     def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class PeerLine(_message.Message):
-    __slots__ = ("peer", "name", "state", "stage", "role", "path", "rtt_s", "tokens_per_s", "epoch", "up_s", "version", "seen_s", "progress")
+    __slots__ = ("peer", "name", "state", "stage", "role", "path", "rtt_s", "tokens_per_s", "epoch", "up_s", "version", "seen_s", "progress", "via")
     PEER_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +115,7 @@ class PeerLine(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SEEN_S_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    VIA_FIELD_NUMBER: _ClassVar[int]
     peer: str
     name: str
     state: str
@@ -128,7 +129,8 @@ class PeerLine(_message.Message):
     version: str
     seen_s: float
     progress: float
-    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., stage: _Optional[int] = ..., role: _Optional[str] = ..., path: _Optional[str] = ..., rtt_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., epoch: _Optional[int] = ..., up_s: _Optional[float] = ..., version: _Optional[str] = ..., seen_s: _Optional[float] = ..., progress: _Optional[float] = ...) -> None: ...
+    via: str
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., stage: _Optional[int] = ..., role: _Optional[str] = ..., path: _Optional[str] = ..., rtt_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., epoch: _Optional[int] = ..., up_s: _Optional[float] = ..., version: _Optional[str] = ..., seen_s: _Optional[float] = ..., progress: _Optional[float] = ..., via: _Optional[str] = ...) -> None: ...
 
 class SwarmLine(_message.Message):
     __slots__ = ("name", "run_id", "epoch", "epochs", "loss", "stages")

@@ -12,7 +12,14 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("peer", "name", "version", "up_s", "state", "healthy", "reason", "next_step", "swarm", "stage", "role", "layers", "replicas", "epoch", "phase", "loss", "loss_val", "loss_first", "tokens_per_s", "tokens", "micro_batches", "last_work_s", "bytes_sent", "bytes_received", "peers_direct", "peers_tunnel", "round", "device", "memory_used", "memory_limit", "stash_bytes", "stash_limit", "warnings", "leader", "digest", "time_s", "loss_history", "home", "metrics_url", "addresses", "p2pd_restarts", "digest_mismatches", "cpu_s", "progress", "momentum_lost", "momentum_age", "paths", "outer", "change")
+    __slots__ = ("peer", "name", "version", "up_s", "state", "healthy", "reason", "next_step", "swarm", "stage", "role", "layers", "replicas", "epoch", "phase", "loss", "loss_val", "loss_first", "tokens_per_s", "tokens", "micro_batches", "last_work_s", "bytes_sent", "bytes_received", "paths_to", "reachable", "round", "device", "memory_used", "memory_limit", "stash_bytes", "stash_limit", "warnings", "leader", "digest", "time_s", "loss_history", "home", "metrics_url", "addresses", "p2pd_restarts", "digest_mismatches", "cpu_s", "progress", "momentum_lost", "momentum_age", "paths", "outer", "change")
+    class PathsToEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     class TimeSEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -44,8 +51,8 @@ class Snapshot(_message.Message):
     LAST_WORK_S_FIELD_NUMBER: _ClassVar[int]
     BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
     BYTES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
-    PEERS_DIRECT_FIELD_NUMBER: _ClassVar[int]
-    PEERS_TUNNEL_FIELD_NUMBER: _ClassVar[int]
+    PATHS_TO_FIELD_NUMBER: _ClassVar[int]
+    REACHABLE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MEMORY_USED_FIELD_NUMBER: _ClassVar[int]
@@ -93,8 +100,8 @@ class Snapshot(_message.Message):
     last_work_s: float
     bytes_sent: int
     bytes_received: int
-    peers_direct: int
-    peers_tunnel: int
+    paths_to: _containers.ScalarMap[str, int]
+    reachable: str
     round: RoundLine
     device: str
     memory_used: int
@@ -118,7 +125,7 @@ class Snapshot(_message.Message):
     paths: PathsLine
     outer: OuterLine
     change: ChangeLine
-    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., up_s: _Optional[float] = ..., state: _Optional[str] = ..., healthy: _Optional[bool] = ..., reason: _Optional[str] = ..., next_step: _Optional[str] = ..., swarm: _Optional[_Union[_ask_pb2.SwarmLine, _Mapping]] = ..., stage: _Optional[int] = ..., role: _Optional[str] = ..., layers: _Optional[str] = ..., replicas: _Optional[int] = ..., epoch: _Optional[int] = ..., phase: _Optional[str] = ..., loss: _Optional[float] = ..., loss_val: _Optional[float] = ..., loss_first: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., tokens: _Optional[int] = ..., micro_batches: _Optional[int] = ..., last_work_s: _Optional[float] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., peers_direct: _Optional[int] = ..., peers_tunnel: _Optional[int] = ..., round: _Optional[_Union[RoundLine, _Mapping]] = ..., device: _Optional[str] = ..., memory_used: _Optional[int] = ..., memory_limit: _Optional[int] = ..., stash_bytes: _Optional[int] = ..., stash_limit: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., digest: _Optional[str] = ..., time_s: _Optional[_Mapping[str, float]] = ..., loss_history: _Optional[_Iterable[float]] = ..., home: _Optional[str] = ..., metrics_url: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., p2pd_restarts: _Optional[int] = ..., digest_mismatches: _Optional[int] = ..., cpu_s: _Optional[float] = ..., progress: _Optional[float] = ..., momentum_lost: _Optional[int] = ..., momentum_age: _Optional[int] = ..., paths: _Optional[_Union[PathsLine, _Mapping]] = ..., outer: _Optional[_Union[OuterLine, _Mapping]] = ..., change: _Optional[_Union[ChangeLine, _Mapping]] = ...) -> None: ...
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., up_s: _Optional[float] = ..., state: _Optional[str] = ..., healthy: _Optional[bool] = ..., reason: _Optional[str] = ..., next_step: _Optional[str] = ..., swarm: _Optional[_Union[_ask_pb2.SwarmLine, _Mapping]] = ..., stage: _Optional[int] = ..., role: _Optional[str] = ..., layers: _Optional[str] = ..., replicas: _Optional[int] = ..., epoch: _Optional[int] = ..., phase: _Optional[str] = ..., loss: _Optional[float] = ..., loss_val: _Optional[float] = ..., loss_first: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., tokens: _Optional[int] = ..., micro_batches: _Optional[int] = ..., last_work_s: _Optional[float] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., paths_to: _Optional[_Mapping[str, int]] = ..., reachable: _Optional[str] = ..., round: _Optional[_Union[RoundLine, _Mapping]] = ..., device: _Optional[str] = ..., memory_used: _Optional[int] = ..., memory_limit: _Optional[int] = ..., stash_bytes: _Optional[int] = ..., stash_limit: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., digest: _Optional[str] = ..., time_s: _Optional[_Mapping[str, float]] = ..., loss_history: _Optional[_Iterable[float]] = ..., home: _Optional[str] = ..., metrics_url: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., p2pd_restarts: _Optional[int] = ..., digest_mismatches: _Optional[int] = ..., cpu_s: _Optional[float] = ..., progress: _Optional[float] = ..., momentum_lost: _Optional[int] = ..., momentum_age: _Optional[int] = ..., paths: _Optional[_Union[PathsLine, _Mapping]] = ..., outer: _Optional[_Union[OuterLine, _Mapping]] = ..., change: _Optional[_Union[ChangeLine, _Mapping]] = ...) -> None: ...
 
 class PathsLine(_message.Message):
     __slots__ = ("how", "run_s", "round_s", "last_said_s", "last_took_s", "why")
@@ -203,26 +210,127 @@ class PeersRequest(_message.Message):
     def __init__(self, all: _Optional[bool] = ...) -> None: ...
 
 class PingPeer(_message.Message):
-    __slots__ = ("peer", "count")
+    __slots__ = ("peer", "count", "improve")
     PEER_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
+    IMPROVE_FIELD_NUMBER: _ClassVar[int]
     peer: str
     count: int
-    def __init__(self, peer: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+    improve: bool
+    def __init__(self, peer: _Optional[str] = ..., count: _Optional[int] = ..., improve: _Optional[bool] = ...) -> None: ...
 
 class PingReport(_message.Message):
-    __slots__ = ("peer", "name", "path", "rtt_s", "error")
+    __slots__ = ("peer", "name", "path", "rtt_s", "error", "via", "tried")
+    class TriedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     PEER_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     RTT_S_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    VIA_FIELD_NUMBER: _ClassVar[int]
+    TRIED_FIELD_NUMBER: _ClassVar[int]
     peer: str
     name: str
     path: str
     rtt_s: _containers.RepeatedScalarFieldContainer[float]
     error: str
-    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., path: _Optional[str] = ..., rtt_s: _Optional[_Iterable[float]] = ..., error: _Optional[str] = ...) -> None: ...
+    via: str
+    tried: _containers.ScalarMap[str, str]
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., path: _Optional[str] = ..., rtt_s: _Optional[_Iterable[float]] = ..., error: _Optional[str] = ..., via: _Optional[str] = ..., tried: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class ReachRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReachReport(_message.Message):
+    __slots__ = ("standing", "reachable", "addresses", "seen", "relays", "mapping", "ways", "clients", "circuits", "bootstrap", "lan", "ports")
+    class MappingEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class BootstrapEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class PortsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    REACHABLE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
+    RELAYS_FIELD_NUMBER: _ClassVar[int]
+    MAPPING_FIELD_NUMBER: _ClassVar[int]
+    WAYS_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    CIRCUITS_FIELD_NUMBER: _ClassVar[int]
+    BOOTSTRAP_FIELD_NUMBER: _ClassVar[int]
+    LAN_FIELD_NUMBER: _ClassVar[int]
+    PORTS_FIELD_NUMBER: _ClassVar[int]
+    standing: str
+    reachable: str
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    seen: _containers.RepeatedScalarFieldContainer[str]
+    relays: _containers.RepeatedScalarFieldContainer[str]
+    mapping: _containers.ScalarMap[str, str]
+    ways: _containers.RepeatedCompositeFieldContainer[WayLine]
+    clients: int
+    circuits: int
+    bootstrap: _containers.ScalarMap[str, str]
+    lan: str
+    ports: _containers.ScalarMap[str, int]
+    def __init__(self, standing: _Optional[str] = ..., reachable: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., seen: _Optional[_Iterable[str]] = ..., relays: _Optional[_Iterable[str]] = ..., mapping: _Optional[_Mapping[str, str]] = ..., ways: _Optional[_Iterable[_Union[WayLine, _Mapping]]] = ..., clients: _Optional[int] = ..., circuits: _Optional[int] = ..., bootstrap: _Optional[_Mapping[str, str]] = ..., lan: _Optional[str] = ..., ports: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class WayLine(_message.Message):
+    __slots__ = ("peer", "name", "stage", "role", "path", "via", "rtt_s", "up", "down", "proven_s", "tried", "standing")
+    class TriedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    VIA_FIELD_NUMBER: _ClassVar[int]
+    RTT_S_FIELD_NUMBER: _ClassVar[int]
+    UP_FIELD_NUMBER: _ClassVar[int]
+    DOWN_FIELD_NUMBER: _ClassVar[int]
+    PROVEN_S_FIELD_NUMBER: _ClassVar[int]
+    TRIED_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    name: str
+    stage: int
+    role: str
+    path: str
+    via: str
+    rtt_s: float
+    up: float
+    down: float
+    proven_s: float
+    tried: _containers.ScalarMap[str, str]
+    standing: str
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., stage: _Optional[int] = ..., role: _Optional[str] = ..., path: _Optional[str] = ..., via: _Optional[str] = ..., rtt_s: _Optional[float] = ..., up: _Optional[float] = ..., down: _Optional[float] = ..., proven_s: _Optional[float] = ..., tried: _Optional[_Mapping[str, str]] = ..., standing: _Optional[str] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("follow", "last", "level")

@@ -50,6 +50,11 @@ class ControlStub:
                 request_serializer=protos_dot_control__pb2.PingPeer.SerializeToString,
                 response_deserializer=protos_dot_control__pb2.PingReport.FromString,
                 _registered_method=True)
+        self.Reach = channel.unary_unary(
+                '/tutti.v1.Control/Reach',
+                request_serializer=protos_dot_control__pb2.ReachRequest.SerializeToString,
+                response_deserializer=protos_dot_control__pb2.ReachReport.FromString,
+                _registered_method=True)
         self.Events = channel.unary_stream(
                 '/tutti.v1.Control/Events',
                 request_serializer=protos_dot_control__pb2.EventsRequest.SerializeToString,
@@ -109,6 +114,13 @@ class ControlServicer:
 
     def Ping(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Reach(self, request, context):
+        """how this peer is reached, and its ways to others
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -184,6 +196,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Ping,
                     request_deserializer=protos_dot_control__pb2.PingPeer.FromString,
                     response_serializer=protos_dot_control__pb2.PingReport.SerializeToString,
+            ),
+            'Reach': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reach,
+                    request_deserializer=protos_dot_control__pb2.ReachRequest.FromString,
+                    response_serializer=protos_dot_control__pb2.ReachReport.SerializeToString,
             ),
             'Events': grpc.unary_stream_rpc_method_handler(
                     servicer.Events,
@@ -307,6 +324,33 @@ class Control:
             '/tutti.v1.Control/Ping',
             protos_dot_control__pb2.PingPeer.SerializeToString,
             protos_dot_control__pb2.PingReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tutti.v1.Control/Reach',
+            protos_dot_control__pb2.ReachRequest.SerializeToString,
+            protos_dot_control__pb2.ReachReport.FromString,
             options,
             channel_credentials,
             insecure,

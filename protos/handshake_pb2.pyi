@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "run_id", "addresses", "certificate", "token", "admission", "name", "version")
+    __slots__ = ("protocol", "run_id", "addresses", "certificate", "token", "admission", "name", "version", "mapped")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class Hello(_message.Message):
     ADMISSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    MAPPED_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run_id: str
     addresses: _containers.RepeatedScalarFieldContainer[str]
@@ -24,7 +25,8 @@ class Hello(_message.Message):
     admission: bytes
     name: str
     version: str
-    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., certificate: _Optional[bytes] = ..., token: _Optional[bytes] = ..., admission: _Optional[bytes] = ..., name: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+    mapped: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., certificate: _Optional[bytes] = ..., token: _Optional[bytes] = ..., admission: _Optional[bytes] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., mapped: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Farewell(_message.Message):
     __slots__ = ("code", "reason")

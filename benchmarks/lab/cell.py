@@ -71,7 +71,9 @@ class Worker:
 
     def __init__(self, rank: int, world: int, port: int, layers: int, width: int, listen: int = 0, announce: int = 0) -> None:
         self.rank, self.world, self.port = rank, world, port
-        self.network = TransportSettings(grpc_port=listen, announce=(f"127.0.0.1:{announce}",) if announce else ())
+        self.network = TransportSettings(
+            host="127.0.0.1", grpc_port=listen, announce=(f"127.0.0.1:{announce}",) if announce else ()
+        )
         self.shapes = matrices(layers, width)
         dice = torch.Generator().manual_seed(7)
         self.parameters = {n: torch.randn(s, generator=dice) * 0.02 for n, s in self.shapes.items()}

@@ -53,7 +53,7 @@ class Hang(AssertionError):
 
 @dataclass(frozen=True)
 class Host:
-    """Where a daemon runs: the address it listens at, and the command that runs another there."""
+    """Where a daemon runs: the address it listens at ("": where it does by default), and the command that runs another there."""
 
     address: str = "127.0.0.1"
     through: tuple[str, ...] = ()
@@ -66,6 +66,7 @@ class Peer:
     label: str
     home: Path
     child: Child
+    environment: Mapping[str, str] = field(default_factory=dict)
     _client: ControlClient | None = None
     _client_pid: int = 0
 
@@ -83,8 +84,9 @@ class Peer:
 
     def start(self) -> Peer:
         """Run it, again if need be. Does not wait."""
-        before = {name: os.environ.get(name) for name in HASTE}
-        os.environ.update(HASTE)
+        mine = {**HASTE, **self.environment}
+        before = {name: os.environ.get(name) for name in mine}
+        os.environ.update(mine)
         try:
             self.child.start()
         finally:
@@ -217,19 +219,20 @@ class Box:
         invite = self.tutti("swarm", "invite", home=giver.home)
         if invite.returncode:
             raise Hang(f"no invite from {giver.label}: {invite.stderr}")
-        words = ("join", invite.stdout.strip(), "--yes", "--listen", self.host(label).address, "--name", label, *words)
+        words = ("join", invite.stdout.strip(), "--yes", "--name", label, *words)
         return self.bare(label, *words, *self._set("threads=1"))
 
     def peer(self, label: str, *words: str) -> Peer:
         """A daemon started by ``tutti`` and these words, not started yet."""
         if words[0] == "start":
-            words = (*words, "--listen", self.host(label).address, "--threads", "1", "--name", label, *self._set())
+            words = (*words, "--threads", "1", "--name", label, *self._set())
         return self.bare(label, *words)
 
     def bare(self, label: str, *words: str) -> Peer:
         """A daemon started with these words and nothing else."""
-        home = self.root / label
-        found = self.made[label] = Peer(label, home, Child(label, home, words, self.host(label).through))
+        home, host = self.root / label, self.host(label)
+        where = {"TUTTI_LISTEN": host.address} if host.address else {}
+        found = self.made[label] = Peer(label, home, Child(label, home, words, host.through), where)
         return found
 
     def host(self, label: str) -> Host:

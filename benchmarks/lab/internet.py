@@ -178,7 +178,8 @@ class Internet:
         )  # fmt: skip
         self._started.append(process)
         deadline = time.monotonic() + _UPNPD_S
-        while b"listening on" not in (said := (folder / "log").read_bytes()):
+        up = b"listening on" if "upnp" in ways else b"Listening for NAT-PMP/PCP"
+        while up not in (said := (folder / "log").read_bytes()):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise TimeoutError(f"miniupnpd did not come up: {said.decode(errors='replace')[-500:]}")
             time.sleep(0.05)

@@ -177,7 +177,7 @@ class Ours:
         from node.transport.settings import TransportSettings
 
         self.transport = Transport(
-            Identity.ephemeral(), TransportSettings(force_tunnel=self.tunnel), Journal(clock=SystemClock()), Metrics(),
+            Identity.ephemeral(), TransportSettings(host="127.0.0.1", force_tunnel=self.tunnel), Journal(clock=SystemClock()), Metrics(),
             lambda: Facts("a" * 64, "bench", "0", b""), lambda peer, hello: None,
         )  # fmt: skip
         self._serve()

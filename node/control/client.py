@@ -47,8 +47,13 @@ class ControlClient:
         """Live training peers; with ``everybody`` the lost and the rendezvous too."""
         return self._ask(self._stub.Peers, control_pb2.PeersRequest(all=everybody))
 
-    def ping(self, peer: str, count: int = 3) -> control_pb2.PingReport:
-        return self._ask(self._stub.Ping, control_pb2.PingPeer(peer=peer, count=count), self.timeout_s + 10.0 * count)
+    def ping(self, peer: str, count: int = 3, *, improve: bool = False) -> control_pb2.PingReport:
+        patience = self.timeout_s + 10.0 * count + (60.0 if improve else 0.0)
+        return self._ask(self._stub.Ping, control_pb2.PingPeer(peer=peer, count=count, improve=improve), patience)
+
+    def reach(self) -> control_pb2.ReachReport:
+        """How the daemon's peer is reached, and its ways to others."""
+        return self._ask(self._stub.Reach, control_pb2.ReachRequest())
 
     def invite(self) -> control_pb2.InviteReply:
         return self._ask(self._stub.Invite, control_pb2.InviteRequest())

@@ -252,7 +252,7 @@ def _finite(value: Any) -> Any:
 def show_fault(fault: LocalFault, *, as_json: bool) -> None:
     """One clear block on stderr: what failed, then the next step; with ``as_json`` also a document on stdout."""
     if as_json:
-        say_json({"error": fault.what, "next_step": fault.next_step, "exit_code": int(fault.code)})
+        say_json({"error": fault.what, "next_step": fault.next_step, "exit_code": int(fault.code), **fault.details})
     console = Console(stderr=True, highlight=False)
     first, *rest = fault.what.splitlines() or [""]
     console.print(Text("tutti: ", "bold red").append(clean(first, 500), ""), soft_wrap=True)

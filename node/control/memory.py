@@ -34,7 +34,10 @@ class CannedWindow:
     def peers(self) -> PeersAnswer:
         return self.seen
 
-    async def ping(self, peer: str, count: int) -> PingReport:
+    def reach(self) -> pb.ReachReport:
+        return pb.ReachReport(standing="open", reachable=self.said.reachable, addresses=self.said.addresses)
+
+    async def ping(self, peer: str, count: int, improve: bool = False) -> PingReport:
         found = next((p for p in self.seen.peers if p.peer.endswith(peer)), None)
         if found is None:
             raise Refused(f"no peer {peer} in sight", "see  tutti peers --all")
@@ -67,7 +70,7 @@ class CannedWindow:
         yield Event(at=2.0, level="info", room="checkpoint", kind="exported", text=f"written to {directory}", fields="{}")
 
     def invite(self) -> InviteReply:
-        return InviteReply(invite="tutti1canned", addresses=[f"/ip4/127.0.0.1/tcp/31337/p2p/{ME}"])
+        return InviteReply(invite="tutti2canned", addresses=[f"/ip4/127.0.0.1/tcp/31337/p2p/{ME}"])
 
     def switch(self, change: str) -> pb.SwitchReply:
         self.switched = change
@@ -82,7 +85,7 @@ def training_snapshot(**changes: object) -> Snapshot:
         swarm=SwarmLine(name="tiny-demo", run_id=RUN, epoch=120, epochs=150, loss=losses[-1], stages=3),
         stage=2, role="stage", layers="layers 2-3", replicas=2, epoch=120, phase="round", loss=losses[-1], loss_first=losses[0],
         loss_val=2.01, tokens_per_s=18_204, tokens=41_200_000, micro_batches=1204, last_work_s=0.8, bytes_sent=3 << 30,
-        bytes_received=2 << 30, peers_direct=5, peers_tunnel=1,
+        bytes_received=2 << 30, paths_to={"direct": 5, "relayed": 1}, reachable="direct, by a port that the router maps (UPnP)",
         round=RoundLine(done=118, repaired=2, failed=0, last_s=0.42, members=2, contributors=2, bytes=1 << 20),
         device="cpu, 1 thread", memory_used=900 << 20, memory_limit=4 << 30, stash_bytes=12 << 20, stash_limit=1 << 30,
         leader=ME, digest="ab" * 32, time_s={"compute": 620.0, "wire": 80.0, "wait": 240.0, "round": 60.0}, loss_history=losses,

@@ -1,21 +1,30 @@
-"""Ask a running node from outside the swarm: py-libp2p dials its p2pd, one question, one answer.
+"""Ask running nodes from outside the swarm: py-libp2p dials their p2pd, one question, one answer.
 
 For the command line only, from a machine without torch and without a p2pd of its own. Never in a process that has
-hivemind: both register the same protobuf names.
+hivemind: both register the same protobuf names. All addresses are tried at the same time, over TCP and, where that
+has not helped after a moment, over QUIC. py-libp2p 0.8.1 and the go-libp2p of hivemind's p2pd understand each other
+over QUIC: tests/control/test_observer.py asks a real one, over IPv4 and IPv6.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import socket
 import struct
 import sys
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 if "hivemind" in sys.modules:
     raise ImportError("py-libp2p and hivemind register the same protobuf names; ask from a process of its own")
 
+import libp2p.transport.quic.transport as quic_transport
 import trio
+from aioquic.quic.connection import QuicConnection
 from google.protobuf.message import DecodeError
 from libp2p import new_host
 from libp2p.abc import IHost
@@ -26,96 +35,319 @@ from libp2p.io.abc import ReadWriteCloser
 from libp2p.network.config import ConnectionConfig
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
+from libp2p.transport.quic.exceptions import QUICError
 from multiaddr import Multiaddr
-from multiaddr.exceptions import Error as MultiaddrError
 
-from node.core.errors import NetworkFault, UsageFault, WireError
+from node.control.diagnose import (
+    Finding,
+    Machine,
+    failed,
+    no_way,
+    not_tried,
+    refused,
+    silent,
+    this_machine,
+    unreachable,
+    unresolved,
+    verdict,
+)
+from node.control.words import clean
+from node.core.errors import ExitCode, UsageFault, WireError
+from node.identity.invites import Endpoint, endpoint_of, peer_of_address
 from protos.ask_pb2 import Answer, Ask
 
 PROTOCOL = TProtocol("/tutti/ask/1")
 MAX_MESSAGE = 1 << 20
 """Bytes of a question or an answer."""
+PATIENCE_S = 7.5
+"""All addresses together have so long."""
+QUIC_AFTER_S = 1.5
+"""QUIC is tried when no TCP address has answered after so long."""
+GRACE_S = 2.0
+"""In a survey the others have so long after the first address has answered."""
+NAME_S = 5.0
+"""Longest wait for the addresses behind a name."""
 CLOSING_S = 1.0
 """Longest wait for an orderly end of the connection."""
-_HOSTS = {"ip4", "ip6", "dns", "dns4", "dns6"}
-_NEXT_STEP = "check the address with whoever gave it to you, and that its port is open"
+HOSTS_OF_A_NAME = 4
+_BROKEN = (BaseLibp2pError, QUICError, WireError, OSError, EOFError, trio.BrokenResourceError, trio.ClosedResourceError)
+"""What a conversation that comes apart raises."""
 
 
-def ask(multiaddr: str, question: Ask, timeout: float = 10.0, seed: bytes | None = None) -> Answer:
-    """Ask the node at ``multiaddr`` (TCP, ending in /p2p/ and its PeerId) and return its answer, a refusal included.
+@dataclass(frozen=True)
+class Heard:
+    """What came of one address, and the answers, one for each question, when it works."""
 
-    The connection is Noise-encrypted and proves the PeerId. At most ``timeout`` seconds. Raises UsageFault for an
-    address that cannot be dialled, NetworkFault with the reason when there was no answer. Not for use inside an
-    event loop: it runs its own. ``seed`` are the 32 bytes of the Ed25519 key to ask as; None: of a new one.
+    finding: Finding
+    answers: tuple[Answer, ...] = ()
+
+    @property
+    def good(self) -> bool:
+        """Whether the first question was answered with more than a refusal."""
+        return bool(self.answers) and self.answers[0].WhichOneof("answer") != "refusal"
+
+
+def ask(multiaddr: str, question: Ask, timeout: float = PATIENCE_S, seed: bytes | None = None) -> Answer:
+    """Ask the node at ``multiaddr`` (ending in /p2p/ and its PeerId) and return its answer, a refusal included.
+
+    The connection is encrypted and proves the PeerId. At most ``timeout`` seconds. Raises UsageFault for what is no
+    multiaddr of a peer, NetworkFault with the reason when there was no answer. Not for use inside an event loop: it
+    runs its own. ``seed`` are the 32 bytes of the Ed25519 key to ask as; None: of a new one.
     """
     return ask_first([multiaddr], question, timeout, seed)
 
 
-def ask_first(multiaddrs: Sequence[str], question: Ask, timeout: float = 10.0, seed: bytes | None = None) -> Answer:
-    """As :func:`ask`, trying one address after the other; ``timeout`` seconds for each.
+def ask_first(multiaddrs: Sequence[str], question: Ask, timeout: float = PATIENCE_S, seed: bytes | None = None) -> Answer:
+    """As :func:`ask`, trying all addresses at the same time: the first good answer wins, the others are given up.
 
-    Raises NetworkFault naming every address with what went wrong there.
+    ``timeout`` seconds in all. Raises NetworkFault naming every address with what went wrong there.
+    """
+    heard = survey(multiaddrs, [question], timeout, seed, first=True)
+    answered = [h for h in heard if h.answers]
+    if not answered:
+        raise unreachable([h.finding for h in heard])
+    return next((h for h in answered if h.good), answered[0]).answers[0]
+
+
+def survey(
+    multiaddrs: Sequence[str],
+    questions: Sequence[Ask],
+    timeout: float = PATIENCE_S,
+    seed: bytes | None = None,
+    *,
+    first: bool = False,
+) -> list[Heard]:
+    """Try all addresses at the same time, with all questions on one connection; what came of each address.
+
+    ``first``: give the others up when one has given a good answer to the first question, and those of a peer that has
+    refused it; what is told of them then means nothing. QUIC waits a moment for TCP. Otherwise QUIC is tried at once,
+    and the others get a few seconds more. Never more than ``timeout`` seconds. Raises UsageFault as :func:`ask` does.
     """
     if not 0 < timeout < math.inf:
         raise UsageFault(f"a time-out of {timeout} s", "give a positive number of seconds")
     if not multiaddrs:
         raise UsageFault("no address to ask", "give a multiaddr such as /ip4/203.0.113.7/tcp/4001/p2p/12D3Koo…")
-    targets = [(text, _target(text)) for text in multiaddrs]
-    logging.getLogger("libp2p").setLevel(logging.CRITICAL)  # a refused dial is our answer to give, not a log line
-    reasons = []
-    for text, target in targets:
+    for text in multiaddrs:
+        peer_of_address(text)
+    for name in ("libp2p", "quic"):  # a refused dial is our answer to give, not a log line
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    return trio.run(_Survey(multiaddrs, questions, timeout, seed, first).run)
+
+
+class _Flat(QuicConnection):
+    """Of an IPv6 datagram the system tells the sender in four parts, of which py-libp2p gave aioquic two: it took every
+    answer to be from somebody else."""
+
+    def receive_datagram(self, data: bytes, addr: Any, now: float) -> None:
+        super().receive_datagram(data, addr[:2], now)
+
+
+quic_transport.__dict__["NativeQUICConnection"] = _Flat
+
+
+@dataclass
+class _Trial:
+    """One IP address of one address being tried: how far it has come, and the time of the newest step."""
+
+    address: str
+    place: Endpoint
+    host: str
+    at: float
+    layer: str = "connect"
+    answers: list[Answer] = field(default_factory=list)
+
+
+class _Survey:
+    """All addresses at the same time. ``first``: only until one has given a good answer."""
+
+    def __init__(
+        self, addresses: Sequence[str], questions: Sequence[Ask], timeout: float, seed: bytes | None, first: bool
+    ) -> None:
+        self._addresses = dict.fromkeys(addresses)
+        self._raw = [question.SerializeToString() for question in questions]
+        self._timeout, self._seed, self._first = timeout, seed, first
+        self._here: Machine = this_machine()
+        self._found: dict[str, list[Heard]] = {address: [] for address in self._addresses}
+        self._scopes: dict[str, trio.CancelScope] = {}
+        self._tcp = {a for a in self._addresses if (place := endpoint_of(a)) is not None and not place.quic}
+        self._tcp_failed = trio.Event()
+
+    async def run(self) -> list[Heard]:
+        deadline = trio.current_time() + self._timeout
+        # Made before any task runs: the first answer shortens the others' time.
+        self._scopes = {address: trio.move_on_at(deadline) for address in self._addresses}
+        async with trio.open_nursery() as nursery:
+            for address in self._addresses:
+                nursery.start_soon(self._try, address)
+        return [_best(found) for found in self._found.values()]
+
+    async def _try(self, address: str) -> None:
+        place, begin = endpoint_of(address), trio.current_time()
+        found = self._found[address]
+        if place is None:
+            found.append(Heard(not_tried(address)))
+            return
+        with self._scopes[address]:
+            if place.quic and self._first and self._tcp:
+                with trio.move_on_after(QUIC_AFTER_S):
+                    await self._tcp_failed.wait()
+            hosts = await self._hosts(address, place)
+            async with trio.open_nursery() as nursery:
+                for host in hosts:
+                    nursery.start_soon(self._dial, _Trial(address, place, host, trio.current_time()))
+        if not found:  # the time was over before anything was dialled
+            seconds = trio.current_time() - begin
+            late = unresolved(address, place.host, f"was not resolved within {seconds:.2g} s")
+            found.append(Heard(late if place.named else silent(address, seconds)))
+        self._tcp.discard(address)
+        if not self._tcp:
+            self._tcp_failed.set()
+
+    async def _hosts(self, address: str, place: Endpoint) -> list[str]:
+        """The IP addresses to dial; with none, why is among the findings."""
+        if not place.named:
+            return [place.host]
+        family = {4: socket.AF_INET, 6: socket.AF_INET6}.get(place.version, socket.AF_UNSPEC)
+        why = f"was not resolved within {NAME_S:g} s"
+        with trio.move_on_after(NAME_S):
+            try:
+                # The system's resolver, which knows /etc/hosts and whatever else is set up here.
+                known = await trio.socket.getaddrinfo(place.host, place.port, family, socket.SOCK_STREAM)
+                return list(dict.fromkeys(str(one[4][0]) for one in known))[:HOSTS_OF_A_NAME]
+            except socket.gaierror as e:
+                gone = e.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
+                why = "does not exist" if gone else "was not resolved: no name server answers"
+            except UnicodeError:
+                why = "cannot be a name"
+        self._found[address].append(Heard(unresolved(address, place.host, why)))
+        return []
+
+    async def _dial(self, trial: _Trial) -> None:
+        """One IP address: what came of it is added to the findings, also when the time is over."""
+        address, begin = trial.address, trial.at
+        finding = no_way(address, trial.host, self._here)
         try:
-            return trio.run(_ask, target, question.SerializeToString(), timeout, seed)
-        except _NoAnswer as e:
-            reasons.append(f"{text}: {e}")
-    raise NetworkFault("no answer from " + "; ".join(reasons), _NEXT_STEP)
+            if finding is None and trial.place.quic:
+                finding = await self._over_quic(trial)
+            elif finding is None:
+                await _connect(trial.host, trial.place.port)
+                trial.layer = "proof"
+                finding = await self._converse(trial)
+        except OSError as e:
+            finding = refused(address, e)
+        finally:
+            answers = tuple(trial.answers)
+            if len(answers) == len(self._raw):
+                heard = Heard(_answered(address, answers, trial.at - begin), answers)
+                self._shorten(address, heard)
+            else:
+                heard = Heard(finding or silent(address, trio.current_time() - begin, trial.layer))
+            self._found[address].append(heard)
 
+    def _shorten(self, address: str, heard: Heard) -> None:
+        """One address has answered: how long the others are still waited for."""
+        now, peer = trio.current_time(), peer_of_address(address)
+        for other, scope in self._scopes.items():
+            if not self._first:
+                scope.deadline = min(scope.deadline, now + GRACE_S)
+            elif heard.good or peer_of_address(other) == peer:
+                scope.deadline = now
 
-class _NoAnswer(Exception):
-    """One address did not work; the text says what was being done and how it failed."""
+    async def _over_quic(self, trial: _Trial) -> Finding | None:
+        closed: list[OSError] = []
+        finding = None
+        async with trio.open_nursery() as nursery:
 
-
-def _target(text: str) -> PeerInfo:
-    """Who and where. Raises UsageFault with what is wrong."""
-    example = "an address looks like /ip4/203.0.113.7/tcp/4001/p2p/12D3Koo…"
-    try:
-        address = Multiaddr(text)
-        names = [protocol.name for protocol in address.protocols()]
-        if len(names) == 3 and names[0] in _HOSTS and names[1:] == ["tcp", "p2p"]:
-            peer = ID.from_string(str(address.value_for_protocol("p2p")))
-            return PeerInfo(peer, [address.decapsulate_code(0x01A5)])
-    except (MultiaddrError, ValueError, TypeError, KeyError) as e:
-        raise UsageFault(f"not a multiaddr: {text} ({e})", example) from e
-    if "p2p" not in names:
-        raise UsageFault(f"{text} does not say whom to expect: /p2p/ and the PeerId are missing", example)
-    if "p2p-circuit" in names:
-        raise UsageFault(f"{text} leads through a relay", "ask a peer that can be dialled directly, such as the relay itself")
-    raise UsageFault(f"{text} is not a plain TCP address", example)
-
-
-async def _ask(target: PeerInfo, question: bytes, timeout: float, seed: bytes | None) -> Answer:
-    """One connection, one stream, one exchange. Raises _NoAnswer."""
-    doing, answers = ["dialling"], list[Answer]()
-    why = f"no answer within {timeout:g} s"
-    with trio.move_on_after(timeout):
-        try:
-            host = _host(timeout, seed)
-            async with host.run([]):
+            async def watch() -> None:
                 try:
-                    answers.append(await _exchange(host, target, question, doing))
+                    await _refused_udp(trial.host, trial.place.port)
+                except OSError as e:
+                    closed.append(e)
+                    nursery.cancel_scope.cancel()
+
+            nursery.start_soon(watch)
+            finding = await self._converse(trial)
+            nursery.cancel_scope.cancel()
+        return refused(trial.address, closed[0]) if closed else finding
+
+    async def _converse(self, trial: _Trial) -> Finding | None:
+        """One connection, one stream for each question. None when all are answered, or time was over."""
+        place, host, peer = trial.place, trial.host, ID.from_string(peer_of_address(trial.address))
+        literal = Endpoint("ip6" if ":" in host else "ip4", host, place.port, place.quic)
+        finding = None
+        try:
+            made = _host(self._timeout, self._seed, quic=place.quic)
+            async with made.run([]):
+                try:
+                    await made.connect(PeerInfo(peer, [Multiaddr(str(literal))]))
+                    trial.layer = "answer"
+                    for question in self._raw:
+                        trial.answers.append(await _exchange(made, peer, question))
+                    trial.at = trio.current_time()
                 finally:
                     # Shielded: a time-out that also stopped the closing would leave the socket open.
                     with trio.move_on_after(CLOSING_S) as scope:
                         scope.shield = True
-                        await host.close()
-        except* (BaseLibp2pError, WireError, OSError, EOFError, trio.BrokenResourceError, trio.ClosedResourceError) as group:
-            why = _first(group)
-    if not answers:  # once there is one, how the connection came apart is of no interest
-        raise _NoAnswer(f"{doing[-1]} failed: {why}")
-    return answers[0]
+                        await made.close()
+        except* _BROKEN as group:
+            finding = _broke(trial.address, "answer" if trial.layer == "answer" else "proof", _first(group))
+        return finding
 
 
-def _host(timeout: float, seed: bytes | None = None) -> IHost:
+def _best(found: Sequence[Heard]) -> Heard:
+    """Of several IP addresses behind one name the one that answered, or came nearest to it."""
+    chosen = verdict([heard.finding for heard in found])
+    return next((h for h in found if h.answers or h.finding is chosen), found[0])
+
+
+def _answered(address: str, answers: Sequence[Answer], seconds: float) -> Finding:
+    said, who, clock = answers[0].WhichOneof("answer"), "", None
+    for answer in answers:
+        if answer.WhichOneof("answer") == "ping":
+            who = f" by {clean(answer.ping.name, 40)}, version {clean(answer.ping.version, 20)}"
+            clock = time.time() - answer.ping.time if answer.ping.time else None
+    if said == "refusal":
+        cause = f"refuses to answer: {clean(answers[0].refusal.reason)}"
+    else:
+        cause = f"answered in {seconds:.2f} s{who}"
+    return Finding(address, "answer", True, cause, clock_s=clock)
+
+
+def _broke(address: str, layer: str, why: str) -> Finding:
+    """A conversation that ended early: while the peer was to prove who it is, or later."""
+    if layer == "answer":
+        return failed(address, layer, ExitCode.NETWORK, f"connected, but the answer did not come: {clean(why)}")
+    if "mismatch" in why.lower() or "does not correspond" in why:
+        return failed(address, layer, ExitCode.NETWORK, "somebody else answers there, with another PeerId")
+    if "not yet valid" in why or "has expired" in why:  # of a certificate, which only QUIC has
+        return failed(address, layer, ExitCode.CLOCK_WRONG, "its certificate is not valid by the clock of this machine")
+    return failed(address, layer, ExitCode.NETWORK, f"what listens there does not speak as a peer does ({clean(why)})")
+
+
+async def _connect(host: str, port: int) -> None:
+    """Whether a TCP connection can be made. py-libp2p makes its own: it does not say how making one failed.
+
+    Raises OSError as the system gives it.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with trio.socket.socket(family, socket.SOCK_STREAM) as probe:
+        await probe.connect((host, port))
+
+
+async def _refused_udp(host: str, port: int) -> None:
+    """Raises OSError when the system says that nothing can be sent or nobody listens; never returns.
+
+    Only a connected socket is told that. The byte that asks is no QUIC, which servers drop.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with trio.socket.socket(family, socket.SOCK_DGRAM) as probe:
+        await probe.connect((host, port))
+        await probe.send(b"\0")
+        while True:
+            await probe.recv(1)
+
+
+def _host(timeout: float, seed: bytes | None = None, *, quic: bool = False) -> IHost:
     """A libp2p host that only dials: nothing listens, nothing is announced or discovered, no metrics are served."""
     return new_host(
         key_pair=create_new_key_pair(seed) if seed is not None else None,
@@ -125,7 +357,7 @@ def _host(timeout: float, seed: bytes | None = None) -> IHost:
         enable_autotls=False,
         enable_metrics=False,
         bootstrap=None,
-        enable_quic=False,
+        enable_quic=quic,
         negotiate_timeout=max(1, math.ceil(timeout)),
         connection_config=ConnectionConfig(
             dial_timeout=timeout,
@@ -138,17 +370,16 @@ def _host(timeout: float, seed: bytes | None = None) -> IHost:
     )
 
 
-async def _exchange(host: IHost, target: PeerInfo, question: bytes, doing: list[str]) -> Answer:
-    await host.connect(target)
-    doing.append("opening the stream")
-    stream = await host.new_stream(target.peer_id, [PROTOCOL])
-    doing.append("asking")
+async def _exchange(host: IHost, peer: ID, question: bytes) -> Answer:
+    stream = await host.new_stream(peer, [PROTOCOL])
     await stream.write(struct.pack(">I", len(question)) + question)
-    doing.append("reading the answer")
     (size,) = struct.unpack(">I", await _exactly(stream, 4))
     if size > MAX_MESSAGE:
         raise WireError(f"an answer of {size} bytes, more than {MAX_MESSAGE}")
     raw = await _exactly(stream, size)
+    # The other side waits for this: closing first, it would reset what we have not read yet.
+    with trio.move_on_after(CLOSING_S), contextlib.suppress(BaseLibp2pError, QUICError):
+        await stream.close()
     try:
         return Answer.FromString(raw)
     except DecodeError as e:

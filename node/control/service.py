@@ -67,7 +67,10 @@ class ControlService(control_pb2_grpc.ControlServicer):
 
     async def Ping(self, request: control_pb2.PingPeer, context: Any) -> control_pb2.PingReport:
         count = min(max(1, request.count), MAX_PINGS)
-        return await self._answer(context, self._window.ping, request.peer, count)
+        return await self._answer(context, self._window.ping, request.peer, count, request.improve)
+
+    async def Reach(self, request: control_pb2.ReachRequest, context: Any) -> control_pb2.ReachReport:
+        return await self._answer(context, self._window.reach)
 
     async def Events(self, request: control_pb2.EventsRequest, context: Any) -> AsyncIterator[control_pb2.Event]:
         level = request.level if request.level in LEVELS else "info"

@@ -13,6 +13,7 @@ from rich.text import Text
 from node.control.snapshot import TIME_KINDS, SwarmView, cover, states, swarm_view
 from node.control.words import chart, clean, count, milliseconds, size, span, stacked
 from node.core.ids import ENDS, PeerId, short
+from node.reach.ladder import Rung
 from protos.ask_pb2 import PeerLine, PeersAnswer
 from protos.control_pb2 import ChangeLine, Evaluated, Event, Missing, OuterLine, PingReport, Snapshot, SpreadLine
 
@@ -63,7 +64,9 @@ def status_lines(s: Snapshot) -> list[Text]:
     if spent:
         lines.append(_line("time", spent))
     traffic = f"   sent {size(s.bytes_sent)}, received {size(s.bytes_received)}"
-    lines.append(_line("network", f"{s.peers_direct} direct, {s.peers_tunnel} tunnel{traffic}"))
+    lines.append(_line("network", f"{paths_words(s.paths_to) or 'no peer yet'}{traffic}"))
+    if s.reachable:
+        lines.append(_line("reachable", clean(s.reachable, 100)))
     if s.device:
         lines.append(_line("device", clean(s.device, 66)))
         lines.append(_line("memory", _memory(s)))
@@ -133,7 +136,7 @@ def peer_cells(p: PeerLine, stages: int) -> tuple[Text, ...]:
     place = "ends" if p.stage == ENDS else f"{p.stage}/{stages}" if stages else str(p.stage)
     if p.role == "rendezvous" or p.state == "choosing":
         place = "-"
-    path = "" if p.path == "self" else clean(p.path, 6)
+    path = "" if p.path == "self" else clean(p.path, 8)
     me = "* " if p.path == "self" else "  "
     return (
         Text(me + short(PeerId(clean(p.peer, 64)))), Text(clean(p.name, 16)), Text(state, STATE_STYLE.get(p.state, "")), Text(place),
@@ -158,10 +161,19 @@ def sort_key(p: PeerLine, by: str) -> tuple[object, ...]:
 SORTS = ("stage", "name", "state", "rtt", "speed", "epoch", "up")
 
 
+def paths_words(paths: Mapping[str, int]) -> str:
+    """How peers are reached, the best way first: "3 direct, 1 relayed"."""
+    best_first = [rung.word for rung in sorted(Rung, reverse=True)]
+    return ", ".join(f"{paths[word]} {word}" for word in best_first if word and paths.get(word))
+
+
 def ping_lines(report: PingReport) -> list[str]:
-    """One line a round trip and the sum; the reason when nothing came back."""
+    """What was tried, one line a round trip and the sum; the reason when nothing came back."""
     who = f"{short(PeerId(clean(report.peer, 80)))} {clean(report.name, 40)}".strip()
-    lines = [f"{who}: {clean(report.path, 10) or 'unknown path'}   {t * 1000:.1f} ms" for t in report.rtt_s]
+    path = clean(report.path, 10) or "unknown path"
+    path += f" by {short(PeerId(clean(report.via, 80)))}" if report.via else ""
+    lines = [f"{way}: {clean(why, 300) or 'works'}" for way, why in sorted(report.tried.items())]
+    lines += [f"{who}: {path}   {t * 1000:.1f} ms" for t in report.rtt_s]
     if report.rtt_s:
         times = sorted(report.rtt_s)
         lines.append(f"{len(times)} answers   least {times[0] * 1000:.1f} ms, median {times[len(times) // 2] * 1000:.1f} ms")
@@ -206,10 +218,11 @@ def event_line(event: Event, clock: str) -> Text:
 def banner(
     *, version: str, name: str, peer: str, key_path: str, new_key: bool = False, solo: bool = False, swarm: str = "",
     run_id: str = "", model: str = "", role: str = "", device: str = "", listening: Sequence[str] = (), metrics_url: str = "",
-    invite: str = "", home_flag: str = "",
+    invite: str = "", home_flag: str = "", everywhere: bool = False,
 ) -> list[str]:  # fmt: skip
-    """What a daemon prints when it starts; empty values leave their line out. ``home_flag`` is " --home DIR" when not the default."""
-    solo_note = "no swarm configured: starting a solo one (built-in data, nothing leaves this machine)"
+    """What a daemon prints when it starts; empty values leave their line out. ``home_flag`` is " --home DIR" when not the default;
+    ``everywhere``: it listens on all addresses."""
+    solo_note = "a solo swarm: every stage runs on this machine until others join"
     lines = [f"tutti {version}" + (f"   {solo_note}" if solo else "")]
     key = f"{key_path} (new key; keep a backup)" if new_key else key_path
     lines.append(_plain("identity", f"{name}  {short(PeerId(peer))}   {key}"))
@@ -219,6 +232,10 @@ def banner(
         if value:
             lines.append(_plain(label, value))
     lines.extend(_plain("network" if i == 0 else "", address) for i, address in enumerate(listening))
+    if everywhere:
+        lines.append(_plain("", "listening on all addresses; tutti status says how others reach this peer"))
+    elif listening:
+        lines.append(_plain("", "listening on one address only, as --listen says"))
     if metrics_url:
         lines.append(_plain("metrics", metrics_url))
     lines.append(f"Watch it:                tutti monitor{home_flag}")

@@ -15,6 +15,7 @@ from protos.control_pb2 import (
     InviteReply,
     Piece,
     PingReport,
+    ReachReport,
     Snapshot,
     SwitchReply,
 )
@@ -34,8 +35,13 @@ class Window(Protocol):
         """Every peer in sight, this one (path "self") and the lost included."""
         ...
 
-    async def ping(self, peer: str, count: int) -> PingReport:
-        """``count`` round trips to a PeerId, its last letters, or a multiaddr. Failures go into ``error``."""
+    async def ping(self, peer: str, count: int, improve: bool = False) -> PingReport:
+        """``count`` round trips to a PeerId, its last letters, or a multiaddr; with ``improve`` after every better way was
+        tried. Failures go into ``error``."""
+        ...
+
+    def reach(self) -> ReachReport | Awaitable[ReachReport]:
+        """How this peer is reached, and its ways to others."""
         ...
 
     async def drain(self, timeout_s: float) -> None:

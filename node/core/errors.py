@@ -7,7 +7,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
+from types import MappingProxyType
+from typing import Any
 
 from node.core.ids import PeerId, short
 
@@ -62,9 +65,13 @@ class RoundAborted(TuttiError):
 
 
 class LocalFault(TuttiError):
-    """This daemon or its user must act. ``next_step`` says how, ``code`` becomes the exit code."""
+    """This daemon or its user must act. ``next_step`` says how, ``code`` becomes the exit code.
+
+    ``details``: more for who reads the error as JSON.
+    """
 
     code: ExitCode = ExitCode.UNEXPECTED
+    details: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, what: str, next_step: str = "", code: ExitCode | None = None) -> None:
         super().__init__(what)

@@ -60,6 +60,8 @@ class Directory:
         self._company: asyncio.Task[None] | None = None
         self._heartbeat: asyncio.Task[None] | None = None
         self._posted_at = 0.0
+        self._serving, self._seeds = True, tuple[str, ...]()
+        self._met_later: dict[PeerId, list[Multiaddr]] = {}
         self._tasks = Tasks("dht", self._task_failed)
 
     @property
@@ -79,11 +81,13 @@ class Directory:
         tried again in the background, for as long as they are missing. Raises UsageFault for one that is not a
         multiaddr with /p2p/.
         """
-        seeds = _by_peer(initial_peers)
+        seeds, self._seeds = _by_peer(initial_peers), tuple(initial_peers)
         guard.install()
         await self._detach(keep=p2p)
         self._node = await DHTNode.create(
             p2p=p2p,
+            # A client asks and is never asked: whom others cannot dial would only be waited for in their routing tables.
+            client_mode=not self._serving,
             node_id=guard.node_id_of(PeerID.from_base58(str(p2p.peer_id))),
             record_validator=guard.EnvelopeValidator(self._board, self._clock, self._settings.max_record, self._door),
             # The board is our cache, and it knows which records still hold; a cached dictionary would be stale.
@@ -97,6 +101,20 @@ class Directory:
         self._company = self._tasks.spawn(self._keep_company(p2p, self._node, seeds), "company", eternal=True)
         if self._body is not None:
             await self._post(self._body.pack())
+
+    async def serve(self, serving: bool) -> None:
+        """Answer others' requests, or only ask. Takes the place in the DHT anew when that changes."""
+        if serving == self._serving:
+            return
+        self._serving = serving
+        if self._p2p is not None and self._node is not None:
+            await self.attach(self._p2p, self._seeds)
+
+    def meet(self, multiaddrs: Sequence[str]) -> None:
+        """One more bootstrap peer, tried from now on for as long as it is missing. Raises UsageFault as :meth:`attach`."""
+        for peer, addresses in _by_peer(multiaddrs).items():
+            self._met_later[peer] = addresses
+        self._seeds = (*self._seeds, *(m for m in multiaddrs if m not in self._seeds))
 
     async def publish(self, body: PeerBody) -> bool:
         """Post ``body``, and again every ``refresh_s`` until :meth:`withdraw` or the next :meth:`publish`.
@@ -165,7 +183,7 @@ class Directory:
         pause, complained = self._settings.rejoin_s, False
         while True:
             table = node.protocol.routing_table
-            wanted = dict(seeds)
+            wanted = self._met_later | seeds
             if not table.uid_to_peer_id:
                 wanted |= _by_peer_leniently(self._board.entries(self._clock.wall()).values(), self.me)
             missing = {p: addrs for p, addrs in wanted.items() if PeerID.from_base58(p) not in table.peer_id_to_uid}

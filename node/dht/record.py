@@ -11,11 +11,13 @@ from typing import Any
 from node.core.errors import WireError
 from node.core.ids import PeerId, RunId
 from node.identity.admission import MAX_ADMISSION
+from node.identity.peers import public_key_of
 
 MAX_BODY = 2048
 """Bytes of a packed body."""
 MAX_MADDRS = 16
 MAX_MADDR = 256
+MAX_RELAYS = 4
 _WORD = re.compile(r"[a-z][a-z-]{0,15}")
 _MADDR = re.compile(r"/[!-~]+")
 
@@ -49,6 +51,10 @@ def peers_key(run_id: RunId) -> str:
     return f"tutti/{run_id}/peers"
 
 
+_ADDED: dict[str, Any] = {"reach": "unknown", "relays": [], "room": 0, "rate": 0.0}
+"""Fields that older software does not write."""
+
+
 @dataclass(frozen=True, slots=True)
 class PeerBody:
     """One peer's account of itself.
@@ -57,6 +63,9 @@ class PeerBody:
     lower-case word such as "joining", "ready", "training", "draining". ``epoch`` is the version of the parameters it
     holds, ``tokens_per_s`` and ``speed`` (micro-batches per second) are its own claims, ``maddrs`` the libp2p
     addresses to dial it at, best first, ``started`` the Unix time its daemon started, ``leads`` whether it leads the epochs.
+    ``reach`` is "open" when other peers have dialled it, "closed" when they tried and could not, "unknown" before; ``relays``
+    are peers it can be reached through, ``room`` is for how many more peers it would relay, ``rate`` the bytes a second that
+    one more of them could have (0: no limit).
 
     While ``state`` is "choosing" it has no stage, and ``role`` may be "auto". ``open_to``: which
     other stages it would host, "auto" for any, "stage" for block stages, "" for none. Not
@@ -74,6 +83,10 @@ class PeerBody:
     maddrs: tuple[str, ...] = field(default=())
     started: float = 0.0
     leads: bool = False
+    reach: str = "unknown"
+    relays: tuple[str, ...] = ()
+    room: int = 0
+    rate: float = 0.0
     open_to: str = ""
     settled: bool = True
 
@@ -102,6 +115,7 @@ class PeerBody:
             raise WireError("a peer's record is not JSON") from e
         if not isinstance(body, dict):
             raise WireError("a peer's record is not an object")
+        body = {**_ADDED, **body}
         return cls(
             stage=_natural(body, "stage", 2**16),
             role=_word(body, "role"),
@@ -114,6 +128,10 @@ class PeerBody:
             maddrs=_addresses(body),
             started=_amount(body, "started"),
             leads=body.get("leads") is True,
+            reach=_word(body, "reach"),
+            relays=_peers(body),
+            room=_natural(body, "room", 2**16),
+            rate=_amount(body, "rate"),
             open_to=body["open_to"] if body.get("open_to") in ("auto", "stage") else "",
             settled=body.get("settled") is not False,
         )
@@ -161,6 +179,15 @@ def _label(body: dict[str, Any], name: str, longest: int) -> str:
     if not isinstance(value, str) or len(value) > longest or not value.isprintable():
         raise WireError(f"{name} in a peer's record is not a short printable text")
     return value
+
+
+def _peers(body: dict[str, Any]) -> tuple[str, ...]:
+    value = body.get("relays")
+    if not isinstance(value, list) or len(value) > MAX_RELAYS or not all(isinstance(p, str) and len(p) <= 64 for p in value):
+        raise WireError(f"relays in a peer's record is not a list of at most {MAX_RELAYS} peers")
+    for peer in value:
+        public_key_of(peer)
+    return tuple(value)
 
 
 def _addresses(body: dict[str, Any]) -> tuple[str, ...]:

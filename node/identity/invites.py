@@ -1,7 +1,10 @@
 """One string that brings somebody into a run.
 
-An invite is ``tutti1`` + base32 (lower case, no padding) of: run id 32 bytes, the owner's public key 32, admission
-(length u16, bytes), addresses (count u8, each length u16 and text), and 4 bytes of sha256 over all that.
+An invite is ``tutti2`` + base32 (lower case, no padding) of: run id 32 bytes, the owner's public key 32, admission
+(length u16, bytes), peers (count u8), each with its public key 32 and its addresses (count u8), and 4 bytes of
+sha256 over all that. An address begins with its kind, one byte: in the low four bits ip4, ip6, dns4, dns6 or dns,
+1 to 5, above them 0x10 for TCP and 0x20 for QUIC on the same host and port; then the host (4 bytes, 16 bytes, or
+length u8 and name) and the port u16. Kind 0 is any other multiaddr (length u16, text without its last /p2p/PEERID).
 It survives line breaks, spaces and capitals of the mail it came in.
 """
 
@@ -9,30 +12,66 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import ipaddress
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from node.core.addresses import Scope, scope
 from node.core.errors import UsageFault, WireError
 from node.core.ids import PeerId, RunId
 from node.identity.admission import MAX_ADMISSION
 from node.identity.peers import KEY_BYTES, peer_id_of, public_key_of
 
-PREFIX = "tutti1"
-MAX_ADDRESSES = 8
+VERSION = 2
+PREFIX = f"tutti{VERSION}"
+MAX_ADDRESSES = 16
+MAX_PEERS = 8
 MAX_ADDRESS = 256
 MAX_TEXT = 8192
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 _CHECKSUM = 4
 _AGAIN = "ask for a fresh invite, and copy all of it"
+_FAMILIES = ("", "ip4", "ip6", "dns4", "dns6", "dns")
+_FAMILY_BITS = 0x0F
+_TRANSPORTS = {0x10: "/tcp/{port}", 0x20: "/udp/{port}/quic-v1"}
+_PLAIN = re.compile(
+    r"/(?P<family>ip4|ip6|dns4|dns6|dns)/(?P<host>[^/]+)/(?:tcp/(?P<tcp>[0-9]{1,5})|udp/(?P<udp>[0-9]{1,5})/quic-v1)"
+)
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,253}")
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """What a plain multiaddr names: ``family`` as it is written there (ip4, ip6, dns4, dns6, dns), TCP or QUIC."""
+
+    family: str
+    host: str
+    port: int
+    quic: bool
+
+    @property
+    def version(self) -> int:
+        """4 or 6: the only version of IP that it can be dialled with; 0: either, see what the name stands for."""
+        return {"4": 4, "6": 6}.get(self.family[-1], 0)
+
+    @property
+    def named(self) -> bool:
+        """Whether the host is a name that has to be looked up."""
+        return self.family.startswith("dns")
+
+    def __str__(self) -> str:
+        """The multiaddr, without a PeerId."""
+        return f"/{self.family}/{self.host}" + _TRANSPORTS[0x20 if self.quic else 0x10].format(port=self.port)
 
 
 @dataclass(frozen=True)
 class Invite:
-    """Where a run can be joined. ``owner`` signs its manifest; every address ends in ``/p2p/PEERID``.
+    """Where a run can be joined. ``owner`` signs its manifest; every address is a multiaddr ending in ``/p2p/PEERID``.
 
+    Addresses are kept as they come out of the string: without repeats, those of one peer together, TCP before QUIC.
     Raises UsageFault when made from values that are none.
     """
 
@@ -50,15 +89,16 @@ class Invite:
             raise UsageFault(f"the owner is not a peer: {e}", _AGAIN) from e
         if not 1 <= len(self.addresses) <= MAX_ADDRESSES:
             raise UsageFault(f"an invite names 1 to {MAX_ADDRESSES} addresses, not {len(self.addresses)}", _AGAIN)
-        for address in self.addresses:
-            peer_of_address(address)
+        if (peers := len({peer_of_address(address) for address in self.addresses})) > MAX_PEERS:
+            raise UsageFault(f"an invite names at most {MAX_PEERS} peers, not {peers}", _AGAIN)
+        object.__setattr__(self, "addresses", _unpacked(_Reader(_packed(self.addresses))))
         if len(self.admission) > MAX_ADMISSION:
             raise UsageFault(f"an admission token of {len(self.admission)} bytes is too long", _AGAIN)
 
     def encode(self) -> str:
-        """The string to hand out: "tutti1…"."""
-        parts = [bytes.fromhex(self.run_id), public_key_of(self.owner), _sized(self.admission), bytes([len(self.addresses)])]
-        payload = b"".join([*parts, *(_sized(a.encode()) for a in self.addresses)])
+        """The string to hand out: "tutti2…"."""
+        parts = [bytes.fromhex(self.run_id), public_key_of(self.owner), _sized(self.admission), _packed(self.addresses)]
+        payload = b"".join(parts)
         return PREFIX + base64.b32encode(payload + _checksum(payload)).decode().rstrip("=").lower()
 
     @classmethod
@@ -87,12 +127,37 @@ class Invite:
         try:
             run_id, owner = RunId(reader.take(32).hex()), peer_id_of(reader.take(KEY_BYTES))
             admission = reader.sized()
-            addresses = tuple(reader.sized().decode("ascii") for _ in range(reader.take(1)[0]))
+            addresses = _unpacked(reader)
         except ValueError as e:
             raise UsageFault(f"the invite does not hold what it should: {e}", "it may be of another version of tutti") from e
         if reader.left:
             raise UsageFault(f"the invite holds {reader.left} bytes too many", "it may be of another version of tutti")
         return cls(run_id, owner, addresses, admission)
+
+
+def is_invite(text: str) -> bool:
+    """Whether ``text`` is meant as an invite, of any version, whole or not; else it may be a file or an address."""
+    return re.match("tutti[0-9]", text.strip().lower()) is not None and not text.endswith(".toml")
+
+
+def endpoint_of(address: str) -> Endpoint | None:
+    """What a multiaddr names, with or without /p2p/PEERID, an IP address in its usual spelling.
+
+    None unless it is a host with TCP or QUIC and nothing more.
+    """
+    found = _PLAIN.fullmatch(re.sub("/p2p/[^/]*$", "", address))
+    if found is None or not 0 < (port := int(found["tcp"] or found["udp"])) < 65536:
+        return None
+    host = found["host"]
+    try:
+        if not found["family"].startswith("dns"):
+            kind = ipaddress.IPv4Address if found["family"] == "ip4" else ipaddress.IPv6Address
+            host = str(kind(host))
+        elif not _NAME.fullmatch(host):
+            return None
+    except ValueError:
+        return None
+    return Endpoint(found["family"], host, port, found["udp"] is not None) if "%" not in host else None
 
 
 def peer_of_address(address: str) -> PeerId:
@@ -110,6 +175,13 @@ def peer_of_address(address: str) -> PeerId:
     except WireError as e:
         raise UsageFault(f"the address {address!r} does not end in a PeerId", step) from e
     return PeerId(words[-1])
+
+
+def scope_of(address: str) -> Scope:
+    """Who can dial a multiaddr. A name, and what is no plain multiaddr, counts as public."""
+    found = re.match("/ip[46]/([^/]+)", address)
+    wide = scope(found[1]) if found else Scope.PUBLIC
+    return max(wide, Scope.RELAYED) if "/p2p-circuit" in address else wide
 
 
 class _Reader:
@@ -140,24 +212,96 @@ def _checksum(payload: bytes) -> bytes:
 
 def _not_an_invite(text: str) -> UsageFault:
     if not text:
-        return UsageFault("the invite is empty", "paste the string that starts with tutti1")
+        return UsageFault("the invite is empty", f"paste the string that starts with {PREFIX}")
     if text.startswith("/"):
         return UsageFault("that is an address, not an invite", "give addresses with --join")
     if re.match("tutti[0-9]", text):
         return UsageFault(
-            f"an invite of version {text[5]}, this tutti reads version 1", "use the same version of tutti as its maker"
+            f"an invite of version {text[5]}, this tutti reads version {VERSION}", "use the same version of tutti as its maker"
         )
-    return UsageFault(f"not an invite: {text[:20]!r}", "an invite starts with tutti1")
+    return UsageFault(f"not an invite: {text[:20]!r}", f"an invite starts with {PREFIX}")
 
 
-def fitting_addresses(addresses: Sequence[str]) -> tuple[str, ...]:
-    """The first addresses that fit into an invite, in order, without repeats and without what is no address of a peer."""
-    kept: list[str] = []
+def _packed(addresses: Iterable[str]) -> bytes:
+    """Peers with their addresses; TCP and QUIC on the same host and port are one entry."""
+    peers: dict[PeerId, dict[bytes, int]] = {}
+    for address in addresses:
+        peer = peer_of_address(address)
+        plain, transport = address.removesuffix(f"/p2p/{peer}"), 0
+        place = endpoint_of(plain)
+        if place is None or str(place) != plain:
+            entry = b"\0" + _sized(plain.encode())
+        else:
+            transport = 0x20 if place.quic else 0x10
+            entry = bytes([_FAMILIES.index(place.family)]) + _host_bytes(place) + struct.pack(">H", place.port)
+        entries = peers.setdefault(peer, {})
+        entries[entry] = entries.get(entry, 0) | transport
+    packed = bytearray([len(peers)])
+    for peer, entries in peers.items():
+        packed += public_key_of(peer) + bytes([len(entries)])
+        for entry, transports in entries.items():
+            packed += bytes([entry[0] | transports]) + entry[1:]
+    return bytes(packed)
+
+
+def _unpacked(reader: _Reader) -> tuple[str, ...]:
+    """The other way. Raises ValueError for what this version does not know."""
+    addresses: dict[str, None] = {}
+    for _ in range(reader.take(1)[0]):
+        peer = peer_id_of(reader.take(KEY_BYTES))
+        for _ in range(reader.take(1)[0]):
+            kind = reader.take(1)[0]
+            family, transports = kind & _FAMILY_BITS, [t for t in _TRANSPORTS if kind & t]
+            if kind == 0:
+                addresses[f"{reader.sized().decode('ascii')}/p2p/{peer}"] = None
+                continue
+            if not 0 < family < len(_FAMILIES) or kind != family + sum(transports) or not transports:
+                raise ValueError(f"an address of the unknown kind {kind}")
+            host = _host_text(_FAMILIES[family], reader)
+            (port,) = struct.unpack(">H", reader.take(2))
+            for transport in transports:
+                addresses[f"/{_FAMILIES[family]}/{host}{_TRANSPORTS[transport].format(port=port)}/p2p/{peer}"] = None
+    return tuple(addresses)
+
+
+def _host_bytes(place: Endpoint) -> bytes:
+    if place.named:
+        return bytes([len(place.host)]) + place.host.encode()
+    return ipaddress.ip_address(place.host).packed
+
+
+def _host_text(family: str, reader: _Reader) -> str:
+    if family == "ip4":
+        return str(ipaddress.IPv4Address(reader.take(4)))
+    if family == "ip6":
+        return str(ipaddress.IPv6Address(reader.take(16)))
+    name = reader.take(reader.take(1)[0]).decode("ascii")
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"not a name: {name!r}")
+    return name
+
+
+def fitting_addresses(addresses: Iterable[str]) -> tuple[str, ...]:
+    """The addresses that others can use best, as many as fit into an invite: public ones, then relayed ones, then those
+    of private networks. Loopback and link-local ones only when there is nothing else."""
+    ranked = sorted(within_limits(addresses, most=None), key=scope_of)
+    useful = [a for a in ranked if scope_of(a) < Scope.LINK]
+    return within_limits(useful or ranked)
+
+
+def within_limits(addresses: Iterable[str], most: int | None = MAX_ADDRESSES) -> tuple[str, ...]:
+    """The first addresses that fit into an invite, in order, without repeats and without what is no address of a peer.
+
+    ``most`` None: all addresses of all peers.
+    """
+    kept: dict[str, None] = {}
+    peers: set[PeerId] = set()
     for address in addresses:
         try:
-            peer_of_address(address)
+            peer = peer_of_address(address)
         except UsageFault:
             continue
-        if address not in kept and len(kept) < MAX_ADDRESSES:
-            kept.append(address)
+        if most is None or (len(kept) < most and len(peers | {peer}) <= MAX_PEERS):
+            kept[address] = None
+            peers.add(peer)
     return tuple(kept)

@@ -42,6 +42,7 @@ class DeviceThread(Executor):
     def __init__(self, name: str = "device", *, backward_first: bool = True) -> None:
         self.backward_first = backward_first
         self.busy_s = self.idle_s = 0.0
+        self._running_since = 0.0
         self._queue: list[tuple[int, int, Future[Any], Callable[[], Any]]] = []
         self._order = count()
         self._wake = threading.Condition()
@@ -52,6 +53,12 @@ class DeviceThread(Executor):
     def __len__(self) -> int:
         """Jobs that wait."""
         return len(self._queue)
+
+    @property
+    def busy_for(self) -> float:
+        """Seconds that the running job has been running; 0 while there is none."""
+        since = self._running_since
+        return time.perf_counter() - since if since else 0.0
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Executor's way in, at the lowest priority."""
@@ -103,6 +110,7 @@ class DeviceThread(Executor):
                 continue
             start = time.perf_counter()
             self.idle_s += start - last
+            self._running_since = start
             try:
                 result = fn()
             except BaseException as error:  # noqa: BLE001 - handed to the waiter whole; the thread must survive its jobs
@@ -110,6 +118,7 @@ class DeviceThread(Executor):
             else:
                 future.set_result(result)
                 del result
+            self._running_since = 0.0
             last = time.perf_counter()
             self.busy_s += last - start
             del job, future, fn  # an idle worker must not keep the last micro-batch's graph alive

@@ -19,6 +19,8 @@ WILD, SURE = 10.0, 8
 """After ``SURE`` measurements one beyond so many times the mean counts as that much: a pause of the machine is no cost of the work."""
 STALE_S = 300.0
 """What was measured on a line so long ago says nothing any more."""
+FAILURES = 2
+"""Probes in a row without an answer after which a way counts as gone: one may be a busy machine."""
 
 
 @dataclass(slots=True)
@@ -55,14 +57,29 @@ class Timing:
         self.loss = Average()
         self._tensors: dict[PeerId, Average] = {}
         self._trips: dict[PeerId, Average] = {}
+        self._failed: dict[PeerId, tuple[int, float]] = {}
 
     def sent(self, peer: PeerId, seconds: float, now: float) -> None:
         """A tensor was held by ``peer`` so long after it was offered, less what it waited there for the plan."""
         self._tensors.setdefault(peer, Average()).add(seconds, now)
+        self._failed.pop(peer, None)
 
     def probed(self, peer: PeerId, seconds: float, now: float) -> None:
         """A small message went to ``peer`` and back."""
         self._trips.setdefault(peer, Average()).add(seconds, now)
+        self._failed.pop(peer, None)
+
+    def unanswered(self, peer: PeerId, now: float) -> None:
+        """A small message to ``peer`` was not answered."""
+        count = self._failed.get(peer, (0, 0.0))[0] + 1
+        self._failed[peer] = count, now
+        if count >= FAILURES:
+            self._tensors.pop(peer, None)
+            self._trips.pop(peer, None)
+
+    def silent(self) -> set[PeerId]:
+        """Peers that were probed and have no way now."""
+        return {p for p in self._failed if p not in self._trips and p not in self._tensors}
 
     def ways(self, now: float) -> dict[PeerId, tuple[float, float]]:
         """Seconds of a tensor and of a small round trip, 0 for unknown, of every peer there is a fresh measurement of."""
@@ -70,13 +87,16 @@ class Timing:
         trips = {p: a.mean for p, a in self._trips.items() if now - a.at < STALE_S}
         return {p: (tensors.get(p, 0.0), trips.get(p, 0.0)) for p in tensors.keys() | trips.keys()}
 
-    def due(self, peers: Collection[PeerId], now: float, every_s: float) -> PeerId | None:
-        """Of these the one whose round trip has not been measured for longest, if that is ``every_s`` ago or never was."""
-        at = {p: self._trips[p].at if p in self._trips else -math.inf for p in peers}
-        oldest = min(sorted(at), key=lambda p: at[p], default=None)
-        return oldest if oldest is not None and now - at[oldest] >= every_s else None
+    def due(self, peers: Collection[PeerId], now: float, every_s: float, again_s: float) -> list[PeerId]:
+        """Of these, those whose round trip was never measured, and the one measured longest ago if that is ``every_s`` ago; who
+        did not answer has ``again_s`` of peace."""
+        waits = {p for p, (_, at) in self._failed.items() if now - at < again_s}
+        new = sorted(p for p in peers if p not in self._trips and p not in waits)
+        known = sorted((self._trips[p].at, p) for p in peers if p in self._trips and p not in waits)
+        return new + [p for at, p in known[:1] if now - at >= every_s or p in self._failed]
 
     def keep(self, peers: Collection[PeerId]) -> None:
         """Forget everybody else."""
         self._tensors = {p: a for p, a in self._tensors.items() if p in peers}
         self._trips = {p: a for p, a in self._trips.items() if p in peers}
+        self._failed = {p: f for p, f in self._failed.items() if p in peers}

@@ -32,10 +32,12 @@ BACKWARD = (0.5, 2.0, 4.0)
 @dataclass(frozen=True, slots=True)
 class Way:
     """From the peer that measured to another one. ``tensor_s``: seconds until it held a tensor of a micro-batch, ``trip_s``: of a
-    small message there and back; 0 for not known."""
+    small message there and back; 0 for not known. ``rate``: bytes a second that a relay in between has left, 0 where there is
+    no relay or no limit."""
 
     tensor_s: float = 0.0
     trip_s: float = 0.0
+    rate: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +89,11 @@ class Costs:
         return known if known is not None else self.ways.get((b, a), self.delay_s)
 
 
-def believe(said: Mapping[PeerId, Measured], ends: Collection[PeerId], doubts: Mapping[PeerId, float] | None = None) -> Costs:
-    """What to plan with. ``doubts[peer]``: how many times its neighbours find it slower than it says (1 and more).
+def believe(
+    said: Mapping[PeerId, Measured], ends: Collection[PeerId], doubts: Mapping[PeerId, float] | None = None, tensor: int = 0
+) -> Costs:
+    """What to plan with. ``doubts[peer]``: how many times its neighbours find it slower than it says (1 and more). ``tensor``:
+    bytes of a micro-batch on its way; over a relay it takes no less than the relay has left for it.
 
     Everything is held against the median of its kind: a claim beyond :data:`BEYOND` times that counts as so much. A one-way
     delay is the time of a tensor less half a small round trip, since the receipt comes back over the same line.
@@ -105,12 +110,12 @@ def believe(said: Mapping[PeerId, Measured], ends: Collection[PeerId], doubts: M
         **_within({p: s for p, s in both.items() if p in ends}),
     }
     loss = _within({p: m.loss_s for p, m in said.items() if p in ends and m.loss_s > 0})
-    ways, usual, body = _ways(said)
+    ways, usual, body = _ways(said, tensor)
     slots = {p: min(m.slots, MOST_SLOTS) for p, m in said.items() if m.slots > 0}
     return Costs(compute, loss, slots, ways, ratio, usual, body)
 
 
-def _ways(said: Mapping[PeerId, Measured]) -> tuple[dict[tuple[PeerId, PeerId], float], float, float]:
+def _ways(said: Mapping[PeerId, Measured], tensor: int) -> tuple[dict[tuple[PeerId, PeerId], float], float, float]:
     trips: dict[tuple[PeerId, PeerId], float] = {}
     tensors: dict[tuple[PeerId, PeerId], float] = {}
     for a, m in said.items():
@@ -130,6 +135,10 @@ def _ways(said: Mapping[PeerId, Measured]) -> tuple[dict[tuple[PeerId, PeerId], 
     for (a, b), trip in trips.items():
         if (a, b) not in known and (b, a) not in known:
             known[a, b] = trip / 2 + body
+    for a, m in said.items():
+        for b, way in m.ways:
+            if way.rate > 0 and (a, b) in known:
+                known[a, b] = max(known[a, b], trips.get((a, b), 0.0) / 2 + tensor / way.rate)
     return known, _median(known.values()), body
 
 

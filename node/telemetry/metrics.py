@@ -38,7 +38,11 @@ class Metrics:
         self.cells_apart = gauge(
             "cells_apart", "Distance between the cells of this stage, relative to their parameters; 0 for one cell"
         )
-        self.peers = gauge("peers", "Peers with an open channel, by its path (direct, tunnel)", "path")
+        self.peers = gauge(
+            "peers", "Peers with an open channel, by its path (direct, mapped, tunnel, reversed, punched, relayed)", "path"
+        )
+        self.relay_clients = gauge("relay_clients", "Peers that can be reached through this one")
+        self.relayed_bytes_total = counter("relayed_bytes_total", "Bytes relayed for others")
         self.stash_bytes = gauge("stash_bytes", "Activations kept for backward")
         self.memory_bytes = gauge("memory_bytes", "Memory used, resident or on the device")
         self.tasks = gauge("tasks", "Tasks of the event loop, by what they do", "kind")

@@ -120,6 +120,8 @@ class Balance:
         could = {*helped, *(m.target for m in moves)}
         self._lacking = {stage: self._lacking.get(stage, now) for stage in could}
         expected = {to for p, to in coming.items() if to is None or p not in here.get(to, ())}
+        # Who is there and not proven to reach the others yet may be in a moment.
+        expected |= {stage for stage, peers in roster.present().items() if len(peers) > len(here[stage])}
         for m in moves:
             waits = COMING_S if expected & {m.target, None} else patience_s
             if now - self._lacking[m.target] >= max(waits, patience_s):

@@ -32,7 +32,7 @@ class RunFacts:
     ``patience_s``: wait for a lost version before an older one is taken. ``rebalance_every_s``: between two changes of
     stage, 0 for none; ``download_s``: what a change costs. ``spare``: block stages that a plan may leave out when nobody holds them. ``cell``: most peers of a cell, 0 for all of a stage;
     ``meetings``: how cells average with each other, None when there is one only. ``read(change)``: what the owner's change says
-    instead, and ``meet(settings)`` the meetings by it.
+    instead, and ``meet(settings)`` the meetings by it. ``prove``: only peers that say they reach each other share a path or a cell.
     """
 
     stages: int
@@ -66,3 +66,4 @@ class RunFacts:
     spare: int = 0
     read: Read = lambda change: Rules()
     meet: Callable[[OuterSettings], Meetings | None] = lambda outer: None
+    prove: bool = False

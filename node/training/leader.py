@@ -18,7 +18,8 @@ from typing import Any
 
 from node.core.errors import OutOfResources
 from node.core.ids import ENDS, PeerId
-from node.core.journey import Plan, Unit, Version
+from node.core.journey import Hop, Plan, Unit, Version
+from node.scheduler.proven import NoWay
 from node.training import events as ev
 from node.training import reports
 from node.training.attempt import Attempt
@@ -57,7 +58,7 @@ class Leader:
     ) -> None:  # fmt: skip
         self.me, self.facts, self.term = me, facts, term
         self.phase = Phase.GATHER
-        self.roster = Roster(facts.stages)
+        self.roster = Roster(facts.stages, me if facts.prove else None)
         self.waiting_for, self._lacking = "peers", ""
         self.loss = history.loss if history else 0.0
         self.loss_val = history.loss_val if history else 0.0
@@ -209,7 +210,7 @@ class Leader:
         thin = [s for s, peers in stages.items() if len(peers) < (need if s != ENDS else 1)]
         nobody = "a peer for " + ", ".join("the ends" if s == ENDS else f"stage {s}" for s in thin) if thin else ""
         if thin and (young or ENDS in thin or len(thin) > facts.spare):
-            self.waiting_for = nobody
+            self.waiting_for = self._not_joined(thin, need) or nobody
             return self._mend(thin, now)
         self._mend((), now)
         # A young swarm waits a moment, so that peers that start together are in the first plan together.
@@ -234,6 +235,17 @@ class Leader:
             return done + self._plan(base, past, now)
         except OutOfResources as e:
             return done + self._cannot_own(e)
+        except NoWay as e:
+            self.waiting_for = str(e)
+            return done
+
+    def _not_joined(self, thin: Sequence[int], need: int) -> str:
+        """Of stages that have enough peers, but not enough that reach the others: the pairs that are missing."""
+        here = self.roster.present()
+        full = [s for s in thin if len(here[s]) >= (need if s != ENDS else 1)]
+        pairs = [(a, b) for a, b in self.roster.apart() if self.roster.candidates[a].stage in full]
+        stage = {p: c.stage for p, c in self.roster.candidates.items()}
+        return str(NoWay([(Hop(stage[a], a), Hop(stage[b], b)) for a, b in pairs])) if pairs else ""
 
     def _cannot_own(self, why: OutOfResources) -> list[Any]:
         """The members' memory does not hold the optimizer's state: wait for others, and say so once."""

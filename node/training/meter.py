@@ -44,11 +44,15 @@ class Meter:
             self._rate.observe(micro_batches, compute_s)
             self._tokens.observe(tokens, compute_s)
 
+    def worked(self) -> None:
+        """Something useful was done just now."""
+        self.last_work = time.monotonic()
+
     def spent(self, kind: str, seconds: float) -> None:
         """Seconds of compute, wire or wait."""
         if kind == "compute":
             self.compute_s += seconds
-            self.last_work = time.monotonic()
+            self.worked()
         self._metrics.time_spent(kind, max(0.0, seconds))
 
     def bytes(self, sent: int, received: int) -> None:

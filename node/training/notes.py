@@ -95,6 +95,7 @@ def cost_note(m: Measured) -> pb.CostNote:
     return pb.CostNote(
         forward=code(m.forward_s), backward=code(m.backward_s), loss=code(m.loss_s), slots=min(m.slots, MOST_SLOTS),
         ways={p: code(way.tensor_s) * CODES + code(way.trip_s) for p, way in ways},
+        rates={p: max(1, int(way.rate)) for p, way in ways if way.rate > 0},
     )  # fmt: skip
 
 
@@ -104,7 +105,8 @@ def parse_costs(note: pb.CostNote) -> Measured:
         raise WireError(f"the costs of {len(note.ways)} ways, at most {MAX_SEEN} are told")
     try:
         ways = tuple(
-            (PeerId(p), Way(decoded(number // CODES), decoded(number % CODES))) for p, number in sorted(note.ways.items())
+            (PeerId(p), Way(decoded(number // CODES), decoded(number % CODES), float(note.rates.get(p, 0))))
+            for p, number in sorted(note.ways.items())
         )
         return Measured(decoded(note.forward), decoded(note.backward), decoded(note.loss), min(note.slots, MOST_SLOTS), ways)
     except ValueError as e:

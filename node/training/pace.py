@@ -19,8 +19,12 @@ PROBE_TIMEOUT_S = 1.5
 """For a sign of life."""
 REDIAL_TIMEOUT_S = 1.0
 """For a leader whose connection has just broken to answer over a new one."""
-PROBE_WAYS_S, PROBE_AGAIN_S = 2.0, 60.0
-"""Between two small messages that measure a way to some member, and to the same one."""
+PROBE_WAYS_S, PROBE_AGAIN_S, PROBE_FAILED_S = 0.5, 60.0, 5.0
+"""Between two looks at whose way is to be measured, two measurements of the same one, and after one that failed."""
+WAY_TIMEOUT_S, WAYS_AT_ONCE = 15.0, 4
+"""For a way that may have to be found first (a relay, a punched hole), and how many are measured at the same time."""
+MOST_WAYS = 64
+"""Peers to which a way is measured and told."""
 SEARCH_S = 0.3
 """CPU that the leader may spend on better paths for the next epoch, in a thread."""
 ACCUSE_EVERY_S = 0.5

@@ -25,11 +25,11 @@ LEAVING = ("draining", "stopping", "finished-leaving")
 
 
 class Presence:
-    """``learn(peer, multiaddrs)`` is told where everybody can be dialled."""
+    """``learn(peer, body)`` is told what everybody says of itself: where it can be dialled, through whom it can be reached."""
 
     def __init__(
         self, me: PeerId, directory: DirectoryPort, clock: Clock, every_s: float,
-        learn: Callable[[PeerId, tuple[str, ...]], None],
+        learn: Callable[[PeerId, PeerBody], None],
         on_error: Callable[[str, BaseException], None] | None = None,
     ) -> None:  # fmt: skip
         self.me, self.directory, self._clock, self._every, self._learn = me, directory, clock, every_s, learn
@@ -78,6 +78,11 @@ class Presence:
         able = {p: e for p, e in self.others().items() if e.body.stage == ENDS and e.body.role == "ends" and _works(e)}
         return {p: Sighting(e.seq, e.body.leads) for p, e in able.items()}
 
+    def hosts(self) -> dict[PeerId, PeerEntry]:
+        """Other peers that host a stage, also those who do not take part in it yet."""
+        built = {p: e for p, e in self.others().items() if e.body.state not in ("choosing", "starting")}
+        return {p: e for p, e in built.items() if e.body.role in ("ends", "stage")}
+
     def replicas(self, stage: int) -> dict[PeerId, PeerEntry]:
         """Other peers that host ``stage``."""
         role = "ends" if stage == ENDS else "stage"
@@ -106,7 +111,7 @@ class Presence:
             self._lost = {p: (e, t) for p, (e, t) in self._lost.items() if p not in seen and now - t < LOST_FOR_S}
             self._seen = seen
             for peer, entry in self.others().items():
-                self._learn(peer, entry.body.maddrs)
+                self._learn(peer, entry.body)
             if self.others():
                 self.company.set()
             self._changed.clear()

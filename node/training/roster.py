@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TypeVar
@@ -49,10 +49,13 @@ class Candidate:
 
 
 class Roster:
-    """``base`` is the version the swarm last agreed on, ``agreed`` the digest of each cell of each stage at it."""
+    """``base`` is the version the swarm last agreed on, ``agreed`` the digest of each cell of each stage at it. ``me``: the leader,
+    where only peers take part that are proven to reach it and each other; None where that is not asked."""
 
-    def __init__(self, stages: int) -> None:
-        self._stages = stages
+    def __init__(self, stages: int, me: PeerId | None = None) -> None:
+        self._stages, self._me = stages, me
+        self._together: dict[int, set[PeerId]] = {}
+        self._reach: dict[PeerId, frozenset[PeerId]] = {}
         self.candidates: dict[PeerId, Candidate] = {}
         self.base: Version | None = None
         self.agreed: dict[Unit, str] = {}
@@ -69,6 +72,7 @@ class Roster:
     def hear(self, e: ev.Heard, now: float) -> Candidate | None:
         """Note a sign of life; what was known of the peer before, None for a stranger."""
         old, self._table = self.candidates.get(e.peer), None
+        self._reach[e.peer] = frozenset(p for p, _ in e.costs.ways)
         self.candidates[e.peer] = Candidate(
             e.stage, e.at, e.digest, e.speed, e.reachable, e.tokens, now, e.leaving, e.seen, e.room, e.costs, e.cell,
             e.arrived,
@@ -77,11 +81,43 @@ class Roster:
 
     def replicas(self) -> dict[int, list[PeerId]]:
         """Who would take part, by stage."""
+        stages = self.present()
+        return stages if self._me is None else {s: self._joined(s, peers) for s, peers in stages.items()}
+
+    def present(self) -> dict[int, list[PeerId]]:
+        """Who is here and does not leave, by stage."""
         stages: dict[int, list[PeerId]] = {stage: [] for stage in range(self._stages + 1)}
         for peer, c in sorted(self.candidates.items()):
             if c.stage in stages and not c.leaving:
                 stages[c.stage].append(peer)
         return stages
+
+    def proven(self, a: PeerId, b: PeerId) -> bool:
+        """Whether two peers reach each other: both say so. Always where that is not asked."""
+        return self._me is None or a == b or (b in self._reach.get(a, ()) and a in self._reach.get(b, ()))
+
+    def apart(self) -> list[tuple[PeerId, PeerId]]:
+        """Pairs whose missing proof keeps the first of them out: with the leader, or with a replica of its stage."""
+        taking = self.replicas()
+        return [
+            (peer, other)
+            for stage, peers in self.present().items()
+            for peer in peers
+            if peer not in taking[stage]
+            for other in dict.fromkeys([*([self._me] if self._me else ()), *taking[stage]])
+            if not self.proven(peer, other)
+        ]
+
+    def _joined(self, stage: int, peers: Sequence[PeerId]) -> list[PeerId]:
+        """Replicas that reach the leader and each other, so that every one can give to every owner. Who was among them stays
+        as long as that holds, before others come in."""
+        before = self._together.get(stage, set())
+        chosen: list[PeerId] = []
+        for peer in sorted(peers, key=lambda p: (p != self._me, p not in before, p)):
+            if self._me is not None and self.proven(peer, self._me) and all(self.proven(peer, p) for p in chosen):
+                chosen.append(peer)
+        self._together[stage] = set(chosen)
+        return sorted(chosen)
 
     def stands(self, peer: PeerId, version: Version) -> frozenset[int]:
         """The cells it could be current in: it holds the version, and, where a cell has agreed on its digest, the very same

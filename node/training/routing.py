@@ -6,11 +6,13 @@ The router is :mod:`node.scheduler.router`; here is what only a leader knows: wh
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from node.core.ids import ENDS, PeerId
-from node.core.journey import Path, Plan
+from node.core.journey import Hop, Path, Plan
 from node.scheduler.costs import Costs, believe
+from node.scheduler.proven import NoWay, complete, missing, reroute
 from node.scheduler.router import Job, Laid, Router
 from node.scheduler.throughput import Rate
 from node.training import events as ev
@@ -19,6 +21,9 @@ from node.training.roster import Roster
 
 ROUNDS = 0.3
 """Weight of the newest round in what the next one is expected to take."""
+
+UNPROVEN_S = 1000.0
+"""What a tensor between two peers that are not proven to reach each other is taken to need."""
 
 Stages = Mapping[int, Sequence[tuple[PeerId, float]]]
 
@@ -44,15 +49,40 @@ class Routing:
         plain: Callable[..., tuple[Path, ...]],
     ) -> tuple[Path, ...]:
         """Paths for the micro-batches of an epoch; ``cells``: by stage, then by number. ``plain`` lays them where there is no
-        router, and where a stage has several cells: there a path stays among parameters that were trained together."""
+        router, and where a stage has several cells: there a path stays among parameters that were trained together.
+
+        Only pairs of peers that are proven to reach each other are neighbours on a path. Raises NoWay where that cannot be.
+        """
         self.laid = None
+        cell_of = {p: (stage, row) for stage, of in cells.items() for row in of.values() for p, _ in row}
+
+        def siblings(hop: Hop) -> Sequence[tuple[PeerId, float]]:
+            return cell_of[hop.peer][1]
+
         if self._router is None or any(len(of) > 1 for of in cells.values()):
-            return lay(cells, samples, plain)
+            return reroute(lay(cells, samples, plain), siblings, roster.proven)
         by_stage = {stage: next(iter(of.values())) for stage, of in cells.items()}
         blocks = {s: row for s, row in by_stage.items() if s != ENDS}
-        self.costs = believe(roster.measured(), {p for p, _ in by_stage[ENDS]}, roster.doubts())
-        self.laid = self._router.lay(by_stage[ENDS], blocks, samples, self.costs)
-        return self.laid.paths
+        ends = self._with_a_path(by_stage, roster)
+        costs = believe(roster.measured(), {p for p, _ in by_stage[ENDS]}, roster.doubts(), self._tensor)
+        self.costs = _apart(costs, [p for row in by_stage.values() for p, _ in row], roster)
+        self.laid = self._router.lay(ends, blocks, samples, self.costs)
+        paths = reroute(self.laid.paths, siblings, roster.proven)
+        if paths != self.laid.paths:
+            self.laid = replace(self.laid, paths=paths, run_s=0.0)
+        return paths
+
+    def _with_a_path(self, by_stage: Stages, roster: Roster) -> Sequence[tuple[PeerId, float]]:
+        """Ends peers from which a path through every stage leads back. Where paths may leave out stages, all of them: which
+        stages a path visits is not known yet."""
+        stages = [s for s in sorted(by_stage) if s != ENDS]
+        if self._router is not None and self._router.settings.hops(self._router.stages) < len(stages):
+            return by_stage[ENDS]
+        replicas = {s: [p for p, _ in row] for s, row in by_stage.items()}
+        able = [(p, v) for p, v in by_stage[ENDS] if complete(p, stages, replicas, roster.proven)]
+        if not able:
+            raise NoWay(missing([p for p, _ in by_stage[ENDS]], stages, replicas, roster.proven))
+        return able
 
     def forecast(self, by_stage: Stages) -> tuple[float, float]:
         """Seconds that the paths laid last and the round after them should take; zeros when too little is known."""
@@ -88,7 +118,7 @@ class Routing:
         if self._router is None or self.laid is None:
             return []
         ends = {o for o, _ in self.laid.task.counts} if self.laid.task else set[PeerId]()
-        job = self._router.job(self.laid, believe(roster.measured(), ends, roster.doubts()))
+        job = self._router.job(self.laid, believe(roster.measured(), ends, roster.doubts(), self._tensor))
         return [] if job is None else [ev.Search(job)]
 
     def searched(self, job: Job, routes: Sequence[tuple[int, ...]], makespan: float) -> None:
@@ -110,6 +140,12 @@ class Routing:
         if run_s:
             facts |= {"predicted_run_s": round(run_s, 4), "predicted_round_s": round(round_s, 4)}
         return facts | ({"owed": [list(d) for d in laid.owed]} if laid.owed else {})
+
+
+def _apart(costs: Costs, peers: Sequence[PeerId], roster: Roster) -> Costs:
+    """The same, with pairs that are not proven so far apart that the search for paths leaves them alone."""
+    far = {(a, b): UNPROVEN_S for a in peers for b in peers if not roster.proven(a, b)}
+    return replace(costs, ways={**costs.ways, **far}) if far else costs
 
 
 def _everybody(by_stage: Stages) -> frozenset[PeerId]:

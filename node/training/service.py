@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import grpc
@@ -30,11 +30,15 @@ from node.training.pace import (
     ACCUSE_EVERY_S,
     BEAT_AT_MOST_S,
     HEARTBEAT_S,
+    MOST_WAYS,
     PROBE_AGAIN_S,
+    PROBE_FAILED_S,
     PROBE_TIMEOUT_S,
     REDIAL_TIMEOUT_S,
     TELL_TRIES,
     TICK_S,
+    WAY_TIMEOUT_S,
+    WAYS_AT_ONCE,
 )
 from node.training.past import Past
 from node.training.rules import Rules, Standing
@@ -91,7 +95,13 @@ class Training(rpc.TrainingServicer):
         """Who is about to take part, and at which stage, as the directory shows it."""
         self.on_change: Callable[[str], None] = lambda change: None
         """A newer change is known: keep it."""
+        self.company: Callable[[], Set[PeerId]] = self._members
+        """Peers of the run that a path may have to lead to."""
         rpc.add_TrainingServicer_to_server(self, transport.server)
+
+    def _members(self) -> Set[PeerId]:
+        plan = self.work.plan
+        return {m.peer for m in plan.members} if plan else set[PeerId]()
 
     def start(self) -> None:
         """Begin to take part: the state in place is what this peer offers."""
@@ -103,19 +113,27 @@ class Training(rpc.TrainingServicer):
             self.tasks.spawn(self._measure_ways(), "ways", eternal=True)
 
     async def _measure_ways(self) -> None:
-        """A small message now and then to each member of another stage: ways that no tensor takes are known too."""
+        """A small message to every peer of the run, at once to new ones: a plan uses no pair of peers that is not proven so."""
+        timing = self.work.engines.pipeline.timing
+        measuring: set[PeerId] = set()
+
+        async def measure(peer: PeerId) -> None:
+            try:
+                async with asyncio.timeout(WAY_TIMEOUT_S):
+                    timing.probed(peer, await self.transport.ping(peer, WAY_TIMEOUT_S), self.clock.now())
+            except (PeerFault, TimeoutError):
+                timing.unanswered(peer, self.clock.now())
+            finally:
+                measuring.discard(peer)
+
         while True:
             await asyncio.sleep(self.facts.probe_every_s)
-            plan, timing = self.work.plan, self.work.engines.pipeline.timing
-            there = {m.peer for m in plan.members if m.current and m.stage != self.stage} if plan else set[PeerId]()
+            there = sorted(self.company() - {self.me})[:MOST_WAYS]
             timing.keep(there)
-            peer = timing.due(there, self.clock.now(), PROBE_AGAIN_S)
-            if peer is not None:
-                # Who does not answer is as far as the probe was patient, until it does.
-                took = PROBE_TIMEOUT_S
-                with contextlib.suppress(PeerFault):
-                    took = await self.transport.ping(peer, PROBE_TIMEOUT_S)
-                timing.probed(peer, took, self.clock.now())
+            due = timing.due([p for p in there if p not in measuring], self.clock.now(), PROBE_AGAIN_S, PROBE_FAILED_S)
+            for peer in due[: WAYS_AT_ONCE - len(measuring)]:
+                measuring.add(peer)
+                self.tasks.spawn(measure(peer), f"way {short(peer)}")
 
     async def close(self) -> None:
         """Stop taking part at once. :meth:`leave` is the polite way."""
@@ -406,6 +424,7 @@ class Training(rpc.TrainingServicer):
                 self._epoch_tasks.append(self.tasks.spawn(self._copy(action), "copy"))
             case ev.Adopt(plan, ended):
                 digest = await self.work.adopt(plan)
+                self.work.engines.meter.worked()
                 return ev.Adopted(plan.epoch, plan.term, ended.attempt, digest, ended.contributors)
             case ev.TellCommitted(plan):
                 note = notes.committed_note(action, self.work.speed(), self.work.sketch, self.work.arrived)
@@ -455,6 +474,11 @@ class Training(rpc.TrainingServicer):
         finally:
             if self._flushing is plan:
                 self._flushing = None
+
+    def unproven(self) -> list[PeerId]:
+        """Peers of the run that do not answer this one, on any way."""
+        there = self.company() - {self.me}
+        return sorted(there & self.work.engines.pipeline.timing.silent())
 
     def waiting_for(self) -> str:
         """Why no epoch is under way, in a few words; empty when one is, or has been a moment ago."""

@@ -4,6 +4,7 @@ and of its gradient ends here; every engine is called from this file and none of
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -78,7 +79,8 @@ class Work:
         """Whose parameters are in place; :data:`~node.training.cells.ANY` for no cell's."""
         self._epoch: _Epoch | None = None
         self._plan: Plan | None = None
-        self.fetching = 1.0
+        self.fetching, self.fetched_at = 1.0, 0.0
+        """Share of the state that has come, 1 while none is fetched; when bytes of it came last, seconds of a steady clock."""
         self.tokens = 0
         """Counted in the history of what is in place, as far as this peer knows it."""
         self.room = 0
@@ -127,7 +129,8 @@ class Work:
         """What work and ways cost this peer, as it measures them."""
         p = self.engines.pipeline
         work, loss, now = p.timing.work, p.timing.loss, p.clock.now()
-        ways = tuple((peer, Way(tensor, trip)) for peer, (tensor, trip) in sorted(p.timing.ways(now).items()))
+        rate = self.engines.transport.rate_left
+        ways = tuple((peer, Way(tensor, trip, rate(peer))) for peer, (tensor, trip) in sorted(p.timing.ways(now).items()))
         each = (work[Direction.FORWARD], work[Direction.BACKWARD], loss)
         return Measured(*(a.steady(STEADY) for a in each), slots=p.slots(), ways=ways)
 
@@ -340,9 +343,9 @@ class Work:
         e = self.engines
 
         def progress(done: int, total: int, rate: float, donor: PeerId) -> None:
-            self.fetching = done / total if total else 1.0
+            self.fetching, self.fetched_at = done / total if total else 1.0, time.monotonic()
 
-        self.fetching = 0.0
+        self.fetching, self.fetched_at = 0.0, time.monotonic()
         try:
             snapshot = await fetch(
                 e.transport, list(donors), self.stage.stage, StateKind.PARAMETERS, None if version is None else version.epoch,

@@ -49,14 +49,18 @@ def grpc_target(address: str) -> str:
     return f"ipv6:[{bare}]:{port}"
 
 
+def multiaddr(host: str, port: int, kind: str = "tcp") -> str:
+    """ "/ip4/1.2.3.4/tcp/9"; ``kind`` "quic" gives "/ip4/1.2.3.4/udp/9/quic-v1"."""
+    family = "ip6" if ":" in host else "ip4" if host.replace(".", "").isdigit() else "dns"
+    return f"/{family}/{host}/tcp/{port}" if kind == "tcp" else f"/{family}/{host}/udp/{port}/quic-v1"
+
+
+def host_of(multiaddr: str) -> str:
+    """The host of a multiaddr, "" where it names none."""
+    words = multiaddr.split("/")
+    return words[2] if len(words) > 2 and words[1] in ("ip4", "ip6", "dns", "dns4", "dns6") else ""
+
+
 def join_host(host: str, port: int) -> str:
     """ "host:port", with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from google.protobuf.message import DecodeError
 
@@ -13,7 +13,7 @@ from node.core.ids import PeerId
 from node.transport.frames import Streams, converse, read_frame, see_off, write_frame
 from node.transport.handshake import Facts
 from node.transport.limits import Rate
-from protos.ask_pb2 import Answer, Ask, PingAnswer, Refusal
+from protos.ask_pb2 import Answer, Ask, PingAnswer, ReachAnswer, Refusal
 
 STREAM = "/tutti/ask/1"
 QUESTION_BYTES = 16 * 1024
@@ -23,18 +23,21 @@ READ_TIMEOUT_S, ANSWER_TIMEOUT_S = 5.0, 15.0
 QUESTIONS_PER_S, QUESTIONS_AT_ONCE = 5.0, 20.0
 
 Answerer = Callable[[PeerId, Ask], Awaitable[Answer]]
+Dialled = Callable[[PeerId, Sequence[int]], Awaitable[tuple[str, list[int]]]]
 
 
 class Asking:
     """Asks and answers. Pings are answered here; all else by ``answerer`` when there is one.
 
-    ``limited(peer)`` is told of a question that was one too many.
+    ``limited(peer)`` is told of a question that was one too many; ``dialled(peer, ports)`` says where we see a peer and which of
+    its ports answer there.
     """
 
     def __init__(
-        self, streams: Streams, facts: Callable[[], Facts], limited: Callable[[PeerId], None] = lambda peer: None
-    ) -> None:
-        self._streams, self._facts, self._limited = streams, facts, limited
+        self, streams: Streams, facts: Callable[[], Facts], limited: Callable[[PeerId], None] = lambda peer: None,
+        dialled: Dialled | None = None,
+    ) -> None:  # fmt: skip
+        self._streams, self._facts, self._limited, self._dialled = streams, facts, limited, dialled
         self._rate = Rate(QUESTIONS_PER_S, QUESTIONS_AT_ONCE)
         self.answerer: Answerer | None = None
 
@@ -70,7 +73,10 @@ class Asking:
         if kind == "ping":
             facts = self._facts()
             nonce = question.ping.nonce[:NONCE_BYTES]
-            return Answer(ping=PingAnswer(nonce=nonce, version=facts.version, name=facts.name))
+            return Answer(ping=PingAnswer(nonce=nonce, version=facts.version, name=facts.name, time=time.time()))
+        if kind == "reach" and self._dialled is not None:
+            seen, ports = await self._dialled(peer, question.reach.ports)
+            return Answer(reach=ReachAnswer(seen=seen, open=ports))
         if kind is None or self.answerer is None:
             return _refuse(ExitCode.PROTOCOL, "this question is not understood here")
         try:

@@ -12,6 +12,20 @@ from node.core.ids import PeerId
 _LENGTH = 4
 
 
+class Reader(Protocol):
+    """What is read of a stream, whether it is libp2p's or private over a relay."""
+
+    async def readexactly(self, n: int, /) -> bytes: ...
+    async def read(self, n: int, /) -> bytes: ...
+
+
+class Writer(Protocol):
+    """What is written of a stream."""
+
+    def write(self, data: bytes, /) -> None: ...
+    async def drain(self) -> None: ...
+
+
 class Streams(Protocol):
     """What is needed of ``p2p.P2pDaemon``."""
 
@@ -24,7 +38,7 @@ class StreamEnded(WireError):
     """The stream ended inside a message: nobody's fault until it happens again."""
 
 
-async def read_frame(reader: asyncio.StreamReader, limit: int) -> bytes:
+async def read_frame(reader: Reader, limit: int) -> bytes:
     """The next message. Raises WireError above ``limit`` bytes, before they are read, StreamEnded when it ends early."""
     try:
         length = int.from_bytes(await reader.readexactly(_LENGTH), "big")
@@ -35,13 +49,13 @@ async def read_frame(reader: asyncio.StreamReader, limit: int) -> bytes:
         raise StreamEnded("the stream ended inside a message") from e
 
 
-async def write_frame(writer: asyncio.StreamWriter, message: bytes) -> None:
+async def write_frame(writer: Writer, message: bytes) -> None:
     """Send one message."""
     writer.write(len(message).to_bytes(_LENGTH, "big") + message)
     await writer.drain()
 
 
-async def see_off(reader: asyncio.StreamReader, timeout: float) -> None:
+async def see_off(reader: Reader, timeout: float) -> None:
     """Wait until the other side hangs up, at most ``timeout`` seconds. Who speaks last on a stream must do so before
     closing it: p2pd makes a reset of our end, and that eats what the other side has not read yet."""
     with contextlib.suppress(TimeoutError, OSError):

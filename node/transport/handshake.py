@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import hmac
 import math
 import secrets
 import time
@@ -17,8 +18,9 @@ from google.protobuf.message import DecodeError
 
 from node.core.errors import ExitCode, LocalFault, PeerFault, Refused, WireError
 from node.core.ids import PeerId
+from node.reach.secure import Secured
 from node.transport.addresses import grpc_target
-from node.transport.frames import Streams, converse, read_frame, see_off, write_frame
+from node.transport.frames import Reader, Streams, Writer, converse, read_frame, see_off, write_frame
 from node.transport.limits import PEERS_KEPT
 from node.transport.port import printable
 from node.transport.tls import check_certificate
@@ -29,8 +31,8 @@ STREAM = "/tutti/handshake/1"
 FRAME_BYTES = 32 * 1024
 TOKEN_BYTES = 32
 SEE_OFF_S = 3.0
-ADDRESSES = 6
-"""Addresses of one peer that are tried; each one that is dead costs a dial timeout."""
+ADDRESSES = 8
+"""Addresses of one peer that are tried, all at the same time."""
 
 
 class Parted(PeerFault):
@@ -53,8 +55,8 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Acquaintance:
-    """A checked Hello. ``targets`` are what gRPC dials, best first; ``token`` is what we show this peer; ``until`` the
-    Unix time when its admission ends."""
+    """A checked Hello. ``targets`` are what gRPC dials, ``mapped`` those of them that its router maps; ``token`` is what we
+    show this peer; ``until`` the Unix time when its admission ends."""
 
     peer: PeerId
     targets: tuple[str, ...]
@@ -64,6 +66,7 @@ class Acquaintance:
     name: str
     version: str
     until: float = math.inf
+    mapped: frozenset[str] = frozenset()
 
 
 Admit = Callable[[PeerId, Hello], float | None]
@@ -111,6 +114,11 @@ class Tokens:
         until = self._accepted.get(peer, -math.inf)
         return max(0.0, until - self._wall()) if until < math.inf else until
 
+    def proves(self, peer: PeerId, message: bytes, shown: bytes) -> bool:
+        """Whether ``shown`` is HMAC-SHA256 of ``message`` under the token of ``peer``, which must be accepted."""
+        token = self._of.get(peer)
+        return token is not None and self.knows(peer) and hmac.compare_digest(shown, hmac.digest(token, message, "sha256"))
+
     def revoke(self, peer: PeerId) -> None:
         """Forget the peer's token; its next call is refused until it has met us again."""
         token = self._of.pop(peer, None)
@@ -127,10 +135,11 @@ class Handshake:
         streams: Streams,
         tokens: Tokens,
         facts: Callable[[], Facts],
-        addresses: Callable[[], list[str]],
+        addresses: Callable[[], tuple[list[str], list[str]]],
         certificate: bytes,
         admit: Admit,
     ) -> None:
+        """``addresses()``: those others should dial for gRPC, and those of them that a router maps."""
         self._streams, self._tokens, self._facts = streams, tokens, facts
         self._addresses, self._certificate, self._admit = addresses, certificate, admit
 
@@ -139,7 +148,20 @@ class Handshake:
         if not self._facts().run_id:
             raise PeerFault(peer, "we serve no run, so there is nothing to call it for")
         greeting = HandshakeFrame(hello=self._hello(peer)).SerializeToString()
-        raw = await converse(self._streams, peer, STREAM, greeting, FRAME_BYTES, timeout)
+        return self._understand(peer, await converse(self._streams, peer, STREAM, greeting, FRAME_BYTES, timeout))
+
+    async def greet_over(self, peer: PeerId, stream: Secured, timeout: float) -> Acquaintance:
+        """The same over a private stream that has proven ``peer``; it is closed afterwards."""
+        try:
+            async with asyncio.timeout(timeout):
+                await write_frame(stream, HandshakeFrame(hello=self._hello(peer)).SerializeToString())
+                return self._understand(peer, await read_frame(stream, FRAME_BYTES))
+        except (TimeoutError, OSError, WireError) as e:
+            raise PeerFault(peer, f"the handshake through a relay broke off: {e or 'no answer in time'}") from e
+        finally:
+            stream.close()
+
+    def _understand(self, peer: PeerId, raw: bytes) -> Acquaintance:
         try:
             frame = _parse(raw)
             if frame.WhichOneof("say") == "farewell":
@@ -152,7 +174,7 @@ class Handshake:
         except LocalFault as e:
             raise PeerFault(peer, str(e)) from e
 
-    async def answer(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Acquaintance | None:
+    async def answer(self, peer: PeerId, reader: Reader, writer: Writer) -> Acquaintance | None:
         """Answer a greeting with Hello, or with Farewell and None. Raises WireError for nonsense, after saying so."""
         frame = _parse(await read_frame(reader, FRAME_BYTES))
         met = nonsense = None
@@ -172,10 +194,12 @@ class Handshake:
 
     def _hello(self, peer: PeerId) -> Hello:
         facts = self._facts()
+        addresses, mapped = self._addresses()
         return Hello(
             protocol=PROTOCOL,
             run_id=facts.run_id,
-            addresses=self._addresses()[:ADDRESSES],
+            addresses=addresses[:ADDRESSES],
+            mapped=mapped[:ADDRESSES],
             certificate=self._certificate,
             token=self._tokens.issue(peer),
             admission=facts.admission,
@@ -199,6 +223,7 @@ class Handshake:
         met = Acquaintance(
             peer=peer,
             targets=tuple(grpc_target(a) for a in hello.addresses[:ADDRESSES]),
+            mapped=frozenset(grpc_target(a) for a in hello.mapped[:ADDRESSES]),
             certificate=hello.certificate,
             server_name=check_certificate(hello.certificate),
             token=hello.token.hex(),

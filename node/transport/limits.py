@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from node.core.ids import PeerId
 from node.identity.rates import PEERS_KEPT, Rate
 
-__all__ = ["PEERS_KEPT", "Rate", "Seats"]
+__all__ = ["PEERS_KEPT", "Busiest", "Rate", "Seats"]
 
 
 class Seats:
@@ -38,3 +40,23 @@ class Seats:
             self._held[peer] = left
         else:
             del self._held[peer]
+
+
+class Busiest:
+    """Bytes moved in the busiest second of the last minute. ``now`` is in seconds of a steady clock."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[list[int]] = deque(maxlen=60)
+
+    def count(self, sent: int, received: int, now: float) -> None:
+        """So many bytes went just now."""
+        second = int(now)
+        if not self._seconds or self._seconds[-1][0] != second:
+            self._seconds.append([second, 0, 0])
+        self._seconds[-1][1] += sent
+        self._seconds[-1][2] += received
+
+    def rates(self, now: float) -> tuple[float, float]:
+        """Bytes a second sent and received, zeros for nothing lately."""
+        fresh = [row for row in self._seconds if now - row[0] < 60]
+        return max((float(r[1]) for r in fresh), default=0.0), max((float(r[2]) for r in fresh), default=0.0)

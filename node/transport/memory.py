@@ -143,6 +143,9 @@ class MemoryTransport:
     def path(self, peer: PeerId) -> str:
         return "direct" if peer in self._channels else ""
 
+    def rate_left(self, peer: PeerId) -> float:
+        return 0.0
+
     def fault(self, peer: PeerId, reason: str, weight: float = 1.0) -> None:
         self.faults.append((peer, reason, weight))
 

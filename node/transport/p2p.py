@@ -31,7 +31,8 @@ from hivemind.utils.multiaddr import Multiaddr
 from node.core.errors import LocalFault, NetworkFault, PeerFault, TuttiError, WireError
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
-from node.transport.addresses import is_loopback, part_of, split_multiaddr
+from node.reach.interfaces import free_port, is_loopback, wildcards
+from node.transport.addresses import multiaddr, part_of, split_multiaddr
 from node.transport.bootstrap import NOT_TRIED, AddressBook, Bootstrap
 from node.transport.limits import Seats
 from node.transport.ports import check_free
@@ -49,9 +50,13 @@ p2pd_pb2: Any = _p2pd_pb2  # generated at run time, so a type checker sees nothi
 STREAM_BUFFER = 1 << 20
 """Bytes read ahead of the reader of a stream; above it p2pd, and so the sender, has to wait."""
 HEALTH_EVERY_S, HEALTH_TIMEOUT_S = 10.0, 15.0
+LINKS_EVERY_S = 2.0
+"""Between two looks at whom p2pd is connected to."""
 FIRST_DELAY_S, LONGEST_DELAY_S, STABLE_S = 0.05, 10.0, 60.0
 CONNECT_TIMEOUT_S, TCP_FIRST_S = 10.0, 2.0
 STREAMS_PER_PEER, STREAMS = 64, 1024
+RELAYED_PER_PEER, RELAYED = 256, 512
+"""Streams that one relay may bring for its clients: they do not count as its own."""
 _LEASH = str(Path(__file__).with_name("leash.py"))
 _GONE = (OSError, EOFError, P2PDaemonError)
 """What talking to a p2pd that is dead or dying raises."""
@@ -77,7 +82,10 @@ class P2pDaemon:
         self._on_up: list[UpCallback] = []
         self._book = AddressBook(self.peer_id)
         self._bootstrap = Bootstrap(self.connect, journal)
-        self._seats = Seats(STREAMS_PER_PEER, STREAMS)
+        self._seats, self._relayed = Seats(STREAMS_PER_PEER, STREAMS), Seats(RELAYED_PER_PEER, RELAYED)
+        self._carriers: set[str] = set()
+        self._links: dict[PeerId, tuple[str, ...]] = {}
+        self._punched: set[PeerId] = set()
         self._up = asyncio.Event()
         # hivemind is not typed, and what supervision needs of it (client and child process) is private there.
         self._p2p: Any = None
@@ -108,9 +116,57 @@ class P2pDaemon:
         """Multiaddrs under which others may reach us, each ending in our PeerId. Refreshed every few seconds."""
         return list(self._addresses)
 
+    @property
+    def up(self) -> bool:
+        """Whether the child runs and answers."""
+        return self._up.is_set()
+
+    @property
+    def port(self) -> int:
+        """The TCP port it listens on; 0 before the start."""
+        return self._ports[0]
+
+    def links(self) -> dict[PeerId, tuple[str, ...]]:
+        """Peers p2pd has a connection to, with the multiaddrs of their ends of it; at most a few seconds old."""
+        return dict(self._links)
+
+    def how(self, peer: PeerId) -> str:
+        """How the connection to a peer came about: "tunnel" (it was dialled at an address it announces), "punched",
+        "reversed" (the peer dialled us), or "" where there is none."""
+        ends = self._links.get(peer)
+        if ends is None:
+            return ""
+        if peer in self._punched:
+            return "punched"
+        return "tunnel" if set(ends) & set(self._book.of(peer)) else "reversed"
+
+    def punched(self, peer: PeerId) -> None:
+        """The connection to the peer that exists now, or in a moment, was punched."""
+        self._punched.add(peer)
+
+    async def look(self) -> dict[PeerId, tuple[str, ...]]:
+        """:meth:`links`, asked for now. Raises NetworkFault while p2pd is down."""
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                found = await self.p2p.list_peers()
+        except (*_GONE, TimeoutError) as e:
+            raise NetworkFault("the p2p daemon does not answer", "wait a moment; it is restarted by itself") from e
+        self._links = {PeerId(p.peer_id.to_base58()): tuple(str(a) for a in p.addrs) for p in found}
+        self._punched &= self._links.keys()
+        return self.links()
+
     def on_up(self, callback: UpCallback) -> None:
         """Await ``callback(p2p)`` after every start and restart of the child."""
         self._on_up.append(callback)
+
+    def prefer(self, port: int) -> None:
+        """Listen on this port if the settings leave it open and it is free; before :meth:`start`."""
+        if port and not self._settings.p2p_port:
+            with contextlib.suppress(NetworkFault):
+                for host in [self._settings.host] if self._settings.host else wildcards():
+                    check_free(host, port, "")
+                    check_free(host, port, "", socket.SOCK_DGRAM)
+                self._ports = port, port
 
     async def start(self, initial_peers: Sequence[str] = ()) -> None:
         """Start the child; connecting to ``initial_peers`` goes on in the background and may fail (see ``bootstrap``).
@@ -133,6 +189,7 @@ class P2pDaemon:
         for callback in self._on_up:
             await callback(p2p)
         self._tasks.spawn(self._supervise(), "supervise", eternal=True)
+        self._tasks.spawn(self._keep_looking(), "links", eternal=True)
         self._rejoin()
 
     async def close(self) -> None:
@@ -168,20 +225,19 @@ class P2pDaemon:
 
     async def connected(self) -> list[PeerId]:
         """Peers p2pd has a connection to. Raises NetworkFault while it is down."""
-        try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                return [PeerId(p.peer_id.to_base58()) for p in await self.p2p.list_peers()]
-        except (*_GONE, TimeoutError) as e:
-            raise NetworkFault("the p2p daemon does not answer", "wait a moment; it is restarted by itself") from e
+        return list(await self.look())
 
-    async def add_stream(self, name: str, handler: StreamHandler) -> None:
+    async def add_stream(self, name: str, handler: StreamHandler, *, carrier: bool = False) -> None:
         """Call ``handler(peer, reader, writer)`` for each stream a peer opens under ``name``, also after restarts.
 
-        ``peer`` is proven by libp2p's handshake. The writer is closed when the handler returns or raises.
+        ``peer`` is proven by libp2p's handshake. The writer is closed when the handler returns or raises. Streams of a
+        ``carrier`` are of many peers behind one, which is what their number is limited by.
         """
         self._handlers[name] = handler
+        if carrier:
+            self._carriers.add(name)
         if self._p2p is not None:
-            await self._p2p.add_binary_stream_handler(name, self._entrance(handler))
+            await self._p2p.add_binary_stream_handler(name, self._entrance(name, handler))
 
     async def open_stream(
         self, peer: PeerId, name: str, timeout: float = CONNECT_TIMEOUT_S
@@ -210,9 +266,27 @@ class P2pDaemon:
         except (*_GONE, NetworkFault) as e:
             raise PeerFault(peer, "our own p2p daemon went away") from e
 
+    async def reach(self, peer: PeerId, timeout: float = CONNECT_TIMEOUT_S, at: Sequence[str] = ()) -> None:
+        """Have a connection to ``peer``: the one there is, else one to an address that was learned, or to those in ``at``
+        (without PeerId), which are not remembered. Raises PeerFault."""
+        known = tuple(at) or self._book.of(peer)
+        if not known:
+            raise PeerFault(peer, "no address of it is known")
+        try:
+            async with asyncio.timeout(timeout):
+                await self._up.wait()
+                await self._dial(peer, known)
+                await self.look()
+        except TimeoutError as e:
+            raise PeerFault(peer, f"no connection in {timeout:g} s") from e
+        except (ControlFailure, ValueError) as e:
+            raise PeerFault(peer, f"cannot be dialled: {_short(e)}") from e
+        except (*_GONE, NetworkFault) as e:
+            raise PeerFault(peer, "our own p2p daemon went away") from e
+
     async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Left alone p2pd prefers QUIC, which carries half as much and notices a dead peer late; so TCP goes first."""
-        tcp = [a for a in addresses if "/tcp/" in a and "/p2p-circuit" not in a]
+        tcp = [a for a in addresses if "/tcp/" in a]
         for some, patience in ((tcp, TCP_FIRST_S), (addresses, None)):
             if some and (some is addresses or len(tcp) < len(addresses)):
                 try:
@@ -237,66 +311,77 @@ class P2pDaemon:
             raise
         return reader, writer
 
-    def _entrance(self, handler: StreamHandler) -> Callable[[StreamInfo, Any, Any], Awaitable[None]]:
+    def _entrance(self, name: str, handler: StreamHandler) -> Callable[[StreamInfo, Any, Any], Awaitable[None]]:
+        seats = self._relayed if name in self._carriers else self._seats
+
+        async def host(peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                await handler(peer, reader, writer)
+            except (TuttiError, TimeoutError, *_GONE) as e:
+                self._journal.emit("transport", "stream-failed", f"{name} of {short(peer)}: {e}", level="debug")
+            finally:
+                seats.leave(peer)
+                writer.close()
+
         async def enter(info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             peer = PeerId(info.peer_id.to_base58())
-            if self._seats.take(peer):
-                self._tasks.spawn(self._host(handler, peer, info.proto, reader, writer), f"stream {short(peer)}")
+            if seats.take(peer):
+                self._tasks.spawn(host(peer, reader, writer), f"stream {short(peer)}")
             else:
                 writer.close()
 
         return enter
 
-    async def _host(
-        self, handler: StreamHandler, peer: PeerId, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        try:
-            await handler(peer, reader, writer)
-        except (TuttiError, TimeoutError, *_GONE) as e:
-            self._journal.emit("transport", "stream-failed", f"{name} of {short(peer)}: {e}", level="debug")
-        finally:
-            self._seats.leave(peer)
-            writer.close()
-
     async def _launch(self) -> Any:
         """A child that answers and has every handler. Raises NetworkFault for taken ports, one of ``_GONE`` otherwise."""
         settings, (tcp, udp) = self._settings, self._ports
-        version, local = "ip6" if ":" in settings.host else "ip4", is_loopback(settings.host)
-        hosts = [f"/{version}/{settings.host}/tcp/{tcp}"]
-        check_free(settings.host, tcp, "transport.p2p_port")
-        if not local:
-            # QUIC crosses some NATs that TCP does not. On one machine there is none, and TCP is twice as fast there.
-            hosts.append(f"/{version}/{settings.host}/udp/{udp}/quic-v1")
-            check_free(settings.host, udp, "transport.p2p_port", socket.SOCK_DGRAM)
+        local = is_loopback(settings.host)
+        hosts = [settings.host] if settings.host else list(wildcards())
+        if not tcp and len(hosts) > 1:
+            # One port for all families and transports: what others are told must not depend on how they come.
+            tcp = udp = free_port(hosts)
+        listen = []
+        for host in hosts:
+            check_free(host, tcp, "transport.p2p_port")
+            listen.append(f"/{_family(host)}/{host}/tcp/{tcp}")
+            if not local:
+                # QUIC gets through some firewalls that TCP does not. On one machine there is none, and TCP is twice as fast.
+                check_free(host, udp, "transport.p2p_port", socket.SOCK_DGRAM)
+                listen.append(f"/{_family(host)}/{host}/udp/{udp}/quic-v1")
         made = await self._kind.create(
-            host_maddrs=hosts,
+            host_maddrs=listen,
             announce_maddrs=self._announced() or None,
             identity_path=str(self._identity.path or self.runtime / "key"),
             check_if_identity_free=False,
-            use_auto_relay=settings.relay,
-            # p2pd panics when it is given relays it may not use.
-            trusted_relays=(list(self._bootstrap.results) or None) if settings.relay else None,
-            nat_port_map=not local,
-            auto_nat=not local,
+            # Port mapping, relaying and hole punching are tutti's own (node/reach): p2pd's relays are found after minutes
+            # or not at all, and its mapping knows neither the gRPC port nor a router that comes up later.
+            use_relay=False,
+            nat_port_map=False,
+            auto_nat=False,
             dht_mode="server",
         )
         self._p2p = made
         try:
             await self._identify(made)
             for name, handler in self._handlers.items():
-                await made.add_binary_stream_handler(name, self._entrance(handler))
+                await made.add_binary_stream_handler(name, self._entrance(name, handler))
         except BaseException:
             await self._end()
             raise
         self._up.set()
         return made
 
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(LINKS_EVERY_S)
+            with contextlib.suppress(NetworkFault):
+                await self.look()
+
     def _announced(self) -> list[str]:
         if not self._settings.p2p_port:
             return []
         hosts = dict.fromkeys(a.rpartition(":")[0].strip("[]") for a in self._settings.announce)
-        kinds = {h: "ip6" if ":" in h else "ip4" if h.replace(".", "").isdigit() else "dns" for h in hosts}
-        return [f"/{kind}/{host}/tcp/{self._settings.p2p_port}" for host, kind in kinds.items()]
+        return [multiaddr(host, self._settings.p2p_port) for host in hosts]
 
     async def _identify(self, p2p: Any) -> None:
         async with asyncio.timeout(HEALTH_TIMEOUT_S):
@@ -373,6 +458,10 @@ class P2pDaemon:
         if self._joining is not None:
             self._joining.cancel()
         self._joining = self._tasks.spawn(self._bootstrap.run(), "bootstrap")
+
+
+def _family(host: str) -> str:
+    return "ip6" if ":" in host else "ip4"
 
 
 def _leashed(runtime: Path, said: deque[str]) -> type[P2P]:

@@ -27,7 +27,8 @@ _SAID = {
 
 @dataclass(frozen=True, slots=True)
 class PeerLink:
-    """How one peer is reached now. ``path`` is "direct", "tunnel" or "" (known, no channel); ``rtt`` seconds, 0 unknown."""
+    """How one peer is reached now. ``path`` is a word of :class:`~node.reach.ladder.Rung`, "" for known without a channel;
+    ``rtt`` seconds, 0 unknown; ``via`` the relay, "" for none."""
 
     path: str = ""
     rtt: float = 0.0
@@ -37,6 +38,12 @@ class PeerLink:
     version: str = ""
     since: float = 0.0
     """Wall clock of the handshake behind the channel, Unix seconds."""
+    via: PeerId = PeerId("")
+    up: float = 0.0
+    down: float = 0.0
+    """Bytes a second sent and received, the most in any second of the last minute."""
+    proven: float = 0.0
+    """Wall clock when the way was last proven to work, Unix seconds, 0 for never."""
 
 
 class TransportPort(Protocol):
@@ -71,7 +78,11 @@ class TransportPort(Protocol):
         ...
 
     def path(self, peer: PeerId) -> str:
-        """ "direct", "tunnel", or "" when there is no channel."""
+        """A word of :class:`~node.reach.ladder.Rung`, "" when there is no channel."""
+        ...
+
+    def rate_left(self, peer: PeerId) -> float:
+        """Bytes a second that the relay to a peer has left for it; 0 where there is no relay, or no limit."""
         ...
 
     def fault(self, peer: PeerId, reason: str, weight: float = 1.0) -> None:

@@ -7,6 +7,8 @@ gRPC then moves the bulk, over TCP where an address can be dialled and through a
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
 import socket
 import time
 from collections import OrderedDict
@@ -21,22 +23,30 @@ from node.core.errors import ExitCode, NetworkFault, PeerFault, Refused, WireErr
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
 from node.identity.faults import FaultBook
+from node.reach.ladder import Rung
+from node.reach.secure import Secured, Shown
+from node.reach.settings import ReachSettings
+from node.reach.standing import Standing
 from node.telemetry.sparing import Sparing
-from node.transport import ask, handshake, tunnel
-from node.transport.addresses import is_loopback, join_host, part_of, split_multiaddr
+from node.transport import ask, handshake, punch, relay, tunnel
+from node.transport.addresses import join_host, multiaddr, split_multiaddr
 from node.transport.ask import Answerer, Asking
 from node.transport.doorman import Doorman
 from node.transport.frames import StreamEnded
 from node.transport.handshake import Acquaintance, Admit, Facts, Handshake, Tokens
-from node.transport.limits import PEERS_KEPT, Rate, Seats
+from node.transport.limits import PEERS_KEPT, Busiest, Rate, Seats
 from node.transport.lines import Lines
 from node.transport.p2p import P2pDaemon
 from node.transport.port import PeerLink, translate
 from node.transport.ports import check_free, taken
+from node.transport.reachable import Known, Reachable
+from node.transport.relay import Relay
+from node.transport.relays import Relays
 from node.transport.settings import TransportSettings
 from node.transport.tls import make_certificate
 from protos.ask_pb2 import Answer, Ask
 from protos.handshake_pb2 import Hello
+from protos.reach_pb2 import PunchAnswer, PunchAsk, RelayAsk
 
 if TYPE_CHECKING:
     from node.identity.keys import Identity
@@ -47,11 +57,15 @@ CONNECTIONS = 512
 """Incoming gRPC connections at once, with a handshake timeout that clears silent ones."""
 METADATA_BYTES = 8192
 HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE = 0.5, 10.0
-_ANYWHERE = ("0.0.0.0", "::")
+CLIMB_EVERY_S = 1.0
+"""Between two looks whether a better way to some peer is worth a try."""
+PUNCHES_PER_S, PUNCHES_AT_ONCE = 0.2, 3.0
+PUNCH_ASK_S = 4.0
 
 
 class Transport:
-    """See ``port.TransportPort``. ``facts()`` is what we say about ourselves; ``admit`` see ``handshake.Admit``."""
+    """See ``port.TransportPort``. ``facts()`` is what we say about ourselves; ``admit`` see ``handshake.Admit``; ``serves()`` is
+    the run for which we relay and ask relays, also where we have no part in it ourselves, "" for any."""
 
     def __init__(
         self,
@@ -62,23 +76,46 @@ class Transport:
         facts: Callable[[], Facts],
         admit: Admit,
         on_error: Callable[[str, BaseException], None] | None = None,
+        reach: ReachSettings | None = None,
+        serves: Callable[[], str] | None = None,
     ) -> None:
         self.settings, self._journal, self._metrics, self._facts, self._admit = settings, journal, metrics, facts, admit
+        self.reach_settings = reach or ReachSettings()
+        self._serves = serves or (lambda: facts().run_id)
         self.p2p = P2pDaemon(identity, settings, journal, on_error)
         self._tasks = Tasks("transport", on_error)
         self._certificate = make_certificate(time.time())
         self._tokens, self._book = Tokens(), FaultBook()
         self._doorman = Doorman(self._tokens, Seats(settings.peer_streams, 16 * settings.peer_streams), self._banned)
+        self.reachable = Reachable(
+            self.p2p, settings, self.reach_settings, journal, self._ask_reach, lambda: self._port,
+            hashlib.sha256(b"tutti/mapping" + identity.seed()).digest(), on_error,
+        )  # fmt: skip
         self._handshake = Handshake(
-            self.p2p, self._tokens, facts, self.grpc_addresses, self._certificate.pem, self._admit_unless_banned
+            self.p2p, self._tokens, facts, self.reachable.targets, self._certificate.pem, self._admit_unless_banned
         )
         self._rate = Rate(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE)
-        self._lines = Lines(self.p2p, settings, self._greet, self.p2p.runtime, journal, self._tasks)
+        self._lines = Lines(self.p2p, settings, self._greet, self.p2p.runtime, journal, self._tasks, self.reach_settings.punch)
+        self._lines.how, self._lines.greet_through = self.p2p.how, self._greet_through
         self._lines.on_lost.append(lambda _: self._gauge())
+        self._lines.on_up.append(lambda _: self._gauge())
+        self.relay = Relay(self.p2p, self.reach_settings, self._relay_for, self._relaying, journal, metrics)
+        near = settings.host if settings.host not in ("", "0.0.0.0", "::") else "::1" if settings.host == "::" else "127.0.0.1"
+        self._near = near
+        end = tunnel.TunnelEnd(near, lambda: self._port, lambda p: self._tokens.knows(p) and not self._banned(p))
+        self._tunnel_end = end
+        self.relays = self._lines.relays = Relays(
+            self.p2p, identity, Shown(self._certificate.pem, self._certificate.key), self._tokens, self._serves,
+            lambda: facts().admission, self.reachable.relays, self._meet_relayed, end.serve, journal, on_error,
+        )  # fmt: skip
+        self._punches = Rate(PUNCHES_PER_S, PUNCHES_AT_ONCE)
+        self._punching: set[PeerId] = set()
         self._sparing = Sparing(journal)
-        self._asking = Asking(self.p2p, facts, self._limited)
+        self._asking = Asking(self.p2p, facts, self._limited, self.reachable.dialled)
         self._met: OrderedDict[PeerId, Acquaintance] = OrderedDict()
         self._bytes: dict[PeerId, list[int]] = {}
+        self._busiest: dict[PeerId, Busiest] = {}
+        self._proven: dict[PeerId, float] = {}
         self._rtt: dict[PeerId, float] = {}
         self._port = 0
 
@@ -95,7 +132,8 @@ class Transport:
     def _server(self) -> grpc.aio.Server:
         settings = self.settings
         options: list[tuple[str, Any]] = [
-            *settings.connection_options(),
+            # Whoever comes through a relay comes to this server too, so it is as patient with everybody.
+            *settings.connection_options(relayed=True),
             ("grpc.max_concurrent_streams", settings.peer_streams),
             ("grpc.max_metadata_size", METADATA_BYTES),
             ("grpc.max_allowed_incoming_connections", CONNECTIONS),
@@ -105,36 +143,53 @@ class Transport:
         ]
         return grpc.aio.server(interceptors=[self._doorman], options=options)
 
-    async def start(self, initial_peers: Sequence[str] = (), *, serve: bool = True) -> None:
+    @property
+    def ports(self) -> tuple[int, int]:
+        """The TCP ports of libp2p and of gRPC; 0 before :meth:`start`."""
+        return self.p2p.port, self._port
+
+    async def start(self, initial_peers: Sequence[str] = (), *, serve: bool = True, prefer: tuple[int, int] = (0, 0)) -> None:
         """Start p2pd, and serve; ``initial_peers`` are multiaddrs that may be dead (see ``p2p.bootstrap``).
 
         With ``serve`` False the gRPC port is taken and nothing answers on it before :meth:`serve`, so that services may
-        still be added. Raises NetworkFault when a port is taken or p2pd does not start.
+        still be added. ``prefer``: ports of libp2p and gRPC to take where the settings leave them open and they are free.
+        Raises NetworkFault when a port is taken or p2pd does not start.
         """
         settings = self.settings
-        ping = {"Ping": grpc.unary_unary_rpc_method_handler(_echo)}
-        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("tutti.v1.Link", ping),))
-        check_free(settings.host, settings.grpc_port, "transport.grpc_port")
+        self.p2p.prefer(prefer[0])
+        link = {
+            "Ping": grpc.unary_unary_rpc_method_handler(_echo),
+            "Punch": grpc.unary_unary_rpc_method_handler(self._punch_asked, PunchAsk.FromString, PunchAnswer.SerializeToString),
+        }
+        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("tutti.v1.Link", link),))
+        host, port = settings.host or "0.0.0.0", settings.grpc_port
+        check_free(host, port, "transport.grpc_port")
+        if not port:
+            with contextlib.suppress(NetworkFault):
+                check_free(host, prefer[1], "")
+                port = prefer[1]
         pair = [(self._certificate.key, self._certificate.pem)]
         try:
-            self._port = self.server.add_secure_port(
-                join_host(settings.host, settings.grpc_port), grpc.ssl_server_credentials(pair)
-            )
+            # gRPC takes [::] for both families, and for IPv4 where this machine has no IPv6.
+            self._port = self.server.add_secure_port(join_host(settings.host or "::", port), grpc.ssl_server_credentials(pair))
         except RuntimeError as e:
-            raise taken(settings.host, settings.grpc_port, "transport.grpc_port", socket.SOCK_STREAM, str(e)) from e
+            raise taken(host, port, "transport.grpc_port", socket.SOCK_STREAM, str(e)) from e
         if serve:
             await self.serve()
-        near = settings.host if settings.host not in _ANYWHERE else ("127.0.0.1", "::1")[settings.host == "::"]
-        end = tunnel.TunnelEnd(near, lambda: self._port, lambda p: self._tokens.knows(p) and not self._banned(p))
         await self.p2p.add_stream(handshake.STREAM, self._welcome)
-        await self.p2p.add_stream(tunnel.STREAM, end.serve)
+        await self.p2p.add_stream(tunnel.STREAM, self._tunnel_end.serve)
         await self.p2p.add_stream(ask.STREAM, self._asking.serve)
+        await self.p2p.add_stream(relay.RELAY, self.relay.serve)
+        await self.p2p.add_stream(relay.RELAYED, self.relays.serve, carrier=True)
         self.p2p.on_up(self._p2p_up)
         try:
             await self.p2p.start(initial_peers)
         except NetworkFault:
             await self.close()
             raise
+        self.reachable.start()
+        self.relays.start()
+        self._tasks.spawn(self._climb(), "climb", eternal=True)
 
     async def serve(self) -> None:
         """Let the gRPC server answer; services can no longer be added."""
@@ -142,24 +197,14 @@ class Transport:
 
     async def close(self) -> None:
         """End every channel, the server and p2pd; calls in flight are cancelled. Safe to call twice."""
+        await self.reachable.close()
+        await self.relays.close()
         await self._lines.close()
         await self._tasks.close()
+        await self.relay.close()
         await self.server.stop(None)
         await self.p2p.close()
         self._sparing.close()
-
-    def grpc_addresses(self) -> list[str]:
-        """The host:port others are told to dial, best first; empty when only the tunnel leads here."""
-        if self.settings.force_tunnel:
-            return []
-        if self.settings.announce:
-            return list(self.settings.announce)
-        if self.settings.host not in _ANYWHERE:
-            return [join_host(self.settings.host, self._port)]
-        kind = "ip6" if ":" in self.settings.host else "ip4"
-        hosts = list(dict.fromkeys(filter(None, (part_of(a, kind) for a in self.p2p.addresses() if "/p2p-circuit" not in a))))
-        outside = [h for h in hosts if not is_loopback(h)]
-        return [join_host(h, self._port) for h in outside or hosts]
 
     async def channel(self, peer: PeerId) -> grpc.aio.Channel:
         self._refuse_banned(peer)
@@ -187,13 +232,26 @@ class Transport:
         """See ``TransportPort.doubt``."""
         self._lines.doubt(peer)
 
-    def learn(self, peer: PeerId, multiaddrs: Sequence[str]) -> None:
-        """Remember where the peer's p2pd listens, for when it is wanted. Text that is no multiaddr of it is ignored."""
+    def learn(
+        self, peer: PeerId, multiaddrs: Sequence[str], *, standing: Standing = Standing.UNKNOWN,
+        relays: Sequence[PeerId] = (), room: int = 0, rate: float = 0.0,
+    ) -> None:  # fmt: skip
+        """What a peer says of itself: where its p2pd listens, whether others can dial it there, the relays it can be reached
+        through, how many more peers it would relay for and at how many bytes a second (0: no limit). Text that is no multiaddr
+        of it is ignored."""
         self.p2p.learn(peer, multiaddrs)
+        self.relays.learn(peer, relays)
+        if self.reachable.learn(peer, Known(tuple(multiaddrs), standing, room, rate)):
+            self._lines.news(peer)
 
     def path(self, peer: PeerId) -> str:
         line = self._lines.line(peer)
         return line.path if line else ""
+
+    def rate_left(self, peer: PeerId) -> float:
+        """See ``TransportPort.rate_left``."""
+        line = self._lines.line(peer)
+        return self.reachable.known(line.via).rate if line is not None and line.via else 0.0
 
     def rtt(self, peer: PeerId) -> float:
         """Seconds of the last ping; 0 for never measured."""
@@ -205,8 +263,22 @@ class Transport:
             line = self._lines.line(peer)
             sent, received = self._bytes.get(peer, (0, 0))
             since = line.since if line else 0.0
-            found[peer] = PeerLink(self.path(peer), self.rtt(peer), sent, received, met.name, met.version, since)
+            up, down = self._busiest[peer].rates(time.monotonic()) if peer in self._busiest else (0.0, 0.0)
+            via = line.via if line else PeerId("")
+            found[peer] = PeerLink(
+                self.path(peer), self.rtt(peer), sent, received, met.name, met.version, since, via, up, down,
+                self._proven.get(peer, 0.0),
+            )  # fmt: skip
         return found
+
+    def tried(self, peer: PeerId) -> dict[str, str]:
+        """By way, what became of the last attempt at it: "" for success, else the reason."""
+        return self._lines.tried(peer)
+
+    async def improve(self, peer: PeerId) -> None:
+        """Try every way to ``peer`` that is better than the one there is, once. Raises PeerFault when there is none at all."""
+        await self._lines.get(peer)
+        await self._lines.improve(peer, self._punch, self.reachable.connect)
 
     async def ping(self, peer: PeerId, timeout: float = 5.0) -> float:
         channel = await self.channel(peer)
@@ -215,13 +287,14 @@ class Transport:
             await channel.unary_unary("/tutti.v1.Link/Ping")(b"", timeout=timeout)
         except grpc.aio.AioRpcError as e:
             raise translate(peer, e) from e
-        self._rtt[peer] = time.monotonic() - began
+        self._rtt[peer], self._proven[peer] = time.monotonic() - began, time.time()
         return self._rtt[peer]
 
     def count(self, peer: PeerId, sent: int = 0, received: int = 0, plane: str = "bulk") -> None:
         total = self._bytes.setdefault(peer, [0, 0])
         total[0] += sent
         total[1] += received
+        self._busiest.setdefault(peer, Busiest()).count(sent, received, time.monotonic())
         if sent:
             self._metrics.bytes_sent_total.labels(plane=plane).inc(sent)
         if received:
@@ -254,6 +327,93 @@ class Transport:
         """Let ``answerer(peer, ask)`` answer what peers ask over libp2p; a LocalFault it raises becomes a Refusal."""
         self._asking.answerer = answerer
 
+    # ------------------------------------------------------------ better ways
+
+    async def _climb(self) -> None:
+        while True:
+            await asyncio.sleep(CLIMB_EVERY_S)
+            wanted = self.reachable.standing is Standing.CLOSED and self.reach_settings.relayed
+            self.relays.want(wanted)
+            self._metrics.relay_clients.set(self.relay.clients)
+            self._lines.climb(time.monotonic(), self._punch, self.reachable.connect)
+
+    async def _punch(self, peer: PeerId) -> None:
+        """Open a libp2p connection together with ``peer``, which is reached some other way. Raises PeerFault."""
+        mine, reachable = self.reachable.seen(), self.reachable
+        if not mine:
+            raise PeerFault(peer, "nobody has told us our public address")
+        if reachable.moving_ports():
+            raise PeerFault(peer, "our router gives every connection another port")
+        self._punching.add(peer)
+        try:
+            channel = await self.channel(peer)
+            call = channel.unary_unary("/tutti.v1.Link/Punch", PunchAsk.SerializeToString, PunchAnswer.FromString)
+            answer = await call(PunchAsk(addresses=mine), timeout=PUNCH_ASK_S)
+            if not answer.accepted:
+                raise PeerFault(peer, f"it does not punch: {answer.reason[:200]}")
+            found = punch.candidates(answer.addresses)
+            if not found:
+                raise PeerFault(peer, "it knows no public address of its own")
+            self.p2p.punched(peer)
+            await self.p2p.reach(peer, punch.OPEN_S, [multiaddr(*at) for at in found])
+        except grpc.aio.AioRpcError as e:
+            raise translate(peer, e) from e
+        finally:
+            self._punching.discard(peer)
+
+    async def _punch_asked(self, request: PunchAsk, context: grpc.aio.ServicerContext[Any, Any]) -> PunchAnswer:
+        peer = self.caller(context)
+        targets, mine = punch.candidates(request.addresses), self.reachable.seen()
+        if not self.reach_settings.punch or self.reachable.local:
+            return PunchAnswer(reason="hole punching is off here")
+        if peer in self._punching and self.peer_id < peer:
+            return PunchAnswer(reason="we are asking you at this moment")
+        if self.reachable.moving_ports():
+            return PunchAnswer(reason="our router gives every connection another port")
+        if not targets or not mine:
+            return PunchAnswer(reason="no public address is known here" if targets else "no public address was given")
+        if not self._punches.allow(peer, time.monotonic()):
+            return PunchAnswer(reason="too soon after the last time")
+        self._tasks.spawn(self._open_to(peer, targets), f"punch {short(peer)}")
+        return PunchAnswer(accepted=True, addresses=mine)
+
+    async def _open_to(self, peer: PeerId, targets: list[tuple[str, int]]) -> None:
+        try:
+            made = await punch.open_connection(self.p2p.port, targets, self._tasks)
+            self.p2p.punched(peer)
+            await punch.hand_over(made, self._near, self.p2p.port)
+        except (NetworkFault, OSError) as e:
+            self._journal.emit("transport", "punch-failed", f"{short(peer)}: {e}", "debug", peer=peer)
+
+    # ------------------------------------------------------------ relaying for others
+
+    def _relaying(self) -> bool:
+        return self.reach_settings.relay and self.reachable.standing is Standing.OPEN
+
+    def _relay_for(self, peer: PeerId, request: RelayAsk) -> None:
+        """Raises LocalFault for whom this node does not relay."""
+        ours = self._serves()
+        if ours and request.run_id != ours:
+            raise Refused("this node relays for another run", "", ExitCode.PROTOCOL)
+        if (left := self._banned(peer)) > 0:
+            raise Refused(f"you are refused for {left:.0f} s", "wait", ExitCode.REFUSED)
+        if ours:
+            self._admit(peer, Hello(run_id=request.run_id, admission=request.admission))
+
+    async def _greet_through(self, peer: PeerId, relay: PeerId) -> Acquaintance:
+        stream = await self.relays.private(relay, peer)
+        met = await self._handshake.greet_over(peer, stream, 2 * self.settings.handshake_timeout_s)
+        self._remember(met)
+        return met
+
+    async def _meet_relayed(self, peer: PeerId, stream: Secured) -> None:
+        await self._welcome(peer, stream, stream)
+
+    async def _ask_reach(self, peer: PeerId, question: Ask, timeout: float) -> Answer:
+        return await self._asking.ask(peer, question, timeout)
+
+    # ------------------------------------------------------------ meeting
+
     async def _greet(self, peer: PeerId) -> Acquaintance:
         met = await self._handshake.greet(peer, 2 * self.settings.handshake_timeout_s)
         self._remember(met)
@@ -284,13 +444,13 @@ class Transport:
         self._gauge()
         if len(self._met) > PEERS_KEPT:
             gone, _ = self._met.popitem(last=False)
-            self._bytes.pop(gone, None)
-            self._rtt.pop(gone, None)
+            for table in (self._bytes, self._busiest, self._rtt, self._proven):
+                table.pop(gone, None)
 
     def _gauge(self) -> None:
-        paths = [line.path for line in self._lines.all().values()]
-        for path in ("direct", "tunnel"):
-            self._metrics.peers.labels(path=path).set(paths.count(path))
+        rungs = [line.rung for line in self._lines.all().values()]
+        for rung in list(Rung)[1:]:
+            self._metrics.peers.labels(path=rung.word).set(rungs.count(rung))
 
     def _banned(self, peer: PeerId) -> float:
         return self._book.banned(peer, time.monotonic())

@@ -11,8 +11,8 @@ MIB = 1 << 20
 class TransportSettings:
     """Of this peer."""
 
-    host: str = "127.0.0.1"
-    """Address the p2p daemon and the gRPC server listen on; 0.0.0.0 for all."""
+    host: str = ""
+    """Address the p2p daemon and the gRPC server listen on; empty: all, IPv4 and IPv6."""
     p2p_port: int = 0
     """TCP (and UDP, QUIC) port of the p2p daemon; 0 picks a free one."""
     grpc_port: int = 0
@@ -21,8 +21,6 @@ class TransportSettings:
     """host:port others should dial for gRPC instead of the address it listens on."""
     force_tunnel: bool = False
     """Announce no address, so that everybody comes through libp2p: what a peer behind NAT does."""
-    relay: bool = False
-    """Look for relays to become reachable (peers behind NAT)."""
     max_message: int = 4 * MIB + 64 * 1024
     """Largest gRPC message; a bigger one is refused before it is read."""
     chunk: int = MIB
@@ -45,19 +43,23 @@ class TransportSettings:
     """Largest HTTP/2 frame. gRPC's own 16 KiB cost a fifth of an exchange on a fast line; a frame holds up a probe's answer for 1 s
     at 1 Mbit/s, of the ``keepalive_timeout_s`` it has."""
 
-    def connection_options(self) -> list[tuple[str, int]]:
+    relayed_timeout_s: float = 6.0
+    """Silence after a probe that means a relayed connection is dead: the answer also waits in the relay's buffers."""
+
+    def connection_options(self, relayed: bool = False) -> list[tuple[str, int]]:
         """gRPC's options for both ends of a connection: how silence is noticed, and how much may be unread.
 
         gRPC 1.85 waits for the answer to a probe as long as ``ping_timeout_ms``, whatever the keepalive's own time-out.
         Its bandwidth probes are pings too, sent in the middle of a transfer, and on a slow link they are answered
         late; with them a short wait would end healthy connections, so windows are of a fixed size instead.
         """
+        timeout_s = max(self.keepalive_timeout_s, self.relayed_timeout_s if relayed else 0.0)
         return [
             ("grpc.max_receive_message_length", self.max_message),
             ("grpc.max_send_message_length", self.max_message),
             ("grpc.keepalive_time_ms", round(1000 * self.keepalive_s)),
-            ("grpc.keepalive_timeout_ms", round(1000 * self.keepalive_timeout_s)),
-            ("grpc.http2.ping_timeout_ms", round(1000 * self.keepalive_timeout_s)),
+            ("grpc.keepalive_timeout_ms", round(1000 * timeout_s)),
+            ("grpc.http2.ping_timeout_ms", round(1000 * timeout_s)),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.http2.bdp_probe", 0),

@@ -6,7 +6,7 @@ caller: gRPC channel → unix socket → Tunnel → libp2p stream … → Tunnel
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from node.core.errors import PeerFault
@@ -88,8 +88,10 @@ async def splice(
     left_writer: asyncio.StreamWriter,
     right_reader: asyncio.StreamReader,
     right_writer: asyncio.StreamWriter,
+    pay: Callable[[int], Awaitable[None]] | None = None,
 ) -> None:
-    """Join two connections until either ends; both are closed then, also when cancelled.
+    """Join two connections until either ends; both are closed then, also when cancelled. ``pay(count)`` is awaited before
+    so many bytes go on.
 
     p2pd knows no half-close: it turns the end of one direction into a reset of both, which eats what is still on its
     way. So an end is passed on only LINGER_S after it was seen, when the last bytes have arrived.
@@ -103,6 +105,8 @@ async def splice(
         nonlocal over
         try:
             while piece := await source.read(PIECE):
+                if pay is not None:
+                    await pay(len(piece))
                 sink.write(piece)
                 await sink.drain()
             if not over:

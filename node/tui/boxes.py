@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from node.control.snapshot import TIME_KINDS, cover
-from node.control.text import STATE_STYLE, TIME_GLYPH, TIME_STYLE
+from node.control.text import STATE_STYLE, TIME_GLYPH, TIME_STYLE, paths_words
 from node.control.words import chart, clean, count, size, span, stacked
 from node.core.ids import ENDS
 from protos.ask_pb2 import PeersAnswer
@@ -25,9 +25,7 @@ def node_lines(s: Snapshot, width: int) -> list[Text]:
     lines.append(_row("stage", f"{place} {clean(s.layers, 18)}  {s.replicas} replica{'s' * (s.replicas != 1)}"))
     last = f", last {span(s.last_work_s)} ago" if s.micro_batches else ""
     lines.append(_row("work", f"{count(s.micro_batches)} mb here{last}"))
-    lines.append(
-        _row("net", f"{s.peers_direct} direct {s.peers_tunnel} tunnel  ↑{_brief(s.bytes_sent)} ↓{_brief(s.bytes_received)}")
-    )
+    lines.append(_row("net", f"{paths_words(s.paths_to) or 'nobody yet'}  ↑{_brief(s.bytes_sent)} ↓{_brief(s.bytes_received)}"))
     bar = _row("time", "")
     runs = stacked(
         [s.time_s[k] if k in s.time_s else 0.0 for k in TIME_KINDS], [TIME_GLYPH[k] for k in TIME_KINDS], max(8, width - 7)

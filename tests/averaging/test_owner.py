@@ -180,7 +180,7 @@ async def test_a_stranger_is_refused(duel):
 
 
 async def test_streams_for_a_round_that_never_opens_are_bounded_in_number_and_time(cell_of, grads):
-    duel = Duel(await cell_of(2, AveragingSettings(round_timeout_s=0.5)), grads)
+    duel = Duel(await cell_of(2, AveragingSettings(round_timeout_s=3.0)), grads)
     sends = [send(duel.cell, duel.p1, duel.p0, duel.messages(epoch=9)) for _ in range(8)]
     answers = await asyncio.gather(*sends)
     assert sorted(kind for kind, _, _ in answers) == ["BUSY"] * 2 + ["LATE"] * 6

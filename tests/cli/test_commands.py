@@ -9,6 +9,10 @@ import pytest
 
 import cli
 from node.config import NodeConfig
+from node.control.diagnose import Machine, failed, unreachable
+from node.control.doctor import Checkup
+from node.core.errors import ExitCode
+from node.core.ids import RunId
 from node.core.version import VERSION
 from node.identity.invites import Invite
 from node.identity.keys import Identity
@@ -146,7 +150,7 @@ def test_an_invite_for_another_run_than_its_manifest_is_refused(tutti, home):
 
 
 def test_a_damaged_invite_is_a_usage_error(tutti):
-    shown = tutti("join", "tutti1abc")
+    shown = tutti("join", "tutti2abc")
     assert shown.returncode == 2
     assert "Traceback" not in shown.stderr
 
@@ -173,3 +177,38 @@ def test_ctrl_c_is_130(monkeypatch, capsys):
     finally:
         sys.excepthook = hook
     assert "interrupted" in capsys.readouterr().err
+
+
+def test_doctor_net_exits_with_the_code_of_the_cause(tutti, monkeypatch):
+    peer = Identity.ephemeral().peer_id
+    closed = failed(ADDRESS + peer, "connect", ExitCode.PORT_CLOSED, "connection refused")
+    found = Checkup(Machine((("eth0", "192.168.7.2", "private"),), {4: "192.168.7.2", 6: ""}), (closed,), closed, 0.5)
+    monkeypatch.setattr("node.joining.examine", lambda addresses, **_: found)
+    shown = tutti("doctor", "net", ADDRESS + peer)
+    assert shown.returncode == 21
+    assert "this machine" in shown.stdout
+    assert "connection refused" in shown.stdout
+    shown = tutti("doctor", "net", ADDRESS + peer, "--json")
+    assert shown.returncode == 21
+    document = json.loads(shown.stdout)
+    assert document["verdict"]["code"] == 21
+    assert document["seconds"] == 0.5
+    assert tutti("doctor", "net", "neither").returncode == 2
+
+
+def test_a_swarm_out_of_reach_is_told_with_every_address(tutti, monkeypatch):
+    peer = Identity.ephemeral().peer_id
+    closed = failed(ADDRESS + peer, "connect", ExitCode.PORT_CLOSED, "connection refused")
+
+    def observe(*_: object) -> None:
+        raise unreachable([closed])
+
+    monkeypatch.setattr("node.joining.observe", observe)
+    invite = Invite(RunId("ab" * 32), peer, (ADDRESS + peer,)).encode()
+    shown = tutti("join", invite, "--yes", "--no-start")
+    assert shown.returncode == 21
+    assert f"  {ADDRESS}{peer}: connection refused" in shown.stderr
+    shown = tutti("peers", "--join", invite, "--json")
+    document = json.loads(shown.stdout)
+    assert (shown.returncode, document["exit_code"]) == (21, 21)
+    assert [f["address"] for f in document["findings"]] == [ADDRESS + peer]

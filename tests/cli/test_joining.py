@@ -4,11 +4,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from node.config import NodeConfig
-from node.core.errors import Refused
+from node.control.diagnose import Finding, Machine, identity_in_use, silent, verdict
+from node.control.doctor import Checkup
+from node.core.errors import ExitCode, Refused, UsageFault
+from node.core.ids import RunId
 from node.identity.admission import check_admission
 from node.identity.invites import Invite
 from node.identity.keys import Identity
-from node.joining import ask_peers, choose, invite_text, look
+from node.joining import ask_peers, check, choose, examined, invite_text, look
 from node.manifest import Manifest, amended
 from protos.ask_pb2 import Answer, ManifestAnswer, PeersAnswer
 
@@ -106,3 +109,72 @@ def test_of_a_private_swarm_is_asked_as_the_peer_that_its_token_admits(home, mon
             assert (asker.peer_id == me.peer_id) is (guest is not None)
         assert len(asked) == 2
         asked.clear()
+
+
+def test_before_the_start_clock_and_identity_are_looked_at(home, monkeypatch):
+    owner = Identity.ephemeral()
+    place = ADDRESS + owner.peer_id
+    ours = NodeConfig.load({"home": home}, {})
+    invite = Invite(RunId("ab" * 32), owner.peer_id, (place,))
+    asked, answered = [], Finding(place, "answer", True, "answered", clock_s=-3600.0)
+
+    def found(*findings):
+        def examine(addresses, **how):
+            asked.append((addresses, how))
+            return Checkup(Machine((), {}), findings, verdict(findings), 0.1)
+
+        monkeypatch.setattr("node.joining.examine", examine)
+
+    found(answered)
+    with pytest.raises(Refused, match="1h00m behind") as caught:
+        check(ours, invite, 3.0)
+    assert caught.value.code is ExitCode.CLOCK_WRONG
+    addresses, how = asked[0]
+    assert addresses == (place,)
+    assert (how["me"], how["first"], how["seconds"]) == (None, True, 3.0)  # this home has no key yet
+
+    me = Identity.load_or_create(ours.identity_path).peer_id
+    found(Finding(place, "answer", True, "answered"), identity_in_use(me, "it answers"))
+    with pytest.raises(Refused, match="in use elsewhere") as caught:
+        check(ours, invite)
+    assert caught.value.code is ExitCode.IDENTITY_IN_USE
+    assert asked[1][1]["me"] == me
+
+    found(silent(place, 3.0))
+    check(ours, invite)  # nobody there: the daemon goes on looking
+
+
+def test_of_a_daemon_that_runs_here_it_is_not_asked_who_else_uses_its_key(home, daemon, monkeypatch):
+    owner = Identity.ephemeral()
+    ours, asked = NodeConfig.load({"home": home}, {}), []
+    Identity.load_or_create(ours.identity_path)
+
+    def examine(addresses, **how):
+        asked.append(how["me"])
+        return Checkup(Machine((), {}), (), verdict([]), 0.1)
+
+    monkeypatch.setattr("node.joining.examine", examine)
+    check(ours, Invite(RunId("ab" * 32), owner.peer_id, (ADDRESS + owner.peer_id,)))
+    assert asked == [None]
+
+
+def test_the_addresses_to_examine_are_those_given_or_remembered(home, monkeypatch):
+    owner = Identity.ephemeral()
+    ours, asked = NodeConfig.load({"home": home}, {}), []
+    manifest = Manifest.parse(Manifest.default_demo().sign(owner))
+    one, two, three = (f"/ip4/127.0.0.1/tcp/{port}/p2p/{owner.peer_id}" for port in (1, 2, 3))
+    monkeypatch.setattr("node.joining.examine", lambda addresses, **_: asked.append(addresses))
+    examined(ours, ())
+    ours.remember(manifest, Invite(manifest.run_id, owner.peer_id, (one,)).encode())
+    examined(ours, ())
+    examined(ours, (Invite(manifest.run_id, owner.peer_id, (two,)).encode().upper(), three))
+    assert asked == [[], [one], [two, three]]
+    with pytest.raises(UsageFault, match="neither"):
+        examined(ours, ("swarm.toml",))
+
+
+def test_an_invite_of_another_version_is_no_file(home):
+    ours = NodeConfig.load({"home": home}, {})
+    for text in ("tutti1abcdef", "TUTTI3ABCDEF"):
+        with pytest.raises(UsageFault, match=f"version {text[5]}, this tutti reads version 2"):
+            choose(ours, text)

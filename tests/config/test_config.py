@@ -28,13 +28,13 @@ def test_flags_beat_environment_beats_named_file_beats_user_file_beats_default(t
 def test_every_variable_of_a_container_is_read(tmp_path):
     env = {
         "TUTTI_HOME": str(tmp_path), "TUTTI_STAGE": "2", "TUTTI_SWARM": "/etc/swarm.toml", "TUTTI_LISTEN": "0.0.0.0",
-        "TUTTI_JOIN": "tutti1abc, /dns4/b/tcp/1/p2p/X", "TUTTI_GRPC_PORT": "7", "TUTTI_NAME": "n", "TUTTI_ANNOUNCE": "a:1 b:2",
+        "TUTTI_JOIN": "tutti2abc, /dns4/b/tcp/1/p2p/X", "TUTTI_GRPC_PORT": "7", "TUTTI_NAME": "n", "TUTTI_ANNOUNCE": "a:1 b:2",
         "TUTTI_FORCE_TUNNEL": "yes", "TUTTI_DIRECTORY_TTL_S": "20", "TUTTI_METRICS_PORT": "-1", "TUTTI_DEVICE": "",
     }  # fmt: skip
     config = NodeConfig.load({}, env)
     assert config.stage == 2
     assert str(config.swarm) == "/etc/swarm.toml"
-    assert config.join == ("tutti1abc", "/dns4/b/tcp/1/p2p/X")
+    assert config.join == ("tutti2abc", "/dns4/b/tcp/1/p2p/X")
     assert config.transport.host == "0.0.0.0"
     assert config.transport.announce == ("a:1", "b:2")
     assert config.transport.force_tunnel is True
@@ -132,11 +132,11 @@ def test_the_swarm_used_last_is_remembered_with_its_invite(tmp_path):
     assert config.remembered() is None
     one = Manifest.parse(Manifest.default_demo().sign(Identity.ephemeral()))
     two = Manifest.parse(Manifest.default_demo().sign(Identity.ephemeral()))
-    config.remember(one, "tutti1x")
-    assert config.remembered() == (one, "tutti1x")
+    config.remember(one, "tutti2x")
+    assert config.remembered() == (one, "tutti2x")
     config.remember(two)
     assert config.remembered() == (two, "")
-    assert config.remembered(one.run_id) == (one, "tutti1x")
+    assert config.remembered(one.run_id) == (one, "tutti2x")
     config.remember(one)  # started again by file: the invite is kept
-    assert config.remembered() == (one, "tutti1x")
+    assert config.remembered() == (one, "tutti2x")
     assert not [p for p in tmp_path.rglob(".*") if p.is_file()]  # no temporary file left

@@ -7,10 +7,13 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
+from node.control.diagnose import verdict
+from node.control.doctor import examine
 from node.core.errors import ExitCode, NetworkFault, UsageFault
 from node.identity.keys import Identity
 from protos.ask_pb2 import Answer, Ask, AskPeers, AskPing
@@ -20,15 +23,16 @@ libp2p = pytest.importorskip("libp2p") if "hivemind" not in sys.modules else pyt
 )  # fmt: skip
 
 from node.control import observer  # noqa: E402
-from node.control.observer import ask, ask_first  # noqa: E402
+from node.control.observer import ask, ask_first, survey  # noqa: E402
 
 SERVER = r"""
-import asyncio, json, struct, sys
+import asyncio, json, struct, sys, time
 from hivemind.p2p import P2P
-from protos.ask_pb2 import Answer, Ask, PeerLine, PeersAnswer, PingAnswer
+from protos.ask_pb2 import Answer, Ask, PeerLine, PeersAnswer, PingAnswer, Refusal
 
 async def main():
-    p2p = await P2P.create(host_maddrs=("/ip4/127.0.0.1/tcp/0",), nat_port_map=False, auto_nat=False)
+    hosts = ("/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1", "/ip6/::1/tcp/0", "/ip6/::1/udp/0/quic-v1")
+    p2p = await P2P.create(host_maddrs=hosts, nat_port_map=False, auto_nat=False)
 
     async def answer(info, reader, writer):
         (size,) = struct.unpack(">I", await reader.readexactly(4))
@@ -36,8 +40,10 @@ async def main():
         kind = asked.WhichOneof("question")
         if kind == "peers":
             reply = Answer(peers=PeersAnswer(peers=[PeerLine(peer=info.peer_id.to_base58(), name="caller")] * 3000))
+        elif asked.ping.nonce == b"no":
+            reply = Answer(refusal=Refusal(code=5, reason="not for you"))
         else:
-            reply = Answer(ping=PingAnswer(nonce=asked.ping.nonce, version="1", name="calm-otter"))
+            reply = Answer(ping=PingAnswer(nonce=asked.ping.nonce, version="1", name="calm-otter", time=time.time() + 100))
         raw = reply.SerializeToString()
         frame = struct.pack(">I", len(raw)) + raw
         if asked.ping.nonce == b"silence":
@@ -49,6 +55,8 @@ async def main():
         )
         writer.write(frame)
         await writer.drain()
+        if asked.ping.nonce != b"cut":
+            await reader.read(1)  # as the daemon does: see node/transport/frames.py
         writer.close()
 
     await p2p.add_binary_stream_handler("/tutti/ask/1", answer)
@@ -65,16 +73,37 @@ STRANGER = "12D3KooWGQmdpbHXA4BTXpaGrFWCrgJMJhdGbyBQrT9HqGRbYs5B"
 
 
 @pytest.fixture(scope="module")
-def observed_node() -> Iterator[str]:
-    """The multiaddr of a node that answers questions. It ends when its standard input does."""
+def observed_places() -> Iterator[dict[str, str]]:
+    """The multiaddrs of a node that answers questions, by IP version and transport: "4/tcp", "6/udp". It ends when its
+    standard input does."""
     process = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        yield json.loads(process.stdout.readline())[0]
+        addresses = json.loads(process.stdout.readline())
+        yield {f"{words[1][-1]}/{words[3]}": address for address in addresses if (words := address.split("/"))}
     finally:
         process.stdin.close()
         process.wait(20)
+
+
+@pytest.fixture(scope="module")
+def observed_node(observed_places: dict[str, str]) -> str:
+    return observed_places["4/tcp"]
+
+
+@pytest.fixture
+def closed() -> str:
+    """An address nobody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        return f"/ip4/127.0.0.1/tcp/{gone.getsockname()[1]}/p2p/{STRANGER}"
+
+
+@pytest.fixture
+def mute() -> Iterator[str]:
+    """An address that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}/p2p/{STRANGER}"
 
 
 def ping(nonce: bytes = b"hello") -> Ask:
@@ -100,9 +129,21 @@ def test_the_asker_is_who_its_seed_makes_it(observed_node: str) -> None:
     assert other != me.peer_id
 
 
+@pytest.mark.parametrize("place", ["4/tcp", "4/udp", "6/tcp", "6/udp"])
+def test_tcp_and_quic_of_both_ip_versions_carry_long_answers(observed_places: dict[str, str], place: str) -> None:
+    for _ in range(3):
+        assert len(ask(observed_places[place], Ask(peers=AskPeers()), timeout=20).peers.peers) == 3000
+
+
+@pytest.mark.parametrize("place", ["4/tcp", "4/udp"])
+def test_a_name_is_looked_up(observed_places: dict[str, str], place: str) -> None:
+    named = observed_places[place].replace("ip4/127.0.0.1", "dns/localhost")
+    assert ask(named, ping(), timeout=20).ping.version == "1"
+
+
 @pytest.mark.parametrize(
     ("nonce", "reason"),
-    [(b"cut", "reading the answer"), (b"huge", "2147483648 bytes"), (b"noise", "not an Answer")],
+    [(b"cut", "the answer did not come"), (b"huge", "2147483648 bytes"), (b"noise", "not an Answer")],
 )
 def test_a_bad_answer_is_a_network_fault_with_its_reason(observed_node: str, nonce: bytes, reason: str) -> None:
     with pytest.raises(NetworkFault, match=reason) as caught:
@@ -112,47 +153,151 @@ def test_a_bad_answer_is_a_network_fault_with_its_reason(observed_node: str, non
     assert caught.value.next_step
 
 
-def test_silence_ends_with_the_time_out(observed_node: str) -> None:
-    with pytest.raises(NetworkFault, match="reading the answer failed: no answer within 1 s"):
-        ask(observed_node, ping(b"silence"), timeout=1)
+@pytest.mark.parametrize("place", ["4/tcp", "4/udp"])
+def test_silence_ends_with_the_time_out(observed_places: dict[str, str], place: str) -> None:
+    with pytest.raises(NetworkFault, match="connected, but the question is not answered within 5[.0-9]* s"):
+        ask(observed_places[place], ping(b"silence"), timeout=5)
 
 
-def test_a_node_that_is_somebody_else_is_not_asked(observed_node: str) -> None:
-    impostor = observed_node.replace(observed_node.rsplit("/", 1)[1], STRANGER)
-    with pytest.raises(NetworkFault, match="dialling failed"):
+def test_who_takes_connections_and_says_nothing_is_no_peer(mute: str) -> None:
+    with pytest.raises(NetworkFault, match="does not prove who it is within 1[.0-9]* s"):
+        ask(mute, ping(), timeout=1)
+
+
+@pytest.mark.parametrize("place", ["4/tcp", "4/udp", "6/udp"])
+def test_a_node_that_is_somebody_else_is_not_asked(observed_places: dict[str, str], place: str) -> None:
+    address = observed_places[place]
+    impostor = address.replace(address.rsplit("/", 1)[1], STRANGER)
+    with pytest.raises(NetworkFault, match="somebody else answers there"):
         ask(impostor, ping(), timeout=20)
 
 
-def test_every_address_is_tried_and_named(observed_node: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        port = gone.getsockname()[1]
-    closed = f"/ip4/127.0.0.1/tcp/{port}/p2p/{STRANGER}"
-    assert ask_first([closed, observed_node], ping(), timeout=20).ping.version == "1"
+def test_what_is_no_libp2p_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    stranger, _ = server.accept()
+                except OSError:
+                    return
+                with stranger:
+                    stranger.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        threading.Thread(target=serve, daemon=True).start()
+        with pytest.raises(NetworkFault, match="does not speak as a peer does"):
+            ask(f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}/p2p/{STRANGER}", ping(), timeout=20)
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def test_every_address_that_failed_is_named_with_its_reason(closed: str) -> None:
     unknown = f"/dns4/no-such-host.invalid/tcp/1/p2p/{STRANGER}"
+    relayed = f"/ip4/127.0.0.1/tcp/4001/p2p/{STRANGER}/p2p-circuit/p2p/{STRANGER}"
+    strange = f"/ip4/127.0.0.1/tcp/4001/ws/p2p/{STRANGER}"
     with pytest.raises(NetworkFault) as caught:
-        ask_first([closed, unknown], ping(), timeout=20)
-    assert f"{closed}: dialling failed" in caught.value.what
-    assert f"{unknown}: dialling failed" in caught.value.what
+        ask_first([closed, unknown, relayed, strange], ping(), timeout=20)
+    assert f"{closed}: connection refused" in caught.value.what
+    assert f"{unknown}: the name no-such-host.invalid" in caught.value.what
+    assert f"{relayed}: not tried: it leads through a relay" in caught.value.what
+    assert f"{strange}: not tried" in caught.value.what
+    listed = caught.value.details["findings"]
+    assert {f["address"]: f["layer"] for f in listed} == {
+        closed: "connect", unknown: "name", relayed: "address", strange: "address",
+    }  # fmt: skip
+    assert json.loads(json.dumps(listed)) == listed
+
+
+def test_a_closed_port_has_its_own_code(closed: str) -> None:
+    for address in (closed, closed.replace("/p2p/", "/quic-v1/p2p/").replace("tcp", "udp")):
+        with pytest.raises(NetworkFault, match="nobody listens") as caught:
+            ask(address, ping(), timeout=20)
+        assert caught.value.code is ExitCode.PORT_CLOSED
+        assert address.split("/")[4] in caught.value.next_step
+
+
+def test_all_addresses_are_tried_at_once_and_the_first_good_answer_wins(
+    observed_places: dict[str, str], closed: str, mute: str
+) -> None:
+    begin = time.monotonic()
+    places = [mute, closed, observed_places["4/tcp"]]
+    assert ask_first(places, ping(), timeout=60).ping.version == "1"
+    assert time.monotonic() - begin < 30, "the mute one was waited for"
+
+
+def test_quic_is_used_where_tcp_does_not_answer(observed_places: dict[str, str], closed: str, mute: str) -> None:
+    for tcp in (mute, closed):
+        begin = time.monotonic()
+        assert ask_first([tcp, observed_places["4/udp"]], ping(), timeout=60).ping.version == "1"
+        assert time.monotonic() - begin < 30, "TCP was waited for"
+
+
+def test_a_refusal_is_an_answer_but_not_a_good_one(observed_places: dict[str, str], mute: str) -> None:
+    begin = time.monotonic()
+    peer = observed_places["4/tcp"].rsplit("/", 1)[1]
+    same = mute.replace(STRANGER, peer)
+    answer = ask_first([observed_places["4/tcp"], same], ping(b"no"), timeout=60)
+    assert answer.refusal.reason == "not for you"
+    assert time.monotonic() - begin < 30, "what a peer has refused, its other addresses are not asked for"
+    assert not survey([observed_places["4/tcp"]], [ping(b"no")], 20)[0].good
+
+
+def test_a_survey_waits_for_the_others_only_a_moment_once_somebody_answered(
+    observed_places: dict[str, str], closed: str, mute: str
+) -> None:
+    places = [*observed_places.values(), closed, mute]
+    begin = time.monotonic()
+    heard = survey(places, [ping(), Ask(peers=AskPeers())], 60)
+    assert time.monotonic() - begin < 30
+    assert [h.finding.address for h in heard] == places
+    assert [h.finding.layer for h in heard] == [*["answer"] * 4, "connect", "proof"]
+    assert [h.finding.ok for h in heard] == [True] * 4 + [False] * 2
+    for one in heard[:4]:
+        assert one.finding.clock_s == pytest.approx(-100, abs=30)
+        assert len(one.answers[1].peers.peers) == 3000
+    assert verdict([h.finding for h in heard]).code is ExitCode.CLOCK_WRONG
+
+
+def test_an_examination_compares_clocks(observed_places: dict[str, str], mute: str) -> None:
+    for first in (True, False):
+        found = examine([mute, observed_places["4/tcp"]], first=first, seconds=60)
+        assert found.verdict.exit_code is ExitCode.CLOCK_WRONG
+        assert found.clock_s == pytest.approx(-100, abs=30)
+        # Content with the first, it asks the others all the same when that one's clock differs.
+        assert [f.ok for f in found.findings] == ([True, False] if first else [False, True])
 
 
 @pytest.mark.parametrize(
     ("address", "reason"),
     [
         ("nonsense", "not a multiaddr"),
-        ("/ip4/127.0.0.1/tcp/4001", "whom to expect"),
-        (f"/ip4/127.0.0.1/udp/4001/quic-v1/p2p/{STRANGER}", "plain TCP"),
-        (f"/ip4/127.0.0.1/tcp/4001/p2p/{STRANGER}/p2p-circuit/p2p/{STRANGER}", "relay"),
-        ("/ip4/127.0.0.1/tcp/4001/p2p/QmWrong", "not a multiaddr"),
-        ("", "not a multiaddr|whom to expect"),
+        ("/ip4/127.0.0.1/tcp/4001", "does not say which peer"),
+        ("/ip4/127.0.0.1/tcp/4001/p2p/QmWrong", "does not end in a PeerId"),
+        ("", "not a multiaddr"),
     ],
 )
-def test_an_address_that_cannot_be_dialled_is_the_users_mistake(address: str, reason: str) -> None:
+def test_an_address_of_no_peer_is_the_users_mistake(address: str, reason: str) -> None:
     with pytest.raises(UsageFault, match=reason):
         ask(address, ping())
     with pytest.raises(UsageFault):
         ask_first([], ping())
     with pytest.raises(UsageFault, match="time-out"):
         ask(f"/ip4/127.0.0.1/tcp/4001/p2p/{STRANGER}", ping(), timeout=float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("layer", "why", "code", "says"),
+    [
+        ("proof", "Peer ID mismatch: expected A, got B", ExitCode.NETWORK, "somebody else"),
+        ("proof", "Certificate not yet valid", ExitCode.CLOCK_WRONG, "clock"),
+        ("proof", "Certificate has expired", ExitCode.CLOCK_WRONG, "clock"),
+        ("proof", "boom", ExitCode.NETWORK, "does not speak as a peer does (boom)"),
+        ("answer", "stream \x1b[31mreset", ExitCode.NETWORK, "did not come: stream  [31mreset"),
+    ],
+)
+def test_a_conversation_that_breaks_off_is_put_into_words(layer: str, why: str, code: ExitCode, says: str) -> None:
+    found = observer._broke(f"/ip4/127.0.0.1/tcp/1/p2p/{STRANGER}", layer, why)
+    assert (found.layer, found.code, found.ok) == (layer, code, False)
+    assert says in found.cause
 
 
 def test_the_host_only_dials() -> None:
@@ -165,14 +310,17 @@ def test_the_host_only_dials() -> None:
     assert (limits.low_watermark + limits.high_watermark) // 2 == 0, "the library dials on its own up to this many"
 
 
-def test_asking_leaves_no_thread_and_no_socket_behind(observed_node: str) -> None:
+def test_asking_leaves_no_thread_and_no_socket_behind(observed_places: dict[str, str]) -> None:
     import psutil
 
-    ask(observed_node, ping(), timeout=20)
+    places = list(observed_places.values())
+    survey(places, [ping()], 20)
     before = threading.active_count()
-    ask(observed_node, ping(), timeout=20)
+    survey(places, [ping()], 20)
+    ask(observed_places["4/udp"], ping(), timeout=20)
     assert threading.active_count() <= before
-    assert not [c for c in psutil.Process().net_connections("inet") if c.status in ("LISTEN", "ESTABLISHED")]
+    mine = psutil.Process().net_connections("inet")
+    assert not [c for c in mine if c.status in ("LISTEN", "ESTABLISHED") or c.type == socket.SOCK_DGRAM]
 
 
 def test_it_refuses_to_share_a_process_with_hivemind() -> None:

@@ -45,7 +45,7 @@ def test_status_tells_the_facts_in_eighty_columns():
         "41.2M tokens",
         "118 ok, 2 repaired, 0 failed",
         "compute 62%",
-        "5 direct, 1 tunnel",
+        "5 direct, 1 relayed",
     ):
         assert fact in text
 
@@ -197,11 +197,11 @@ def test_the_banner_says_how_to_go_on():
         key_path="/k",
         new_key=True,
         solo=True,
-        invite="tutti1x",
+        invite="tutti2x",
         listening=("/ip4/a", "/ip4/b"),
     )
     text = "\n".join(lines)
-    for words in ("solo", "keep a backup", "tutti monitor", "tutti join tutti1x", "/ip4/b"):
+    for words in ("solo", "keep a backup", "tutti monitor", "tutti join tutti2x", "/ip4/b"):
         assert words in text
     assert "device" not in text
 

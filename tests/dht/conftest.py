@@ -21,13 +21,13 @@ from node.identity.keys import Identity
 RUN = RunId("ab" * 32)
 
 
-class SkewedClock(SystemClock):
-    """The machine's clock, moved by hand: what a peer sees when time passes for it."""
+class SetClock(SystemClock):
+    """The machine's clock until it is set by hand; then it stands there, however long the test takes."""
 
-    skew = 0.0
+    stands: float | None = None
 
     def wall(self) -> float:
-        return super().wall() + self.skew
+        return super().wall() if self.stands is None else self.stands
 
 
 def make_body(name: str = "calm-otter", **changes: Any) -> PeerBody:
@@ -115,13 +115,13 @@ async def swarm(tmp_path: Path) -> AsyncIterator[Swarm]:
 class Three:
     """Three peers of one run whose clocks can be moved, whatever the noticeboard is made of."""
 
-    def __init__(self, directories: list[Any], clocks: list[SkewedClock]) -> None:
+    def __init__(self, directories: list[Any], clocks: list[SetClock]) -> None:
         self.directories, self.clocks = directories, clocks
 
 
 @pytest.fixture(params=["memory", "hivemind"])
 async def three(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Three]:
-    clocks = [SkewedClock() for _ in range(3)]
+    clocks = [SetClock() for _ in range(3)]
     settings = DirectorySettings(rejoin_s=0.05, rejoin_max_s=0.2)
     if request.param == "memory":
         wall = Wall()

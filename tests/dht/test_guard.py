@@ -54,6 +54,13 @@ def called_by(who: Identity) -> P2PContext:
     return P2PContext("", FakeP2P.peer_id, PeerID.from_base58(who.peer_id))
 
 
+class StandingClock(SystemClock):
+    """No time passes between requests, so that it is their number alone that counts."""
+
+    def now(self) -> float:
+        return 0.0
+
+
 class Node:
     def __init__(self, protocol: guard.SwarmProtocol, board: Board) -> None:
         self.protocol, self.board = protocol, board
@@ -78,7 +85,7 @@ async def node() -> Node:
 
 
 async def make_node(gate: Gate | None = None, tell: Any = lambda *said: None, admission: bytes = b"", **settings: Any) -> Node:
-    knobs, clock = DirectorySettings(**settings), SystemClock()
+    knobs, clock = DirectorySettings(**settings), StandingClock()
     board = Board(RUN, knobs, admit=gate.admit if gate else None)
     me = guard.node_id_of(FakeP2P.peer_id)
     door = Door(clock, gate.admit if gate else None, admission, tell)

@@ -12,12 +12,18 @@ from hypothesis import strategies as st
 from node.core.errors import ExitCode, UsageFault
 from node.core.ids import PeerId, RunId
 from node.identity.invites import (
+    MAX_ADDRESS,
     MAX_ADDRESSES,
+    MAX_PEERS,
     PREFIX,
+    Endpoint,
     Invite,
     _checksum,
+    endpoint_of,
     fitting_addresses,
+    is_invite,
     peer_of_address,
+    within_limits,
 )
 from node.identity.keys import Identity
 
@@ -27,6 +33,7 @@ RUN = RunId("0123456789abcdef" * 4)
 HERE = f"/ip4/203.0.113.9/tcp/31337/p2p/{OWNER.peer_id}"
 RELAYED = f"/dns4/relay.example/udp/9/quic-v1/p2p/{STRANGER.peer_id}/p2p-circuit/p2p/{OWNER.peer_id}"
 INVITE = Invite(RUN, OWNER.peer_id, (HERE, RELAYED), b"token")
+OTHERS = [Identity(Ed25519PrivateKey.from_private_bytes(bytes([9, seed]) * 16), None).peer_id for seed in range(9)]
 
 
 def forged(payload: bytes) -> str:
@@ -35,10 +42,82 @@ def forged(payload: bytes) -> str:
 
 def test_an_invite_comes_back() -> None:
     text = INVITE.encode()
-    assert text.startswith("tutti1")
+    assert text.startswith("tutti2")
     assert text == text.lower()
     assert text.isalnum()
     assert Invite.decode(text) == INVITE
+
+
+ODD = [
+    f"/ip4/192.0.2.1/tcp/1/ws/p2p/{OWNER.peer_id}",
+    f"/ip4/192.0.2.1/tcp/0/p2p/{OWNER.peer_id}",
+    f"/ip4/192.0.2.1/tcp/70000/p2p/{OWNER.peer_id}",
+    f"/ip4/192.0.2.1/tcp/007/p2p/{OWNER.peer_id}",
+    f"/ip4/192.0.2.300/tcp/7/p2p/{OWNER.peer_id}",
+    f"/ip6/2001:DB8::1/tcp/7/p2p/{OWNER.peer_id}",
+    f"/ip6/fe80::1%eth0/tcp/7/p2p/{OWNER.peer_id}",
+    f"/ip6zone/eth0/ip6/fe80::1/tcp/7/p2p/{OWNER.peer_id}",
+    f"/ip4/192.0.2.1/udp/7/quic-v1/webtransport/p2p/{OWNER.peer_id}",
+    f"/ip4/192.0.2.1/udp/7/quic/p2p/{OWNER.peer_id}",
+    f"/dns4/{'x' * 150}{'_' * 20}!/tcp/7/p2p/{OWNER.peer_id}",
+    f"/dnsaddr/swarm.example/p2p/{OWNER.peer_id}",
+    f"/onion3/abc:1/p2p/{OWNER.peer_id}",
+    f"/p2p/{OWNER.peer_id}/p2p/{OWNER.peer_id}",
+    RELAYED,
+]
+PLAIN = [
+    f"/{host}/{transport}/p2p/{peer}"
+    for peer in (OWNER.peer_id, STRANGER.peer_id)
+    for host in ("ip4/198.51.100.7", "ip6/2001:db8::7", "dns4/a.example", "dns6/b.example", "dns/c-d_e.example")
+    for transport in ("tcp/31337", "udp/31337/quic-v1", "tcp/1", "udp/65535/quic-v1")
+]
+
+
+@pytest.mark.parametrize("address", [*PLAIN, *ODD])
+def test_no_multiaddr_of_a_peer_makes_an_invite_impossible(address: str) -> None:
+    made = Invite(RUN, OWNER.peer_id, (address,))
+    assert made.addresses == (address,)
+    assert Invite.decode(made.encode()) == made
+
+
+@given(st.lists(st.sampled_from([*PLAIN, *ODD]), min_size=1, max_size=MAX_ADDRESSES))
+def test_any_mixture_comes_back_with_the_addresses_of_a_peer_together(addresses: list[str]) -> None:
+    made = Invite(RUN, OWNER.peer_id, tuple(addresses))
+    assert Invite.decode(made.encode()) == made
+    assert set(made.addresses) == set(addresses)
+    assert len(made.addresses) == len(set(addresses))
+    assert list(dict.fromkeys(map(peer_of_address, made.addresses))) == list(dict.fromkeys(map(peer_of_address, addresses)))
+
+
+@given(st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=MAX_ADDRESS - 60))
+def test_whatever_stands_before_the_peer_comes_back(text: str) -> None:
+    address = f"/{text}/p2p/{OWNER.peer_id}"
+    made = Invite(RUN, OWNER.peer_id, (address,))
+    assert made.addresses == (address,)
+    assert Invite.decode(made.encode()) == made
+
+
+def test_a_usual_invite_fits_a_chat_message() -> None:
+    me, friend = OWNER.peer_id, STRANGER.peer_id
+    hosts = ("ip4/198.51.100.7", "ip4/192.168.178.23")
+    both = [f"/{host}/{t}/p2p/{me}" for host in hosts for t in ("tcp/31337", "udp/31337/quic-v1")]
+    usual = Invite(RUN, me, (*both, f"/ip6/2001:db8:1:2::7/tcp/31337/p2p/{me}", f"/ip4/203.0.113.80/tcp/4001/p2p/{friend}"))
+    assert len(usual.addresses) == 6
+    assert len(usual.encode()) <= 320
+
+
+def test_the_largest_invite_can_be_read() -> None:
+    long = [f"/dnsaddr/{'x' * 180}{i:02}/p2p/{peer}" for i, peer in enumerate(OTHERS[:MAX_PEERS] * 2)]
+    assert len(long) == MAX_ADDRESSES
+    made = Invite(RUN, OWNER.peer_id, tuple(long), b"x" * 512)
+    assert Invite.decode(made.encode()) == made
+
+
+def test_what_is_meant_as_an_invite_is_told_from_files_and_addresses() -> None:
+    for text in (INVITE.encode(), INVITE.encode().upper(), "\n" + INVITE.encode(), "tutti1abc", "tutti9!"):
+        assert is_invite(text)
+    for text in (HERE, "swarm.toml", "tutti", "tutti2.toml", "tuttifrutti", ""):
+        assert not is_invite(text)
 
 
 def test_mail_does_not_hurt_it() -> None:
@@ -54,15 +133,16 @@ def test_mail_does_not_hurt_it() -> None:
         ("   ", "empty"),
         ("hello", "not an invite"),
         (HERE, "address, not an invite"),
-        ("tutti2abc", "version 2"),
-        ("tutti1", "cut off"),
-        ("tutti1a", "cut off"),
+        ("tutti1abc", "an invite of version 1, this tutti reads version 2"),
+        ("tutti3abc", "version 3"),
+        ("tutti2", "cut off"),
+        ("tutti2a", "cut off"),
         (INVITE.encode()[:-1], "cut off"),
         (INVITE.encode()[:60], "cut off"),
         (INVITE.encode() + "aa", "cut off|checksum"),
         (INVITE.encode()[:30] + "0" + INVITE.encode()[31:], "no '0'"),
-        ("tutti1" + "é" * 10, "no 'é'"),
-        ("tutti1" + "a" * 9000, "too many"),
+        ("tutti2" + "é" * 10, "no 'é'"),
+        ("tutti2" + "a" * 9000, "too many"),
         (" " * 100_000, "too many"),
     ],
 )
@@ -101,6 +181,24 @@ def test_a_payload_with_something_behind_it_is_refused() -> None:
         Invite.decode(forged(raw[:-4] + b"\0"))
 
 
+@pytest.mark.parametrize("kind", [0x01, 0x06, 0x10, 0x16, 0x41, 0x51, 0x91, 0xFF])
+def test_an_address_of_a_kind_that_is_not_known_is_refused(kind: int) -> None:
+    one = Invite(RUN, OWNER.peer_id, (HERE,)).encode()[len(PREFIX) :]
+    raw = bytearray(base64.b32decode(one.upper() + "=" * (-len(one) % 8))[:-4])
+    assert raw[-7] == 0x11
+    assert Invite.decode(forged(bytes(raw))).addresses == (HERE,)
+    raw[-7] = kind
+    with pytest.raises(UsageFault, match=f"unknown kind {kind}|ends early|bytes too many"):
+        Invite.decode(forged(bytes(raw)))
+
+
+def test_a_name_on_the_wire_is_no_way_to_write_another_address() -> None:
+    text = Invite(RUN, OWNER.peer_id, (f"/dns4/a.example/tcp/1/p2p/{OWNER.peer_id}",)).encode()[len(PREFIX) :]
+    raw = base64.b32decode(text.upper() + "=" * (-len(text) % 8))[:-4]
+    with pytest.raises(UsageFault, match="not a name"):
+        Invite.decode(forged(raw.replace(b"a.example", b"a/example")))
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -109,6 +207,7 @@ def test_a_payload_with_something_behind_it_is_refused() -> None:
         (RUN, PeerId("QmNobody"), (HERE,)),
         (RUN, OWNER.peer_id, ()),
         (RUN, OWNER.peer_id, (HERE,) * (MAX_ADDRESSES + 1)),
+        (RUN, OWNER.peer_id, tuple(f"/ip4/192.0.2.1/tcp/1/p2p/{peer}" for peer in OTHERS)),
         (RUN, OWNER.peer_id, (HERE,), b"x" * 513),
         (RUN, OWNER.peer_id, ("/ip4/1.2.3.4/tcp/5",)),
     ],
@@ -141,7 +240,40 @@ def test_addresses_that_lead_nowhere(address: str, says: str) -> None:
         peer_of_address(address)
 
 
-def test_only_addresses_that_fit_go_into_an_invite() -> None:
+def test_an_endpoint_is_what_can_be_dialled() -> None:
+    assert endpoint_of(HERE) == endpoint_of("/ip4/203.0.113.9/tcp/31337") == Endpoint("ip4", "203.0.113.9", 31337, False)
+    assert endpoint_of("/ip6/2001:DB8::0001/udp/9/quic-v1") == Endpoint("ip6", "2001:db8::1", 9, True)
+    named = endpoint_of("/dns/a.example/tcp/9")
+    assert named is not None
+    assert (named.named, named.version, str(named)) == (True, 0, "/dns/a.example/tcp/9")
+    assert [endpoint_of(address) for address in ODD if "/tcp/007/" not in address and "DB8" not in address] == [None] * 13
+
+
+def test_an_invite_names_what_others_can_use() -> None:
+    peer = OWNER.peer_id
+    loop, link, lan, ula, cgnat, four, six, name = (
+        f"/{host}/tcp/1/p2p/{peer}"
+        for host in (
+            "ip4/127.0.0.1", "ip6/fe80::1", "ip4/192.168.1.5", "ip6/fd00::5", "ip4/100.64.1.2", "ip4/11.0.0.1",
+            "ip6/2a09:8280:1::1", "dns4/a.example",
+        )
+    )  # fmt: skip
+    relayed = RELAYED
+    assert fitting_addresses([loop, link, lan, relayed, ula, cgnat, four, six, name]) == (
+        four, six, name, relayed, lan, ula, cgnat,
+    )  # fmt: skip
+    assert fitting_addresses([loop, link]) == (link, loop)
+    assert fitting_addresses([loop, loop, lan, "nonsense", "/ip4/1.2.3.4/tcp/5"]) == (lan,)
+    assert fitting_addresses([]) == ()
+    many = [f"/ip4/10.0.0.{i}/tcp/1/p2p/{peer}" for i in range(20)]
+    assert fitting_addresses([*many, four]) == (four, *many[: MAX_ADDRESSES - 1])
+
+
+def test_within_the_limits_order_is_kept() -> None:
     many = [f"/ip4/10.0.0.{i}/tcp/1/p2p/{OWNER.peer_id}" for i in range(20)]
-    assert fitting_addresses([HERE, "/ip4/1.2.3.4/tcp/5", HERE, RELAYED]) == (HERE, RELAYED)
-    assert fitting_addresses(many) == tuple(many[:MAX_ADDRESSES])
+    assert within_limits([HERE, "/ip4/1.2.3.4/tcp/5", HERE, RELAYED]) == (HERE, RELAYED)
+    assert within_limits(many) == tuple(many[:MAX_ADDRESSES])
+    strangers = [f"/ip4/10.0.0.1/tcp/1/p2p/{peer}" for peer in OTHERS]
+    kept = within_limits([*strangers, HERE.replace(OWNER.peer_id, OTHERS[0])])
+    assert kept == (*strangers[:MAX_PEERS], HERE.replace(OWNER.peer_id, OTHERS[0]))
+    Invite(RUN, OWNER.peer_id, kept)

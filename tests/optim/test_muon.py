@@ -38,16 +38,17 @@ def test_muon_equals_torchs(monkeypatch, shape, decay, precision):
     parameter, gradients = torch.randn(shape, generator=g), [torch.randn(shape, generator=g) for _ in range(6)]
     if precision == "bf16":  # torch's Muon orthogonalises in bf16 always
         monkeypatch.setattr(ns, "rule_of", lambda _: Rule(units=True, bf16_from=1))
-        atol = 1e-3
+        # Ours rounds in other places: of 900 draws of gradients the furthest was 2.5 % of the way from torch's.
+        bound = 0.05
     else:  # the same rules around our fp32 iteration
         monkeypatch.setattr(
             "torch.optim._muon._zeropower_via_newtonschulz", lambda m, c, steps, eps: ns.newton_schulz(m, steps)
         )
-        atol = 1e-6
+        bound = 1e-5
     settings = OptimSettings(lr=0.02, warmup=0, weight_decay=decay)
     mine = walk(settings, NAME, parameter, gradients)
     other = theirs(lambda p: torch.optim.Muon(p, lr=0.02, weight_decay=decay, momentum=0.95), parameter, gradients)
-    assert torch.allclose(mine, other, atol=atol, rtol=0)
+    assert torch.linalg.vector_norm(mine - other) < bound * torch.linalg.vector_norm(other - parameter)
     assert not torch.allclose(mine, parameter, atol=1e-2)
 
 

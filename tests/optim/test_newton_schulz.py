@@ -9,6 +9,7 @@ from node.core.errors import StepFault, UsageFault
 from node.optim.coefficients import NAMES, applied, coefficients
 from node.optim.kernel_rule import CPU, Rule, way
 from node.optim.newton_schulz import newton_schulz, newton_schulz_all, reference, rule_of
+from tests.optim.conftest import matrix_by_matrix
 
 SHAPES = [(1, 1), (1, 9), (16, 16), (64, 64), (48, 128), (128, 48), (256, 100)]
 BF16 = Rule(units=True, bf16_from=1)
@@ -89,7 +90,8 @@ def test_bf16_agrees_with_torchs_own():
     for shape in SHAPES:
         m = matrix(shape)
         theirs = _zeropower_via_newtonschulz(m, (3.4445, -4.7750, 2.0315), 5, 1e-7)
-        assert torch.allclose(newton_schulz(m, dtype=torch.bfloat16).float(), theirs.float(), atol=2e-2)
+        # Each rounds 1 to 2 % of the norm, in another place.
+        assert distance(newton_schulz(m, dtype=torch.bfloat16), theirs.double()) < 0.05
 
 
 @pytest.mark.parametrize("rule", [CPU, BF16, Rule(units=True), Rule(units=True, panels_bf16=1, panels_fp32=1)])
@@ -102,8 +104,9 @@ def test_every_way_gives_the_same_matrices_in_order(rule, stack):
         assert distance(x, reference(m)) < (0.1 if rule.units else 1e-4)
 
 
-@pytest.mark.parametrize("rule", [CPU, rule_of(torch.device("cpu"))])
+@pytest.mark.parametrize("rule", [CPU, BF16, rule_of(torch.device("cpu"))])
 @pytest.mark.parametrize("stack", [False, True])
+@matrix_by_matrix()
 def test_a_matrix_gives_the_same_bits_whatever_is_stepped_beside_it(rule, stack):
     shapes = [(64, 64), (48, 128), (256, 64), (24, 40), (5, 3), (8, 8), (130, 130), (512, 512)]
     ms = [matrix(shape, i) for shape in shapes for i in range(3 if max(shape) > 500 else 6)]

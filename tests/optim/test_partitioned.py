@@ -12,9 +12,11 @@ from node.core.ids import PeerId
 from node.optim.owner import Owner
 from node.optim.ownership import assign
 from node.optim.parts import parts_of
+from tests.optim.conftest import matrix_by_matrix
 
 
 @pytest.mark.parametrize("method", METHODS)
+@matrix_by_matrix()
 def test_after_fifty_steps_it_is_one_process_to_the_bit(method):
     worst, group = compared(method, 50)
     assert worst == 0
@@ -24,6 +26,12 @@ def test_after_fifty_steps_it_is_one_process_to_the_bit(method):
     assert all(owner.names() for owner in group.owners.values())
     matrix = "model.layers.0.up"
     assert group.owners[group.plan[matrix]].state(matrix)["steps"].tolist() == [50.0]
+
+
+def test_stacks_as_the_library_multiplies_them_change_nothing_but_rounding():
+    worst, group = compared("muon", 50)
+    assert worst < 1e-5
+    assert group.lost == 0
 
 
 def test_the_comparison_sees_state_that_is_lost(monkeypatch):
@@ -38,6 +46,7 @@ def test_the_comparison_sees_state_that_is_lost(monkeypatch):
 
 
 @pytest.mark.parametrize("method", METHODS)
+@matrix_by_matrix()
 def test_a_checkpoint_of_three_is_loaded_by_two_and_by_five(tmp_path, method):
     settings = settings_of(method)
     group, alone = Group(settings, SHAPES, [PeerId(p) for p in "abc"]), Owner(settings, 0)

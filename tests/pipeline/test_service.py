@@ -123,7 +123,7 @@ async def test_the_last_names_are_waited_for_before_gradients_are_taken(make_swa
     # As in a swarm: the end of the epoch is known before the origin's last notes have arrived everywhere.
     assert swarm.rooms["s1a"].machine.unsure() == 2
     asyncio.get_running_loop().call_later(0.05, named.set)
-    await asyncio.gather(*(room.receipts(3) for room in swarm.rooms.values()))
+    await asyncio.gather(*(room.receipts(3, patience_s=60.0) for room in swarm.rooms.values()))
     assert (await swarm.gradients())[1] == dict.fromkeys(range(4), 128)
 
 

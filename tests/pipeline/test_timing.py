@@ -35,10 +35,26 @@ def test_ways_are_those_measured_lately_and_probes_go_round() -> None:
     t.sent(A, 0.5, 100.0)
     t.probed(B, 0.1, 100.0)
     assert t.ways(100.0) == {A: (0.5, 0.0), B: (0.0, 0.1)}
-    assert t.due((A, B), 100.0, 60.0) == A
+    assert t.due((A, B), 100.0, 60.0, 5.0) == [A]
     t.probed(A, 0.1, 101.0)
-    assert t.due((A, B), 110.0, 60.0) is None
-    assert t.due((A, B), 170.0, 60.0) == B
+    assert t.due((A, B), 110.0, 60.0, 5.0) == []
+    assert t.due((A, B), 170.0, 60.0, 5.0) == [B]
     assert t.ways(100.0 + STALE_S) == {A: (0.0, 0.1)}
     t.keep((B,))
     assert t.ways(110.0) == {B: (0.0, 0.1)}
+
+
+def test_a_way_is_gone_after_two_probes_without_an_answer_and_back_with_the_next() -> None:
+    t = Timing()
+    t.probed(A, 0.1, 0.0)
+    t.unanswered(A, 10.0)
+    assert t.ways(10.0) == {A: (0.0, 0.1)}
+    assert t.silent() == set()
+    assert t.due((A,), 12.0, 60.0, 5.0) == []
+    assert t.due((A,), 16.0, 60.0, 5.0) == [A], "one failure is tried again soon"
+    t.unanswered(A, 16.0)
+    assert t.ways(16.0) == {}
+    assert t.silent() == {A}
+    t.probed(A, 0.1, 22.0)
+    assert t.ways(22.0) == {A: (0.0, 0.1)}
+    assert t.silent() == set()

@@ -37,7 +37,7 @@ async def peers() -> AsyncIterator[Callable[..., Any]]:
 
     async def make(**settings: Any) -> Transport:
         transport = Transport(
-            Identity.ephemeral(), TransportSettings(**settings), Journal(), Metrics(),
+            Identity.ephemeral(), TransportSettings(**{"host": "127.0.0.1", **settings}), Journal(), Metrics(),
             lambda: Facts("a" * 64, "test", "0"), lambda peer, hello: None,
         )  # fmt: skip
         made.append(transport)

@@ -192,15 +192,16 @@ def test_04_absurd_claims_of_progress_are_ignored(facts) -> None:
     assert member is None or not member.current
 
 
-async def test_05_a_stream_that_announces_terabytes_is_closed_by_its_header(peers) -> None:
+async def test_05_a_stream_that_announces_terabytes_is_closed_by_its_header(peers, monkeypatch) -> None:
     """A header of 2^40 bytes, and the largest our own can say, end the stream before a byte of a body is taken."""
+    monkeypatch.setattr(ask, "READ_TIMEOUT_S", 600.0)  # so that it is not what ends a stream here
     a, b = await peers(), await peers()
     a.learn(b.peer_id, b.p2p.addresses())
     # The second is 2^40 as others write it, in 8 bytes: to us a short message that makes no sense, and then too much.
     for header, body in ((b"\xff\xff\xff\xff", 0), ((2**40).to_bytes(8, "big"), 1 << 20)):
         reader, writer = await a.p2p.open_stream(b.peer_id, ask.STREAM)
         writer.write(header)
-        async with asyncio.timeout(4.0):  # less than the patience with a message that is merely slow
+        async with asyncio.timeout(60.0):
             with contextlib.suppress(ConnectionError):
                 for _ in range(0, body, 1 << 14):
                     writer.write(bytes(1 << 14))
@@ -312,7 +313,7 @@ async def test_08_calls_that_wait_for_a_p2pd_fail_as_soon_as_it_is_killed(peers,
     await asyncio.sleep(0)
     began = time.monotonic()
     os.kill(a.p2p.pid, signal.SIGKILL)
-    async with asyncio.timeout(3.0):
+    async with asyncio.timeout(30.0):
         ended = await asyncio.gather(*waiting, return_exceptions=True)
         assert await reading == b""
     record_property("pending calls failed after", time.monotonic() - began)

@@ -59,7 +59,7 @@ def refused(swarm, fault, home: Path, code: int, *words: str) -> tuple[str, str]
 
 def test_a_garbled_invite(swarm, owner, fault):
     for verb in ("start", "join"):
-        what, rest = refused(swarm, fault, owner, 2, verb, "tutti1abcdefgh234567")
+        what, rest = refused(swarm, fault, owner, 2, verb, "tutti2abcdefgh234567")
         assert "invite" in what
         assert rest
 

@@ -98,7 +98,7 @@ def test_a_peer_that_only_libp2p_reaches_takes_part(swarm, full_disk):
     )
     assert paths[peer.label] == "tunnel"
     assert paths["stage-2-1"] == "direct"
-    assert other.status().peers_tunnel == 1
+    assert other.status().paths_to["tunnel"] == 1
 
 
 def test_a_full_disk_costs_checkpoints_and_nothing_else(swarm, full_disk):

@@ -28,7 +28,7 @@ def test_a_bare_start_trains_can_be_joined_and_leaves_nothing(box, monkeypatch):
     stages = box.manifest.pipeline.stages
     assert sum(p.name() == "p2pd" for p in box.family()) == stages + 1
     # Restarted by hand it would find its swarm again; another machine finds it by the invite.
-    invite = re.search(r"tutti join (tutti1\w+)", said)
+    invite = re.search(r"tutti join (tutti2\w+)", said)
     assert invite is not None
 
     second = box.bare("second", "join", invite[1], "--yes").start()

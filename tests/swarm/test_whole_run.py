@@ -44,8 +44,8 @@ def test_status_tells_the_truth(swarm):
     assert said["micro_batches"] > 0
     assert said["tokens"] > 0
     assert said["loss"] > 0
-    assert said["peers_direct"] >= 2
-    assert said["peers_tunnel"] == 0
+    assert said["paths_to"]["direct"] >= 2
+    assert "tunnel" not in said["paths_to"]
 
 
 def test_peers_as_the_daemon_sees_them(swarm):

@@ -28,7 +28,7 @@ FILTH = (
 
 
 async def main(address: str, streams: list[str]) -> None:
-    node = P2pDaemon(Identity.ephemeral(), TransportSettings(), Journal())
+    node = P2pDaemon(Identity.ephemeral(), TransportSettings(host="127.0.0.1"), Journal())
     await node.start([address])
     peer = PeerId(address.rpartition("/p2p/")[2])
     try:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Version
+from node.scheduler.costs import Measured, Way
 from node.training import events as ev
 from node.training.balance import COMING_S, REST_S, Balance
 from node.training.roster import Roster
@@ -178,6 +179,18 @@ def test_who_is_coming_is_waited_for_but_not_for_ever() -> None:
     assert Waiting("abc", "").first(2, x=None) == COMING_S, "who still chooses may choose this one"
     assert Waiting("abc", "").first(2, x=1) == PATIENCE_S
     assert Waiting("abcd", "x").first(2, x=2) == PATIENCE_S, "it is here"
+
+
+def test_who_is_not_proven_to_reach_the_others_yet_is_waited_for() -> None:
+    w = Waiting("abc", "x")
+    w.roster = Roster(2, LEADER)
+    here = {LEADER: 0, "a": 1, "b": 1, "c": 1, "x": 2}
+    for peer, stage in here.items():
+        ways = tuple((PeerId(p), Way(0.0, 0.0)) for p in here if "x" not in (p, peer))
+        costs = Measured(ways=ways)
+        w.roster.hear(ev.Heard(PeerId(peer), stage, YOUNG, "d", costs=costs), 0.0)
+    assert {s: len(peers) for s, peers in w.roster.replicas().items()} == {0: 1, 1: 3, 2: 0}
+    assert w.first(2) == COMING_S
 
 
 def test_the_ends_other_than_the_leader_help_and_nobody_is_sent_there() -> None:

@@ -45,7 +45,7 @@ class Board:
 async def test_who_is_where_and_who_is_coming(tmp_path: Path) -> None:
     board = Board(tmp_path)
     await board.post("relay", 0, "rendezvous", "ready")
-    await board.post("leaver", 2, "stage", "draining", open_to="stage")
+    leaver = await board.post("leaver", 2, "stage", "draining", open_to="stage")
     host = await board.post("host", 2, "stage", "training", speed=3.0)
     free = await board.post("free", 1, "stage", "ready", open_to="auto")
     chooses = await board.post("chooses", 0, "auto", "choosing", open_to="stage", settled=False)
@@ -59,6 +59,7 @@ async def test_who_is_where_and_who_is_coming(tmp_path: Path) -> None:
         claims: Placed(0, range(4), False),
         fetches: Placed(3, range(1, 4)),
     }
+    assert set(presence.hosts()) == {host, free, fetches, leaver}, "nobody else answers yet"
     assert presence.coming() == {chooses: None, claims: 0, fetches: 3}
     assert presence.ends() == {}, "nobody leads before it has built what it claims"
     await presence.close()

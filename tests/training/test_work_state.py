@@ -96,7 +96,7 @@ async def test_who_copies_takes_only_what_the_swarm_committed(rig: Any) -> None:
     plan = await rig.train(everybody, owners(a, b), 1)
     last = rig.plan(everybody, owners(a, b), plan)
     await rig.begin(last, *everybody)
-    await rig.average(last, a, b, deadline_s=1.0)
+    await rig.average(last, a, b, dead=(c.me,))
     good = a.work.stage.digest
     made = makes(last, ())
     wrong = await c.work.copy(last, rig.round(last, 1, sources=(a.me,), digest="0" * 64))

@@ -62,7 +62,7 @@ async def swarm():
     async def make(run=RUN, admit=lambda peer, hello: None, identity=None, started=True, peers=(), **settings) -> Transport:
         transport = Transport(
             identity or Identity.ephemeral(),
-            TransportSettings(**settings),
+            TransportSettings(**{"host": "127.0.0.1", **settings}),
             Journal(clock=SystemClock()),
             Metrics(),
             lambda: Facts(run, "test", "0", b"admission"),

@@ -40,7 +40,7 @@ class Source(state_pb2_grpc.StateServicer):
 def new_transport(run: str = "a" * 64, admit=lambda peer, hello: None, **settings) -> Transport:
     transport = Transport(
         Identity.ephemeral(),
-        TransportSettings(**settings),
+        TransportSettings(**{"host": "127.0.0.1", **settings}),
         Journal(),
         Metrics(),
         lambda: Facts(run, "test", "0"),

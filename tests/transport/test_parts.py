@@ -223,7 +223,7 @@ OURS = make_certificate(time.time())
 
 
 def meeting(streams, admit=lambda peer, hello: None, run="r") -> Handshake:
-    return Handshake(streams, Tokens(), lambda: Facts(run, "me", "0"), lambda: ["1.2.3.4:5"], OURS.pem, admit)
+    return Handshake(streams, Tokens(), lambda: Facts(run, "me", "0"), lambda: (["1.2.3.4:5"], []), OURS.pem, admit)
 
 
 def hello(**changes) -> Hello:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import socket
+import time
 
 import grpc
 import pytest
@@ -65,15 +66,16 @@ async def test_calls_at_the_same_time_share_one_handshake_and_one_channel(swarm)
 
 async def test_a_server_with_another_certificate_is_not_the_peer(swarm):
     a, impostor = await swarm(), await swarm()
-    b = await swarm(announce=tuple(impostor.grpc_addresses()))
+    b = await swarm(announce=tuple(impostor.reachable.targets()[0]))
     introduce(a, b)
     assert await tell(a, b.peer_id) == a.peer_id
     assert a.path(b.peer_id) == "tunnel", "the announced address shows another certificate, so it must not be used"
     met = a._lines.line(b.peer_id).met
-    assert await a._lines._direct(met) is None
+    with pytest.raises(PeerFault, match="none of its 1 addresses"):
+        await a._lines._direct(met)
     right = dataclasses.replace(met, targets=tuple(f"ipv4:{x}" for x in [f"127.0.0.1:{b._port}"]))
     honest = await a._lines._direct(right)
-    assert honest is not None
+    assert honest.path == "direct"
     await honest.channel.close()
 
 
@@ -146,6 +148,7 @@ async def test_a_rendezvous_only_answers_questions(swarm):
     address = rendezvous.p2p.addresses()[0]
     answer = await a.ask(address, ask_pb2.Ask(ping=ask_pb2.AskPing(nonce=b"now")))
     assert (answer.ping.nonce, answer.ping.name) == (b"now", "test")
+    assert abs(answer.ping.time - time.time()) < 60, "by its own clock, which is this one"
     assert (await a.ask(address, ask_pb2.Ask(peers=ask_pb2.AskPeers()))).refusal.code == 6
 
     async def answerer(peer, question):

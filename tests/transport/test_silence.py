@@ -137,7 +137,7 @@ async def test_a_wire_that_carries_one_way_only_is_noticed_and_gone_around(swarm
         port = probe.getsockname()[1]
     proxy = Proxy(port)
     await proxy.start()
-    a, b = await swarm(**KNOBS, dial_timeout_s=1.0), await swarm(grpc_port=port, announce=(f"127.0.0.1:{proxy.port}",), **KNOBS)
+    a, b = await swarm(**KNOBS, dial_timeout_s=3.0), await swarm(grpc_port=port, announce=(f"127.0.0.1:{proxy.port}",), **KNOBS)
     a.learn(b.peer_id, b.p2p.addresses())
     gone = await lost(a, b.peer_id)
     assert a.path(b.peer_id) == "direct"

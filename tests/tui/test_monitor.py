@@ -28,8 +28,8 @@ def monitor(service: ControlService) -> Monitor:
 
 
 async def until(pilot, true: Callable[[], bool]) -> None:
-    """Wait for the screen to get there; fails after ten seconds."""
-    async with asyncio.timeout(10):
+    """Wait for the screen to get there; fails after a minute."""
+    async with asyncio.timeout(60):
         while not true():
             await pilot.pause(0.02)
 

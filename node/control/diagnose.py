@@ -1,0 +1,361 @@
+"""Why a swarm cannot be reached, in plain words: a finding for each address, and one to report.
+
+What needs no event loop and no libp2p; :mod:`node.control.observer` tries the addresses.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import Any
+
+import psutil
+
+from node.control.words import clean, span
+from node.core.addresses import Scope, scope
+from node.core.errors import ExitCode, LocalFault, NetworkFault, Refused
+from node.core.ids import PeerId, short
+from node.identity.invites import (
+    Endpoint,
+    endpoint_of,
+    peer_of_address,
+    scope_of,
+)
+from protos.ask_pb2 import PeersAnswer
+
+LAYERS = ("address", "name", "family", "route", "connect", "proof", "answer")
+"""What has to work before an answer comes, first to last; a finding names the one that failed."""
+CLOCK_S = 60.0
+"""Difference of clocks, in seconds, above which what others sign looks expired or not yet valid."""
+WATCH_S = 6.5
+"""Longest watch for another user of this identity: records are refreshed every 5 s."""
+_NOWHERE = {4: ("198.51.100.1", "203.0.113.1"), 6: ("2001:db8::1", "3fff::1")}
+"""Documentation addresses: only a default route leads to two of them. Nothing is sent there."""
+
+_WORDS: dict[ExitCode, tuple[str, str]] = {
+    ExitCode.NETWORK: (
+        "no question of ours is answered there",
+        "check the address with whoever gave it to you, or ask for a fresh invite",
+    ),
+    ExitCode.NO_ROUTE: (
+        "nothing can be sent there",
+        "connect this machine to a network (cable, Wi-Fi, VPN) and try again",
+    ),
+    ExitCode.PORT_CLOSED: (
+        "the machine is there, its daemon is not, or a firewall rejects the connection",
+        "check there that the daemon runs and listens on {transport} port {port}; "
+        "if it has another port, ask for a fresh invite",
+    ),
+    ExitCode.NAME_NOT_FOUND: (
+        "nobody can tell which machine is meant",
+        "check the name with whoever gave it to you, and the name servers (DNS) of this machine",
+    ),
+    ExitCode.NO_ANSWER: (
+        "packets vanish on the way, most often in a firewall or router at the other side",
+        "let {transport} port {port} in there (firewall, port forwarding), or use another address",
+    ),
+    ExitCode.UDP_BLOCKED: (
+        "UDP packets vanish on the way, in a firewall at either side",
+        "let UDP out here and UDP port {port} in there, or ask for an invite with a TCP address",
+    ),
+    ExitCode.NO_COMMON_FAMILY: (
+        "the two machines have no kind of address in common",
+        "ask for an invite with an {own} address, or get {other} from your network",
+    ),
+    ExitCode.CLOCK_WRONG: (
+        "what others sign looks expired or not yet valid here, and what we sign does so there",
+        "set the clock of this machine (timedatectl set-ntp true), then try again",
+    ),
+    ExitCode.IDENTITY_IN_USE: (
+        "two peers with one PeerId take each other's place in the swarm",
+        "stop the other daemon, or give this one a key of its own with  --home DIR",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came of one address, or of this machine where ``address`` is empty.
+
+    ``layer`` is the one that failed, of ``LAYERS`` (of this machine also clock, identity, machine);
+    "answer" for an address that works. ``cause``, ``effect`` and ``fix`` are sentences. ``code`` is
+    the exit code; of a finding that is ``ok`` OK or, as a warning, another. ``clock_s``: the
+    seconds by which this clock is ahead of the answerer's, None where that is not known.
+    """
+
+    address: str
+    layer: str
+    ok: bool
+    cause: str
+    effect: str = ""
+    fix: str = ""
+    code: ExitCode = ExitCode.OK
+    clock_s: float | None = None
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """What a command ends with: OK for a warning."""
+        return ExitCode.OK if self.ok else self.code
+
+    def document(self) -> dict[str, Any]:
+        """As JSON-ready values."""
+        return asdict(self) | {"code": int(self.code)}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this machine can be reached and reach others with.
+
+    ``addresses``: interface, address and word for its scope, of every interface that is up.
+    ``routes``: for IP version 4 and 6 the address from which packets to the internet leave, "" for
+    no way out.
+    """
+
+    addresses: tuple[tuple[str, str, str], ...]
+    routes: dict[int, str]
+
+    @property
+    def versions(self) -> frozenset[int]:
+        """Versions of IP of which an interface has more than a loopback or link-local address."""
+        useful = (Scope.PUBLIC.word, Scope.PRIVATE.word)
+        return frozenset(_version(text) for _, text, scope in self.addresses if scope in useful)
+
+
+def failed(address: str, layer: str, code: ExitCode, cause: str, **words: str) -> Finding:
+    """The finding for an address that does not work, with the effect and the fix of ``code``.
+
+    ``words`` are what these name beside transport and port.
+    """
+    place = _place(address)
+    words |= {"port": str(place.port), "transport": "UDP" if place.quic else "TCP"}
+    effect, fix = (text.format(**words) for text in _WORDS[code])
+    return Finding(address, layer, False, cause, effect, fix, code)
+
+
+def not_tried(address: str) -> Finding:
+    """An address that the command line cannot dial. The daemon may be able to."""
+    why = "the command line dials TCP and QUIC only"
+    if "/p2p-circuit" in address:
+        why = "it leads through a relay"
+    return failed(address, "address", ExitCode.NETWORK, f"not tried: {why}")
+
+
+def silent(address: str, seconds: float, layer: str = "connect") -> Finding:
+    """An address that had said nothing after ``seconds``, while ``layer`` was waited for."""
+    within = f"within {seconds:.2g} s"
+    if layer == "connect" and _place(address).quic:
+        return failed(address, layer, ExitCode.UDP_BLOCKED, f"no answer over UDP {within}")
+    if layer == "connect":
+        return failed(address, layer, ExitCode.NO_ANSWER, f"no answer {within}")
+    what = "connected, but the question is not answered"
+    if layer == "proof":
+        what = "it accepts connections but does not prove who it is"
+    return failed(address, layer, ExitCode.NETWORK, f"{what} {within}")
+
+
+def refused(address: str, error: OSError) -> Finding:
+    """What the operating system says about a connection that failed at once."""
+    place = _place(address)
+    if error.errno == errno.ECONNREFUSED:
+        port = f"{'UDP' if place.quic else 'TCP'} port {place.port}"
+        cause = f"connection refused: nobody listens on {port}"
+        return failed(address, "connect", ExitCode.PORT_CLOSED, cause)
+    if error.errno in (errno.ENETUNREACH, errno.EADDRNOTAVAIL):
+        return failed(address, "route", ExitCode.NO_ROUTE, "no route to the network")
+    if error.errno in (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT):
+        cause = "no machine has this address, or a firewall there rejects us"
+        return failed(address, "connect", ExitCode.NO_ANSWER, cause)
+    if error.errno in (errno.EPERM, errno.EACCES):
+        cause = "the firewall of this machine forbids it"
+        found = failed(address, "route", ExitCode.NETWORK, cause)
+        return replace(found, fix="let the connection out in the firewall of this machine")
+    return failed(address, "connect", ExitCode.NETWORK, clean(error.strerror or str(error)))
+
+
+def unresolved(address: str, host: str, why: str) -> Finding:
+    """A name without an address."""
+    return failed(address, "name", ExitCode.NAME_NOT_FOUND, f"the name {clean(host)} {why}")
+
+
+def no_way(address: str, host: str, here: Machine) -> Finding | None:
+    """Why this machine cannot send anything to the IP address ``host``; None if it can."""
+    version = _version(host)
+    if scope(host) is not Scope.LOOPBACK and version not in here.versions:
+        others = [v for v in here.versions if v != version]
+        if others and here.routes.get(others[0]):
+            own, other = f"IPv{others[0]}", f"IPv{version}"
+            code = ExitCode.NO_COMMON_FAMILY
+            cause = f"this machine has no {other} address, only {own}"
+            return failed(address, "family", code, cause, own=own, other=other)
+        cause = f"this machine has no IPv{version} address and no other way out"
+        return failed(address, "route", ExitCode.NO_ROUTE, cause)
+    try:
+        _leaves_from(host)
+    except OSError:
+        cause = "no route to the network"
+        if not here.routes.get(version):
+            cause += ": this machine has no default route"
+        return failed(address, "route", ExitCode.NO_ROUTE, cause)
+    return None
+
+
+def stranded() -> Finding:
+    """This machine has no way out at all."""
+    effect, fix = _WORDS[ExitCode.NO_ROUTE]
+    cause = "this machine has no default route, neither of IPv4 nor of IPv6"
+    return Finding("", "route", False, cause, effect, fix, ExitCode.NO_ROUTE)
+
+
+def this_machine() -> Machine:
+    """Interfaces that are up, their addresses, and the ways out. Nothing is sent."""
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    found = []
+    for name, addresses in psutil.net_if_addrs().items():
+        for one in addresses:
+            if name in up and one.family in (socket.AF_INET, socket.AF_INET6):
+                address = one.address.partition("%")[0]
+                found.append((name, address, scope(address).word))
+    routes = {}
+    for version, nowhere in _NOWHERE.items():
+        try:
+            routes[version] = [_leaves_from(address) for address in nowhere][0]
+        except OSError:
+            routes[version] = ""
+    return Machine(tuple(found), routes)
+
+
+def verdict(findings: Sequence[Finding]) -> Finding:
+    """The one finding to report, with its exit code.
+
+    If an address answers: a clock that is wrong, an identity in use, else a finding that is ``ok``,
+    with the code UDP_BLOCKED as a warning when UDP gets nowhere while TCP works. If none does: of
+    the addresses that most people could dial the one nearest to an answer, TCP before QUIC.
+    """
+    of_addresses = [f for f in findings if f.address]
+    answered = [f for f in of_addresses if f.ok]
+    faults = [f for f in findings if not f.address and not f.ok]
+    if not of_addresses:
+        return faults[0] if faults else Finding("", "machine", True, "there is no address to try")
+    if not answered:
+        tried = [f for f in of_addresses if f.layer != LAYERS[0]] or of_addresses
+        widest = min(scope_of(f.address) for f in tried)
+        return max((f for f in tried if scope_of(f.address) == widest), key=_nearness)
+    ahead, peers = clock_of(findings)
+    if ahead is not None and abs(ahead) > CLOCK_S:
+        return _wrong_clock(ahead, peers)
+    if faults:
+        return faults[0]
+    said = f"{len(answered)} of {len(of_addresses)} addresses answer"
+    over_udp = [f for f in of_addresses if _place(f.address).quic]
+    if over_udp and all(f.code is ExitCode.UDP_BLOCKED for f in over_udp):
+        lost, said = over_udp[0], f"{said}, all over TCP: {over_udp[0].cause}"
+        return Finding("", "connect", True, said, lost.effect, lost.fix, lost.code)
+    return Finding("", "answer", True, said)
+
+
+def clock_of(findings: Sequence[Finding]) -> tuple[float | None, int]:
+    """By how many seconds this clock is ahead of the middle one of the peers that told theirs.
+
+    None when none did; and how many did.
+    """
+    clocks: dict[PeerId, float] = {}
+    for finding in findings:
+        if finding.address and finding.clock_s is not None:
+            clocks[peer_of_address(finding.address)] = finding.clock_s
+    return (median(clocks.values()) if clocks else None), len(clocks)
+
+
+def fault_of(chosen: Finding, findings: Sequence[Finding]) -> LocalFault:
+    """``chosen`` as the error that ends a command, with all findings for who reads it as JSON."""
+    fault = Refused(f"{chosen.cause}; {chosen.effect}", chosen.fix, chosen.code)
+    fault.details = {"findings": [f.document() for f in findings]}
+    return fault
+
+
+def unreachable(findings: Sequence[Finding]) -> NetworkFault:
+    """The error for a question that nobody answered: the cause to report, then every address."""
+    chosen = verdict(findings)
+    lines = [f"nobody answers: {chosen.cause}; {chosen.effect}"]
+    lines += [f"{f.address}: {f.cause}" for f in findings]
+    fault = NetworkFault("\n".join(lines), chosen.fix, chosen.code)
+    fault.details = {"findings": [f.document() for f in findings]}
+    return fault
+
+
+def identity_in_use(me: PeerId, where: str) -> Finding:
+    """Somebody else runs with this machine's key; ``where``: how that is known."""
+    effect, fix = _WORDS[ExitCode.IDENTITY_IN_USE]
+    cause = f"the identity key of this home, {short(me)}, is in use elsewhere: {where}"
+    return Finding("", "identity", False, cause, effect, fix, ExitCode.IDENTITY_IN_USE)
+
+
+def watch_identity(
+    me: PeerId,
+    ask: Callable[[], PeersAnswer],
+    seconds: float = WATCH_S,
+    now: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Finding | None:
+    """Whether a daemon elsewhere runs as ``me``: its record is listed and refreshed as we watch.
+
+    For a home whose own daemon does not run. ``ask`` asks the swarm for its peers and may raise
+    NetworkFault; it is called for the last time after ``seconds``, and only once when no record is
+    there or it is lost. None when nobody is seen. A writer whose clock is ahead of the answerer's
+    by more than the age of its records goes unnoticed: they look new at any time.
+    """
+    end, first, last = now() + seconds, None, False
+    while True:
+        try:
+            line = next((p for p in ask().peers if p.peer == me and p.state != "lost"), None)
+        except NetworkFault:
+            return None
+        if line is None:
+            return None
+        if line.path == "self":
+            return identity_in_use(me, "the peer that answers has it")
+        if first is not None and line.seen_s < first[1] + (now() - first[0]) - 1.0:
+            who = clean(line.name, 40) or "a peer"
+            return identity_in_use(me, f"{who} of the swarm refreshes its record with it")
+        if first is None and line.seen_s > 0.0:  # 0 may stand for less: of a clock that is ahead
+            first = now(), line.seen_s
+        if last:
+            return None
+        pause = min(1.0, end - now())
+        last = pause < 1.0
+        sleep(max(0.0, pause))
+
+
+def _wrong_clock(ahead: float, peers: int) -> Finding:
+    effect, fix = _WORDS[ExitCode.CLOCK_WRONG]
+    way = "ahead of" if ahead > 0 else "behind"
+    whose = "the peer that answered"
+    if peers > 1:
+        whose = f"the middle one of {peers} peers that answered"
+    cause = f"the clock of this machine is {span(abs(ahead))} {way} that of {whose}"
+    return Finding("", "clock", False, cause, effect, fix, ExitCode.CLOCK_WRONG, ahead)
+
+
+def _nearness(finding: Finding) -> tuple[int, bool, bool]:
+    """How much it tells: by the layer reached, then that something came back at all, then TCP."""
+    heard = finding.code not in (ExitCode.NO_ANSWER, ExitCode.UDP_BLOCKED)
+    return LAYERS.index(finding.layer), heard, not _place(finding.address).quic
+
+
+def _place(address: str) -> Endpoint:
+    return endpoint_of(address) or Endpoint("dns", "", 0, False)
+
+
+def _version(host: str) -> int:
+    return 6 if ":" in host else 4
+
+
+def _leaves_from(host: str) -> str:
+    """Our address towards an IP address, by the routing table. Raises OSError for no way."""
+    family = socket.AF_INET6 if _version(host) == 6 else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # of UDP: nothing is sent
+        return probe.getsockname()[0]

@@ -1,0 +1,164 @@
+"""What keeps this machine from a swarm: its own network, the swarm's addresses, clock, key."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf import json_format
+
+from node.control.diagnose import (
+    CLOCK_S,
+    WATCH_S,
+    Finding,
+    Machine,
+    clock_of,
+    stranded,
+    this_machine,
+    verdict,
+    watch_identity,
+)
+from node.control.words import clean, span
+from node.core.ids import PeerId, short
+from node.identity.invites import peer_of_address
+from protos.ask_pb2 import Ask, AskPeers, AskPing, PeersAnswer
+from protos.control_pb2 import ReachReport
+
+LIMIT_S = 9.5
+"""A whole examination, in seconds."""
+ASKING_S = 0.7
+"""Asking a peer that has answered before, in seconds."""
+
+
+@dataclass(frozen=True)
+class Checkup:
+    """What an examination found, and the seconds it took."""
+
+    machine: Machine
+    findings: tuple[Finding, ...]
+    verdict: Finding
+    seconds: float
+
+    @property
+    def clock_s(self) -> float | None:
+        """By how many seconds this clock is ahead of the middle one of those that answered."""
+        return clock_of(self.findings)[0]
+
+
+def examine(
+    addresses: Sequence[str],
+    *,
+    me: PeerId | None = None,
+    admission: bytes = b"",
+    seed: bytes | None = None,
+    first: bool = False,
+    seconds: float = LIMIT_S,
+) -> Checkup:
+    """Try ``addresses`` (multiaddrs of peers), and look for what goes wrong once one answers.
+
+    ``me``: the PeerId of this home, to find out whether a daemon runs with it elsewhere; None: do
+    not, for a daemon runs here. ``admission`` and ``seed``: what a private swarm wants to be shown,
+    and the key to ask with. ``first``: be content with the first address that answers. Takes
+    ``seconds`` at most. Raises UsageFault for what is no multiaddr of a peer.
+    """
+    begin, machine = time.monotonic(), this_machine()
+
+    def left(most: float) -> float:
+        return max(0.1, min(most, begin + seconds - time.monotonic()))
+
+    findings: list[Finding] = []
+    if addresses:
+        from node.control.observer import PATIENCE_S, ask, survey
+
+        ping, whom = Ask(ping=AskPing()), Ask(peers=AskPeers(admission=admission))
+        heard = survey(addresses, [ping, whom], left(PATIENCE_S), seed, first=first)
+        answered = [h for h in heard if h.good]
+        if first and answered:
+            heard = answered  # the others were given up
+            told = {peer_of_address(h.finding.address) for h in heard}
+            others = [a for a in addresses if peer_of_address(a) not in told]
+            if others and any(abs(h.finding.clock_s or 0.0) > CLOCK_S for h in heard):
+                # Where others can be asked, one peer does not decide whose clock is wrong.
+                heard += survey(others, [ping], left(PATIENCE_S), seed)
+        findings = [h.finding for h in heard]
+        if me is not None and answered:
+            place, known = answered[0].finding.address, [answered[0].answers[1].peers]
+
+            def peers() -> PeersAnswer:
+                return known.pop() if known else ask(place, whom, left(3.0), seed).peers
+
+            in_use = watch_identity(me, peers, left(WATCH_S + ASKING_S) - ASKING_S)
+            findings += [in_use] if in_use is not None else []
+    elif not any(machine.routes.values()):
+        findings = [stranded()]
+    return Checkup(machine, tuple(findings), verdict(findings), time.monotonic() - begin)
+
+
+def daemon_lines(report: ReachReport) -> list[str]:
+    """For people: how others reach the daemon that runs here, and what it tried towards each of them."""
+    ports = ", ".join(f"{name} {port}" for name, port in sorted(report.ports.items()))
+    lines = [f"the daemon here: {report.reachable}", f"  {'ports':10} {ports}"]
+    lines += [f"  {'address':10} {clean(address)}" for address in report.addresses]
+    lines += [f"  {'seen at':10} {clean(address)}" for address in report.seen]
+    lines += [f"  {'relay':10} {short(PeerId(clean(relay, 80)))}" for relay in report.relays]
+    lines += [f"  {'router':10} {way}: {clean(why) or 'maps the ports'}" for way, why in sorted(report.mapping.items())]
+    if report.lan:
+        lines.append(f"  {'LAN':10} no discovery: {clean(report.lan)}")
+    lines += [f"  {'start peer':10} {clean(a)}: {clean(why) or 'connected'}" for a, why in sorted(report.bootstrap.items())]
+    for way in report.ways:
+        via = f" by {short(PeerId(clean(way.via, 80)))}" if way.via else ""
+        proven = f"   {way.rtt_s * 1000:.0f} ms, proven {span(way.proven_s)} ago" if way.proven_s else ""
+        lines.append(
+            f"  {'peer':10} {clean(way.name, 16)} ({clean(way.standing, 8)}): {way.path or 'not reached'}{via}{proven}"
+        )
+        lines += [f"  {'':10}   {name}: {clean(why, 120) or 'works'}" for name, why in sorted(way.tried.items())]
+    return lines
+
+
+def daemon_document(report: ReachReport) -> dict[str, Any]:
+    """The same as JSON-ready values."""
+    return json_format.MessageToDict(report, preserving_proto_field_name=True)
+
+
+def checkup_document(checkup: Checkup) -> dict[str, Any]:
+    """As JSON-ready values: machine, findings, verdict and seconds."""
+    machine = checkup.machine
+    return {
+        "machine": {
+            "addresses": [
+                {"interface": name, "address": address, "scope": scope}
+                for name, address, scope in machine.addresses  # fmt: skip
+            ],
+            "routes": {f"ipv{version}": way or None for version, way in machine.routes.items()},
+            "clock_s": checkup.clock_s,
+        },
+        "findings": [finding.document() for finding in checkup.findings],
+        "verdict": checkup.verdict.document() | {"exit_code": int(checkup.verdict.exit_code)},
+        "seconds": round(checkup.seconds, 2),
+    }
+
+
+def checkup_lines(checkup: Checkup) -> list[str]:
+    """For people, 80 columns wide where addresses allow it."""
+    machine, chosen = checkup.machine, checkup.verdict
+    lines = ["this machine"]
+    lines += [f"  {name:10} {address:28} {scope}" for name, address, scope in machine.addresses]
+    for version, way in machine.routes.items():
+        lines.append(f"  {f'IPv{version}':10} {f'leaves from {way}' if way else 'no way out'}")
+    if checkup.clock_s is not None:
+        way = "ahead of" if checkup.clock_s > 0 else "behind"
+        lines.append(f"  {'clock':10} {span(abs(checkup.clock_s))} {way} those that answered")
+    of_addresses = [f for f in checkup.findings if f.address]
+    if of_addresses:
+        lines.append("addresses of the swarm")
+    for finding in of_addresses:
+        lines += [
+            f"  {'ok' if finding.ok else finding.layer:10} {finding.address}",
+            f"  {'':10} {finding.cause}",
+        ]
+    lines.append(f"{'ok' if chosen.ok else 'fault':12} {chosen.cause}")
+    advice = {"effect": chosen.effect, "fix": chosen.fix}
+    lines += [f"  {label:10} {text}" for label, text in advice.items() if text]
+    return lines

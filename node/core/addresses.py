@@ -1,0 +1,42 @@
+"""From where an IP address can be reached. Standard library only."""
+
+from __future__ import annotations
+
+import ipaddress
+from enum import IntEnum
+
+
+class Scope(IntEnum):
+    """Who can dial an address; smaller is wider."""
+
+    PUBLIC = 0
+    """Everybody. Host names count as public: what they stand for is not known here."""
+    RELAYED = 1
+    """Everybody, through a libp2p relay."""
+    PRIVATE = 2
+    """Who is in the same private network, or behind the same provider (100.64.0.0/10, RFC 6598)."""
+    LINK = 3
+    """Who is on the same link."""
+    LOOPBACK = 4
+    """This machine only."""
+
+    @property
+    def word(self) -> str:
+        """For people."""
+        return "link-local" if self is Scope.LINK else self.name.lower()
+
+
+def scope(host: str) -> Scope:
+    """The scope of an IP address, perhaps in brackets or with a zone, or of a host name."""
+    try:
+        address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return Scope.LOOPBACK if host == "localhost" else Scope.PUBLIC
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+        address = address.ipv4_mapped
+    if address.is_loopback or address.is_unspecified:
+        return Scope.LOOPBACK
+    if address.is_link_local:
+        return Scope.LINK
+    # The library calls 100.64.0.0/10 neither private nor global, and documentation ranges, where no packet finds its way, private.
+    return Scope.PUBLIC if address.is_global else Scope.PRIVATE

@@ -1,0 +1,68 @@
+"""The addresses of this machine, and ports that are free on it.
+Enters: what the kernel says of its interfaces. Leaves: addresses, widest scope first.
+Never: a packet."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable
+
+import psutil
+
+from node.core.addresses import Scope, scope
+
+TRIES = 64
+"""Ports that are tried before giving up on finding one that is free in every family."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``."""
+    return scope(host) is Scope.LOOPBACK
+
+
+def own_addresses() -> tuple[str, ...]:
+    """Addresses of this machine's interfaces that are up, without loopback and link-local ones; global ones first."""
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    found = {
+        entry.address.partition("%")[0]
+        for name, entries in psutil.net_if_addrs().items()
+        if name in up
+        for entry in entries
+        if entry.family in (socket.AF_INET, socket.AF_INET6)
+    }
+    usable = [a for a in found if scope(a) in (Scope.PUBLIC, Scope.PRIVATE)]
+    return tuple(sorted(usable, key=lambda a: (scope(a), ":" in a, a)))
+
+
+def wildcards() -> tuple[str, ...]:
+    """What to bind to listen everywhere: "0.0.0.0", and "::" where this kernel speaks IPv6."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.bind(("::", 0))
+    except OSError:
+        return ("0.0.0.0",)
+    return ("0.0.0.0", "::")
+
+
+def free_port(hosts: Iterable[str], kinds: Iterable[socket.SocketKind] = (socket.SOCK_STREAM, socket.SOCK_DGRAM)) -> int:
+    """A port that is free on all these hosts for all these kinds of socket. Raises OSError when none is found."""
+    hosts, kinds = list(hosts), list(kinds)
+    for _ in range(TRIES):
+        taken: list[socket.socket] = []
+        try:
+            port = 0
+            for host in hosts:
+                for kind in kinds:
+                    one = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, kind)
+                    taken.append(one)
+                    if ":" in host:
+                        one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                    one.bind((host, port))
+                    port = port or one.getsockname()[1]
+            return port
+        except OSError:
+            continue
+        finally:
+            for one in taken:
+                one.close()
+    raise OSError(f"no port is free on all of {', '.join(hosts)}")

@@ -1,0 +1,103 @@
+"""The ways to a peer, the best first, and when to try a better one than there is. Pure.
+Enters: how a peer is reached, what was tried and failed, the time. Leaves: the next attempt.
+Never: the attempt itself (that is :mod:`node.transport.lines`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+
+AGAIN_S, LONGEST_S = 5.0, 300.0
+"""First pause after an attempt that failed; doubles up to the longest."""
+
+
+class Rung(IntEnum):
+    """How the gRPC connection to a peer travels; larger is better."""
+
+    NONE = 0
+    RELAYED = 1
+    """Through another peer that both are connected to."""
+    PUNCHED = 2
+    """Over a libp2p connection that both sides opened at the same time."""
+    REVERSED = 3
+    """Over a libp2p connection that the peer made to us."""
+    TUNNEL = 4
+    """Over a libp2p connection that we made to an address of the peer."""
+    MAPPED = 5
+    """TCP to a port that the peer's router maps."""
+    DIRECT = 6
+    """TCP to an address of the peer itself."""
+
+    @property
+    def word(self) -> str:
+        """As it stands in status, records and metrics; "" for none."""
+        return self.name.lower() if self else ""
+
+
+class Attempt(Enum):
+    """What may lead to a better rung."""
+
+    DIAL = "dial"
+    """gRPC over TCP to the addresses the peer announces."""
+    CONNECT = "connect"
+    """A libp2p connection to the addresses the peer announces."""
+    PUNCH = "punch"
+    """A libp2p connection opened from both sides at the same time."""
+    TUNNEL = "tunnel"
+    """A gRPC connection through the libp2p connection there is."""
+
+
+_LEADS_TO = {
+    Attempt.TUNNEL: Rung.TUNNEL, Attempt.CONNECT: Rung.TUNNEL, Attempt.DIAL: Rung.DIRECT, Attempt.PUNCH: Rung.PUNCHED,
+}  # fmt: skip
+"""The best rung that an attempt may lead to; in this order they are tried."""
+
+
+@dataclass
+class Climb:
+    """Of one peer. ``punch``: whether hole punching is allowed."""
+
+    punch: bool = True
+    rung: Rung = Rung.NONE
+    connected: Rung = Rung.NONE
+    """The rung of a tunnel through the libp2p connection there is; NONE where there is none."""
+    dialable: bool = False
+    """The peer announces addresses for gRPC."""
+    _failures: dict[Attempt, int] = field(default_factory=dict)
+    _next: dict[Attempt, float] = field(default_factory=dict)
+
+    def reached(self, rung: Rung, now: float) -> None:
+        """The peer is reached so now; NONE: it was lost."""
+        if rung is Rung.NONE:
+            self.news(now)
+        elif self.rung is Rung.NONE:
+            # What is better was tried beside what came first; both need a moment before another try can differ.
+            self._next = {a: now + AGAIN_S for a in (Attempt.DIAL, Attempt.CONNECT)}
+        self.rung = rung
+
+    def news(self, now: float) -> None:
+        """Something has changed (its addresses, ours): everything is worth a try again."""
+        self._failures, self._next = {}, {}
+
+    def due(self, now: float) -> Attempt | None:
+        """The next attempt, if one is worth it and it is time; None as long as the peer is not reached at all."""
+        if self.rung is Rung.NONE:
+            return None
+        for attempt in _LEADS_TO:
+            if self._may(attempt) and now >= self._next.get(attempt, now):
+                return attempt
+        return None
+
+    def failed(self, attempt: Attempt, now: float) -> None:
+        """It led to nothing better."""
+        count = self._failures[attempt] = self._failures.get(attempt, 0) + 1
+        self._next[attempt] = now + min(LONGEST_S, AGAIN_S * 2.0 ** (count - 1))
+
+    def _may(self, attempt: Attempt) -> bool:
+        if attempt is Attempt.TUNNEL:
+            return self.connected > self.rung
+        if attempt is Attempt.DIAL:
+            return self.dialable and self.rung < Rung.MAPPED
+        if attempt is Attempt.CONNECT:
+            return not self.connected and self.rung < Rung.TUNNEL
+        return self.punch and not self.connected and self.rung is Rung.RELAYED

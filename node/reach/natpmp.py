@@ -1,0 +1,373 @@
+"""NAT-PMP (RFC 6886) and PCP MAP (RFC 6887): their messages, and the exchange with the gateway.
+Enters: ports to map, datagrams from the gateway. Leaves: mappings and leases, or a RouterFault.
+Never: an answer from any other address, IPv6, a mapping for another host."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+from typing import TypeVar
+
+from node.core.errors import WireError
+from node.reach.gateway import Gateway
+from node.reach.mapping_plan import Mapping, Port
+from node.reach.way import Granted, RouterFault, Way
+
+T = TypeVar("T")
+
+PORT = 5351
+WAITS_S = (0.25, 0.5, 1.0, 2.0)
+"""Seconds each transmission of a request waits for its answer. RFC 6886 goes on to 64 s, RFC 6887
+starts with 3 s; here whoever asks is told soon, and asks again later."""
+
+ANSWER = 0x80  # added to the opcode of a request
+ADDRESS, MAP_UDP, MAP_TCP = 0, 1, 2  # NAT-PMP's opcodes
+ANNOUNCE, MAP = 0, 1  # PCP's
+_PMP, _PCP = 0, 2  # versions
+_NUMBERS = {"tcp": 6, "udp": 17}  # IANA's protocol numbers, for PCP
+_LONGEST = 1100  # bytes of a PCP message (RFC 6887, section 7)
+_PREFIX = bytes(10) + b"\xff\xff"  # of an IPv4 address written as an IPv6 one
+
+PMP_RESULTS = {
+    1: "it does not know this version",
+    2: "mapping is not allowed",
+    3: "it has no address outside",
+    4: "it has no room for more mappings",
+    5: "it does not know this request",
+}
+PCP_RESULTS = {
+    1: "it does not know this version",
+    2: "mapping is not allowed",
+    3: "it finds the request malformed",
+    4: "it does not know this request",
+    5: "it does not know an option",
+    6: "it finds an option malformed",
+    7: "it has no address outside",
+    8: "it has no room for more mappings",
+    9: "it does not map this protocol",
+    10: "this host has too many mappings",
+    11: "the port outside is not to be had",
+    12: "an address is translated between this host and the router",
+    13: "it finds too many remote peers",
+}
+
+
+# ------------------------------------------------------------------ messages
+
+
+@dataclass(frozen=True, slots=True)
+class PmpAnswer:
+    """A NAT-PMP answer. ``epoch`` and ``lifetime`` in seconds; what it does not carry is empty."""
+
+    opcode: int
+    result: int
+    epoch: int
+    host: str = ""
+    internal: int = 0
+    external: int = 0
+    lifetime: int = 0
+
+
+def pmp_address() -> bytes:
+    """Ask for the external address."""
+    return struct.pack("!BB", _PMP, ADDRESS)
+
+
+def pmp_map(port: Port, external: int, lifetime: int) -> bytes:
+    """Ask to map ``port`` for ``lifetime`` seconds, at ``external`` if free; 0 s deletes."""
+    opcode = MAP_TCP if port[0] == "tcp" else MAP_UDP
+    return struct.pack("!BBHHHI", _PMP, opcode, 0, port[1], external if lifetime else 0, lifetime)
+
+
+def read_pmp(data: bytes) -> PmpAnswer:
+    """Decode an answer; a refusal may be short. Raises WireError for what is none."""
+    if len(data) < 8:
+        raise WireError(f"a NAT-PMP answer has 8 bytes at least, not {len(data)}")
+    version, opcode, result, epoch = struct.unpack_from("!BBHI", data)
+    if version != _PMP or not opcode & ANSWER:
+        raise WireError("this is no NAT-PMP answer")
+    answer = PmpAnswer(opcode - ANSWER, result, epoch)
+    if result:
+        return answer
+    if answer.opcode == ADDRESS and len(data) >= 12:
+        return PmpAnswer(ADDRESS, 0, epoch, str(IPv4Address(data[8:12])))
+    if answer.opcode in (MAP_UDP, MAP_TCP) and len(data) >= 16:
+        return PmpAnswer(answer.opcode, 0, epoch, "", *struct.unpack_from("!HHI", data, 8))
+    raise WireError(f"this is no NAT-PMP answer: opcode {answer.opcode}, {len(data)} bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class PcpAnswer:
+    """A PCP answer. ``epoch`` and ``lifetime`` in seconds; what only MAP carries may be empty."""
+
+    opcode: int
+    result: int
+    lifetime: int
+    epoch: int
+    nonce: bytes = b""
+    protocol: str = ""
+    internal: int = 0
+    external: int = 0
+    host: str = ""
+
+
+def _pcp_header(opcode: int, lifetime: int, client: str) -> bytes:
+    return struct.pack("!BBHI", _PCP, opcode, 0, lifetime) + _PREFIX + IPv4Address(client).packed
+
+
+def pcp_announce(client: str) -> bytes:
+    """Ask for nothing but an answer. ``client`` is this host's address towards the gateway."""
+    return _pcp_header(ANNOUNCE, 0, client)
+
+
+def pcp_map(
+    client: str,
+    nonce: bytes,
+    port: Port,
+    external: int,
+    host: str,
+    lifetime: int,
+) -> bytes:
+    """Ask to map ``port`` for ``lifetime`` seconds, at ``host``:``external`` if free; 0 s deletes.
+
+    ``nonce`` is 12 bytes; only who knows the one a mapping was made with renews or deletes it.
+    """
+    if not lifetime:
+        external, host = 0, "0.0.0.0"
+    body = struct.pack("!12sB3xHH", nonce, _NUMBERS[port[0]], port[1], external)
+    return _pcp_header(MAP, lifetime, client) + body + _PREFIX + IPv4Address(host).packed
+
+
+def read_pcp(data: bytes) -> PcpAnswer:
+    """Decode an answer; a refusal may end after its header. Raises WireError for what is none."""
+    if not 24 <= len(data) <= _LONGEST or len(data) % 4:
+        raise WireError(f"a PCP answer does not have {len(data)} bytes")
+    version, opcode, result, lifetime, epoch = struct.unpack_from("!BBxBII", data)
+    if version != _PCP or not opcode & ANSWER:
+        raise WireError("this is no PCP answer")
+    opcode -= ANSWER
+    if opcode != MAP or (result and len(data) < 60):
+        return PcpAnswer(opcode, result, lifetime, epoch)
+    if len(data) < 60:
+        raise WireError(f"a PCP answer to MAP does not have {len(data)} bytes")
+    nonce, number, internal, external, prefix, host = struct.unpack_from("!12sB3xHH12s4s", data, 24)
+    protocol = next((name for name, n in _NUMBERS.items() if n == number), "")
+    if not result and (prefix != _PREFIX or not protocol):
+        raise WireError("a PCP answer is about an IPv4 address, and about TCP or UDP")
+    return PcpAnswer(
+        opcode, result, lifetime, epoch, nonce, protocol, internal, external, str(IPv4Address(host))
+    )  # fmt: skip
+
+
+def state_lost(before: tuple[float, int], after: tuple[float, int]) -> bool:
+    """True when a server lost its mappings between two answers, each (our seconds, its epoch).
+
+    The rule of RFC 6887, section 8.5, which suits NAT-PMP (RFC 6886, section 3.6) too.
+    """
+    ours, its = after[0] - before[0], after[1] - before[1]
+    return its < -1 or ours + 2 < its - its / 16 or its + 2 < ours - ours / 16
+
+
+# ------------------------------------------------------------------ the exchange
+
+
+class _Inbox(asyncio.DatagramProtocol):
+    """What came for one socket: datagrams, and errors the network reported. A flood is dropped."""
+
+    def __init__(self) -> None:
+        self.arrived: asyncio.Queue[bytes | OSError] = asyncio.Queue(16)
+
+    def datagram_received(self, data: bytes, addr: object) -> None:
+        self._put(data)
+
+    def error_received(self, exc: Exception) -> None:
+        self._put(exc if isinstance(exc, OSError) else OSError(str(exc)))
+
+    def _put(self, what: bytes | OSError) -> None:
+        with contextlib.suppress(asyncio.QueueFull):
+            self.arrived.put_nowait(what)
+
+
+async def exchange(request: bytes, accept: Callable[[bytes], T | None], host: str, port: int) -> T:
+    """Send ``request`` until ``accept`` takes an answer, once for each of :data:`WAITS_S`.
+
+    ``accept`` returns None for what answers something else and raises WireError for what is
+    malformed: both are passed over. Raises what else it raises, and RouterFault when no answer
+    came or the port is closed.
+    """
+    inbox = _Inbox()
+    try:
+        # Connected: nothing comes in but from that address and port, and a closed port is told.
+        transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
+            lambda: inbox, remote_addr=(host, port)
+        )  # fmt: skip
+    except OSError as e:
+        raise _no_network(e) from e
+    try:
+        for wait in WAITS_S:
+            transport.sendto(request)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    while True:
+                        came = await inbox.arrived.get()
+                        if isinstance(came, ConnectionRefusedError):
+                            raise RouterFault(f"the router has port {port} closed")
+                        if isinstance(came, OSError):
+                            raise _no_network(came)
+                        with contextlib.suppress(WireError):
+                            if (answer := accept(came)) is not None:
+                                return answer
+    finally:
+        transport.close()
+    raise RouterFault(f"the router does not answer on port {port}")
+
+
+def _no_network(error: OSError) -> RouterFault:
+    return RouterFault(f"the router cannot be asked: {error.strerror or error}")
+
+
+# ------------------------------------------------------------------ the two ways
+
+
+class _Pmp(Way):
+    """What both have in common: a port of the gateway, and an epoch that tells of lost state."""
+
+    def __init__(self, gateway: Gateway, port: int = PORT) -> None:
+        super().__init__(gateway)
+        self._port = port
+        self._last: tuple[float, int] | None = None
+        self._lost = False
+        self._lease_s = 0.0
+
+    async def map(self, ports: Sequence[Port], lease_s: float) -> Granted:
+        self._lost, self._lease_s = False, lease_s
+        return await super().map(ports, lease_s)
+
+    async def check(self) -> bool:
+        return await self._intact() and not self._lost
+
+    @abstractmethod
+    async def _intact(self) -> bool:
+        """Ask for what shows the epoch and the address outside; False when that is another."""
+
+    async def _exchange(self, request: bytes, accept: Callable[[bytes], T | None]) -> T:
+        return await exchange(request, accept, self.gateway.address, self._port)
+
+    def _note(self, epoch: int) -> None:
+        now = (time.monotonic(), epoch)
+        self._lost |= self._last is not None and state_lost(self._last, now)
+        self._last = now
+
+    def _made(self, port: Port, host: str, answer: PmpAnswer | PcpAnswer) -> tuple[Mapping, float]:
+        if not answer.external or not answer.lifetime or host == "0.0.0.0":
+            raise RouterFault("the router answers, but maps nothing")
+        return Mapping(*port, host, answer.external, self.name), float(answer.lifetime)
+
+
+class NatPmp(_Pmp):
+    """Mappings by NAT-PMP."""
+
+    name = "NAT-PMP"
+    _host = ""
+
+    async def probe(self) -> None:
+        await self._intact()
+
+    async def _intact(self) -> bool:
+        answer = await self._exchange(pmp_address(), lambda data: self._read(data, ADDRESS, 0))
+        if answer.host == "0.0.0.0":
+            raise RouterFault("the router has no address outside")
+        before, self._host = self._host, answer.host
+        return before == answer.host
+
+    async def _ask(self, port: Port, lease_s: float) -> tuple[Mapping, float]:
+        before = self.held.get(port)
+        answer = await self._map(port, before.external if before else port[1], _seconds(lease_s))
+        return self._made(port, self._host, answer)
+
+    async def _delete(self, port: Port) -> None:
+        await self._map(port, 0, 0)
+
+    async def _map(self, port: Port, external: int, lifetime: int) -> PmpAnswer:
+        opcode = MAP_TCP if port[0] == "tcp" else MAP_UDP
+        request = pmp_map(port, external, lifetime)
+        return await self._exchange(request, lambda data: self._read(data, opcode, port[1]))
+
+    def _read(self, data: bytes, opcode: int, internal: int) -> PmpAnswer | None:
+        if data[:1] == bytes([_PCP]):
+            raise RouterFault("the router speaks PCP, but not NAT-PMP")
+        answer = read_pmp(data)
+        if answer.opcode != opcode or (not answer.result and answer.internal != internal):
+            return None
+        if answer.result:
+            raise _refused(PMP_RESULTS, answer.result)
+        self._note(answer.epoch)
+        return answer
+
+
+class Pcp(_Pmp):
+    """Mappings by PCP. ``nonce`` is 12 bytes; those of an earlier process need the same one."""
+
+    name = "PCP"
+
+    def __init__(self, gateway: Gateway, nonce: bytes, port: int = PORT) -> None:
+        super().__init__(gateway, port)
+        self._nonce = nonce
+
+    async def probe(self) -> None:
+        # Whatever the result: a server that does not know ANNOUNCE may know MAP.
+        await self._exchange(
+            pcp_announce(self.gateway.local),
+            lambda data: answer if (answer := self._read(data)).opcode == ANNOUNCE else None,
+        )
+
+    async def _intact(self) -> bool:
+        # Renewing one mapping shows the address outside, which ANNOUNCE does not.
+        for port, before in self.held.items():
+            if before:
+                return (await self._ask(port, self._lease_s))[0] == before
+        return False
+
+    async def _ask(self, port: Port, lease_s: float) -> tuple[Mapping, float]:
+        before = self.held.get(port)
+        external, host = (before.external, before.host) if before else (port[1], "0.0.0.0")
+        answer = await self._map(port, external, host, _seconds(lease_s))
+        return self._made(port, answer.host, answer)
+
+    async def _delete(self, port: Port) -> None:
+        await self._map(port, 0, "0.0.0.0", 0)
+
+    async def _map(self, port: Port, external: int, host: str, lifetime: int) -> PcpAnswer:
+        def accept(data: bytes) -> PcpAnswer | None:
+            answer = self._read(data)
+            if answer.opcode != MAP:
+                return None
+            about = (answer.nonce, answer.protocol, answer.internal)
+            if answer.nonce and about != (self._nonce, *port):
+                return None
+            if answer.result:
+                raise _refused(PCP_RESULTS, answer.result)
+            self._note(answer.epoch)
+            return answer
+
+        request = pcp_map(self.gateway.local, self._nonce, port, external, host, lifetime)
+        return await self._exchange(request, accept)
+
+    def _read(self, data: bytes) -> PcpAnswer:
+        if data[:1] == bytes([_PMP]):
+            raise RouterFault("the router speaks NAT-PMP, but not PCP")
+        return read_pcp(data)
+
+
+def _refused(results: dict[int, str], code: int) -> RouterFault:
+    return RouterFault(f"the router refuses: {results.get(code, f'result {code}')}")
+
+
+def _seconds(lease_s: float) -> int:
+    return min(max(round(lease_s), 1), 0xFFFFFFFF)

@@ -1,0 +1,195 @@
+"""TLS over a byte stream that a stranger carries, with both ends proven by their identity keys.
+Enters: a stream through a relay. Leaves: the same stream, private, and the PeerId at its other end.
+Never: trust in the relay, which sees only when and how much.
+
+The server's certificate alone proves nothing: whoever carries the stream can show one of its own. So inside TLS
+each side signs what it sees: the run, both PeerIds, the server's certificate and a nonce of the other side. A relay
+that ends TLS itself, towards either side, gets a signature over its own certificate, which the other side refuses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import ssl
+import struct
+import tempfile
+from dataclasses import dataclass
+from functools import lru_cache
+
+from node.core.errors import PeerFault, Refused, WireError
+from node.core.ids import PeerId
+from node.identity.keys import SIGNATURE_BYTES, Identity, verify
+from node.identity.peers import KEY_BYTES, peer_id_of
+
+NONCE_BYTES = 32
+HASH_BYTES = 32
+PIECE = 1 << 16
+"""Bytes read from the stream at once."""
+HELD = 1 << 20
+"""Bytes of TLS records that may wait for their reader."""
+_CALLER, _CALLEE = "tutti/relayed/caller/1", "tutti/relayed/callee/1"
+_PROOF = struct.Struct(f">{NONCE_BYTES}s{SIGNATURE_BYTES}s")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the callee shows in TLS: its certificate and key, PEM."""
+
+    certificate: bytes
+    key: bytes
+
+    @property
+    def digest(self) -> bytes:
+        """sha256 of the certificate, DER."""
+        return hashlib.sha256(ssl.PEM_cert_to_DER_cert(self.certificate.decode("ascii"))).digest()
+
+
+class Secured:
+    """A TLS connection over ``reader`` and ``writer``; has what :mod:`node.transport.frames` needs of both."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: ssl.SSLContext, server: bool
+    ) -> None:
+        self._reader, self._writer = reader, writer
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server)
+
+    async def shake(self) -> None:
+        """The TLS handshake. Raises WireError when it fails or the stream ends."""
+        while True:
+            try:
+                self._tls.do_handshake()
+                await self._flush()
+                return
+            except ssl.SSLWantReadError:
+                await self._more()
+            except ssl.SSLError as e:
+                raise WireError(f"TLS failed: {e.reason or e}") from e
+
+    def certificate(self) -> bytes:
+        """What the other side showed, DER."""
+        return self._tls.getpeercert(True) or b""
+
+    async def readexactly(self, count: int) -> bytes:
+        """As of :class:`asyncio.StreamReader`. Raises IncompleteReadError when the stream ends before, WireError for no TLS."""
+        got = bytearray()
+        while len(got) < count:
+            try:
+                piece = self._tls.read(count - len(got))
+            except ssl.SSLWantReadError:
+                try:
+                    await self._more()
+                except EOFError as e:
+                    raise asyncio.IncompleteReadError(bytes(got), count) from e
+                continue
+            except ssl.SSLError as e:
+                raise WireError(f"TLS failed: {e.reason or e}") from e
+            if not piece:
+                raise asyncio.IncompleteReadError(bytes(got), count)
+            got += piece
+        return bytes(got)
+
+    async def read(self, count: int) -> bytes:
+        """At least one byte, or b"" at the end of the stream."""
+        try:
+            return await self.readexactly(min(1, count))
+        except asyncio.IncompleteReadError:
+            return b""
+
+    def write(self, data: bytes) -> None:
+        """As of :class:`asyncio.StreamWriter`."""
+        self._tls.write(data)
+        self._writer.write(self._outgoing.read())
+
+    async def drain(self) -> None:
+        await self._writer.drain()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    async def _flush(self) -> None:
+        if self._outgoing.pending:
+            self._writer.write(self._outgoing.read())
+            await self._writer.drain()
+
+    async def _more(self) -> None:
+        await self._flush()
+        if self._incoming.pending > HELD:
+            raise WireError("TLS records without end")
+        piece = await self._reader.read(PIECE)
+        if not piece:
+            raise EOFError("the stream ended")
+        self._incoming.write(piece)
+
+
+async def call(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, me: Identity, peer: PeerId, run_id: str) -> Secured:
+    """The caller's side: a private stream to ``peer``. Raises PeerFault (weight 0) when the other end is not ``peer``."""
+    stream = Secured(reader, writer, _client(), server=False)
+    try:
+        await stream.shake()
+        shown = hashlib.sha256(stream.certificate()).digest()
+        asked = await stream.readexactly(NONCE_BYTES)
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        said = _said(run_id, me.peer_id, peer, shown, asked)
+        stream.write(me.public + _PROOF.pack(nonce, me.sign(said, _CALLER)))
+        await stream.drain()
+        answer = await stream.readexactly(SIGNATURE_BYTES)
+        verify(peer, _said(run_id, me.peer_id, peer, shown, nonce), answer, _CALLEE)
+    except Refused as e:
+        raise PeerFault(peer, "somebody else answers in its place: its identity key did not sign this connection") from e
+    except (WireError, EOFError) as e:
+        raise PeerFault(peer, f"no private connection through the relay: {e}") from e
+    return stream
+
+
+async def answer(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, me: Identity, shown: Shown, run_id: str
+) -> tuple[PeerId, Secured]:
+    """The callee's side: who calls, proven, and the private stream.
+
+    Raises WireError for nonsense, Refused when the caller's signature is not over this connection.
+    """
+    stream = Secured(reader, writer, _server(shown.certificate, shown.key), server=True)
+    try:
+        await stream.shake()
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        stream.write(nonce)
+        await stream.drain()
+        peer = peer_id_of(await stream.readexactly(KEY_BYTES))
+        theirs, signature = _PROOF.unpack(await stream.readexactly(_PROOF.size))
+        digest = shown.digest
+        verify(peer, _said(run_id, peer, me.peer_id, digest, nonce), signature, _CALLER)
+        stream.write(me.sign(_said(run_id, peer, me.peer_id, digest, theirs), _CALLEE))
+        await stream.drain()
+    except EOFError as e:
+        raise WireError(f"the relayed stream ended: {e}") from e
+    return peer, stream
+
+
+def _said(run_id: str, caller: PeerId, callee: PeerId, certificate: bytes, nonce: bytes) -> bytes:
+    words = [run_id.encode(), caller.encode(), callee.encode(), certificate, nonce]
+    return b"".join(struct.pack(">H", len(w)) + w for w in words)
+
+
+@lru_cache(maxsize=1)
+def _client() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # Nobody signs the certificate: what counts is the signature inside, over the certificate that was seen here.
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+@lru_cache(maxsize=4)
+def _server(certificate: bytes, key: bytes) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # The library reads certificates from files only; this one is in memory for as long as the process lives.
+    with tempfile.NamedTemporaryFile(prefix="tutti-tls-") as file:
+        file.write(certificate + key)
+        file.flush()
+        context.load_cert_chain(file.name)
+    return context

@@ -1,0 +1,29 @@
+"""What this peer does so that others can reach it, and what it does for peers that nobody can dial."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ReachSettings:
+    """Of this peer. Nothing of it is done by a peer that listens on loopback."""
+
+    map_ports: bool = True
+    """Ask the router to map this peer's ports (PCP, NAT-PMP, UPnP)."""
+    lan: bool = True
+    """Announce an open run on the LAN by mDNS, and look for peers of the run there."""
+    punch: bool = True
+    """Try TCP hole punching with peers that are reached through a relay."""
+    relayed: bool = True
+    """Let other peers relay to this one while nobody can dial it."""
+    relay: bool = True
+    """Relay for others while everybody can dial this peer."""
+    relay_rate: float = 0.0
+    """Most bytes a second relayed for all others together, what comes in counted once; 0: no limit."""
+    relay_clients: int = 64
+    """Peers that may be reached through this one at a time."""
+    relay_circuits: int = 256
+    """Relayed connections at a time, of all clients."""
+    relay_circuits_each: int = 16
+    """Relayed connections at a time that one peer may open."""

@@ -1,0 +1,79 @@
+"""Who of those that a relay carries for may send next, so that the total stays under a rate and everybody gets as much.
+Enters: requests of pairs of peers, the time. Leaves: the requests that may go. Pure.
+
+Start-time fair queueing (Goyal, Vin, Cheng 1996) over a token bucket: each pair has a counter of the bytes it was
+granted, the one with the smallest counter is next, and who comes back after a pause starts where the others are. Not quite:
+a circuit asks for one piece at a time and is gone for a moment after each, so a pair keeps a small credit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container, Hashable
+from dataclasses import dataclass, field
+
+BURST_S = 0.1
+"""Seconds of the rate that may go at once after a pause."""
+CREDIT_S = 0.25
+"""Seconds of the rate by which a pair may be behind the others and still catch up."""
+
+
+@dataclass
+class _Pair:
+    granted: float = 0.0
+    waiting: deque[tuple[int, int]] = field(default_factory=deque)
+
+
+class Shares:
+    """``rate``: bytes a second for all pairs together, above 0; ``now`` is in seconds of a steady clock."""
+
+    def __init__(self, rate: float, now: float = 0.0) -> None:
+        if not rate > 0:
+            raise ValueError(f"a rate is above 0, not {rate}")
+        self.rate = rate
+        self._pairs: dict[Hashable, _Pair] = {}
+        self._tokens, self._at = rate * BURST_S, now
+        self._next, self._floor = 0, 0.0
+
+    def ask(self, pair: Hashable, count: int) -> int:
+        """``pair`` wants to send ``count`` bytes; the number by which :meth:`grant` will name the request."""
+        known = self._pairs.get(pair)
+        if known is None:
+            known = self._pairs[pair] = _Pair(self._floor)
+        elif not known.waiting:
+            known.granted = max(known.granted, self._floor - self.rate * CREDIT_S)
+        self._next += 1
+        known.waiting.append((self._next, count))
+        return self._next
+
+    def grant(self, now: float) -> list[int]:
+        """Requests that may go now, one of each pair: a pair whose request went needs a moment to ask again, and is not passed
+        over meanwhile. A request goes when there is anything in the bucket and may leave a debt."""
+        self._tokens = min(self.rate * BURST_S, self._tokens + self.rate * max(0.0, now - self._at))
+        self._at = now
+        done, served = [], set[int]()
+        while self._tokens > 0 and (pair := self._first(served)) is not None:
+            served.add(id(pair))
+            number, count = pair.waiting.popleft()
+            self._tokens -= count
+            self._floor = max(self._floor, pair.granted)
+            pair.granted += count
+            done.append(number)
+        return done
+
+    def wait(self) -> float | None:
+        """Seconds until :meth:`grant` can grant again; None while nobody waits."""
+        return max(0.0, -self._tokens) / self.rate if self._first() is not None else None
+
+    def drop(self, number: int) -> None:
+        """The request will not be made."""
+        for pair in self._pairs.values():
+            pair.waiting = deque(w for w in pair.waiting if w[0] != number)
+
+    def gone(self, pair: Hashable) -> None:
+        """Forget a pair and what it waits for."""
+        self._pairs.pop(pair, None)
+
+    def _first(self, served: Container[int] = ()) -> _Pair | None:
+        waiting = (p for p in self._pairs.values() if p.waiting and id(p) not in served)
+        return min(waiting, key=lambda p: p.granted, default=None)

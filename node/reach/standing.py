@@ -1,0 +1,102 @@
+"""Whether other peers can dial this one, from what they report after having tried. Pure.
+Enters: reports of single peers, the time. Leaves: open or closed, whom to ask next, addresses that were proven.
+Never: a claim of this peer itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from node.core.addresses import Scope, scope
+from node.core.ids import PeerId
+
+ASKED_AT_ONCE = 3
+"""Peers whose reports decide: of more, those heard last."""
+AGAIN_S, AGAIN_SOON_S = 60.0, 5.0
+"""Between two rounds of questions once it is known, and before."""
+STALE_S = 300.0
+"""A report older than that says nothing any more."""
+
+
+class Standing(Enum):
+    """``UNKNOWN``: nobody has tried yet."""
+
+    UNKNOWN = "unknown"
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What ``by`` found: it sees this peer at ``host`` (port ``port``), and of this peer's TCP ports those in ``open`` accepted
+    a connection from there. ``far``: it has a public address itself, so it speaks for everybody and not for a LAN only."""
+
+    by: PeerId
+    host: str
+    port: int
+    open: frozenset[int]
+    far: bool
+    at: float
+
+
+class Reach:
+    """``p2p`` and ``grpc`` are the ports others dial: the external ones where they are mapped."""
+
+    def __init__(self) -> None:
+        self._reports: dict[PeerId, Report] = {}
+        self._asked: dict[PeerId, float] = {}
+        self.ports: tuple[int, int] = (0, 0)
+
+    def listens(self, p2p: int, grpc: int) -> None:
+        """The ports that others would dial. Reports about others count no more."""
+        if self.ports != (p2p, grpc):
+            self.ports = p2p, grpc
+            self._reports, self._asked = {}, {}
+
+    def reported(self, report: Report) -> None:
+        """What a peer found out."""
+        self._reports[report.by] = report
+
+    def gone(self, peer: PeerId) -> None:
+        """Its word is not renewed any more, but stands until it is stale."""
+        self._asked.pop(peer, None)
+
+    def standing(self, now: float) -> Standing:
+        """What most of the peers heard last say; those that are far away, where there are any."""
+        fresh = self._fresh(now)
+        if not fresh:
+            return Standing.UNKNOWN
+        yes = sum(self.ports[0] in r.open for r in fresh)
+        return Standing.OPEN if 2 * yes > len(fresh) else Standing.CLOSED
+
+    def bulk_open(self, now: float) -> bool:
+        """Whether the gRPC port answers from outside too."""
+        fresh = self._fresh(now)
+        return bool(fresh) and 2 * sum(self.ports[1] in r.open for r in fresh) > len(fresh)
+
+    def seen(self, now: float) -> tuple[tuple[str, int], ...]:
+        """(host, port) under which others see the connections that this peer makes, the newest first, at most four."""
+        found = sorted(self._reports.values(), key=lambda r: -r.at)
+        return tuple(dict.fromkeys((r.host, r.port) for r in found if r.host and now - r.at < STALE_S))[:4]
+
+    def public(self, now: float) -> tuple[str, ...]:
+        """Public addresses under which this peer is seen."""
+        return tuple(dict.fromkeys(host for host, _ in self.seen(now) if scope(host) is Scope.PUBLIC))
+
+    def whom_to_ask(self, connected: Iterable[PeerId], now: float) -> list[PeerId]:
+        """Peers that should be asked now, at most three at a time."""
+        known = self.standing(now) is not Standing.UNKNOWN
+        every = AGAIN_S if known else AGAIN_SOON_S
+        due = [p for p in sorted(connected) if now - self._asked.get(p, -every) >= every]
+        due.sort(key=lambda p: self._asked.get(p, -1e9))
+        busy = sum(now - at < every for at in self._asked.values())
+        chosen = due[: max(0, ASKED_AT_ONCE - busy)]
+        for peer in chosen:
+            self._asked[peer] = now
+        return chosen
+
+    def _fresh(self, now: float) -> list[Report]:
+        fresh = sorted((r for r in self._reports.values() if now - r.at < STALE_S), key=lambda r: -r.at)
+        far = [r for r in fresh if r.far]
+        return (far or fresh)[:ASKED_AT_ONCE]

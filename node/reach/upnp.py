@@ -1,0 +1,222 @@
+"""Port mappings by UPnP IGD, through the library miniupnpc, which blocks.
+Enters: ports to map, what a router says over HTTP. Leaves: mappings, or a RouterFault.
+Never: a wait without an end, a device that is not the default gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from ipaddress import AddressValueError, IPv4Address
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+import miniupnpc
+
+from node.reach.gateway import Gateway
+from node.reach.mapping_plan import Mapping, Port
+from node.reach.way import RouterFault, Way
+
+T = TypeVar("T")
+
+DISCOVER_MS = 1000
+"""The library waits so long for each of four kinds of device until one has answered: 1 s with a
+router, 4 s without. It takes less than a second for a second."""
+PROBE_S = 10.0
+CALL_S = 8.0
+"""The library gives a connection 3 s and every single read 5 s, but has no bound for all reads."""
+OTHER_PORTS = 4
+_ONLY_PERMANENT = "OnlyPermanentLeasesSupported"  # the library's words for error 725
+_TAKEN = ("ConflictInMappingEntry", "ConflictWithOtherMechanisms")  # 718 and 729
+_PLAINLY = {
+    "Success": "no device answers the search",
+    "No UPnP device discovered": "no device that answers the search is a router",
+    "Miniupnpc HTTP error": "the router does not answer HTTP requests",
+}
+
+
+class Igd(Protocol):
+    """What is used of ``miniupnpc.UPnP``. Its calls block, and raise Exception itself."""
+
+    def discover(self) -> int: ...
+    def selectigd(self) -> str: ...
+    def externalipaddress(self) -> str | None: ...
+    def addportmapping(
+        self,
+        external: int,
+        protocol: str,
+        host: str,
+        internal: int,
+        text: str,
+        remote: str,
+        lease: int,
+        /,
+    ) -> bool: ...
+    def getspecificportmapping(self, external: int, protocol: str, /) -> tuple[Any, ...] | None: ...
+    def deleteportmapping(self, external: int, protocol: str, /) -> bool: ...
+
+
+def _igd(local: str) -> Igd:
+    return miniupnpc.UPnP(multicastif=local, discoverdelay=DISCOVER_MS)
+
+
+class _Said(RouterFault):
+    """What the library says in the router's name."""
+
+
+class _Outcome:
+    """Ends a future with what its block raised. The library's errors get a type."""
+
+    def __init__(self, future: Future[Any]) -> None:
+        self._future = future
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> bool:  # fmt: skip
+        if error is not None:
+            # ValueError: a router's text is not UTF-8, or no URL.
+            theirs = kind is Exception or isinstance(error, ValueError)
+            said = _PLAINLY.get(str(error), str(error))
+            self._future.set_exception(_Said(said) if theirs else error)
+        return True
+
+
+class _Thread:
+    """One thread for calls that block; unlike asyncio.to_thread's, the process ends without it."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        threading.Thread(target=self._work, name="tutti-upnp", daemon=True).start()
+
+    async def run(self, call: Callable[[], T], within_s: float) -> T:
+        """Raises what ``call`` raises; RouterFault after ``within_s``, when the call runs on."""
+        future: Future[T] = Future()
+        self._jobs.put((future, call))
+        try:
+            async with asyncio.timeout(within_s):
+                return await asyncio.wrap_future(future)
+        except TimeoutError:
+            raise RouterFault("the router does not finish its answers") from None
+
+    def close(self) -> None:
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            future, call = job
+            if future.set_running_or_notify_cancel():
+                with _Outcome(future):
+                    future.set_result(call())
+
+
+class Upnp(Way):
+    """Mappings by UPnP IGD."""
+
+    name = "UPnP"
+
+    def __init__(self, gateway: Gateway, make: Callable[[str], Igd] = _igd) -> None:
+        super().__init__(gateway)
+        self._make = make
+        self._thread: _Thread | None = None
+        self._device: Igd | None = None
+        self._host = ""
+        self._permanent = False
+
+    async def probe(self) -> None:
+        # A new device every time: after a restart the router may listen on another port.
+        device = self._make(self.gateway.local)
+        await self._run(device.discover, PROBE_S)
+        self._host = await self._run(lambda: self._select(device), PROBE_S)
+        self._device = device
+
+    async def check(self) -> bool:
+        device, held = self._found(), [mapping for mapping in self.held.values() if mapping]
+
+        def look() -> tuple[str, bool]:
+            return self._outside(device), all(self._has(device, mapping) for mapping in held)
+
+        before = self._host
+        self._host, there = await self._run(look, CALL_S)
+        return there and before == self._host
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.close()
+            self._thread = None
+
+    async def _run(self, call: Callable[[], T], within_s: float) -> T:
+        if self._thread is None:
+            self._thread = _Thread()
+        return await self._thread.run(call, within_s)
+
+    def _found(self) -> Igd:
+        if self._device is None:
+            raise RouterFault("no router was found by UPnP")
+        return self._device
+
+    async def _ask(self, port: Port, lease_s: float) -> tuple[Mapping, float]:
+        before = self.held.get(port)
+        external, tries = (before.external if before else port[1]), OTHER_PORTS
+        while True:
+            mapping = Mapping(*port, self._host, external, self.name)
+            self.held[port] = mapping  # it may be made although the answer comes too late
+            lease = 0 if self._permanent else max(1, round(lease_s))
+            try:
+                await self._run(lambda m=mapping, s=lease: self._add(m, s), CALL_S)
+            except _Said as e:
+                taken = str(e) in _TAKEN
+                if taken:
+                    self.held[port] = None  # it is another host's, and not to be deleted
+                if str(e) == _ONLY_PERMANENT and not self._permanent:
+                    self._permanent = True
+                elif taken and tries:
+                    external, tries = random.randrange(20_000, 60_000), tries - 1
+                else:
+                    raise RouterFault(f"the router refuses: {e}") from e
+            else:
+                return mapping, float(lease) or math.inf
+
+    async def _delete(self, port: Port) -> None:
+        if mapping := self.held.get(port):
+            device, protocol = self._found(), port[0].upper()
+            await self._run(lambda: device.deleteportmapping(mapping.external, protocol), CALL_S)
+
+    # ------------------------------------------------------------ in the thread
+
+    def _select(self, device: Igd) -> str:
+        where = urlsplit(device.selectigd()).hostname
+        if where != self.gateway.address:
+            raise RouterFault(f"the device that answers is {where}, not the gateway")
+        return self._outside(device)
+
+    def _outside(self, device: Igd) -> str:
+        said = device.externalipaddress()
+        try:
+            host = IPv4Address(said or "")
+        except AddressValueError:
+            raise RouterFault("the router has no address outside") from None
+        if host.is_unspecified:
+            raise RouterFault("the router has no address outside")
+        return str(host)
+
+    def _has(self, device: Igd, mapping: Mapping) -> bool:
+        entry = device.getspecificportmapping(mapping.external, mapping.protocol.upper())
+        return entry is not None and tuple(entry[:2]) == (self.gateway.local, mapping.internal)
+
+    def _add(self, mapping: Mapping, lease: int) -> None:
+        self._found().addportmapping(
+            mapping.external,
+            mapping.protocol.upper(),
+            self.gateway.local,
+            mapping.internal,
+            "tutti",
+            "",
+            lease,
+        )

@@ -1,0 +1,98 @@
+"""What all ways to ask a router for port mappings have in common: which are held, and their end.
+Enters: ports, leases in seconds. Leaves: mappings; a router that does not map is a RouterFault.
+Never: the choice between ways, a retry after a refusal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from node.core.errors import TuttiError
+from node.core.tasks import together
+from node.reach.gateway import Gateway
+from node.reach.mapping_plan import Mapping, Port
+
+REMOVE_S = 2.0
+
+
+Granted = tuple[tuple[Mapping, ...], float]
+"""Mappings, and the shortest of their leases in seconds."""
+
+
+class RouterFault(TuttiError):
+    """The router does not do what was asked; the text is a short sentence for the operator."""
+
+
+class Way(ABC):
+    """A protocol spoken with one gateway. One probe, map or check at a time; remove at any time."""
+
+    name: ClassVar[str]
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self.held: dict[Port, Mapping | None] = {}
+        """What the router was asked to map; None while it is not known to have done so."""
+
+    @abstractmethod
+    async def probe(self) -> None:
+        """Raises RouterFault when the router does not speak this or has no address outside."""
+
+    @abstractmethod
+    async def check(self) -> bool:
+        """True when the router still has all that is held. Raises RouterFault if it is silent."""
+
+    @abstractmethod
+    async def _ask(self, port: Port, lease_s: float) -> tuple[Mapping, float]:
+        """Map one port, or renew it; the second value is the lease granted in seconds."""
+
+    @abstractmethod
+    async def _delete(self, port: Port) -> None:
+        """Delete one mapping, or raise RouterFault."""
+
+    async def map(self, ports: Sequence[Port], lease_s: float) -> Granted:
+        """Map or renew ``ports`` and delete all others that are held.
+
+        A UDP port that is refused is left out. Raises RouterFault when a TCP port is refused, or
+        every port; then nothing new stays mapped, and what could not be renewed has its old lease.
+        """
+        for port in [p for p in self.held if p not in ports]:
+            await self._forget(port)
+        renewing = any(self.held.values())
+        mapped: list[Mapping] = []
+        shortest, refused = math.inf, None
+        for port in ports:
+            self.held.setdefault(port, None)  # an answer that is lost leaves a mapping all the same
+            try:
+                mapping, granted = await self._ask(port, lease_s)
+            except RouterFault as e:
+                if port[0] == "tcp":
+                    if not renewing:
+                        await self.remove()
+                    raise
+                self.held[port], refused = None, e
+                continue
+            self.held[port] = mapping
+            mapped.append(mapping)
+            shortest = min(shortest, granted)
+        if refused and not mapped:
+            raise refused
+        return tuple(mapped), shortest
+
+    async def remove(self) -> None:
+        """Delete what was mapped, or may have been. Ends within :data:`REMOVE_S`, come what may."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REMOVE_S):
+                await together(*(self._forget(port) for port in tuple(self.held)))
+
+    def close(self) -> None:
+        """Let go of what belongs to this process; the router is not asked anything."""
+        return
+
+    async def _forget(self, port: Port) -> None:
+        with contextlib.suppress(RouterFault):
+            await self._delete(port)
+            self.held.pop(port, None)

@@ -1,0 +1,116 @@
+"""Paths over pairs of peers that are proven to reach each other, and no others. Pure.
+Enters: paths, which pairs are proven, who may stand in for whom. Leaves: paths that use proven pairs only.
+Never: a guess that an unproven pair would work."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from node.core.errors import TuttiError
+from node.core.ids import ENDS, PeerId, short
+from node.core.journey import Hop, Path
+
+Proven = Callable[[PeerId, PeerId], bool]
+"""Whether two peers reach each other, in both directions."""
+Pair = tuple[Hop, Hop]
+
+
+class NoWay(TuttiError):
+    """No complete path over proven pairs: ``pairs`` are those whose proof would make one."""
+
+    def __init__(self, pairs: Sequence[Pair]) -> None:
+        self.pairs = tuple(pairs)
+        super().__init__("a way between " + ", or between ".join(map(_says, self.pairs[:3])))
+
+
+def reachable(
+    origin: PeerId, stages: Sequence[int], replicas: Mapping[int, Sequence[PeerId]], proven: Proven
+) -> list[set[PeerId]]:
+    """For each of ``stages`` in order, the replicas that a path from ``origin`` can come to over proven pairs."""
+    found: list[set[PeerId]] = []
+    before = {origin}
+    for stage in stages:
+        before = {p for p in replicas[stage] if any(proven(b, p) for b in before)}
+        found.append(before)
+    return found
+
+
+def complete(origin: PeerId, stages: Sequence[int], replicas: Mapping[int, Sequence[PeerId]], proven: Proven) -> bool:
+    """Whether a path from ``origin`` through ``stages`` and back to it exists over proven pairs."""
+    found = reachable(origin, stages, replicas, proven)
+    return bool(found) and any(proven(p, origin) for p in found[-1])
+
+
+def missing(
+    origins: Sequence[PeerId], stages: Sequence[int], replicas: Mapping[int, Sequence[PeerId]], proven: Proven
+) -> list[Pair]:
+    """Pairs whose proof would let a path from some origin go on from where it ends now, at most eight."""
+    pairs: list[Pair] = []
+    for origin in origins:
+        before, at = {origin}, ENDS
+        for stage, here in zip(stages, reachable(origin, stages, replicas, proven), strict=True):
+            if not here:
+                pairs += [(Hop(at, b), Hop(stage, p)) for b in sorted(before) for p in sorted(replicas[stage])]
+                break
+            before, at = here, stage
+        else:
+            pairs += [(Hop(at, b), Hop(ENDS, origin)) for b in sorted(before) if not proven(b, origin)]
+    return pairs[:8]
+
+
+def reroute(
+    paths: Sequence[Path], siblings: Callable[[Hop], Sequence[tuple[PeerId, float]]], proven: Proven
+) -> tuple[Path, ...]:
+    """These paths with other replicas where two neighbours are no proven pair; paths without such a pair stay as they are.
+
+    ``siblings(hop)``: the replicas that may stand in for a hop, with their speeds (0: unknown). Of several ways the one whose
+    busiest replica has least to do is taken. Raises NoWay.
+    """
+    work = Counter(hop.peer for path in paths for hop in path.hops)
+    done = []
+    for path in paths:
+        if _holds(path, proven):
+            done.append(path)
+            continue
+        for hop in path.hops:
+            work[hop.peer] -= 1
+        hops = _best(path, siblings, proven, work)
+        if hops is None:
+            stages = [hop.stage for hop in path.hops]
+            replicas = {hop.stage: [p for p, _ in siblings(hop)] for hop in path.hops}
+            raise NoWay(missing([path.origin], stages, replicas, proven))
+        for hop in hops:
+            work[hop.peer] += 1
+        done.append(Path(path.index, path.origin, path.samples, hops))
+    return tuple(done)
+
+
+def _holds(path: Path, proven: Proven) -> bool:
+    journey = path.journey
+    return all(proven(a.peer, b.peer) for a, b in zip(journey, journey[1:], strict=False))
+
+
+def _best(
+    path: Path, siblings: Callable[[Hop], Sequence[tuple[PeerId, float]]], proven: Proven, work: Counter[PeerId]
+) -> tuple[Hop, ...] | None:
+    """Dynamic programme over the hops: for every replica the cheapest way there, cost the largest load on it."""
+    reached: dict[PeerId, tuple[float, tuple[Hop, ...]]] = {path.origin: (0.0, ())}
+    for hop in path.hops:
+        here: dict[PeerId, tuple[float, tuple[Hop, ...]]] = {}
+        for peer, speed in siblings(hop):
+            load = (work[peer] + 1) / speed if speed > 0 else float(work[peer] + 1)
+            ways = [(max(cost, load), way) for before, (cost, way) in reached.items() if proven(before, peer)]
+            if ways:
+                cost, way = min(ways, key=lambda w: w[0])
+                here[peer] = cost, (*way, Hop(hop.stage, peer))
+        reached = here
+    ends = [(cost, way) for peer, (cost, way) in reached.items() if proven(peer, path.origin)]
+    return min(ends, key=lambda w: w[0])[1] if ends else None
+
+
+def _says(pair: Pair) -> str:
+    def one(hop: Hop) -> str:
+        return f"{short(hop.peer)} ({'ends' if hop.stage == ENDS else f'stage {hop.stage}'})"
+
+    return f"{one(pair[0])} and {one(pair[1])}"

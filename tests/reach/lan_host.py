@@ -1,0 +1,107 @@
+"""What one host of the lab does with node.reach.nearby; a JSON line for all that happens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+import sys
+import threading
+import time
+
+import uvloop
+
+from node.identity.peers import peer_id_of
+from node.reach import nearby
+from node.telemetry.events import Journal
+
+PORT = 4001
+RUN = "0123456789abcdef" * 4
+
+
+def say(what: str, **more: object) -> None:
+    print(json.dumps({"what": what, **more}), flush=True)
+
+
+def advert(number: int, name: str) -> nearby.Advert:
+    owner = peer_id_of(bytes(32))
+    return nearby.Advert(RUN, "lab", owner, peer_id_of(bytes([number]) * 32), name, 3, PORT)
+
+
+async def lines() -> asyncio.StreamReader:
+    reader = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
+    return reader
+
+
+async def tell(journal: Journal) -> None:
+    with journal.subscribe() as events:
+        async for event in events:
+            say("event", kind=event.kind, level=event.level, text=event.text)
+
+
+async def announce(number: str) -> None:
+    """Listen, announce, take new names from standard input until it ends, say goodbye."""
+    nearby.RESCAN_S = 0.5
+    listening = socket.create_server(("::", PORT), family=socket.AF_INET6, dualstack_ipv6=True)
+    journal = Journal()
+    telling = asyncio.ensure_future(tell(journal))
+    announcer = nearby.Announcer(journal, lambda name, error: say("error", text=f"{name}: {error}"))
+    await announcer.start(advert(int(number), "first"))
+    reader = await lines()
+    while name := (await reader.readline()).decode().strip():
+        await announcer.update(advert(int(number), name))
+    begun = time.monotonic()
+    await announcer.close()
+    took = time.monotonic() - begun
+    listening.close()
+    telling.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await telling
+    tell_what_is_left(took)
+
+
+async def browse() -> None:
+    """Say who is there whenever that changes, until standard input ends."""
+    journal = Journal()
+    browser = nearby.Browser(journal, lambda found: say("found", peer=found.peer, name=found.name))
+    await browser.start()
+    reader, before = await lines(), None
+    while not reader.at_eof():
+        there = sorted(f.peer for f in browser.found)
+        if there != before:
+            before = there
+            say("there", peers=there)
+        await asyncio.sleep(0.02)
+    begun = time.monotonic()
+    await browser.close()
+    tell_what_is_left(time.monotonic() - begun)
+
+
+async def look(seconds: str) -> None:
+    """Look once, and dial every address that was found."""
+    begun = time.monotonic()
+    found = await nearby.look(float(seconds))
+    took = time.monotonic() - begun
+    for one in found:
+        for address in one.addresses:
+            _, _, host, _, port, _, peer = address.split("/")
+            with socket.create_connection((host, int(port)), timeout=5):
+                say("connected", address=address, peer=peer, run=one.run_id, stages=one.stages)
+    tell_what_is_left(took)
+
+
+def tell_what_is_left(took: float) -> None:
+    tasks = [t.get_name() for t in asyncio.all_tasks() - {asyncio.current_task()}]
+    threads = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
+    handlers = [str(h) for h in logging.getLogger("zeroconf").handlers if "Journal" in str(h)]
+    say("closed", seconds=took, tasks=tasks, threads=threads, handlers=handlers)
+
+
+if __name__ == "__main__":
+    loop, verb, *rest = sys.argv[1:]
+    run = uvloop.run if loop == "uvloop" else asyncio.run
+    run({"announce": announce, "browse": browse, "look": look}[verb](*rest))

@@ -1,0 +1,85 @@
+"""When a better way to a peer is tried: at once when something has changed, ever more rarely while it fails."""
+
+from __future__ import annotations
+
+import pytest
+
+from node.reach.ladder import AGAIN_S, LONGEST_S, Attempt, Climb, Rung
+
+
+def relayed(**changes: object) -> Climb:
+    climb = Climb(**changes)  # type: ignore[arg-type]
+    climb.reached(Rung.RELAYED, 0.0)
+    return climb
+
+
+def tried(climb: Climb, until: float, step: float = 0.5) -> list[tuple[float, Attempt]]:
+    """Every attempt up to a time, all of which fail."""
+    found, now = [], 0.0
+    while now <= until:
+        while (attempt := climb.due(now)) is not None:
+            found.append((now, attempt))
+            climb.failed(attempt, now)
+        now += step
+    return found
+
+
+def test_nothing_is_tried_for_a_peer_that_is_not_reached() -> None:
+    assert Climb(dialable=True, connected=Rung.TUNNEL).due(0.0) is None
+
+
+def test_a_tunnel_is_taken_as_soon_as_there_is_a_connection() -> None:
+    climb = relayed()
+    climb.connected = Rung.PUNCHED
+    assert climb.due(0.0) is Attempt.TUNNEL
+    climb.reached(Rung.PUNCHED, 1.0)
+    assert climb.due(1.0) is None
+    climb.connected = Rung.TUNNEL
+    assert climb.due(1.0) is Attempt.TUNNEL, "a better connection than the punched one"
+
+
+def test_a_relayed_peer_is_punched_at_once_and_dialled_a_moment_later() -> None:
+    climb = relayed(dialable=True)
+    assert climb.due(0.0) is Attempt.PUNCH
+    climb.failed(Attempt.PUNCH, 0.0)
+    assert climb.due(0.0) is None
+    assert {a for _, a in tried(climb, 2 * AGAIN_S)} == {Attempt.PUNCH, Attempt.DIAL, Attempt.CONNECT}
+
+
+def test_attempts_that_fail_become_rare_and_never_stop() -> None:
+    at = [now for now, attempt in tried(relayed(), 3000.0) if attempt is Attempt.PUNCH]
+    pauses = [b - a for a, b in zip(at, at[1:], strict=False)]
+    assert pauses == sorted(pauses)
+    assert pauses[0] == AGAIN_S
+    assert pauses[-1] == LONGEST_S
+    assert len(at) < 20
+
+
+def test_news_are_worth_a_try_at_once() -> None:
+    climb = relayed(dialable=True)
+    tried(climb, 60.0)
+    assert climb.due(60.0) is None
+    climb.news(60.0)
+    assert climb.due(60.0) is not None
+
+
+@pytest.mark.parametrize("rung", [Rung.MAPPED, Rung.DIRECT])
+def test_at_the_top_there_is_nothing_to_try(rung: Rung) -> None:
+    climb = Climb(dialable=True, connected=Rung.TUNNEL)
+    climb.reached(rung, 0.0)
+    assert tried(climb, 1000.0) == []
+
+
+def test_punching_can_be_switched_off_and_is_for_relayed_peers_only() -> None:
+    assert Attempt.PUNCH not in {a for _, a in tried(relayed(punch=False), 100.0)}
+    climb = Climb()
+    climb.reached(Rung.REVERSED, 0.0)
+    assert Attempt.PUNCH not in {a for _, a in tried(climb, 100.0)}
+
+
+def test_a_peer_that_was_lost_begins_anew() -> None:
+    climb = relayed()
+    tried(climb, 100.0)
+    climb.reached(Rung.NONE, 100.0)
+    climb.reached(Rung.RELAYED, 101.0)
+    assert climb.due(101.0) is Attempt.PUNCH

@@ -1,0 +1,388 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.core.errors import WireError
+from node.reach import natpmp
+from node.reach.gateway import Gateway
+from node.reach.mapping_plan import Mapping
+from node.reach.natpmp import (
+    NatPmp,
+    Pcp,
+    PcpAnswer,
+    PmpAnswer,
+    exchange,
+    pcp_announce,
+    pcp_map,
+    pmp_address,
+    pmp_map,
+    read_pcp,
+    read_pmp,
+    state_lost,
+)
+from node.reach.way import RouterFault, Way
+from tests.reach.routers import FakeRouter
+
+NONCE = bytes(range(12))
+HERE = Gateway("127.0.0.1", "127.0.0.1")
+PORTS = (("tcp", 31337), ("udp", 31337), ("tcp", 31338))
+V4 = "00000000000000000000ffff"
+
+
+# ------------------------------------------------------------------ messages
+
+
+def test_natpmp_requests() -> None:
+    assert pmp_address() == bytes.fromhex("0000")
+    assert pmp_map(("udp", 31337), 31338, 3600) == bytes.fromhex("0001 0000 7a69 7a6a 00000e10")
+    assert pmp_map(("tcp", 31337), 31338, 3600) == bytes.fromhex("0002 0000 7a69 7a6a 00000e10")
+    gone = bytes.fromhex("0002 0000 7a69 0000 00000000")
+    assert pmp_map(("tcp", 31337), 31338, 0) == gone, "RFC 6886, 3.4"
+
+
+def test_natpmp_answers() -> None:
+    address = bytes.fromhex("0080 0000 0000000b cb007107")
+    assert read_pmp(address) == PmpAnswer(0, 0, 11, "203.0.113.7")
+    mapped = bytes.fromhex("0082 0000 0000000b 7a69 7a6a 00000e10")
+    assert read_pmp(mapped) == PmpAnswer(2, 0, 11, "", 31337, 31338, 3600)
+    short = bytes.fromhex("0082 0002 0000000b")
+    assert read_pmp(short) == PmpAnswer(2, 2, 11), "a refusal may be short"
+
+
+def test_pcp_requests() -> None:
+    assert pcp_announce("10.0.0.2") == bytes.fromhex(f"0200 0000 00000000 {V4}0a000002")
+    made = pcp_map("10.0.0.2", NONCE, ("tcp", 31337), 31338, "203.0.113.7", 3600)
+    head = f"0201 0000 00000e10 {V4}0a000002 000102030405060708090a0b"
+    assert made == bytes.fromhex(f"{head} 06000000 7a69 7a6a {V4}cb007107")
+    gone = pcp_map("10.0.0.2", NONCE, ("udp", 31337), 31338, "203.0.113.7", 0)
+    head = f"0201 0000 00000000 {V4}0a000002 000102030405060708090a0b"
+    assert gone == bytes.fromhex(f"{head} 11000000 7a69 0000 {V4}00000000"), "RFC 6887, 15"
+
+
+def test_pcp_answers() -> None:
+    head = f"0281 0000 00000e10 0000000b {'00' * 12} 000102030405060708090a0b"
+    data = bytes.fromhex(f"{head} 06000000 7a69 7a6a {V4}cb007107")
+    assert read_pcp(data) == PcpAnswer(1, 0, 3600, 11, NONCE, "tcp", 31337, 31338, "203.0.113.7")
+    assert read_pcp(data + bytes(8)) == read_pcp(data), "options are passed over"
+    refused = bytes.fromhex(f"0281 0002 0000001e 0000000b {'00' * 12}")
+    assert read_pcp(refused) == PcpAnswer(1, 2, 30, 11)
+    with pytest.raises(WireError, match="IPv4"):
+        read_pcp(bytes.fromhex(f"{head} 06000000 7a69 7a6a 20010db8{'00' * 12}"))
+
+
+@pytest.mark.parametrize("cut", range(60))
+def test_an_answer_that_ends_early(cut: int) -> None:
+    pcp = bytes.fromhex(f"0281 0000 00000e10 0000000b {'00' * 24} 06000000 7a69 7a6a {V4}cb007107")
+    with pytest.raises(WireError):
+        read_pcp(pcp[:cut])
+    pmp = bytes.fromhex("0082 0000 0000000b 7a69 7a6a 00000e10")
+    if cut < len(pmp):
+        with pytest.raises(WireError):
+            read_pmp(pmp[:cut])
+
+
+answers = st.one_of(
+    st.binary(max_size=1200),
+    st.builds(
+        lambda head, body: head + body,
+        st.sampled_from([bytes([v, op, 0, 0]) for v in (0, 2) for op in (0x80, 0x81, 0x82)]),
+        st.integers(0, 270).flatmap(lambda n: st.binary(min_size=4 * n, max_size=4 * n)),
+    ),
+)
+
+
+@given(answers)
+def test_whatever_comes_it_is_an_answer_or_a_wire_error(data: bytes) -> None:
+    for read in (read_pmp, read_pcp):
+        with contextlib.suppress(WireError):
+            answer = read(data)
+            assert 0 <= answer.internal < 1 << 16
+            assert 0 <= answer.external < 1 << 16
+            assert not answer.host or socket.inet_aton(answer.host)
+
+
+def test_what_an_epoch_tells() -> None:
+    assert not state_lost((0.0, 100), (20.0, 120))
+    assert not state_lost((0.0, 100), (20.0, 118)), "two seconds are nothing"
+    assert not state_lost((0.0, 100), (0.5, 99)), "nor is one back"
+    assert state_lost((0.0, 100), (20.0, 15)), "it restarted"
+    assert state_lost((0.0, 10), (1000.0, 900)), "it counts on from a lower number"
+    assert state_lost((0.0, 100), (20.0, 200)), "it counts on from a higher one"
+
+
+# ------------------------------------------------------------------ the exchange
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(natpmp, "WAITS_S", (0.05, 0.05, 0.05, 5.0))
+
+
+@pytest.fixture
+async def router() -> AsyncIterator[FakeRouter]:
+    made = await FakeRouter("pcp", "natpmp").start()
+    yield made
+    made.close()
+
+
+def test_an_exchange_is_over_after_about_four_seconds() -> None:
+    assert natpmp.WAITS_S[0] == 0.25
+    assert all(b == 2 * a for a, b in zip(natpmp.WAITS_S, natpmp.WAITS_S[1:], strict=False))
+    assert 3 < sum(natpmp.WAITS_S) < 5
+
+
+async def test_a_request_is_sent_again(router: FakeRouter, quick: None) -> None:
+    router.lose = 3
+    answer = await exchange(pmp_address(), read_pmp, "127.0.0.1", router.port)
+    assert answer.host == "203.0.113.7"
+    assert router.heard == [pmp_address()] * 4
+
+
+async def test_silence(router: FakeRouter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(natpmp, "WAITS_S", (0.01, 0.02))
+    router.lose = 9
+    with pytest.raises(RouterFault, match=f"does not answer on port {router.port}"):
+        await exchange(pmp_address(), read_pmp, "127.0.0.1", router.port)
+    assert len(router.heard) == 2
+
+
+async def test_a_closed_port() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+    with pytest.raises(RouterFault, match="closed"):
+        await exchange(pmp_address(), read_pmp, "127.0.0.1", port)
+
+
+async def test_no_way_to_the_router() -> None:
+    with pytest.raises(RouterFault, match="cannot be asked"):
+        await exchange(pmp_address(), read_pmp, "255.255.255.255", 5351)
+
+
+async def test_only_the_gateway_is_heard(router: FakeRouter, quick: None) -> None:
+    router.lose = 99
+    stranger = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    stranger.bind(("127.0.0.2", 0))
+    heard: list[bytes] = []
+
+    def hear(data: bytes) -> PmpAnswer:
+        heard.append(data)
+        return read_pmp(data)
+
+    asked = asyncio.ensure_future(exchange(pmp_address(), hear, "127.0.0.1", router.port))
+    with stranger:
+        await router.asked.wait()
+        forged = bytes.fromhex("0080 0000 0000000b 0b000001")
+        stranger.sendto(forged, next(iter(router.peers)))
+        router.lose = 0
+        assert (await asked).host == "203.0.113.7"
+    assert heard == [bytes.fromhex("0080 0000 000003e8 cb007107")]
+
+
+async def test_malformed_answers_are_passed_over(router: FakeRouter) -> None:
+    router.before = [b"", b"\x00", b"\x00\x80", bytes(1000), b"\xff" * 60, b"\x02\x81" + bytes(3)]
+    way = Pcp(HERE, NONCE, router.port)
+    router.before = [junk for junk in router.before if junk[:1] != b"\x00"]
+    await way.probe()
+    assert await way.map(PORTS[:1], 60.0) == (
+        (Mapping("tcp", 31337, "203.0.113.7", 31337, "PCP"),),
+        60.0,
+    )
+
+
+# ------------------------------------------------------------------ the two ways
+
+
+@pytest.fixture(params=["PCP", "NAT-PMP"])
+async def way(request: pytest.FixtureRequest, router: FakeRouter) -> Way:
+    router.speaks = {"pcp"} if request.param == "PCP" else {"natpmp"}
+    made = Pcp(HERE, NONCE, router.port) if request.param == "PCP" else NatPmp(HERE, router.port)
+    await made.probe()
+    return made
+
+
+async def test_map_check_renew_remove(way: Way, router: FakeRouter) -> None:
+    mapped, lease = await way.map(PORTS, 3600.0)
+    assert mapped == tuple(Mapping(*p, "203.0.113.7", p[1], way.name) for p in PORTS)
+    assert lease == 3600
+    assert set(router.table) == set(PORTS)
+    assert await way.check()
+    assert await way.map(PORTS, 3600.0) == (mapped, lease)
+    await way.remove()
+    assert not router.table
+    assert not way.held
+
+
+async def test_another_port_outside_and_a_shorter_lease(way: Way, router: FakeRouter) -> None:
+    router.taken, router.longest = {31337}, 120
+    mapped, lease = await way.map(PORTS[:1], 3600.0)
+    assert (mapped[0].external, lease) == (31338, 120)
+    router.taken, router.longest = set(), 7200
+    router.restart()
+    again, _ = await way.map(PORTS[:1], 3600.0)
+    assert again == mapped, "it asks for the port it had"
+
+
+async def test_ports_change(way: Way, router: FakeRouter) -> None:
+    await way.map(PORTS, 3600.0)
+    await way.map(PORTS[2:], 3600.0)
+    assert set(router.table) == {PORTS[2]}
+    await way.map((), 3600.0)
+    assert not router.table
+
+
+async def test_state_that_is_lost_is_noticed(way: Way, router: FakeRouter) -> None:
+    await way.map(PORTS, 3600.0)
+    router.restart()
+    assert not await way.check()
+    await way.map(PORTS, 3600.0)
+    assert set(router.table) == set(PORTS)
+    assert await way.check()
+
+
+async def test_another_address_is_noticed(way: Way, router: FakeRouter) -> None:
+    await way.map(PORTS, 3600.0)
+    router.address = "100.64.3.4"
+    assert not await way.check()
+    mapped, _ = await way.map(PORTS, 3600.0)
+    assert {m.host for m in mapped} == {"100.64.3.4"}, "private is none of its business"
+    assert await way.check()
+
+
+async def test_a_refusal(way: Way, router: FakeRouter) -> None:
+    await way.map(PORTS, 3600.0)
+    router.result = 2
+    with pytest.raises(RouterFault, match="the router refuses: mapping is not allowed"):
+        await way.map(PORTS, 3600.0)
+    router.result = 99
+    with pytest.raises(RouterFault, match="result 99"):
+        await way.map(PORTS, 3600.0)
+    assert set(router.table) == set(PORTS), "what was mapped before keeps its lease"
+    router.result = 0
+    await way.remove()
+    assert not router.table
+
+
+async def test_a_mapping_for_no_time_is_none(way: Way, router: FakeRouter) -> None:
+    router.longest = 0
+    with pytest.raises(RouterFault, match="maps nothing"):
+        await way.map(PORTS, 3600.0)
+
+
+async def test_a_router_without_an_address(way: Way, router: FakeRouter) -> None:
+    router.address = "0.0.0.0"
+    act = way.probe() if way.name == "NAT-PMP" else way.map(PORTS, 3600.0)
+    with pytest.raises(RouterFault, match="no address outside|maps nothing"):
+        await act
+
+
+async def test_removing_ends_though_nobody_answers(
+    way: Way,
+    router: FakeRouter,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await way.map(PORTS, 3600.0)
+    monkeypatch.setattr("node.reach.way.REMOVE_S", 0.2)
+    monkeypatch.setattr(natpmp, "WAITS_S", (1000.0,))
+    router.lose, before = 99, len(router.heard)
+    await way.remove()
+    assert len(router.heard) == before + len(PORTS), "it asked for all at once"
+
+
+async def test_a_router_that_speaks_the_other_one_says_so(router: FakeRouter) -> None:
+    router.speaks = {"natpmp"}
+    with pytest.raises(RouterFault, match="speaks NAT-PMP, but not PCP"):
+        await Pcp(HERE, NONCE, router.port).probe()
+    router.speaks = {"pcp"}
+    with pytest.raises(RouterFault, match="speaks PCP, but not NAT-PMP"):
+        await NatPmp(HERE, router.port).probe()
+
+
+async def test_pcp_knows_its_own_answers_by_the_nonce(router: FakeRouter, quick: None) -> None:
+    way = Pcp(HERE, NONCE, router.port)
+    other = await FakeRouter("pcp").start()
+    await Pcp(HERE, bytes(12), other.port).map(PORTS[:1], 3600.0)
+    other.close()
+    theirs = other._pcp(pcp_map("127.0.0.1", bytes(12), PORTS[0], 5, "0.0.0.0", 77))
+    router.before = [theirs]
+    mapped, lease = await way.map(PORTS[:1], 3600.0)
+    assert (mapped[0].external, lease) == (31337, 3600)
+
+
+async def test_the_nonce_opens_what_an_earlier_process_left(router: FakeRouter) -> None:
+    await Pcp(HERE, NONCE, router.port).map(PORTS, 3600.0)
+    with pytest.raises(RouterFault, match="not allowed"):
+        await Pcp(HERE, bytes(12), router.port).map(PORTS, 3600.0)
+    await Pcp(HERE, NONCE, router.port).map(PORTS, 3600.0)
+
+
+async def test_a_udp_port_that_is_refused_is_left_out(
+    router: FakeRouter,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    way = NatPmp(HERE, router.port)
+    await way.probe()
+    ask = way._ask
+
+    async def no_udp(port, lease_s):
+        if port[0] == "udp":
+            raise RouterFault("no UDP")
+        return await ask(port, lease_s)
+
+    monkeypatch.setattr(way, "_ask", no_udp)
+    mapped, _ = await way.map(PORTS, 3600.0)
+    assert [(m.protocol, m.internal) for m in mapped] == [PORTS[0], PORTS[2]]
+    with pytest.raises(RouterFault, match="no UDP"):
+        await way.map(PORTS[1:2], 3600.0)
+
+
+async def test_a_tcp_port_that_is_refused_leaves_nothing(
+    router: FakeRouter,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    way = NatPmp(HERE, router.port)
+    await way.probe()
+    ask = way._ask
+
+    async def not_the_last(port, lease_s):
+        if port == PORTS[2]:
+            raise RouterFault("full")
+        return await ask(port, lease_s)
+
+    monkeypatch.setattr(way, "_ask", not_the_last)
+    with pytest.raises(RouterFault, match="full"):
+        await way.map(PORTS, 3600.0)
+    assert not router.table
+    await way.map(PORTS[:2], 3600.0)
+    with pytest.raises(RouterFault, match="full"):
+        await way.map(PORTS, 3600.0)
+    assert set(router.table) == set(PORTS[:2]), "what was mapped before keeps its lease"
+
+
+async def test_a_mapping_whose_answer_is_lost_is_removed(
+    way: Way,
+    router: FakeRouter,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(natpmp, "WAITS_S", (0.05,))
+    router.mute = True
+    with pytest.raises(RouterFault, match="does not answer"):
+        await way.map(PORTS, 3600.0)
+    assert len(router.heard) > 2
+    assert not router.table
+
+
+async def test_natpmp_knows_its_own_answers_by_opcode_and_port(router: FakeRouter) -> None:
+    way = NatPmp(HERE, router.port)
+    await way.probe()
+    another = bytes.fromhex("0082 0000 000003e8 7a6a 1234 00000e10")
+    router.before = [another, bytes.fromhex("0081 0000 000003e8 7a69 1234 00000e10")]
+    mapped, _ = await way.map(PORTS[:1], 3600.0)
+    assert mapped[0].external == 31337

@@ -1,0 +1,63 @@
+"""Which relays a peer is reached through: two, near ones, not the same for everybody, others when they fail."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from node.core.ids import PeerId
+from node.reach.reserve import FIRST_S, LONGEST_S, WANTED, Reservations
+
+RELAYS = {PeerId(f"relay {i}"): 0.0 for i in range(6)}
+
+
+def test_two_are_asked_and_no_more_while_they_answer() -> None:
+    r = Reservations(b"salt", WANTED)
+    asked = r.due(RELAYS, 0.0)
+    assert len(asked) == WANTED
+    assert r.due(RELAYS, 0.0) == []
+    for relay in asked:
+        r.granted(relay)
+    assert r.held == set(asked)
+    assert r.due(RELAYS, 100.0) == []
+
+
+def test_another_takes_the_place_of_one_that_is_lost() -> None:
+    r = Reservations(b"salt", WANTED)
+    first, second = r.due(RELAYS, 0.0)
+    r.granted(first)
+    r.granted(second)
+    r.lost(first, 10.0)
+    third = r.due(RELAYS, 10.0)
+    assert len(third) == 1
+    assert third[0] not in (first, second)
+
+
+def test_one_that_refuses_is_asked_again_ever_more_rarely() -> None:
+    r, only = Reservations(b"salt", WANTED), PeerId("only")
+    at, now = [], 0.0
+    while now < 1000.0:
+        if r.due({only: 0.0}, now):
+            at.append(now)
+            r.lost(only, now)
+        now += 0.5
+    pauses = [b - a for a, b in zip(at, at[1:], strict=False)]
+    assert pauses[0] == FIRST_S
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == LONGEST_S
+
+
+def test_nothing_is_asked_for_who_wants_none() -> None:
+    assert Reservations(b"salt").due(RELAYS, 0.0) == []
+
+
+def test_clients_spread_over_relays() -> None:
+    chosen = Counter(relay for i in range(300) for relay in Reservations(b"%d" % i, WANTED).due(RELAYS, 0.0))
+    assert min(chosen.values()) > 60
+    assert max(chosen.values()) < 140
+
+
+def test_a_relay_far_away_is_taken_only_when_none_is_near() -> None:
+    near, far = {PeerId("a"): 0.02, PeerId("b"): 0.03}, {PeerId("z"): 0.4}
+    for i in range(20):
+        assert set(Reservations(b"%d" % i, WANTED).due(near | far, 0.0)) == set(near)
+    assert set(Reservations(b"1", WANTED).due({PeerId("a"): 0.02} | far, 0.0)) == {PeerId("a"), PeerId("z")}

@@ -1,0 +1,142 @@
+"""A private stream over a relay: both ends prove their keys, and whoever sits in between is noticed by both."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+
+import pytest
+
+from node.core.errors import PeerFault, Refused, WireError
+from node.identity.keys import Identity
+from node.reach import secure
+from node.transport.frames import read_frame, write_frame
+from node.transport.tls import make_certificate
+
+RUN = "7" * 64
+CERTIFICATE = make_certificate(time.time())
+SHOWN = secure.Shown(CERTIFICATE.pem, CERTIFICATE.key)
+A, B, MALLORY = Identity.ephemeral(), Identity.ephemeral(), Identity.ephemeral()
+
+
+async def wires():
+    """Two connected streams."""
+    left, right = socket.socketpair()
+    return await asyncio.open_unix_connection(sock=left), await asyncio.open_unix_connection(sock=right)
+
+
+async def answer(far, callee=B, run=RUN):
+    """As a peer does it: what fails is hung up on."""
+    try:
+        return await secure.answer(*far, callee, SHOWN, run)
+    except BaseException:
+        far[1].close()
+        raise
+
+
+async def meet(me=A, to=B, callee=B, run=RUN, callees_run=RUN):
+    near, far = await wires()
+    answering = asyncio.ensure_future(answer(far, callee, callees_run))
+    try:
+        async with asyncio.timeout(5):
+            return await secure.call(*near, me, to.peer_id, run), await answering
+    except BaseException:
+        near[1].close()
+        await asyncio.gather(answering, return_exceptions=True)
+        raise
+
+
+async def test_both_ends_know_each_other_and_talk_in_private() -> None:
+    near, (peer, far) = await meet()
+    assert peer == A.peer_id
+    sending = asyncio.ensure_future(write_frame(near, b"secret" * 50_000))
+    assert await read_frame(far, 1 << 20) == b"secret" * 50_000
+    await sending
+    await write_frame(far, b"answer")
+    assert await read_frame(near, 100) == b"answer"
+
+
+async def test_a_relay_sees_no_word_and_a_changed_byte_ends_the_stream() -> None:
+    (near, near_relay), (far_relay, far) = await wires(), await wires()
+    seen, spoil = bytearray(), asyncio.Event()
+
+    async def carry(source, sink, flip: bool) -> None:
+        while piece := await source.read(1 << 16):
+            seen.extend(piece)
+            if flip and spoil.is_set():
+                piece = bytes([piece[0] ^ 1]) + piece[1:]
+            sink.write(piece)
+
+    tasks = [
+        asyncio.ensure_future(carry(near_relay[0], far_relay[1], True)),
+        asyncio.ensure_future(carry(far_relay[0], near_relay[1], False)),
+    ]
+    answering = asyncio.ensure_future(answer(far))
+    mine = await secure.call(*near, A, B.peer_id, RUN)
+    _, theirs = await answering
+    await write_frame(mine, b"the token")
+    assert await read_frame(theirs, 100) == b"the token"
+    assert b"the token" not in seen
+    assert A.public not in seen, "who calls is not for the relay to read here"
+    spoil.set()
+    await write_frame(mine, b"more")
+    with pytest.raises(WireError):
+        await asyncio.wait_for(read_frame(theirs, 100), 5)
+    for task in tasks:
+        task.cancel()
+
+
+async def test_somebody_else_at_the_other_end_is_noticed() -> None:
+    with pytest.raises((PeerFault, Refused)):
+        await meet(callee=MALLORY)
+    posing = Identity(MALLORY._key, None)
+    posing.peer_id = B.peer_id
+    with pytest.raises(PeerFault, match="somebody else answers"):
+        await meet(callee=posing)
+    posing.peer_id = A.peer_id
+    with pytest.raises(PeerFault):
+        await meet(me=posing)
+
+
+async def test_a_relay_that_ends_tls_towards_both_is_noticed_by_both() -> None:
+    """Mallory holds a TLS session with each and passes on what they sign."""
+    (near, toward_a), (toward_b, far) = await wires(), await wires()
+    own = make_certificate(time.time())
+
+    async def between() -> None:
+        as_b = secure.Secured(*toward_a, secure._server(own.pem, own.key), server=True)
+        as_a = secure.Secured(*toward_b, secure._client(), server=False)
+        await asyncio.gather(as_b.shake(), as_a.shake())
+        nonce = await as_a.readexactly(secure.NONCE_BYTES)
+        as_b.write(nonce)
+        await as_b.drain()
+        proof = await as_b.readexactly(32 + secure._PROOF.size)
+        as_a.write(proof)
+        await as_a.drain()
+        as_b.write(await as_a.readexactly(64))
+        await as_b.drain()
+
+    middle = asyncio.ensure_future(between())
+    answering = asyncio.ensure_future(answer(far))
+    calling = asyncio.ensure_future(secure.call(*near, A, B.peer_id, RUN))
+    with pytest.raises(Refused):
+        await asyncio.wait_for(answering, 5)
+    await asyncio.gather(middle, return_exceptions=True)
+    toward_a[1].close()
+    with pytest.raises(PeerFault):
+        await asyncio.wait_for(calling, 5)
+
+
+async def test_another_run_is_another_world() -> None:
+    with pytest.raises((PeerFault, Refused)):
+        await meet(callees_run="8" * 64)
+
+
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n", bytes(5000)])
+async def test_nonsense_is_a_wire_error(said: bytes) -> None:
+    near, far = await wires()
+    near[1].write(said)
+    near[1].write_eof()
+    with pytest.raises(WireError):
+        await asyncio.wait_for(secure.answer(*far, B, SHOWN, RUN), 5)

@@ -1,0 +1,80 @@
+"""Who may send next through a relay: the total stays under its rate, and every pair gets as much as any other that wants it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.reach.shares import BURST_S, CREDIT_S, Shares
+
+PIECE = 1000
+
+
+def play(rate: float, wants: dict[str, int], seconds: float, step: float = 0.01) -> dict[str, int]:
+    """Bytes granted to each pair; ``wants``: pieces that a pair keeps waiting at a time."""
+    shares, now = Shares(rate), 0.0
+    owner = {shares.ask(pair, PIECE): pair for pair, count in wants.items() for _ in range(count)}
+    got = dict.fromkeys(wants, 0)
+    while now < seconds:
+        while granted := shares.grant(now):
+            for number in granted:
+                pair = owner.pop(number)
+                got[pair] += PIECE
+                owner[shares.ask(pair, PIECE)] = pair
+        now += step
+    return got
+
+
+@given(st.integers(1, 16), st.floats(5e4, 5e6))
+def test_the_total_keeps_to_the_rate_and_pairs_share_it_equally(pairs: int, rate: float) -> None:
+    got = play(rate, {f"p{i}": 1 + 3 * (i % 2) for i in range(pairs)}, 2.0)
+    assert sum(got.values()) <= rate * (2.0 + BURST_S) + PIECE
+    assert max(got.values()) - min(got.values()) <= 4 * PIECE
+
+
+def test_a_pair_that_opens_many_circuits_gets_no_more() -> None:
+    got = play(1e6, {"one": 1, "many": 15}, 2.0)
+    assert abs(got["one"] - got["many"]) <= 15 * PIECE
+
+
+def test_who_comes_back_gets_little_credit_for_its_absence() -> None:
+    shares, rate = Shares(1e6), 1e6
+    shares.grant(0.0)
+    shares.ask("late", PIECE)
+    for now in range(10_000):
+        shares.ask("busy", PIECE)
+        shares.grant(now / 1000)
+    late = {shares.ask("late", PIECE) for _ in range(2000)}
+    busy = {shares.ask("busy", PIECE) for _ in range(2000)}
+    granted: list[int] = []
+    for now in range(10_000, 12_000):
+        granted += shares.grant(now / 1000)
+    ahead = (len(late & set(granted)) - len(busy & set(granted))) * PIECE
+    assert 0 <= ahead <= rate * CREDIT_S + 2 * PIECE, "of ten seconds a quarter of one"
+
+
+def test_a_request_larger_than_the_bucket_goes_and_leaves_a_debt() -> None:
+    shares = Shares(1000.0)
+    large = shares.ask("a", 5000)
+    assert shares.grant(1.0) == [large]
+    small = shares.ask("a", 1)
+    assert shares.grant(1.1) == []
+    wait = shares.wait()
+    assert wait is not None
+    assert shares.grant(1.1 + wait + 0.01) == [small]
+
+
+def test_what_is_dropped_or_gone_is_not_granted() -> None:
+    shares = Shares(1000.0)
+    first, second, other = shares.ask("a", 10), shares.ask("a", 10), shares.ask("b", 10)
+    shares.drop(first)
+    shares.gone("b")
+    assert shares.grant(1.0) == [second]
+    assert other not in shares.grant(2.0)
+    assert shares.wait() is None
+
+
+def test_a_rate_is_positive() -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        Shares(0.0)

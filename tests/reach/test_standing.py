@@ -1,0 +1,70 @@
+"""Whether others can dial this peer: what they report decides, and those far away decide more than the LAN."""
+
+from __future__ import annotations
+
+from node.core.ids import PeerId
+from node.reach.standing import AGAIN_S, AGAIN_SOON_S, STALE_S, Reach, Report, Standing
+
+A, B, C, D = (PeerId(x) for x in "ABCD")
+
+
+def report(
+    by: PeerId, *, open: bool = True, far: bool = True, at: float = 0.0, host: str = "11.0.0.5", port: int = 4001
+) -> Report:
+    return Report(by, host, port, frozenset({4001, 5001} if open else ()), far, at)
+
+
+def reach() -> Reach:
+    made = Reach()
+    made.listens(4001, 5001)
+    return made
+
+
+def test_nobody_tried_yet() -> None:
+    assert reach().standing(0.0) is Standing.UNKNOWN
+
+
+def test_most_of_those_far_away_decide() -> None:
+    r = reach()
+    r.reported(report(A, open=False, far=False))
+    assert r.standing(1.0) is Standing.CLOSED
+    r.reported(report(A, open=True, far=False))
+    assert r.standing(1.0) is Standing.OPEN, "on a LAN without a way out the LAN is everybody"
+    r.reported(report(B, open=False, at=1.0))
+    assert r.standing(1.0) is Standing.CLOSED, "a neighbour on the LAN does not speak for those outside"
+    r.reported(report(C, at=2.0))
+    r.reported(report(D, at=3.0))
+    assert r.standing(3.0) is Standing.OPEN, "one of three lies"
+    assert r.bulk_open(3.0)
+
+
+def test_reports_grow_stale_and_other_ports_make_them_void() -> None:
+    r = reach()
+    r.reported(report(A))
+    assert r.standing(STALE_S - 1) is Standing.OPEN
+    assert r.standing(STALE_S + 1) is Standing.UNKNOWN
+    r.reported(report(A, at=400.0))
+    r.listens(4001, 6001)
+    assert r.standing(401.0) is Standing.UNKNOWN
+    r.reported(report(A, at=402.0))
+    assert r.standing(402.0) is Standing.OPEN
+    assert not r.bulk_open(402.0), "the libp2p port answers, the gRPC port does not"
+
+
+def test_who_is_asked_and_how_often() -> None:
+    r = reach()
+    assert r.whom_to_ask([A, B, C, D], 0.0) == [A, B, C]
+    assert r.whom_to_ask([A, B, C, D], 1.0) == [], "three at a time"
+    assert r.whom_to_ask([A, B, C, D], AGAIN_SOON_S) == [D, A, B], "who was never asked comes first"
+    r.reported(report(A, at=6.0))
+    assert r.whom_to_ask([A, B, C, D], 6.0 + AGAIN_SOON_S) == [], "once it is known there is time"
+    assert r.whom_to_ask([A, B, C, D], 6.0 + AGAIN_S)
+
+
+def test_where_it_is_seen() -> None:
+    r = reach()
+    r.reported(report(A, port=777))
+    r.reported(report(B, port=888, at=1.0))
+    r.reported(report(C, host="192.168.1.4", at=2.0))
+    assert r.seen(2.0) == (("192.168.1.4", 4001), ("11.0.0.5", 888), ("11.0.0.5", 777))
+    assert r.public(2.0) == ("11.0.0.5",)

@@ -1,0 +1,276 @@
+"""What is made of a router that speaks UPnP: one that is whole, and several that are not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import miniupnpc
+import pytest
+
+from node.reach import upnp
+from node.reach.gateway import Gateway
+from node.reach.mapping_plan import Mapping
+from node.reach.upnp import Upnp
+from node.reach.way import RouterFault
+
+HOME = Gateway("192.168.1.1", "192.168.1.9")
+PORTS = (("tcp", 31337), ("udp", 31337), ("tcp", 31338))
+
+
+class FakeIgd:
+    """A router as the library shows it. ``table``: (external, "TCP") to (host, internal, lease)."""
+
+    def __init__(self) -> None:
+        self.url = "http://192.168.1.1:5000/ctl/IPConn"
+        self.address: str | None = "203.0.113.7"
+        self.table: dict[tuple[int, str], tuple[str, int, int]] = {}
+        self.permanent = False
+        self.wrong: dict[str, str] = {}
+        """Call to the error it ends with."""
+        self.stuck = threading.Event()
+        self.stuck.set()
+
+    def _call(self, name: str) -> None:
+        self.stuck.wait()
+        if name in self.wrong:
+            raise Exception(self.wrong[name])
+
+    def discover(self) -> int:
+        self._call("discover")
+        return 1
+
+    def selectigd(self) -> str:
+        self._call("selectigd")
+        return self.url
+
+    def externalipaddress(self) -> str | None:
+        self._call("externalipaddress")
+        return self.address
+
+    def addportmapping(self, external, protocol, host, internal, text, remote, lease, /) -> bool:
+        self._call("addportmapping")
+        if self.permanent and lease:
+            raise Exception("OnlyPermanentLeasesSupported")
+        if self.table.get((external, protocol), (host,))[0] != host:
+            raise Exception("ConflictInMappingEntry")
+        self.table[external, protocol] = host, internal, lease
+        return True
+
+    def getspecificportmapping(self, external, protocol, /) -> tuple[Any, ...] | None:
+        self._call("getspecificportmapping")
+        if (entry := self.table.get((external, protocol))) is None:
+            return None
+        return *entry[:2], "tutti", True, entry[2]
+
+    def deleteportmapping(self, external, protocol, /) -> bool:
+        self._call("deleteportmapping")
+        if self.table.pop((external, protocol), None) is None:
+            raise Exception("NoSuchEntryInArray")
+        return True
+
+
+@pytest.fixture
+def igd() -> Iterator[FakeIgd]:
+    made = FakeIgd()
+    yield made
+    made.stuck.set()
+
+
+@pytest.fixture
+def way(igd: FakeIgd) -> Iterator[Upnp]:
+    made = Upnp(HOME, lambda local: igd)
+    yield made
+    made.close()
+
+
+def test_the_library_has_what_is_used_of_it() -> None:
+    calls = [name for name in vars(upnp.Igd) if not name.startswith("_")]
+    assert len(calls) == 6
+    assert all(callable(getattr(miniupnpc.UPnP, name)) for name in calls)
+
+
+async def test_map_check_renew_remove(way: Upnp, igd: FakeIgd) -> None:
+    await way.probe()
+    mapped, lease = await way.map(PORTS, 3600.0)
+    assert mapped == tuple(Mapping(*p, "203.0.113.7", p[1], "UPnP") for p in PORTS)
+    assert lease == 3600
+    assert igd.table[31337, "UDP"] == ("192.168.1.9", 31337, 3600)
+    assert await way.check()
+    assert await way.map(PORTS, 3600.0) == (mapped, 3600)
+    await way.map(PORTS[:1], 3600.0)
+    assert set(igd.table) == {(31337, "TCP")}
+    await way.remove()
+    assert igd.table == {}
+
+
+async def test_a_router_that_forgot_or_moved_is_noticed(way: Upnp, igd: FakeIgd) -> None:
+    await way.probe()
+    await way.map(PORTS, 3600.0)
+    igd.table.pop((31338, "TCP"))
+    assert not await way.check()
+    await way.map(PORTS, 3600.0)
+    assert await way.check()
+    igd.table[31338, "TCP"] = ("192.168.1.5", 31338, 0)
+    assert not await way.check(), "it leads to another host"
+    igd.table.clear()
+    await way.map(PORTS, 3600.0)
+    igd.address = "100.64.3.4"
+    assert not await way.check()
+    mapped, _ = await way.map(PORTS, 3600.0)
+    assert {m.host for m in mapped} == {"100.64.3.4"}
+    assert await way.check()
+
+
+async def test_only_permanent_leases(way: Upnp, igd: FakeIgd) -> None:
+    igd.permanent = True
+    await way.probe()
+    _, lease = await way.map(PORTS, 3600.0)
+    assert lease == float("inf")
+    assert {entry[2] for entry in igd.table.values()} == {0}
+
+
+async def test_a_port_outside_that_is_taken(way: Upnp, igd: FakeIgd) -> None:
+    igd.table[31337, "TCP"] = ("192.168.1.5", 31337, 0)
+    await way.probe()
+    mapped, _ = await way.map(PORTS, 3600.0)
+    other = mapped[0].external
+    assert other != 31337
+    assert igd.table[other, "TCP"] == ("192.168.1.9", 31337, 3600)
+    again, _ = await way.map(PORTS, 3600.0)
+    assert again == mapped, "it keeps to the port it got"
+    await way.remove()
+    assert set(igd.table) == {(31337, "TCP")}, "that of the other host stays"
+
+
+async def test_all_ports_outside_are_taken(way: Upnp, igd: FakeIgd) -> None:
+    igd.wrong["addportmapping"] = "ConflictInMappingEntry"
+    await way.probe()
+    with pytest.raises(RouterFault, match="the router refuses: ConflictInMappingEntry"):
+        await way.map(PORTS, 3600.0)
+    assert not any(way.held.values())
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        ("discover", "Success", "no device answers the search"),
+        ("selectigd", "No UPnP device discovered", "is a router"),
+        ("externalipaddress", "Miniupnpc HTTP error", "does not answer HTTP"),
+        ("externalipaddress", "Action Failed", "Action Failed"),
+    ],
+)
+async def test_a_failed_probe(way: Upnp, igd: FakeIgd, call: str, error: str, says: str) -> None:
+    igd.wrong[call] = error
+    with pytest.raises(RouterFault, match=says):
+        await way.probe()
+
+
+@pytest.mark.parametrize("address", ["", None, "0.0.0.0", "example", "1.2.3.4.5", "::1", "\udcff"])
+async def test_no_address_outside(way: Upnp, igd: FakeIgd, address: str | None) -> None:
+    igd.address = address
+    with pytest.raises(RouterFault, match="no address outside"):
+        await way.probe()
+
+
+@pytest.mark.parametrize("url", ["http://192.168.1.66:5000/ctl", "", "nonsense", "http://[/ctl"])
+async def test_another_device_than_the_gateway(way: Upnp, igd: FakeIgd, url: str) -> None:
+    igd.url = url
+    with pytest.raises(RouterFault):
+        await way.probe()
+
+
+async def test_a_mistake_of_our_own_is_not_taken_for_the_routers(way: Upnp, igd: FakeIgd) -> None:
+    def mistake() -> int:
+        raise TypeError("ours")
+
+    igd.discover = mistake  # type: ignore[method-assign]
+    with pytest.raises(TypeError, match="ours"):
+        await way.probe()
+
+
+async def test_mapping_before_a_router_was_found(way: Upnp) -> None:
+    with pytest.raises(RouterFault, match="no router was found"):
+        await way.map(PORTS, 3600.0)
+
+
+# ------------------------------------------------------------------ a router that never ends
+
+
+def threads() -> int:
+    return sum(t.name == "tutti-upnp" for t in threading.enumerate())
+
+
+async def test_a_router_that_never_answers_holds_one_thread(
+    way: Upnp,
+    igd: FakeIgd,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = threads()
+    monkeypatch.setattr(upnp, "PROBE_S", 0.05)
+    igd.stuck.clear()
+    for _ in range(3):
+        with pytest.raises(RouterFault, match="does not finish"):
+            await way.probe()
+    assert threads() <= before + 1, "those of tests before may be about to end"
+    igd.stuck.set()
+    monkeypatch.setattr(upnp, "PROBE_S", 10.0)
+    await way.probe()
+
+
+async def test_what_may_have_been_mapped_is_removed(
+    way: Upnp,
+    igd: FakeIgd,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await way.probe()
+    monkeypatch.setattr(upnp, "CALL_S", 0.05)
+    monkeypatch.setattr("node.reach.way.REMOVE_S", 0.05)
+    igd.stuck.clear()
+    with pytest.raises(RouterFault, match="does not finish"):
+        await way.map(PORTS[:1], 3600.0)
+    igd.stuck.set()
+    monkeypatch.setattr(upnp, "CALL_S", 10.0)
+    monkeypatch.setattr("node.reach.way.REMOVE_S", 10.0)
+    await way.remove()
+    assert igd.table == {}
+
+
+STUCK = """
+import asyncio, threading, uvloop
+from node.reach.gateway import Gateway
+from node.reach.portmap import PortMapper
+from node.reach.upnp import Upnp
+from node.reach.natpmp import NatPmp, Pcp
+from node.telemetry.events import Journal
+
+inside = threading.Event()
+
+class Igd:
+    def discover(self):
+        inside.set()
+        threading.Event().wait()
+
+async def main():
+    here = Gateway("127.0.0.1", "127.0.0.1")
+    ways = lambda g: (Pcp(g, bytes(12), 1), NatPmp(g, 1), Upnp(g, lambda local: Igd()))
+    mapper = PortMapper(Journal(), lambda: None, look=lambda: here, ways=ways)
+    mapper.want([("tcp", 31337)])
+    await mapper.start()
+    while not inside.is_set():
+        await asyncio.sleep(0.01)
+    await mapper.close()
+    print("closed")
+
+uvloop.run(main())
+print("ended")
+"""
+
+
+def test_a_router_that_never_answers_does_not_keep_the_process() -> None:
+    command = [sys.executable, "-c", STUCK]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.returncode) == ("closed\nended\n", 0), done.stderr
