@@ -138,6 +138,19 @@ def test_the_operators_word_is_not_argued_with() -> None:
     assert counts == {0: 3, 1: 4, 2: 3}
 
 
+def test_who_has_built_gives_way_once() -> None:
+    j, now, others = Choosing(PeerId("me"), BLOCKS, 2, 0.0), 0.0, dict[PeerId, Placed]()
+    while not j.may_build:
+        j.look(others, now := now + LOOK_AGAIN_S)
+    changes = 0
+    for _ in range(60):
+        # Wherever it is, three others are there.
+        crowd = {PeerId(c): Placed(j.stage) for c in "abc"}
+        changes += j.look(crowd, now := now + LOOK_AGAIN_S) is not None
+    assert changes == 1
+    assert j.settled
+
+
 def test_a_crowd_that_never_stands_still_is_not_waited_for() -> None:
     j, now = Choosing(PeerId("me"), BLOCKS, 2, 0.0), 0.0
     while not j.may_build:

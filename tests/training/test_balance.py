@@ -197,7 +197,8 @@ def test_the_ends_other_than_the_leader_help_and_nobody_is_sent_there() -> None:
     w = Waiting("a", "", ends="xy")
     assert w.asks(0.0, 2) is None
     assert (w.asks(PATIENCE_S, 2) or ("", 0))[0] in "xy"
-    assert all(Waiting("abc", "d").asks(float(t), ENDS) is None for t in range(100))
+    w = Waiting("abcd", "e")
+    assert all(w.asks(float(t), ENDS) is None for t in range(100))
 
 
 def test_the_only_one_that_holds_what_was_agreed_on_stays() -> None:
