@@ -154,7 +154,7 @@ class NodeConfig:
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     limits: PipelineLimits = field(default_factory=PipelineLimits)
     moved_to: int | None = None
-    """The block stage this process has changed to since it was started."""
+    """The stage this process has changed to since it was started; 0 for the ends."""
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Setting to where its value came from: "--p2p-port", "TUTTI_P2P_PORT", a file. Absent: built in."""
 
@@ -207,7 +207,7 @@ class NodeConfig:
 
     @property
     def stage(self) -> int | None:
-        """The block stage to host, asked for by the user or by the swarm since; None: choose the one that needs a peer most."""
+        """The stage to host, asked for by the user or by the swarm since; None: choose one."""
         if self.moved_to is not None:
             return self.moved_to
         return None if self.node.stage == "auto" else int(self.node.stage)
@@ -216,6 +216,13 @@ class NodeConfig:
     def may_move(self) -> bool:
         """Whether the swarm may ask for another stage: where the user named one, only if the user says so as well."""
         return self.node.may_move and (self.node.stage == "auto" or "may_move" in self.sources)
+
+    @property
+    def open_to(self) -> str:
+        """The stages it would host instead: "auto" any, "stage" block stages, "" none."""
+        if not self.may_move or self.role not in ("auto", "stage"):
+            return ""
+        return self.role if self.node.stage == "auto" else "stage"
 
     @property
     def device(self) -> str:
@@ -415,7 +422,8 @@ def _moved(text: str) -> tuple[int | None, int]:
     stage, _, port = text.partition(":")
     if not text:
         return None, 0
-    if not (stage.isdecimal() and port.isdecimal() and 0 < int(stage) < 10_000 and _PORT.allows(int(port))):
+    whole = stage.isdecimal() and port.isdecimal()
+    if not (whole and int(stage) < 10_000 and _PORT.allows(int(port))):
         raise UsageFault(f'{MOVED} = "{text}"', "it is set by tutti itself: unset it")
     return int(stage), int(port)
 

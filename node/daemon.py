@@ -4,7 +4,6 @@ every service; it decides nothing about training."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import faulthandler
 import gc
 import logging
@@ -24,7 +23,7 @@ from node.control.service import ControlService
 from node.control.text import banner
 from node.core.addresses import Scope
 from node.core.clock import SystemClock
-from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, ProtocolMismatch, Refused, UsageFault, WireError
+from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, ProtocolMismatch, Refused, WireError
 from node.core.ids import ENDS, PeerId, RunId
 from node.core.memory import keep_freed
 from node.core.tasks import Tasks
@@ -37,8 +36,8 @@ from node.identity.keys import Identity
 from node.launch import Child, stop_all
 from node.manifest import Manifest
 from node.moving import Mover, again
+from node.placing import Placing
 from node.reach.standing import Standing
-from node.scheduler.placement import choose_stage
 from node.telemetry.events import Journal, JournalHandler
 from node.telemetry.metrics import Metrics
 from node.telemetry.sinks import JsonlSink, StreamSink
@@ -56,8 +55,6 @@ if TYPE_CHECKING:
 
 FIND_S = 60.0
 """How long a joiner looks for a peer that has the manifest before it gives up."""
-LOOK_S = 8.0
-"""How long a joiner reads the noticeboard for company before it chooses a stage."""
 RETRY_S = 1.0
 LAN_PEERS = 32
 """Peers of the run that are met because they announce themselves on the LAN; the directory tells of the others."""
@@ -66,8 +63,8 @@ LAN_PEERS = 32
 CHILD_ADMITTED_S = 365 * 86400.0
 """A child of a private solo swarm is admitted for so long after its start."""
 _STANDINGS = {s.value for s in Standing}
-_POSTED = {"waiting": "ready", "moving": "draining"}
-"""What others need to know of a state that is this peer's own business."""
+_POSTED = {"waiting": "ready", "moving": "starting"}
+"""What others need to know of a state that is this peer's own business; a mover is one to come."""
 
 
 class Daemon:
@@ -86,7 +83,7 @@ class Daemon:
             self.identity, config.transport, self.journal, self.metrics, self._facts, self._admit, self._failed,
             config.reach, self._serves,
         )  # fmt: skip
-        self.view, self.mover = View(self), Mover(self)
+        self.view, self.mover, self.placing = View(self), Mover(self), Placing(self)
         self.presence: Presence | None = None
         self.assembled: Assembled | None = None
         self.metrics_url = ""
@@ -168,26 +165,37 @@ class Daemon:
             self.presence.announce(self.body)
             self.journal.emit("daemon", "rendezvous", "serving as a rendezvous: helps peers find each other")
             return
-        stage = ENDS if solo or self.role == "ends" else await self._choose_stage(self.presence, bool(bootstrap))
+        ends = solo or self.role == "ends"
+        stages, company = self.manifest.pipeline.stages, bool(bootstrap)
+        stage = await self.placing.take(self.presence, stages, ends=ends, company=company)
+        try:
+            a = await self._assemble(self.manifest, stage, self.presence)
+        except LocalFault as e:
+            stage = await self.placing.instead(self.presence, e)
+            a = await self._assemble(self.manifest, stage, self.presence)
         self.role = "ends" if stage == ENDS else "stage"
-        a = await assemble(
-            self.config, self.manifest, stage, self.identity, self.transport, self.presence, self.clock, self.journal,
-            self.metrics, self._failed,
-        )  # fmt: skip
         await self.transport.serve()
         self.assembled = a
+        self.tasks.spawn(self.placing.watch(self.presence), "placing", eternal=True)
         a.training.on_plan = self.view.picture.planned
         a.training.on_lead = self.presence.changed
         a.training.on_move = self.mover.asked
+        a.training.coming = self.presence.coming
         self._recall_change(a, self.manifest)
         self.tasks.spawn(self.view.picture.keep_measuring(), "measure", eternal=True)
-        self.presence.announce(self.body)
+        self.presence.changed()
         self.journal.emit("daemon", "hosting", f"hosting {self._what(stage, a)} on {a.device_said}", stage=stage)
         if solo:
             self._host_the_rest(self.manifest)
         await catch_up(a.work, self.presence, self.config.incoming_dir(self.manifest.run_id, stage), self.journal)
         a.training.start()
         self.presence.changed()
+
+    async def _assemble(self, manifest: Manifest, stage: int, presence: Presence) -> Assembled:
+        return await assemble(
+            self.config, manifest, stage, self.identity, self.transport, presence, self.clock,
+            self.journal, self.metrics, self._failed,
+        )  # fmt: skip
 
     async def _meet_on_the_lan(self, manifest: Manifest, directory: Directory) -> None:
         """Announce an open run by mDNS, and try whoever announces the same one; a private run is announced to nobody."""
@@ -288,7 +296,7 @@ class Daemon:
             if a.local is not None:
                 await asyncio.to_thread(a.local.ranks.close)
         if self.presence is not None:
-            await self.presence.close()
+            await self.presence.close(stays=self.mover.done is not None)
         await self.transport.close()
         await control.close()
         self.metrics.close()
@@ -387,25 +395,6 @@ class Daemon:
         except (PeerFault, WireError) as e:
             return str(e)
 
-    async def _choose_stage(self, presence: Presence, company: bool) -> int:
-        m = self.manifest
-        if m is None:
-            return ENDS
-        if self.config.stage is not None:
-            if not 1 <= self.config.stage <= m.pipeline.stages:
-                raise UsageFault(
-                    f"stage {self.config.stage} is not in this swarm", f"it has block stages 1 to {m.pipeline.stages}"
-                )
-            return self.config.stage
-        if company:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
-                    await presence.company.wait()
-        first = ENDS if self.role == "auto" else ENDS + 1
-        able = range(first, m.pipeline.stages + 1)
-        view = {s: {p: e.body.speed for p, e in presence.replicas(s).items()} for s in able}
-        return choose_stage(view, able, self.identity.peer_id)
-
     def _in_routing_tables(self, company: bool) -> bool:
         """Whether others may ask this node: until somebody has tried to dial it, only who starts a swarm may think so."""
         standing = self.transport.reachable.standing
@@ -462,16 +451,16 @@ class Daemon:
     def state(self) -> str:
         """One word for the screen and the noticeboard."""
         a = self.assembled
-        if self._ending.is_set():
+        if self._ending.is_set() and self.mover.done is None:
             return "stopping"
-        if self.mover.target is not None:
-            return "moving"
         if self.draining:
             return "draining"
+        if self.mover.target is not None:
+            return "moving"
         if self.role == "rendezvous":
             return "ready"
         if a is None:
-            return "starting"
+            return "choosing" if self.manifest and self.placing.stage is None else "starting"
         if a.work.fetching < 1.0:
             return "joining"
         return {State.FINISHED: "finished", State.IDLE: "waiting" if a.training.waiting_for() else "ready"}.get(
@@ -481,8 +470,11 @@ class Daemon:
     def body(self) -> PeerBody:
         """This peer's record on the noticeboard."""
         a, state, t = self.assembled, self.state(), self.transport
+        stage = self.placing.stage
+        role = self.role if stage is None else "stage" if stage else "ends"
         return PeerBody(
-            stage=a.stage.stage if a else 0, role=self.role, state=_POSTED.get(state, state),
+            stage=stage or ENDS, role=role, state=_POSTED.get(state, state),
+            open_to=self.placing.open_to, settled=self.placing.settled,
             epoch=max(0, a.stage.epoch) if a else 0, name=self.name[:64], version=VERSION,
             tokens_per_s=a.meter.tokens_per_s if a else 0.0, speed=a.work.speed() if a else 0.0,
             maddrs=tuple(self.addresses()), started=self.clock.wall() - (time.monotonic() - self.started),

@@ -15,6 +15,7 @@ from node.assembly import Assembled, room, under
 from node.config import MOVED, NodeConfig
 from node.core.ids import ENDS
 from node.manifest import Manifest
+from node.scheduler.choosing import able
 from node.transport.addresses import part_of
 
 if TYPE_CHECKING:
@@ -33,14 +34,19 @@ class Mover:
         self.done: tuple[int, int] | None = None
 
     def asked(self, stage: int) -> str:
-        """The leader wants this peer to host ``stage``: "" when it will, else why not."""
+        """The leader, or the rule where there is none, wants this peer at ``stage``: "" when it
+        goes, else why not."""
         d = self._d
         if self.target is not None:
-            return f"it is on its way to stage {self.target}"
+            return f"it is on its way to {place(self.target)}"
         if d.assembled is None or d.manifest is None or d.draining or d.ending:
             return "it is coming or going itself"
-        if why := refusal(d.config, under(d.manifest, d.assembled.training.standing.known), d.assembled, stage):
-            d.journal.emit("daemon", "move-refused", f"asked to host stage {stage}: {why}", stage=stage)
+        known = under(d.manifest, d.assembled.training.standing.known)
+        taken = stage == ENDS and d.presence is not None and d.presence.ends()
+        why = refusal(d.config, known, d.assembled, stage, d.placing.open_to)
+        if why := "somebody else is at the ends" if taken else why:
+            text = f"asked to host {place(stage)}: {why}"
+            d.journal.emit("daemon", "move-refused", text, stage=stage)
             return why
         self.target = stage
         d.tasks.spawn(self._move(d.assembled, stage), "move")
@@ -48,13 +54,13 @@ class Mover:
 
     async def _move(self, a: Assembled, stage: int) -> None:
         d = self._d
-        text = f"moving to stage {stage}: finishes the epoch under way and hands over what it owns"
+        text = f"moving to {place(stage)}: finishes the epoch under way and hands over what it owns"
         d.journal.emit("daemon", "moving", text, stage=stage, source=a.stage.stage)
         if d.presence is not None:
             d.presence.changed()
         try:
             async with asyncio.timeout(MOVE_S):
-                await a.training.leave(f"moves to stage {stage}")
+                await a.training.leave(f"moves to {place(stage)}")
                 await a.work.saved()
         except TimeoutError:
             why = f"the epoch did not end in {MOVE_S:.0f} s; moving all the same"
@@ -62,15 +68,22 @@ class Mover:
         if d.draining:
             return  # its operator wants it to end, and is told so by who carries that out
         self.done = stage, p2p_port(d.addresses())
-        d.stop(f"moving to stage {stage}")
+        d.stop(f"moving to {place(stage)}")
 
 
-def refusal(config: NodeConfig, manifest: Manifest, a: Assembled, stage: int) -> str:
-    """Why this peer will not host ``stage`` instead of its own; empty when it will."""
-    if not config.may_move:
+def place(stage: int) -> str:
+    """A stage, for people."""
+    return "the ends" if stage == ENDS else f"stage {stage}"
+
+
+def refusal(config: NodeConfig, manifest: Manifest, a: Assembled, stage: int, open_to: str) -> str:
+    """Why this peer will not host ``stage`` instead of its own; empty when it will. ``open_to``:
+    which stages it would host, as in its record."""
+    if not open_to:
         return "its operator wants it where it is"
-    if a.stage.stage == ENDS or not ENDS < stage <= manifest.pipeline.stages or stage == a.stage.stage:
-        return f"there is no way from {'the ends' if a.stage.stage == ENDS else f'stage {a.stage.stage}'} to stage {stage}"
+    here, stages = a.stage.stage, manifest.pipeline.stages
+    if stage == here or not {here, stage} <= set(able(open_to, stages)):
+        return f"there is no way from {place(here)} to {place(stage)}"
     verdict = room(config, manifest, stage, a.memory_limit, a.main_memory)
     return "" if verdict.ok else verdict.text
 

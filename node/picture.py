@@ -15,6 +15,7 @@ from node.core.ids import ENDS, PeerId, short
 from node.core.journey import Plan
 from node.core.version import VERSION
 from node.manifest import Manifest
+from node.moving import place
 from node.scheduler.costs import Costs
 from node.scheduler.reasons import reasons
 from node.transport.port import PeerLink
@@ -118,7 +119,8 @@ class Picture:
         s.stage, s.layers = a.stage.stage, a.layers
         s.replicas = 1 + len(d.presence.replicas(a.stage.stage)) if d.presence else 1
         s.epoch, s.digest = a.stage.epoch, a.stage.digest
-        s.phase = training.member.state.value if d.mover.target is None else f"to stage {d.mover.target}"
+        to = d.mover.target
+        s.phase = training.member.state.value if to is None else f"to {place(to)}"
         s.leader = training.leader_id() or ""
         s.device, s.memory_used, s.memory_limit = a.device_said, a.device.memory_used(), a.memory_limit
         s.stash_bytes, s.stash_limit = a.pipeline.stash.used, d.config.limits.stash_bytes

@@ -14,7 +14,7 @@ from protos.ask_pb2 import PeersAnswer
 from protos.control_pb2 import Snapshot
 
 TIME_KINDS = ("compute", "wire", "wait", "round")
-ABSENT = ("lost", "draining", "joining", "moving", "starting", "stopping")
+ABSENT = ("lost", "draining", "joining", "moving", "choosing", "starting", "stopping")
 """States in which a peer does no work for its stage."""
 
 

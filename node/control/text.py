@@ -19,6 +19,7 @@ from protos.control_pb2 import ChangeLine, Evaluated, Event, Missing, OuterLine,
 
 STATE_STYLE = {
     "training": "green", "ready": "green", "finished": "bold green", "joining": "cyan", "starting": "cyan", "waiting": "yellow",
+    "choosing": "cyan",
     "draining": "yellow", "moving": "yellow", "stopping": "yellow", "lost": "red",
 }  # fmt: skip
 TIME_STYLE = {"compute": "green", "wire": "blue", "wait": "bright_black", "round": "magenta"}
@@ -38,6 +39,8 @@ def status_lines(s: Snapshot) -> list[Text]:
         lines.append(_line("swarm", f"{clean(s.swarm.name, 16)} {s.swarm.run_id[:6]}  {_progress(s)}"))
     if s.role == "rendezvous":
         lines.append(_line("my work", "rendezvous: helps others find each other, holds no part of the model"))
+    elif s.state == "choosing":
+        lines.append(_line("my work", "chooses the stage that most needs a peer"))
     elif s.role or s.layers:
         place = "the ends" if s.stage == ENDS else f"stage {s.stage} of {s.swarm.stages}"
         last = f"   last useful work {span(s.last_work_s)} ago" if s.micro_batches else "   no micro-batch yet"
@@ -130,7 +133,9 @@ def peer_cells(p: PeerLine, stages: int) -> tuple[Text, ...]:
         state += f" {p.progress:.0%}"
     if p.state == "lost":
         state += f" {span(p.seen_s)}"
-    place = "-" if p.role == "rendezvous" else "ends" if p.stage == ENDS else f"{p.stage}/{stages}" if stages else str(p.stage)
+    place = "ends" if p.stage == ENDS else f"{p.stage}/{stages}" if stages else str(p.stage)
+    if p.role == "rendezvous" or p.state == "choosing":
+        place = "-"
     path = "" if p.path == "self" else clean(p.path, 8)
     me = "* " if p.path == "self" else "  "
     return (

@@ -66,6 +66,10 @@ class PeerBody:
     ``reach`` is "open" when other peers have dialled it, "closed" when they tried and could not, "unknown" before; ``relays``
     are peers it can be reached through, ``room`` is for how many more peers it would relay, ``rate`` the bytes a second that
     one more of them could have (0: no limit).
+
+    While ``state`` is "choosing" it has no stage, and ``role`` may be "auto". ``open_to``: which
+    other stages it would host, "auto" for any, "stage" for block stages, "" for none. Not
+    ``settled``: it has claimed its stage a moment ago and may give way to others who did.
     """
 
     stage: int
@@ -83,6 +87,8 @@ class PeerBody:
     relays: tuple[str, ...] = ()
     room: int = 0
     rate: float = 0.0
+    open_to: str = ""
+    settled: bool = True
 
     def pack(self) -> bytes:
         """At most ``MAX_BODY`` bytes of JSON, with as many addresses as fit.
@@ -126,6 +132,8 @@ class PeerBody:
             relays=_peers(body),
             room=_natural(body, "room", 2**16),
             rate=_amount(body, "rate"),
+            open_to=body["open_to"] if body.get("open_to") in ("auto", "stage") else "",
+            settled=body.get("settled") is not False,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from node.core.ids import PeerId
@@ -40,9 +40,30 @@ def choose_stage(view: View, able: Iterable[int], me: PeerId) -> int:
     def need(stage: int) -> tuple[bool, float, int, bytes]:
         replicas = others.get(stage, {})
         tie = hashlib.sha256(f"{stage}/{me}".encode()).digest()
-        return bool(replicas), sum(replicas.values()), len(replicas), tie
+        # fsum: the same in whatever order a reader has heard of the replicas.
+        return bool(replicas), math.fsum(replicas.values()), len(replicas), tie
 
     return min(stages, key=need)
+
+
+def spread(view: View, choosers: Mapping[PeerId, Collection[int]]) -> dict[PeerId, int]:
+    """A stage for each of the peers that choose at the same time; ``choosers`` says what each can
+    host.
+
+    One after another goes where :func:`choose_stage` says, those before it counted with unknown
+    speeds: who can host fewest stages first, then in an order settled by a hash of the PeerIds.
+    So all who see the same peers come to the same. Raises ValueError when one can host no stage.
+    """
+    filled = {stage: dict(replicas) for stage, replicas in view.items()}
+    chosen: dict[PeerId, int] = {}
+    for peer in sorted(choosers, key=lambda p: (len(choosers[p]), _turn(p))):
+        stage = chosen[peer] = choose_stage(filled, choosers[peer], peer)
+        filled.setdefault(stage, {})[peer] = 0.0
+    return chosen
+
+
+def _turn(peer: PeerId) -> bytes:
+    return hashlib.sha256(peer.encode()).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +75,62 @@ class Move:
     source: int
     target: int
     gain: float
+
+
+def level(
+    view: View, free: Mapping[PeerId, Collection[int]], lacking: Collection[int] | None = None
+) -> list[Move]:  # fmt: skip
+    """The changes of stage after which none of the ``free`` peers could make the stages more even.
+
+    Again and again the stage with the least total speed gets a peer of the one with the most that
+    stays faster without it, so a stage keeps one peer at least; faster by half of what the peer
+    brings, for speeds are never quite equal, or by anything where nobody was. Where all speeds are
+    unknown, the stages that could give and take end with numbers of replicas that differ by one at
+    most. With ``lacking``, only these stages get somebody, and each of them one peer.
+
+    ``free``: the peers that may move, each once, and the stages that they could host. Of a stage
+    the slowest goes first, unknown as the slowest of all, then who comes last in the order of
+    :func:`spread`.
+    """
+    cells = {stage: dict(replicas) for stage, replicas in _speeds(view).items()}
+    for stage in lacking or ():
+        cells.setdefault(stage, {})
+    home = {peer: stage for stage, replicas in view.items() for peer in replicas if peer in free}
+    waits = sorted(home, key=_turn, reverse=True)
+    waits.sort(key=lambda peer: view[home[peer]][peer])
+    targets = set(cells if lacking is None else lacking)
+    loads = {stage: math.fsum(replicas.values()) for stage, replicas in cells.items()}
+    before, steps = min(loads.values(), default=0.0), list[tuple[PeerId, int, int]]()
+    while (step := _step(cells, loads, waits, home, free, targets)) is not None:
+        peer, source, target = step
+        steps.append(step)
+        waits.remove(peer)
+        cells[target][peer] = cells[source].pop(peer)
+        for stage in (source, target):
+            loads[stage] = math.fsum(cells[stage].values())
+        if lacking is not None:
+            targets.discard(target)
+    gain = min(loads.values(), default=0.0) / before if before > 0 else math.inf
+    return [Move(peer, source, target, gain) for peer, source, target in steps]
+
+
+def _step(
+    cells: View, loads: Mapping[int, float], waits: Iterable[PeerId], home: Mapping[PeerId, int],
+    free: Mapping[PeerId, Collection[int]], targets: Iterable[int],
+) -> tuple[PeerId, int, int] | None:  # fmt: skip
+    """The neediest of the targets that can be helped, and who helps it: (peer, from, to)."""
+    able: dict[int, list[tuple[PeerId, float, float]]] = {stage: [] for stage in cells}
+    for peer in waits:
+        cell = cells[home[peer]]
+        rest = math.fsum(speed for other, speed in cell.items() if other != peer)
+        able[home[peer]].append((peer, rest, cell[peer] / 2))
+    for target in sorted(targets, key=lambda stage: (loads[stage], stage)):
+        for source in sorted(cells, key=lambda stage: (-loads[stage], -stage)):
+            for peer, rest, margin in able[source]:
+                least = loads[target] + margin if cells[target] else 0.0
+                if target in free[peer] and rest > least:
+                    return peer, source, target
+    return None
 
 
 def choose_moves(

@@ -204,6 +204,12 @@ def _join(swarm: Swarm, f: Fault) -> None:
     _disturb(swarm, f, None)
 
 
+def _come(swarm: Swarm, f: Fault) -> None:
+    """Somebody comes and chooses a stage; every third would host block stages only."""
+    _say(swarm, f, swarm.come("auto" if f.who % 3 else "stage").name)
+    _disturb(swarm, f, None)
+
+
 def _leave(swarm: Swarm, f: Fault) -> None:
     for _ in range(max(1, int(f.size))):
         victim = _pick(swarm, f, lambda p: not p.leaving and p.ready and swarm.spare(p))
@@ -389,6 +395,7 @@ KINDS: dict[str, Callable[[Swarm, Fault], Any]] = {
     "outage": _outage,
     "pause": _pause,
     "join": _join,
+    "come": _come,
     "leave": _leave,
     "partition": _partition,
     "one-way": _one_way,

@@ -17,6 +17,7 @@ SCENARIOS: dict[str, str] = {
     "broken-step": "an owner's optimizer gives up on a step",
     "liar": "a peer lies about its tokens, epoch, speed, digest, parts or history, or accuses others falsely",
     "mass-join": "half as many peers again come at once",
+    "crowd": "half as many peers again come in one second and choose their stages",
     "mass-leave": "a third of the peers leave at once, in order",
     "mass-kill": "a quarter of the peers die at once",
     "leader-kill": "the leader is killed",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from node.core.errors import Refused, WireError
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Plan, Version
+from node.scheduler.choosing import Choosing
 from node.sim.chair import Chair
 from node.sim.device import Device
 from node.sim.directory import Body
@@ -36,14 +37,42 @@ if TYPE_CHECKING:
 Reason = str | None
 CATCH_UP_TRIES, RETRY_S, LOOK_S = 5, 1.0, 1.5
 """As node.daemon: how often a newcomer asks for state, and how long it looks for company first."""
+HASTE_S = 0.5
+"""As node.placing: between two looks at what others claim."""
+
+
+class Newcomer(Host):
+    """A process that has no stage yet. It chooses one among others who choose, as ``node.placing``
+    does; then it is a :class:`SimPeer`."""
+
+    def __init__(self, swarm: Swarm, name: PeerId, open_to: str) -> None:
+        super().__init__(swarm.world, name)
+        self.swarm, self.open_to = swarm, open_to
+        self.choosing = swarm.make.choosing(name, open_to, swarm.setup.stages, self.world.now)
+        self.after(0.0, self._look)
+
+    def _look(self) -> None:
+        now, directory, machine = self.world.now, self.swarm.directory, self.choosing
+        others = directory.placed(self.name, self.swarm.setup.stages, now, self.wall)
+        machine.look(others, now)
+        stage = machine.stage
+        state = "choosing" if stage is None else "starting"
+        body = Body(stage, state, 0, open_to=self.open_to, settled=False)
+        directory.post(self.name, body, now, self.wall)
+        if stage is not None and machine.may_build:
+            self.swarm.host(self, stage)
+        else:
+            self.after(HASTE_S, self._look)
 
 
 class SimPeer(Host):
     """A process with a stage; :meth:`boot` begins a new life of it, its disk stays."""
 
-    def __init__(self, swarm: Swarm, name: PeerId, stage: int, slowness: float) -> None:
+    def __init__(
+        self, swarm: Swarm, name: PeerId, stage: int, slowness: float, open_to: str = "auto"
+    ) -> None:  # fmt: skip
         super().__init__(swarm.world, name)
-        self.swarm, self.stage, self.slowness = swarm, stage, slowness
+        self.swarm, self.stage, self.slowness, self.open_to = swarm, stage, slowness, open_to
         self.disk = Disk(swarm.setup.checkpoint_keep, swarm.setup.checkpoint_s)
         self.lie = ""
         self.broken_steps = 0
@@ -61,9 +90,12 @@ class SimPeer(Host):
         if self.disk.change:
             self.standing.learns(self.swarm.read(self.disk.change))
         self.chair = Chair(self)
+        stages, now = self.swarm.setup.stages, self.world.now
+        self.choosing = make.choosing(self.name, self.open_to, stages, now, self.stage)
         self.election = Election(self.name, self.world.now)
         self.leader: Leader | None = None
         self.leaving = self.ready = False
+        self.target: int | None = None
         self.sightings: dict[PeerId, Sighting] = {}
         self._seen_ends = Acquaintances()
         self._jobs: list[Callable[[Callable[[], None]], None]] = []
@@ -77,16 +109,19 @@ class SimPeer(Host):
 
     # ------------------------------------------------------------ life
 
-    def boot(self, settle: bool = False) -> None:
+    def boot(self, settle: bool = False, choosing: Choosing | None = None) -> None:
         """A new process: the newest checkpoint of its disk, then what the others have, then it takes part.
-        ``settle``: the swarm starts with it, there is nobody to ask."""
+        ``settle``: the swarm starts with it, there is nobody to ask. ``choosing``: how it came to
+        its stage, when it chose that itself."""
         self.life += 1
         self.alive, self.paused = True, False
         self.inbox.clear()
         self.calls.clear()
         self.disk.boot()
         self._new()
+        self.choosing = choosing or self.choosing
         self.after(0.0, self._watch_directory)
+        self.after(HASTE_S, self._place)
         found = self.labour.checkpoints()
         if found:
             self.labour.restore(found[-1])
@@ -121,10 +156,11 @@ class SimPeer(Host):
         self._beat(self._beating)
         self.after(TICK_S * self.world.rng.random(), self._clockwork)
 
-    def leave(self) -> None:
-        """``tutti drain``: the epoch under way, the next plan without this peer, then gone."""
+    def leave(self, to: int | None = None) -> None:
+        """``tutti drain``: the epoch under way, the next plan without this peer, then gone. ``to``:
+        then at that stage."""
         if not self.leaving:
-            self.leaving = True
+            self.leaving, self.target = True, to
             if self.leader is not None:
                 self.leader.resigning = True
             self._say_ready(lambda: None)
@@ -138,7 +174,7 @@ class SimPeer(Host):
             self.after(TICK_S, self._leave_when_calm, until)
         else:
             self._say_ready(lambda: None)
-            self.after(2.0, self.swarm.left, self)
+            self.after(2.0, self.swarm.left, self, self.target)
 
     # ------------------------------------------------------------ the noticeboard
 
@@ -150,21 +186,41 @@ class SimPeer(Host):
 
     def _look(self) -> None:
         now, directory = self.world.now, self.swarm.directory
-        if self.ready:
-            directory.post(self.name, self.body(), now, self.wall)
+        directory.post(self.name, self.body(), now, self.wall)
         able = ("ready", "training", "finished")
         ends = [r for r in directory.read(self.name, ENDS, now, self.wall)]
         self._seen_anybody = bool(ends)
         self.sightings = {r.peer: Sighting(r.seq, r.body.leads) for r in ends if r.body.state in able}
 
     def _announce(self) -> None:
-        if self.ready:
-            self.after(0.0, self._look)
+        self.after(0.0, self._look)
 
     def body(self) -> Body:
         """What it posts of itself."""
-        state = "draining" if self.leaving else "finished" if self.member.state is State.FINISHED else "training"
-        return Body(self.stage, state, self.member.holds, self.leader is not None)
+        state = "finished" if self.member.state is State.FINISHED else "training"
+        state = "draining" if self.leaving else state if self.ready else "joining"
+        if self.target is not None:
+            return Body(self.target, "starting", 0, open_to=self.open_to)
+        leads, speed = self.leader is not None, self.labour.speed()
+        settled = self.choosing.settled
+        return Body(self.stage, state, self.member.holds, leads, speed, self.open_to, settled)
+
+    # ------------------------------------------------------------ where it is
+
+    def _place(self) -> None:
+        """See what others claim, until the own claim is settled; where nobody is at the ends, and
+        so nobody leads, do what the rule says."""
+        swarm, machine, now = self.swarm, self.choosing, self.world.now
+        waits = self.ready and self.member.state is State.IDLE and self.member.holds == 0
+        settled = machine.settled
+        others = swarm.directory.placed(self.name, swarm.setup.stages, now, self.wall)
+        to = None if self.leaving else machine.look(others, now, waits=waits)
+        if to is not None and swarm.move(self, to) is not None:
+            machine.stays(self.stage)
+        if machine.settled != settled:
+            self._announce()
+        if self.member.holds == 0 or not machine.settled:
+            self.after(HASTE_S, self._place)
 
     # ------------------------------------------------------------ who leads
 
@@ -196,7 +252,7 @@ class SimPeer(Host):
 
     def _clockwork(self) -> None:
         if self.leader is not None:
-            self.lead(ev.Tick())
+            self.lead(ev.Tick(self.swarm.directory.coming(self.name, self.world.now, self.wall)))
         self.after(TICK_S, self._clockwork)
 
     # ------------------------------------------------------------ words to the leader, one at a time

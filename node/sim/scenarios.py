@@ -41,6 +41,14 @@ def _share(kind: str, share: float) -> Lay:
     return lay
 
 
+def _crowd(dice: random.Random, span: float, setup: Setup) -> list[Fault]:
+    """Half as many peers as there are, in one second, to any stage where they are needed."""
+    at = dice.uniform(0.2, 0.6) * span
+    count = max(2, setup.peers // 2)
+    times = sorted(at + dice.random() for _ in range(count))
+    return [Fault(round(t, 3), "come", dice.randrange(1 << 16)) for t in times]
+
+
 def _churn(dice: random.Random, span: float, setup: Setup) -> list[Fault]:
     """Every few epochs a peer dies and another comes; more of them in a bigger swarm."""
     every = max(span / setup.epochs * 3, 2.0)
@@ -108,6 +116,7 @@ LAYS: dict[str, Lay] = {
     "broken-step": _some("broken-step", 2),
     "liar": _lies,
     "mass-join": _share("join", 0.5),
+    "crowd": _crowd,
     "mass-leave": _share("leave", 0.34),
     "mass-kill": _share("kill", 0.25),
     "leader-kill": _some("kill-leader", 2),

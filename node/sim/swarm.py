@@ -18,6 +18,7 @@ from node.identity.faults import FaultBook
 from node.optim.ownership import assign
 from node.pipeline.machine import PipelineMachine
 from node.pipeline.route import fewest_hops
+from node.scheduler.choosing import Choosing, able
 from node.scheduler.paths import assign_paths
 from node.scheduler.quotas import quotas
 from node.scheduler.router import Router
@@ -25,7 +26,7 @@ from node.scheduler.settings import SchedulerSettings
 from node.sim import lies
 from node.sim.directory import FakeDirectory
 from node.sim.links import Links
-from node.sim.peer import SimPeer
+from node.sim.peer import Newcomer, SimPeer
 from node.sim.setup import Setup
 from node.sim.values import Share
 from node.sim.watch import Watch
@@ -56,6 +57,11 @@ class Machines:
 
     def leader(self, me: PeerId, facts: RunFacts, **history: Any) -> Leader:
         return Leader(me, facts, **history)
+
+    def choosing(
+        self, me: PeerId, open_to: str, stages: int, now: float, stage: int | None = None
+    ) -> Choosing:  # fmt: skip
+        return Choosing(me, able(open_to, stages), stages, now, stage)
 
     def heard(self, peer: SimPeer) -> ev.Heard:
         """What the peer tells its leader once a second."""
@@ -106,6 +112,7 @@ class Swarm:
         """(time, kind, who, seconds) of the faults that struck"""
         self.deaths: list[tuple[float, PeerId]] = []
         self._numbers: dict[int, int] = {}
+        self._newcomers = 0
         for stage, count in [
             (ENDS, setup.ends),
             *((s, setup.replicas + (s <= setup.extra)) for s in range(1, setup.stages + 1)),
@@ -124,6 +131,20 @@ class Swarm:
         if not settle:
             peer.boot()
         return peer
+
+    def come(self, open_to: str = "auto") -> Newcomer:
+        """A new peer that chooses its stage: "auto" any, "stage" a block stage."""
+        self._newcomers += 1
+        name = PeerId(f"n{self.seed}-{self._newcomers:03d}")
+        comer = self.world.hosts[name] = Newcomer(self, name, open_to)
+        return comer
+
+    def host(self, comer: Newcomer, stage: int) -> None:
+        """It begins to host what it has chosen."""
+        slowness = 1.0 + (self.setup.unequal - 1.0) * self.world.rng.random()
+        peer = SimPeer(self, comer.name, stage, slowness, comer.open_to)
+        self.peers[comer.name] = self.world.hosts[comer.name] = peer
+        peer.boot(choosing=comer.choosing)
 
     def read(self, change: str) -> Rules:
         """A change as peers read it. Raises Refused for what the owner has not signed."""
@@ -145,23 +166,24 @@ class Swarm:
         return not self.troubles and not self.links.walls and not self.liars
 
     def move(self, peer: SimPeer, stage: int) -> str | None:
-        """The leader asks a peer to change its stage; it does, as a new life."""
-        if stage not in self.setup.names or peer.leaving:
+        """A peer is asked to change its stage, or does by itself; it does, as a new life."""
+        stages = able(peer.open_to, self.setup.stages)
+        if stage == peer.stage or stage not in stages or peer.leaving:
             return "it stays"
         self.watch.count("moves")
-        peer.after(0.0, self._rehost, peer, stage)
+        peer.leave(stage)
         return None
 
-    def _rehost(self, peer: SimPeer, stage: int) -> None:
+    def left(self, peer: SimPeer, to: int | None) -> None:
+        """A peer that has drained ends its process, or begins a new one at another stage."""
         self.world.kill(peer)
-        peer.stage = stage
-        peer.boot()
-
-    def left(self, peer: SimPeer) -> None:
-        """A peer that has drained ends its process."""
-        self.directory.withdraw(peer.name, self.world.now, peer.wall)
-        self.watch.note(f"{peer.name} has left")
-        self.world.kill(peer)
+        if to is None:
+            self.directory.withdraw(peer.name, self.world.now, peer.wall)
+            self.watch.note(f"{peer.name} has left")
+        else:
+            self.watch.note(f"{peer.name} has moved to {to}")
+            peer.stage = to
+            peer.boot()
 
     # ------------------------------------------------------------ what is to be seen
 

@@ -1,13 +1,17 @@
 """When peers should change their stage: the bottleneck gets help from whoever can best spare it. Pure.
 
-The rule is :func:`node.scheduler.placement.choose_moves`; here is the patience around it, so that peers do not run to and fro.
+The rules are :func:`node.scheduler.placement.choose_moves`, while epochs follow each other, and
+:func:`~node.scheduler.placement.level`, while a stage has too few peers to begin one. Here is the
+patience around them, so that peers do not run to and fro.
 """
 
 from __future__ import annotations
 
-from node.core.ids import PeerId
+from collections.abc import Collection, Mapping
+
+from node.core.ids import ENDS, PeerId
 from node.core.journey import Version
-from node.scheduler.placement import Move, choose_moves
+from node.scheduler.placement import Move, choose_moves, level
 from node.training.roster import Roster
 
 SETTLED_MOVES = 10
@@ -15,6 +19,12 @@ SETTLED_MOVES = 10
 
 AT_ONCE = 8
 """One of so many peers may be asked to move at a time, and always two."""
+
+COMING_S = 60.0
+"""Who is on its way to a stage that lacks peers is waited for at most so long."""
+
+REST_S = 100.0
+"""A peer that was asked to help such a stage is left alone for at least so long."""
 
 
 class Balance:
@@ -27,6 +37,8 @@ class Balance:
         self._behind: dict[PeerId, float] = {}
         self._looked: float | None = None
         self._known: set[PeerId] = set()
+        self._lacking: dict[int, float] = {}
+        """Stages with too few peers that others could help, and since when."""
         self._changes: list[float] = []
         """When somebody came or went, those that only changed their stage left out."""
 
@@ -70,6 +82,53 @@ class Balance:
             self._asked[move.peer] = now, move.target, view[move.source][move.peer]
         return moves
 
+    def mend(
+        self,
+        roster: Roster,
+        me: PeerId,
+        lacking: Collection[int],
+        coming: Mapping[PeerId, int | None],
+        patience_s: float,
+        now: float,
+    ) -> Move | None:
+        """The change that brings a peer to a block stage of ``lacking``, which has too few of them
+        to plan an epoch; None while ``patience_s`` is not over, or nobody can be spared.
+
+        To be asked again and again while stages lack peers, and with none when they do not. One
+        peer is asked at a time for each stage; not ``me``, nobody who was asked lately, and not
+        the only one of its stage that could start from the version last agreed on. For a stage
+        that somebody is ``coming`` to (None: somebody chooses a stage) it waits longer.
+        """
+        rest = max(SETTLED_MOVES * self._every, REST_S)
+        self._asked = {p: told for p, told in self._asked.items() if now - told[0] < rest}
+        here = roster.replicas()
+        under_way = {p: to for p, (at, to, _) in self._asked.items() if to and now - at < COMING_S}
+        under_way = {p: to for p, to in under_way.items() if p not in here[to]}
+        lacking = {stage for stage in lacking if stage != ENDS}
+        if not lacking:
+            self._lacking = {}
+            return None
+        helped = {stage for stage in under_way.values() if stage in lacking}
+        view: dict[int, dict[PeerId, float]] = {}
+        free: dict[PeerId, Collection[int]] = {}
+        for stage, peers in here.items():
+            stay = [p for p in peers if p not in under_way]
+            holds = {p for p in stay if _holds(roster, p, peers)}
+            view[stage] = {p: roster.believed(p) if p in holds else 0.0 for p in stay}
+            free |= {p: lacking for p in stay if holds != {p} and p != me and p not in self._asked}
+        moves = level(view, free, lacking - helped)
+        could = {*helped, *(m.target for m in moves)}
+        self._lacking = {stage: self._lacking.get(stage, now) for stage in could}
+        expected = {to for p, to in coming.items() if to is None or p not in here.get(to, ())}
+        # Who is there and not proven to reach the others yet may be in a moment.
+        expected |= {stage for stage, peers in roster.present().items() if len(peers) > len(here[stage])}
+        for m in moves:
+            waits = COMING_S if expected & {m.target, None} else patience_s
+            if now - self._lacking[m.target] >= max(waits, patience_s):
+                self._asked[m.peer] = now, m.target, 0.0
+                return m
+        return None
+
     def _lasts(self, known: set[PeerId], now: float, settled: float) -> float:
         """How long what is gained now will last: until somebody else comes or goes, judged by how often that was of late."""
         if self._known:
@@ -77,3 +136,11 @@ class Balance:
         self._known = known
         self._changes = [at for at in self._changes if now - at < settled]
         return max(self._every, settled / (1 + len(self._changes)))
+
+
+def _holds(roster: Roster, peer: PeerId, mates: Collection[PeerId]) -> bool:
+    """Whether it has what its stage goes on from, as far as that is known."""
+    if roster.base is not None:
+        return roster.can_start(peer, roster.base)
+    epochs = {p: roster.candidates[p].at.epoch for p in mates}
+    return epochs[peer] == max(epochs.values())

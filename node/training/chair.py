@@ -109,7 +109,10 @@ class Chair:
             else:
                 refused = await t.tell(peer, pb.Note(move=pb.MoveNote(stage=stage)), TELL_TIMEOUT_S)
         except PeerFault as e:
-            refused = e.reason
+            # It may have heard the question and be on its way: it counts as one that is.
+            text = f"peer {short(peer)}: {e.reason}"
+            self._journal.emit("training", "move-unanswered", text, "info", peer=peer)
+            return
         if refused is not None:
             self._journal.emit("training", "move-refused", f"peer {short(peer)} stays: {refused}", "info", peer=peer)
             self.lead(ev.MoveRefused(peer))

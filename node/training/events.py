@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from node.core.ids import PeerId
@@ -143,7 +144,9 @@ class Searched:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed."""
+    """Time has passed. ``coming``: who is about to take part, at which stage; None: it chooses."""
+
+    coming: Mapping[PeerId, int | None] = field(default_factory=dict)
 
 
 # ---------------------------------------------------------------- what the leader does

@@ -28,6 +28,7 @@ class RunFacts:
     ``recall(version)`` is what a checkpoint says goes with it, None without one.
     ``sequence``: tokens of a sample, which bounds what may be reported of one; 0 for no bound.
     ``settle_s``: a young swarm waits so long for company; ``late_s``: silence that means death;
+    ``lacks_s``: a young swarm waits so long for peers of a stage before it asks another for one;
     ``patience_s``: wait for a lost version before an older one is taken. ``rebalance_every_s``: between two changes of
     stage, 0 for none; ``download_s``: what a change costs. ``spare``: block stages that a plan may leave out when nobody holds them. ``cell``: most peers of a cell, 0 for all of a stage;
     ``meetings``: how cells average with each other, None when there is one only. ``read(change)``: what the owner's change says
@@ -55,6 +56,7 @@ class RunFacts:
     sequence: int = 0
     settle_s: float = 1.0
     late_s: float = 4.0
+    lacks_s: float = 10.0
     patience_s: float = 10.0
     recall_s: float = 5.0
     rebalance_every_s: float = 0.0

@@ -12,7 +12,7 @@ so the next leader starts in GATHER with a higher term and loses nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -30,7 +30,7 @@ from node.training.planning import News, Planning
 from node.training.roster import Roster
 from node.training.routing import Routing
 from node.training.rules import Rules, between
-from node.training.starting_point import StartingPoint, counted
+from node.training.starting_point import LOST_S, StartingPoint, counted
 
 RECALL_FROM = 4
 """Peers that are asked for the plan behind a version."""
@@ -74,6 +74,7 @@ class Leader:
         self._balance = Balance(facts.stages, facts.rebalance_every_s, facts.download_s)
         self._evaluated: Version | None = None
         self._changed: float | None = None
+        self._coming: Mapping[PeerId, int | None] = {}
         self._disputed: tuple[Version, int] | None = None
         self.resigning = False
         """Finish the epoch under way and plan no other: somebody else is to lead."""
@@ -119,7 +120,8 @@ class Leader:
                 self.planning.learns(rules)
             case ev.Searched(job, routes, makespan):
                 self.routing.searched(job, routes, makespan)
-            case ev.Tick():
+            case ev.Tick(coming):
+                self._coming = coming
                 return self._tick(now)
         return []
 
@@ -209,7 +211,8 @@ class Leader:
         nobody = "a peer for " + ", ".join("the ends" if s == ENDS else f"stage {s}" for s in thin) if thin else ""
         if thin and (young or ENDS in thin or len(thin) > facts.spare):
             self.waiting_for = self._not_joined(thin, need) or nobody
-            return []
+            return self._mend(thin, now)
+        self._mend((), now)
         # A young swarm waits a moment, so that peers that start together are in the first plan together.
         if self.base is None and self._changed is not None and now - self._changed < facts.settle_s:
             self.waiting_for = "more peers"
@@ -313,6 +316,17 @@ class Leader:
             self.moves += 1
             done += [ev.Move(m.peer, m.target), reports.move_asked(m)]
         return done
+
+    def _mend(self, thin: Sequence[int], now: float) -> list[Any]:
+        """A peer of a stage that can spare one, for a stage that has too few to plan an epoch."""
+        # What a stage held is not brought back by who comes from another: who had it may return.
+        begun = any(c.at.epoch for c in self.roster.candidates.values())
+        patience = LOST_S if begun else self.facts.lacks_s
+        m = self._balance.mend(self.roster, self.me, thin, self._coming, patience, now)
+        if m is None:
+            return []
+        self.moves += 1
+        return [ev.Move(m.peer, m.target), reports.help_asked(m)]
 
     # ------------------------------------------------------------ run and close
 

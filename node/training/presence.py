@@ -11,10 +11,17 @@ from node.core.ids import ENDS, PeerId
 from node.core.tasks import Tasks
 from node.dht.port import DirectoryPort
 from node.dht.record import PeerBody, PeerEntry
+from node.scheduler.choosing import Placed, able
 from node.training.election import Sighting
 
 LOST_FOR_S = 300.0
 """A peer whose record has expired is still shown, as lost, for so long."""
+HASTE_S = 0.5
+"""Between two readings while nobody else is in sight, or a stage is being chosen."""
+COMING = ("choosing", "starting", "joining")
+"""States of a peer that does not take part yet."""
+LEAVING = ("draining", "stopping", "finished-leaving")
+"""States of a peer that soon will not be where its record says."""
 
 
 class Presence:
@@ -33,17 +40,20 @@ class Presence:
         self._lost: dict[PeerId, tuple[PeerEntry, float]] = {}
         self.company = asyncio.Event()
         """Set when the first other peer is seen."""
+        self.hasty = False
+        """Read every :data:`HASTE_S`."""
 
     def start(self) -> None:
         """Begin to read; nothing is posted before :meth:`announce`."""
         self._tasks.spawn(self._watch(), "watch", eternal=True)
 
-    async def close(self) -> None:
-        """Take the record down and stop reading."""
+    async def close(self, *, stays: bool = False) -> None:
+        """Take the record down and stop reading. ``stays``: leave it, for who follows at once."""
         await self._tasks.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2.0):
-                await self.directory.withdraw()
+                if not stays:
+                    await self.directory.withdraw()
         await self.directory.close()
 
     def announce(self, body: Callable[[], PeerBody]) -> None:
@@ -69,13 +79,25 @@ class Presence:
         return {p: Sighting(e.seq, e.body.leads) for p, e in able.items()}
 
     def hosts(self) -> dict[PeerId, PeerEntry]:
-        """Other peers that host a stage, or are about to."""
-        return {p: e for p, e in self.others().items() if e.body.role in ("ends", "stage")}
+        """Other peers that host a stage, also those who do not take part in it yet."""
+        built = {p: e for p, e in self.others().items() if e.body.state not in ("choosing", "starting")}
+        return {p: e for p, e in built.items() if e.body.role in ("ends", "stage")}
 
     def replicas(self, stage: int) -> dict[PeerId, PeerEntry]:
         """Other peers that host ``stage``."""
         role = "ends" if stage == ENDS else "stage"
         return {p: e for p, e in self.others().items() if e.body.stage == stage and e.body.role == role}
+
+    def placed(self, stages: int) -> dict[PeerId, Placed]:
+        """Where others are or will be, in a run of so many block stages; not those who leave."""
+        here = {p: e.body for p, e in self.others().items() if e.body.state not in LEAVING}
+        hosts = {p: b for p, b in here.items() if b.role != "rendezvous"}
+        return {p: _placed(b, stages) for p, b in hosts.items()}
+
+    def coming(self) -> dict[PeerId, int | None]:
+        """Who is about to take part, and at which stage; None while it chooses one."""
+        here = {p: e.body for p, e in self.others().items() if e.body.state in COMING}
+        return {p: _stage(b) for p, b in here.items()}
 
     async def _watch(self) -> None:
         while True:
@@ -94,9 +116,19 @@ class Presence:
                 self.company.set()
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._every if len(seen) > 1 else min(0.5, self._every)):
+                alone = len(seen) < 2
+                pause = min(HASTE_S, self._every) if alone or self.hasty else self._every
+                async with asyncio.timeout(pause):
                     await self._changed.wait()
 
 
+def _stage(body: PeerBody) -> int | None:
+    return None if body.state == "choosing" else body.stage
+
+
+def _placed(body: PeerBody, stages: int) -> Placed:
+    return Placed(_stage(body), able(body.open_to, stages), body.settled, body.speed)
+
+
 def _works(entry: PeerEntry) -> bool:
-    return entry.body.state not in ("joining", "draining", "stopping", "finished-leaving")
+    return entry.body.state not in COMING + LEAVING

@@ -32,6 +32,13 @@ def move_asked(m: Move) -> Report:
     return Report("move-asked", text, facts={"peer": m.peer, "source": m.source, "target": m.target, "gain": m.gain})
 
 
+def help_asked(m: Move) -> Report:
+    """A peer is asked to help a stage that has too few to plan an epoch."""
+    text = f"stage {m.target} lacks peers: {short(m.peer)} of stage {m.source} should change to it"
+    facts: dict[str, object] = {"peer": m.peer, "source": m.source, "target": m.target}
+    return Report("move-asked", text, facts=facts)
+
+
 def out_of_room(why: OutOfResources) -> Report:
     """The members' memory does not hold the optimizer's state."""
     return Report("out-of-room", f"the members cannot own every parameter: {why}; {why.next_step}", "error")

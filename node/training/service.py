@@ -91,6 +91,8 @@ class Training(rpc.TrainingServicer):
         self.on_lead: Callable[[], None] = lambda: None
         self.on_move: Callable[[int], str] = lambda stage: "this peer does not change its stage"
         """Asked to host another stage: "" when it will, else why not."""
+        self.coming: Callable[[], Mapping[PeerId, int | None]] = dict
+        """Who is about to take part, and at which stage, as the directory shows it."""
         self.on_change: Callable[[str], None] = lambda change: None
         """A newer change is known: keep it."""
         self.company: Callable[[], Set[PeerId]] = self._members
@@ -259,7 +261,7 @@ class Training(rpc.TrainingServicer):
         while True:
             await asyncio.sleep(TICK_S)
             if self.leader is not None:
-                self._chair.lead(ev.Tick())
+                self._chair.lead(ev.Tick(self.coming()))
 
     # ------------------------------------------------------------ notes in and out
 
@@ -285,7 +287,8 @@ class Training(rpc.TrainingServicer):
                 return self.hear_of_dead(peer, note.dead)
             case "move":
                 plan = self.member.plan
-                if plan is None or plan.leader != peer:
+                # Who leads may have made no plan yet: it is whom this peer tells that it is here.
+                if peer not in (plan and plan.leader, self.leader_id()):
                     return "only the leader asks for a change of stage"
                 return self.on_move(note.move.stage) or None
         if self.leader is None:

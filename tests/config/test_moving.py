@@ -51,21 +51,35 @@ def test_the_next_image_hosts_the_new_stage_on_the_old_port_and_may_move_again(t
     assert config(tmp_path, {MOVED: ""}).stage is None
 
 
-@pytest.mark.parametrize("text", ["2", "0:1", "x:1", "2:70000", "-1:5", "2:4001:9", "20000:1"])
+def test_what_an_image_may_host_is_its_operators_word(tmp_path: Path) -> None:
+    assert config(tmp_path).open_to == "auto"
+    assert config(tmp_path, role="stage").open_to == "stage"
+    assert config(tmp_path, stage="1").open_to == ""
+    assert config(tmp_path, stage="1", may_move=True).open_to == "stage"
+    for given in ({"role": "ends"}, {"role": "rendezvous"}, {"may_move": False}):
+        assert config(tmp_path, **given).open_to == ""
+    at_the_ends = config(tmp_path, {MOVED: "0:4001"})
+    assert (at_the_ends.stage, at_the_ends.open_to) == (0, "auto")
+
+
+@pytest.mark.parametrize("text", ["2", "x:1", "2:70000", "-1:5", "2:4001:9", "20000:1"])
 def test_a_mark_that_tutti_did_not_leave_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageFault, match=MOVED):
         config(tmp_path, {MOVED: text})
 
 
 def test_reasons_to_stay(tmp_path: Path) -> None:
-    ours = config(tmp_path)
-    assert refusal(ours, MANIFEST, hosting(1), 2) == ""
-    assert "operator" in refusal(config(tmp_path, stage="1"), MANIFEST, hosting(1), 2)
-    for here, there in ((0, 1), (1, 0), (1, 1), (1, MANIFEST.pipeline.stages + 1)):
-        assert "no way" in refusal(ours, MANIFEST, hosting(here), there), (here, there)
-    assert "does not fit" in refusal(ours, MANIFEST, hosting(1, memory=1 << 16), 2)
+    ours, stages = config(tmp_path), MANIFEST.pipeline.stages
+    assert refusal(ours, MANIFEST, hosting(1), 2, "stage") == ""
+    assert "operator" in refusal(ours, MANIFEST, hosting(1), 2, "")
+    for here, there in ((0, 1), (1, 0)):
+        assert refusal(ours, MANIFEST, hosting(here), there, "auto") == ""
+        assert "the ends" in refusal(ours, MANIFEST, hosting(here), there, "stage")
+    for here, there in ((0, 0), (1, 1), (1, stages + 1), (0, stages + 1)):
+        assert "no way" in refusal(ours, MANIFEST, hosting(here), there, "auto"), (here, there)
+    assert "does not fit" in refusal(ours, MANIFEST, hosting(1, memory=1 << 16), 2, "stage")
     diloco = replace(MANIFEST, outer=OuterSettings("butterfly", "deltas", 4, "nesterov"))
-    assert "main memory" in refusal(ours, diloco, hosting(1, main=1 << 16), 2)
+    assert "main memory" in refusal(ours, diloco, hosting(1, main=1 << 16), 2, "stage")
 
 
 def test_a_change_that_does_not_fit_here_is_said_when_it_is_heard_of_and_counts_for_a_move(tmp_path: Path) -> None:
@@ -95,7 +109,8 @@ class FakeDaemon:
     def __init__(self, ours: NodeConfig, stage: int = 1) -> None:
         self.config, self.manifest, self.journal, self.tasks = ours, MANIFEST, Journal(), Tasks("test")
         self.draining = self.ending = False
-        self.presence = None
+        self.presence: Any = None
+        self.placing = SimpleNamespace(open_to=ours.open_to)
         self.log: list[str] = []
         self.calm = asyncio.Event()
         self.assembled = hosting(stage)
@@ -142,6 +157,18 @@ async def test_an_epoch_that_hangs_does_not_keep_it(tmp_path: Path, monkeypatch:
     await d.idle()
     assert d.mover.done == (2, 4001)
     assert [e.kind for e in d.journal.recent()] == ["moving", "move-hasty"]
+
+
+async def test_nobody_goes_to_the_ends_beside_somebody_there(tmp_path: Path) -> None:
+    d = FakeDaemon(config(tmp_path))
+    d.presence = SimpleNamespace(ends=lambda: {"somebody": None}, changed=lambda: None)
+    assert "somebody else" in d.mover.asked(0)
+    d.presence.ends = dict
+    d.calm.set()
+    assert d.mover.asked(0) == ""
+    await d.idle()
+    assert d.mover.done == (0, 4001)
+    assert d.log[0] == "leave: moves to the ends"
 
 
 async def test_a_drain_meanwhile_wins(tmp_path: Path) -> None:

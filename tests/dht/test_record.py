@@ -15,6 +15,16 @@ def test_a_body_survives_the_way(body) -> None:
     assert PeerBody.parse(one.pack()) == one
 
 
+def test_what_a_peer_is_open_to_and_whether_it_is_settled_may_be_left_unsaid(body) -> None:
+    one = body(open_to="auto", settled=False)
+    assert PeerBody.parse(one.pack()) == one
+    fields = asdict(one)
+    odd_ones = ({}, {"open_to": "everything", "settled": 7}, {"open_to": ["auto"], "settled": None})
+    for odd in odd_ones:
+        told = {k: v for k, v in fields.items() if k not in ("open_to", "settled")} | odd
+        assert PeerBody.parse(json.dumps(told).encode()) == body(open_to="", settled=True)
+
+
 def test_only_as_many_addresses_travel_as_fit(body) -> None:
     many = tuple(f"/ip4/10.0.0.{i}/tcp/4001/" + "x" * 180 for i in range(20))
     raw = body(maddrs=many).pack()

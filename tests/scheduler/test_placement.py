@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 
 from node.core.ids import PeerId
-from node.scheduler.placement import Move, choose_moves, choose_stage
+from node.scheduler.placement import Move, choose_moves, choose_stage, level, spread
 
 ME, A, B, C, D = (PeerId(x) for x in ("me", "A", "B", "C", "D"))
 
@@ -33,6 +33,81 @@ def test_joiners_that_cannot_see_each_other_spread_out() -> None:
 def test_nothing_to_choose_from_is_an_error() -> None:
     with pytest.raises(ValueError, match="no stage"):
         choose_stage({1: {A: 1.0}}, [], ME)
+
+
+PEERS = [PeerId(f"peer{i}") for i in range(20)]
+
+
+def test_who_choose_together_spread_out_and_all_come_to_the_same() -> None:
+    for n in range(1, 21):
+        choosers = dict.fromkeys(PEERS[:n], (0, 1, 2))
+        chosen = spread({0: {A: 0.0}}, choosers)
+        assert chosen == spread({0: {A: 0.0}}, dict(reversed(choosers.items())))
+        counts = Counter([0, *chosen.values()])
+        assert max(counts[s] for s in range(3)) - min(counts[s] for s in range(3)) <= 1
+    pairs = [spread({}, dict.fromkeys(PEERS[i : i + 2], (1, 2))) for i in range(18)]
+    assert {tuple(pair.values()) for pair in pairs} == {(1, 2), (2, 1)}
+
+
+def test_who_can_host_less_chooses_first() -> None:
+    for i in range(19):
+        chosen = spread({}, {PEERS[i]: (0, 1), PEERS[i + 1]: (1,)})
+        assert chosen == {PEERS[i]: 0, PEERS[i + 1]: 1}
+    with pytest.raises(ValueError, match="no stage"):
+        spread({}, {A: ()})
+
+
+def test_choosers_go_where_speed_is_missing() -> None:
+    chosen = spread({1: {A: 9.0}, 2: {B: 1.0}}, dict.fromkeys(PEERS[:2], (1, 2)))
+    assert set(chosen.values()) == {2}, "5 each, the median: 9 beside 6 and then 11"
+
+
+def levelled(view, free, lacking=None) -> list[tuple[PeerId, int, int]]:
+    chosen = level(view, dict.fromkeys(free, (0, 1, 2, 3)), lacking)
+    return [(m.peer, m.source, m.target) for m in chosen]
+
+
+def test_levelling_moves_as_few_as_it_must_and_leaves_counts_that_differ_by_one() -> None:
+    for n in range(2, 20):
+        view = {1: dict.fromkeys(PEERS[:n], 0.0), 2: {}, 3: {}}
+        moves = levelled(view, PEERS[:n])
+        counts = Counter(s for s in (1, 2, 3) for _ in view[s])
+        for _, source, target in moves:
+            counts[source], counts[target] = counts[source] - 1, counts[target] + 1
+        assert max(counts.values()) - min(counts[s] for s in (1, 2, 3)) <= 1
+        assert len(moves) == n - -(-n // 3)
+
+
+def test_who_stays_is_settled_by_the_order_and_not_by_who_looks() -> None:
+    view = {1: dict.fromkeys(PEERS[:3], 0.0), 2: {A: 0.0, B: 0.0}, 3: {}}
+    (first,) = levelled(view, PEERS[:3])
+    other_way = {3: {}, 2: view[2], 1: dict(reversed(view[1].items()))}
+    assert levelled(other_way, reversed(PEERS[:3])) == [first]
+    assert levelled(view, [A])[0] == (A, 2, 3), "who is not free stays"
+    assert levelled(view, []) == []
+    assert levelled({1: view[1], 2: view[2]}, PEERS) == [], "3 and 2"
+
+
+def test_of_a_stage_the_slowest_goes_and_the_rest_must_not_be_the_worse_for_it() -> None:
+    view = {1: {A: 3.0, B: 1.0, C: 2.0}, 2: {}}
+    assert levelled(view, (A, B, C)) == [(B, 1, 2), (C, 1, 2)], "3 beside 3"
+    assert level(view, {A: (2,), B: (2,)}, [2]) == [Move(B, 1, 2, float("inf"))]
+    assert level({1: {A: 3.0, B: 1.0}, 2: {C: 3.5}}, dict.fromkeys((A, B, C), (1, 2))) == []
+    assert level({1: {A: 3.0, B: 1.0}, 2: {C: 2.0}}, {B: (1, 2)}) == [Move(B, 1, 2, 1.5)]
+    assert level({1: {A: 1.1, B: 1.0}, 2: {C: 1.0}}, {B: (1, 2)}) == [], "as good as equal"
+    assert levelled({1: {A: 1.0, B: 9.0}, 2: {}}, [B]) == [(B, 1, 2)], "anything beside nothing"
+    view[1][B] = 0.0
+    assert levelled(view, (A, B, C), [2]) == [(B, 1, 2)], "unknown as the slowest"
+
+
+def test_only_what_is_lacking_is_filled_with_one_peer_each_and_no_stage_is_left_empty() -> None:
+    five = dict.fromkeys(PEERS[:5], 0.0)
+    assert [m[1:] for m in levelled({1: five, 2: {}, 3: {A: 0.0}}, PEERS, [2])] == [(1, 2)]
+    assert [m[1:] for m in levelled({1: five}, PEERS, [2, 3])] == [(1, 2), (1, 3)]
+    assert levelled({1: {A: 0.0}, 2: {}, 3: {B: 0.0}}, (A, B), [2]) == []
+    assert levelled({1: {A: 0.0, B: 0.0}, 2: {C: 0.0}}, (A, B, C), [2]) == [], "two and one"
+    nobody = dict.fromkeys(PEERS[:5], (1, 3))
+    assert level({1: five, 2: {}}, nobody, [2]) == [], "none of them could host it"
 
 
 def moves(view, movable=(1, 2, 3, 4), download_s=10.0, horizon_s=300.0, **more) -> list[tuple[PeerId, int, int]]:

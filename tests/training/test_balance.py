@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from node.core.ids import PeerId
+from collections.abc import Collection
+
+from node.core.ids import ENDS, PeerId
 from node.core.journey import Version
+from node.scheduler.costs import Measured, Way
 from node.training import events as ev
-from node.training.balance import Balance
+from node.training.balance import COMING_S, REST_S, Balance
 from node.training.roster import Roster
 
 BASE = Version(3, "a" * 32)
@@ -91,3 +94,131 @@ def test_where_peers_come_and_go_a_small_gain_does_not_pay() -> None:
 
     assert asked(0) > 0
     assert asked(40) == 0
+
+
+YOUNG, LEADER, PATIENCE_S = Version(0), PeerId("leader"), 10.0
+
+
+class Waiting:
+    """A swarm that waits: peers by their letters at stage 1, stage 2 and so on, and a leader."""
+
+    def __init__(self, *stages: str, at: Version = YOUNG, ends: str = "") -> None:
+        self.roster, self.balance = Roster(len(stages)), Balance(len(stages), 0.0, 1.0)
+        hear(self.roster, LEADER, ENDS, 0.0, at)
+        for stage, peers in enumerate((ends, *stages)):
+            for peer in peers:
+                hear(self.roster, peer, stage, 0.0, at)
+
+    def asks(self, now: float, *lacking: int, **coming: int | None) -> tuple[str, int] | None:
+        about = {PeerId(p): stage for p, stage in coming.items()}
+        m = self.balance.mend(self.roster, LEADER, lacking, about, PATIENCE_S, now)
+        return (m.peer, m.target) if m else None
+
+    def first(self, *lacking: int, **coming: int | None) -> float:
+        """When somebody is asked for the first time."""
+        return next(t for t in range(200) if self.asks(float(t), *lacking, **coming))
+
+
+def test_a_stage_that_nobody_hosts_gets_one_peer_of_the_stage_that_has_most() -> None:
+    w = Waiting("ab", "cde", "")
+    assert w.asks(0.0, 3) is None
+    assert w.asks(PATIENCE_S - 0.1, 3) is None
+    peer, stage = w.asks(PATIENCE_S, 3) or ("", 0)
+    assert peer in "cde"
+    assert stage == 3
+    assert w.asks(PATIENCE_S + 0.25, 3) is None, "it is on its way"
+    del w.roster.candidates[PeerId(peer)]
+    assert w.asks(PATIENCE_S + COMING_S - 1, 3) is None
+    assert (w.asks(PATIENCE_S + COMING_S, 3) or ("", 0))[1] == 3, "somebody else"
+
+
+def test_patience_begins_when_somebody_could_be_spared() -> None:
+    w = Waiting("a", "")
+    assert w.asks(0.0, 2) is None
+    assert w.asks(500.0, 2) is None, "the last of its stage stays"
+    hear(w.roster, "b", 1, 0.0, YOUNG)
+    assert w.asks(501.0, 2) is None
+    assert w.asks(501.0 + PATIENCE_S, 2) is not None
+
+
+def test_every_stage_that_lacks_peers_gets_one_and_then_the_next() -> None:
+    w = Waiting("abcdef", "", "")
+    assert w.asks(0.0, 2, 3) is None
+    for at in (PATIENCE_S, 20.0):
+        asked = [w.asks(at + 0.25 * i, 2, 3) for i in range(4)]
+        assert [one and one[1] for one in asked] == [2, 3, None, None]
+        for peer, stage in filter(None, asked):
+            hear(w.roster, peer, stage, 0.0, YOUNG)
+    # Should three of every stage be wanted, two each is as far as those who are here can help.
+    assert all(w.asks(40.0 + t, 1, 2, 3) is None for t in range(60))
+
+
+def test_a_stage_below_what_is_wanted_gets_none_from_one_that_has_just_one_more() -> None:
+    w = Waiting("abc", "de")
+    assert all(w.asks(float(t), 2) is None for t in range(200))
+    w = Waiting("abc", "d")
+    assert [w.asks(float(t), 2) for t in range(12)].count(None) == 11
+
+
+def test_who_refuses_is_not_asked_again_at_once_and_the_next_is() -> None:
+    w = Waiting("abc", "")
+    w.asks(0.0, 2)
+    refused = []
+    for i in range(3):
+        peer, _ = w.asks(PATIENCE_S + 0.25 * i, 2) or ("", 0)
+        refused.append(peer)
+        w.balance.refused(PeerId(peer), PATIENCE_S + 0.25 * i)
+    assert sorted(refused) == ["a", "b", "c"]
+    later = [t for t in range(11, 300) if w.asks(float(t), 2)]
+    assert later[0] >= PATIENCE_S + REST_S
+
+
+def test_who_is_coming_is_waited_for_but_not_for_ever() -> None:
+    assert Waiting("abc", "").first(2) == PATIENCE_S
+    assert Waiting("abc", "").first(2, x=2) == COMING_S
+    assert Waiting("abc", "").first(2, x=None) == COMING_S, "who still chooses may choose this one"
+    assert Waiting("abc", "").first(2, x=1) == PATIENCE_S
+    assert Waiting("abcd", "x").first(2, x=2) == PATIENCE_S, "it is here"
+
+
+def test_who_is_not_proven_to_reach_the_others_yet_is_waited_for() -> None:
+    w = Waiting("abc", "x")
+    w.roster = Roster(2, LEADER)
+    here = {LEADER: 0, "a": 1, "b": 1, "c": 1, "x": 2}
+    for peer, stage in here.items():
+        ways = tuple((PeerId(p), Way(0.0, 0.0)) for p in here if "x" not in (p, peer))
+        costs = Measured(ways=ways)
+        w.roster.hear(ev.Heard(PeerId(peer), stage, YOUNG, "d", costs=costs), 0.0)
+    assert {s: len(peers) for s, peers in w.roster.replicas().items()} == {0: 1, 1: 3, 2: 0}
+    assert w.first(2) == COMING_S
+
+
+def test_the_ends_other_than_the_leader_help_and_nobody_is_sent_there() -> None:
+    w = Waiting("a", "", ends="xy")
+    assert w.asks(0.0, 2) is None
+    assert (w.asks(PATIENCE_S, 2) or ("", 0))[0] in "xy"
+    w = Waiting("abcd", "e")
+    assert all(w.asks(float(t), ENDS) is None for t in range(100))
+
+
+def test_the_only_one_that_holds_what_was_agreed_on_stays() -> None:
+    def asked(refuse: Collection[str]) -> list[str]:
+        w = Waiting("a", "", at=BASE)
+        w.roster.agree(BASE)
+        hear(w.roster, "new", 1, 0.0, YOUNG)
+        said = []
+        for t in range(300):
+            if one := w.asks(float(t), 2):
+                said.append(one[0])
+                if one[0] in refuse:
+                    w.balance.refused(PeerId(one[0]), float(t))
+        return said
+
+    assert set(asked([])) == set(asked(["new"])) == {"new"}
+
+
+def test_without_a_version_agreed_on_the_newest_of_a_stage_are_kept() -> None:
+    w = Waiting("a", "", at=BASE)
+    hear(w.roster, "new", 1, 0.0, YOUNG)
+    w.asks(0.0, 2)
+    assert w.asks(PATIENCE_S, 2) == ("new", 2)

@@ -299,6 +299,69 @@ def test_a_peer_moves_to_the_stage_that_holds_the_others_up_and_then_stays() -> 
         leader.handle(ev.MoveRefused(m.peer), 70.0)
 
 
+def moved(actions: Iterable[Any]) -> list[tuple[PeerId, int]]:
+    return [(a.peer, a.stage) for a in actions if isinstance(a, ev.Move)]
+
+
+def test_a_young_swarm_without_a_stage_asks_for_a_peer_and_asks_another_when_that_refuses() -> None:
+    leader = Leader(E, facts(lacks_s=10.0, late_s=1e9))
+    done = tell(leader, [heard(E), heard(S1), heard(T1)], 0.0)
+    done += leader.handle(ev.Tick(), 9.9)
+    assert moved(done) == []
+    assert leader.waiting_for == "a peer for stage 2"
+    ((first, stage),) = moved(leader.handle(ev.Tick(), 10.0))
+    assert stage == 2
+    assert moved(leader.handle(ev.Tick(), 10.25)) == []
+    leader.handle(ev.MoveRefused(first), 10.3)
+    ((second, stage),) = moved(done := leader.handle(ev.Tick(), 10.5))
+    assert (second, stage) == (({S1, T1} - {first}).pop(), 2)
+    assert [a.kind for a in done if isinstance(a, ev.Report)] == ["move-asked"]
+    assert leader.moves == 2
+    tell(leader, [dataclasses.replace(heard(second), stage=2, digest=heard(S2).digest)], 12.0)
+    assert the_plan(leader.handle(ev.Tick(), 14.0)) is not None, "and so it begins"
+
+
+def test_a_young_swarm_waits_for_those_who_are_coming() -> None:
+    leader = Leader(E, facts(late_s=1e9))
+    tell(leader, [heard(E), heard(S1), heard(T1)], 0.0)
+    for coming in ({S2: 2}, {S2: None}):
+        assert moved(leader.handle(ev.Tick(coming), 30.0)) == []
+    assert len(moved(leader.handle(ev.Tick(), 30.0))) == 1
+
+
+def test_a_stage_with_fewer_replicas_than_a_first_plan_wants_is_helped() -> None:
+    U1 = PeerId("stage1c")
+    leader = Leader(E, facts(min_replicas=2, late_s=1e9))
+    tell(leader, [heard(E), heard(S1), heard(T1), heard(S2)], 0.0)
+    assert moved(leader.handle(ev.Tick(), 30.0)) == [], "2 and 1"
+    leader.handle(heard(U1), 31.0)
+    assert moved(leader.handle(ev.Tick(), 40.9)) == []
+    assert [stage for _, stage in moved(leader.handle(ev.Tick(), 41.0))] == [2]
+
+
+def test_a_stage_that_is_lost_later_gets_a_peer_when_nobody_of_it_came_back() -> None:
+    leader, plan = begun(late_s=1e9, patience_s=5.0)
+    tell(leader, [heard(T1)], 2.5)
+    plan = the_plan(commits(leader, plan, 3.0))
+    assert plan is not None
+    leader.handle(ev.Unreachable(S2), 4.0)
+    assert leader.phase is Phase.GATHER
+    here = [heard(p, plan.base, 128) for p in (E, S1, T1)]
+    tell(leader, [dataclasses.replace(n, digest=f"digest {n.stage} next") for n in here], 5.0)
+    assert moved(leader.handle(ev.Tick(), 5.0 + LOST_S - 1)) == []
+    assert [stage for _, stage in moved(leader.handle(ev.Tick(), 5.0 + LOST_S))] == [2]
+
+
+def test_where_plans_may_leave_the_stage_out_nobody_is_asked() -> None:
+    leader, plan = begun(late_s=1e9, spare=1, recall=lambda v: Past((40, ()), {}, 0))
+    tell(leader, [heard(T1)], 2.5)
+    commits(leader, plan, 3.0)
+    done = leader.handle(ev.Unreachable(S2), 4.0)
+    for t in range(5, 100):
+        done += leader.handle(ev.Tick(), float(t))
+    assert moved(done) == []
+
+
 def test_no_result_counts_more_tokens_than_a_micro_batch_has() -> None:
     leader, plan = begun()
     rows = (ev.Result(0, True, 1.0, 65), ev.Result(1, True, 1.0, 64))

@@ -1,0 +1,163 @@
+"""How a peer comes to its stage when nobody has named one: the patience around ``placement.py``.
+
+    CHOOSING  the same peers have been in sight for a while    -> a claim            -> CLAIMED
+    CLAIMED   the others' claims stand as well                 -> it may build       -> BUILDING
+              the claims are uneven, and it is its turn        -> another claim
+    BUILDING  nothing changes for longer than records take     -> SETTLED
+              the claims are uneven all the same               -> a change of stage  -> SETTLED
+    SETTLED   nobody is at the ends, and so nobody leads       -> a change of stage
+
+Records take their time, so peers that come together may claim one place before they see each
+other. All go by the same pure rules: once they see the same, they agree on who gives way.
+The machine has no clock and asks nobody.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from node.core.ids import ENDS, PeerId
+from node.scheduler.placement import Move, level, spread
+
+LOOK_S = 8.0
+"""A joiner claims a stage at the latest after so long, and builds it after twice as long."""
+STABLE_S = 1.5
+"""What a joiner sees has to stand for so long before it claims a stage, and once more before it
+builds one beside others that choose."""
+SETTLE_S = 4.0
+"""A claim is settled when for so long nothing in sight has changed: longer than records take."""
+ROUNDS = 6
+"""A joiner claims at most so many other stages."""
+WITHOUT_ENDS_S = 12.0
+"""A peer that waits helps a stage without peers when so long nobody was at the ends: longer than
+joiners need to choose, and than two readings of the noticeboard are apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A peer as its record shows it.
+
+    ``stage``: None while it chooses one; ``able``: the stages it would host, none when it stays
+    where it is; ``settled``: it gives way to nobody; ``speed``: micro-batches per second, 0 for
+    unknown.
+    """
+
+    stage: int | None
+    able: Collection[int] = ()
+    settled: bool = True
+    speed: float = 0.0
+
+
+def able(open_to: str, stages: int) -> range:
+    """The stages that a peer would host, by the word in its record: "auto" all, "stage" the block
+    stages, anything else none."""
+    return {"auto": range(stages + 1), "stage": range(ENDS + 1, stages + 1)}.get(open_to, range(0))
+
+
+class Choosing:
+    """The machine of peer ``me``, which may host the stages ``able``, of a run with ``stages``
+    block stages. ``stage``: where its operator or its leader wants it, which is settled.
+    """
+
+    def __init__(
+        self,
+        me: PeerId,
+        able: Collection[int],
+        stages: int,
+        now: float,
+        stage: int | None = None,
+    ) -> None:
+        self.me, self.able, self._stages = me, able, stages
+        self.stage, self.settled = stage, stage is not None
+        self.may_build = self.settled
+        """The claim may be built; a change of stage after that is one of a peer that hosts."""
+        self._began = self._since = now
+        self._claimed = -math.inf
+        self._seen: Mapping[PeerId, int | None] = {}
+        self._rounds = 0
+
+    def look(
+        self,
+        others: Mapping[PeerId, Placed],
+        now: float,
+        *,
+        waits: bool = False,
+    ) -> int | None:
+        """What the noticeboard shows now: the stage to claim or to change to, None for no change.
+
+        ``waits``: this peer takes part, and no epoch has been under way yet. Raises ValueError
+        when it could host no stage.
+        """
+        # Who claims a place changes nothing for who has none yet; that somebody comes does.
+        choosing = self.stage is None
+        seen = {p: None if choosing else placed.stage for p, placed in others.items()}
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        calm, age = now - max(self._since, self._claimed), now - self._began
+        if choosing:
+            return self._claim(others, now) if calm >= STABLE_S or age >= LOOK_S else None
+        if self.settled:
+            return self._help(others, now) if waits and calm >= WITHOUT_ENDS_S else None
+        self.may_build |= age >= 2 * LOOK_S
+        patience = SETTLE_S if self.may_build else STABLE_S
+        return self._correct(others, now) if calm >= patience else None
+
+    def stays(self, stage: int) -> None:
+        """It could not change its stage, so it stays at this one and does not try again."""
+        self.stage, self.settled, self.able = stage, True, ()
+
+    def _claim(self, others: Mapping[PeerId, Placed], now: float) -> int:
+        rivals = {p: placed.able for p, placed in others.items() if placed.stage is None}
+        choosers = {p: able for p, able in rivals.items() if able} | {self.me: self.able}
+        self.stage = spread(self._view(others), choosers)[self.me]
+        self._claimed = now
+        # Where nobody else is about to settle there is nothing to wait for.
+        self.may_build = all(placed.settled for placed in others.values())
+        self._seen = {p: placed.stage for p, placed in others.items()}
+        return self.stage
+
+    def _correct(self, others: Mapping[PeerId, Placed], now: float) -> int | None:
+        free = {p: placed.able for p, placed in others.items() if not placed.settled}
+        moves = self._level(others, free)
+        to = next((move.target for move in moves if move.peer == self.me), None)
+        if to is None or self._rounds == ROUNDS:
+            # Before it builds nothing is settled: who came at the same time may be unseen yet.
+            self.may_build, self.settled = True, self.may_build
+            return None
+        self._rounds, self._claimed, self.stage = self._rounds + 1, now, to
+        self.settled = self.may_build
+        return to
+
+    def _help(self, others: Mapping[PeerId, Placed], now: float) -> int | None:
+        # Nothing has been measured that all would agree on: replicas count alike.
+        others = {p: replace(placed, speed=0.0) for p, placed in others.items()}
+        view = self._view(others)
+        if view[ENDS] or self.stage == ENDS:
+            return None
+        lacking = [stage for stage in view if not view[stage] and stage != self.stage]
+        moves = self._level(others, {p: placed.able for p, placed in others.items()}, lacking)
+        # One at a time, the ends first: who leads sees to the rest.
+        if not moves or moves[0].peer != self.me:
+            return None
+        self._claimed, self.stage = now, moves[0].target
+        return self.stage
+
+    def _level(
+        self,
+        others: Mapping[PeerId, Placed],
+        free: Mapping[PeerId, Collection[int]],
+        lacking: Collection[int] | None = None,
+    ) -> list[Move]:
+        view = self._view(others)
+        view.setdefault(self.stage or ENDS, {})[self.me] = 0.0
+        return level(view, {**free, self.me: self.able}, lacking)
+
+    def _view(self, others: Mapping[PeerId, Placed]) -> dict[int, dict[PeerId, float]]:
+        view: dict[int, dict[PeerId, float]] = {s: {} for s in range(self._stages + 1)}
+        for peer, placed in others.items():
+            if placed.stage in view:
+                # Those who come together count alike, also when one of them has worked already.
+                view[placed.stage][peer] = placed.speed if placed.settled else 0.0
+        return view

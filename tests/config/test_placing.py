@@ -1,0 +1,163 @@
+"""The stage a daemon takes: its operator's, its leader's, or one that it chooses."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from node import placing
+from node.config import MOVED, NodeConfig
+from node.core.clock import VirtualClock
+from node.core.errors import UsageFault
+from node.core.ids import ENDS, PeerId
+from node.placing import Placing
+from node.scheduler.choosing import SETTLE_S, STABLE_S, WITHOUT_ENDS_S, Placed
+from node.telemetry.events import Journal
+
+STAGES = 2
+
+
+class FakePresence:
+    """Shows always the same; every look at it takes half a second."""
+
+    def __init__(self, daemon: FakeDaemon, others: dict[str, Placed]) -> None:
+        self._d, self.hasty, self.company = daemon, False, asyncio.Event()
+        self.others = {PeerId(p): placed for p, placed in others.items()}
+        self.posted: list[tuple[int | None, bool]] = []
+        self.company.set()
+        self.until, self.over = math.inf, asyncio.Event()
+
+    def placed(self, stages: int) -> dict[PeerId, Placed]:
+        assert stages == STAGES
+        self._d.clock.advance(0.5)
+        if self._d.clock.now() >= self.until:
+            self.over.set()
+        return self.others
+
+    def announce(self, body: Any) -> None:
+        self.changed()
+
+    def changed(self) -> None:
+        self.posted.append((self._d.placing.stage, self._d.placing.settled))
+
+
+class FakeDaemon:
+    """What placing sees of its daemon."""
+
+    def __init__(self, home: Path, environ: dict[str, str] | None = None, **flags: Any) -> None:
+        self.config = NodeConfig.load({"home": str(home), **flags}, environ or {})
+        self.identity = SimpleNamespace(peer_id=PeerId("me"))
+        self.clock, self.journal = VirtualClock(), Journal()
+        self.assembled: Any = None
+        self.mover = SimpleNamespace(target=None, asked=self.asked)
+        self.draining = self.ending = False
+        self.body, self.asks, self.refuses = object(), list[int](), ""
+        self.placing = Placing(self)  # type: ignore[arg-type]
+
+    def asked(self, stage: int) -> str:
+        self.asks.append(stage)
+        return self.refuses
+
+    def hosts(self, waiting_for: str = "", epoch: int = 0) -> None:
+        stage = SimpleNamespace(stage=self.placing.stage, epoch=epoch)
+        training = SimpleNamespace(waiting_for=lambda: waiting_for)
+        self.assembled = SimpleNamespace(stage=stage, training=training)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "HASTE_S", 0.0)
+
+
+async def take(d: FakeDaemon, presence: Any, ends: bool = False) -> int:
+    return await d.placing.take(presence, STAGES, ends=ends, company=True)
+
+
+async def instead(d: FakeDaemon, presence: Any, why: str) -> int:
+    return await d.placing.instead(presence, UsageFault(why, ""))
+
+
+async def watch(d: FakeDaemon, presence: Any, seconds: float) -> None:
+    """Let it watch for so long."""
+    presence.until, presence.over = d.clock.now() + seconds, asyncio.Event()
+    task = asyncio.create_task(d.placing.watch(presence))
+    await presence.over.wait()
+    task.cancel()
+
+
+async def test_who_was_named_a_stage_shows_it_before_it_is_built(tmp_path: Path) -> None:
+    for environ, flags, ends, stage in (
+        ({}, {"stage": "2"}, False, 2),
+        ({MOVED: "1:0"}, {}, False, 1),
+        ({MOVED: "0:0"}, {}, False, ENDS),
+        ({}, {"role": "ends"}, True, ENDS),
+    ):
+        d = FakeDaemon(tmp_path, environ, **flags)
+        presence = FakePresence(d, {})
+        assert await take(d, presence, ends) == stage
+        assert presence.posted == [(stage, True)]
+        assert not presence.hasty
+        assert d.placing.open_to == ("auto" if environ else "")
+    d = FakeDaemon(tmp_path, stage="3")
+    with pytest.raises(UsageFault, match="not in this swarm"):
+        await take(d, FakePresence(d, {}))
+
+
+async def test_a_joiner_says_that_it_chooses_and_then_what_it_claims(tmp_path: Path) -> None:
+    d = FakeDaemon(tmp_path)
+    presence = FakePresence(d, {"a": Placed(0), "b": Placed(1)})
+    began = d.clock.now()
+    assert await take(d, presence) == 2
+    assert d.clock.now() - began <= STABLE_S + 0.5
+    assert presence.posted == [(None, False), (2, False)]
+    assert presence.hasty
+    d.hosts()
+    await watch(d, presence, SETTLE_S + 1)
+    assert presence.posted[2:] == [(2, True)]
+    assert not presence.hasty
+    assert d.asks == []
+
+
+async def test_who_cannot_host_the_ends_takes_a_block_stage_and_says_so(tmp_path: Path) -> None:
+    d = FakeDaemon(tmp_path)
+    presence = FakePresence(d, {"a": Placed(1), "b": Placed(2), "c": Placed(2)})
+    assert await take(d, presence) == ENDS
+    assert await instead(d, presence, "no data") == 1
+    assert d.placing.open_to == "stage"
+    assert [e.level for e in d.journal.recent() if e.kind == "ends-not-hosted"] == ["warning"]
+    with pytest.raises(UsageFault, match="too large"):
+        await instead(d, presence, "too large")
+
+
+async def test_what_its_operator_chose_has_no_other(tmp_path: Path) -> None:
+    for flags, ends in (({"role": "ends"}, True), ({"stage": "1"}, False), ({}, True)):
+        d = FakeDaemon(tmp_path, **flags)
+        presence = FakePresence(d, {})
+        await take(d, presence, ends)
+        with pytest.raises(UsageFault, match="no data"):
+            await instead(d, presence, "no data")
+
+
+async def test_only_who_waits_for_a_first_epoch_goes_to_the_ends_by_itself(tmp_path: Path) -> None:
+    for waiting_for, epoch, asks in (("ends", 0, [ENDS]), ("ends", 3, []), ("", 0, [])):
+        d = FakeDaemon(tmp_path, {MOVED: "1:0"})
+        presence = FakePresence(d, {"b": Placed(1), "c": Placed(2)})
+        await take(d, presence)
+        d.hosts(waiting_for, epoch)
+        await watch(d, presence, 2 * WITHOUT_ENDS_S)
+        assert d.asks == asks, (waiting_for, epoch)
+
+
+async def test_who_cannot_go_to_the_ends_stays_and_is_not_named_again(tmp_path: Path) -> None:
+    d = FakeDaemon(tmp_path, {MOVED: "1:0"})
+    presence, d.refuses = FakePresence(d, {"b": Placed(1), "c": Placed(2)}), "does not fit"
+    await take(d, presence)
+    d.hosts("an ends peer")
+    await watch(d, presence, 5 * WITHOUT_ENDS_S)
+    assert d.asks == [ENDS]
+    assert (d.placing.stage, d.placing.open_to) == (1, "stage")

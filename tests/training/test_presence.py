@@ -1,0 +1,77 @@
+"""What a peer makes of the records it sees: who leads, who is where, who is about to come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from node.core.clock import VirtualClock
+from node.core.ids import RunId
+from node.dht.memory import MemoryDirectory, Wall
+from node.dht.record import PeerBody
+from node.dht.settings import DirectorySettings
+from node.identity.keys import Identity
+from node.scheduler.choosing import Placed
+from node.training.presence import Presence
+
+RUN, STAGES = RunId("ab" * 32), 3
+
+
+class Board:
+    """A noticeboard of one process, and what was posted there."""
+
+    def __init__(self, home: Path) -> None:
+        self.home, self.wall, self.clock = home, Wall(), VirtualClock()
+
+    def directory(self, name: str) -> MemoryDirectory:
+        identity = Identity.load_or_create(self.home / name)
+        return MemoryDirectory(identity, DirectorySettings(), self.clock, RUN, self.wall)
+
+    async def post(self, name: str, stage: int, role: str, state: str, **more: object) -> str:
+        directory = self.directory(name)
+        about: dict[str, Any] = {"epoch": 0, "name": name, "version": "1", **more}
+        await directory.publish(PeerBody(stage, role, state, **about))
+        return directory.me
+
+    async def seen(self) -> Presence:
+        """By somebody who has read it once."""
+        directory = self.directory("reader")
+        found = Presence(directory.me, directory, self.clock, 5.0, lambda peer, maddrs: None)
+        found.start()
+        await found.company.wait()
+        return found
+
+
+async def test_who_is_where_and_who_is_coming(tmp_path: Path) -> None:
+    board = Board(tmp_path)
+    await board.post("relay", 0, "rendezvous", "ready")
+    leaver = await board.post("leaver", 2, "stage", "draining", open_to="stage")
+    host = await board.post("host", 2, "stage", "training", speed=3.0)
+    free = await board.post("free", 1, "stage", "ready", open_to="auto")
+    chooses = await board.post("chooses", 0, "auto", "choosing", open_to="stage", settled=False)
+    claims = await board.post("claims", 0, "ends", "starting", open_to="auto", settled=False)
+    fetches = await board.post("fetches", 3, "stage", "joining", open_to="stage")
+    presence = await board.seen()
+    assert presence.placed(STAGES) == {
+        host: Placed(2, range(0), True, 3.0),
+        free: Placed(1, range(4)),
+        chooses: Placed(None, range(1, 4), False),
+        claims: Placed(0, range(4), False),
+        fetches: Placed(3, range(1, 4)),
+    }
+    assert set(presence.hosts()) == {host, free, fetches, leaver}, "nobody else answers yet"
+    assert presence.coming() == {chooses: None, claims: 0, fetches: 3}
+    assert presence.ends() == {}, "nobody leads before it has built what it claims"
+    await presence.close()
+
+
+async def test_a_record_stays_for_who_follows_at_once_else_it_is_taken_down(tmp_path: Path) -> None:
+    for stays in (True, False):
+        board = Board(tmp_path)
+        mover = board.directory("mover")
+        presence = Presence(mover.me, mover, board.clock, 5.0, lambda peer, maddrs: None)
+        presence.announce(lambda: PeerBody(2, "stage", "starting", 0, "mover", "1"))
+        presence.start()
+        await (await board.seen()).close()
+        await presence.close(stays=stays)
+        assert (mover.me in await board.directory("other").read()) == stays
