@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import json
 import re
 import shutil
 import statistics
@@ -92,7 +91,9 @@ def pairs(report: Report, root: Path) -> None:
         if found["path"] == "relayed":
             relayed.append(found["rate"])
     share = statistics.median(relayed) / tunnel if relayed else 0.0
-    report.add("2 relayed, of the direct tunnel", share, "x", f"median of {len(relayed)} pairs", "at least 0.333", holds=share >= 1 / 3)
+    report.add(
+        "2 relayed, of the direct tunnel", share, "x", f"median of {len(relayed)} pairs", "at least 0.333", holds=share >= 1 / 3
+    )
     tries = [pair(root / f"try-{i}", "home", "home") for i in range(5)]
     punched = sum(t["path"] == "punched" for t in tries)
     when = ", ".join(f"{t['best_s']:.1f}" for t in tries)
@@ -136,6 +137,7 @@ def speed_of_the_tunnel(root: Path) -> list[float]:
 
 def wait_for_ways(here: HostPeer, there: HostPeer, began: float) -> dict[str, Any]:
     """Both directions proven by a ping; raises Hang after two minutes."""
+    ways: list[dict[str, Any]] = []
     while time.monotonic() - began < 120:
         ways = [here.do(do="way", peer=there.peer), there.do(do="way", peer=here.peer)]
         if all("path" in way for way in ways):
@@ -183,7 +185,7 @@ def swarm_behind_routers(report: Report, root: Path) -> None:
             service = net.map_ports("ends", [way])
             began = time.monotonic()
             watchers = [p for p in members if p.label != "ends"]
-            used = until(lambda: any(p.status().paths_to.get("mapped") for p in watchers), 90.0, began)
+            used = until(lambda w=watchers: any("mapped" in p.status().paths_to for p in w), 90.0, began)
             report.add(f"3 a port is mapped by {way}: the direct way is used after", used, "s", "", "60 s", holds=used <= 60)
             service.terminate()
             service.wait()
@@ -211,7 +213,10 @@ def joiners(report: Report, root: Path) -> None:
         covered_s = balanced_s = 0.0
         counts: dict[int, int] = {}
         while time.monotonic() - began < 240 and not (covered_s and balanced_s):
-            now, lines = time.monotonic(), [p for p in hub.peers().peers if p.name.startswith("j")] if hub.status().state else []
+            now, lines = (
+                time.monotonic(),
+                [p for p in hub.peers().peers if p.name.startswith("j")] if hub.status().state else [],
+            )
             for line in lines:
                 recorded.setdefault(line.peer, now)
             placed = [p for p in lines if p.role == "stage" and p.state not in ("lost", "draining", "choosing")]
@@ -224,7 +229,14 @@ def joiners(report: Report, root: Path) -> None:
                     balanced_s = max(0.001, now - last)
             time.sleep(0.3)
         spread = ", ".join(f"stage {s}: {n}" for s, n in sorted(counts.items()))
-        report.add("4 ten joiners: every stage covered", covered_s, "s", spread, "30 s after the last record", holds=0 < covered_s <= 30)
+        report.add(
+            "4 ten joiners: every stage covered",
+            covered_s,
+            "s",
+            spread,
+            "30 s after the last record",
+            holds=0 < covered_s <= 30,
+        )
         report.add("4 ten joiners: replicas differ by one at most", balanced_s, "s", spread, "", holds=balanced_s > 0)
         train = until(lambda: hub.status().epoch >= 1, 180.0, time.monotonic())
         report.add("4 ten joiners: the first epoch is committed", train, "s", f"{sum(p.running for p in peers)} joiners run")
@@ -241,7 +253,14 @@ def broken(report: Report, root: Path) -> None:
             code, seconds = found["verdict"]["code"], max(found["seconds"], joined.seconds)
             holds = joined.code == examined.code == case.code and seconds <= 10
             text = f"join {joined.code}, doctor {examined.code}: {found['verdict']['cause']}"[:120]
-            report.add(f"5 {case.name}", seconds, "s", text, f"exit code {int(case.code)} within 10 s", holds=holds and code == case.code)
+            report.add(
+                f"5 {case.name}",
+                seconds,
+                "s",
+                text,
+                f"exit code {int(case.code)} within 10 s",
+                holds=holds and code == case.code,
+            )
 
 
 # ---------------------------------------------------------------- 6: the directory behind routers
@@ -275,10 +294,9 @@ def evil_relays(report: Report, root: Path) -> None:
             bad = HostPeer(net, "bad", root / kind / "bad", join=[hub.door], evil=kind)
             here, there = (HostPeer(net, n, root / kind / n, join=[hub.door]) for n in ("one", "other"))
             honest = HostPeer(net, "honest", root / kind / "honest", host="hub", join=[hub.door])
-            until(lambda: all(p.do(do="look")["held"] for p in (here, there)), 90.0, time.monotonic())
-            until(lambda: len(there.do(do="look")["held"]) == 2, 60.0, time.monotonic())
+            until(lambda two=(here, there): all(len(p.do(do="look")["held"]) == 2 for p in two), 90.0, time.monotonic())
             began = time.monotonic()
-            leaked, refused = False, "-"
+            leaked, refused, way = False, "-", dict[str, Any]()
             while time.monotonic() - began < 60:
                 got = here.do(do="fetch", peer=there.peer, bytes=1 << 20)
                 way = here.do(do="way", peer=there.peer)
@@ -320,7 +338,14 @@ def shares(report: Report, root: Path) -> None:
         rates = [g["bytes"] / g["seconds"] for g in got if g.get("bytes") == each]
         total = sum(g.get("bytes", 0) for g in got) / seconds
         report.add("7 sixteen circuits: whole", len(rates), "circuits", "", "16", holds=len(rates) == 16)
-        report.add("7 sixteen circuits: total rate, of the cap", total / cap, "x", f"{seconds:.1f} s", "at most 1.1", holds=total <= 1.1 * cap)
+        report.add(
+            "7 sixteen circuits: total rate, of the cap",
+            total / cap,
+            "x",
+            f"{seconds:.1f} s",
+            "at most 1.1",
+            holds=total <= 1.1 * cap,
+        )
         fair = min(rates) / max(rates) if rates else 0.0
         report.add("7 sixteen circuits: smallest share, of the largest", fair, "x", "", "at least 0.7", holds=fair >= 0.7)
 
@@ -336,7 +361,10 @@ def truth(report: Report, root: Path) -> None:
         hub = daemon(box, net, "hub", "start", str(file), "--role", "ends", *off)
         box.wait("the founder", lambda: hosting(hub) and "tutti join" in hub.said(), START_S, (hub,))
         invite = printed(hub)
-        peers = [hub, *(daemon(box, net, n, "join", invite, "--yes", "--stage", s, *off) for n, s in (("one", "1"), ("two", "2")))]
+        peers = [
+            hub,
+            *(daemon(box, net, n, "join", invite, "--yes", "--stage", s, *off) for n, s in (("one", "1"), ("two", "2"))),
+        ]
         for p in peers:
             box.wait(f"{p.label} to host", lambda p=p: hosting(p), 2 * START_S, (p,))
         began = time.monotonic()
@@ -350,7 +378,14 @@ def truth(report: Report, root: Path) -> None:
         named = hub.status()
         text = f"{named.reason}; fix: {named.next_step}"[:160]
         report.add("8 no way between two stages: called healthy for", longest, "s", text, "15 s", holds=longest <= 15)
-        report.add("8 the missing pair is named", int("way between" in named.reason), "", text, "1", holds="way between" in named.reason)
+        report.add(
+            "8 the missing pair is named",
+            int("way between" in named.reason),
+            "",
+            text,
+            "1",
+            holds="way between" in named.reason,
+        )
         peers[1].signal(19, family=True)  # SIGSTOP: the whole peer freezes
         report.add("8 epochs without a complete path", hub.status().epoch, "epochs", "", "0", holds=hub.status().epoch == 0)
         peers[1].signal(18, family=True)

@@ -147,7 +147,6 @@ class Daemon:
                 where = ", ".join(sorted(a.partition("/p2p/")[0] for a in public))
                 text = f"others reach this peer at {where}: a fresh invite is printed by  tutti swarm invite"
                 self.journal.emit("daemon", "reachable", text)
-            self.tasks.spawn(directory.serve(self._in_routing_tables(bool(bootstrap))), "dht mode")
             if self.presence is not None:
                 self.presence.changed()
 
@@ -160,6 +159,7 @@ class Daemon:
             self.identity.peer_id, directory, self.clock, self.config.directory.refresh_s, self._learn, self._failed
         )
         self.presence.start()
+        self.tasks.spawn(self._keep_dht_mode(directory, bool(bootstrap)), "dht mode", eternal=True)
         await self._meet_on_the_lan(self.manifest, directory)
         if self.role == "rendezvous":
             self.presence.announce(self.body)
@@ -395,10 +395,21 @@ class Daemon:
         except (PeerFault, WireError) as e:
             return str(e)
 
+    async def _keep_dht_mode(self, directory: Directory, company: bool) -> None:
+        while True:
+            await asyncio.sleep(RETRY_S)
+            await directory.serve(self._in_routing_tables(company))
+
     def _in_routing_tables(self, company: bool) -> bool:
-        """Whether others may ask this node: until somebody has tried to dial it, only who starts a swarm may think so."""
+        """Whether others may ask this node: who is a rendezvous or can be dialled; before somebody has tried, who starts a
+        swarm; and everybody where nobody can be dialled, for those that are connected already."""
         standing = self.transport.reachable.standing
-        return standing is Standing.OPEN or (standing is Standing.UNKNOWN and not company)
+        if self.role == "rendezvous" or standing is Standing.OPEN:
+            return True
+        if standing is Standing.UNKNOWN:
+            return not company
+        others = self.presence.others().values() if self.presence else ()
+        return not any(e.body.reach == Standing.OPEN.value for e in others)
 
     def _learn(self, peer: PeerId, body: PeerBody) -> None:
         standing = Standing(body.reach) if body.reach in _STANDINGS else Standing.UNKNOWN

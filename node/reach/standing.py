@@ -17,6 +17,8 @@ AGAIN_S, AGAIN_SOON_S = 60.0, 5.0
 """Between two rounds of questions once it is known, and before."""
 STALE_S = 300.0
 """A report older than that says nothing any more."""
+DOUBTS = 3
+"""Reports in a row that a peer must make before what it could dial counts as closed: one may be a moment of trouble."""
 
 
 class Standing(Enum):
@@ -46,16 +48,24 @@ class Reach:
     def __init__(self) -> None:
         self._reports: dict[PeerId, Report] = {}
         self._asked: dict[PeerId, float] = {}
+        self._doubts: dict[PeerId, int] = {}
         self.ports: tuple[int, int] = (0, 0)
 
     def listens(self, p2p: int, grpc: int) -> None:
         """The ports that others would dial. Reports about others count no more."""
         if self.ports != (p2p, grpc):
             self.ports = p2p, grpc
-            self._reports, self._asked = {}, {}
+            self._reports, self._asked, self._doubts = {}, {}, {}
 
     def reported(self, report: Report) -> None:
         """What a peer found out."""
+        old = self._reports.get(report.by)
+        if old is not None and old.open - report.open and report.at - old.at < STALE_S:
+            self._doubts[report.by] = self._doubts.get(report.by, 0) + 1
+            if self._doubts[report.by] < DOUBTS:
+                self._asked[report.by] = report.at - AGAIN_S + AGAIN_SOON_S
+                return
+        self._doubts.pop(report.by, None)
         self._reports[report.by] = report
 
     def gone(self, peer: PeerId) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from node.core.ids import PeerId
-from node.reach.standing import AGAIN_S, AGAIN_SOON_S, STALE_S, Reach, Report, Standing
+from node.reach.standing import AGAIN_S, AGAIN_SOON_S, DOUBTS, STALE_S, Reach, Report, Standing
 
 A, B, C, D = (PeerId(x) for x in "ABCD")
 
@@ -36,6 +36,22 @@ def test_most_of_those_far_away_decide() -> None:
     r.reported(report(D, at=3.0))
     assert r.standing(3.0) is Standing.OPEN, "one of three lies"
     assert r.bulk_open(3.0)
+
+
+def test_a_moment_of_trouble_closes_nothing() -> None:
+    r = reach()
+    r.reported(report(A))
+    assert r.whom_to_ask([A], 0.0) == [A]
+    for tries in range(1, DOUBTS):
+        r.reported(report(A, open=False, at=60.0 + 10 * tries))
+        assert r.standing(60.0 + 10 * tries) is Standing.OPEN
+        assert r.whom_to_ask([A], 60.0 + 10 * tries + AGAIN_SOON_S) == [A], "it is asked again soon"
+    r.reported(report(A, at=100.0))
+    r.reported(report(A, open=False, at=110.0))
+    assert r.standing(110.0) is Standing.OPEN, "what was in order in between is forgotten"
+    for tries in range(1, DOUBTS):
+        r.reported(report(A, open=False, at=110.0 + 10 * tries))
+    assert r.standing(140.0) is Standing.CLOSED
 
 
 def test_reports_grow_stale_and_other_ports_make_them_void() -> None:
