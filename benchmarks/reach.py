@@ -65,7 +65,7 @@ def main() -> int:
 
 def segment(report: Report, root: Path) -> None:
     for name, families, lan in (("IPv4", (4,), False), ("IPv6 only", (6,), False), ("mDNS, no invite", (4,), True)):
-        with Internet({"one": "lan", "two": "lan"}, families) as net, boxed(root / name.split()[0] / str(lan)) as box:
+        with Internet({"one": "lan", "two": "lan"}, families) as net, boxed(root / f"{families[0]}-{lan}") as box:
             founder = daemon(box, net, "one", "start")
             box.wait("the founder to train alone", lambda p=founder: p.status().epoch >= 1, 2 * START_S, (founder,))
             words = ("join", "--lan", "--yes") if lan else ("join", printed(founder), "--yes")
