@@ -15,7 +15,7 @@ import re
 import tempfile
 import tomllib
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from node.checkpoint.settings import CheckpointSettings
 from node.core.errors import OutOfResources, Refused, UsageFault
 from node.core.tables import Rule, check, from_text, unknown
 from node.dht.settings import DirectorySettings
+from node.identity.invites import within_limits
 from node.manifest import PROTOCOL, Manifest, read_manifest
 from node.pipeline.settings import PipelineLimits
 from node.reach.settings import ReachSettings
@@ -341,6 +342,20 @@ class NodeConfig:
         """Remember them; that they cannot be written costs a fresh invite after the next start and no more."""
         with contextlib.suppress(OSError):
             write_atomically(self.home / "ports", f"{p2p} {grpc}\n".encode())
+
+    def acquaintances(self, run_id: str) -> tuple[str, ...]:
+        """Multiaddrs of peers of a run that others could dial when this peer last saw them."""
+        try:
+            lines = (self.swarm_dir(run_id) / "peers").read_text().splitlines()
+        except (OSError, ValueError):
+            return ()
+        return within_limits(lines)
+
+    def keep_acquaintances(self, run_id: str, addresses: Sequence[str]) -> None:
+        """Remember them, so that a start finds the swarm when whoever made the invite is gone."""
+        with contextlib.suppress(OSError):
+            self.swarm_dir(run_id).mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_atomically(self.swarm_dir(run_id) / "peers", "".join(f"{a}\n" for a in addresses).encode())
 
     def keep_change(self, run_id: str, change: str) -> None:
         """Keep the owner's newest change to a run. Raises Refused and OutOfResources."""

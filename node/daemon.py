@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 FIND_S = 60.0
 """How long a joiner looks for a peer that has the manifest before it gives up."""
 RETRY_S = 1.0
+KEEP_S, KEEP_PEERS = 10.0, 8
+"""Between two looks at which peers to remember for the next start, and how many."""
 LAN_PEERS = 32
 """Peers of the run that are met because they announce themselves on the LAN; the directory tells of the others."""
 
@@ -159,6 +161,7 @@ class Daemon:
             self.identity.peer_id, directory, self.clock, self.config.directory.refresh_s, self._learn, self._failed
         )
         self.presence.start()
+        self.tasks.spawn(self._keep_acquaintances(self.manifest), "acquaintances", eternal=True)
         self.tasks.spawn(self._keep_dht_mode(directory, bool(bootstrap)), "dht mode", eternal=True)
         await self._meet_on_the_lan(self.manifest, directory)
         if self.role == "rendezvous":
@@ -352,6 +355,9 @@ class Daemon:
     def _bootstrap(self) -> list[str]:
         addresses = list(self.invite.addresses) if self.invite else []
         addresses += [p for p in self.config.join if p.startswith("/")]
+        if addresses and self.manifest is not None:
+            # Who starts a swarm anew by itself asks nobody; whoever joined it finds it without who invited it.
+            addresses += self.config.acquaintances(self.manifest.run_id)
         return list(dict.fromkeys(a for a in addresses if not a.endswith(self.identity.peer_id)))
 
     def _solo(self) -> bool:
@@ -453,11 +459,24 @@ class Daemon:
 
     def ways_in(self) -> list[str]:
         """Multiaddrs for an invite: of this peer, and of others that everybody can dial, one each."""
-        found = self.addresses()
-        for peer, entry in sorted(self.presence.others().items() if self.presence else ()):
-            if entry.body.reach == Standing.OPEN.value and (there := [a for a in entry.body.maddrs if a.endswith(peer)]):
-                found.append(there[0])
-        return found
+        return self.addresses() + self._open_peers()
+
+    def _open_peers(self) -> list[str]:
+        """A multiaddr of every other peer that everybody can dial, rendezvous first."""
+        entries = sorted(
+            self.presence.others().items() if self.presence else (), key=lambda e: (e[1].body.role != "rendezvous", e[0])
+        )
+        there = [[a for a in e.body.maddrs if a.endswith(p)] for p, e in entries if e.body.reach == Standing.OPEN.value]
+        return [addresses[0] for addresses in there if addresses]
+
+    async def _keep_acquaintances(self, manifest: Manifest) -> None:
+        kept: list[str] = []
+        while True:
+            await asyncio.sleep(KEEP_S)
+            found = self._open_peers()[:KEEP_PEERS]
+            if found and found != kept:
+                kept = found
+                await asyncio.to_thread(self.config.keep_acquaintances, manifest.run_id, found)
 
     def state(self) -> str:
         """One word for the screen and the noticeboard."""

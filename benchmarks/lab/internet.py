@@ -161,16 +161,19 @@ class Internet:
         )
         self._nft(
             place.router,
-            "table inet upnp {\n chain through { }\n chain enter { }\n chain leave { }\n"
+            "table inet upnp {}\ndelete table inet upnp\ntable inet upnp {\n chain through { }\n chain enter { }\n chain leave { }\n"
             " chain first { type nat hook prerouting priority -100; jump enter; }\n}\n",
         )
-        refuse = []
-        if "natpmp" in ways and "pcp" not in ways:
-            refuse.append("@th,64,8 2 drop")  # the version is the first byte of the request
-        if "pcp" in ways and "natpmp" not in ways:
-            refuse.append("@th,64,8 0 drop")
-        for rule in refuse:
-            self._nft(place.router, f"add rule ip t here udp dport 5351 {rule}\n")
+        # The version of a request is its first byte: 0 is NAT-PMP, 2 is PCP.
+        other = {"natpmp": 2, "pcp": 0}
+        silent = [
+            f" udp dport 5351 @th,64,8 {version} drop\n" for way, version in other.items() if way in ways and len(ways) == 1
+        ]
+        self._nft(
+            place.router,
+            "table ip silent {}\ndelete table ip silent\n"
+            f"table ip silent {{\n chain here {{\n type filter hook input priority -10;\n{''.join(silent)} }}\n}}\n",
+        )
         log = (folder / "log").open("wb")
         process = subprocess.Popen(
             ["ip", "netns", "exec", place.router, binary, "-d", "-f", str(config), "-P", str(folder / "pid")],

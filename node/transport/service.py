@@ -332,8 +332,9 @@ class Transport:
     async def _climb(self) -> None:
         while True:
             await asyncio.sleep(CLIMB_EVERY_S)
-            wanted = self.reachable.standing is Standing.CLOSED and self.reach_settings.relayed
-            self.relays.want(wanted)
+            # Before it is known whether others can dial this peer, a place at a relay costs little and saves seconds.
+            closed = self.reachable.standing is not Standing.OPEN
+            self.relays.want(closed and self.reach_settings.relayed)
             self._metrics.relay_clients.set(self.relay.clients)
             self._lines.climb(time.monotonic(), self._punch, self.reachable.connect)
 
@@ -416,6 +417,9 @@ class Transport:
 
     async def _greet(self, peer: PeerId) -> Acquaintance:
         met = await self._handshake.greet(peer, 2 * self.settings.handshake_timeout_s)
+        if not self.p2p.how(peer):
+            with contextlib.suppress(NetworkFault):
+                await self.p2p.look()
         self._remember(met)
         return met
 
