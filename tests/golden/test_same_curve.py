@@ -87,6 +87,7 @@ class Peer:
             identity, stage, run_facts(m, self.work), self.transport, self.work,
             lambda: {p: Sighting(0) for p in ends - {identity.peer_id}}, SystemClock(), self.journal,
         )  # fmt: skip
+        self.training.company = lambda: set(net.transports)
 
     async def close(self) -> None:
         await self.training.close()
