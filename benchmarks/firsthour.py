@@ -1,0 +1,57 @@
+"""What a newcomer and an operator meet in their first hour: deadlines, idle cost, caps, damage, errors, strangers, kernels.
+
+    python -m benchmarks.firsthour --json -          # everything
+    python -m benchmarks.firsthour --only 4,6
+
+Rows are named after what was asked for: 1 a run of 0.5B parameters on two cores, 2 many daemons on two cores, 3 caps and forecasts,
+4 damaged files, 5 error texts and `tutti doctor`, 6 how fast commands answer, 7 strangers in an open run, 8 kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.lab.fleet import Hang
+from benchmarks.report import Report
+
+PARTS = {
+    "1": "large", "2": "crowd", "3": "caps", "4": "damage", "5": "advice", "6": "answers", "7": "strangers", "8": "matrices",
+}  # fmt: skip
+"""Number to module of `benchmarks.hour`; each has ``rows(report, root)``."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(PARTS), help="which of the eight")
+    parser.add_argument("--json", metavar="FILE", help="write the object there; - for stdout")
+    asked = parser.parse_args()
+    report, chosen = Report(), asked.only.split(",")
+    for number, name in PARTS.items():
+        if number in chosen:
+            with folder() as root:
+                try:
+                    importlib.import_module(f"benchmarks.hour.{name}").rows(report, root)
+                except (Hang, RuntimeError, TimeoutError, ModuleNotFoundError) as e:
+                    report.add(f"{number} did not come to its end: {e}"[:300], 0, "", holds=False)
+    return report.end(asked.json)
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[Path]:
+    """A folder that is removed afterwards."""
+    made = Path(tempfile.mkdtemp(prefix="tutti-hour-"))
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
