@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ def namespaces() -> None:
         pytest.skip(reason)
 
 
-def wait(what: str, condition) -> None:  # noqa: ANN001
+def wait(what: str, condition: Callable[[], object]) -> None:
     end = time.monotonic() + LIMIT_S
     while not condition():
         assert time.monotonic() < end, f"not in {LIMIT_S:.0f} s: {what}"
