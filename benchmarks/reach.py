@@ -274,6 +274,7 @@ def directory(report: Report, root: Path) -> None:
         peers = [first, *others]
         began = time.monotonic()
         until(lambda: all(len(p.do(do="look")["others"]) == 19 for p in peers), 120.0, began)
+        until(lambda: sum(p.do(do="look")["standing"] == "closed" for p in others) == 16, 120.0, time.monotonic())
         closed = sum(p.do(do="look")["standing"] == "closed" for p in peers)
         for p in peers:
             p.tell(do="reads", seconds=40.0)
@@ -292,10 +293,11 @@ def evil_relays(report: Report, root: Path) -> None:
             hub = HostPeer(net, "hub", root / kind / "hub", reach={"relay": False})
             bad = HostPeer(net, "bad", root / kind / "bad", join=[hub.door], evil=kind)
             here, there = (HostPeer(net, n, root / kind / n, join=[hub.door]) for n in ("one", "other"))
+            met = meets_evil(here, there, bad, kind)
             honest = HostPeer(net, "honest", root / kind / "honest", host="hub", join=[hub.door])
             until(lambda two=(here, there): all(len(p.do(do="look")["held"]) == 2 for p in two), 90.0, time.monotonic())
             began = time.monotonic()
-            leaked, refused, way = False, "-", dict[str, Any]()
+            leaked, refused, way = False, met, dict[str, Any]()
             while time.monotonic() - began < 60:
                 got = here.do(do="fetch", peer=there.peer, bytes=1 << 20)
                 way = here.do(do="way", peer=there.peer)
@@ -307,7 +309,8 @@ def evil_relays(report: Report, root: Path) -> None:
                 time.sleep(5)
                 seen = bad.do(do="evil", active=True)
                 token = way.get("token", "")
-                leaked = bool(token) and token in seen["seen"]
+                assert token
+                leaked = any(form in seen["seen"] for form in (token, token.encode().hex()))
                 if kind == "replays":
                     refused = f"answers to {len(seen['answers'])} replays: {seen['answers']} bytes"
                     leaked |= any(seen["answers"])
@@ -315,6 +318,19 @@ def evil_relays(report: Report, root: Path) -> None:
             holds = seconds <= 10 and not leaked
             report.add(f"7 a relay that {kind}: replaced or refused", seconds, "s", text, "10 s, nothing read", holds=holds)
     shares(report, root)
+
+
+def meets_evil(here: HostPeer, there: HostPeer, bad: HostPeer, kind: str) -> str:
+    """Wait until the evil relay carries, or would carry, what one says to the other; what came of it."""
+    until(lambda: all(bad.peer in p.do(do="look")["held"] for p in (here, there)), 90.0, time.monotonic())
+    way: dict[str, Any] = {}
+
+    def met() -> bool:
+        way.update({"path": "", "error": ""} | here.do(do="way", peer=there.peer))
+        return bool(way["error"]) if kind == "poses" else way.get("via") == bad.peer
+
+    until(met, 60.0, time.monotonic())
+    return str(way["error"] or way["path"])
 
 
 def shares(report: Report, root: Path) -> None:
