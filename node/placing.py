@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from node.core.errors import LocalFault, UsageFault
 from node.core.ids import ENDS
 from node.moving import place
+from node.reach.standing import Standing
 from node.scheduler.choosing import LOOK_S, Choosing, able
 from node.training.presence import HASTE_S, Presence
 
@@ -85,12 +86,15 @@ class Placing:
                     await presence.company.wait()
         machine = self._begin(None)
         while not machine.may_build or machine.stage is None:
-            if (stage := machine.look(presence.placed(self._stages), d.clock.now())) is not None:
+            if (stage := machine.look(presence.placed(self._stages), d.clock.now(), closed=self._closed())) is not None:
                 d.journal.emit("daemon", "claimed", f"claims {place(stage)}", stage=stage)
                 presence.changed()
             if not machine.may_build:
                 await asyncio.sleep(HASTE_S)
         return machine.stage
+
+    def _closed(self) -> bool:
+        return self._d.transport.reachable.standing is Standing.CLOSED
 
     def _begin(self, stage: int | None) -> Choosing:
         d = self._d

@@ -41,13 +41,14 @@ class Placed:
 
     ``stage``: None while it chooses one; ``able``: the stages it would host, none when it stays
     where it is; ``settled``: it gives way to nobody; ``speed``: micro-batches per second, 0 for
-    unknown.
+    unknown; ``closed``: nobody can dial it.
     """
 
     stage: int | None
     able: Collection[int] = ()
     settled: bool = True
     speed: float = 0.0
+    closed: bool = False
 
 
 def able(open_to: str, stages: int) -> range:
@@ -84,10 +85,12 @@ class Choosing:
         now: float,
         *,
         waits: bool = False,
+        closed: bool = False,
     ) -> int | None:
         """What the noticeboard shows now: the stage to claim or to change to, None for no change.
 
-        ``waits``: this peer takes part, and no epoch has been under way yet. Raises ValueError
+        ``waits``: this peer takes part, and no epoch has been under way yet; ``closed``: nobody
+        can dial it. Raises ValueError
         when it could host no stage.
         """
         # Who claims a place changes nothing for who has none yet; that somebody comes does.
@@ -97,7 +100,7 @@ class Choosing:
             self._seen, self._since = seen, now
         calm, age = now - max(self._since, self._claimed), now - self._began
         if choosing:
-            return self._claim(others, now) if calm >= STABLE_S or age >= LOOK_S else None
+            return self._claim(others, now, closed) if calm >= STABLE_S or age >= LOOK_S else None
         if self.settled:
             return self._help(others, now) if waits and calm >= WITHOUT_ENDS_S else None
         self.may_build |= age >= 2 * LOOK_S
@@ -108,10 +111,11 @@ class Choosing:
         """It could not change its stage, so it stays at this one and does not try again."""
         self.stage, self.settled, self.able = stage, True, ()
 
-    def _claim(self, others: Mapping[PeerId, Placed], now: float) -> int:
+    def _claim(self, others: Mapping[PeerId, Placed], now: float, closed: bool) -> int:
         rivals = {p: placed.able for p, placed in others.items() if placed.stage is None}
         choosers = {p: able for p, able in rivals.items() if able} | {self.me: self.able}
-        self.stage = spread(self._view(others), choosers)[self.me]
+        hidden = {p for p, placed in others.items() if placed.closed} | ({self.me} if closed else set())
+        self.stage = spread(self._view(others), choosers, hidden)[self.me]
         self._claimed = now
         # Where nobody else is about to settle there is nothing to wait for.
         self.may_build = all(placed.settled for placed in others.values())

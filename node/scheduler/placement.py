@@ -23,32 +23,39 @@ def _speeds(view: View) -> dict[int, dict[PeerId, float]]:
     }
 
 
-def choose_stage(view: View, able: Iterable[int], me: PeerId) -> int:
+def choose_stage(view: View, able: Iterable[int], me: PeerId, closed: Container[PeerId] = ()) -> int:
     """The stage that most needs the joiner ``me``, among those it is ``able`` to host.
 
     An empty stage comes first, for without it nobody trains; else the one with the least total speed, for it is
     the bottleneck (Ryabinin et al., arXiv 2301.11913, section 3.2: a newcomer joins the most loaded stage), then
-    the one with the fewest replicas. What is still equal is settled by a hash of PeerId and stage: peers that
-    join at the same moment and cannot see each other yet spread out instead of all taking the first stage.
-    Raises ValueError when ``able`` is empty.
+    the one with the fewest replicas. A peer that nobody can dial, one of ``closed``, then prefers the stage beside
+    which fewest others of these are, for tensors between two of them go through a relay. What is still equal is
+    settled by a hash of PeerId and stage: peers that join at the same moment and cannot see each other yet spread
+    out instead of all taking the first stage. Raises ValueError when ``able`` is empty.
     """
     stages = sorted(set(able))
     if not stages:
         raise ValueError("there is no stage this peer can host")
     others = _speeds({stage: {p: s for p, s in replicas.items() if p != me} for stage, replicas in view.items()})
 
-    def need(stage: int) -> tuple[bool, float, int, bytes]:
+    ring = max([*others, *stages]) + 1
+
+    def need(stage: int) -> tuple[bool, float, int, int, bytes]:
         replicas = others.get(stage, {})
+        # The last block stage sends to the ends, and the ends to the first.
+        beside = [p for s in {(stage - 1) % ring, (stage + 1) % ring} for p in others.get(s, ())] if me in closed else []
         tie = hashlib.sha256(f"{stage}/{me}".encode()).digest()
         # fsum: the same in whatever order a reader has heard of the replicas.
-        return bool(replicas), math.fsum(replicas.values()), len(replicas), tie
+        return bool(replicas), math.fsum(replicas.values()), len(replicas), sum(p in closed for p in beside), tie
 
     return min(stages, key=need)
 
 
-def spread(view: View, choosers: Mapping[PeerId, Collection[int]]) -> dict[PeerId, int]:
+def spread(
+    view: View, choosers: Mapping[PeerId, Collection[int]], closed: Container[PeerId] = ()
+) -> dict[PeerId, int]:  # fmt: skip
     """A stage for each of the peers that choose at the same time; ``choosers`` says what each can
-    host.
+    host, ``closed`` which peers nobody can dial.
 
     One after another goes where :func:`choose_stage` says, those before it counted with unknown
     speeds: who can host fewest stages first, then in an order settled by a hash of the PeerIds.
@@ -57,7 +64,7 @@ def spread(view: View, choosers: Mapping[PeerId, Collection[int]]) -> dict[PeerI
     filled = {stage: dict(replicas) for stage, replicas in view.items()}
     chosen: dict[PeerId, int] = {}
     for peer in sorted(choosers, key=lambda p: (len(choosers[p]), _turn(p))):
-        stage = chosen[peer] = choose_stage(filled, choosers[peer], peer)
+        stage = chosen[peer] = choose_stage(filled, choosers[peer], peer, closed)
         filled.setdefault(stage, {})[peer] = 0.0
     return chosen
 

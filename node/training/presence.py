@@ -11,6 +11,7 @@ from node.core.ids import ENDS, PeerId
 from node.core.tasks import Tasks
 from node.dht.port import DirectoryPort
 from node.dht.record import PeerBody, PeerEntry
+from node.reach.standing import Standing
 from node.scheduler.choosing import Placed, able
 from node.training.election import Sighting
 
@@ -127,7 +128,8 @@ def _stage(body: PeerBody) -> int | None:
 
 
 def _placed(body: PeerBody, stages: int) -> Placed:
-    return Placed(_stage(body), able(body.open_to, stages), body.settled, body.speed)
+    closed = body.reach == Standing.CLOSED.value
+    return Placed(_stage(body), able(body.open_to, stages), body.settled, body.speed, closed)
 
 
 def _works(entry: PeerEntry) -> bool:

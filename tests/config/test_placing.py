@@ -16,6 +16,7 @@ from node.core.clock import VirtualClock
 from node.core.errors import UsageFault
 from node.core.ids import ENDS, PeerId
 from node.placing import Placing
+from node.reach.standing import Standing
 from node.scheduler.choosing import SETTLE_S, STABLE_S, WITHOUT_ENDS_S, Placed
 from node.telemetry.events import Journal
 
@@ -52,6 +53,7 @@ class FakeDaemon:
     def __init__(self, home: Path, environ: dict[str, str] | None = None, **flags: Any) -> None:
         self.config = NodeConfig.load({"home": str(home), **flags}, environ or {})
         self.identity = SimpleNamespace(peer_id=PeerId("me"))
+        self.transport = SimpleNamespace(reachable=SimpleNamespace(standing=Standing.UNKNOWN))
         self.clock, self.journal = VirtualClock(), Journal()
         self.assembled: Any = None
         self.mover = SimpleNamespace(target=None, asked=self.asked)

@@ -30,6 +30,27 @@ def test_joiners_that_cannot_see_each_other_spread_out() -> None:
     assert min(chosen.values()) > 60
 
 
+def test_who_cannot_be_dialled_goes_beside_those_who_can() -> None:
+    view = {0: {A: 1.0}, 1: {B: 1.0}, 2: {}, 3: {C: 1.0}, 4: {}, 5: {D: 1.0}}
+    # Stage 2 lies between B and C, stage 4 between C and D.
+    assert choose_stage(view, [2, 4], ME, {ME, B}) == 4
+    assert choose_stage(view, [2, 4], ME, {ME, D}) == 2
+    # The last stage sends to the ends.
+    assert choose_stage({0: {A: 1.0}, 1: {B: 1.0}, 2: {}, 3: {}, 4: {C: 1.0}}, [2, 3], ME, {ME, C}) == 2
+    assert choose_stage({0: {A: 1.0}, 1: {}, 2: {B: 1.0}, 3: {C: 1.0}, 4: {}}, [1, 4], ME, {ME, C}) == 1
+    # Who can be dialled goes where it would go without: nothing is relayed there. Nor does a slow stage wait for it.
+    assert all(choose_stage(view, [2, 4], p, {B}) == choose_stage(view, [2, 4], p) for p in PEERS)
+    assert choose_stage({0: {A: 1.0}, 1: {B: 1.0}, 2: {C: 2.0}}, [1, 2], ME, {ME, A, C}) == 1
+
+
+def test_those_who_choose_together_agree_whom_a_relay_is_spared() -> None:
+    choosers = {p: range(1, 5) for p in PEERS[:4]}
+    closed = set(PEERS[:2])
+    chosen = spread({0: {A: 1.0}}, choosers, closed)
+    assert sorted(chosen.values()) == [1, 2, 3, 4]
+    assert chosen == spread({0: {A: 1.0}}, dict(reversed(choosers.items())), closed)
+
+
 def test_nothing_to_choose_from_is_an_error() -> None:
     with pytest.raises(ValueError, match="no stage"):
         choose_stage({1: {A: 1.0}}, [], ME)
