@@ -14,6 +14,7 @@ import click
 import typer
 from typer import Argument, Option
 
+from node.control.usage import PANELS, App, what_was_wrong
 from node.core.errors import ExitCode, LocalFault, NotRunning, PeerFault, UsageFault, WireError
 from node.core.ids import PeerId
 from node.core.version import PROTOCOL, VERSION
@@ -23,20 +24,20 @@ if TYPE_CHECKING:
     from node.config import NodeConfig
     from node.control.client import ControlClient
     from node.identity.invites import Invite
+    from node.identity.keys import Identity
     from node.manifest import Manifest
 
-RUN, WATCH, OWN, MODEL, ABOUT = "Run", "Watch", "Swarm owner", "Model", "About"
-STYLE: dict[str, Any] = {"no_args_is_help": True, "context_settings": {"help_option_names": ["-h", "--help"]}}
-app = typer.Typer(
+RUN, WATCH, OWN, MODEL, ABOUT = PANELS
+STYLE: dict[str, Any] = {"context_settings": {"help_option_names": ["-h", "--help"]}}
+app = App(
     help="Train one language model together, peer to peer.",
     epilog="--home DIR, anywhere in the line: directory of this node's files (or TUTTI_HOME).",
-    rich_markup_mode="rich",
     add_completion=False,  # its two options would load pydantic at every start
     **STYLE,
 )
-swarm_app = typer.Typer(help="Make, check and hand out swarms.", **STYLE)
-id_app = typer.Typer(help="Who this node is.", **STYLE)
-doctor_app = typer.Typer(help="Find out what does not work, and why.", **STYLE)
+swarm_app = App(help="Make, check and hand out swarms.", **STYLE)
+id_app = App(help="Who this node is.", **STYLE)
+doctor_app = App(help="Find out what does not work, and why.", **STYLE)
 app.add_typer(doctor_app, name="doctor", rich_help_panel=WATCH)
 app.add_typer(swarm_app, name="swarm", rich_help_panel=OWN)
 app.add_typer(id_app, name="id", rich_help_panel=ABOUT)
@@ -45,7 +46,7 @@ Json = Annotated[bool, Option("--json", help="One JSON document on stdout.")]
 Sets = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Any other setting, e.g. limits.in_flight=4.")]
 ConfigFile = Annotated[Path | None, Option("--config", help="A TOML file of settings for this node.")]
 Name = Annotated[str | None, Option("--name", help="Human name of this node.")]
-Device = Annotated[str | None, Option("--device", help="auto, cpu, cuda:N, mps.")]
+Device = Annotated[str | None, Option("--device", help="auto, cpu, cuda:N.")]
 LocalDevices = Annotated[int | None, Option("--local-devices", help="GPUs (or CPU processes) that share the stage.")]
 Listen = Annotated[str | None, Option("--listen", metavar="HOST", help="Address to listen on; default: all.")]
 P2pPort = Annotated[int | None, Option("--p2p-port", "--port", help="Port of the p2p daemon; 0 picks one.")]
@@ -297,7 +298,7 @@ def peers(
 @app.command(rich_help_panel=WATCH)
 def ping(
     peer: Annotated[str, Argument(metavar="PEER|MULTIADDR", help="A PeerId, its last letters, or an address.")],
-    count: Annotated[int, Option("--count", "-c", min=1, max=1000)] = 3,
+    count: Annotated[int, Option("--count", "-c", min=1, max=1000, help="Round trips.")] = 3,
     as_json: Json = False,
 ) -> int:
     """Measure the way to a peer, after trying every better way than the one there is. An address is dialled from here even
@@ -341,7 +342,7 @@ def monitor() -> int:
 @app.command(rich_help_panel=WATCH)
 def logs(
     follow: Annotated[bool, Option("--follow", "-f", help="Go on until interrupted.")] = False,
-    last: Annotated[int, Option("--lines", "-n", min=0, max=10_000)] = 50,
+    last: Annotated[int, Option("--lines", "-n", min=0, max=10_000, help="The newest so many.")] = 50,
     level: Annotated[str, Option(help="Least level: debug, info, warning, error.")] = "info",
     as_json: Json = False,
 ) -> int:
@@ -386,7 +387,10 @@ def doctor_net(
 
 @swarm_app.command("init")
 def swarm_init(
-    out: Annotated[Path, Argument(help="File to write.")] = Path("swarm.toml"),
+    out: Annotated[
+        Path | None,
+        Argument(metavar="[FILE]", help="File to write. Default: swarm.toml; with --from a new name beside that one."),
+    ] = None,
     name: Annotated[str | None, Option(help="Name of the swarm.")] = None,
     stages: Annotated[int | None, Option(help="Block stages.")] = None,
     epochs: Annotated[int | None, Option(help="Epochs of the run.")] = None,
@@ -404,8 +408,13 @@ def swarm_init(
     from node.identity.keys import Identity
     from node.manifest import Manifest, amended, read_manifest
 
+    if out is None:
+        out = joining.beside(source) if source else Path("swarm.toml")
     if out.exists() and not force:
-        raise UsageFault(f"{out} exists already", "choose another name, or replace it with  --force")
+        raise UsageFault(
+            f"{out} exists already",
+            f"give another name:  tutti swarm init {joining.beside(out)}  , or replace it with  --force",
+        )
     changes = dict(_assignments(settings))
     named = {"swarm.name": name, "pipeline.stages": stages, "training.epochs": epochs, "data.source": data}
     changes |= {k: v for k, v in named.items() if v is not None} | ({"swarm.admission": "invite"} if private else {})
@@ -430,13 +439,16 @@ def swarm_init(
 
 
 @swarm_app.command("validate")
-def swarm_validate(file: Path, as_json: Json = False) -> int:
+def swarm_validate(
+    file: Annotated[Path, Argument(metavar="FILE", help="The manifest to check.")], as_json: Json = False
+) -> int:
     """Check every field of a manifest, and its signature when it has one."""
+    from node import joining
     from node.manifest import read_manifest
 
     manifest = read_manifest(file)
     if manifest.signature is not None:
-        manifest.verify()
+        manifest.verify(me=joining.who(_config({})))
     signed = manifest.signature is not None
     if as_json:
         _json({"valid": True, "signed": signed, "run_id": manifest.run_id})
@@ -469,7 +481,7 @@ def swarm_inspect(
     else:
         manifest = read_manifest(Path(what))
     if manifest.signature is not None:
-        manifest.verify()
+        manifest.verify(me=joining.who(ours))
     if as_json:
         parts = {name: dataclasses.asdict(getattr(manifest, name)) for name in SECTIONS}
         _json({"run_id": manifest.run_id, "signed": manifest.signature is not None, **parts})
@@ -543,11 +555,11 @@ def swarm_switch(
 
 @app.command(rich_help_panel=MODEL)
 def generate(
-    prompt: str,
-    max_tokens: Annotated[int, Option(min=1, max=4096)] = 100,
+    prompt: Annotated[str, Argument(metavar="TEXT", help="What the model goes on from.")],
+    max_tokens: Annotated[int, Option(min=1, max=4096, help="Length of what it says, in tokens.")] = 100,
     temperature: Annotated[float, Option(min=0.0, max=10.0, help="0 always takes the likeliest.")] = 0.8,
     top_k: Annotated[int, Option(min=0, help="Choose among so many; 0 among all.")] = 0,
-    seed: Annotated[int, Option(min=0, max=2**63 - 1)] = 0,
+    seed: Annotated[int, Option(min=0, max=2**63 - 1, help="The same seed and parameters give the same text.")] = 0,
     drop_stages: DropStages = "",
     first: First = 0,
     as_json: Json = False,
@@ -640,7 +652,10 @@ def schedule(
 
 
 @app.command(rich_help_panel=MODEL)
-def export(directory: Annotated[Path, Argument(metavar="DIR")], as_json: Json = False) -> int:
+def export(
+    directory: Annotated[Path, Argument(metavar="DIR", help="Where to write it; made if it is not there.")],
+    as_json: Json = False,
+) -> int:
     """Gather every stage and write a Hugging Face directory."""
     from node.control import commands
 
@@ -661,17 +676,21 @@ def version(as_json: Json = False) -> int:
     return ExitCode.OK
 
 
+@id_app.command("new")
+def id_new(as_json: Json = False) -> int:
+    """Make this node's key and show its PeerId. A key that is there stays."""
+    from node.identity.keys import Identity
+
+    _show_identity(Identity.create(_config({}).identity_path), as_json=as_json)
+    return ExitCode.OK
+
+
 @id_app.command("show")
 def id_show(as_json: Json = False) -> int:
     """PeerId, name and key file."""
     from node.identity.keys import Identity
 
-    path = _config({}).identity_path
-    identity = Identity.load(path)
-    if as_json:
-        _json({"peer": identity.peer_id, "name": identity.name, "key": str(path)})
-    else:
-        print(f"{identity.peer_id}   {identity.name}\nkey   {path}   (keep a backup; never share it)")
+    _show_identity(Identity.load(_config({}).identity_path), as_json=as_json)
     return ExitCode.OK
 
 
@@ -705,6 +724,13 @@ def _run_daemon(ours: NodeConfig, manifest: Manifest | None, invite: Invite | No
     from node.daemon import main as run
 
     return run(ours, manifest, invite)
+
+
+def _show_identity(identity: Identity, *, as_json: bool) -> None:
+    if as_json:
+        _json({"peer": identity.peer_id, "name": identity.name, "key": str(identity.path)})
+    else:
+        print(f"{identity.peer_id}   {identity.name}\nkey   {identity.path}   (keep a backup; never share it)")
 
 
 def _some(values: list[str] | None) -> list[str] | None:
@@ -807,8 +833,11 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(fault, words)
     except (PeerFault, WireError) as error:
         return _fail(LocalFault(str(error), "try another peer, or again", ExitCode.NETWORK), words)
+    except click.exceptions.NoArgsIsHelpError as error:
+        _say(error.format_message())
+        return ExitCode.USAGE
     except click.ClickException as error:
-        return _fail(UsageFault(error.format_message() or "no command given", "see  tutti -h"), words)
+        return _fail(UsageFault(*what_was_wrong(error)), words)
     except (KeyboardInterrupt, typer.Abort):
         _say("interrupted")
         return ExitCode.INTERRUPTED

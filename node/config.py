@@ -42,6 +42,13 @@ __all__ = [
     "write_atomically",
 ]
 
+EXAMPLE = """name = "anna-4090"
+threads = 8
+
+[transport]
+p2p_port = 31337
+"""
+"""A file of settings."""
 MAX_SOCKET_PATH = 100
 """Bytes of a unix socket's path that every system takes (Linux 107, macOS 103)."""
 MOVED = "TUTTI_MOVED"
@@ -51,7 +58,7 @@ NODE_RULES: dict[str, Rule] = {
     "name": Rule(pattern=r"[\w .-]{0,40}", says="at most 40 letters, digits, spaces, dots, dashes"),
     "role": Rule(choices=("auto", "ends", "stage", "rendezvous")),
     "stage": Rule(pattern=r"auto|[1-9][0-9]{0,3}", says='"auto" or the number of a block stage, 1 or more'),
-    "device": Rule(pattern=r"auto|cpu|cuda(:[0-9]{1,2})?|mps", says="auto, cpu, cuda, cuda:N or mps"),
+    "device": Rule(pattern=r"auto|cpu|cuda(:[0-9]{1,2})?", says="auto, cpu, cuda or cuda:N"),
     "threads": Rule(0, 1024),
     "local_devices": Rule(1, 64),
     "nice": Rule(0, 19),
@@ -120,7 +127,7 @@ class NodeSettings:
     may_move: bool = True
     """Whether the swarm may ask this peer to host another stage; said of a peer whose stage was named, it holds there too."""
     device: str = "auto"
-    """auto | cpu | cuda:N | mps."""
+    """auto | cpu | cuda | cuda:N."""
     threads: int = 0
     """CPU threads of a device; 0: all cores, shared between the devices."""
     local_devices: int = 1
@@ -449,7 +456,7 @@ def _from_file(path: Path) -> dict[str, tuple[Any, str]]:
     except OSError as e:
         raise UsageFault(f"cannot read {path}: {e.strerror}", "name an existing file with --config") from e
     except (ValueError, RecursionError) as e:
-        raise UsageFault(f"{path} is not TOML: {e}", "see docs/operating.md for an example") from e
+        raise UsageFault(f"{path} is not TOML: {e}", f"write it as in\n{EXAMPLE}") from e
     found: dict[str, tuple[Any, str]] = {}
     for key, value in table.items():
         entries = {f"{key}.{k}": v for k, v in value.items()} if key in ROOMS and isinstance(value, dict) else {key: value}

@@ -6,6 +6,7 @@ Never in the daemon's process after :func:`observe`: py-libp2p and hivemind cann
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 import time
 from collections.abc import Sequence
@@ -42,7 +43,7 @@ def choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite 
     file = Path(what) if named and what else ours.swarm
     if file is not None:
         manifest = read_manifest(file)
-        manifest.verify(invite.run_id if invite else None)
+        manifest.verify(invite.run_id if invite else None, me=who(ours))
         kept = ours.remembered(manifest.run_id)
         if invite is None and kept is not None and kept[1]:
             invite = Invite.decode(kept[1])
@@ -70,7 +71,7 @@ def last_or_solo(ours: NodeConfig) -> tuple[Manifest | None, Invite | None]:
     known = ours.remembered()
     if known is not None:
         manifest, text = known
-        manifest.verify()
+        manifest.verify(me=who(ours))
         return manifest, Invite.decode(text) if text else None
     if ours.role == "rendezvous":
         return None, None
@@ -78,6 +79,12 @@ def last_or_solo(ours: NodeConfig) -> tuple[Manifest | None, Invite | None]:
     manifest = Manifest.parse(Manifest.default_demo().sign(identity))
     ours.remember(manifest)
     return manifest, None
+
+
+def beside(file: Path) -> Path:
+    """A name for a manifest made from ``file`` that nothing has yet: mine-2.toml, mine-3.toml, …"""
+    named = (file.with_name(f"{file.stem}-{n}{file.suffix or '.toml'}") for n in itertools.count(2))
+    return next(path for path in named if not path.exists())
 
 
 def on_the_lan(seconds: float = LAN_S) -> list[Found]:
@@ -173,11 +180,14 @@ def examined(ours: NodeConfig, places: Sequence[str]) -> Checkup:
     return examine(addresses, me=_resting(ours), admission=token, seed=seed)
 
 
+def who(ours: NodeConfig) -> PeerId | None:
+    """The PeerId of this home, if it has a key."""
+    return Identity.load(ours.identity_path).peer_id if ours.identity_path.exists() else None
+
+
 def _resting(ours: NodeConfig) -> PeerId | None:
     """The PeerId of this home if it has one and no daemon runs in it."""
-    if not ours.identity_path.exists() or listener(ours.control_socket) is not None:
-        return None
-    return Identity.load(ours.identity_path).peer_id
+    return who(ours) if listener(ours.control_socket) is None else None
 
 
 def introduced(ours: NodeConfig, invite: Invite) -> tuple[bytes, bytes | None]:
@@ -208,7 +218,9 @@ def observe(places: tuple[str, ...], question: Ask, kind: str, seed: bytes | Non
     answer = ask_first(places, question, max(1.0, min(PATIENCE_S, left)), seed)
     said = answer.WhichOneof("answer")
     if said == "refusal":
-        raise Refused(f"{places[0]} refused: {answer.refusal.reason[:300]}", "ask its owner, or try another peer")
+        raise Refused(
+            f"{places[0]} refused: {answer.refusal.reason[:300]}", "ask with an invite of that run, or try another peer"
+        )
     if said != kind:
         raise WireError(f"{places[0]} answered something else than it was asked")
     return answer

@@ -278,11 +278,16 @@ class Manifest:
             doc.add("signature", table)
         return tomlkit.dumps(doc).encode()
 
-    def verify(self, expected_run_id: RunId | None = None, expected_owner: PeerId | None = None) -> None:
-        """Raises Refused unless this is the expected run, of the expected owner, truly signed by its owner."""
+    def verify(
+        self, expected_run_id: RunId | None = None, expected_owner: PeerId | None = None, me: PeerId | None = None
+    ) -> None:
+        """Raises Refused unless this is the expected run, of the expected owner, truly signed by its owner. The advice is for
+        ``me``, who may be the owner."""
         from node.identity.keys import verify
 
         again = "ask the owner for a fresh invite or swarm.toml"
+        if me is not None and me == self.swarm.owner:
+            again = "you are its owner: undo the change, or sign it as another run with  tutti swarm init --from FILE"
         if expected_run_id is not None and self.run_id != expected_run_id:
             raise Refused(f"the manifest is of run {self.run_id[:12]}, not {expected_run_id[:12]}", again)
         if expected_owner is not None and self.swarm.owner != expected_owner:

@@ -70,6 +70,10 @@ _WORDS: dict[ExitCode, tuple[str, str]] = {
         "what others sign looks expired or not yet valid here, and what we sign does so there",
         "set the clock of this machine (timedatectl set-ntp true), then try again",
     ),
+    ExitCode.OTHER_SERVICE: (
+        "the daemon that is looked for does not listen on this port",
+        "check the port with whoever gave you the address: {transport} port {port} belongs to something else there",
+    ),
     ExitCode.IDENTITY_IN_USE: (
         "two peers with one PeerId take each other's place in the swarm",
         "stop the other daemon, or give this one a key of its own with  --home DIR",

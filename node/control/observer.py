@@ -67,9 +67,13 @@ GRACE_S = 2.0
 """In a survey the others have so long after the first address has answered."""
 NAME_S = 5.0
 """Longest wait for the addresses behind a name."""
+GREETING_S = 1.0
+"""For a service that is no peer to say what it is."""
 CLOSING_S = 1.0
 """Longest wait for an orderly end of the connection."""
 HOSTS_OF_A_NAME = 4
+_HELLO = b"\x13/multistream/1.0.0\n"
+"""What both sides of a libp2p connection over TCP say first."""
 _BROKEN = (BaseLibp2pError, QUICError, WireError, OSError, EOFError, trio.BrokenResourceError, trio.ClosedResourceError)
 """What a conversation that comes apart raises."""
 
@@ -233,6 +237,8 @@ class _Survey:
                 await _connect(trial.host, trial.place.port)
                 trial.layer = "proof"
                 finding = await self._converse(trial)
+                if finding is not None and finding.layer == "proof" and finding.code is ExitCode.NETWORK:
+                    finding = other_service(address, await _greeting(trial.host, trial.place.port)) or finding
         except OSError as e:
             finding = refused(address, e)
         finally:
@@ -321,7 +327,7 @@ def _broke(address: str, layer: str, why: str) -> Finding:
         return failed(address, layer, ExitCode.NETWORK, "somebody else answers there, with another PeerId")
     if "not yet valid" in why or "has expired" in why:  # of a certificate, which only QUIC has
         return failed(address, layer, ExitCode.CLOCK_WRONG, "its certificate is not valid by the clock of this machine")
-    return failed(address, layer, ExitCode.NETWORK, f"what listens there does not speak as a peer does ({clean(why)})")
+    return failed(address, layer, ExitCode.NETWORK, f"it hangs up before it has proven who it is ({clean(why)})")
 
 
 async def _connect(host: str, port: int) -> None:
@@ -332,6 +338,27 @@ async def _connect(host: str, port: int) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with trio.socket.socket(family, socket.SOCK_STREAM) as probe:
         await probe.connect((host, port))
+
+
+async def _greeting(host: str, port: int) -> bytes:
+    """The first bytes that a TCP service says to who greets it as a peer does; b"" when it says nothing."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with trio.move_on_after(GREETING_S), contextlib.suppress(OSError), trio.socket.socket(family, socket.SOCK_STREAM) as probe:
+        await probe.connect((host, port))
+        await probe.send(_HELLO)
+        return await probe.recv(64)
+    return b""
+
+
+def other_service(address: str, greeting: bytes) -> Finding | None:
+    """The finding for an address where something speaks that is no peer; None for a peer, and for who says nothing."""
+    if not greeting or greeting.startswith(_HELLO):
+        return None
+    known = {b"SSH-": "an SSH server", b"HTTP/": "a web server", b"220": "a mail or FTP server"}
+    # 15 03 is an alert, the answer of TLS to what is no TLS.
+    known[b"\x15\x03"] = "a TLS server (the gRPC port of a peer is one)"
+    who = next((words for start, words in known.items() if greeting.startswith(start)), "another service")
+    return failed(address, "proof", ExitCode.OTHER_SERVICE, f"{who} answers there, not the libp2p port of a peer")
 
 
 async def _refused_udp(host: str, port: int) -> None:

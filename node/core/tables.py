@@ -49,6 +49,8 @@ class Rule:
         return f"between {_plain(self.low)} and {_plain(self.high)}"
 
 
+_ALIKE = 0.65
+"""Ratio of equal characters above which a name is a slip of the pen: "layer" for "layers", not "hiden" for "tied"."""
 Rules = Mapping[str, Rule]
 """Field name, with its section in front ("model.layers"), to the rule of that field."""
 
@@ -106,9 +108,28 @@ def from_text(text: str, hint: Any) -> Any:
 
 def unknown(name: str, known: list[str], source: str = "") -> UsageFault:
     """The complaint about a name nobody reads, with the nearest one that exists."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    hint = f"did you mean  {near[0]}  ?" if near else "known here: " + ", ".join(sorted(known))
+    near = _meant(name, known)
+    section, dot, _ = name.rpartition(".")
+    beside = sorted(k for k in known if k.rpartition(".")[0] == section) if dot else []
+    hint = f"did you mean  {near}  ?" if near else "known here: " + ", ".join(beside or sorted(known))
     return UsageFault(f"{name} is not a setting{_where(source)}", hint)
+
+
+def _meant(name: str, known: list[str]) -> str:
+    """The name that ``name`` is a slip of the pen for; "" where none is near. What two names share by standing in one section
+    says nothing: keys are compared within the section, sections by themselves."""
+    section, _, key = name.rpartition(".")
+    keys: dict[str, list[str]] = {}
+    for one in known:
+        keys.setdefault(one.rpartition(".")[0], []).append(one.rpartition(".")[2])
+    if section not in keys:
+        sections = difflib.get_close_matches(section, keys, n=1, cutoff=_ALIKE)
+        section = sections[0] if sections else section
+    near = difflib.get_close_matches(key, keys.get(section, []), n=1, cutoff=_ALIKE)
+    if near:
+        return dotted(section, near[0])
+    elsewhere = [dotted(s, key) for s, of in keys.items() if key in of]
+    return elsewhere[0] if len(elsewhere) == 1 else ""
 
 
 def dotted(section: str, key: str) -> str:

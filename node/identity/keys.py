@@ -100,9 +100,7 @@ class Identity:
             # Not blocking: opening a pipe somebody put there would wait for ever.
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         except FileNotFoundError as e:
-            raise Refused(
-                f"no identity key at {path}", "restore it from your backup, or let `tutti start` make a new one"
-            ) from e
+            raise Refused(f"no identity key at {path}", "make one with  tutti id new , or restore it from your backup") from e
         except OSError as e:
             raise Refused(f"cannot read the identity key {path}: {e.strerror}", f"check the owner of {path}") from e
         try:
@@ -191,7 +189,7 @@ def _message(data: bytes, domain: str) -> bytes:
 
 
 def _parse(raw: bytes, path: Path, size: int) -> Ed25519PrivateKey:
-    again = "restore it from your backup, or move it away and let `tutti start` make a new one"
+    again = "restore it from your backup, or move it away and make a new one with  tutti id new"
     if raw[:2] != _HEADER[: len(raw[:2])]:
         raise Refused(f"{path} is not a libp2p Ed25519 key", again)
     if len(raw) != _FILE_BYTES:

@@ -6,7 +6,9 @@ Pure arithmetic over the shapes. What torch adds for its own use (kernels' scrat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from node.core.errors import OutOfResources
 from node.core.ids import ENDS
@@ -43,7 +45,7 @@ class Verdict:
     available: int
     text: str
     spare: int = 0
-    next_step: str = "take a smaller micro-batch, fewer micro-batches in flight, more stages, or a device with more memory"
+    next_step: str = ""
 
     def require(self) -> None:
         """Raises OutOfResources when it does not fit."""
@@ -171,7 +173,39 @@ def fits(
     verb = "needs" if ok else "does not fit: it needs"
     text = f"stage {stage} of {stages} {verb} {human(need.total)} of {human(available)} ({RESERVE:.0%} kept free): {parts}"
     spare = int(available * (1 - RESERVE)) - (need.total - need.optimizer)
-    return Verdict(ok, need.total, available, text, max(0, spare))
+    if ok:
+        return Verdict(ok, need.total, available, text, max(0, spare))
+
+    def other(stages: int = stages, stage: int = stage, micro_batch: int = micro_batch, in_flight: int = in_flight) -> bool:
+        # Optimizer state and what outer rounds keep grow with the layers held.
+        share = layers(stages, stage) / held
+        size = stage_bytes(
+            settings, stages, stage, micro_batch=micro_batch, in_flight=in_flight, recompute=recompute,
+            optimizer=int(optimizer * share), outer=int(outer * share),
+        )  # fmt: skip
+        return size.total <= available * (1 - RESERVE)
+
+    def layers(stages: int, stage: int) -> int:
+        return 1 if stage == ENDS else len(layer_cut(settings, stages)[stage - 1])
+
+    held = layers(stages, stage)
+    flights = (n for n in range(in_flight - 1, 0, -1) if other(in_flight=n))
+    batches = (n for n in range(micro_batch - 1, 0, -1) if micro_batch % n == 0 and other(micro_batch=n))
+    steps = ["a device with more memory"]
+    steps += [f"fewer micro-batches in flight here (--set limits.in_flight={n})" for n in islice(flights, 1)]
+    steps += [f"a run with pipeline.micro_batch = {n}" for n in islice(batches, 1)]
+    if stage == ENDS:
+        # Embedding and head stand whole at the ends, into however many stages the layers are cut.
+        steps += ["a block stage here (--role stage)", "a run with a smaller model.vocab or model.d_model"]
+    else:
+        cuts = (n for n in range(stages + 1, settings.layers + 1) if other(stages=n, stage=1))
+        steps += [f"a run with pipeline.stages = {n}" for n in islice(cuts, 1)]
+    return Verdict(ok, need.total, available, text, next_step=_one_of(steps))
+
+
+def _one_of(steps: Sequence[str]) -> str:
+    *others, last = steps
+    return "take " + (f"{', '.join(others)}, or {last}" if others else last)
 
 
 def fits_beside(stage: int, stages: int, needed: int, available: int) -> Verdict:
@@ -183,7 +217,12 @@ def fits_beside(stage: int, stages: int, needed: int, available: int) -> Verdict
         f"rounds between cells of stage {stage} of {stages} {verb} {human(needed)} of {human(available)} main memory "
         f"({RESERVE:.0%} kept free), beside the device's"
     )
-    return Verdict(ok, needed, available, text, next_step="take more stages, or a machine with more memory")
+    steps = [
+        "a machine with more memory",
+        *(["more stages"] if stage != ENDS else []),
+        'a run with outer.carries = "parameters"',
+    ]
+    return Verdict(ok, needed, available, text, next_step=_one_of(steps))
 
 
 def human(size: int) -> str:

@@ -185,8 +185,11 @@ def test_what_is_no_libp2p_is_said() -> None:
                     stranger.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
         threading.Thread(target=serve, daemon=True).start()
-        with pytest.raises(NetworkFault, match="does not speak as a peer does"):
+        with pytest.raises(NetworkFault, match="a web server answers there") as caught:
             ask(f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}/p2p/{STRANGER}", ping(), timeout=20)
+        assert caught.value.code is ExitCode.OTHER_SERVICE
+        assert "delimited" not in caught.value.what
+        assert str(server.getsockname()[1]) in caught.value.next_step
         server.shutdown(socket.SHUT_RDWR)
 
 
@@ -285,12 +288,31 @@ def test_an_address_of_no_peer_is_the_users_mistake(address: str, reason: str) -
 
 
 @pytest.mark.parametrize(
+    ("greeting", "says"),
+    [
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "an SSH server"),
+        (b"\x15\x03\x01\x00\x02\x02\x46", "gRPC port of a peer"),
+        (b"welcome", "another service"),
+        (b"", ""),
+        (b"\x13/multistream/1.0.0\n", ""),
+    ],
+)
+def test_what_speaks_first_tells_a_peer_from_another_service(greeting: bytes, says: str) -> None:
+    found = observer.other_service(f"/ip4/127.0.0.1/tcp/22/p2p/{STRANGER}", greeting)
+    assert (found is not None) == bool(says)
+    if found is not None:
+        assert found.code is ExitCode.OTHER_SERVICE
+        assert says in found.cause
+        assert "port 22" in found.fix
+
+
+@pytest.mark.parametrize(
     ("layer", "why", "code", "says"),
     [
         ("proof", "Peer ID mismatch: expected A, got B", ExitCode.NETWORK, "somebody else"),
         ("proof", "Certificate not yet valid", ExitCode.CLOCK_WRONG, "clock"),
         ("proof", "Certificate has expired", ExitCode.CLOCK_WRONG, "clock"),
-        ("proof", "boom", ExitCode.NETWORK, "does not speak as a peer does (boom)"),
+        ("proof", "boom", ExitCode.NETWORK, "hangs up before it has proven who it is (boom)"),
         ("answer", "stream \x1b[31mreset", ExitCode.NETWORK, "did not come: stream  [31mreset"),
     ],
 )

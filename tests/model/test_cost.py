@@ -1,9 +1,12 @@
+import re
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from node.core.errors import OutOfResources
-from node.model.cost import fits, flops_per_token, human, stage_bytes, stash_bytes
+from node.core.ids import ENDS
+from node.model.cost import fits, fits_beside, flops_per_token, human, stage_bytes, stash_bytes
 from node.model.settings import ModelSettings
 from node.model.shapes import all_shapes, count
 from node.model.stages import Blocks, Unsplit
@@ -68,6 +71,30 @@ def test_a_model_too_large_is_refused_with_numbers():
     room = fits(settings, 4, 2, verdict.needed * 2, micro_batch=1, in_flight=2)
     assert room.ok
     room.require()
+
+
+def test_what_is_advised_where_a_stage_does_not_fit_would_fit():
+    settings = ModelSettings(layers=8, d_model=256, heads=4, kv_heads=4, d_ff=1024, vocab=259, seq_len=128)
+    small = stage_bytes(settings, 2, 1, micro_batch=4, in_flight=3).total
+    verdict = fits(settings, 2, 1, int(small / 0.89), micro_batch=4, in_flight=8)
+    assert "limits.in_flight=3" in verdict.next_step
+    cut = int(re.search(r"pipeline.stages = (\d+)", verdict.next_step)[1])
+    assert fits(settings, cut, 1, int(small / 0.89), micro_batch=4, in_flight=8).ok
+    assert not fits(settings, cut - 1, 1, int(small / 0.89), micro_batch=4, in_flight=8).ok
+    batch = int(re.search(r"pipeline.micro_batch = (\d+)", verdict.next_step)[1])
+    assert fits(settings, 2, 1, int(small / 0.89), micro_batch=batch, in_flight=8).ok
+
+
+def test_more_stages_are_not_advised_for_the_ends_nor_beyond_one_layer_each():
+    wide = ModelSettings(layers=8, d_model=256, heads=4, kv_heads=4, d_ff=1024, vocab=1 << 18, seq_len=128)
+    for stages in (2, 8):
+        ends = fits(wide, stages, ENDS, 64 << 20)
+        assert not ends.ok
+        assert "stages" not in ends.next_step.replace("--role stage", "")
+        assert "model.vocab" in ends.next_step
+    assert "stages" not in fits(wide, 8, 3, 1 << 20).next_step
+    assert "stages" not in fits_beside(ENDS, 2, 100, 50).next_step
+    assert "more stages" in fits_beside(1, 2, 100, 50).next_step
 
 
 def test_a_tenth_is_kept_free():

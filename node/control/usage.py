@@ -1,0 +1,76 @@
+"""How the command line explains itself: help in plain text, and errors that name the help of the verb they are about.
+
+typer's own help loads rich and its renderers, a quarter of a second; it also takes what stands in brackets for markup.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import typer.core
+import typer.main
+from typer.core import TyperCommand, TyperGroup
+
+PANELS = ("Run", "Watch", "Swarm owner", "Model", "About")
+"""Headings of the verbs, in the order of the help."""
+_NAME = "tutti"
+
+
+class Argument(typer.core.TyperArgument):
+    """click 8.4 gave arguments a help text of their own, and its constructor clears the one that typer has set before."""
+
+    def __init__(self, *, help: str | None = None, **how: Any) -> None:
+        super().__init__(help=help, **how)
+        self.help = help
+
+
+typer.main.__dict__["TyperArgument"] = Argument
+
+
+class Command(TyperCommand):
+    """A verb."""
+
+    def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Nothing: typer's part of the help has them."""
+
+
+class Group(TyperGroup):
+    """Verbs under :data:`PANELS`, each with its first sentence, never cut."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            if command is not None and not command.hidden:
+                panel = getattr(command, "rich_help_panel", None)
+                heading = panel if isinstance(panel, str) else "Commands"
+                panels.setdefault(heading, []).append((name, _first_sentence(command.help or "")))
+        wide = max((len(name) for rows in panels.values() for name, _ in rows), default=0)
+        rank = {heading: i for i, heading in enumerate(PANELS)}
+        for heading, rows in sorted(panels.items(), key=lambda panel: rank.get(panel[0], len(rank))):
+            with formatter.section(heading):
+                formatter.write_dl([(f"{name:{wide}}", text) for name, text in rows])
+
+
+class App(typer.Typer):
+    """A typer application of these."""
+
+    def __init__(self, **how: Any) -> None:
+        # click suggests names as well as typer does.
+        super().__init__(cls=Group, rich_markup_mode=None, suggest_commands=False, no_args_is_help=True, **how)
+
+    def command(self, name: str | None = None, **how: Any) -> Any:
+        """As typer's."""
+        return super().command(name, cls=Command, **how)
+
+
+def what_was_wrong(error: click.ClickException) -> tuple[str, str]:
+    """The sentence of a line that cannot be read, and where its verb is explained."""
+    where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx is not None else _NAME
+    return error.format_message() or "no command given", f"see  {where} -h"
+
+
+def _first_sentence(text: str) -> str:
+    paragraph = " ".join(text.partition("\n\n")[0].split())
+    return paragraph.partition(". ")[0].rstrip(".")

@@ -1,0 +1,183 @@
+"""What the command line says when something is wrong can be followed, and its help shows all that it was given."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+import typer.main
+
+import cli
+from node.config import EXAMPLE, KNOWN, NodeConfig
+from node.identity.keys import Identity
+from node.manifest import Manifest
+
+
+def verbs(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    if isinstance(command, click.Group):
+        for name, inner in command.commands.items():
+            yield from verbs(inner, (*path, name))
+    else:
+        yield path, command
+
+
+VERBS = dict(verbs(typer.main.get_command(cli.app)))
+
+
+@pytest.mark.parametrize("path", VERBS, ids=" ".join)
+def test_help_shows_every_word_of_every_argument_and_option(tutti, path):
+    shown = tutti(*path, "-h")
+    assert shown.returncode == 0
+    said = re.sub(r"\s+", " ", shown.stdout).replace("- ", "-")
+    for parameter in VERBS[path].params:
+        text = getattr(parameter, "help", None)
+        assert text, f"{parameter.name} says nothing of itself"
+        assert re.sub(r"\s+", " ", text).replace("- ", "-") in said
+    doc = (VERBS[path].help or "").replace("\b", "")
+    assert re.sub(r"\s+", " ", doc).strip().replace("- ", "-") in said
+
+
+def test_help_of_schedule_keeps_its_brackets(tutti):
+    assert '"delays_s": [[...]]' in tutti("schedule", "-h").stdout
+    assert "[stages it must train]" in re.sub(r"\s+", " ", tutti("schedule", "-h").stdout)
+
+
+def test_the_verbs_stand_under_their_headings(tutti):
+    shown = tutti("-h").stdout
+    headings = [line for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert headings == ["Options:", "Run:", "Watch:", "Swarm owner:", "Model:", "About:"]
+    assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        (("ping",), "tutti ping -h"),
+        (("start", "--nope"), "tutti start -h"),
+        (("peers", "--stage", "x"), "tutti peers -h"),
+        (("swarm", "ini"), "tutti swarm -h"),
+        (("swarm", "init", "--stages", "x"), "tutti swarm init -h"),
+        (("strt",), "tutti -h"),
+    ],
+)
+def test_a_wrong_line_points_to_the_help_of_its_verb(tutti, words, where):
+    shown = tutti(*words)
+    assert shown.returncode == 2
+    assert shown.stderr.splitlines()[-1] == f"  see  {where}"
+    assert tutti(*where.split()[1:]).returncode == 0
+
+
+def test_a_group_without_a_verb_shows_its_verbs(tutti):
+    for words in ((), ("swarm",), ("id",)):
+        shown = tutti(*words)
+        assert shown.returncode == 2
+        assert shown.stderr.startswith("Usage: tutti")
+
+
+def test_a_name_is_suggested_once(tutti):
+    assert tutti("swarm", "ini").stderr.lower().count("did you mean") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("model.layer", "model.layers"),
+        ("modl.layers", "model.layers"),
+        ("model.stages", "pipeline.stages"),
+        ("data.sha", "data.sha256"),
+    ],
+)
+def test_a_slip_of_the_pen_is_understood(tutti, name, meant):
+    assert f"did you mean  {meant}  ?" in tutti("swarm", "init", "--set", f"{name}=3").stderr
+
+
+def test_a_name_like_no_other_gets_the_names_of_its_section(tutti):
+    said = tutti("swarm", "init", "--set", "model.hiden=64").stderr
+    assert "did you mean" not in said
+    assert "model.d_model" in said
+    assert "pipeline" not in said
+
+
+def test_a_manifest_is_made_from_another_without_naming_a_file(tutti, home):
+    first = tutti("swarm", "init")
+    assert first.returncode == 0
+    path = home.parent / "swarm.toml"
+    path.write_text(path.read_text().replace("epochs = 120", "epochs = 121"))
+    for name in ("swarm-2.toml", "swarm-3.toml"):
+        again = tutti("swarm", "init", "--from", "swarm.toml")
+        assert again.returncode == 0, again.stderr
+        assert f"tutti start {name}" in again.stdout
+        made = Manifest.parse((home.parent / name).read_bytes())
+        made.verify()
+        assert made.training.epochs == 121
+
+
+def test_a_name_that_is_taken_comes_with_one_that_is_free(tutti, home):
+    tutti("swarm", "init", "mine.toml")
+    taken = tutti("swarm", "init", "mine.toml")
+    assert taken.returncode == 2
+    advised = re.search(r"tutti (swarm init \S+)", taken.stderr)
+    assert advised
+    assert tutti(*advised[1].split()).returncode == 0
+    assert (home.parent / "mine-2.toml").exists()
+
+
+def test_an_owner_is_not_sent_to_the_owner(tutti, home):
+    tutti("swarm", "init", "mine.toml")
+    mine = home.parent / "mine.toml"
+    mine.write_text(mine.read_text().replace("epochs = 120", "epochs = 121"))
+    for words in (("swarm", "validate"), ("swarm", "inspect"), ("start",)):
+        shown = tutti(*words, "mine.toml")
+        assert shown.returncode == 5
+        assert "ask the owner" not in shown.stderr
+        assert "tutti swarm init --from FILE" in shown.stderr
+    assert tutti("swarm", "init", "--from", "mine.toml").returncode == 0  # as it was told
+    others = home.parent / "others.toml"
+    others.write_bytes(Manifest.default_demo().sign(Identity.ephemeral()).replace(b"epochs = 120", b"epochs = 121"))
+    assert "ask the owner" in tutti("swarm", "validate", "others.toml").stderr
+
+
+def test_a_fresh_home_is_told_how_to_make_its_key(tutti, home):
+    missing = tutti("id", "show")
+    assert missing.returncode == 5
+    assert "tutti id new" in missing.stderr
+    assert "start" not in missing.stderr
+    made = tutti("id", "new")
+    assert made.returncode == 0
+    assert Identity.load(home / "identity.key").peer_id in made.stdout
+    assert tutti("id", "show").stdout == made.stdout
+    assert tutti("id", "new").returncode == 5  # a key is never replaced
+
+
+def test_only_devices_that_exist_are_offered(tutti):
+    assert "mps" not in tutti("start", "-h").stdout
+    refused = tutti("start", "--device", "mps")
+    assert refused.returncode == 2
+    assert "auto, cpu, cuda or cuda:N" in refused.stderr
+
+
+def test_who_writes_settings_that_are_no_toml_sees_an_example_that_is(tutti, home):
+    home.mkdir()
+    (home / "config.toml").write_text("x = = 3\n")
+    shown = tutti("status")
+    assert shown.returncode == 2
+    assert "p2p_port = 31337" in shown.stderr
+    (home / "config.toml").write_text(EXAMPLE)
+    assert tutti("status").returncode == 3  # no daemon, but the settings are read
+    assert NodeConfig.load({"home": home}, {}).transport.p2p_port == 31337
+
+
+def test_the_example_of_the_manual_can_be_read(home):
+    manual = (Path(cli.__file__).parent / "docs" / "operating.md").read_text()
+    examples = re.findall(r"```toml\n(.*?)```", manual, re.S)
+    assert examples
+    home.mkdir()
+    for text in examples:
+        (home / "config.toml").write_text(text)
+        NodeConfig.load({"home": home}, {})
+        rooms = {key: value for key, value in tomllib.loads(text).items() if isinstance(value, dict)}
+        assert all(f"{room}.{key}" in KNOWN for room, table in rooms.items() for key in table)
