@@ -84,6 +84,7 @@ class Picture:
         self._d = daemon
         self.tally = Tally()
         self._told: dict[Any, float] = {}
+        self._troubles: list[str] = []
         self._kinds: set[str] = set()
 
     # ------------------------------------------------------------ status
@@ -150,6 +151,7 @@ class Picture:
         if training.past.given_up_epochs:
             n, tokens = training.past.given_up_epochs, training.past.given_up_tokens
             s.warnings.append(f"{n} epochs ({tokens} tokens) of this side were given up when the network healed")
+        s.warnings.extend(self._troubles)
         if s.replicas == 1 and d.manifest.training.epochs > s.epoch:
             what = "the ends have" if a.stage.stage == ENDS else f"stage {a.stage.stage} has"
             s.warnings.append(f"{what} one peer only: when it leaves, training waits")
@@ -252,8 +254,11 @@ class Picture:
             self._d.metrics.epoch_seconds.observe(seconds)
 
     async def keep_measuring(self) -> None:
-        """Bring the page that is scraped up to date with the screen, for ever."""
+        """Bring the page that is scraped up to date with the screen, and what the screen says of the disk with the disk, for ever."""
         while True:
+            if self._d.assembled is not None:
+                # A network disk may take its time to answer.
+                self._troubles = await asyncio.to_thread(self._d.assembled.work.troubles)
             self.measure()
             await asyncio.sleep(MEASURE_S)
 
