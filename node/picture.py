@@ -106,6 +106,7 @@ class Picture:
         s.bytes_sent, s.bytes_received = sum(p.sent for p in links.values()), sum(p.received for p in links.values())
         s.paths_to.update(Counter(p.path for p in links.values() if p.path))
         s.reachable = d.transport.reachable.words(len(d.transport.relays.held))
+        s.warnings.extend(d.child_trouble.values())
         if d.assembled is not None:
             self._work(s)
         s.healthy, s.reason, s.next_step = self._health(s)
@@ -249,7 +250,13 @@ class Picture:
 
     def planned(self, plan: Plan) -> None:
         """A new plan reached this peer."""
+        t, config, m = self.tally, self._d.config, self._d.manifest
+        known = t.loss_first
+        if not known and m is not None:
+            t.loss_first = known = config.reference(m.run_id)
         seconds = self.tally.planned(plan.epoch, plan.loss, plan.loss_val, plan.tokens, time.monotonic(), sum(plan.forecast))
+        if t.loss_first and not known and m is not None:
+            self._d.tasks.spawn(asyncio.to_thread(config.keep_reference, m.run_id, t.loss_first), "reference loss")
         if seconds:
             self._d.metrics.epoch_seconds.observe(seconds)
 
