@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import sys
 import time
 from pathlib import Path
@@ -396,13 +397,19 @@ def swarm_init(
     epochs: Annotated[int | None, Option(help="Epochs of the run.")] = None,
     data: Annotated[str | None, Option(help="builtin:pydoc, file:PATH, hf:NAME or synthetic:SEED.")] = None,
     private: Annotated[bool, Option("--private", help="Admit only bearers of an invite signed by you.")] = False,
-    source: Annotated[Path | None, Option("--from", help="Start from this manifest; it becomes yours.")] = None,
+    source: Annotated[
+        Path | None, Option("--from", help="Start from this manifest; it becomes yours, a run of its own from epoch 0.")
+    ] = None,
+    go_on: Annotated[
+        Path | None,
+        Option("--continue", metavar="FILE", help="Like --from, but from the last epoch of that run, with more --epochs."),
+    ] = None,
     settings: Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Any field, e.g. model.layers=12.")] = None,
     address: Annotated[list[str] | None, Option("--address", metavar="MULTIADDR", help="A rendezvous for the invite.")] = None,
     force: Annotated[bool, Option("--force", help="Replace the file.")] = False,
     as_json: Json = False,
 ) -> int:
-    """Write a manifest signed with this node's key, and print how to start and join it."""
+    """Write a manifest signed with this node's key, and print how to start and join it. Every call makes another run."""
     from node import joining
     from node.config import write_atomically
     from node.identity.keys import Identity
@@ -419,8 +426,14 @@ def swarm_init(
     named = {"swarm.name": name, "pipeline.stages": stages, "training.epochs": epochs, "data.source": data}
     changes |= {k: v for k, v in named.items() if v is not None} | ({"swarm.admission": "invite"} if private else {})
     identity = Identity.load_or_create(_config({}).identity_path)
-    base = read_manifest(source) if source else Manifest.default_demo()
-    raw = amended(base.owned_by(identity.peer_id), changes).sign(identity)
+    if source and go_on:
+        raise UsageFault("--from and --continue", "give one: --from repeats a run, --continue goes on from its last epoch")
+    base = read_manifest(file) if (file := source or go_on) else Manifest.default_demo()
+    changes = {"swarm.salt": secrets.token_hex(8), "swarm.continues": base.run_id if go_on else "", **changes}
+    new = amended(base.owned_by(identity.peer_id), changes)
+    if go_on:
+        new.check_continues(base)
+    raw = new.sign(identity)
     manifest = Manifest.parse(raw)
     try:
         write_atomically(out, raw)

@@ -19,6 +19,7 @@ from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
 from node.config import NodeConfig
 from node.core.clock import Clock
+from node.core.errors import LocalFault
 from node.core.ids import ENDS, PeerId
 from node.data.order import SampleOrder, Sampler
 from node.data.sources import open_source
@@ -133,6 +134,8 @@ async def assemble(
         config.checkpoint_dir(manifest.run_id), config.checkpoint, manifest.run_id,
         tell=lambda why: journal.emit("checkpoint", "checkpoint-ignored", why, "warning"),
     )  # fmt: skip
+    if manifest.swarm.continues:
+        await loop.run_in_executor(None, inherit, config, manifest, stage, store, journal)
     engines = Engines(
         transport,
         pipeline,
@@ -213,6 +216,27 @@ def check_room(config: NodeConfig, manifest: Manifest, a: Assembled, journal: Jo
     if not verdict.ok:
         text = f"under change {rules.revision} of the owner {verdict.text}; {verdict.next_step}"
         journal.emit("daemon", "change-out-of-room", text, "error", revision=rules.revision)
+
+
+def inherit(config: NodeConfig, manifest: Manifest, stage: int, store: CheckpointStore, journal: Journal) -> None:
+    """Where the run goes on from another one and nothing of it is here yet: this peer's checkpoints of that one. Blocks on the disk."""
+    before = manifest.swarm.continues
+    if store.epochs(stage):
+        return
+    old = CheckpointStore(config.checkpoint_dir(before), config.checkpoint, before)
+    for epoch in old.epochs(stage):
+        try:
+            found = old.load(stage, epoch)
+            store.save(stage, epoch, found.parameters, found.optimizer, found.meta)
+        except LocalFault as e:
+            journal.emit("checkpoint", "not-inherited", f"epoch {epoch} of run {before[:12]}: {e}", "warning", epoch=epoch)
+    here = store.epochs(stage)
+    text = (
+        f"epochs {', '.join(map(str, here))} of it are here"
+        if here
+        else "nothing of it is here, so the others' state is fetched"
+    )
+    journal.emit("checkpoint", "inherited", f"this run continues run {before[:12]}: {text}", run=before)
 
 
 def run_facts(manifest: Manifest, work: Work) -> RunFacts:

@@ -24,7 +24,7 @@ from node.checkpoint.settings import CheckpointSettings
 from node.core.errors import OutOfResources, Refused, UsageFault
 from node.core.tables import Rule, check, from_text, unknown
 from node.dht.settings import DirectorySettings
-from node.identity.invites import within_limits
+from node.identity.invites import Invite, within_limits
 from node.manifest import PROTOCOL, Manifest, read_manifest
 from node.pipeline.settings import PipelineLimits
 from node.reach.settings import ReachSettings
@@ -49,6 +49,8 @@ threads = 8
 p2p_port = 31337
 """
 """A file of settings."""
+_RUN = re.compile(r"[0-9a-f]{12}")
+_MANIFEST_AGAIN = "put it back with  tutti start FILE  and a copy of it, or join again with a fresh invite:  tutti join INVITE"
 MAX_SOCKET_PATH = 100
 """Bytes of a unix socket's path that every system takes (Linux 107, macOS 103)."""
 MOVED = "TUTTI_MOVED"
@@ -306,7 +308,8 @@ class NodeConfig:
             seen = path.parent.lstat()
             if seen.st_uid != os.getuid() or seen.st_mode & 0o077 or not path.parent.is_dir() or path.parent.is_symlink():
                 raise Refused(f"{path.parent} is not a private directory of yours", "remove it, or choose a shorter --home")
-            (self.home / "ctl.sock.path").write_text(f"{path}\n")
+            with contextlib.suppress(OSError):  # the programs find the socket without it
+                (self.home / "ctl.sock.path").write_text(f"{path}\n")
         return path
 
     def swarm_dir(self, run_id: str) -> Path:
@@ -327,10 +330,10 @@ class NodeConfig:
         path = self.manifest_path(manifest.run_id)
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_atomically(path, manifest.to_toml())
+            _keep(path, manifest.to_toml())
             if invite:
-                write_atomically(path.parent / "invite", f"{invite}\n".encode())
-            write_atomically(self.home / "swarms" / "current", f"{manifest.run_id[:12]}\n".encode())
+                _keep(path.parent / "invite", f"{invite}\n".encode())
+            _keep(self.home / "swarms" / "current", f"{manifest.run_id[:12]}\n".encode())
         except OSError as e:
             kind = OutOfResources if e.errno in (errno.ENOSPC, errno.EDQUOT) else Refused
             raise kind(f"cannot write {path}: {e.strerror}", "check the disk and the rights of --home") from e
@@ -381,16 +384,79 @@ class NodeConfig:
         except (OSError, ValueError):
             return ""
 
-    def remembered(self, run_id: str = "") -> tuple[Manifest, str] | None:
-        """The swarm used last (or the one named) with its invite, "" for none; None when there is no such swarm."""
-        swarms = self.home / "swarms"
+    def keep_reference(self, run_id: str, loss: float) -> None:
+        """Keep the loss that this peer saw first of a run, which later ones are shown beside; lost, the next one is the first."""
+        with contextlib.suppress(OSError):
+            write_atomically(self.swarm_dir(run_id) / "reference", f"{loss!r}\n".encode())
+
+    def reference(self, run_id: str) -> float:
+        """What was kept, 0 for nothing that can be a loss."""
         try:
-            folder = swarms / (run_id[:12] or (swarms / "current").read_text().strip())
-            raw = (folder / "swarm.toml").read_bytes()
+            found = float((self.swarm_dir(run_id) / "reference").read_text())
+        except (OSError, ValueError):
+            return 0.0
+        return found if 0 < found < 1e6 else 0.0
+
+    def current(self) -> str:
+        """The first 12 digits of the run used last; "" when there was none.
+
+        Where "swarms/current" is lost or damaged it is the only run there is; raises UsageFault when there are several.
+        """
+        swarms = self.home / "swarms"
+        with contextlib.suppress(OSError, ValueError):
+            name = (swarms / "current").read_text().strip()
+            if _RUN.fullmatch(name) and (swarms / name).is_dir():
+                return name
+        try:
+            runs = sorted(p.name for p in swarms.iterdir() if _RUN.fullmatch(p.name) and p.is_dir())
         except OSError:
+            return ""
+        if len(runs) > 1:
+            named = "".join(f"\n  tutti start {swarms / run / 'swarm.toml'}" for run in runs[:8])
+            raise UsageFault(
+                f"{swarms / 'current'} is missing or damaged, and {len(runs)} runs are remembered here", f"name one:{named}"
+            )
+        return runs[0] if runs else ""
+
+    def remembered(self, run_id: str = "") -> tuple[Manifest, str] | None:
+        """The swarm used last (or the one named) with its invite, "" for none; None when there is no such swarm.
+
+        Raises UsageFault when it is not known which was used last, Refused when its manifest or its invite is damaged.
+        """
+        name = run_id[:12] or self.current()
+        path = self.manifest_path(name)
+        if not name or not path.parent.is_dir():
             return None
-        invite = folder / "invite"
-        return Manifest.parse(raw), invite.read_text().strip() if invite.is_file() else ""
+        if not path.exists():
+            raise Refused(f"{path} is missing", _MANIFEST_AGAIN)
+        try:
+            manifest = read_manifest(path)
+        except UsageFault as e:
+            raise Refused(f"{path} is damaged: {e.what}; {e.next_step}", _MANIFEST_AGAIN) from e
+        if manifest.run_id[:12] != name:
+            raise Refused(f"{path} is damaged: it describes run {manifest.run_id[:12]}", _MANIFEST_AGAIN)
+        return manifest, self.kept_invite(name)
+
+    def kept_invite(self, run_id: str) -> str:
+        """The invite that a run was joined by, "" for none. Raises Refused for one that is damaged."""
+        path = self.swarm_dir(run_id) / "invite"
+        try:
+            text = path.read_text().strip()
+            Invite.decode(text)
+        except FileNotFoundError:
+            return ""
+        except (OSError, ValueError, UsageFault) as e:
+            why = e.strerror if isinstance(e, OSError) else e
+            raise Refused(f"{path} is damaged: {why}", "join again with a fresh invite:  tutti join INVITE") from e
+        return text
+
+
+def _keep(path: Path, content: bytes) -> None:
+    """:func:`write_atomically`, unless that is there already: on a full disk a daemon starts again with what it has."""
+    with contextlib.suppress(OSError):
+        if path.read_bytes() == content:
+            return
+    write_atomically(path, content)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

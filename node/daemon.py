@@ -62,6 +62,8 @@ LAN_PEERS = 32
 """Peers of the run that are met because they announce themselves on the LAN; the directory tells of the others."""
 
 
+CHILD_PAUSE_S, CHILD_STEADY_S = 60.0, 30.0
+"""A child that ends again and again is started ever more rarely, up to once in so long; one that runs so long is well."""
 CHILD_ADMITTED_S = 365 * 86400.0
 """A child of a private solo swarm is admitted for so long after its start."""
 _STANDINGS = {s.value for s in Standing}
@@ -92,6 +94,7 @@ class Daemon:
         self.draining = False
         self.problem = self.problem_next = ""
         self.children: list[Child] = []
+        self.child_trouble: dict[str, str] = {}
         self.lan: Browser | None = None
         self._announcer: Announcer | None = None
         self._gate: Gate | None = None
@@ -270,14 +273,26 @@ class Daemon:
         self.tasks.spawn(self._mind_children(), "children", eternal=True)
 
     async def _mind_children(self) -> None:
+        again: dict[str, tuple[float, float]] = {}
         while True:
             await asyncio.sleep(RETRY_S)
+            now = time.monotonic()
             for child in self.children:
-                if not child.running and not self.ending:
-                    self.journal.emit(
-                        "daemon", "child-ended", f"the local daemon of {child.label} ended; starting it again", "warning"
-                    )
-                    child.start()
+                due, pause = again.get(child.label, (0.0, RETRY_S))
+                if child.running or self.ending:
+                    if child.running and now - due > CHILD_STEADY_S:
+                        again.pop(child.label, None)
+                        self.child_trouble.pop(child.label, None)
+                    continue
+                if now < due:
+                    continue
+                # One that cannot start says why in its last words, and is not started every second for ever.
+                again[child.label] = now + pause, min(2 * pause, CHILD_PAUSE_S)
+                why = next((line for line in reversed(child.tail().splitlines()) if line.startswith("tutti: ")), "")
+                text = f"the local daemon of {child.label} ended ({why.removeprefix('tutti: ') or 'see ' + str(child.log)})"
+                self.child_trouble[child.label] = text
+                self.journal.emit("daemon", "child-ended", f"{text}; starting it again", "warning")
+                child.start()
 
     async def _close(self, control: ControlService) -> None:
         self.journal.emit("daemon", "stopping", self._why or "stopping")
@@ -355,9 +370,10 @@ class Daemon:
     def _bootstrap(self) -> list[str]:
         addresses = list(self.invite.addresses) if self.invite else []
         addresses += [p for p in self.config.join if p.startswith("/")]
-        if addresses and self.manifest is not None:
-            # Who starts a swarm anew by itself asks nobody; whoever joined it finds it without who invited it.
-            addresses += self.config.acquaintances(self.manifest.run_id)
+        m = self.manifest
+        if m is not None and (addresses or m.swarm.owner != self.identity.peer_id):
+            # The owner who starts its swarm anew asks nobody; whoever joined it finds it without who invited it.
+            addresses += self.config.acquaintances(m.run_id)
         return list(dict.fromkeys(a for a in addresses if not a.endswith(self.identity.peer_id)))
 
     def _solo(self) -> bool:

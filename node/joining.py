@@ -44,16 +44,12 @@ def choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite 
     if file is not None:
         manifest = read_manifest(file)
         manifest.verify(invite.run_id if invite else None, me=who(ours))
-        kept = ours.remembered(manifest.run_id)
-        if invite is None and kept is not None and kept[1]:
-            invite = Invite.decode(kept[1])
+        if invite is None and (text := _invite_of(ours, manifest)):
+            invite = Invite.decode(text)
         ours.remember(manifest)
     elif invite is not None:
-        known = ours.remembered(invite.run_id)
         # Not known yet: the daemon asks the swarm for it and checks it against the invite.
-        manifest = known[0] if known else None
-        if manifest is not None:
-            manifest.verify(invite.run_id, invite.owner)
+        manifest = _known(ours, invite)
     elif addresses and ours.role != "rendezvous":
         manifest, _ = look(ours, *addresses)
         ours.remember(manifest)
@@ -68,11 +64,14 @@ def choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite 
 
 def last_or_solo(ours: NodeConfig) -> tuple[Manifest | None, Invite | None]:
     """The swarm this home ran last, with the invite it came by; a new one of its own when there was none (not at a rendezvous)."""
-    known = ours.remembered()
+    try:
+        known = ours.remembered()
+        if known is not None:
+            known[0].verify(me=who(ours))
+    except Refused as e:
+        return _mended(ours, e)
     if known is not None:
-        manifest, text = known
-        manifest.verify(me=who(ours))
-        return manifest, Invite.decode(text) if text else None
+        return known[0], Invite.decode(known[1]) if known[1] else None
     if ours.role == "rendezvous":
         return None, None
     identity = Identity.load_or_create(ours.identity_path)
@@ -85,6 +84,53 @@ def beside(file: Path) -> Path:
     """A name for a manifest made from ``file`` that nothing has yet: mine-2.toml, mine-3.toml, …"""
     named = (file.with_name(f"{file.stem}-{n}{file.suffix or '.toml'}") for n in itertools.count(2))
     return next(path for path in named if not path.exists())
+
+
+def _mended(ours: NodeConfig, why: Refused) -> tuple[Manifest | None, Invite]:
+    """What the damaged one of manifest and invite can be had from: the swarm by the invite, or the peers that were met
+    last by the manifest. Raises ``why`` where that is nothing."""
+    run_id = ours.current()
+    try:
+        invite = Invite.decode(ours.kept_invite(run_id) or "")
+        print(f"{why.what}\n  the swarm is asked for it again, by the invite it was joined by", file=sys.stderr)
+        return None, invite
+    except (Refused, UsageFault):
+        pass
+    try:
+        manifest = read_manifest(ours.manifest_path(run_id))
+        manifest.verify()
+    except (Refused, UsageFault):
+        raise why from None
+    met = ours.acquaintances(run_id)
+    if not met or manifest.swarm.admission != "open":
+        raise why from None
+    print(f"{why.what}\n  the peers met last are asked instead", file=sys.stderr)
+    return manifest, Invite(manifest.run_id, manifest.swarm.owner, met)
+
+
+def _known(ours: NodeConfig, invite: Invite) -> Manifest | None:
+    """The manifest that is remembered of the invite's run; None for none, or one that is damaged: the swarm has it.
+
+    Raises Refused for one of another owner.
+    """
+    try:
+        known = read_manifest(ours.manifest_path(invite.run_id))
+        known.verify()
+    except (UsageFault, Refused):
+        return None
+    if known.run_id != invite.run_id:
+        return None
+    known.verify(invite.run_id, invite.owner)
+    return known
+
+
+def _invite_of(ours: NodeConfig, manifest: Manifest) -> str:
+    """The invite a run was joined by; a damaged one is said and left."""
+    try:
+        return ours.kept_invite(manifest.run_id)
+    except Refused as e:
+        print(f"{e.what}\n  going on without it; {e.next_step}", file=sys.stderr)
+        return ""
 
 
 def on_the_lan(seconds: float = LAN_S) -> list[Found]:
@@ -141,10 +187,8 @@ def look(ours: NodeConfig, *places: str) -> tuple[Manifest, str]:
         )
         return manifest, Invite(manifest.run_id, manifest.swarm.owner, within_limits(places)).encode()
     invite = Invite.decode(places[0])
-    known = ours.remembered(invite.run_id)
-    if known is not None:
-        manifest = known[0]
-    else:
+    manifest = _known(ours, invite)
+    if manifest is None:
         token, seed = introduced(ours, invite)
         answer = observe(invite.addresses, Ask(manifest=AskManifest(run_id=invite.run_id, admission=token)), "manifest", seed)
         manifest = Manifest.parse(answer.manifest.toml)

@@ -41,6 +41,8 @@ MAX_MANIFEST = 64 * 1024
 """Bytes of a manifest; a longer one is refused unread."""
 BYTE_VOCAB = 259
 
+_YOUNGER = ("salt", "continues")
+"""Fields of [swarm] that manifests of running swarms do not have."""
 _WIRE = Rule(choices=("fp32", "bf16", "fp16"))
 _SHARE = Rule(0.0, 1.0)
 _SEED = Rule(0, 2**63 - 1)
@@ -49,6 +51,8 @@ MANIFEST_RULES: dict[str, Rule] = {
     "swarm.owner": Rule(pattern=r"(12D3Koo[1-9A-HJ-NP-Za-km-z]{45})?", says='a PeerId, "12D3Koo" and 45 more characters'),
     "swarm.protocol": Rule(1, 1_000_000),
     "swarm.admission": Rule(choices=("open", "invite")),
+    "swarm.salt": Rule(pattern=r"([0-9a-f]{16})?", says="16 hex digits, or empty"),
+    "swarm.continues": Rule(pattern=r"([0-9a-f]{64})?", says="the id of a run, 64 hex digits, or empty"),
     "model.layers": Rule(1, 4096),
     "model.d_model": Rule(8, 65536),
     "model.heads": Rule(1, 1024),
@@ -134,6 +138,10 @@ class SwarmSettings:
     """Version of the swarm protocol."""
     admission: str = "open"
     """open: anybody with an address | invite: only bearers of a token signed by the owner."""
+    salt: str = ""
+    """Drawn by ``tutti swarm init``, so that a second run of the same settings is another run."""
+    continues: str = ""
+    """Id of the run whose last epoch this one goes on from: who has checkpoints of it begins with them. Empty: from the start."""
 
 
 @dataclass(frozen=True)
@@ -223,9 +231,28 @@ class Manifest:
         if t.eval_every and self.data.holdout == 0.0:
             raise UsageFault("data.holdout = 0", f"must be above 0 while training.eval_every = {t.eval_every}")
 
+    def check_continues(self, before: Manifest) -> None:
+        """Raises UsageFault unless this run can go on from the last epoch of ``before``."""
+        for name, old, new in (
+            ("model", before.model, self.model),
+            ("pipeline.stages", before.pipeline.stages, self.pipeline.stages),
+            ("optimizer.name", before.optimizer.name, self.optimizer.name),
+        ):
+            if old != new:
+                raise UsageFault(f"{name} differs from the run to continue", "leave it as it is, or begin anew with  --from")
+        if self.training.epochs <= before.training.epochs:
+            raise UsageFault(
+                f"training.epochs = {self.training.epochs}, and the run to continue has {before.training.epochs}",
+                f"give more:  --epochs {2 * before.training.epochs}",
+            )
+
     def immutable(self) -> bytes:
-        """The bytes that are hashed and signed: JSON of everything but the signature, keys sorted, defaults written out."""
+        """The bytes that are hashed and signed: JSON of everything but the signature, keys sorted, defaults written out; an empty
+        ``salt`` or ``continues`` is left out, so that runs from before these fields keep their ids."""
         body = {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
+        for key in _YOUNGER:
+            if not body["swarm"][key]:
+                del body["swarm"][key]
         return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
     @cached_property
@@ -267,7 +294,7 @@ class Manifest:
             table = tomlkit.table()
             table.comment((kind.__doc__ or "").strip().splitlines()[0])
             for key, value in dataclasses.asdict(getattr(self, name)).items():
-                if value is not None:  # TOML has no word for it, and it is the default
+                if value is not None and not (name == "swarm" and key in _YOUNGER and not value):  # the default, without a word
                     table.add(key, list(value) if isinstance(value, tuple) else value)
             doc.add(name, table)
         signature = signature or self.signature

@@ -84,6 +84,7 @@ class Picture:
         self._d = daemon
         self.tally = Tally()
         self._told: dict[Any, float] = {}
+        self._troubles: list[str] = []
         self._kinds: set[str] = set()
 
     # ------------------------------------------------------------ status
@@ -105,6 +106,7 @@ class Picture:
         s.bytes_sent, s.bytes_received = sum(p.sent for p in links.values()), sum(p.received for p in links.values())
         s.paths_to.update(Counter(p.path for p in links.values() if p.path))
         s.reachable = d.transport.reachable.words(len(d.transport.relays.held))
+        s.warnings.extend(d.child_trouble.values())
         if d.assembled is not None:
             self._work(s)
         s.healthy, s.reason, s.next_step = self._health(s)
@@ -150,6 +152,7 @@ class Picture:
         if training.past.given_up_epochs:
             n, tokens = training.past.given_up_epochs, training.past.given_up_tokens
             s.warnings.append(f"{n} epochs ({tokens} tokens) of this side were given up when the network healed")
+        s.warnings.extend(self._troubles)
         if s.replicas == 1 and d.manifest.training.epochs > s.epoch:
             what = "the ends have" if a.stage.stage == ENDS else f"stage {a.stage.stage} has"
             s.warnings.append(f"{what} one peer only: when it leaves, training waits")
@@ -247,13 +250,22 @@ class Picture:
 
     def planned(self, plan: Plan) -> None:
         """A new plan reached this peer."""
+        t, config, m = self.tally, self._d.config, self._d.manifest
+        known = t.loss_first
+        if not known and m is not None:
+            t.loss_first = known = config.reference(m.run_id)
         seconds = self.tally.planned(plan.epoch, plan.loss, plan.loss_val, plan.tokens, time.monotonic(), sum(plan.forecast))
+        if t.loss_first and not known and m is not None:
+            self._d.tasks.spawn(asyncio.to_thread(config.keep_reference, m.run_id, t.loss_first), "reference loss")
         if seconds:
             self._d.metrics.epoch_seconds.observe(seconds)
 
     async def keep_measuring(self) -> None:
-        """Bring the page that is scraped up to date with the screen, for ever."""
+        """Bring the page that is scraped up to date with the screen, and what the screen says of the disk with the disk, for ever."""
         while True:
+            if self._d.assembled is not None:
+                # A network disk may take its time to answer.
+                self._troubles = await asyncio.to_thread(self._d.assembled.work.troubles)
             self.measure()
             await asyncio.sleep(MEASURE_S)
 

@@ -5,8 +5,9 @@
                                manifest.json              written last: sha256 and size of both, digest, meta
 
 A checkpoint is written under a hidden name, flushed, then renamed, so that a reader (after a crash, after a power
-cut) finds the old one, the new one, or both, and never half of one. A directory that is torn, garbled or of another
-run is left where it is and reported: deleting what one cannot read is how last copies are lost.
+cut) finds the old one, the new one, or both, and never half of one. A directory that is torn, garbled, of another run
+or of a later format is left where it is and reported: deleting what one cannot read is how last copies are lost. Where
+its name is wanted for a new checkpoint it is renamed to "<name>.aside-<hex>", up to :data:`ASIDE` of them in a stage.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,7 +35,10 @@ PARAMETERS, OPTIMIZER, MANIFEST = "parameters.safetensors", "optimizer.safetenso
 MANIFEST_LIMIT = 16 << 20
 _EPOCH = re.compile(r"epoch-(0|[1-9][0-9]{0,17})(\.replaced)?")
 _HIDDEN = re.compile(r"\.(writing|removing)-[0-9]{1,18}-[0-9a-f]{16}")
+_ASIDE = re.compile(r"epoch-[0-9]{1,18}\.aside-[0-9a-f]{8}")
 _MAX_STAGE = 1 << 20
+ASIDE = 8
+"""Unusable directories of a stage that are renamed to make way; with so many, a person has to look before the next."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,9 @@ class CheckpointStore:
 
     ``run_id`` is written into every manifest and asked of every one that is read. ``tell`` hears, in one sentence,
     of everything that was ignored, set aside or cleared away. One process writes a root at a time.
+
+    What :meth:`load` could not read, or :meth:`distrust` named, counts as no checkpoint from then on, although its manifest
+    is intact: hashes of large files are only computed when they are read.
     """
 
     def __init__(
@@ -66,6 +74,7 @@ class CheckpointStore:
     ) -> None:
         self.root, self.settings, self.run_id = Path(root), settings, run_id
         self._tell, self._disk = tell, disk or Disk()
+        self._distrusted: dict[tuple[int, str], str] = {}
 
     def save(
         self,
@@ -78,8 +87,9 @@ class CheckpointStore:
         """Write one checkpoint and forget those beyond ``settings.keep``; returns its directory.
 
         The tensors must not change during the call. Saving what is already there is a no-op. Raises OutOfResources
-        when the disk is full and LocalFault when it refuses (earlier checkpoints are then as they were),
-        ValueError for names, dtypes, numbers or meta that cannot be kept.
+        when the disk is full and LocalFault when it refuses (earlier checkpoints are then as they were), Refused when what
+        is in the way cannot be read and :data:`ASIDE` others were set aside before, ValueError for names, dtypes, numbers
+        or meta that cannot be kept.
         """
         _check_numbers(stage, epoch)
         flat = {f"{part}/{key}": tensor for part, states in optimizer.items() for key, tensor in states.items()}
@@ -121,6 +131,11 @@ class CheckpointStore:
         """(directory, why it is not used) of everything under the stage that is no usable checkpoint."""
         return [(name, why) for _, name, _, why in self._survey(stage) if why]
 
+    def distrust(self, stage: int, epoch: int, why: str) -> None:
+        """This process does not count the checkpoint of ``epoch`` any more: it can be read, but not used."""
+        for name in (_named(epoch), _named(epoch) + ".replaced"):
+            self._distrusted[stage, name] = why
+
     def load(self, stage: int, epoch: int) -> Checkpoint:
         """Read one checkpoint, verifying every hash. Raises Refused when it is missing, torn, garbled or foreign."""
         _check_numbers(stage, epoch)
@@ -132,6 +147,7 @@ class CheckpointStore:
             except FileNotFoundError:
                 continue
             except (OSError, Refused) as e:
+                self._distrusted[stage, name] = str(e)
                 reasons.append(f"{name}: {e}")
         where = self.path(stage, epoch)
         why = "; ".join(reasons) or "there is none"
@@ -145,6 +161,11 @@ class CheckpointStore:
             except Refused as e:
                 self._tell(str(e))
         return None
+
+    def free(self) -> int:
+        """Bytes this user may still write to the disk of ``root``, or where it will be. Raises OSError."""
+        there = next((p for p in (self.root, *self.root.parents) if p.is_dir()), Path("/"))
+        return shutil.disk_usage(there).free
 
     def path(self, stage: int, epoch: int) -> Path:
         """Where the checkpoint of ``stage`` at ``epoch`` is, or would be."""
@@ -170,9 +191,14 @@ class CheckpointStore:
         except (OSError, ValueError):
             remove_tree(disk, hidden, at)
             raise
-        self._make_way(at, stage, epoch)
+        try:
+            self._make_way(at, stage, epoch)
+        except Refused:
+            remove_tree(disk, hidden, at)
+            raise
         disk.rename(hidden, _named(epoch), at)
         disk.fsync(at)
+        self._distrusted.pop((stage, _named(epoch)), None)
         if _exists(_named(epoch) + ".replaced", at):
             self._clear(at, epoch, _named(epoch) + ".replaced")
 
@@ -201,8 +227,18 @@ class CheckpointStore:
         manifest, _ = self._look(at, _named(epoch), stage, epoch)
         if manifest is None or manifest.digest != stage_digest or manifest.meta != dict(meta):
             return False
-        with directory(_named(epoch), at) as fd:
-            return all(_hash_in(fd, name) == entry.sha256 for name, entry in manifest.files.items())
+        return not self._changed(at, _named(epoch), manifest)
+
+    def _changed(self, at: int, name: str, manifest: Manifest) -> str:
+        """Why a checkpoint with an intact manifest is not what it describes, after reading all of it; empty when it is."""
+        with directory(name, at) as fd:
+            for file, entry in manifest.files.items():
+                try:
+                    if _hash_in(fd, file) != entry.sha256:
+                        return f"{file} is not the file its manifest describes"
+                except (OSError, Refused) as e:
+                    return f"{file}: {e}"
+        return ""
 
     def _make_way(self, at: int, stage: int, epoch: int) -> None:
         """Free the final name. A whole one that differs stays readable as ".replaced" until the new one is named."""
@@ -210,7 +246,15 @@ class CheckpointStore:
         if not _exists(name, at):
             return
         manifest, why = self._look(at, name, stage, epoch)
+        if manifest is not None and (why := self._changed(at, name, manifest)):
+            manifest = None
         if manifest is None:
+            before = [n for n in os.listdir(at) if _ASIDE.fullmatch(n)]
+            if len(before) >= ASIDE:
+                raise Refused(
+                    f"{name} under {self.root / f'stage-{stage}'} cannot be read ({why}), and {len(before)} others were set aside",
+                    "look at what is set aside there (*.aside-*), remove what you do not need, and check the disk",
+                )
             aside = f"{name}.aside-{secrets.token_hex(4)}"
             self._tell(f"stage {stage}: {name} is set aside as {aside}: {why}")
         else:
@@ -257,6 +301,8 @@ class CheckpointStore:
                     if match := _EPOCH.fullmatch(name):
                         epoch = int(match[1])
                         found.append((epoch, name, *self._look(at, name, stage, epoch)))
+                    elif _ASIDE.fullmatch(name):
+                        found.append((-1, name, None, "set aside, because it could not be read"))
                     else:
                         found.append((-1, name, None, "not a name a checkpoint has"))
         except FileNotFoundError:
@@ -266,6 +312,8 @@ class CheckpointStore:
         return found
 
     def _look(self, at: int, name: str, stage: int, epoch: int) -> tuple[Manifest | None, str]:
+        if why := self._distrusted.get((stage, name), ""):
+            return None, why
         try:
             with directory(name, at) as fd:
                 manifest = self._manifest(fd, stage, epoch)

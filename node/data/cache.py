@@ -1,4 +1,7 @@
-"""Tokenised text on disk, mapped into memory, named by a hash of where it came from: made once, read by every later start."""
+"""Tokenised text on disk, mapped into memory, named by a hash of where it came from: made once, read by every later start.
+
+After the ids stands their sha256: a file that was cut or changed since is made anew, for what is wrong in it would be trained on.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import logging
 import os
 import secrets
 from collections.abc import Iterator
@@ -16,7 +20,9 @@ import numpy as np
 from node.core.errors import OutOfResources, UsageFault
 from node.data.tokenizer import Tokenizer
 
-_FORMAT = 1
+_FORMAT = 2
+_SUM = hashlib.sha256().digest_size
+_log = logging.getLogger("tutti.data")
 
 
 def cached(home: Path, source: str, documents: Iterator[bytes], tokenizer: Tokenizer, end: int | None) -> np.ndarray:
@@ -30,25 +36,45 @@ def cached(home: Path, source: str, documents: Iterator[bytes], tokenizer: Token
     # An end mark of a byte tokenizer is the id 257, so that one byte is too narrow even there.
     dtype = np.dtype("<u2") if tokenizer.vocab <= 1 << 16 else np.dtype("<u4")
     path = home / "data" / f"{key[:32]}.{dtype.name}"
-    if not path.is_file():
+    if not _whole(path):
+        if path.exists():
+            _log.warning("the tokenised text %s is damaged and made anew", path)
         try:
             _write(path, documents, tokenizer, end, dtype)
         except OSError as e:
             if e.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise OutOfResources(f"no space to keep tokenised text in {path.parent}", "free some space") from e
             raise UsageFault(f"cannot keep tokenised text in {path.parent}: {e}", "choose a home you may write to") from e
-    return np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.empty(0, dtype=dtype)
+    ids = (path.stat().st_size - _SUM) // dtype.itemsize
+    return np.memmap(path, dtype=dtype, mode="r", shape=(ids,)) if ids else np.empty(0, dtype=dtype)
+
+
+def _whole(path: Path) -> bool:
+    """Whether what is there is a file that :func:`_write` has finished; reads all of it."""
+    found = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            left = os.fstat(file.fileno()).st_size - _SUM
+            while left > 0 and (piece := file.read(min(left, 1 << 22))):
+                found.update(piece)
+                left -= len(piece)
+            return left == 0 and file.read(_SUM + 1) == found.digest()
+    except OSError:
+        return False
 
 
 def _write(path: Path, documents: Iterator[bytes], tokenizer: Tokenizer, end: int | None, dtype: np.dtype) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     staged = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     mark = b"" if end is None else np.asarray([end], dtype=dtype).tobytes()
+    total = hashlib.sha256()
     try:
         with open(staged, "xb") as file:
             for document in documents:
-                file.write(tokenizer.encode(document).astype(dtype).tobytes())
-                file.write(mark)
+                for piece in (tokenizer.encode(document).astype(dtype).tobytes(), mark):
+                    file.write(piece)
+                    total.update(piece)
+            file.write(total.digest())
             file.flush()
             os.fsync(file.fileno())
         os.replace(staged, path)

@@ -73,6 +73,11 @@ class Origin:
         room.do(Start(index))
         try:
             await asyncio.wait((result,), timeout=max(0.0, left))
+        except asyncio.CancelledError:
+            # Nobody waits for it any more, so that it ends is no news.
+            if self._results.get(index) is result:
+                del self._results[index]
+            raise
         finally:
             if not result.done() and room.machine.plan is plan:
                 room.do(Drop(index, f"not finished in {left:.1f} s"))

@@ -71,7 +71,8 @@ class Chair:
             reason = e.reason
         if reason is not None:
             self._journal.emit("training", "note-refused", f"peer {short(peer)}: {reason}", "warning", peer=peer)
-            self.lead(ev.Unreachable(peer))
+            mine = peer == self._me and isinstance(event, ev.PlanArrived)
+            self.lead(ev.Declined(event.plan.hash, reason) if mine else ev.Unreachable(peer))
 
     def _spread(self, action: ev.SendLost) -> None:
         note = notes.dead_note(action)

@@ -72,6 +72,14 @@ class Unreachable:
 
 
 @dataclass(frozen=True)
+class Declined:
+    """The leader's own member cannot follow this plan; of others that counts as :class:`Unreachable`."""
+
+    plan_hash: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Accused:
     """``by`` could not get an answer from ``about``. One word against another: it is probed before it counts."""
 

@@ -96,13 +96,19 @@ class Leader:
 
     def handle(self, event: Any, now: float) -> list[Any]:
         """One event in, actions out. Unknown or stale events change nothing."""
-        if self.phase is Phase.FINISHED and not isinstance(event, ev.Heard | ev.Recalled | ev.Unreachable | ev.Tick):
+        if self.phase is Phase.FINISHED and not isinstance(
+            event, ev.Heard | ev.Recalled | ev.Unreachable | ev.Declined | ev.Tick
+        ):
             return []
         match event:
             case ev.Heard():
                 return self._heard(event, now)
             case ev.Unreachable(peer):
                 return self._gone(peer, now, "does not answer")
+            case ev.Declined(plan_hash, reason):
+                newest = self.memory.history
+                current = newest is not None and newest.hash == plan_hash and self.phase is not Phase.GATHER
+                return self._abandon(now, f"the leader cannot follow its own plan: {reason}") if current else []
             case ev.Accused(about, by, _):
                 known = self.roster.candidates
                 return [ev.Probe(about)] if about in known and about != self.me and by in known else []

@@ -91,6 +91,12 @@ class Member:
         """The version in place came from the disk or from others, not from an epoch."""
         self.at, self.checkpoints, self.tokens, self.before, self.cell = at, checkpoints, tokens, None, cell
 
+    def withdraw(self, at: Version, checkpoints: tuple[Version, ...], tokens: int, cell: int = ANY) -> None:
+        """The version that the plan in force starts from cannot be put in place after all: ``at`` is there, and this peer has no part
+        in the epoch."""
+        self.stand(at, checkpoints, tokens, cell)
+        self.state = State.IDLE
+
     def handle(self, event: Any, now: float) -> list[Any]:
         """One event in, actions out; what is stale or from the wrong term is refused or ignored."""
         match event:

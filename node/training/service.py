@@ -224,24 +224,7 @@ class Training(rpc.TrainingServicer):
 
     async def _say_ready_to(self, leader: PeerId) -> bool:
         """False when it is no leader that listens: the next may be."""
-        m = self.member
-        heard = ev.Heard(
-            self.me,
-            self.stage,
-            m.at,
-            self.work.stage.digest,
-            self.work.speed(),
-            m.reachable,
-            m.term,
-            m.tokens,
-            self.leaving,
-            tuple(sorted(self.work.seen().items())),
-            self.work.room,
-            self.work.costs(),
-            m.cell,
-            self.standing.tells(leader),
-            self.work.arrived,
-        )
+        heard = self._heard(leader)
         if leader == self.me:
             self._chair.lead(heard)
             return True
@@ -256,6 +239,27 @@ class Training(rpc.TrainingServicer):
         if refused is not None:
             self._election.doubt(leader, self.clock.now())
         return refused is None
+
+    def _heard(self, leader: PeerId | None = None) -> ev.Heard:
+        """What this peer says of itself, to ``leader`` (None: to itself)."""
+        m = self.member
+        return ev.Heard(
+            self.me,
+            self.stage,
+            m.at,
+            self.work.stage.digest,
+            self.work.speed(),
+            m.reachable,
+            m.term,
+            m.tokens,
+            self.leaving,
+            tuple(sorted(self.work.seen().items())),
+            self.work.room,
+            self.work.costs(),
+            m.cell,
+            self.standing.tells(leader or self.me),
+            self.work.arrived,
+        )
 
     async def _clockwork(self) -> None:
         while True:
@@ -391,6 +395,10 @@ class Training(rpc.TrainingServicer):
                 for action in self.member.handle(queue.pop(0), self.clock.now()):
                     if isinstance(action, ev.Refuse):
                         refused = action.reason
+                    elif isinstance(action, ev.GoTo) and (refused := await self._go_to(action)):
+                        break  # what follows is work on a version that is not here
+                    elif isinstance(action, ev.GoTo):
+                        continue
                     elif (follow := await self._act(action)) is not None:
                         queue.append(follow)
             self._moved = self.clock.now()
@@ -398,11 +406,23 @@ class Training(rpc.TrainingServicer):
             self._calm.clear() if busy else self._calm.set()
             return refused
 
+    async def _go_to(self, action: ev.GoTo) -> str | None:
+        """Put another version in place; why it cannot be, once everybody who plans with this peer knows what it has instead."""
+        await self._stop_epoch()
+        work = self.work
+        try:
+            await work.go_to(action.version, action.how)
+        except Refused as e:
+            self.journal.emit("checkpoint", "restore-failed", str(e), "error", epoch=action.version.epoch)
+            self.member.withdraw(work.version, work.checkpoints(), work.tokens, work.cell)
+            self._hurry.set()
+            if self.leader is not None:
+                self._chair.lead(self._heard())
+            return f"epoch {action.version.epoch} cannot be put in place: {e}"
+        return None
+
     async def _act(self, action: Any) -> Any:
         match action:
-            case ev.GoTo(version, how):
-                await self._stop_epoch()
-                await self.work.go_to(version, how)
             case ev.Settle(epoch):
                 await self.work.settle(epoch, self.member.plan)
                 self.member.checkpoints = self.work.checkpoints()

@@ -1,4 +1,5 @@
-"""This peer's own checkpoints of its stage: written in the background, read back by version."""
+"""This peer's own checkpoints of its stage: written in the background, read back by version; what is wrong with them and
+with their disk, for the operator."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from node.checkpoint.store import Checkpoint, CheckpointStore
-from node.core.errors import LocalFault, Refused
+from node.core.errors import LocalFault, OutOfResources, Refused
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version, lineage
 from node.core.tasks import Tasks
@@ -19,19 +20,49 @@ from node.telemetry.events import Journal
 from node.training.cells import ANY
 from node.training.memory import Past
 
+TOLD = 3
+"""Checkpoints that cannot be used are named in the status up to so many, the others are counted."""
+
 
 class Shelf:
-    """One at a time is written, and a disk that is full stops nobody."""
+    """One at a time is written, and a disk that is full stops nobody: once it has room again, the next epoch is written."""
 
-    def __init__(self, store: CheckpointStore, stage: int, heavy: Executor, journal: Journal, tasks: Tasks) -> None:
+    def __init__(
+        self, store: CheckpointStore, stage: int, heavy: Executor, journal: Journal, tasks: Tasks, size: int = 0
+    ) -> None:
+        """``size``: bytes that a checkpoint has at least."""
         self._store, self._stage, self._heavy, self._journal, self._tasks = store, stage, heavy, journal, tasks
         self._saving: asyncio.Task[None] | None = None
         self._metas: dict[int, dict[str, Any]] | None = None
+        self._bad: list[tuple[str, str]] = []
+        self._told: set[tuple[str, str]] = set()
+        self._failed, self._owed = "", False
+        self._size = size
 
     def due(self, epoch: int) -> bool:
-        """Whether a checkpoint of this epoch is to be written."""
+        """Whether a checkpoint of this epoch is to be written: it is its turn, or the last one found no room and now there is."""
         every = self._store.settings.every
-        return bool(every) and epoch % every == 0
+        return bool(every) and (epoch % every == 0 or (self._owed and self._lacks() == ""))
+
+    def troubles(self) -> list[str]:
+        """Sentences for the operator: why nothing is written, which checkpoints cannot be used. Looks at the disk's free space."""
+        lacks = self._lacks() if self.writes else ""
+        found = [self._failed] if self._failed and (lacks or not self._owed) else [lacks] if lacks else []
+        if self._bad:
+            more = f" and {len(self._bad) - TOLD} more" if len(self._bad) > TOLD else ""
+            named = "; ".join(f"{name}: {why}" for name, why in self._bad[:TOLD])
+            found.append(f"checkpoints that cannot be used stay where they are: {named}{more}")
+        return found
+
+    def _lacks(self) -> str:
+        """A sentence when the disk has no room for the next checkpoint, by the size of the last one."""
+        try:
+            free = self._store.free()
+        except OSError as e:
+            return f"the disk of {self._store.root} does not answer: {e.strerror or e}"
+        if free > self._size:
+            return ""
+        return f"the disk is full: a checkpoint has {self._size:,} bytes, and {free:,} are free under {self._store.root}"
 
     @property
     def writes(self) -> bool:
@@ -67,14 +98,22 @@ class Shelf:
     async def load(self, version: Version, shapes: Mapping[str, tuple[int, ...]]) -> Checkpoint:
         """The checkpoint of ``version``, verified. Raises Refused when there is none, or it is of another model."""
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._heavy, self._store.load, self._stage, version.epoch)
-        if _lineage(found.meta) != version.lineage:
-            raise Refused(f"the checkpoint of epoch {version.epoch} is of another history", "use another epoch")
-        copies_of(found.meta)
-        if {name: tuple(t.shape) for name, t in found.parameters.items()} != dict(shapes) or {
-            name.partition("#")[0] for name in found.optimizer
-        } - shapes.keys():
-            raise Refused(f"the checkpoint of epoch {version.epoch} is of another model", "use another directory")
+        try:
+            found = await loop.run_in_executor(self._heavy, self._store.load, self._stage, version.epoch)
+            if _lineage(found.meta) != version.lineage:
+                raise _OtherHistory(f"the checkpoint of epoch {version.epoch} is of another history", "use another epoch")
+            copies_of(found.meta)
+            if {name: tuple(t.shape) for name, t in found.parameters.items()} != dict(shapes) or {
+                name.partition("#")[0] for name in found.optimizer
+            } - shapes.keys():
+                raise Refused(f"the checkpoint of epoch {version.epoch} is of another model", "use another directory")
+        except _OtherHistory:
+            raise
+        except Refused as e:
+            # Nobody is told any more that this peer could go back to it.
+            self._store.distrust(self._stage, version.epoch, e.what)
+            self._metas = None
+            raise
         return found
 
     def save(
@@ -94,6 +133,8 @@ class Shelf:
             text = f"epoch {epoch}: the one before is still being written"
             self._journal.emit("checkpoint", "checkpoint-skipped", text, "warning")
             return
+        size = sum(t.nbytes for t in parameters.values()) + sum(t.nbytes for own in optimizer.values() for t in own.values())
+        self._size = max(self._size, size + sum(t.nbytes for c in copies.values() for t in c.state.values()))
         meta: dict[str, Any] = {"epoch": epoch, "copies": {n: [c.version.epoch, c.version.lineage] for n, c in copies.items()}}
         state = dict(optimizer) | {n: c.state for n, c in copies.items()}
         if plan is not None and plan.epoch == epoch:
@@ -103,16 +144,24 @@ class Shelf:
             meta["worked"] = [[*unit, count] for unit, count in sorted(plan.worked.items())]
             meta["mass"] = [[*unit, mass] for unit, mass in sorted(plan.mass.items())]
 
-        def write() -> tuple[str, dict[int, dict[str, Any]]]:
-            return str(self._store.save(self._stage, epoch, parameters, state, meta)), self._store.metas(self._stage)
+        def write() -> tuple[str, dict[int, dict[str, Any]], list[tuple[str, str]]]:
+            path = str(self._store.save(self._stage, epoch, parameters, state, meta))
+            return path, self._store.metas(self._stage), self._store.problems(self._stage)
 
         async def saving() -> None:
             try:
-                path, self._metas = await asyncio.to_thread(write)
+                path, self._metas, bad = await asyncio.to_thread(write)
+                self._found(bad)
                 text = f"epoch {epoch} is on disk"
+                if self._failed:
+                    self._journal.emit("checkpoint", "checkpoint-again", f"checkpoints are written again: {text}", epoch=epoch)
+                self._failed, self._owed = "", False
                 self._journal.emit("checkpoint", "checkpoint-written", text, "debug", epoch=epoch, path=path)
             except LocalFault as error:
-                self._journal.emit("checkpoint", "checkpoint-failed", f"{error} {error.next_step}", "error", epoch=epoch)
+                # A quota leaves the disk itself with room: then the usual turn is waited for.
+                self._failed = error.what
+                self._owed = isinstance(error, OutOfResources) and bool(self._lacks())
+                self._journal.emit("checkpoint", "checkpoint-failed", f"{error}; {error.next_step}", "error", epoch=epoch)
 
         self._saving = self._tasks.spawn(saving(), "checkpoint")
 
@@ -126,10 +175,24 @@ class Shelf:
         if self._metas is None:
             try:
                 self._metas = self._store.metas(self._stage)
+                self._found(self._store.problems(self._stage))
             except LocalFault as error:
-                self._journal.emit("checkpoint", "checkpoint-ignored", f"{error} {error.next_step}", "warning")
                 self._metas = {}
+                self._found([(f"stage-{self._stage}", f"{error}; {error.next_step}")])
         return self._metas
+
+    def _found(self, bad: list[tuple[str, str]]) -> None:
+        """These cannot be used: each is said once. What was set aside is in nobody's way and no trouble of today."""
+        self._bad = [(name, why) for name, why in bad if ".aside-" not in name]
+        for name, why in bad:
+            if (name, why) not in self._told:
+                self._told.add((name, why))
+                text = f"{name} of stage {self._stage} is not used and stays where it is: {why}"
+                self._journal.emit("checkpoint", "checkpoint-ignored", text, "warning", name=name)
+
+
+class _OtherHistory(Refused):
+    """A whole checkpoint, but not the one that was asked for."""
 
 
 def tokens_of(meta: Mapping[str, Any]) -> int:

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from torch import Tensor
 
@@ -63,10 +64,11 @@ class Work:
         self.stage, self.engines, self.settings, self.me = stage, engines, settings, me
         self._tasks = Tasks("work", on_error)
         self.handover = Handover(stage, engines, optimizer, settings.buddy_every, me, self._tasks)
-        self._shelf = Shelf(engines.store, stage.stage, engines.heavy, engines.journal, self._tasks)
         self.anchor = Anchor(stage, outer or OuterSettings(), settings.epochs, engines, self._tasks, me)
         self.rounds = Rounds(stage, engines, optimizer, me)
         self._shapes = self.rounds.shapes
+        size = sum(4 * prod(shape) for shape in self._shapes.values())
+        self._shelf = Shelf(engines.store, stage.stage, engines.heavy, engines.journal, self._tasks, size)
         self._inner = InnerRound(stage, engines, self.handover, self.rounds, sequence, me)
         self._outer = OuterRound(self.anchor, engines, self.handover, self.rounds, self._tasks, me)
         self.sketch: Sketch = ()
@@ -106,6 +108,10 @@ class Work:
     def checkpoints(self) -> tuple[Version, ...]:
         """Versions this peer could go back to from its disk, oldest first: of the cell whose parameters are in place."""
         return self._shelf.versions(self.cell)
+
+    def troubles(self) -> list[str]:
+        """What the operator must know of this peer's checkpoints and their disk; looks at the free space."""
+        return self._shelf.troubles()
 
     @property
     def outer(self) -> OuterNews:

@@ -13,7 +13,7 @@ import socket
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -97,8 +97,8 @@ class Transport:
         self._rate = Rate(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE)
         self._lines = Lines(self.p2p, settings, self._greet, self.p2p.runtime, journal, self._tasks, self.reach_settings.punch)
         self._lines.how, self._lines.greet_through = self.p2p.how, self._greet_through
-        self._lines.on_lost.append(lambda _: self._gauge())
-        self._lines.on_up.append(lambda _: self._gauge())
+        for rung in list(Rung)[1:]:
+            metrics.peers.labels(path=rung.word).set_function(partial(self._on_rung, rung))
         self.relay = Relay(self.p2p, self.reach_settings, self._relay_for, self._relaying, journal, metrics)
         near = settings.host if settings.host not in ("", "0.0.0.0", "::") else "::1" if settings.host == "::" else "127.0.0.1"
         self._near = near
@@ -222,7 +222,6 @@ class Transport:
 
     def forget(self, peer: PeerId) -> None:
         self._lines.forget(peer)
-        self._gauge()
 
     def on_lost(self, callback: Callable[[PeerId], None]) -> None:
         """Call ``callback(peer)`` when the established channel to a peer breaks. It must not block or raise."""
@@ -445,16 +444,14 @@ class Transport:
     def _remember(self, met: Acquaintance) -> None:
         self._met[met.peer] = met
         self._met.move_to_end(met.peer)
-        self._gauge()
         if len(self._met) > PEERS_KEPT:
             gone, _ = self._met.popitem(last=False)
             for table in (self._bytes, self._busiest, self._rtt, self._proven):
                 table.pop(gone, None)
 
-    def _gauge(self) -> None:
-        rungs = [line.rung for line in self._lines.all().values()]
-        for rung in list(Rung)[1:]:
-            self._metrics.peers.labels(path=rung.word).set(rungs.count(rung))
+    def _on_rung(self, rung: Rung) -> int:
+        """Lines of this kind now; called by the thread that answers scrapes."""
+        return sum(line.rung is rung for line in self._lines.all().values())
 
     def _banned(self, peer: PeerId) -> float:
         return self._book.banned(peer, time.monotonic())

@@ -14,8 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from node.checkpoint import manifest
 from node.checkpoint.settings import CheckpointSettings
-from node.checkpoint.store import CheckpointStore
+from node.checkpoint.store import ASIDE, CheckpointStore
 from node.core.errors import LocalFault, OutOfResources, Refused
 from node.wire.tensors import digest
 
@@ -162,24 +163,74 @@ def test_a_damaged_one_is_passed_over_and_stays(tmp_path: Path, kind: str) -> No
     found = store.newest(1)
     assert found is not None
     assert found.epoch == 1
-    if kind != "flipped bit":  # seen by hashing only
-        assert store.epochs(1) == [1]
-        assert [name for name, why in store.problems(1) if reason in why] == ["epoch-2"]
+    assert store.epochs(1) == [1]
+    assert [name for name, why in store.problems(1) if reason in why] == ["epoch-2"]
     for epoch in range(3, 9):
         store.save(1, epoch, *state(epoch))
-    assert (tmp_path / "stage-1" / "epoch-2").exists() == (kind != "flipped bit")
+    assert (tmp_path / "stage-1" / "epoch-2").exists()
+    assert store.epochs(1) == [6, 7, 8], "what cannot be read takes no place of what can"
 
 
-def test_saving_over_a_damaged_one_sets_it_aside(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["short", "flipped bit", "no manifest"])
+@pytest.mark.parametrize("seed", [2, 3])
+def test_saving_over_a_damaged_one_sets_it_aside(tmp_path: Path, kind: str, seed: int) -> None:
     said: list[str] = []
     store = store_in(tmp_path, said=said)
-    truncate(store.save(1, 2, *state(2)))
-    store.save(1, 2, *state(2))
-    assert store.load(1, 2).epoch == 2
+    path = store.save(1, 2, *state(2))
+    DAMAGE[kind][0](path)
+    left = {p.name: p.read_bytes() for p in path.iterdir()}
+    store.save(1, 2, *state(seed))
+    assert store.load(1, 2).digest == digest(state(seed)[0])
     (aside,) = names(tmp_path) - {"epoch-2"}
     assert aside.startswith("epoch-2.aside-")
+    assert {p.name: p.read_bytes() for p in (tmp_path / "stage-1" / aside).iterdir()} == left
     assert any(aside in text for text in said)
-    assert (aside, "not a name a checkpoint has") in store.problems(1)
+    assert [name for name, _ in store.problems(1)] == [aside]
+
+
+def test_what_is_set_aside_is_bounded_and_nothing_of_it_deleted(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    for _ in range(ASIDE):
+        truncate(store.save(1, 2, *state(2)))
+    last = store.save(1, 2, *state(2))
+    truncate(last)
+    there = names(tmp_path)
+    assert len(there) == ASIDE + 1
+    with pytest.raises(Refused, match="were set aside") as caught:
+        store.save(1, 2, *state(2))
+    assert "remove what you do not need" in caught.value.next_step
+    assert names(tmp_path) == there
+    store.save(1, 3, *state(3))
+    assert store.epochs(1) == [3], "other epochs are still written"
+
+
+def test_what_was_distrusted_counts_as_none_until_it_is_written_anew(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    store.save(1, 1, *state(1))
+    store.save(1, 2, *state(2))
+    store.distrust(1, 2, "of another model")
+    assert store.epochs(1) == [1]
+    assert store.metas(1).keys() == {1}
+    assert store.problems(1) == [("epoch-2", "of another model")]
+    assert store_in(tmp_path).epochs(1) == [1, 2], "another process finds out by itself"
+    store.save(1, 2, *state(3))
+    assert store.load(1, 2).digest == digest(state(3)[0])
+    assert store.epochs(1) == [1, 2]
+
+
+def test_a_later_format_is_left_for_who_can_read_it(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    store.save(1, 1, *state(1))
+    page = store.save(1, 2, *state(2)) / "manifest.json"
+    body = json.loads(page.read_text())["checkpoint"] | {"format": 7, "new": "field"}
+    page.write_text(json.dumps({"checkpoint": body, "sha256": manifest._hash(body)}))
+    later = page.read_bytes()
+    with pytest.raises(Refused, match="format 7, this software reads 1"):
+        store.load(1, 2)
+    assert store.epochs(1) == [1]
+    store.save(1, 2, *state(4))
+    (aside,) = names(tmp_path) - {"epoch-1", "epoch-2"}
+    assert (tmp_path / "stage-1" / aside / "manifest.json").read_bytes() == later
 
 
 def test_of_another_run_or_stage_is_foreign(tmp_path: Path) -> None:
@@ -309,8 +360,6 @@ def test_any_write_may_find_the_disk_full(tmp_path: Path, code: int, monkeypatch
 
 
 def test_a_manifest_that_hashes_but_means_nothing_is_refused(tmp_path: Path) -> None:
-    from node.checkpoint import manifest
-
     store = store_in(tmp_path)
     path = store.save(1, 2, *state(2)) / "manifest.json"
     good = json.loads(path.read_text())["checkpoint"]

@@ -16,7 +16,7 @@ from node.core.ids import RunId
 from node.core.version import VERSION
 from node.identity.invites import Invite
 from node.identity.keys import Identity
-from node.manifest import Manifest
+from node.manifest import Manifest, read_manifest
 
 ROOT = Path(cli.__file__).parent
 ADDRESS = "/ip4/127.0.0.1/tcp/1/p2p/"
@@ -212,3 +212,24 @@ def test_a_swarm_out_of_reach_is_told_with_every_address(tutti, monkeypatch):
     document = json.loads(shown.stdout)
     assert (shown.returncode, document["exit_code"]) == (21, 21)
     assert [f["address"] for f in document["findings"]] == [ADDRESS + peer]
+
+
+def test_every_init_makes_another_run(tutti, home):
+    runs = [json.loads(tutti("swarm", "init", f"{i}.toml", "--json").stdout)["run_id"] for i in range(2)]
+    runs.append(json.loads(tutti("swarm", "init", "2.toml", "--from", "0.toml", "--json").stdout)["run_id"])
+    assert len(set(runs)) == 3
+    assert read_manifest(home.parent / "2.toml").model == read_manifest(home.parent / "0.toml").model
+
+
+def test_a_finished_run_is_continued_on_purpose(tutti, home):
+    first = json.loads(tutti("swarm", "init", "a.toml", "--epochs", "40", "--json").stdout)["run_id"]
+    shown = tutti("swarm", "init", "b.toml", "--continue", "a.toml")
+    assert shown.returncode == 2
+    assert "--epochs 80" in shown.stderr
+    assert tutti("swarm", "init", "b.toml", "--continue", "a.toml", "--from", "a.toml").returncode == 2
+    assert not (home.parent / "b.toml").exists()
+    assert tutti("swarm", "init", "b.toml", "--continue", "a.toml", "--epochs", "90").returncode == 0
+    made = read_manifest(home.parent / "b.toml")
+    made.verify()
+    assert (made.swarm.continues, made.training.epochs) == (first, 90)
+    assert made.run_id != first

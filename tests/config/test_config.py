@@ -5,6 +5,7 @@ import pytest
 
 from node.config import MAX_SOCKET_PATH, NodeConfig
 from node.core.errors import Refused, UsageFault
+from node.identity.invites import Invite
 from node.identity.keys import Identity
 from node.manifest import Manifest
 
@@ -132,11 +133,12 @@ def test_the_swarm_used_last_is_remembered_with_its_invite(tmp_path):
     assert config.remembered() is None
     one = Manifest.parse(Manifest.default_demo().sign(Identity.ephemeral()))
     two = Manifest.parse(Manifest.default_demo().sign(Identity.ephemeral()))
-    config.remember(one, "tutti2x")
-    assert config.remembered() == (one, "tutti2x")
+    invite = Invite(one.run_id, one.swarm.owner, (f"/ip4/127.0.0.1/tcp/1/p2p/{one.swarm.owner}",)).encode()
+    config.remember(one, invite)
+    assert config.remembered() == (one, invite)
     config.remember(two)
     assert config.remembered() == (two, "")
-    assert config.remembered(one.run_id) == (one, "tutti2x")
+    assert config.remembered(one.run_id) == (one, invite)
     config.remember(one)  # started again by file: the invite is kept
-    assert config.remembered() == (one, "tutti2x")
+    assert config.remembered() == (one, invite)
     assert not [p for p in tmp_path.rglob(".*") if p.is_file()]  # no temporary file left

@@ -44,6 +44,24 @@ def test_the_run_id_follows_every_field_and_not_the_way_it_is_written():
     assert len(seen) == 5
 
 
+def test_a_salt_makes_another_run_and_none_leaves_the_ids_of_older_runs():
+    assert b"salt" not in DEMO.immutable()
+    assert b"salt" not in DEMO.to_toml()
+    salted = amended(DEMO, {"swarm.salt": "00ff" * 4})
+    assert Manifest.parse(salted.to_toml()) == salted
+    assert len({DEMO.run_id, salted.run_id, amended(DEMO, {"swarm.salt": "00fe" * 4}).run_id}) == 3
+
+
+def test_a_run_goes_on_only_as_what_it_was():
+    more = {"training.epochs": DEMO.training.epochs + 1}
+    amended(DEMO, more).check_continues(DEMO)
+    with pytest.raises(UsageFault, match="training.epochs") as caught:
+        DEMO.check_continues(DEMO)
+    assert "--epochs" in caught.value.next_step
+    with pytest.raises(UsageFault, match="model differs"):
+        amended(DEMO, {**more, "model.layers": DEMO.model.layers + 1}).check_continues(DEMO)
+
+
 @pytest.mark.parametrize(
     ("section", "line", "says"),
     [

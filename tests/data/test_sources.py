@@ -97,6 +97,20 @@ def test_documents_end_with_eos_and_are_tokenised_once(tmp_path, monkeypatch, na
         again.train[0] = 1
 
 
+@pytest.mark.parametrize("damage", ["altered", "cut", "emptied", "longer"])
+def test_a_damaged_cache_file_is_made_anew(tmp_path, caplog, damage):
+    write_jsonl(tmp_path / "a.jsonl")
+    settings = DataSettings(source=f"file:{tmp_path / 'a.jsonl'}")
+    whole = ids_of(open_source(settings, 16, tmp_path / "home"))
+    (file,) = (tmp_path / "home" / "data").iterdir()
+    good = file.read_bytes()
+    spoilt = {"altered": b"\xff" * 8 + good[8:], "cut": good[: len(good) // 2], "emptied": b"", "longer": good + b"ab"}
+    file.write_bytes(spoilt[damage])
+    assert ids_of(open_source(settings, 16, tmp_path / "home")) == whole
+    assert file.read_bytes() == good
+    assert [str(file) in r.getMessage() for r in caplog.records] == [True]
+
+
 def test_changed_content_or_tokenizer_is_another_cache_file(tmp_path):
     path, trained = tmp_path / "a.jsonl", tmp_path / "t.json"
     write_jsonl(path)

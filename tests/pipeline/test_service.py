@@ -92,6 +92,24 @@ async def test_a_micro_batch_past_the_plans_deadline_is_dropped_and_reported(mak
     assert not any(r.counted for r in done.values())
 
 
+async def test_what_is_called_off_is_dropped_and_nobody_is_told(make_swarm):
+    swarm = await make_swarm().fill(replicas=1)
+    plan = swarm.plan(4)
+    swarm.adopt(plan)
+    swarm.net.mute(PeerId("s2a"))
+    origin, results = swarm.rooms["s0a"], []
+    running = asyncio.ensure_future(origin.run(plan.paths, swarm.batch, results.append))
+    while not origin.machine.visits:  # noqa: ASYNC110 - the machine has no event for it
+        await asyncio.sleep(0.01)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await origin.close()
+    assert results == []
+    assert "micro-batch-dropped" not in swarm.ears["s0a"].events
+    assert len(origin.stash) == 0
+
+
 async def test_taking_gradients_closes_the_epoch(make_swarm):
     swarm = await make_swarm(forward_timeout_s=0.5).fill(replicas=1)
     plan = swarm.plan(4)

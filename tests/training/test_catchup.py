@@ -33,10 +33,15 @@ async def test_the_newest_checkpoint_that_can_be_read_is_put_in_place(rig: Any, 
     spoilt.write_bytes(raw)
     (c,) = await rig.add("c", every=1)
     c.store.root = a.store.root
+    assert three in c.work.checkpoints(), "its manifest is whole, and nobody has read the rest"
     await catch_up(c.work, Board(), tmp_path / "in", c.journal, 0.0)  # type: ignore[arg-type]
     assert c.work.version == two
     assert len(c.events("restore-failed")) == 1
     assert [e.fields["epoch"] for e in c.events("restored")] == [two.epoch]
+    assert three not in c.work.checkpoints(), "no leader is told that it could go there"
+    (ignored,) = c.events("checkpoint-ignored")
+    assert f"epoch-{three.epoch}" in ignored.text
+    assert any(f"epoch-{three.epoch}: " in said for said in c.work.troubles())
 
 
 async def test_what_the_swarm_has_is_newer(rig: Any, tmp_path: Path) -> None:

@@ -631,3 +631,31 @@ def test_who_does_not_reach_the_leader_is_not_counted_on() -> None:
     tell(leader, notes, 0.0)
     assert the_plan(leader.handle(ev.Tick(), 2.0)) is None
     assert leader.waiting_for == f"a way between {short(S1)} (stage 1) and {short(E)} (ends)"
+
+
+def test_a_leader_that_cannot_follow_its_own_plan_makes_another() -> None:
+    leader, plan = begun()
+    assert leader.handle(ev.Declined("another plan", "why"), 2.1) == []
+    assert leader.plan is plan
+    (said,) = leader.handle(ev.Declined(plan.hash, "its checkpoint is damaged"), 2.1)
+    assert said.kind == "epoch-abandoned"
+    assert "its checkpoint is damaged" in said.text
+    assert leader.plan is None
+    again = the_plan(leader.handle(ev.Tick(), 4.0))
+    assert again is not None
+    assert again.term == plan.term + 1
+
+
+def test_a_leader_that_cannot_put_the_end_of_the_run_in_place_looks_for_another_start() -> None:
+    leader = Leader(E, facts(epochs=5, recall=lambda v: Past((40, ()), {}, 0)))
+    older = Version(4, "cc" * 16)
+    tell(leader, [heard(E, older, reachable=(A,)), heard(S1, A, reachable=(older,)), heard(S2, A, reachable=(older,))], 0.0)
+    last = the_plan(leader.handle(ev.Tick(), 2.0))
+    assert last is not None
+    assert last.last
+    assert leader.phase is Phase.FINISHED
+    tell(leader, [heard(E, older)], 2.1)
+    leader.handle(ev.Declined(last.hash, "its checkpoint is damaged"), 2.1)
+    plan = the_plan(leader.handle(ev.Tick(), 3.0))
+    assert plan is not None
+    assert plan.base == older

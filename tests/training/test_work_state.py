@@ -81,6 +81,7 @@ async def test_a_checkpoint_from_before_lineages_is_read_and_one_with_nonsense_i
     a.store.save(1, 4, parameters, {}, {**cursor, "lineage": "no hex"})
     a.store.save(1, 6, {"other": torch.zeros(2)}, {}, cursor)
     assert a.work.checkpoints() == (Version(2, ""), Version(6, ""))
+    assert a.work.troubles() == []
     past = a.work.recall(Version(2))
     assert (past.cursor, past.tokens) == ((8, (3,)), 0)
     assert a.work.recall(Version(4)) is None
@@ -88,6 +89,8 @@ async def test_a_checkpoint_from_before_lineages_is_read_and_one_with_nonsense_i
     assert (a.work.version, a.work.tokens) == (Version(2), 0)
     with pytest.raises(Refused, match="another model"):
         await a.work.restore(Version(6))
+    assert a.work.checkpoints() == (Version(2, ""),)
+    assert "epoch-6: " in a.work.troubles()[0]
 
 
 async def test_who_copies_takes_only_what_the_swarm_committed(rig: Any) -> None:

@@ -46,12 +46,16 @@ async def test_another_process_is_called_over_tls_and_over_the_tunnel(swarm, pro
         me.learn(peer, facts["multiaddrs"])
         assert await tell(me, peer) == me.peer_id
         assert me.path(peer) == path
+        assert me._metrics.values()[f'tutti_peers{{path="{path}"}}'] == 1
         assert await fetch(me, peer, 8 << 20) == 8 << 20
         assert 0 < await me.ping(peer) == me.rtt(peer)
         me.count(peer, sent=5, received=8 << 20, plane="state")
         link = me.peers()[peer]
         assert (link.path, link.name, link.received) == (path, "test", 8 << 20)
     assert me._metrics.total("bytes_received_total") == 16 << 20
+    me.forget(facts["peer"])
+    assert me._metrics.values()['tutti_peers{path="tunnel"}'] == 0
+    assert me._metrics.values()['tutti_peers{path="direct"}'] == 1
     assert await hidden.end() == 0
 
 

@@ -1,0 +1,171 @@
+"""What a home remembers of its runs, with its files altered, cut, emptied or gone: found again, or one clear refusal."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from node.assembly import inherit
+from node.checkpoint.settings import CheckpointSettings
+from node.checkpoint.store import CheckpointStore
+from node.config import NodeConfig
+from node.core.errors import OutOfResources, Refused, UsageFault
+from node.identity.invites import Invite
+from node.identity.keys import Identity
+from node.joining import choose
+from node.manifest import Manifest, amended
+from node.telemetry.events import Journal
+
+OWNER = Identity.ephemeral()
+DAMAGE = {
+    "altered": lambda p: p.write_bytes(bytes(b ^ 0xA5 if len(p.read_bytes()) // 2 <= i else b for i, b in enumerate(p.read_bytes()))),
+    "cut": lambda p: p.write_bytes(p.read_bytes()[: p.stat().st_size // 2]),
+    "emptied": lambda p: p.write_bytes(b""),
+    "removed": lambda p: p.unlink(),
+}  # fmt: skip
+
+
+def a_run(name: str = "demo", **changes: object) -> Manifest:
+    base = amended(Manifest.default_demo().owned_by(OWNER.peer_id), {"swarm.name": name, **changes})
+    return Manifest.parse(base.sign(OWNER))
+
+
+def invite_to(manifest: Manifest) -> Invite:
+    return Invite(manifest.run_id, OWNER.peer_id, (f"/ip4/127.0.0.1/tcp/1/p2p/{OWNER.peer_id}",))
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> NodeConfig:
+    config = NodeConfig.load({"home": tmp_path / "home"}, {})
+    Identity.create(config.identity_path)
+    return config
+
+
+def others(home: Path, but: Path) -> dict[Path, bytes]:
+    return {p: p.read_bytes() for p in home.rglob("*") if p.is_file() and p != but}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_the_run_used_last_is_found_without_its_pointer(ours: NodeConfig, how: str) -> None:
+    one = a_run()
+    ours.remember(one, invite_to(one).encode())
+    pointer = ours.home / "swarms" / "current"
+    DAMAGE[how](pointer)
+    assert choose(ours, None) == (one, invite_to(one))
+    ours.remember(a_run("two"))
+    DAMAGE[how](pointer)
+    before = others(ours.home, pointer)
+    with pytest.raises(UsageFault, match="2 runs are remembered") as caught:
+        choose(ours, None)
+    assert str(ours.manifest_path(one.run_id)) in caught.value.next_step
+    assert others(ours.home, pointer) == before, "no new run was begun"
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_damaged_manifest_is_asked_for_again_by_the_invite(
+    ours: NodeConfig, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = a_run()
+    ours.remember(one, invite_to(one).encode())
+    path = ours.manifest_path(one.run_id)
+    DAMAGE[how](path)
+    assert choose(ours, None) == (None, invite_to(one))
+    assert str(path) in capsys.readouterr().err
+    assert choose(ours, invite_to(one).encode()) == (None, invite_to(one))
+    ours.remember(one)
+    assert choose(ours, None) == (one, invite_to(one))
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_damaged_manifest_without_an_invite_is_one_refusal_until_a_copy_is_given(
+    ours: NodeConfig, how: str, tmp_path: Path
+) -> None:
+    one = a_run()
+    ours.remember(one)
+    path, copy = ours.manifest_path(one.run_id), tmp_path / "copy.toml"
+    copy.write_bytes(path.read_bytes())
+    DAMAGE[how](path)
+    before = others(ours.home, path)
+    with pytest.raises(Refused, match="swarm.toml is (damaged|missing)") as caught:
+        choose(ours, None)
+    assert "tutti start FILE" in caught.value.next_step
+    assert others(ours.home, path) == before
+    assert choose(ours, str(copy)) == (one, None)
+    assert choose(ours, None) == (one, None)
+
+
+@pytest.mark.parametrize("how", ["altered", "cut", "emptied"])
+def test_a_damaged_invite_is_done_without_where_peers_are_remembered(ours: NodeConfig, how: str) -> None:
+    one = a_run()
+    ours.remember(one, invite_to(one).encode())
+    path = ours.manifest_path(one.run_id).parent / "invite"
+    DAMAGE[how](path)
+    with pytest.raises(Refused, match="invite is damaged") as caught:
+        choose(ours, None)
+    assert "tutti join INVITE" in caught.value.next_step
+    ours.keep_acquaintances(one.run_id, invite_to(one).addresses)
+    assert choose(ours, None) == (one, invite_to(one))
+    assert choose(ours, str(ours.manifest_path(one.run_id))) == (one, None), "named by hand it needs none"
+
+
+def test_a_manifest_of_another_run_in_its_place_is_damage(ours: NodeConfig) -> None:
+    one, two = a_run(), a_run("two")
+    ours.remember(one)
+    ours.manifest_path(one.run_id).write_bytes(two.to_toml())
+    with pytest.raises(Refused, match=f"describes run {two.run_id[:12]}"):
+        ours.remembered()
+
+
+def test_on_a_full_disk_what_is_remembered_is_remembered_again(ours: NodeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = a_run()
+    ours.remember(one, invite_to(one).encode())
+
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("node.config.write_atomically", full)
+    ours.remember(one, invite_to(one).encode())
+    ours.keep_reference(one.run_id, 5.5)
+    with pytest.raises(OutOfResources, match="No space left"):
+        ours.remember(a_run("two"))
+    assert ours.remembered() == (one, invite_to(one).encode())
+
+
+def test_the_first_loss_of_a_run_survives_a_restart_and_nonsense_is_none(ours: NodeConfig) -> None:
+    one = a_run()
+    assert ours.reference(one.run_id) == 0.0
+    ours.remember(one)
+    ours.keep_reference(one.run_id, 5.5640625)
+    assert ours.reference(one.run_id) == 5.5640625
+    for text in ("", "nan", "-1", "inf", "5.56.1", "\xff", "1e99"):
+        (ours.swarm_dir(one.run_id) / "reference").write_bytes(text.encode("latin-1"))
+        assert ours.reference(one.run_id) == 0.0
+
+
+def test_a_run_that_continues_another_begins_with_the_own_checkpoints_of_that_one(ours: NodeConfig) -> None:
+    one = a_run()
+    two = a_run(**{"swarm.continues": one.run_id, "training.epochs": one.training.epochs + 5})
+    assert two.run_id != one.run_id
+    settings, journal = CheckpointSettings(), Journal()
+    old = CheckpointStore(ours.checkpoint_dir(one.run_id), settings, one.run_id)
+    for epoch in (20, 40):
+        old.save(1, epoch, {"w": torch.full((3,), float(epoch))}, {"w": {"momentum": torch.ones(3)}}, {"lineage": "ab" * 16})
+    spoilt = old.path(1, 40) / "parameters.safetensors"
+    spoilt.write_bytes(spoilt.read_bytes()[:-1] + b"\x01")
+    new = CheckpointStore(ours.checkpoint_dir(two.run_id), settings, two.run_id)
+    inherit(ours, two, 1, new, journal)
+    assert new.epochs(1) == [20]
+    found = new.load(1, 20)
+    assert (found.meta, found.parameters["w"].tolist()) == ({"lineage": "ab" * 16}, [20.0] * 3)
+    assert [e.kind for e in journal.recent()] == ["not-inherited", "inherited"]
+    assert old.epochs(1) == [20, 40], "the old run keeps what it has"
+    new.save(1, 60, {"w": torch.zeros(3)}, {}, {})
+    inherit(ours, two, 1, new, journal)
+    assert new.epochs(1) == [20, 60], "once only"
+    inherit(ours, two, 2, new, journal)
+    assert new.epochs(2) == []
+    assert "nothing of it is here" in journal.recent()[-1].text

@@ -1,0 +1,99 @@
+"""Checkpoints that cannot be read and disks without room: the epochs go on, the operator is told, and nothing else is lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from node.checkpoint.files import Disk
+from node.core.clock import SystemClock
+from node.training import events as ev
+from node.training.facts import RunFacts
+from node.training.member import State
+from node.training.service import Training
+
+
+def change_eight_bytes(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    at = len(raw) // 2
+    raw[at : at + 8] = bytes(b ^ 0xFF for b in raw[at : at + 8])
+    path.write_bytes(raw)
+
+
+def taking_part(peer: Any) -> Training:
+    """The conversation of a peer of the rig; nobody else is there to talk to."""
+    nothing: Any = None
+    facts = RunFacts(
+        stages=1, epochs=100, target_batch=4, micro_batch=4, min_replicas=1, epoch_timeout_s=20.0, round_timeout_s=6.0,
+        eval_every=0, assign=nothing, assign_paths=nothing, sampler=nothing, cursor=nothing, read=peer.work.read,
+    )  # fmt: skip
+    identity: Any = SimpleNamespace(peer_id=peer.me)
+    return Training(identity, 1, facts, peer.transport, peer.work, dict, SystemClock(), peer.journal)
+
+
+async def test_a_plan_from_a_checkpoint_that_cannot_be_read_is_declined_and_the_older_one_is_offered(rig: Any) -> None:
+    (a,) = await rig.add("a", every=1)
+    owners = {n: a for n in rig.shapes}
+    last = await rig.train((a,), owners, 4)
+    await rig.begin(rig.plan((a,), owners, last), a)
+    await a.work.saved()
+    two, three, four = a.work.checkpoints()
+    change_eight_bytes(a.store.path(1, three.epoch) / "optimizer.safetensors")
+
+    t = taking_part(a)
+    t.member.stand(four, a.work.checkpoints(), a.work.tokens, a.work.cell)
+    spoilt, back = (
+        dataclasses.replace(rig.plan((a,), owners), epoch=v.epoch, lineage=v.lineage, digests={}) for v in (three, two)
+    )
+    refused = await t.happens(ev.PlanArrived(spoilt))
+    assert refused is not None
+    assert f"epoch {three.epoch} cannot be put in place" in refused
+    assert (t.member.at, t.member.state, a.work.version) == (four, State.IDLE, four), "it stands where it stood"
+    assert three not in t.member.reachable
+    assert two in t.member.reachable
+    assert len(a.events("restore-failed")) == 1
+
+    assert await t.happens(ev.PlanArrived(back)) is None
+    assert (t.member.at, t.member.state, a.work.version) == (two, State.RUN, two)
+    await t.close()
+
+
+async def test_a_full_disk_is_told_costs_nothing_old_and_the_first_epoch_with_room_is_written(
+    rig: Any, monkeypatch: Any
+) -> None:
+    (a,) = await rig.add("a", every=3)
+    owners = {n: a for n in rig.shapes}
+    last = await rig.train((a,), owners, 4)
+    await a.work.saved()
+    (old,) = a.work.checkpoints()
+    before = {p: p.read_bytes() for p in a.store.root.rglob("*") if p.is_file()}
+    assert a.work.troubles() == []
+
+    class Full(Disk):
+        def write(self, fd: int, data: memoryview) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    a.store._disk = Full()
+    monkeypatch.setattr(a.store, "free", lambda: 100)
+    (said,) = a.work.troubles()
+    assert "the disk is full" in said, "seen before a checkpoint fails"
+    last = await rig.train((a,), owners, 4, last)
+    await a.work.saved()
+    assert [e.fields["epoch"] for e in a.events("checkpoint-failed")] == [6]
+    (said,) = a.work.troubles()
+    assert "no room to write a checkpoint" in said
+    assert {p: p.read_bytes() for p in a.store.root.rglob("*") if p.is_file()} == before
+    assert a.work.checkpoints() == (old,)
+
+    a.store._disk = Disk()
+    monkeypatch.undo()
+    assert a.work.troubles() == [], "there is room again"
+    last = await rig.train((a,), owners, 1, last)
+    await rig.begin(rig.plan((a,), owners, last), a)
+    await a.work.saved()
+    assert [v.epoch for v in a.work.checkpoints()][:2] == [3, 8], "the next epoch, not the next multiple"
+    assert len(a.events("checkpoint-again")) == 1
