@@ -163,7 +163,7 @@ class View(Window):
         async def work() -> LocalFault | PeerFault | None:
             """Its fault belongs to whoever asked for the export; raised here it would be one of the daemon's own tasks."""
             try:
-                await gather(a, m, self._d.transport, Path(directory), say)
+                await gather(a, m, self._d.transport, Path(directory), self._d.config.places(m.run_id), say)
             except (LocalFault, PeerFault) as fault:
                 return fault
             finally:
