@@ -371,7 +371,7 @@ class NodeConfig:
             found = json.loads((self.swarm_dir(run_id) / "places.json").read_bytes())
             kept = {k: v for k, v in dict(found).items() if isinstance(v, str) and os.path.exists(v)}
         here = {"data": self.node.data, "tokenizer": self.node.tokenizer}
-        set_here = {k: str(Path(v).expanduser().absolute()) for k, v in here.items() if v}
+        set_here = {k: os.path.abspath(os.path.expanduser(v)) for k, v in here.items() if v}
         return Places(**{k: set_here.get(k) or kept.get(k, "") for k in here})
 
     def keep_places(self, run_id: str, places: Places) -> None:

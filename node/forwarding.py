@@ -19,6 +19,7 @@ from node.control.service import MAX_TOKENS, refuse
 from node.control.sockets import CODE_KEY, NEXT_KEY
 from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, RoundAborted, TimedOut, UsageFault, WireError
 from node.core.ids import PeerId, short
+from node.core.tasks import Tasks
 from node.detour import PING_S, TRIES, WATCH_S, named
 from node.evaluate import MOST_CHOICES, answer
 from node.generate import speak
@@ -159,46 +160,43 @@ async def _ask(
                 what = f"ends peer {short(peer)}, which ran the passes, was lost before the end: {e.reason}"
                 raise NetworkFault(what, "ask again; tutti peers  shows who is there") from e
             why.append(str(e))
+    if not why:
+        what = "this peer hosts no ends, and no peer that does is in sight"
+        raise NetworkFault(what, "wait for one, or bring one:  tutti swarm invite ; tutti peers  shows who is there")
     listed = "".join(f"\n  {reason}" for reason in why)
-    step = "ask again" if why else "wait for one, or bring one:  tutti swarm invite"
-    raise NetworkFault(
-        f"none of {len(why)} ends peers ran it{listed}"
-        if why
-        else "this peer hosts no ends, and no peer that does is in sight",
-        f"{step}; tutti peers  shows who is there",
-    )
+    raise NetworkFault(f"none of {len(why)} ends peers ran it{listed}", "ask again; tutti peers  shows who is there")
 
 
 async def _answers(
     transport: TransportPort, peer: PeerId, call: Callable[[Any], Callable[..., Any]], request: Any, seconds: float
 ) -> AsyncGenerator[Any, None]:
     """What one ends peer answers. Raises PeerFault when it does not, or not any more."""
-    stream = call(rpc.EndsStub(await transport.channel(peer)))(request, timeout=max(0.0, seconds))
+    stream, tasks = call(rpc.EndsStub(await transport.channel(peer)))(request, timeout=max(0.0, seconds)), Tasks("forwarding")
     try:
-        while (item := await _next(transport, peer, stream)) is not grpc.aio.EOF:
+        while (item := await _next(transport, peer, tasks.spawn(stream.read(), "read"))) is not grpc.aio.EOF:
             yield item
     except grpc.aio.AioRpcError as e:
         raise _fault(peer, e) from e
     finally:
         stream.cancel()
+        await tasks.close()
 
 
-async def _next(transport: TransportPort, peer: PeerId, stream: Any) -> Any:
+async def _next(transport: TransportPort, peer: PeerId, read: asyncio.Task[Any]) -> Any:
     """The next message. A pass may take long: the peer is asked for signs of life meanwhile, and is given up without them."""
-    read, missed = asyncio.ensure_future(stream.read()), 0
-    try:
-        while not (await asyncio.wait((read,), timeout=WATCH_S))[0]:
-            try:
-                async with asyncio.timeout(PING_S):
-                    await transport.ping(peer, PING_S)
-                missed = 0
-            except (PeerFault, TimeoutError) as e:
-                missed += 1
-                if missed >= MISSES:
-                    raise PeerFault(peer, "does not answer any more") from e
-        return read.result()
-    finally:
-        read.cancel()
+    missed = 0
+    while not (await asyncio.wait((read,), timeout=WATCH_S))[0]:
+        try:
+            async with asyncio.timeout(PING_S):
+                await transport.ping(peer, PING_S)
+            missed = 0
+        except (PeerFault, TimeoutError) as e:
+            missed += 1
+            if missed >= MISSES:
+                raise PeerFault(peer, "does not answer any more") from e
+    if read.cancelled():  # not by this task: the call went with its channel
+        raise PeerFault(peer, "its connection broke")
+    return read.result()
 
 
 def _fault(peer: PeerId, error: grpc.aio.AioRpcError) -> LocalFault | PeerFault:

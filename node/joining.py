@@ -6,6 +6,7 @@ Never in the daemon's process after :func:`observe`: py-libp2p and hivemind cann
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -95,12 +96,12 @@ def named_content(data: str | None, tokenizer: str | None) -> tuple[dict[str, st
         kind, _, rest = data.partition(":")
         fields["data.source"], fields["data.sha256"], places["data"] = data, "", ""
         if kind not in ("builtin", "hf", "synthetic"):
-            path = Path(rest if kind == "file" else data).expanduser().absolute()
+            path = Path(os.path.abspath(os.path.expanduser(rest if kind == "file" else data)))
             fields["data.source"], places["data"] = f"file:{path.name}", str(path)
     if tokenizer is not None:
         fields["data.tokenizer"], fields["data.tokenizer_sha256"], places["tokenizer"] = tokenizer, "", ""
         if tokenizer != "bytes":
-            path = Path(tokenizer).expanduser().absolute()
+            path = Path(os.path.abspath(os.path.expanduser(tokenizer)))
             fields["data.tokenizer"], places["tokenizer"] = path.name, str(path)
     return fields, places
 

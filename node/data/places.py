@@ -20,7 +20,7 @@ AS_NAMED = Places()
 
 def local(name: str, place: str) -> Path:
     """The file that a manifest calls ``name``, of a peer that keeps it at ``place``."""
-    path = Path(place or name).expanduser()
+    path = Path(os.path.expanduser(place or name))
     return path / Path(name).name if place and os.path.isdir(path) else path
 
 

@@ -31,8 +31,9 @@ def file_sha256(path: Path) -> str:
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as e:
-        raise UsageFault(f"cannot read {path}: {e.strerror}", _GET) from e
+    except (OSError, ValueError) as e:  # a name with a zero byte is a ValueError
+        why = e.strerror if isinstance(e, OSError) else e
+        raise UsageFault(f"cannot read {path}: {why}", _GET) from e
 
 
 def documents_sha256(documents: Iterable[bytes]) -> str:

@@ -217,7 +217,19 @@ def test_a_directory_of_the_datasets_library(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "source", ["", "pydoc", "builtin:", "builtin:x", "ftp:x", "file:/nowhere.txt", "file:/", "file:pyproject.toml"]
+    "source",
+    [
+        "",
+        "pydoc",
+        "builtin:",
+        "builtin:x",
+        "ftp:x",
+        "file:/nowhere.txt",
+        "file:/",
+        "file:pyproject.toml",
+        "file:~nobody-here/a.txt",
+        "file:a\0.txt",
+    ],
 )
 def test_sources_that_are_none(tmp_path, source):
     with pytest.raises(UsageFault) as caught:

@@ -155,6 +155,17 @@ async def test_a_silent_peer_is_given_up_when_it_shows_no_sign_of_life(peers, mo
     assert pings == 4 + forwarding.MISSES
 
 
+async def test_a_call_that_goes_with_its_channel_is_a_lost_peer_and_no_cancellation(peers):
+    pipeline, me = peers.pipelines[A], peers.net.transports[ME]
+    pipeline.gate.clear()
+    task = asyncio.ensure_future(peers.said(pb.GenerateRequest(prompt="a", max_tokens=2)))
+    await pipeline.waiting.wait()
+    await me.close()
+    with pytest.raises(NetworkFault, match="none of 2 ends peers") as lost:
+        await task
+    assert "its connection broke" in lost.value.what
+
+
 async def test_passes_end_when_nobody_listens_any_more(peers):
     pipeline = peers.pipelines[A]
     pipeline.gate.clear()
