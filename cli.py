@@ -54,6 +54,11 @@ P2pPort = Annotated[int | None, Option("--p2p-port", "--port", help="Port of the
 GrpcPort = Annotated[int | None, Option("--grpc-port", help="Port of the gRPC server; 0 picks one.")]
 Announce = Annotated[list[str] | None, Option("--announce", metavar="HOST:PORT", help="Where others should dial.")]
 Joins = Annotated[list[str] | None, Option("--join", metavar="INVITE|MULTIADDR", help="Whom to start from.")]
+Data = Annotated[str | None, Option("--data", metavar="PATH", help="Where the run's data is here: a file, or its directory.")]
+TokenizerPath = Annotated[
+    str | None, Option("--tokenizer", metavar="PATH", help="Where the run's tokenizer.json is here, in the same way.")
+]
+NoOpen = Annotated[bool, Option("--no-open", help="Open neither data nor tokenizer: fields and signature only, no hashes.")]
 DropStages = Annotated[str, Option("--drop-stages", metavar="S,S", help="Block stages to go without, e.g. 2,5.")]
 First = Annotated[int, Option("--first", min=0, metavar="K", help="Early exit: only the first K block stages; 0: all.")]
 HOME: dict[str, str] = {}
@@ -86,6 +91,8 @@ def start(
     announce: Announce = None,
     force_tunnel: Annotated[bool | None, Option("--force-tunnel", help="Be reached through libp2p only.")] = None,
     join: Joins = None,
+    data: Data = None,
+    tokenizer: TokenizerPath = None,
     metrics_port: Annotated[int | None, Option(help="Port of the metrics page; 0 picks one, -1 none.")] = None,
     log_format: Annotated[str | None, Option(help="auto, text, json.")] = None,
     config: ConfigFile = None,
@@ -94,7 +101,7 @@ def start(
     """Run a node in the foreground. With nothing configured: a solo swarm on built-in data that others can join."""
     flags = dict(name=name, role=role, stage=stage, device=device, threads=threads, memory=memory, listen=listen)
     flags |= dict(p2p_port=p2p_port, grpc_port=grpc_port, announce=_some(announce), force_tunnel=force_tunnel)
-    flags |= dict(local_devices=local_devices)
+    flags |= dict(local_devices=local_devices, data=data, tokenizer=tokenizer)
     flags |= dict(join=_some(join), metrics_port=metrics_port, log_format=log_format, config=config, **_assignments(settings))
     from node import joining
 
@@ -125,12 +132,14 @@ def join(
     listen: Listen = None,
     p2p_port: P2pPort = None,
     grpc_port: GrpcPort = None,
+    data: Data = None,
+    tokenizer: TokenizerPath = None,
     config: ConfigFile = None,
     settings: Sets = None,
 ) -> int:
     """Look at a swarm, accept it, remember it, and start. Nothing of it runs before you said yes."""
     flags = dict(name=name, role=role, stage=stage, device=device, listen=listen, p2p_port=p2p_port, grpc_port=grpc_port)
-    flags |= dict(local_devices=local_devices, config=config, **_assignments(settings))
+    flags |= dict(local_devices=local_devices, data=data, tokenizer=tokenizer, config=config, **_assignments(settings))
     from node import joining
     from node.control.doctor import LIMIT_S
     from node.identity.invites import Invite
@@ -395,7 +404,8 @@ def swarm_init(
     name: Annotated[str | None, Option(help="Name of the swarm.")] = None,
     stages: Annotated[int | None, Option(help="Block stages.")] = None,
     epochs: Annotated[int | None, Option(help="Epochs of the run.")] = None,
-    data: Annotated[str | None, Option(help="builtin:pydoc, file:PATH, hf:NAME or synthetic:SEED.")] = None,
+    data: Annotated[str | None, Option(help="A file, hf:NAME, synthetic:SEED or builtin:pydoc.")] = None,
+    tokenizer: Annotated[str | None, Option(help='A tokenizer.json, or "bytes".')] = None,
     private: Annotated[bool, Option("--private", help="Admit only bearers of an invite signed by you.")] = False,
     source: Annotated[
         Path | None, Option("--from", help="Start from this manifest; it becomes yours, a run of its own from epoch 0.")
@@ -407,9 +417,13 @@ def swarm_init(
     settings: Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Any field, e.g. model.layers=12.")] = None,
     address: Annotated[list[str] | None, Option("--address", metavar="MULTIADDR", help="A rendezvous for the invite.")] = None,
     force: Annotated[bool, Option("--force", help="Replace the file.")] = False,
+    no_open: NoOpen = False,
     as_json: Json = False,
 ) -> int:
-    """Write a manifest signed with this node's key, and print how to start and join it. Every call makes another run."""
+    """Open the data, write a manifest with its hash, signed with this node's key, and print how to start and join it. Every call
+    makes another run."""
+    import dataclasses
+
     from node import joining
     from node.config import write_atomically
     from node.identity.keys import Identity
@@ -423,27 +437,37 @@ def swarm_init(
             f"give another name:  tutti swarm init {joining.beside(out)}  , or replace it with  --force",
         )
     changes = dict(_assignments(settings))
-    named = {"swarm.name": name, "pipeline.stages": stages, "training.epochs": epochs, "data.source": data}
+    named = {"swarm.name": name, "pipeline.stages": stages, "training.epochs": epochs}
     changes |= {k: v for k, v in named.items() if v is not None} | ({"swarm.admission": "invite"} if private else {})
-    identity = Identity.load_or_create(_config({}).identity_path)
+    data, tokenizer = data or changes.pop("data.source", None), tokenizer or changes.pop("data.tokenizer", None)
+    content, here = joining.named_content(data, tokenizer)
+    ours = _config({})
+    identity = Identity.load_or_create(ours.identity_path)
     if source and go_on:
         raise UsageFault("--from and --continue", "give one: --from repeats a run, --continue goes on from its last epoch")
     base = read_manifest(file) if (file := source or go_on) else Manifest.default_demo()
     changes = {"swarm.salt": secrets.token_hex(8), "swarm.continues": base.run_id if go_on else "", **changes}
-    new = amended(base.owned_by(identity.peer_id), changes)
+    made = amended(base.owned_by(identity.peer_id), content | changes)
     if go_on:
-        new.check_continues(base)
-    raw = new.sign(identity)
+        made.check_continues(base)
+    places = dataclasses.replace(ours.places(base.run_id), **here)
+    corpus = None
+    if not no_open:
+        made, corpus = joining.with_hashes(ours, made, places)
+    raw = made.sign(identity)
     manifest = Manifest.parse(raw)
     try:
         write_atomically(out, raw)
     except OSError as e:
         raise LocalFault(f"cannot write {out}: {e.strerror}", "choose another place") from e
+    ours.keep_places(manifest.run_id, places)
     invite = joining.invite_text(manifest, tuple(address or ()), identity) if address else ""
     if as_json:
-        _json({"file": str(out), "run_id": manifest.run_id, "owner": manifest.swarm.owner, "invite": invite or None})
+        document = {"file": str(out), "run_id": manifest.run_id, "owner": manifest.swarm.owner, "invite": invite or None}
+        _json(document | joining.content_document(manifest, corpus))
         return ExitCode.OK
     print(f"wrote    {out}   run {manifest.run_id[:12]}, signed by {identity.name}")
+    print(f"data     {joining.content_line(manifest, corpus)}")
     print(f"start    tutti start {out}")
     print(
         f"join     tutti join {invite}" if invite else "join     when it runs:  tutti swarm invite   prints the line for others"
@@ -453,21 +477,31 @@ def swarm_init(
 
 @swarm_app.command("validate")
 def swarm_validate(
-    file: Annotated[Path, Argument(metavar="FILE", help="The manifest to check.")], as_json: Json = False
+    file: Annotated[Path, Argument(metavar="FILE", help="The manifest to check.")],
+    data: Data = None,
+    tokenizer: TokenizerPath = None,
+    no_open: NoOpen = False,
+    as_json: Json = False,
 ) -> int:
-    """Check every field of a manifest, and its signature when it has one."""
+    """Check every field of a manifest, its signature when it has one, and the data and the tokenizer that it names."""
     from node import joining
-    from node.manifest import read_manifest
+    from node.manifest import left_out, read_manifest
 
+    ours = _config(dict(data=data, tokenizer=tokenizer))
     manifest = read_manifest(file)
-    if manifest.signature is not None:
-        manifest.verify(me=joining.who(_config({})))
     signed = manifest.signature is not None
+    if signed:
+        manifest.verify(me=joining.who(ours))
+    corpus = None if no_open else joining.opened(ours, manifest, ours.places(manifest.run_id))[0]
     if as_json:
-        _json({"valid": True, "signed": signed, "run_id": manifest.run_id})
-    else:
-        note = "" if signed else f"   not signed yet:  tutti swarm init --from {file}"
-        print(f"ok   {file}   run {manifest.run_id[:12]}   {'signature good' if signed else ''}{note}".rstrip())
+        document = {"valid": True, "signed": signed, "run_id": manifest.run_id}
+        _json(document | joining.content_document(manifest, corpus))
+        return ExitCode.OK
+    note = "" if signed else f"   not signed yet:  tutti swarm init --from {file}"
+    print(f"ok   {file}   run {manifest.run_id[:12]}   {'signature good' if signed else ''}{note}".rstrip())
+    print(f"data {joining.content_line(manifest, corpus)}")
+    if missing := [] if signed else left_out(file.read_bytes()):
+        print(f"not in the file, so built-in values hold:  {', '.join(f'[{name}]' for name in missing)}")
     return ExitCode.OK
 
 

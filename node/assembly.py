@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from node.averaging.member import SERVICES
@@ -22,8 +21,8 @@ from node.core.clock import Clock
 from node.core.errors import LocalFault
 from node.core.ids import ENDS, PeerId
 from node.data.order import SampleOrder, Sampler
-from node.data.sources import open_source
-from node.data.tokenizer import Tokenizer, load_tokenizer
+from node.data.sources import open_data
+from node.data.tokenizer import Tokenizer
 from node.identity.keys import Identity
 from node.manifest import Manifest
 from node.model.cost import Verdict, fits, fits_beside
@@ -102,8 +101,7 @@ async def assemble(
     module = await loop.run_in_executor(None, build, m, p.stages, stage)
     if len(devices) == 1:
         module.to(device.device)
-    tokenizer = load_tokenizer(manifest.data.tokenizer) if stage == ENDS else None
-    text = await loop.run_in_executor(None, _text, config.home, manifest) if stage == ENDS else None
+    text, tokenizer = await loop.run_in_executor(None, _text, config, manifest) if stage == ENDS else (None, None)
     local = None
     if len(devices) > 1:
         from node.local.opening import open_stage
@@ -291,7 +289,8 @@ def reader(manifest: Manifest) -> Read:
     return lru_cache(4)(partial(read, manifest))
 
 
-def _text(home: Path, manifest: Manifest) -> Text:
-    corpus = open_source(manifest.data, manifest.model.seq_len, home)
-    corpus.require_vocab(manifest.model.vocab)
-    return Text(corpus, SampleOrder(corpus.windows, manifest.data.seed), manifest.pipeline.micro_batch)
+def _text(config: NodeConfig, manifest: Manifest) -> tuple[Text, Tokenizer]:
+    m, places = manifest.model, config.places(manifest.run_id)
+    corpus, tokenizer = open_data(manifest.data, m.seq_len, m.vocab, config.home, places)
+    config.keep_places(manifest.run_id, places)
+    return Text(corpus, SampleOrder(corpus.windows, manifest.data.seed), manifest.pipeline.micro_batch), tokenizer

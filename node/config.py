@@ -10,6 +10,7 @@ import contextlib
 import difflib
 import errno
 import hashlib
+import json
 import os
 import re
 import tempfile
@@ -23,6 +24,7 @@ from typing import Any
 from node.checkpoint.settings import CheckpointSettings
 from node.core.errors import OutOfResources, Refused, UsageFault
 from node.core.tables import Rule, check, from_text, unknown
+from node.data.places import AS_NAMED, Places
 from node.dht.settings import DirectorySettings
 from node.identity.invites import Invite, within_limits
 from node.manifest import PROTOCOL, Manifest, read_manifest
@@ -140,6 +142,11 @@ class NodeSettings:
     """Added to the process's niceness, so that the machine's owner feels the daemon little; 0 for a machine of its own."""
     swarm: str = ""
     """Path of the swarm.toml to run; empty: the one used last."""
+    data: str = ""
+    """Where this peer keeps the data of the run: the file, or a directory that holds it; empty: where it was found last, else
+    the path in the manifest."""
+    tokenizer: str = ""
+    """Where it keeps the run's tokenizer.json, in the same way."""
     join: tuple[str, ...] = ()
     """Invites ("tutti2...") and multiaddrs ("/ip4/...") to start from."""
     admission: str = ""
@@ -366,6 +373,25 @@ class NodeConfig:
         with contextlib.suppress(OSError):
             self.swarm_dir(run_id).mkdir(parents=True, exist_ok=True, mode=0o700)
             write_atomically(self.swarm_dir(run_id) / "peers", "".join(f"{a}\n" for a in addresses).encode())
+
+    def places(self, run_id: str) -> Places:
+        """Where the files of a run are: as set, else where they were found last if something is still there."""
+        kept: dict[str, str] = {}
+        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+            found = json.loads((self.swarm_dir(run_id) / "places.json").read_bytes())
+            kept = {k: v for k, v in dict(found).items() if isinstance(v, str) and os.path.exists(v)}
+        here = {"data": self.node.data, "tokenizer": self.node.tokenizer}
+        set_here = {k: os.path.abspath(os.path.expanduser(v)) for k, v in here.items() if v}
+        return Places(**{k: set_here.get(k) or kept.get(k, "") for k in here})
+
+    def keep_places(self, run_id: str, places: Places) -> None:
+        """Remember them, so that the next start of this run needs no flag."""
+        if places == AS_NAMED:
+            return
+        path = self.swarm_dir(run_id) / "places.json"
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_atomically(path, json.dumps({"data": places.data, "tokenizer": places.tokenizer}).encode())
 
     def keep_change(self, run_id: str, change: str) -> None:
         """Keep the owner's newest change to a run. Raises Refused and OutOfResources."""

@@ -30,6 +30,7 @@ from node.core.tasks import Tasks
 from node.core.version import VERSION
 from node.dht.directory import Directory
 from node.dht.record import PeerBody
+from node.forwarding import EndsService
 from node.identity.admission import Gate, admission_token, shown
 from node.identity.invites import Invite, peer_of_address, scope_of
 from node.identity.keys import Identity
@@ -180,6 +181,8 @@ class Daemon:
             stage = await self.placing.instead(self.presence, e)
             a = await self._assemble(self.manifest, stage, self.presence)
         self.role = "ends" if stage == ENDS else "stage"
+        if stage == ENDS:
+            EndsService(a, self.transport, self._members)
         await self.transport.serve()
         self.assembled = a
         self.tasks.spawn(self.placing.watch(self.presence), "placing", eternal=True)
@@ -202,6 +205,12 @@ class Daemon:
             self.config, manifest, stage, self.identity, self.transport, presence, self.clock,
             self.journal, self.metrics, self._failed,
         )  # fmt: skip
+
+    def _members(self) -> set[PeerId]:
+        """Who hosts a stage of the run, as the noticeboard or the newest plan shows it."""
+        hosts = set(self.presence.hosts()) if self.presence else set[PeerId]()
+        plan = self.assembled.work.plan if self.assembled else None
+        return hosts | {m.peer for m in plan.members} if plan else hosts
 
     async def _meet_on_the_lan(self, manifest: Manifest, directory: Directory) -> None:
         """Announce an open run by mDNS, and try whoever announces the same one; a private run is announced to nobody."""

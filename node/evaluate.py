@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -112,11 +112,11 @@ async def evaluate(
         yield await _loss(pipeline, text, around(chosen), count, frozenset(whole.dead))
 
 
-async def answer(a: Assembled, transport: TransportPort, request: pb.EvaluateRequest) -> AsyncIterator[pb.Evaluated]:
+async def answer(a: Assembled, transport: TransportPort, request: pb.EvaluateRequest) -> AsyncGenerator[pb.Evaluated, None]:
     """What ``tutti eval`` is told, choice by choice; ``a`` hosts the ends. Raises as :func:`evaluate` does."""
     text, settings = a.work.engines.text, a.pipeline.settings
     if text is None:
-        raise UsageFault("this peer holds no text", "ask the daemon of an ends peer: tutti --home ITS_HOME eval ...")
+        raise UsageFault("this peer holds no text", "ask a peer that hosts the ends; see  tutti peers")
     asked = named(settings.stages, request.leave_out.stages, request.leave_out.after)
 
     def around(without: Sequence[int]) -> Around:

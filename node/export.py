@@ -14,7 +14,8 @@ from node.checkpoint.state import NoDonor, StateKind
 from node.core.errors import NetworkFault
 from node.core.ids import PeerId
 from node.core.journey import Plan
-from node.data.tokenizer import load_tokenizer
+from node.data.places import Places
+from node.data.tokenizer import open_tokenizer
 from node.manifest import Manifest
 from node.model.export import write_hf
 from node.model.shapes import parameter_shapes
@@ -29,14 +30,18 @@ ATTEMPTS = 5
 """The swarm moves on while stages are gathered; a version that slipped away is tried for again this often."""
 
 
-async def gather(a: Assembled, m: Manifest, transport: TransportPort, directory: Path, say: Callable[..., None]) -> None:
+async def gather(
+    a: Assembled, m: Manifest, transport: TransportPort, directory: Path, places: Places, say: Callable[..., None]
+) -> None:
     """Fetch every stage and write ``directory``, all of one epoch where the swarm allows (the event says when not).
 
-    Raises NetworkFault when a stage has no donor, and what :func:`write_hf` raises for a place that cannot be written.
+    Raises NetworkFault when a stage has no donor, what :func:`open_tokenizer` raises where ``a`` hosts a block stage, and what
+    :func:`write_hf` raises for a place that cannot be written.
     """
     plan = a.work.plan
     if plan is None:
         raise NetworkFault("the swarm has not begun: no plan yet", "wait for every stage to have a peer; see tutti status")
+    tokenizer = a.tokenizer or await asyncio.to_thread(open_tokenizer, m.data, places)
     got = await _every_stage(a, m, transport, plan)
     for _ in range(ATTEMPTS):
         if _span(got)[0] == _span(got)[1]:
@@ -47,7 +52,6 @@ async def gather(a: Assembled, m: Manifest, transport: TransportPort, directory:
         say("stage-gathered", f"stage {stage} of {m.pipeline.stages} at epoch {epoch}", stage=stage, epoch=epoch)
     low, high = _span(got)
     cpu = {name: t.detach().to("cpu", torch.float32) for tensors, _ in got for name, t in tensors.items()}
-    tokenizer = a.tokenizer or await asyncio.to_thread(load_tokenizer, m.data.tokenizer)
     await asyncio.to_thread(write_hf, directory, m.model, cpu, tokenizer.to_json())
     text = f"epoch {high}" if low == high else f"epochs {low} to {high} (the swarm went on meanwhile)"
     say("exported", f"wrote {directory} from {text}", directory=str(directory), epoch=high)

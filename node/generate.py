@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from node.assembly import Assembled
 
 
-async def speak(a: Assembled, transport: TransportPort, request: GenerateRequest) -> AsyncIterator[pb.Piece]:
+async def speak(a: Assembled, transport: TransportPort, request: GenerateRequest) -> AsyncGenerator[pb.Piece, None]:
     """What ``tutti generate`` is told; ``a`` hosts the ends. A piece without text says which stages are missing from there on.
 
     Raises UsageFault for stages that are not there, NetworkFault when one has nobody and may not be left out.
     """
     if a.tokenizer is None:
-        raise UsageFault("this peer has no tokenizer", "ask the daemon of an ends peer: tutti --home ITS_HOME generate ...")
+        raise UsageFault("this peer has no tokenizer", "ask a peer that hosts the ends; see  tutti peers")
     pipeline, news = a.pipeline, list[Detour]()
     asked = named(pipeline.settings.stages, request.leave_out.stages, request.leave_out.after)
     way = Around(transport, pipeline.settings, lambda: a.work.plan, asked, news.append)

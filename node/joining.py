@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -21,13 +22,16 @@ from node.control.text import consent_lines
 from node.control.words import clean
 from node.core.errors import NetworkFault, Refused, UsageFault, WireError
 from node.core.ids import PeerId, RunId, short
+from node.data.places import Places
 from node.identity.admission import admission_token, is_grant, shown
 from node.identity.invites import Invite, fitting_addresses, is_invite, within_limits
 from node.identity.keys import Identity
-from node.manifest import Manifest, read_manifest
+from node.manifest import Manifest, amended, read_manifest
 from protos.ask_pb2 import Answer, Ask, AskManifest, AskPeers, PeersAnswer
 
 if TYPE_CHECKING:
+    from node.data.sources import Corpus
+    from node.data.tokenizer import Tokenizer
     from node.reach.nearby import Found
 
 LAN_S = 4.0
@@ -75,7 +79,8 @@ def last_or_solo(ours: NodeConfig) -> tuple[Manifest | None, Invite | None]:
     if ours.role == "rendezvous":
         return None, None
     identity = Identity.load_or_create(ours.identity_path)
-    manifest = Manifest.parse(Manifest.default_demo().sign(identity))
+    manifest, _ = with_hashes(ours, Manifest.default_demo(), Places(ours.node.data, ours.node.tokenizer))
+    manifest = Manifest.parse(manifest.sign(identity))
     ours.remember(manifest)
     return manifest, None
 
@@ -131,6 +136,47 @@ def _invite_of(ours: NodeConfig, manifest: Manifest) -> str:
     except Refused as e:
         print(f"{e.what}\n  going on without it; {e.next_step}", file=sys.stderr)
         return ""
+
+
+def named_content(data: str | None, tokenizer: str | None) -> tuple[dict[str, str], dict[str, str]]:
+    """Fields of a manifest for what the owner of a new run names on the command line, and fields of :class:`Places` for where
+    that lies here.
+
+    A file goes into the manifest by its name: its path is nobody else's business.
+    """
+    fields, places = dict[str, str](), dict[str, str]()
+    if data is not None:
+        kind, _, rest = data.partition(":")
+        fields["data.source"], fields["data.sha256"], places["data"] = data, "", ""
+        if kind not in ("builtin", "hf", "synthetic"):
+            path = Path(os.path.abspath(os.path.expanduser(rest if kind == "file" else data)))
+            fields["data.source"], places["data"] = f"file:{path.name}", str(path)
+    if tokenizer is not None:
+        fields["data.tokenizer"], fields["data.tokenizer_sha256"], places["tokenizer"] = tokenizer, "", ""
+        if tokenizer != "bytes":
+            path = Path(os.path.abspath(os.path.expanduser(tokenizer)))
+            fields["data.tokenizer"], places["tokenizer"] = path.name, str(path)
+    return fields, places
+
+
+def opened(ours: NodeConfig, manifest: Manifest, places: Places) -> tuple[Corpus, Tokenizer]:
+    """The data of a run and its tokenizer, opened as an ends peer opens them. Raises what :func:`open_data` raises."""
+    from node.data.sources import open_data  # takes its time to load
+
+    m = manifest.model
+    return open_data(manifest.data, m.seq_len, m.vocab, ours.home, places)
+
+
+def with_hashes(ours: NodeConfig, manifest: Manifest, places: Places) -> tuple[Manifest, Corpus]:
+    """The manifest, unsigned, with the hashes of its data and tokenizer, both opened; those it has already are compared.
+
+    Raises what :func:`open_data` raises.
+    """
+    corpus, tokenizer = opened(ours, manifest, places)
+    hashes = {"data.sha256": corpus.sha256}
+    if manifest.data.tokenizer != "bytes":
+        hashes["data.tokenizer_sha256"] = tokenizer.digest
+    return amended(manifest, hashes), corpus
 
 
 def on_the_lan(seconds: float = LAN_S) -> list[Found]:
@@ -293,8 +339,27 @@ def sheet(manifest: Manifest, *, signed: bool) -> list[str]:
         admission=manifest.swarm.admission,
         model=f"{m.layers} layers, width {m.d_model}, vocabulary {m.vocab}, sequences of {m.seq_len}",
         parameters=manifest.parameter_count(),
-        data=f"{manifest.data.source}, tokenizer {manifest.data.tokenizer}",
+        data=f"{manifest.data.source}, {_hash(manifest.data.sha256)}, tokenizer {manifest.data.tokenizer}",
         cut=f"ends and {p.stages} block stages, activations as {p.wire}, gradients as {manifest.averaging.wire}",
         work=f"{t.epochs:,} epochs of {t.target_batch * m.seq_len:,} tokens, {manifest.optimizer.name}",
         fetches_data=manifest.data.source.startswith("hf:"),
     )
+
+
+def content_line(manifest: Manifest, corpus: Corpus | None) -> str:
+    """What a manifest names, and what was found here; None for a corpus that was not opened."""
+    d = manifest.data
+    if corpus is None:
+        return f"{d.source}, {_hash(d.sha256)}; not opened"
+    said = f"{d.source}, {corpus.tokens:,} tokens, sha256 {corpus.sha256[:12]}"
+    return said if d.sha256 else f"{said}; the manifest has no hash of it, so peers cannot tell whether they train on the same"
+
+
+def content_document(manifest: Manifest, corpus: Corpus | None) -> dict[str, object]:
+    """The same for machines: hashes as the manifest has them, "" for none; ``tokens`` None where nothing was opened."""
+    d, tokens = manifest.data, corpus.tokens if corpus else None
+    return {"data": {"source": d.source, "sha256": d.sha256, "tokenizer_sha256": d.tokenizer_sha256, "tokens": tokens}}
+
+
+def _hash(sha256: str) -> str:
+    return f"sha256 {sha256[:12]}" if sha256 else "no hash"

@@ -40,9 +40,11 @@ SIGNATURE_DOMAIN = "tutti/manifest/1"
 MAX_MANIFEST = 64 * 1024
 """Bytes of a manifest; a longer one is refused unread."""
 BYTE_VOCAB = 259
+HEADER = "# What every peer of this swarm agreed on. Changing one character makes another run."
+"""First line of every signed manifest that is written here; a file that begins so and has no signature was cut."""
+LATER = ("data.tokenizer_sha256", "swarm.salt", "swarm.continues")
+"""Fields that came after the first runs. While one has its default it is in no file and in no hash: older runs keep their ids."""
 
-_YOUNGER = ("salt", "continues")
-"""Fields of [swarm] that manifests of running swarms do not have."""
 _WIRE = Rule(choices=("fp32", "bf16", "fp16"))
 _SHARE = Rule(0.0, 1.0)
 _SEED = Rule(0, 2**63 - 1)
@@ -109,10 +111,11 @@ MANIFEST_RULES: dict[str, Rule] = {
     "optimizer.warmup": Rule(0, 10**9),
     "optimizer.decay": _SHARE,
     "data.source": Rule(
-        pattern=r"builtin:pydoc|file:.+|hf:.+|synthetic:[0-9]{1,18}", says="builtin:pydoc, file:PATH, hf:NAME or synthetic:SEED"
+        pattern=r"builtin:pydoc|file:.+|hf:.+|synthetic:[0-9]{1,18}", says="builtin:pydoc, file:NAME, hf:NAME or synthetic:SEED"
     ),
     "data.sha256": Rule(pattern=r"([0-9a-f]{64})?", says="64 hex digits, or empty"),
-    "data.tokenizer": Rule(pattern=r".{1,4096}", says='"bytes" or the path of a tokenizer.json'),
+    "data.tokenizer": Rule(pattern=r".{1,4096}", says='"bytes" or the name of a tokenizer.json'),
+    "data.tokenizer_sha256": Rule(pattern=r"([0-9a-f]{64})?", says="64 hex digits, or empty"),
     "data.seed": _SEED,
     "data.holdout": Rule(0.0, 0.5),
     "training.epochs": Rule(1, 10**9),
@@ -180,10 +183,17 @@ class Manifest:
         try:
             table = tomllib.loads(raw.decode())
         except (ValueError, RecursionError) as e:
-            raise UsageFault(f"the manifest is not TOML: {str(e)[:200]}", "check it with  tutti swarm validate FILE") from e
+            if "at end of document" in str(e):
+                raise UsageFault(f"the manifest ends in the middle of a line: {str(e)[:200]}", _WHOLE) from e
+            raise UsageFault(f"the manifest is not TOML: {str(e)[:200]}", f"mend that line, or {_WHOLE}") from e
         for name in table:
             if name not in SECTIONS and name != "signature":
                 raise unknown(name, [*SECTIONS, "signature"])
+        if "signature" not in table and raw.startswith(HEADER.encode()):
+            raise UsageFault(
+                "the manifest ends before its signature: a part of the file is missing",
+                f"{_WHOLE}; who took the signature out to sign anew takes out the first line too",
+            )
         parts = {name: build(kind, table.get(name, {}), name, MANIFEST_RULES) for name, kind in SECTIONS.items()}
         manifest = cls(**parts, signature=_signature(table.get("signature")))
         manifest.check()
@@ -226,6 +236,8 @@ class Manifest:
                 f"scheduler.skip = {self.scheduler.skip:g} with averaging.cell = {a.cell}",
                 'paths stay within a column of cells, by turns and through every stage: cell = "all", or skip = 0',
             )
+        if self.data.tokenizer == "bytes" and self.data.tokenizer_sha256:
+            raise UsageFault("data.tokenizer_sha256 is set", 'leave it empty: data.tokenizer = "bytes" is no file')
         if self.data.tokenizer == "bytes" and m.vocab < BYTE_VOCAB:
             raise UsageFault(f"model.vocab = {m.vocab}", f'data.tokenizer = "bytes" needs {BYTE_VOCAB}')
         if t.eval_every and self.data.holdout == 0.0:
@@ -247,13 +259,19 @@ class Manifest:
             )
 
     def immutable(self) -> bytes:
-        """The bytes that are hashed and signed: JSON of everything but the signature, keys sorted, defaults written out; an empty
-        ``salt`` or ``continues`` is left out, so that runs from before these fields keep their ids."""
-        body = {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
-        for key in _YOUNGER:
-            if not body["swarm"][key]:
-                del body["swarm"][key]
+        """The bytes that are hashed and signed: JSON of everything but the signature, keys sorted, defaults written out but for
+        those of :data:`LATER`."""
+        body = {name: self._table(name) for name in SECTIONS}
         return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+    def _table(self, section: str) -> dict[str, Any]:
+        """A section as it is written and hashed."""
+        settings = getattr(self, section)
+        kept = dataclasses.asdict(settings)
+        for name in (key for s, _, key in (dotted.partition(".") for dotted in LATER) if s == section):
+            if kept[name] == getattr(type(settings)(), name):
+                del kept[name]
+        return kept
 
     @cached_property
     def run_id(self) -> RunId:
@@ -289,15 +307,16 @@ class Manifest:
         import tomlkit
 
         doc = tomlkit.document()
-        doc.add(tomlkit.comment("What every peer of this swarm agreed on. Changing one character makes another run."))
+        signature = signature or self.signature
+        if signature is not None:
+            doc.add(tomlkit.comment(HEADER.removeprefix("# ")))
         for name, kind in SECTIONS.items():
             table = tomlkit.table()
             table.comment((kind.__doc__ or "").strip().splitlines()[0])
-            for key, value in dataclasses.asdict(getattr(self, name)).items():
-                if value is not None and not (name == "swarm" and key in _YOUNGER and not value):  # the default, without a word
+            for key, value in self._table(name).items():
+                if value is not None:  # TOML has no word for it, and it is the default
                     table.add(key, list(value) if isinstance(value, tuple) else value)
             doc.add(name, table)
-        signature = signature or self.signature
         if signature is not None:
             table = tomlkit.table()
             table.add("key", str(signature.key))
@@ -340,6 +359,15 @@ SECTIONS: dict[str, type] = {
     "data": DataSettings,
     "training": TrainingSettings,
 }
+
+
+_WHOLE = "take the whole file again from who signed it"
+
+
+def left_out(raw: bytes) -> list[str]:
+    """Sections that a manifest file does not have, so that all their fields keep their defaults. ``raw`` has been parsed."""
+    table = tomllib.loads(raw.decode())
+    return [name for name in SECTIONS if name not in table]
 
 
 def _signature(table: Any) -> Signature | None:

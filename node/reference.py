@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from node.data.order import SampleOrder, Sampler
-from node.data.sources import open_source
+from node.data.sources import open_data
 from node.manifest import Manifest
 from node.model.stages import Unsplit
 from node.optim.owner import Owner
@@ -35,8 +35,7 @@ class Reference:
 
     def __init__(self, manifest: Manifest, home: Path) -> None:
         m, p, t = manifest.model, manifest.pipeline, manifest.training
-        corpus = open_source(manifest.data, m.seq_len, home)
-        corpus.require_vocab(m.vocab)
+        corpus, _ = open_data(manifest.data, m.seq_len, m.vocab, home)
         self.manifest = manifest
         self.model = Unsplit(m)
         self.text = Text(corpus, SampleOrder(corpus.windows, manifest.data.seed), p.micro_batch)

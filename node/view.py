@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from node.control.service import as_event
 from node.control.window import Window
 from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, TimedOut, UsageFault
-from node.core.ids import PeerId
+from node.core.ids import ENDS, PeerId
 from node.identity.invites import Invite, fitting_addresses
 from node.picture import Picture
 from node.telemetry.events import Event, Journal
@@ -126,27 +126,39 @@ class View(Window):
 
     async def generate(self, request: pb.GenerateRequest) -> AsyncIterator[pb.Piece]:
         """Text through the live swarm, a piece a token."""
+        from node import forwarding
         from node.generate import speak
 
-        async for piece in speak(self._ends("start a sentence", "generate"), self._d.transport, request):
+        a, transport = self._assembled(), self._d.transport
+        own = speak(a, transport, request) if a.ends else None
+        async for piece in own or forwarding.generate(transport, self._ends(a), a.pipeline.settings.stages, request):
             yield piece
 
     async def evaluate(self, request: pb.EvaluateRequest) -> AsyncIterator[pb.Evaluated]:
         """Held-out loss through the live swarm, one choice of missing stages after the other."""
+        from node import forwarding
         from node.evaluate import answer
 
-        async for found in answer(self._ends("compute a loss", "eval"), self._d.transport, request):
+        a, transport = self._assembled(), self._d.transport
+        own = answer(a, transport, request) if a.ends else None
+        async for found in own or forwarding.evaluate(transport, self._ends(a), a.pipeline.settings.stages, request):
             yield found
 
-    def _ends(self, what: str, verb: str) -> Assembled:
-        """What this daemon hosts, if that is the ends. Raises UsageFault."""
-        a = self._d.assembled
-        if a is None or a.ends is None:
-            raise UsageFault(
-                f"this peer hosts no ends, so it cannot {what}",
-                f"ask the daemon of an ends peer: tutti --home ITS_HOME {verb} ...",
-            )
-        return a
+    def _assembled(self) -> Assembled:
+        """What this daemon hosts. Raises UsageFault for a rendezvous, NetworkFault before it has joined."""
+        if self._d.role == "rendezvous":
+            raise UsageFault("a rendezvous holds no part of the model", "ask a peer that hosts a stage; see  tutti peers")
+        if self._d.assembled is None:
+            raise NetworkFault("the daemon has not joined yet", "try again when tutti status says ready")
+        return self._d.assembled
+
+    def _ends(self, a: Assembled) -> list[PeerId]:
+        """Other peers at the ends: those with a record first, and who leads, and has the most to do, after the others."""
+        listed = set(self._d.presence.ends()) if self._d.presence else set[PeerId]()
+        plan = a.work.plan
+        planned = {m.peer for m in plan.stage(ENDS)} if plan else set[PeerId]()
+        leader = plan.leader if plan else None
+        return sorted((listed | planned) - {self._d.identity.peer_id}, key=lambda p: (p not in listed, p == leader, p))
 
     async def export(self, directory: str) -> AsyncIterator[pb.Event]:
         """Gather every stage at one epoch and write a Hugging Face directory."""
@@ -163,7 +175,7 @@ class View(Window):
         async def work() -> LocalFault | PeerFault | None:
             """Its fault belongs to whoever asked for the export; raised here it would be one of the daemon's own tasks."""
             try:
-                await gather(a, m, self._d.transport, Path(directory), say)
+                await gather(a, m, self._d.transport, Path(directory), self._d.config.places(m.run_id), say)
             except (LocalFault, PeerFault) as fault:
                 return fault
             finally:

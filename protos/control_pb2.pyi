@@ -401,16 +401,18 @@ class LeaveOut(_message.Message):
     def __init__(self, stages: _Optional[_Iterable[int]] = ..., after: _Optional[int] = ...) -> None: ...
 
 class Piece(_message.Message):
-    __slots__ = ("text", "last", "tokens_per_s", "missing")
+    __slots__ = ("text", "last", "tokens_per_s", "missing", "by")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
     text: str
     last: bool
     tokens_per_s: float
     missing: Missing
-    def __init__(self, text: _Optional[str] = ..., last: _Optional[bool] = ..., tokens_per_s: _Optional[float] = ..., missing: _Optional[_Union[Missing, _Mapping]] = ...) -> None: ...
+    by: str
+    def __init__(self, text: _Optional[str] = ..., last: _Optional[bool] = ..., tokens_per_s: _Optional[float] = ..., missing: _Optional[_Union[Missing, _Mapping]] = ..., by: _Optional[str] = ...) -> None: ...
 
 class Missing(_message.Message):
     __slots__ = ("asked", "dead", "stages")
@@ -435,16 +437,18 @@ class EvaluateRequest(_message.Message):
     def __init__(self, leave_out: _Optional[_Union[LeaveOut, _Mapping]] = ..., share: _Optional[float] = ..., choices: _Optional[int] = ..., batches: _Optional[int] = ...) -> None: ...
 
 class Evaluated(_message.Message):
-    __slots__ = ("missing", "loss", "tokens", "epoch")
+    __slots__ = ("missing", "loss", "tokens", "epoch", "by")
     MISSING_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
     missing: Missing
     loss: float
     tokens: int
     epoch: int
-    def __init__(self, missing: _Optional[_Union[Missing, _Mapping]] = ..., loss: _Optional[float] = ..., tokens: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    by: str
+    def __init__(self, missing: _Optional[_Union[Missing, _Mapping]] = ..., loss: _Optional[float] = ..., tokens: _Optional[int] = ..., epoch: _Optional[int] = ..., by: _Optional[str] = ...) -> None: ...
 
 class ExportRequest(_message.Message):
     __slots__ = ("directory",)

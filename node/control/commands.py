@@ -23,6 +23,7 @@ from node.control.snapshot import exit_code, plain
 from node.control.text import SORTS, evaluated_lines, event_line, missing_words, peers_table, ping_lines, status_lines
 from node.control.words import clean
 from node.core.errors import ExitCode, LocalFault, NotRunning, TimedOut, UsageFault
+from node.core.ids import PeerId, short
 from protos.ask_pb2 import PeersAnswer
 from protos.control_pb2 import Evaluated, EvaluateRequest, Event, GenerateRequest, Missing, PingReport
 
@@ -105,9 +106,10 @@ def stop(client: ControlClient, *, now: bool) -> ExitCode:
 
 
 def generate(client: ControlClient, request: GenerateRequest, *, as_json: bool) -> ExitCode:
-    text, speed, missing = "", 0.0, Missing()
+    text, speed, missing, by = "", 0.0, Missing(), ""
     for piece in client.generate(request):
         text, speed = text + piece.text, piece.tokens_per_s or speed
+        by = _asked(by, piece.by, as_json)
         if piece.HasField("missing"):
             missing = piece.missing
             if not as_json:
@@ -117,7 +119,7 @@ def generate(client: ControlClient, request: GenerateRequest, *, as_json: bool) 
             sys.stdout.flush()
     if as_json:
         gone = {"left_out": list(missing.asked), "dead": list(missing.dead)}
-        say_json({"prompt": request.prompt, "text": text, "tokens_per_s": speed, **gone})
+        say_json({"prompt": request.prompt, "text": text, "tokens_per_s": speed, **gone, **({"ends": by} if by else {})})
         return ExitCode.OK
     print()
     if speed:
@@ -130,6 +132,7 @@ def evaluate(client: ControlClient, request: EvaluateRequest, *, as_json: bool) 
     found: list[Evaluated] = []
     for one in client.evaluate(request):
         found.append(one)
+        _asked("", one.by, as_json)
         if not as_json:
             say(f"{missing_words(one.missing)}: loss {one.loss:.4f}")
     if not found:
@@ -147,6 +150,13 @@ def evaluate(client: ControlClient, request: EvaluateRequest, *, as_json: bool) 
         document["loss"] = found[0].loss
     say_json(_finite(document))
     return ExitCode.OK
+
+
+def _asked(known: str, by: str, as_json: bool) -> str:
+    """The ends peer that runs the passes, told once on stderr."""
+    if by and not as_json:
+        say(f"this peer hosts no ends: asked ends peer {short(PeerId(clean(by, 64)))}")
+    return by or known
 
 
 def export(client: ControlClient, directory: Path, *, as_json: bool) -> ExitCode:

@@ -15,6 +15,7 @@ from node.core.errors import NetworkFault, UsageFault
 PIECE = 1 << 22
 """Bytes read at once."""
 
+_GET = "get the file from who owns the run and name it with  --data PATH ; a block stage needs none"
 _INSTALL = 'pip install "tutti[data]"'
 
 
@@ -30,8 +31,9 @@ def file_sha256(path: Path) -> str:
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as e:
-        raise UsageFault(f"cannot read {path}: {e.strerror}", "check the path after file:") from e
+    except (OSError, ValueError) as e:  # a name with a zero byte is a ValueError
+        why = e.strerror if isinstance(e, OSError) else e
+        raise UsageFault(f"cannot read {path}: {why}", _GET) from e
 
 
 def documents_sha256(documents: Iterable[bytes]) -> str:
@@ -107,6 +109,11 @@ def parquet(path: Path, column: str = "text") -> Iterator[bytes]:
         raise UsageFault(f"cannot read {path}: {e}", "check that it is a parquet file") from e
 
 
+def note_beside(path: Path) -> Path:
+    """Where the dtype and vocabulary of an array of token ids may stand."""
+    return path.with_name(f"{path.name}.json")
+
+
 def pretokenised(path: Path, vocab: int) -> tuple[np.ndarray, int]:
     """(ids, vocab) of a little-endian array of uint16 or uint32.
 
@@ -114,7 +121,7 @@ def pretokenised(path: Path, vocab: int) -> tuple[np.ndarray, int]:
     bytes wide when they fit. Raises UsageFault for a bad note, or when an id is out of range: it would be a wild read later.
     """
     note: Any = {}
-    side = path.with_name(f"{path.name}.json")
+    side = note_beside(path)
     if side.is_file():
         try:
             note = json.loads(side.read_bytes())

@@ -10,11 +10,14 @@ class DataSettings:
     """A source of tokens and its order."""
 
     source: str = "builtin:pydoc"
-    """builtin:pydoc | file:PATH (txt, jsonl, parquet, bin) | hf:NAME[:SPLIT[:COLUMN]] | synthetic:SEED."""
+    """builtin:pydoc | file:NAME (txt, jsonl, parquet, bin) | hf:NAME[:SPLIT[:COLUMN]] | synthetic:SEED. The name of a file may
+    be a path, where it lies at peers that say nothing else; its ending is the format."""
     sha256: str = ""
-    """Hex hash of the source's bytes; checked by ends peers when not empty."""
+    """Hex hash of the source's bytes, compared by everybody who opens it; empty: not compared."""
     tokenizer: str = "bytes"
-    """"bytes", or the path of a Hugging Face tokenizer.json."""
+    """"bytes", or the name of a Hugging Face tokenizer.json; a path as in ``source``."""
+    tokenizer_sha256: str = ""
+    """Hex hash of that file, compared as ``sha256`` is."""
     seed: int = 42
     """Seed of the sample order."""
     holdout: float = 0.05

@@ -7,6 +7,7 @@ its hash. Readers of the formats are in ``readers.py``.
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +16,10 @@ import numpy as np
 from node.core.errors import Refused, UsageFault
 from node.data import readers
 from node.data.cache import cached
+from node.data.places import AS_NAMED, Places, local, meant_for_one
 from node.data.settings import DataSettings
 from node.data.synthetic import MarkovLanguage
-from node.data.tokenizer import Tokenizer, load_tokenizer
+from node.data.tokenizer import Tokenizer, open_tokenizer
 
 SYNTHETIC_TOKENS = 1 << 20
 """Length of the synthetic text."""
@@ -45,43 +47,66 @@ class Corpus:
     def held_out_windows(self) -> int:
         return max(0, (len(self.held_out) - 1) // self.seq_len)
 
-    def require_vocab(self, vocab: int) -> None:
-        """Raises UsageFault when a model of ``vocab`` ids could meet an id it has no embedding for."""
-        if self.vocab > vocab:
-            raise UsageFault(
-                f"the data has {self.vocab} token ids, the model {vocab}", f"set model.vocab to at least {self.vocab}"
-            )
+    @property
+    def tokens(self) -> int:
+        return len(self.train) + len(self.held_out)
 
 
-def open_source(settings: DataSettings, seq_len: int, home: Path) -> Corpus:
+def open_data(
+    settings: DataSettings, seq_len: int, vocab: int, home: Path, places: Places = AS_NAMED
+) -> tuple[Corpus, Tokenizer]:
+    """What a peer that holds the ends of a model with ``vocab`` token ids needs. Raises as :func:`open_source` does, and
+    UsageFault when the model could meet an id it has no embedding for, in the data or in a prompt."""
+    tokenizer = open_tokenizer(settings, places)
+    _require(vocab, tokenizer.vocab, f"the tokenizer {settings.tokenizer}")
+    corpus = _open(settings, seq_len, tokenizer, home, places)
+    _require(vocab, corpus.vocab, f"the data {settings.source}")
+    return corpus, tokenizer
+
+
+def _require(vocab: int, ids: int, what: str) -> None:
+    if ids > vocab:
+        raise UsageFault(f"{what} has {ids} token ids, the model {vocab}", f"set model.vocab to at least {ids}")
+
+
+def open_source(settings: DataSettings, seq_len: int, home: Path, places: Places = AS_NAMED) -> Corpus:
     """Read, hash, tokenise and split what ``settings.source`` names. Tokenised files are kept under ``home/data``.
 
-    Raises UsageFault for a source that does not exist, does not parse, or is too short for one window of training text;
-    Refused when the hash is not ``settings.sha256``; OutOfResources when the disk is full.
+    Raises UsageFault for a source that does not exist, does not parse, or is too short for one window of training text, and
+    for a place of a source that is no file; Refused when a hash is not that of ``settings``; OutOfResources when the disk
+    is full.
     """
+    return _open(settings, seq_len, open_tokenizer(settings, places), home, places)
+
+
+def _open(settings: DataSettings, seq_len: int, tokenizer: Tokenizer, home: Path, places: Places) -> Corpus:
     if not 0 <= settings.holdout < 1:
         raise UsageFault(f"data.holdout is {settings.holdout}", "give a share from 0 to below 1")
     if seq_len < 1:
         raise UsageFault(f"model.seq_len is {seq_len}", "give a whole number above 0")
-    tokenizer = load_tokenizer(settings.tokenizer)
     kind, colon, name = settings.source.partition(":")
     if not colon or not name:
         raise UsageFault(f"unknown data source {settings.source!r}", _SOURCES)
+    if kind in ("builtin", "synthetic") and meant_for_one(places.data):
+        raise UsageFault(
+            f"this run trains on {settings.source}, which is no file, and  data = {places.data}  is set here",
+            f"leave  --data  away, or make a run on that file:  tutti swarm init --data {places.data}",
+        )
     if kind == "builtin":
         tokens, digest, vocab = _builtin(name, tokenizer)
     elif kind == "synthetic":
         tokens, digest, vocab = _synthetic(name, tokenizer)
     elif kind == "file":
-        tokens, digest, vocab = _file(Path(name).expanduser(), tokenizer, settings.sha256, home)
+        tokens, digest, vocab = _file(name, local(name, places.data), tokenizer, settings.sha256, home)
     elif kind == "hf":
-        tokens, digest, vocab = _hub(name, tokenizer, settings.sha256, home)
+        tokens, digest, vocab = _hub(name, places.data, tokenizer, settings.sha256, home)
     else:
         raise UsageFault(f"unknown data source {settings.source!r}", _SOURCES)
     _check_hash(digest, settings.sha256)
     return _split(tokens, settings, seq_len, digest, vocab)
 
 
-_SOURCES = "use builtin:pydoc, file:PATH, hf:NAME[:SPLIT[:COLUMN]] or synthetic:SEED"
+_SOURCES = "use builtin:pydoc, file:NAME, hf:NAME[:SPLIT[:COLUMN]] or synthetic:SEED"
 
 
 def _builtin(name: str, tokenizer: Tokenizer) -> tuple[np.ndarray, str, int]:
@@ -98,10 +123,15 @@ def _synthetic(name: str, tokenizer: Tokenizer) -> tuple[np.ndarray, str, int]:
     return tokenizer.encode(raw), hashlib.sha256(raw).hexdigest(), tokenizer.vocab
 
 
-def _file(path: Path, tokenizer: Tokenizer, wanted: str, home: Path) -> tuple[np.ndarray, str, int]:
+def _file(name: str, path: Path, tokenizer: Tokenizer, wanted: str, home: Path) -> tuple[np.ndarray, str, int]:
+    # The manifest's word, not that of the file here: all peers must read it in the same way.
+    kind = Path(name).suffix.lower()
     digest = readers.file_sha256(path)
+    side = readers.note_beside(path)
+    if kind == ".bin" and side.is_file() and digest != wanted.lower():
+        # Who lacks the note would read other ids from the same bytes. Older manifests name the array alone.
+        digest = hashlib.sha256(f"{digest}:{readers.file_sha256(side)}".encode()).hexdigest()
     _check_hash(digest, wanted)  # before minutes of tokenising
-    kind = path.suffix.lower()
     if kind == ".bin":
         tokens, vocab = readers.pretokenised(path, tokenizer.vocab)
         return tokens, digest, vocab
@@ -114,12 +144,14 @@ def _file(path: Path, tokenizer: Tokenizer, wanted: str, home: Path) -> tuple[np
     elif kind == ".parquet":
         documents, ends = readers.parquet(path), tokenizer.eos
     else:
-        raise UsageFault(f"cannot read {path}: unknown ending", "use .txt, .jsonl, .parquet or .bin")
+        raise UsageFault(f"cannot read {name}: unknown ending", "use .txt, .jsonl, .parquet or .bin")
     return cached(home, f"{kind}:{digest}", documents, tokenizer, ends), digest, tokenizer.vocab
 
 
-def _hub(name: str, tokenizer: Tokenizer, wanted: str, home: Path) -> tuple[np.ndarray, str, int]:
-    dataset, column = readers.hub(name)
+def _hub(name: str, place: str, tokenizer: Tokenizer, wanted: str, home: Path) -> tuple[np.ndarray, str, int]:
+    where, colon, rest = name.partition(":")
+    inside = local(where, place)  # a saved data set is a directory itself, or one of several in a directory
+    dataset, column = readers.hub(f"{inside if place and os.path.isdir(inside) else place or where}{colon}{rest}")
     digest = readers.documents_sha256(readers.hub_documents(dataset, column))
     _check_hash(digest, wanted)
     documents = readers.hub_documents(dataset, column)

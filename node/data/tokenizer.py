@@ -11,7 +11,9 @@ from typing import Protocol
 import numpy as np
 from tokenizers import Tokenizer as RustTokenizer
 
-from node.core.errors import UsageFault
+from node.core.errors import Refused, UsageFault
+from node.data.places import AS_NAMED, Places, local, meant_for_one
+from node.data.settings import DataSettings
 
 PIECE = 1 << 20
 """Characters given to a trained tokenizer at once; longer texts are cut behind a line end near it."""
@@ -108,7 +110,11 @@ class FileTokenizer:
             self._json = path.read_bytes()
             self._inner = RustTokenizer.from_buffer(self._json)
         except (OSError, ValueError) as e:  # the library's own errors for bad JSON are ValueError
-            raise UsageFault(f"cannot read the tokenizer {path}: {e}", 'give "bytes" or the path of a tokenizer.json') from e
+            why = e.strerror if isinstance(e, OSError) else e
+            raise UsageFault(
+                f"cannot read the tokenizer {path}: {why}",
+                "get the tokenizer.json of the run and name it with  --tokenizer PATH ; a block stage needs none",
+            ) from e
         self._inner.no_truncation()
         self._inner.no_padding()
         ids = self._inner.get_vocab(with_added_tokens=True).values()
@@ -146,6 +152,19 @@ def pieces(text: str, size: int = PIECE) -> Iterable[str]:
         start = stop
 
 
-def load_tokenizer(spec: str) -> Tokenizer:
-    """The tokenizer a manifest names: "bytes", or the path of a tokenizer.json. Raises UsageFault for anything else."""
-    return ByteTokenizer() if spec == "bytes" else FileTokenizer(Path(spec).expanduser())
+def open_tokenizer(settings: DataSettings, places: Places = AS_NAMED) -> Tokenizer:
+    """The tokenizer that ``settings`` name. Raises UsageFault for a file that is missing or no tokenizer, and for a place of
+    what is no file; Refused when its hash is not the manifest's."""
+    name, wanted = settings.tokenizer, settings.tokenizer_sha256
+    if name == "bytes" and meant_for_one(places.tokenizer):
+        raise UsageFault(
+            f'this run\'s tokenizer is "bytes", which is no file, and  tokenizer = {places.tokenizer}  is set here',
+            f"leave  --tokenizer  away, or make a run with that one:  tutti swarm init --tokenizer {places.tokenizer}",
+        )
+    found = ByteTokenizer() if name == "bytes" else FileTokenizer(local(name, places.tokenizer))
+    if wanted and found.digest != wanted:
+        raise Refused(
+            f"the tokenizer's sha256 is {found.digest[:16]}…, the run asks for {wanted[:16]}…",
+            "get the tokenizer.json of the run's other peers, or join as a block stage, which needs none",
+        )
+    return found

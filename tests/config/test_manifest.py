@@ -5,7 +5,7 @@ import pytest
 from node.core.errors import Refused, UsageFault
 from node.core.ids import RunId
 from node.identity.keys import Identity
-from node.manifest import MAX_MANIFEST, Manifest, amended, read_manifest
+from node.manifest import MAX_MANIFEST, Manifest, amended, left_out, read_manifest
 
 DEMO = Manifest.default_demo()
 
@@ -177,3 +177,37 @@ def test_a_missing_file_says_how_to_make_one(tmp_path):
     with pytest.raises(UsageFault) as fault:
         read_manifest(tmp_path / "no.toml")
     assert "swarm init" in fault.value.next_step
+
+
+def test_fields_that_came_later_change_no_older_run_id():
+    assert DEMO.run_id == "4820d65e14d63a6457f3a420ecdb58ef4467746a9a25a12bbe94b7441515cd98"
+    assert b"tokenizer_sha256" not in DEMO.to_toml()
+    old = amended(DEMO, {"data.source": "file:/srv/corpus.txt", "data.tokenizer": "/srv/tokenizer.json", "model.vocab": 1024})
+    new = amended(old, {"data.tokenizer_sha256": "a" * 64})
+    assert old.run_id != new.run_id
+    assert (Manifest.parse(old.to_toml()), Manifest.parse(new.to_toml())) == (old, new)
+    assert (old.data.source, old.data.tokenizer) == ("file:/srv/corpus.txt", "/srv/tokenizer.json")
+    with pytest.raises(UsageFault, match="tokenizer_sha256"):
+        amended(DEMO, {"data.tokenizer_sha256": "a" * 64})
+
+
+def test_a_signed_file_that_was_cut_anywhere_is_refused():
+    whole = DEMO.sign(Identity.ephemeral())
+    Manifest.parse(whole).verify()
+    begin = whole.index(b"\n") + 1
+    for at in (*range(begin, len(whole) - 2, 37), *(i + 1 for i, b in enumerate(whole[:-1]) if b == ord("\n"))):
+        with pytest.raises((UsageFault, Refused)) as fault:
+            Manifest.parse(whole[:at]).verify()
+        assert fault.value.next_step
+    with pytest.raises(UsageFault, match="before its signature") as fault:
+        Manifest.parse(b"\n".join(whole.split(b"\n")[:20]))
+    assert "whole file" in fault.value.next_step
+    with pytest.raises(UsageFault, match="middle of a line"):
+        Manifest.parse(whole[: whole.index(b'"bytes"') + 4])
+
+
+def test_sections_that_a_draft_leaves_to_their_defaults_are_known():
+    assert left_out(DEMO.to_toml()) == []
+    assert left_out(b"[model]\nlayers = 7\n[swarm]\n[pipeline]\n[scheduler]\n[averaging]\n[outer]\n") == [
+        "optimizer", "data", "training",
+    ]  # fmt: skip

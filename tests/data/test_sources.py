@@ -10,7 +10,7 @@ import tokenizers
 from node.core.errors import OutOfResources, Refused, UsageFault
 from node.data import cache, readers
 from node.data.settings import DataSettings
-from node.data.sources import open_source
+from node.data.sources import open_data, open_source
 from node.data.synthetic import MarkovLanguage
 from node.data.tokenizer import ByteTokenizer
 
@@ -135,9 +135,11 @@ def test_a_trained_tokenizer_over_a_text_file(tmp_path):
     corpus = open_source(DataSettings(source=f"file:{path}", tokenizer=str(trained)), 16, tmp_path / "home")
     assert rust.decode(ids_of(corpus)) == path.read_text()
     assert corpus.vocab == rust.get_vocab_size() <= 300
-    with pytest.raises(UsageFault, match="token ids"):
-        corpus.require_vocab(10)
-    corpus.require_vocab(300)
+    settings = DataSettings(source=f"file:{path}", tokenizer=str(trained))
+    with pytest.raises(UsageFault, match="token ids") as refused:
+        open_data(settings, 16, 259, tmp_path / "home")
+    assert f"at least {corpus.vocab}" in refused.value.next_step
+    assert open_data(settings, 16, 300, tmp_path / "home")[0].tokens == corpus.tokens
 
 
 @pytest.mark.parametrize("piece", [1, 3, 10, 1000])
@@ -229,7 +231,19 @@ def test_a_directory_of_the_datasets_library(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "source", ["", "pydoc", "builtin:", "builtin:x", "ftp:x", "file:/nowhere.txt", "file:/", "file:pyproject.toml"]
+    "source",
+    [
+        "",
+        "pydoc",
+        "builtin:",
+        "builtin:x",
+        "ftp:x",
+        "file:/nowhere.txt",
+        "file:/",
+        "file:pyproject.toml",
+        "file:~nobody-here/a.txt",
+        "file:a\0.txt",
+    ],
 )
 def test_sources_that_are_none(tmp_path, source):
     with pytest.raises(UsageFault) as caught:

@@ -7,7 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from node.core.errors import UsageFault
-from node.data.tokenizer import ByteTokenizer, byte_letters, load_tokenizer, pieces
+from node.data.settings import DataSettings
+from node.data.tokenizer import ByteTokenizer, byte_letters, open_tokenizer, pieces
 
 BYTES = ByteTokenizer()
 RUST = tokenizers.Tokenizer.from_str(BYTES.to_json().decode())
@@ -63,7 +64,7 @@ def trained(tmp_path):
 
 
 def test_a_trained_tokenizer_is_loaded_and_exported_unchanged(trained):
-    ours = load_tokenizer(str(trained))
+    ours = open_tokenizer(DataSettings(tokenizer=str(trained)))
     text = "the cat sat on the mat\n" * 3
     ids = ours.encode(text)
     assert len(ids) > 4  # the file's truncation is for short inputs, not for a training text
@@ -81,9 +82,9 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path, content):
     path = tmp_path / "tokenizer.json"
     path.write_bytes(content)
     with pytest.raises(UsageFault):
-        load_tokenizer(str(path))
+        open_tokenizer(DataSettings(tokenizer=str(path)))
     with pytest.raises(UsageFault):
-        load_tokenizer(str(tmp_path / "missing.json"))
+        open_tokenizer(DataSettings(tokenizer=str(tmp_path / "missing.json")))
 
 
 @given(st.text(st.sampled_from("ab\n")), st.integers(1, 9))

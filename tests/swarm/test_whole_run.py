@@ -137,12 +137,17 @@ def test_generate_through_the_swarm(swarm):
     assert document(swarm.tutti(*words, home="ends-0"))["text"] == said["text"]
 
 
-def test_a_peer_without_ends_says_who_can_generate(swarm, fault):
-    done = swarm.tutti("generate", "abc", home="stage-1-0")
-    assert done.returncode == 2
-    what, next_step = fault(done)
-    assert "no ends" in what
-    assert "ends peer" in next_step[0]
+def test_a_peer_without_ends_lets_an_ends_peer_run_the_passes(swarm):
+    words = ("generate", "abc", "--max-tokens", "12", "--seed", "3", "--json")
+    own, asked = (document(swarm.tutti(*words, home=home)) for home in ("ends-0", "stage-1-0"))
+    assert asked["text"] == own["text"]
+    assert asked["ends"] == swarm.made["ends-0"].status().peer
+    assert "ends" not in own
+    told = swarm.tutti("generate", "abc", "--max-tokens", "2", home="stage-2-1")
+    assert told.returncode == 0, told.stderr
+    assert "asked ends peer" in told.stderr
+    losses = [document(swarm.tutti("eval", "--json", home=home))["loss"] for home in ("ends-0", "stage-1-0")]
+    assert losses[0] == pytest.approx(losses[1])
 
 
 @pytest.mark.parametrize("through", ["ends-0", "stage-2-0"])

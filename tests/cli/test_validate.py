@@ -1,0 +1,145 @@
+"""``tutti swarm init`` and ``tutti swarm validate`` open what a manifest names, and say what is wrong with it."""
+
+import hashlib
+import json
+
+import pytest
+import tokenizers
+
+from node.config import NodeConfig
+from node.data.places import Places
+from node.manifest import Manifest, amended, read_manifest
+
+TEXT = "the cat sat on the mat and looked at the rain\n" * 200
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    path = tmp_path / "elsewhere" / "corpus.txt"
+    path.parent.mkdir()
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture
+def words(tmp_path):
+    """A tokenizer of 1,024 words."""
+    level = tokenizers.pre_tokenizers.ByteLevel
+    rust = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(1024)}, unk_token="w0"))
+    rust.pre_tokenizer = level(add_prefix_space=False)
+    path = tmp_path / "elsewhere" / "words.json"
+    path.parent.mkdir(exist_ok=True)
+    rust.save(str(path))
+    return path
+
+
+def ours(home) -> NodeConfig:
+    return NodeConfig.load({"home": home}, {})
+
+
+def refused(shown, code: int, *says: str) -> None:
+    """One block on stderr: what failed and the next step, with all of these words in it."""
+    assert shown.returncode == code, (shown.returncode, shown.stderr)
+    what, *rest = shown.stderr.strip().splitlines()
+    assert what.startswith("tutti: ")
+    assert rest
+    for word in says:
+        assert word in shown.stderr, shown.stderr
+
+
+def test_init_writes_names_and_hashes_and_remembers_where_the_files_are(tutti, home, corpus, words):
+    shown = tutti("swarm", "init", "--data", str(corpus), "--tokenizer", str(words), "--set", "model.vocab=1024", "--json")
+    assert shown.returncode == 0, shown.stderr
+    made = read_manifest(home.parent / "swarm.toml")
+    assert (made.data.source, made.data.tokenizer) == ("file:corpus.txt", "words.json")
+    assert made.data.sha256 == hashlib.sha256(TEXT.encode()).hexdigest()
+    assert made.data.tokenizer_sha256 == hashlib.sha256(words.read_bytes()).hexdigest()
+    assert str(corpus.parent) not in (home.parent / "swarm.toml").read_text()
+    assert ours(home).places(made.run_id) == Places(str(corpus), str(words))
+    assert json.loads(shown.stdout)["data"]["sha256"] == made.data.sha256
+    # Here it is found again; another machine says where it keeps them.
+    assert "signature good" in tutti("swarm", "validate", "swarm.toml").stdout
+    elsewhere = ("--home", str(home.parent / "guest"))
+    refused(tutti("swarm", "validate", "swarm.toml", *elsewhere), 2, "words.json: No such file", "--tokenizer PATH")
+    both = ("--data", str(corpus.parent), "--tokenizer", str(corpus.parent))
+    assert tutti("swarm", "validate", "swarm.toml", *elsewhere, *both).returncode == 0
+
+
+def test_the_hash_of_builtin_data_is_written_too(tutti, home):
+    from node.data.readers import pydoc
+
+    shown = tutti("swarm", "init")
+    assert shown.returncode == 0, shown.stderr
+    digest = hashlib.sha256(pydoc()).hexdigest()
+    assert read_manifest(home.parent / "swarm.toml").data.sha256 == digest
+    assert digest[:12] in shown.stdout
+
+
+def test_init_refuses_what_cannot_be_trained_on(tutti, home, corpus, words):
+    cases = (
+        (("--tokenizer", str(words)), "1024 token ids, the model 259", "model.vocab to at least 1024"),
+        (("--data", str(corpus.parent / "gone.txt")), "gone.txt: No such file", "--data PATH"),
+        (("--tokenizer", str(corpus.parent / "gone.json")), "gone.json: No such file", "--tokenizer PATH"),
+        (("--data", "file:" + str(words)), "unknown ending", ".jsonl"),
+        (("--data", str(corpus), "--set", "model.seq_len=8192"), "too few", "longer text"),
+    )
+    for words_, *says in cases:
+        refused(tutti("swarm", "init", *words_), 2, *says)
+        assert not (home.parent / "swarm.toml").exists()
+    refused(tutti("swarm", "init", "--data", str(corpus), "--set", f"data.sha256={'0' * 64}"), 5, "sha256", "same data")
+
+
+def test_validate_refuses_what_init_of_others_let_pass(tutti, home, corpus, words):
+    assert tutti("swarm", "init", "--data", str(corpus)).returncode == 0
+    file = home.parent / "swarm.toml"
+    made = read_manifest(file)
+
+    def written(**fields) -> str:
+        changed = amended(made, {f"data.{k}": v for k, v in fields.items()})
+        (home.parent / "other.toml").write_bytes(changed.to_toml())
+        return "other.toml"
+
+    data = ("--data", str(corpus))
+    larger = written(tokenizer=str(words))
+    refused(tutti("swarm", "validate", larger, *data), 2, "1024 token ids, the model 259", "model.vocab")
+    refused(tutti("swarm", "validate", written(tokenizer="/nowhere/t.json"), *data), 2, "/nowhere/t.json", "--tokenizer")
+    refused(tutti("swarm", "validate", written(source="file:/nowhere/c.txt")), 2, "/nowhere/c.txt", "--data")
+    corpus.write_text(TEXT + "one more line\n")
+    refused(tutti("swarm", "validate", "swarm.toml"), 5, "sha256", "same data")
+    assert tutti("swarm", "validate", "swarm.toml", "--no-open").returncode == 0
+    # Without a hash it is said that nothing is compared.
+    assert "no hash" in tutti("swarm", "validate", written(sha256=""), *data).stdout
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_a_manifest_cut_is_refused_by_both(tutti, home, share):
+    assert tutti("swarm", "init").returncode == 0
+    lines = (home.parent / "swarm.toml").read_bytes().splitlines(keepends=True)
+    (home.parent / "half.toml").write_bytes(b"".join(lines[: int(len(lines) * share)]))
+    refused(tutti("swarm", "validate", "half.toml"), 2, "ends before its signature", "whole file")
+    refused(tutti("swarm", "init", "new.toml", "--from", "half.toml"), 2, "ends before its signature")
+    assert not (home.parent / "new.toml").exists()
+
+
+def test_a_draft_by_hand_is_valid_and_what_it_leaves_out_is_said(tutti, home):
+    (home.parent / "draft.toml").write_text("[model]\nlayers = 4\n[pipeline]\nstages = 2\n")
+    shown = tutti("swarm", "validate", "draft.toml")
+    assert shown.returncode == 0, shown.stderr
+    assert "not signed yet" in shown.stdout
+    assert "[optimizer], [data], [training]" in shown.stdout
+    assert tutti("swarm", "init", "--from", "draft.toml").returncode == 0
+    assert Manifest.parse((home.parent / "swarm.toml").read_bytes()).model.layers == 4
+
+
+def test_a_place_is_remembered_until_it_is_gone(home, corpus):
+    config = ours(home)
+    config.keep_places("f" * 64, Places(str(corpus)))
+    assert config.places("f" * 64) == Places(str(corpus))
+    set_here = NodeConfig.load({"home": home, "data": str(home)}, {"TUTTI_TOKENIZER": "t.json"})
+    assert set_here.places("f" * 64).data == str(home)
+    assert set_here.places("f" * 64).tokenizer.endswith("/t.json")
+    corpus.unlink()
+    assert config.places("f" * 64) == Places()
+    for rubbish in (b"[1]", b"{", b"\xff", b'{"data": 3}', b'{"data": "\\u0000"}'):
+        (config.swarm_dir("f" * 64) / "places.json").write_bytes(rubbish)
+        assert config.places("f" * 64) == Places()

@@ -1,0 +1,261 @@
+"""A peer that hosts no ends lets one that does run the passes: over real calls, with peers that die, refuse and lie."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import node.detour
+from node import forwarding
+from node.core.errors import ExitCode, LocalFault, NetworkFault, UsageFault
+from node.core.ids import PeerId
+from node.core.journey import Member, Plan
+from node.data.tokenizer import ByteTokenizer
+from node.forwarding import MAX_PROMPT, EndsService
+from node.pipeline.settings import PipelineSettings
+from node.transport.memory import MemoryNet
+from node.view import View
+from protos import control_pb2 as pb
+from protos import ends_pb2_grpc as rpc
+
+STAGES = 2
+A, B, ME, STRANGER = PeerId("ends-a"), PeerId("ends-b"), PeerId("s1a"), PeerId("stranger")
+
+
+class Letters:
+    """A pipeline whose next token is always the letter after the last one."""
+
+    def __init__(self) -> None:
+        self.settings = PipelineSettings(stages=STAGES)
+        self.gate, self.waiting, self.ended, self.passes = asyncio.Event(), asyncio.Event(), asyncio.Event(), 0
+        self.gate.set()
+
+    async def logits(self, hops: Any, tokens: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        self.waiting.set()
+        try:
+            await self.gate.wait()
+        finally:
+            if not self.gate.is_set():
+                self.ended.set()
+        return torch.nn.functional.one_hot(tokens[:, -1] + 1, 259).float()
+
+
+class Peers:
+    """Two ends peers and the block stages, each with a server of its own."""
+
+    def __init__(self) -> None:
+        self.net = MemoryNet()
+        members = (Member(A, 0), Member(B, 0), Member(ME, 1), Member(PeerId("s2a"), 2))
+        self.plan = Plan(3, 1, B, members, (), {})
+        self.pipelines, self.services = {}, {}
+
+    async def start(self) -> Peers:
+        for member in self.plan.members:
+            transport = self.net.transport(member.peer)
+            if member.stage == 0:
+                self.pipelines[member.peer] = Letters()
+                host: Any = SimpleNamespace(
+                    pipeline=self.pipelines[member.peer],
+                    work=SimpleNamespace(plan=self.plan),
+                    tokenizer=ByteTokenizer(),
+                    seq_len=8,
+                )
+                self.services[member.peer] = EndsService(host, transport, lambda: {m.peer for m in self.plan.members})
+            await transport.start()
+        await self.net.transport(STRANGER).start()
+        return self
+
+    def ask(self, request: pb.GenerateRequest, *ends: PeerId, who: PeerId = ME):
+        return forwarding.generate(self.net.transports[who], ends or (A, B), STAGES, request)
+
+    async def said(self, request: pb.GenerateRequest, *ends: PeerId, who: PeerId = ME) -> tuple[str, str]:
+        """(text, who ran the passes)."""
+        text, by = "", ""
+        async for piece in self.ask(request, *ends, who=who):
+            text, by = text + piece.text, piece.by or by
+        return text, by
+
+
+@pytest.fixture
+async def peers(monkeypatch):
+    monkeypatch.setattr(node.detour, "PING_S", 60.0)
+    made = await Peers().start()
+    yield made
+    await made.net.close()
+
+
+async def test_the_text_of_an_ends_peer_streams_back_and_says_whose_it_is(peers):
+    request = pb.GenerateRequest(prompt="a", max_tokens=5)
+    assert await peers.said(request) == ("bcdef", A)
+    assert peers.pipelines[A].passes == 5
+    assert peers.pipelines[B].passes == 0
+    stub = rpc.EndsStub(await peers.net.transports[ME].channel(A))
+    pieces = [piece async for piece in stub.Generate(request, timeout=60)]
+    assert pieces[-1].last
+    assert not any(piece.by for piece in pieces)
+
+
+async def test_who_is_gone_or_busy_is_passed_over_and_strangers_are_refused(peers):
+    request = pb.GenerateRequest(prompt="a", max_tokens=3)
+    with pytest.raises(NetworkFault, match="none of 2 ends peers") as refused:
+        await peers.said(request, who=STRANGER)
+    assert "only members of the run" in refused.value.what
+    assert peers.pipelines[A].passes == peers.pipelines[B].passes == 0
+    with pytest.raises(NetworkFault, match="in sight") as nobody:
+        await forwarding.generate(peers.net.transports[ME], (), STAGES, request).__anext__()
+    assert "swarm invite" in nobody.value.next_step
+    # One question of each peer at a time: the second one goes to somebody else.
+    peers.pipelines[A].gate.clear()
+    first = asyncio.ensure_future(peers.said(request))
+    await peers.pipelines[A].waiting.wait()
+    assert await peers.said(request) == ("bcd", B)
+    peers.pipelines[A].gate.set()
+    assert await first == ("bcd", A)
+    await peers.net.kill(A)
+    assert await peers.said(request) == ("bcd", B)
+
+
+async def test_a_peer_that_dies_in_the_middle_ends_the_answer_with_its_name(peers):
+    seen: list[str] = []
+
+    async def listen() -> None:
+        async for piece in peers.ask(pb.GenerateRequest(prompt="a", max_tokens=50)):
+            seen.append(piece.text)
+            if len(seen) == 2:
+                await peers.net.kill(A)
+
+    with pytest.raises(NetworkFault, match="lost before the end") as lost:
+        await listen()
+    assert seen[:2] == ["b", "c"]
+    assert "ask again" in lost.value.next_step
+    assert peers.pipelines[B].passes == 0  # half of a text from each would be nobody's text
+
+
+async def test_a_silent_peer_is_given_up_when_it_shows_no_sign_of_life(peers, monkeypatch):
+    monkeypatch.setattr(forwarding, "WATCH_S", 0.01)
+    transport, pings = peers.net.transports[ME], 0
+
+    async def ping(peer: PeerId, timeout: float = 5.0) -> float:
+        nonlocal pings
+        pings += 1
+        if pings < 5:
+            return 0.001  # slow, not dead
+        raise forwarding.PeerFault(peer, "cannot be reached")
+
+    monkeypatch.setattr(transport, "ping", ping)
+    peers.pipelines[A].gate.clear()
+    answer = peers.ask(pb.GenerateRequest(prompt="a", max_tokens=2), A)
+    with pytest.raises(NetworkFault, match="does not answer any more"):
+        await answer.__anext__()
+    assert pings == 4 + forwarding.MISSES
+
+
+async def test_a_call_that_goes_with_its_channel_is_a_lost_peer_and_no_cancellation(peers):
+    pipeline, me = peers.pipelines[A], peers.net.transports[ME]
+    pipeline.gate.clear()
+    task = asyncio.ensure_future(peers.said(pb.GenerateRequest(prompt="a", max_tokens=2)))
+    await pipeline.waiting.wait()
+    await me.close()
+    with pytest.raises(NetworkFault, match="none of 2 ends peers") as lost:
+        await task
+    assert "its connection broke" in lost.value.what
+
+
+async def test_passes_end_when_nobody_listens_any_more(peers):
+    pipeline = peers.pipelines[A]
+    pipeline.gate.clear()
+    task = asyncio.ensure_future(peers.said(pb.GenerateRequest(prompt="a", max_tokens=50)))
+    await pipeline.waiting.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with asyncio.timeout(60):
+        await pipeline.ended.wait()
+        pipeline.gate.set()
+        while (await peers.said(pb.GenerateRequest(prompt="a", max_tokens=2)))[1] != A:
+            """B answers until the place at A is free again."""
+
+
+async def test_an_answer_that_takes_too_long_is_ended_by_who_runs_the_passes(peers, monkeypatch):
+    peers.pipelines[A].gate.clear()
+    stub = rpc.EndsStub(await peers.net.transports[ME].channel(A))
+    monkeypatch.setattr(forwarding, "LIMIT_S", 0.05)
+    with pytest.raises(forwarding.grpc.aio.AioRpcError) as late:
+        async for _ in stub.Generate(pb.GenerateRequest(prompt="a", max_tokens=2)):
+            pass
+    assert late.value.code() == forwarding.grpc.StatusCode.DEADLINE_EXCEEDED
+    assert forwarding._fault(A, late.value).code is ExitCode.TIMED_OUT
+    assert peers.pipelines[A].ended.is_set()
+
+
+async def test_what_is_wrong_with_a_question_is_said_without_asking_and_refused_when_asked(peers):
+    wrong = (
+        pb.GenerateRequest(prompt="x" * (MAX_PROMPT + 1)),
+        pb.GenerateRequest(prompt="x", temperature=float("nan")),
+        pb.GenerateRequest(prompt="x", leave_out=pb.LeaveOut(stages=[7])),
+    )
+    stub = rpc.EndsStub(await peers.net.transports[ME].channel(A))
+    for request in wrong:
+        with pytest.raises(UsageFault) as fault:
+            peers.ask(request)
+        assert fault.value.next_step
+        with pytest.raises(forwarding.grpc.aio.AioRpcError) as refused:
+            await stub.Generate(request, timeout=60).read()
+        assert refused.value.code() == forwarding.grpc.StatusCode.FAILED_PRECONDITION
+        told = forwarding._fault(A, refused.value)
+        assert isinstance(told, LocalFault)
+        assert (told.code, told.next_step) == (ExitCode.USAGE, fault.value.next_step)
+    assert not peers.services[A]._serving
+
+
+async def test_more_than_was_asked_for_is_the_senders_fault(peers, monkeypatch):
+    me = peers.net.transports[ME]
+
+    def lies(*pieces: pb.Piece):
+        async def speak(*_: Any):
+            for piece in pieces:
+                yield piece
+
+        monkeypatch.setattr(forwarding, "speak", speak)
+
+    request = pb.GenerateRequest(prompt="a", max_tokens=2)
+    for wrong in (
+        [pb.Piece(text="x" * (forwarding.MAX_PIECE + 1))],
+        [pb.Piece(text="x")] * 7,
+        [pb.Piece(missing=pb.Missing(dead=range(3), stages=2))],
+    ):
+        lies(*wrong)
+        with pytest.raises(NetworkFault, match="more than it was asked for"):
+            await peers.said(request, A)
+    assert [(peer, weight) for peer, _, weight in me.faults] == [(A, 1.0)] * 3
+
+
+async def test_a_stage_peers_daemon_asks_one_that_does_not_lead_first(peers):
+    seen = {A: None, B: None}
+    daemon: Any = SimpleNamespace(
+        role="stage", transport=peers.net.transports[ME], identity=SimpleNamespace(peer_id=ME),
+        presence=SimpleNamespace(ends=lambda: seen),
+        assembled=SimpleNamespace(
+            ends=None, work=SimpleNamespace(plan=peers.plan), pipeline=SimpleNamespace(settings=PipelineSettings(stages=STAGES))
+        ),
+    )  # fmt: skip
+    view = View(daemon)
+    request = pb.GenerateRequest(prompt="a", max_tokens=2)
+
+    async def by() -> str:
+        return [p async for p in view.generate(request)][0].by
+
+    assert await by() == A  # B leads
+    del seen[A]  # its record has ended: the plan still knows it, after those that are in sight
+    assert await by() == B
+    daemon.role = "rendezvous"
+    with pytest.raises(UsageFault, match="no part of the model"):
+        await by()
+    daemon.role, daemon.assembled = "auto", None
+    with pytest.raises(NetworkFault, match="not joined yet"):
+        await by()
