@@ -32,14 +32,15 @@ class _Pair:
 
 
 class Shares:
-    """``rate``: bytes a second for all pairs together, above 0; ``now`` is in seconds of a steady clock."""
+    """``rate``: bytes a second for all pairs together, above 0; ``burst_s``: seconds of it that may go at once after a pause;
+    ``now`` is in seconds of a steady clock."""
 
-    def __init__(self, rate: float, now: float = 0.0) -> None:
+    def __init__(self, rate: float, now: float = 0.0, burst_s: float = BURST_S) -> None:
         if not rate > 0:
             raise ValueError(f"a rate is above 0, not {rate}")
-        self.rate = rate
+        self.rate, self._burst_s = rate, burst_s
         self._pairs: dict[Hashable, _Pair] = {}
-        self._tokens, self._at = rate * BURST_S, now
+        self._tokens, self._at = rate * burst_s, now
         self._next, self._floor = 0, 0.0
         self._busy = False
         """Whether somebody was left waiting by the last grant."""
@@ -93,7 +94,7 @@ class Shares:
         self._pairs.pop(pair, None)
 
     def _fill(self, now: float) -> None:
-        most = self.rate * (LATE_S if self._busy else BURST_S)
+        most = self.rate * (max(LATE_S, self._burst_s) if self._busy else self._burst_s)
         self._tokens = max(self._tokens, min(most, self._tokens + self.rate * max(0.0, now - self._at)))
         self._at = now
 

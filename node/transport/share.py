@@ -6,15 +6,15 @@ import asyncio
 import time
 from collections.abc import Hashable
 
-from node.reach.shares import Shares
+from node.reach.shares import BURST_S, Shares
 
 
 class Share:
-    """``rate``: bytes a second for all together; 0: nobody ever waits."""
+    """``rate``: bytes a second for all together; 0: nobody ever waits. ``burst_s`` as :class:`~node.reach.shares.Shares` has it."""
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: float, burst_s: float = BURST_S) -> None:
         self.rate = rate
-        self._shares = Shares(rate, time.monotonic()) if rate else None
+        self._shares = Shares(rate, time.monotonic(), burst_s) if rate else None
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
 

@@ -26,6 +26,8 @@ RELAYED_WEIGHT = 0.1
 """Of what is relayed for others, beside one peer's own traffic."""
 PAYLOAD = 0.9
 """Share of a cap that a plan counts with: the rest is for headers, acknowledgements and small messages."""
+BURST_S = 1.0
+"""Seconds of a cap that may go at once after a pause: training pauses at the end of every epoch."""
 LATELY_S = 10.0
 
 
@@ -44,7 +46,7 @@ class Traffic:
 
     def __init__(self, max_up: float = 0.0, max_down: float = 0.0) -> None:
         self.sent = self.received = 0
-        self._up, self._down = Share(max_up), Share(max_down)
+        self._up, self._down = Share(max_up, BURST_S), Share(max_down, BURST_S)
         self._lately = Busiest()
 
     @property
