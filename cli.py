@@ -50,6 +50,8 @@ Name = Annotated[str | None, Option("--name", help="Human name of this node.")]
 Device = Annotated[str | None, Option("--device", help="auto, cpu, cuda:N.")]
 LocalDevices = Annotated[int | None, Option("--local-devices", help="GPUs (or CPU processes) that share the stage.")]
 Listen = Annotated[str | None, Option("--listen", metavar="HOST", help="Address to listen on; default: all.")]
+MaxUp = Annotated[str | None, Option("--max-up", metavar="RATE", help="Most it sends a second, in all: 20Mbit, 2.5MB.")]
+MaxDown = Annotated[str | None, Option("--max-down", metavar="RATE", help="Most it receives a second, in all.")]
 P2pPort = Annotated[int | None, Option("--p2p-port", "--port", help="Port of the p2p daemon; 0 picks one.")]
 GrpcPort = Annotated[int | None, Option("--grpc-port", help="Port of the gRPC server; 0 picks one.")]
 Announce = Annotated[list[str] | None, Option("--announce", metavar="HOST:PORT", help="Where others should dial.")]
@@ -88,6 +90,8 @@ def start(
     listen: Listen = None,
     p2p_port: P2pPort = None,
     grpc_port: GrpcPort = None,
+    max_up: MaxUp = None,
+    max_down: MaxDown = None,
     announce: Announce = None,
     force_tunnel: Annotated[bool | None, Option("--force-tunnel", help="Be reached through libp2p only.")] = None,
     join: Joins = None,
@@ -101,7 +105,7 @@ def start(
     """Run a node in the foreground. With nothing configured: a solo swarm on built-in data that others can join."""
     flags = dict(name=name, role=role, stage=stage, device=device, threads=threads, memory=memory, listen=listen)
     flags |= dict(p2p_port=p2p_port, grpc_port=grpc_port, announce=_some(announce), force_tunnel=force_tunnel)
-    flags |= dict(local_devices=local_devices, data=data, tokenizer=tokenizer)
+    flags |= dict(local_devices=local_devices, data=data, tokenizer=tokenizer, max_up=max_up, max_down=max_down)
     flags |= dict(join=_some(join), metrics_port=metrics_port, log_format=log_format, config=config, **_assignments(settings))
     from node import joining
 
@@ -134,12 +138,15 @@ def join(
     grpc_port: GrpcPort = None,
     data: Data = None,
     tokenizer: TokenizerPath = None,
+    max_up: MaxUp = None,
+    max_down: MaxDown = None,
     config: ConfigFile = None,
     settings: Sets = None,
 ) -> int:
     """Look at a swarm, accept it, remember it, and start. Nothing of it runs before you said yes."""
     flags = dict(name=name, role=role, stage=stage, device=device, listen=listen, p2p_port=p2p_port, grpc_port=grpc_port)
-    flags |= dict(local_devices=local_devices, data=data, tokenizer=tokenizer, config=config, **_assignments(settings))
+    flags |= dict(local_devices=local_devices, data=data, tokenizer=tokenizer, max_up=max_up, max_down=max_down, config=config)
+    flags |= _assignments(settings)
     from node import joining
     from node.control.doctor import LIMIT_S
     from node.identity.invites import Invite
@@ -230,11 +237,14 @@ def bootstrap(
     listen: Listen = None,
     join: Joins = None,
     swarm: Annotated[Path | None, Option("--swarm", help="swarm.toml this rendezvous serves.")] = None,
+    max_up: MaxUp = None,
+    max_down: MaxDown = None,
     config: ConfigFile = None,
     settings: Sets = None,
 ) -> int:
     """Run a rendezvous: helps peers find each other, holds no part of the model."""
     flags: dict[str, Any] = dict(role="rendezvous", p2p_port=port, listen=listen, join=_some(join), config=config)
+    flags |= dict(max_up=max_up, max_down=max_down)
     from node import joining
 
     ours = _config(flags | _assignments(settings) | (dict(swarm=str(swarm)) if swarm else {}))

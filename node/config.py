@@ -23,7 +23,7 @@ from typing import Any
 
 from node.checkpoint.settings import CheckpointSettings
 from node.core.errors import OutOfResources, Refused, UsageFault
-from node.core.tables import Rule, check, from_text, unknown
+from node.core.tables import Rule, check, from_text, show, unknown
 from node.data.places import AS_NAMED, Places
 from node.dht.settings import DirectorySettings
 from node.identity.invites import Invite, within_limits
@@ -58,6 +58,10 @@ MAX_SOCKET_PATH = 100
 MOVED = "TUTTI_MOVED"
 """Left by a daemon for the fresh image of itself when it changes its stage: "<stage>:<p2p port>"."""
 _PORT = Rule(0, 65535)
+_RATE = Rule(0, says='bytes a second as a number, or such as "20Mbit", "2.5MB", "500k" (20 Mbit are 2.5 MB); 0 for no limit')
+LEAST_CAP = 16_000
+"""Bytes a second; the directory, heartbeats and plans alone take a part of it."""
+_CAPS = ("transport.max_up", "transport.max_down")
 NODE_RULES: dict[str, Rule] = {
     "name": Rule(pattern=r"[\w .-]{0,40}", says="at most 40 letters, digits, spaces, dots, dashes"),
     "role": Rule(choices=("auto", "ends", "stage", "rendezvous")),
@@ -84,7 +88,9 @@ NODE_RULES: dict[str, Rule] = {
     "transport.dial_timeout_s": Rule(0.1, 600),
     "transport.peer_streams": Rule(1, 10000),
     "transport.relayed_timeout_s": Rule(0.1, 600),
-    "reach.relay_rate": Rule(0),
+    "transport.max_up": _RATE,
+    "transport.max_down": _RATE,
+    "reach.relay_rate": _RATE,
     "reach.relay_clients": Rule(0, 10000),
     "reach.relay_circuits": Rule(0, 100000),
     "reach.relay_circuits_each": Rule(1, 10000),
@@ -96,7 +102,7 @@ NODE_RULES: dict[str, Rule] = {
     "checkpoint.keep": Rule(1, 1000),
     "checkpoint.fetch_chunk": Rule(1 << 10, 1 << 22),
     "checkpoint.fetch_parallel": Rule(1, 64),
-    "checkpoint.max_up": Rule(0),
+    "checkpoint.max_up": _RATE,
     "limits.stash_bytes": Rule(1 << 16, 1 << 50),
     "limits.in_flight": Rule(1, 10000),
 }
@@ -114,6 +120,8 @@ SHORT_NAMES = {
     "announce": "transport.announce",
     "force_tunnel": "transport.force_tunnel",
     "relay": "reach.relay",
+    "max_up": "transport.max_up",
+    "max_down": "transport.max_down",
 }
 """Names in flags and the environment for settings that people touch often: TUTTI_LISTEN is transport.host."""
 
@@ -209,7 +217,15 @@ class NodeConfig:
         tables: dict[str, dict[str, Any]] = {"": {}, **{room: {} for room in ROOMS}}
         for name, (value, source) in merged.items():
             room, _, key = name.rpartition(".")
-            tables[room][key] = check(name, value, KNOWN[name], NODE_RULES.get(name), source=source)
+            rule = NODE_RULES.get(name)
+            if rule is _RATE and isinstance(value, str):
+                value = rate_of(value) or value
+            tables[room][key] = check(name, value, KNOWN[name], rule, source=source)
+            if name in _CAPS and 0 < tables[room][key] < LEAST_CAP:
+                raise UsageFault(
+                    f"{name} = {show(value)}  ({source})",
+                    f"that is {tables[room][key]:g} bytes a second, too little to take part; allowed: {LEAST_CAP} or more, 0 for no cap",
+                )
         rooms = {room: kind(**tables[room]) for room, kind in ROOMS.items()}
         sources = {name: source for name, (_, source) in merged.items()}
         return cls(home=home, node=NodeSettings(**tables[""]), sources=sources, moved_to=moved_to, **rooms)
@@ -483,6 +499,16 @@ def _keep(path: Path, content: bytes) -> None:
         if path.read_bytes() == content:
             return
     write_atomically(path, content)
+
+
+def rate_of(text: str) -> float | None:
+    """Bytes a second of "20Mbit", "2.5MB", "2.5MB/s", "20Mbps", "500k"; None for what is none. Without a unit it is bytes, as
+    those who limit rates are used to (curl, wget, rsync); k, M and G are powers of 1000, Ki, Mi and Gi of 1024."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMG]?)(i?)(B|bit|bits|bps)?(/s)?", text.strip())
+    if found is None or (found[3] and not found[2]) or (found[4] == "bps" and found[5]):
+        return None
+    step = (1024 if found[3] else 1000) ** " KMG".index(found[2].upper() or " ")
+    return float(found[1]) * step / (1 if found[4] in (None, "B") else 8)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

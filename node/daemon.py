@@ -269,6 +269,9 @@ class Daemon:
                 arguments += ("--listen", host)
             if self.config.local_devices > 1:
                 arguments += ("--local-devices", str(self.config.local_devices))
+            for flag in ("max_up", "max_down"):
+                if cap := getattr(self.config.transport, flag):
+                    arguments += ("--" + flag.replace("_", "-"), str(cap))
             home = self.config.home / "local" / f"stage-{stage}"
             if manifest.swarm.admission != "open":
                 # The token names this one child, so it may stand on a command line.

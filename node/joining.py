@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -19,10 +20,11 @@ from node.control.diagnose import fault_of
 from node.control.doctor import LIMIT_S, Checkup, examine
 from node.control.sockets import listener
 from node.control.text import consent_lines
-from node.control.words import clean
+from node.control.words import bits, clean, size
 from node.core.errors import NetworkFault, Refused, UsageFault, WireError
-from node.core.ids import PeerId, RunId, short
+from node.core.ids import ENDS, PeerId, RunId, short
 from node.data.places import Places
+from node.forecast import Forecast, forecast
 from node.identity.admission import admission_token, is_grant, shown
 from node.identity.invites import Invite, fitting_addresses, is_invite, within_limits
 from node.identity.keys import Identity
@@ -343,6 +345,8 @@ def sheet(manifest: Manifest, *, signed: bool) -> list[str]:
         cut=f"ends and {p.stages} block stages, activations as {p.wire}, gradients as {manifest.averaging.wire}",
         work=f"{t.epochs:,} epochs of {t.target_batch * m.seq_len:,} tokens, {manifest.optimizer.name}",
         fetches_data=manifest.data.source.startswith("hf:"),
+        traffic=traffic_lines(manifest),
+        width=shutil.get_terminal_size().columns,
     )
 
 
@@ -363,3 +367,28 @@ def content_document(manifest: Manifest, corpus: Corpus | None) -> dict[str, obj
 
 def _hash(sha256: str) -> str:
     return f"sha256 {sha256[:12]}" if sha256 else "no hash"
+
+
+def traffic_lines(manifest: Manifest) -> list[str]:
+    """What an epoch moves over the line of a peer, by its role, and what that makes of an hour."""
+    hosts = manifest.training.min_replicas
+    alone, more, ends = forecast(manifest, 1), forecast(manifest, 1, {1: hosts + 1}), forecast(manifest, ENDS)
+
+    def each(f: Forecast) -> str:
+        averaging = f", {size(f.averaging)} of averaging" if f.averaging else ""
+        return f"{size(f.activations)} of activations and their gradients{averaging}"
+
+    minute = max(ends.over(1, 60, leads=True)[0], alone.over(1, 60)[0]) / 60
+    return [
+        "up, and as much down, for each epoch:",
+        f"{_peers(hosts)} in a block stage, each: {each(alone)}",
+        f"{_peers(hosts + 1)} in a block stage, each: {each(more)}",
+        f"{_peers(hosts)} at the ends, each: {each(ends)}; who leads sends {size(ends.plans)} of plans besides",
+        f"an epoch a minute is up to {bits(minute)} each way, {size(3600 * minute)} an hour",
+        f"without epochs {bits(alone.idle)} each way; a block stage is fetched once, {size(alone.state)}",
+        "--max-up RATE and --max-down RATE cap all of it",
+    ]
+
+
+def _peers(number: int) -> str:
+    return f"{number} peer{'s' * (number != 1)}"

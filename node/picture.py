@@ -103,7 +103,9 @@ class Picture:
             s.swarm.CopyFrom(self._swarm(d.manifest))
         s.cpu_s = time.process_time() - t.cpu_began if t.cpu_began >= 0 else 0.0
         links = d.transport.peers()
-        s.bytes_sent, s.bytes_received = sum(p.sent for p in links.values()), sum(p.received for p in links.values())
+        traffic = d.transport.traffic
+        s.bytes_sent, s.bytes_received, s.max_up, s.max_down = traffic.sent, traffic.received, traffic.max_up, traffic.max_down
+        s.up_rate, s.down_rate = traffic.rates()
         s.paths_to.update(Counter(p.path for p in links.values() if p.path))
         s.reachable = d.transport.reachable.words(len(d.transport.relays.held))
         s.warnings.extend(d.child_trouble.values())

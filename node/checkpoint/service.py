@@ -14,7 +14,6 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from node.checkpoint.bucket import Bucket
 from node.checkpoint.fetch import fetch
 from node.checkpoint.partial import Partial
 from node.checkpoint.pins import Pin, PinKey, Pins, chosen
@@ -24,6 +23,7 @@ from node.core.clock import Clock, SystemClock
 from node.core.ids import PeerId
 from node.core.journey import Version
 from node.transport.port import TransportPort
+from node.transport.share import Share
 from protos import state_pb2, state_pb2_grpc
 
 __all__ = ["NoDonor", "Partial", "StateKind", "StateProvider", "StateService", "StateSnapshot", "fetch"]
@@ -63,7 +63,7 @@ class StateService(state_pb2_grpc.StateServicer):
         self._transport, self._provider, self._on_served = transport, provider, on_served
         self._clock = clock or SystemClock()
         self.pins = Pins() if pins is None else pins
-        self._bucket = Bucket(settings.max_up)
+        self._share = Share(settings.max_up)
         self._streams: Counter[PeerId] = Counter()
         self._hashing = asyncio.Lock()
         self.bytes_given: Counter[PeerId] = Counter()
@@ -88,8 +88,7 @@ class StateService(state_pb2_grpc.StateServicer):
                 try:
                     for at in range(0, len(view), MESSAGE):
                         data = bytes(view[at : at + MESSAGE])
-                        if wait := self._bucket.reserve(len(data), self._clock.now()):
-                            await asyncio.sleep(wait)
+                        await self._share.take(peer, len(data))
                         yield state_pb2.StateChunk(offset=request.offset + at, data=data)
                         self.pins.get(pin.key, self._clock.now())  # in use: does not expire under its reader
                         self.bytes_given[peer] += len(data)

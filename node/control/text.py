@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
@@ -11,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from node.control.snapshot import TIME_KINDS, SwarmView, cover, states, swarm_view
-from node.control.words import chart, clean, count, milliseconds, size, span, stacked
+from node.control.words import bits, chart, clean, count, milliseconds, size, span, stacked
 from node.core.ids import ENDS, PeerId, short
 from node.reach.ladder import Rung
 from protos.ask_pb2 import PeerLine, PeersAnswer
@@ -63,8 +64,10 @@ def status_lines(s: Snapshot) -> list[Text]:
     spent = _shares(s.time_s)
     if spent:
         lines.append(_line("time", spent))
-    traffic = f"   sent {size(s.bytes_sent)}, received {size(s.bytes_received)}"
-    lines.append(_line("network", f"{paths_words(s.paths_to) or 'no peer yet'}{traffic}"))
+    lines.append(_line("network", f"{paths_words(s.paths_to) or 'no peer yet'}   {_traffic(s)}"))
+    if s.max_up or s.max_down:
+        caps = (("up", s.max_up), ("down", s.max_down))
+        lines.append(_line("", "capped at " + ", ".join(f"{bits(cap)} {way}" for way, cap in caps if cap)))
     if s.reachable:
         lines.append(_line("reachable", clean(s.reachable, 100)))
     if s.device:
@@ -246,9 +249,10 @@ def banner(
 
 def consent_lines(
     *, name: str, run_id: str, owner: str, signed: bool, admission: str, model: str, parameters: int, data: str, cut: str,
-    work: str, fetches_data: bool,
+    work: str, fetches_data: bool, traffic: Sequence[str] = (), width: int = 80,
 ) -> list[str]:  # fmt: skip
-    """What a person accepts who joins: whose swarm, what is trained on what, what others see."""
+    """What a person accepts who joins: whose swarm, what is trained on what, what goes over the line, what others see. No line is
+    wider than ``width``, unless a word is."""
     signature = f"signed by its owner {owner}" if signed else "NOT SIGNED"
     lines = [
         _plain("swarm", f"{clean(name, 64)}   run {run_id[:12]}   {'private' if admission == 'invite' else 'open'}"),
@@ -259,11 +263,16 @@ def consent_lines(
         _plain("pipeline", clean(cut)),
         _plain("work", clean(work)),
         _plain("code", "none is downloaded: this tutti trains, the swarm only sends numbers"),
-        _plain("others see", "your IP addresses, node name, version and speed; peers of your stage your gradients"),
+        *(_plain("traffic" if i == 0 else "", text) for i, text in enumerate(traffic)),
+        _plain(
+            "others see",
+            "your IP addresses, node name, version and speed; peers of your stage your gradients, peers of other stages the "
+            "activations and their gradients that you send on",
+        ),
     ]
     if fetches_data:
         lines.append(_plain("download", "a peer that hosts the ends fetches this data from the Hugging Face hub"))
-    return lines
+    return [part for line in lines for part in wrapped(line, width)]
 
 
 def swarm_picture(snapshots: Sequence[Snapshot], *, width: int = 80, height: int = 24, note: str = "") -> Group:
@@ -390,6 +399,12 @@ def _shares(time_s: Mapping[str, float]) -> str:
     return "  ".join(f"{k} {time_s.get(k, 0.0) / total:.0%}" for k in TIME_KINDS) if total > 0 else ""
 
 
+def _traffic(s: Snapshot) -> str:
+    """All that went over the wire, and how fast it does now."""
+    now = f" ({bits(s.up_rate)} up, {bits(s.down_rate)} down)" if s.up_rate or s.down_rate else ""
+    return f"sent {size(s.bytes_sent)}, received {size(s.bytes_received)}{now}"
+
+
 def _memory(s: Snapshot) -> str:
     used = size(s.memory_used) + (f" of {size(s.memory_limit)}" if s.memory_limit else "")
     return used + (f"   stash {size(s.stash_bytes)} of {size(s.stash_limit)}" if s.stash_limit else "")
@@ -397,6 +412,16 @@ def _memory(s: Snapshot) -> str:
 
 def _line(label: str, value: str, style: str = "") -> Text:
     return Text(f"{label:<10}", "dim").append(value, style)
+
+
+def wrapped(line: str, width: int, indent: int = 11) -> list[str]:
+    """``line`` cut between words so that no piece is wider than ``width`` (a word that is stays whole); what follows the first piece
+    is indented."""
+    found = textwrap.wrap(
+        line, max(width, indent + 20), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False,
+        drop_whitespace=True, replace_whitespace=False,
+    )  # fmt: skip
+    return found or [line]
 
 
 def _plain(label: str, value: str) -> str:

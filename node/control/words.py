@@ -35,6 +35,16 @@ def size(number: float) -> str:
     return f"{number:.1f} TiB"
 
 
+def bits(rate: float) -> str:
+    """Bytes a second as lines are sold: 2.5e6 -> "20 Mbit/s", 300 -> "2.4 kbit/s"."""
+    number = 8 * rate
+    for unit in ("", "k", "M"):
+        if number < 999.5:
+            return f"{number:.3g} {unit}bit/s"
+        number /= 1000
+    return f"{number:.3g} Gbit/s"
+
+
 def span(seconds: float) -> str:
     """At most five characters: "41s", "18m", "3h12m", "2d04h"."""
     whole = int(max(0.0, seconds)) if math.isfinite(seconds) else 0

@@ -3,7 +3,8 @@ Enters: requests of pairs of peers, the time. Leaves: the requests that may go. 
 
 Start-time fair queueing (Goyal, Vin, Cheng 1996) over a token bucket: each pair has a counter of the bytes it was
 granted, the one with the smallest counter is next, and who comes back after a pause starts where the others are. Not quite:
-a circuit asks for one piece at a time and is gone for a moment after each, so a pair keeps a small credit.
+a circuit asks for one piece at a time and is gone for a moment after each, so a pair keeps a small credit. Weights make the shares
+unequal.
 """
 
 from __future__ import annotations
@@ -16,32 +17,45 @@ BURST_S = 0.1
 """Seconds of the rate that may go at once after a pause."""
 CREDIT_S = 0.25
 """Seconds of the rate by which a pair may be behind the others and still catch up."""
+LATE_S = 1.0
+"""Seconds of the rate that may go at once where somebody was left waiting: a busy machine looks late, and nothing is lost by it."""
+
+PAIRS_KEPT = 1024
+"""Pairs that are remembered; beyond it those that wait for nothing are forgotten."""
 
 
 @dataclass
 class _Pair:
     granted: float = 0.0
+    weight: float = 1.0
     waiting: deque[tuple[int, int]] = field(default_factory=deque)
 
 
 class Shares:
-    """``rate``: bytes a second for all pairs together, above 0; ``now`` is in seconds of a steady clock."""
+    """``rate``: bytes a second for all pairs together, above 0; ``burst_s``: seconds of it that may go at once after a pause;
+    ``now`` is in seconds of a steady clock."""
 
-    def __init__(self, rate: float, now: float = 0.0) -> None:
+    def __init__(self, rate: float, now: float = 0.0, burst_s: float = BURST_S) -> None:
         if not rate > 0:
             raise ValueError(f"a rate is above 0, not {rate}")
-        self.rate = rate
+        self.rate, self._burst_s = rate, burst_s
         self._pairs: dict[Hashable, _Pair] = {}
-        self._tokens, self._at = rate * BURST_S, now
+        self._tokens, self._at = rate * burst_s, now
         self._next, self._floor = 0, 0.0
+        self._busy = False
+        """Whether somebody was left waiting by the last grant."""
 
-    def ask(self, pair: Hashable, count: int) -> int:
-        """``pair`` wants to send ``count`` bytes; the number by which :meth:`grant` will name the request."""
+    def ask(self, pair: Hashable, count: int, weight: float = 1.0) -> int:
+        """``pair`` wants to send ``count`` bytes; the number by which :meth:`grant` will name the request. Of two that always
+        want more, one of twice the ``weight`` gets twice as much."""
         known = self._pairs.get(pair)
         if known is None:
+            if len(self._pairs) >= PAIRS_KEPT:
+                self._pairs = {name: one for name, one in self._pairs.items() if one.waiting}
             known = self._pairs[pair] = _Pair(self._floor)
         elif not known.waiting:
             known.granted = max(known.granted, self._floor - self.rate * CREDIT_S)
+        known.weight = weight
         self._next += 1
         known.waiting.append((self._next, count))
         return self._next
@@ -49,17 +63,22 @@ class Shares:
     def grant(self, now: float) -> list[int]:
         """Requests that may go now, one of each pair: a pair whose request went needs a moment to ask again, and is not passed
         over meanwhile. A request goes when there is anything in the bucket and may leave a debt."""
-        self._tokens = min(self.rate * BURST_S, self._tokens + self.rate * max(0.0, now - self._at))
-        self._at = now
+        self._fill(now)
         done, served = [], set[int]()
         while self._tokens > 0 and (pair := self._first(served)) is not None:
             served.add(id(pair))
             number, count = pair.waiting.popleft()
             self._tokens -= count
             self._floor = max(self._floor, pair.granted)
-            pair.granted += count
+            pair.granted += count / pair.weight
             done.append(number)
+        self._busy = any(p.waiting for p in self._pairs.values())
         return done
+
+    def spend(self, count: int, now: float) -> None:
+        """``count`` bytes went without asking; those that ask wait for it."""
+        self._fill(now)
+        self._tokens -= count
 
     def wait(self) -> float | None:
         """Seconds until :meth:`grant` can grant again; None while nobody waits."""
@@ -73,6 +92,11 @@ class Shares:
     def gone(self, pair: Hashable) -> None:
         """Forget a pair and what it waits for."""
         self._pairs.pop(pair, None)
+
+    def _fill(self, now: float) -> None:
+        most = self.rate * (max(LATE_S, self._burst_s) if self._busy else self._burst_s)
+        self._tokens = max(self._tokens, min(most, self._tokens + self.rate * max(0.0, now - self._at)))
+        self._at = now
 
     def _first(self, served: Container[int] = ()) -> _Pair | None:
         waiting = (p for p in self._pairs.values() if p.waiting and id(p) not in served)

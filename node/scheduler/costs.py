@@ -43,16 +43,35 @@ class Way:
 @dataclass(frozen=True, slots=True)
 class Measured:
     """What one peer measured: seconds of device time for a micro-batch in each direction and for a loss (at the ends), each a mean
-    with :data:`STEADY` deviations, 0 for not known; micro-batches its stash or window holds, 0 for not known; its ``ways``."""
+    with :data:`STEADY` deviations, 0 for not known; micro-batches its stash or window holds, 0 for not known; its ``ways``. And what
+    its operator lets it send (``up``) and receive (``down``) in all, bytes of tensors a second, 0 for no cap."""
 
     forward_s: float = 0.0
     backward_s: float = 0.0
     loss_s: float = 0.0
     slots: int = 0
     ways: tuple[tuple[PeerId, Way], ...] = ()
+    up: float = 0.0
+    down: float = 0.0
+
+    @property
+    def line(self) -> float:
+        """The lower of its caps, 0 for none."""
+        return least(self.up, self.down)
 
 
 NOTHING = Measured()
+
+
+def least(*rates: float) -> float:
+    """The lowest of some limits, of which 0 is none; 0 when none is."""
+    return min((rate for rate in rates if rate > 0), default=0.0)
+
+
+def capped(speed: float, line: float, tensor: int) -> float:
+    """Micro-batches a second of a peer that computes ``speed`` and moves ``line`` bytes a second each way: of every micro-batch it
+    sends two tensors, one forward and one backward, and receives two. 0 for an unknown ``speed``; a ``line`` of 0 is no cap."""
+    return min(speed, line / (2 * tensor)) if line and tensor else speed
 
 
 def code(seconds: float) -> int:
@@ -73,7 +92,7 @@ def decoded(number: int) -> float:
 class Costs:
     """What is believed, seconds. A peer or way that is not there is unknown. ``compute``: forward and backward of a micro-batch
     together; ``backward``: a backward over a forward, ``loss``: of the ends peers. ``delay_s``: of a way nobody knows; ``body_s``: what a
-    tensor usually takes longer than half a small round trip."""
+    tensor usually takes longer than half a small round trip. ``lines``: bytes a second of those with a cap, the narrower way."""
 
     compute: Mapping[PeerId, float] = field(default_factory=dict)
     loss: Mapping[PeerId, float] = field(default_factory=dict)
@@ -82,6 +101,7 @@ class Costs:
     backward: float = BACKWARD[1]
     delay_s: float = 0.0
     body_s: float = 0.0
+    lines: Mapping[PeerId, float] = field(default_factory=dict)
 
     def delay(self, a: PeerId, b: PeerId) -> float:
         """Seconds of a tensor from a to b; a way nobody has measured is as long as the way back, else as a usual one."""
@@ -93,7 +113,8 @@ def believe(
     said: Mapping[PeerId, Measured], ends: Collection[PeerId], doubts: Mapping[PeerId, float] | None = None, tensor: int = 0
 ) -> Costs:
     """What to plan with. ``doubts[peer]``: how many times its neighbours find it slower than it says (1 and more). ``tensor``:
-    bytes of a micro-batch on its way; over a relay it takes no less than the relay has left for it.
+    bytes of a micro-batch on its way; over a relay it takes no less than the relay has left for it, at a peer with a cap no less than
+    the cap does.
 
     Everything is held against the median of its kind: a claim beyond :data:`BEYOND` times that counts as so much. A one-way
     delay is the time of a tensor less half a small round trip, since the receipt comes back over the same line.
@@ -105,6 +126,9 @@ def believe(
     both = {
         p: (m.forward_s + m.backward_s) * max(1.0, doubts.get(p, 1.0)) for p, m in said.items() if m.forward_s and m.backward_s
     }
+    # What goes over a narrow line keeps it as busy as its device: the longer of both is what a micro-batch costs there.
+    lines = {p: m.line for p, m in said.items() if m.line}
+    both = {p: 1 / capped(1 / s, lines.get(p, 0.0), tensor) for p, s in both.items()}
     compute = {
         **_within({p: s for p, s in both.items() if p not in ends}),
         **_within({p: s for p, s in both.items() if p in ends}),
@@ -112,7 +136,7 @@ def believe(
     loss = _within({p: m.loss_s for p, m in said.items() if p in ends and m.loss_s > 0})
     ways, usual, body = _ways(said, tensor)
     slots = {p: min(m.slots, MOST_SLOTS) for p, m in said.items() if m.slots > 0}
-    return Costs(compute, loss, slots, ways, ratio, usual, body)
+    return Costs(compute, loss, slots, ways, ratio, usual, body, lines)
 
 
 def _ways(said: Mapping[PeerId, Measured], tensor: int) -> tuple[dict[tuple[PeerId, PeerId], float], float, float]:
@@ -135,10 +159,11 @@ def _ways(said: Mapping[PeerId, Measured], tensor: int) -> tuple[dict[tuple[Peer
     for (a, b), trip in trips.items():
         if (a, b) not in known and (b, a) not in known:
             known[a, b] = trip / 2 + body
+    longest = BEYOND * _median(known.values())
     for a, m in said.items():
         for b, way in m.ways:
-            if way.rate > 0 and (a, b) in known:
-                known[a, b] = max(known[a, b], trips.get((a, b), 0.0) / 2 + tensor / way.rate)
+            if b in said and (rate := least(way.rate, m.up, said[b].down)) and (a, b) in known:
+                known[a, b] = max(known[a, b], min(longest, trips.get((a, b), 0.0) / 2 + tensor / rate))
     return known, _median(known.values()), body
 
 

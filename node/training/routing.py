@@ -11,7 +11,7 @@ from typing import Any
 
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan
-from node.scheduler.costs import Costs, believe
+from node.scheduler.costs import Costs, believe, least
 from node.scheduler.proven import NoWay, complete, missing, reroute
 from node.scheduler.router import Job, Laid, Router
 from node.scheduler.throughput import Rate
@@ -95,12 +95,14 @@ class Routing:
 
     def _round_model(self, by_stage: Stages) -> float:
         """Every member sends gradients to the owners of the other parts and fresh parameters to the others, and gets as much:
-        twice its stage over its line, less what it owns itself; and two ways there and back."""
+        twice its stage over its line, less what it owns itself; and two ways there and back. Over a line with a cap no faster than that."""
         longest = 0.0
         for stage, row in by_stage.items():
             if len(row) > 1:
-                share = 2 * (1 - 1 / len(row)) * self._sizes[stage] / max(1, self._tensor)
-                longest = max(longest, share * self.costs.body_s + 4 * self.costs.delay_s)
+                moved = 2 * (1 - 1 / len(row)) * self._sizes[stage]
+                line = least(*(self.costs.lines.get(p, 0.0) for p, _ in row))
+                body = max(moved / max(1, self._tensor) * self.costs.body_s, moved / line if line else 0.0)
+                longest = max(longest, body + 4 * self.costs.delay_s)
         return longest
 
     def committed(self, plan: Plan, dropped: Sequence[int], round_s: float) -> None:

@@ -24,7 +24,7 @@ from node.core.tasks import Tasks
 from node.optim.settings import OptimSettings
 from node.pipeline.events import Way as Direction
 from node.pipeline.service import MicroBatchDone
-from node.scheduler.costs import STEADY, Measured, Way
+from node.scheduler.costs import STEADY, Measured, Way, capped, least
 from node.training import events as ev
 from node.training.anchor import SAVED, Anchor
 from node.training.cells import ANY
@@ -61,7 +61,7 @@ class Work:
         self, stage: StageState, engines: Engines, settings: TrainingSettings, optimizer: OptimSettings, sequence: int, me: PeerId,
         on_error: Callable[[str, BaseException], None] | None = None, outer: OuterSettings | None = None, read: Read | None = None,
     ) -> None:  # fmt: skip
-        self.stage, self.engines, self.settings, self.me = stage, engines, settings, me
+        self.stage, self.engines, self.settings, self.sequence, self.me = stage, engines, settings, sequence, me
         self._tasks = Tasks("work", on_error)
         self.handover = Handover(stage, engines, optimizer, settings.buddy_every, me, self._tasks)
         self.anchor = Anchor(stage, outer or OuterSettings(), settings.epochs, engines, self._tasks, me)
@@ -124,8 +124,11 @@ class Work:
         return self._outer.arrived
 
     def speed(self) -> float:
-        """Micro-batches per second this stage's device does, forward and backward; 0 before it was measured."""
-        return self.engines.meter.speed
+        """Micro-batches per second this stage's device does, forward and backward, and no more than the caps on what this peer sends
+        and receives let through; 0 before it was measured."""
+        p = self.engines.pipeline
+        tensor = p.shape.nbytes(p.settings.micro_batch, self.sequence)
+        return capped(self.engines.meter.speed, least(*self.engines.transport.caps()), tensor)
 
     def seen(self) -> dict[PeerId, float]:
         """Micro-batches per second of this peer's neighbours, as it measures them."""
@@ -138,7 +141,8 @@ class Work:
         rate = self.engines.transport.rate_left
         ways = tuple((peer, Way(tensor, trip, rate(peer))) for peer, (tensor, trip) in sorted(p.timing.ways(now).items()))
         each = (work[Direction.FORWARD], work[Direction.BACKWARD], loss)
-        return Measured(*(a.steady(STEADY) for a in each), slots=p.slots(), ways=ways)
+        up, down = self.engines.transport.caps()
+        return Measured(*(a.steady(STEADY) for a in each), slots=p.slots(), ways=ways, up=up, down=down)
 
     def describe(
         self, stage: int, kind: StateKind, epoch: int | None, lineage: str

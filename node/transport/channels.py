@@ -1,17 +1,22 @@
 """A channel that says who is calling, without the price of client interceptors.
 
 gRPC's asyncio interceptors put a queue and a task between a stream and its caller; a label on the metadata needs
-neither. So the label is added where a call begins, and the call object is gRPC's own.
+neither. So the label is added where a call begins, and the call object is gRPC's own (where a cap holds streams back, a thin
+cover of it).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
+from functools import partial
 from typing import Any
 
 import grpc
 import grpc.aio
+
+from node.core.ids import PeerId
+from node.transport.metering import Meter, Paced, PacedStream
 
 Label = tuple[tuple[str, str], ...]
 Fresh = Callable[[], Awaitable["LabelledChannel"]]
@@ -22,23 +27,32 @@ class LabelledChannel(grpc.aio.Channel):
     """``raw`` with ``label`` added to the metadata of every call.
 
     ``fresh`` (optional) is used once by a unary call that the peer refused as UNAUTHENTICATED: it never reached a
-    servicer, so repeating it is safe. ``on_stream`` sees every streaming call, for the owner to watch how it ends.
+    servicer, so repeating it is safe. ``on_stream`` sees every streaming call, for the owner to watch how it ends. ``meter``
+    counts what goes to ``peer`` and comes from it, and holds it back.
     """
 
     def __init__(
-        self, raw: grpc.aio.Channel, label: Label, fresh: Fresh | None = None, on_stream: Callable[[Any], None] | None = None
-    ) -> None:
-        self.raw, self.label, self.fresh, self.on_stream = raw, label, fresh, on_stream
+        self, raw: grpc.aio.Channel, label: Label, fresh: Fresh | None = None, on_stream: Callable[[Any], None] | None = None,
+        meter: Meter | None = None, peer: PeerId | None = None,
+    ) -> None:  # fmt: skip
+        self.raw, self.label, self.fresh, self.on_stream, self.meter = raw, label, fresh, on_stream, meter
+        self.peer = peer or PeerId("")
         self._made: dict[str, Any] = {}
 
     def _labelled(self, kind: str, method: str, args: tuple[Any, ...], registered: bool | None) -> Callable[..., Any]:
         made = self._made.get(method)
         if made is not None:
             return made
-        inner = getattr(self.raw, kind)(method, *args, _registered_method=registered)
+        meter, coders = self.meter, args
+        if meter is not None:
+            coders = meter.out(args[0], kind != "unary_unary"), meter.into(args[1], kind != "unary_unary")
+        inner = getattr(self.raw, kind)(method, *coders, _registered_method=registered)
 
         def begin(request: Any = None, *, metadata: Any = None, **options: Any) -> Any:
             label = (*self.label, *metadata) if metadata else self.label
+            pace = meter if meter is not None and meter.waits and kind != "unary_unary" else None
+            if pace and kind.startswith("stream") and request is not None:
+                request = Paced(request, partial(pace.sends, self.peer))
             given = (request,) if kind.startswith("unary") else (request,) if request is not None else ()
             try:
                 call = inner(*given, metadata=label, **options)
@@ -53,7 +67,7 @@ class LabelledChannel(grpc.aio.Channel):
                 return _UnaryCall(call, lambda other: other._labelled(kind, method, args, registered)(request, **options), self)
             if self.on_stream is not None:
                 self.on_stream(call)
-            return call
+            return PacedStream(call, partial(pace.reads, self.peer), partial(pace.sends, self.peer)) if pace else call
 
         if registered:
             # Generated stubs come by again for every call with the same serialisers; others may bring new ones.
@@ -138,5 +152,5 @@ class _UnaryCall:
             self._call.cancel()
             raise
         fresh = await self._channel.fresh()
-        self._call = self._again(LabelledChannel(fresh.raw, fresh.label))
+        self._call = self._again(LabelledChannel(fresh.raw, fresh.label, meter=fresh.meter, peer=fresh.peer))
         return await self._call

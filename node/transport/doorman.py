@@ -14,6 +14,7 @@ import grpc.aio
 from node.core.ids import PeerId
 from node.transport.handshake import Tokens
 from node.transport.limits import Seats
+from node.transport.metering import Meter, Paced, PacedStream
 
 TOKEN_KEY = "tutti-token"
 
@@ -33,10 +34,10 @@ _MAKERS = {
 class Doorman(grpc.aio.ServerInterceptor):
     """Refuses unknown tokens (UNAUTHENTICATED), banned peers (PERMISSION_DENIED) and a peer's call too many
     (RESOURCE_EXHAUSTED), and ends the calls of a peer whose admission runs out (UNAUTHENTICATED).
-    ``banned(peer)`` is the seconds a peer has left outside, 0 for none."""
+    ``banned(peer)`` is the seconds a peer has left outside, 0 for none; ``meter`` counts what passes, and holds it back."""
 
-    def __init__(self, tokens: Tokens, seats: Seats, banned: Callable[[PeerId], float]) -> None:
-        self._tokens, self._seats, self._banned = tokens, seats, banned
+    def __init__(self, tokens: Tokens, seats: Seats, banned: Callable[[PeerId], float], meter: Meter | None = None) -> None:
+        self._tokens, self._seats, self._banned, self._meter = tokens, seats, banned, meter
         # A servicer's methods never change, so the wrapped ones are made once.
         self._counted = functools.lru_cache(maxsize=256)(self._count)
 
@@ -60,7 +61,10 @@ class Doorman(grpc.aio.ServerInterceptor):
             return handler
         kind = handler.request_streaming, handler.response_streaming
         inner = getattr(handler, f"{'stream' if kind[0] else 'unary'}_{'stream' if kind[1] else 'unary'}")
-        return _MAKERS[kind](self._counted(inner), handler.request_deserializer, handler.response_serializer)
+        taken, given = handler.request_deserializer, handler.response_serializer
+        if self._meter is not None:
+            taken, given = self._meter.into(taken, any(kind)), self._meter.out(given, any(kind))
+        return _MAKERS[kind](self._counted(inner), taken, given)
 
     def _count(self, inner: Any) -> Any:
         """``inner`` holding a seat while it runs; a generator function or a coroutine function, as it was."""
@@ -69,10 +73,13 @@ class Doorman(grpc.aio.ServerInterceptor):
             @functools.wraps(inner)
             async def generate(request: Any, context: Any) -> Any:
                 peer = await self._seat(context)
+                request, context = self._held_back(peer, request, context)
                 answers = inner(request, context)
                 try:
                     with self._while_admitted(peer) as admitted:
                         async for answer in answers:
+                            if self._meter is not None:
+                                await self._meter.sends(peer, answer)
                             yield answer
                     if admitted.over:
                         await context.abort(*_EXPIRED)
@@ -85,6 +92,7 @@ class Doorman(grpc.aio.ServerInterceptor):
         @functools.wraps(inner)
         async def run(request: Any, context: Any) -> Any:
             peer = await self._seat(context)
+            request, context = self._held_back(peer, request, context)
             try:
                 with self._while_admitted(peer) as admitted:
                     return await inner(request, context)
@@ -94,6 +102,13 @@ class Doorman(grpc.aio.ServerInterceptor):
                 self._seats.leave(peer)
 
         return run
+
+    def _held_back(self, peer: PeerId, request: Any, context: Any) -> tuple[Any, Any]:
+        """A call's messages, waiting for their turns where a cap says so."""
+        if self._meter is None or not self._meter.waits:
+            return request, context
+        reads, sends = functools.partial(self._meter.reads, peer), functools.partial(self._meter.sends, peer)
+        return Paced(request, reads) if hasattr(request, "__aiter__") else request, PacedStream(context, reads, sends)
 
     def _while_admitted(self, peer: PeerId) -> _Admitted:
         return _Admitted(self._tokens.left(peer))

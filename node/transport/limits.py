@@ -60,3 +60,8 @@ class Busiest:
         """Bytes a second sent and received, zeros for nothing lately."""
         fresh = [row for row in self._seconds if now - row[0] < 60]
         return max((float(r[1]) for r in fresh), default=0.0), max((float(r[2]) for r in fresh), default=0.0)
+
+    def mean(self, now: float, seconds: float) -> tuple[float, float]:
+        """Bytes a second sent and received, over the last ``seconds`` (60 at most) without the one under way."""
+        fresh = [row for row in self._seconds if 0 < int(now) - row[0] <= seconds]
+        return sum(r[1] for r in fresh) / seconds, sum(r[2] for r in fresh) / seconds

@@ -24,6 +24,7 @@ from node.transport.channels import LabelledChannel
 from node.transport.doorman import TOKEN_KEY
 from node.transport.frames import Streams
 from node.transport.handshake import Acquaintance
+from node.transport.metering import Meter
 from node.transport.settings import TransportSettings
 from node.transport.tunnel import Tunnel
 
@@ -70,7 +71,8 @@ class Tried:
 
 class Lines:
     """``greet`` shakes hands with a peer over libp2p, ``greet_through(peer, relay)`` through a relay, ``punch(peer)`` and
-    ``connect(peer)`` make a libp2p connection; all raise PeerFault. ``runtime`` is a 0700 directory for sockets."""
+    ``connect(peer)`` make a libp2p connection; all raise PeerFault. ``runtime`` is a 0700 directory for sockets; ``meter``
+    counts calls, ``carried`` the bytes of tunnels."""
 
     def __init__(
         self,
@@ -81,8 +83,10 @@ class Lines:
         journal: Journal,
         tasks: Tasks,
         punch: bool = False,
+        meter: Meter | None = None,
+        carried: Callable[[int], None] = lambda count: None,
     ) -> None:
-        self._streams, self._settings, self._greet = streams, settings, greet
+        self._streams, self._settings, self._greet, self._meter, self._carried = streams, settings, greet, meter, carried
         self._runtime, self._journal, self._tasks, self._punch = runtime, journal, tasks, punch
         self.relays: Relays | None = None
         self.greet_through: Callable[[PeerId, PeerId], Awaitable[Acquaintance]] = _no_relay
@@ -356,7 +360,7 @@ class Lines:
         streams = self._streams
         if relay is not None and self.relays is not None:
             streams = self.relays.through(relay, met.token)
-        tunnel = Tunnel(streams, met.peer, self._runtime / f"tunnel-{next(self._numbers)}.sock", timeout)
+        tunnel = Tunnel(streams, met.peer, self._runtime / f"tunnel-{next(self._numbers)}.sock", timeout, self._carried)
         await tunnel.start()
         channel, good = self._channel(met, tunnel.target, relayed=relay is not None), False
         try:
@@ -396,6 +400,8 @@ class Lines:
             ((TOKEN_KEY, met.token),),
             fresh,
             lambda call: call.add_done_callback(lambda done: self._tasks.spawn(self._look(peer, channel, done), "look")),
+            self._meter,
+            peer,
         )
         return channel
 

@@ -146,6 +146,9 @@ class MemoryTransport:
     def rate_left(self, peer: PeerId) -> float:
         return 0.0
 
+    def caps(self) -> tuple[float, float]:
+        return 0.0, 0.0
+
     def fault(self, peer: PeerId, reason: str, weight: float = 1.0) -> None:
         self.faults.append((peer, reason, weight))
 

@@ -85,6 +85,10 @@ class TransportPort(Protocol):
         """Bytes a second that the relay to a peer has left for it; 0 where there is no relay, or no limit."""
         ...
 
+    def caps(self) -> tuple[float, float]:
+        """Bytes of tensors a second that this peer may send and receive in all; 0 for no cap."""
+        ...
+
     def fault(self, peer: PeerId, reason: str, weight: float = 1.0) -> None:
         """Count a fault against a peer; enough of them and it is refused for a while, in both directions."""
         ...

@@ -9,7 +9,6 @@ caller  --RELAY/connect-->  relay  --RELAYED, over the connection that the clien
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -18,11 +17,11 @@ from google.protobuf.message import DecodeError
 
 from node.core.errors import LocalFault, PeerFault, WireError
 from node.core.ids import PeerId, short
-from node.core.tasks import Tasks
 from node.reach.settings import ReachSettings
-from node.reach.shares import Shares
 from node.transport.frames import Streams, read_frame, write_frame
 from node.transport.port import printable
+from node.transport.share import Share
+from node.transport.traffic import Traffic
 from node.transport.tunnel import splice
 from protos.reach_pb2 import RelayAnswer, RelayAsk, Relayed
 
@@ -44,18 +43,20 @@ Allow = Callable[[PeerId, RelayAsk], None]
 
 
 class Relay:
-    """``offers()`` says whether this node relays now; ``allow`` for whom."""
+    """``offers()`` says whether this node relays now; ``allow`` for whom. ``traffic``: what this node may send and receive in all."""
 
     def __init__(
         self, streams: Streams, settings: ReachSettings, allow: Allow, offers: Callable[[], bool],
-        journal: Journal, metrics: Metrics,
+        journal: Journal, metrics: Metrics, traffic: Traffic | None = None,
     ) -> None:  # fmt: skip
         self._streams, self._settings, self._allow, self._offers = streams, settings, allow, offers
         self._journal, self._metrics = journal, metrics
         self._clients: dict[PeerId, asyncio.StreamWriter] = {}
         self._circuits: Counter[tuple[PeerId, PeerId]] = Counter()
         self._opened: Counter[PeerId] = Counter()
-        self._share = _Share(settings.relay_rate) if settings.relay_rate else None
+        self._share, self._traffic = Share(settings.relay_rate), traffic or Traffic()
+        self.carried = 0
+        """Bytes that went from one circuit of p2pd's into another."""
 
     @property
     def clients(self) -> int:
@@ -75,12 +76,8 @@ class Relay:
     @property
     def rate_left(self) -> float:
         """Bytes a second for one circuit more; 0: no limit."""
-        return self._settings.relay_rate / (1 + len(self._circuits)) if self._share else 0.0
-
-    async def close(self) -> None:
-        """Stop granting; circuits end with their streams."""
-        if self._share is not None:
-            await self._share.close()
+        limits = self._settings.relay_rate, self._traffic.max_up, self._traffic.max_down
+        return min((limit for limit in limits if limit), default=0.0) / (1 + len(self._circuits))
 
     async def serve(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One question of ``peer``. Raises WireError or TimeoutError when there is none."""
@@ -161,61 +158,17 @@ class Relay:
             # A counter forgets what has come down to zero.
             self._circuits = +(self._circuits - Counter([pair]))
             self._opened = +(self._opened - Counter([peer]))
-            if pair not in self._circuits and self._share is not None:
+            if pair not in self._circuits:
                 self._share.gone(pair)
 
     def _meter(self, pair: tuple[PeerId, PeerId]):
-        relayed = self._metrics.relayed_bytes_total
-        share = self._share
-
         async def pay(count: int) -> None:
-            if share is not None:
-                await share.take(pair, count)
-            relayed.inc(count)
+            await self._share.take(pair, count)
+            await self._traffic.may_relay(count)
+            self._metrics.relayed_bytes_total.inc(count)
+            self.carried += count
 
         return pay
-
-
-class _Share:
-    """:class:`Shares` on the clock of the loop."""
-
-    def __init__(self, rate: float) -> None:
-        self._shares = Shares(rate, time.monotonic())
-        self._waiting: dict[int, asyncio.Future[None]] = {}
-        self._wake = asyncio.Event()
-        self._tasks = Tasks("relay")
-
-    async def take(self, pair: tuple[PeerId, PeerId], count: int) -> None:
-        """Return when ``pair`` may send ``count`` bytes."""
-        if not len(self._tasks):
-            self._tasks.spawn(self._run(), "shares", eternal=True)
-        number = self._shares.ask(pair, count)
-        granted = self._waiting[number] = asyncio.get_running_loop().create_future()
-        self._wake.set()
-        try:
-            await granted
-        finally:
-            self._waiting.pop(number, None)
-            self._shares.drop(number)
-
-    def gone(self, pair: tuple[PeerId, PeerId]) -> None:
-        """The pair has no circuit any more."""
-        self._shares.gone(pair)
-
-    async def close(self) -> None:
-        await self._tasks.close()
-
-    async def _run(self) -> None:
-        while True:
-            for number in self._shares.grant(time.monotonic()):
-                if (granted := self._waiting.get(number)) is not None and not granted.done():
-                    granted.set_result(None)
-            wait = self._shares.wait()
-            if wait is None:
-                self._wake.clear()
-                await self._wake.wait()
-            else:
-                await asyncio.sleep(wait)
 
 
 def _pair(a: PeerId, b: PeerId) -> tuple[PeerId, PeerId]:

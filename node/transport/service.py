@@ -36,6 +36,7 @@ from node.transport.frames import StreamEnded
 from node.transport.handshake import Acquaintance, Admit, Facts, Handshake, Tokens
 from node.transport.limits import PEERS_KEPT, Busiest, Rate, Seats
 from node.transport.lines import Lines
+from node.transport.metering import Meter
 from node.transport.p2p import P2pDaemon
 from node.transport.port import PeerLink, translate
 from node.transport.ports import check_free, taken
@@ -44,6 +45,7 @@ from node.transport.relay import Relay
 from node.transport.relays import Relays
 from node.transport.settings import TransportSettings
 from node.transport.tls import make_certificate
+from node.transport.traffic import PAYLOAD, Beside, Traffic, read_io
 from protos.ask_pb2 import Answer, Ask
 from protos.handshake_pb2 import Hello
 from protos.reach_pb2 import PunchAnswer, PunchAsk, RelayAsk
@@ -86,7 +88,11 @@ class Transport:
         self._tasks = Tasks("transport", on_error)
         self._certificate = make_certificate(time.time())
         self._tokens, self._book = Tokens(), FaultBook()
-        self._doorman = Doorman(self._tokens, Seats(settings.peer_streams, 16 * settings.peer_streams), self._banned)
+        self.traffic = Traffic(settings.max_up, settings.max_down)
+        """All that this peer sends and receives."""
+        self._beside, self._tunnelled, meter = Beside(), 0, Meter(self.traffic)
+        seats = Seats(settings.peer_streams, 16 * settings.peer_streams)
+        self._doorman = Doorman(self._tokens, seats, self._banned, meter)
         self.reachable = Reachable(
             self.p2p, settings, self.reach_settings, journal, self._ask_reach, lambda: self._port,
             hashlib.sha256(b"tutti/mapping" + identity.seed()).digest(), on_error,
@@ -95,14 +101,24 @@ class Transport:
             self.p2p, self._tokens, facts, self.reachable.targets, self._certificate.pem, self._admit_unless_banned
         )
         self._rate = Rate(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE)
-        self._lines = Lines(self.p2p, settings, self._greet, self.p2p.runtime, journal, self._tasks, self.reach_settings.punch)
+        self._lines = Lines(
+            self.p2p,
+            settings,
+            self._greet,
+            self.p2p.runtime,
+            journal,
+            self._tasks,
+            self.reach_settings.punch,
+            meter,
+            self._carry,
+        )
         self._lines.how, self._lines.greet_through = self.p2p.how, self._greet_through
         for rung in list(Rung)[1:]:
             metrics.peers.labels(path=rung.word).set_function(partial(self._on_rung, rung))
-        self.relay = Relay(self.p2p, self.reach_settings, self._relay_for, self._relaying, journal, metrics)
+        self.relay = Relay(self.p2p, self.reach_settings, self._relay_for, self._relaying, journal, metrics, self.traffic)
         near = settings.host if settings.host not in ("", "0.0.0.0", "::") else "::1" if settings.host == "::" else "127.0.0.1"
         self._near = near
-        end = tunnel.TunnelEnd(near, lambda: self._port, lambda p: self._tokens.knows(p) and not self._banned(p))
+        end = tunnel.TunnelEnd(near, lambda: self._port, lambda p: self._tokens.knows(p) and not self._banned(p), self._carry)
         self._tunnel_end = end
         self.relays = self._lines.relays = Relays(
             self.p2p, identity, Shown(self._certificate.pem, self._certificate.key), self._tokens, self._serves,
@@ -201,7 +217,6 @@ class Transport:
         await self.relays.close()
         await self._lines.close()
         await self._tasks.close()
-        await self.relay.close()
         await self.server.stop(None)
         await self.p2p.close()
         self._sparing.close()
@@ -251,6 +266,10 @@ class Transport:
         """See ``TransportPort.rate_left``."""
         line = self._lines.line(peer)
         return self.reachable.known(line.via).rate if line is not None and line.via else 0.0
+
+    def caps(self) -> tuple[float, float]:
+        """See ``TransportPort.caps``."""
+        return PAYLOAD * self.settings.max_up, PAYLOAD * self.settings.max_down
 
     def rtt(self, peer: PeerId) -> float:
         """Seconds of the last ping; 0 for never measured."""
@@ -336,6 +355,19 @@ class Transport:
             self.relays.want(closed and self.reach_settings.relayed)
             self._metrics.relay_clients.set(self.relay.clients)
             self._lines.climb(time.monotonic(), self._punch, self.reachable.connect)
+            self._count_p2pd()
+
+    def _carry(self, count: int) -> None:
+        self._tunnelled += count
+
+    def _count_p2pd(self) -> None:
+        """What p2pd moves beside our tunnels: the directory, handshakes, its own upkeep. It is counted after the fact, and what waits
+        for a turn waits for it."""
+        with contextlib.suppress(NetworkFault):
+            pid = self.p2p.pid
+            if (io := read_io(pid)) is not None:
+                # What is relayed crosses between us twice.
+                self.traffic.count_raw(*self._beside.since(pid, *io, self._tunnelled + 2 * self.relay.carried))
 
     async def _punch(self, peer: PeerId) -> None:
         """Open a libp2p connection together with ``peer``, which is reached some other way. Raises PeerFault."""

@@ -34,6 +34,10 @@ class TransportSettings:
     window: int = 2 * MIB
     """Bytes of one call that may be unread: 20 MB/s over a round trip of 0.1 s. A link slower than a third of it in a
     second, under load, needs a longer ``keepalive_timeout_s``."""
+    max_up: float = 0.0
+    """Most bytes a second this peer sends, whatever for; 0: no cap. "20Mbit" and "2.5MB" are understood too."""
+    max_down: float = 0.0
+    """The same for what it receives."""
     dial_timeout_s: float = 3.0
     """Per address; then the next one, then the tunnel."""
     peer_streams: int = 64

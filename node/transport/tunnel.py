@@ -26,10 +26,14 @@ CONNECTIONS_PER_PEER, CONNECTIONS = 8, 256
 
 
 class Tunnel:
-    """The caller's end: a unix socket under ``directory`` (0700), each connection to it a stream to ``peer``."""
+    """The caller's end: a unix socket under ``directory`` (0700), each connection to it a stream to ``peer``.
+    ``carried(count)`` is told of every piece of so many bytes that p2pd carries."""
 
-    def __init__(self, streams: Streams, peer: PeerId, path: Path, timeout: float) -> None:
+    def __init__(
+        self, streams: Streams, peer: PeerId, path: Path, timeout: float, carried: Callable[[int], None] = lambda count: None
+    ) -> None:
         self._streams, self._peer, self._path, self._timeout = streams, peer, path, timeout
+        self._pay = _telling(carried)
         self._server: asyncio.Server | None = None
         self._tasks = Tasks(f"tunnel-{short(peer)}")
 
@@ -57,7 +61,7 @@ class Tunnel:
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             far_reader, far_writer = await self._streams.open_stream(self._peer, STREAM, self._timeout)
-            await splice(reader, writer, far_reader, far_writer)
+            await splice(reader, writer, far_reader, far_writer, self._pay)
         except PeerFault:
             # gRPC sees its connection end and reports the peer as unavailable.
             pass
@@ -66,10 +70,15 @@ class Tunnel:
 
 
 class TunnelEnd:
-    """The callee's end: hands the streams of peers that have met us to the gRPC server listening on ``host``."""
+    """The callee's end: hands the streams of peers that have met us to the gRPC server listening on ``host``.
+    ``carried`` as :class:`Tunnel`'s."""
 
-    def __init__(self, host: str, port: Callable[[], int], welcome: Callable[[PeerId], bool]) -> None:
+    def __init__(
+        self, host: str, port: Callable[[], int], welcome: Callable[[PeerId], bool],
+        carried: Callable[[int], None] = lambda count: None,
+    ) -> None:  # fmt: skip
         self._host, self._port, self._welcome = host, port, welcome
+        self._pay = _telling(carried)
         self._seats = Seats(CONNECTIONS_PER_PEER, CONNECTIONS)
 
     async def serve(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -78,9 +87,16 @@ class TunnelEnd:
             return
         try:
             near_reader, near_writer = await asyncio.open_connection(self._host, self._port(), limit=BUFFER)
-            await splice(reader, writer, near_reader, near_writer)
+            await splice(reader, writer, near_reader, near_writer, self._pay)
         finally:
             self._seats.leave(peer)
+
+
+def _telling(carried: Callable[[int], None]) -> Callable[[int], Awaitable[None]]:
+    async def pay(count: int) -> None:
+        carried(count)
+
+    return pay
 
 
 async def splice(

@@ -142,3 +142,30 @@ def test_the_swarm_used_last_is_remembered_with_its_invite(tmp_path):
     config.remember(one)  # started again by file: the invite is kept
     assert config.remembered() == (one, invite)
     assert not [p for p in tmp_path.rglob(".*") if p.is_file()]  # no temporary file left
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_a_second"),
+    [
+        ("20Mbit", 2.5e6), ("20Mbit/s", 2.5e6), ("20Mbps", 2.5e6), ("20 Mbits", 2.5e6), ("2.5MB", 2.5e6), ("2.5MB/s", 2.5e6),
+        ("20M", 20e6), ("500k", 500e3), ("500K", 500e3), ("1GiB", 2**30), ("64KiB/s", 65536), ("250000", 250e3), ("0", 0),
+    ],
+)  # fmt: skip
+def test_a_cap_is_understood_as_people_write_rates(tmp_path, text, bytes_a_second):
+    for flags, env in (({"max_up": text}, {}), ({}, {"TUTTI_MAX_UP": text}), ({"transport.max_up": text}, {})):
+        config = NodeConfig.load(flags, {"TUTTI_HOME": str(tmp_path), **env})
+        assert config.transport.max_up == bytes_a_second
+    assert config.transport.max_down == 0
+
+
+def test_a_file_gives_caps_as_numbers_or_as_text(tmp_path):
+    (tmp_path / "config.toml").write_text('[transport]\nmax_up = 250000\nmax_down = "8Mbit"\n[checkpoint]\nmax_up = "1MB"\n')
+    config = NodeConfig.load({}, {"TUTTI_HOME": str(tmp_path)})
+    assert (config.transport.max_up, config.transport.max_down, config.checkpoint.max_up) == (250e3, 1e6, 1e6)
+
+
+@pytest.mark.parametrize("text", ["20Mb", "fast", "-1", "20 Mbit per second", "1TB", "i", "2iB", "20Mbps/s", "nan", "20"])
+def test_a_cap_that_is_none_or_leaves_no_room_is_refused_with_examples(tmp_path, text):
+    with pytest.raises(UsageFault, match="transport.max_up") as fault:
+        NodeConfig.load({"max_up": text}, {"TUTTI_HOME": str(tmp_path)})
+    assert ("20Mbit" in str(fault.value.next_step)) or ("too little to take part" in fault.value.next_step)

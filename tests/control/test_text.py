@@ -212,5 +212,33 @@ def test_the_consent_sheet_says_what_is_accepted():
         data="builtin:pydoc", cut="3 stages", work="10 epochs", fetches_data=False,
     )  # fmt: skip
     text = "\n".join(sheet)
-    for words in ("demo", ME, "1.0M parameters", "builtin:pydoc", "none is downloaded", "others see"):
+    for words in ("demo", ME, "1.0M parameters", "builtin:pydoc", "none is downloaded", "others see", "activations"):
         assert words in text
+
+
+_LABELS = ("swarm", "model", "memory", "data", "pipeline", "work", "code", "traffic", "others see", "download")
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_the_consent_sheet_wraps_between_words(width):
+    said = "a sentence about traffic that is longer than any terminal of this test is wide, " * 3
+    sheet = consent_lines(
+        name="demo", run_id="ab" * 32, owner=ME, signed=True, admission="open", model="6 layers", parameters=1_000_000,
+        data="file:" + "x" * 190, cut="3 stages", work="10 epochs", fetches_data=True, traffic=[said, "and more"], width=width,
+    )  # fmt: skip
+    words = " ".join(sheet).split()
+    at = words.index("traffic")
+    assert words[at + 1 : at + 1 + len(said.split())] == said.split(), "no word is cut or lost"
+    assert [line for line in sheet if len(line) > width and len(line.split()) > 1] == [], "only a word can be too long"
+    assert all(line[:11].strip() in ("", *_LABELS) for line in sheet)
+
+
+def test_status_says_what_went_over_the_wire_how_fast_and_under_which_cap():
+    s = Snapshot(bytes_sent=3 << 20, bytes_received=1 << 20, up_rate=1e5, down_rate=5e4, max_up=2.5e6, paths_to={"direct": 2})
+    text = " ".join(line.plain for line in status_lines(s))
+    assert "2 direct   sent 3.0 MiB, received 1.0 MiB (800 kbit/s up, 400 kbit/s down)" in text
+    assert "capped at 20 Mbit/s up" in text
+    s.max_up, s.max_down = 0.0, 1.25e5
+    assert "capped at 1 Mbit/s down" in " ".join(line.plain for line in status_lines(s))
+    s.max_down = 0.0
+    assert "capped" not in " ".join(line.plain for line in status_lines(s))

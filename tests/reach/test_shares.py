@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.reach.shares import BURST_S, CREDIT_S, Shares
+from node.reach.shares import BURST_S, CREDIT_S, PAIRS_KEPT, Shares
 
 PIECE = 1000
 
@@ -26,6 +26,7 @@ def play(rate: float, wants: dict[str, int], seconds: float, step: float = 0.01)
     return got
 
 
+@settings(deadline=None)
 @given(st.integers(1, 16), st.floats(5e4, 5e6))
 def test_the_total_keeps_to_the_rate_and_pairs_share_it_equally(pairs: int, rate: float) -> None:
     got = play(rate, {f"p{i}": 1 + 3 * (i % 2) for i in range(pairs)}, 2.0)
@@ -78,3 +79,48 @@ def test_what_is_dropped_or_gone_is_not_granted() -> None:
 def test_a_rate_is_positive() -> None:
     with pytest.raises(ValueError, match="above 0"):
         Shares(0.0)
+
+
+def test_of_two_that_want_more_one_of_ten_times_the_weight_gets_far_more() -> None:
+    shares, got, owner = Shares(1e6), {"own": 0, "others": 0}, dict[int, str]()
+    weights = {"own": 1.0, "others": 0.1}
+    for pair, weight in weights.items():
+        owner |= {shares.ask(pair, PIECE, weight): pair for _ in range(20)}
+    for tick in range(2000):
+        for number in shares.grant(tick / 1000):
+            pair = owner.pop(number)
+            got[pair] += PIECE
+            owner[shares.ask(pair, PIECE, weights[pair])] = pair
+    # A grant gives one piece to each pair that waits, so what is granted together is not yet unequal.
+    assert got["others"] * 3 < got["own"]
+    assert sum(got.values()) >= 1.9e6
+
+
+def test_what_is_spent_without_asking_is_waited_for() -> None:
+    shares = Shares(1000.0)
+    shares.spend(2100, 0.0)
+    number = shares.ask("a", 10)
+    assert shares.grant(0.0) == []
+    assert shares.wait() == pytest.approx(2.0)
+    assert shares.grant(1.9) == []
+    assert shares.grant(2.1) == [number]
+
+
+def test_who_is_left_waiting_loses_nothing_when_the_clock_is_looked_at_late() -> None:
+    shares, sent = Shares(1000.0), 0
+    for second in range(1, 61):
+        for _ in range(20):
+            shares.ask("a", 100)
+        while granted := shares.grant(second * 0.7):
+            sent += 100 * len(granted)
+    assert 0.95 * 60 * 700 <= sent <= 1.05 * 60 * 700
+
+
+def test_idle_pairs_are_forgotten_and_waiting_ones_are_not() -> None:
+    shares = Shares(1000.0)
+    shares.spend(1000, 0.0)
+    kept = shares.ask("waits", 10)
+    for i in range(3 * PAIRS_KEPT):
+        shares.drop(shares.ask(f"idle{i}", 10))
+    assert len(shares._pairs) <= PAIRS_KEPT + 1
+    assert shares.grant(10.0) == [kept]

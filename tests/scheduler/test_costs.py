@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from node.core.ids import PeerId
-from node.scheduler.costs import BEYOND, MOST_CODE, Measured, Way, believe, code, decoded
+from node.scheduler.costs import BEYOND, MOST_CODE, Measured, Way, believe, capped, code, decoded, least
 
 E, A, B, C = (PeerId(p) for p in "eabc")
 
@@ -58,3 +58,35 @@ def test_a_way_to_a_stranger_or_to_oneself_is_none() -> None:
     costs = believe({A: Measured(ways=((A, Way(1.0, 1.0)), (B, Way(1.0, 1.0))))}, set())
     assert costs.ways == {}
     assert costs.delay(A, B) == 0.0
+
+
+def test_a_cap_is_what_a_micro_batch_costs_at_least_and_a_way_takes_at_least() -> None:
+    said = {
+        E: Measured(ways=((A, Way(0.15, 0.1)), (B, Way(0.15, 0.1)))),
+        A: Measured(0.1, 0.2, ways=((B, Way(0.15, 0.1)),), up=1000.0, down=500.0),
+        B: Measured(0.1, 0.2, ways=((A, Way(0.15, 0.1)),), up=1e9),
+    }
+    costs = believe(said, {E}, tensor=200)
+    assert costs.compute[A] == pytest.approx(2 * 200 / 500), "two tensors each way for a micro-batch"
+    assert costs.compute[B] == pytest.approx(0.3)
+    assert costs.delay(E, A) == pytest.approx(0.05 + 200 / 500), "A receives no faster"
+    assert costs.delay(A, B) == pytest.approx(0.05 + 200 / 1000), "and sends no faster"
+    assert costs.delay(E, B) == pytest.approx(0.1)
+    assert costs.lines == {A: 500.0, B: 1e9}
+
+
+def test_a_tiny_cap_spoils_no_plan() -> None:
+    honest = {PeerId(f"p{i}"): Measured(0.1, 0.2, ways=((PeerId(f"p{(i + 1) % 5}"), Way(0.5, 0.1)),)) for i in range(5)}
+    said = {**honest, A: Measured(0.1, 0.2, ways=((PeerId("p0"), Way(0.5, 0.1)),), up=1e-9, down=1e-9)}
+    costs = believe(said, set(), tensor=1 << 20)
+    assert costs.compute[A] <= 0.3 * BEYOND * 1.001
+    assert costs.delay(A, PeerId("p0")) <= 0.5 * BEYOND * 1.001
+    assert costs.delay(PeerId("p0"), PeerId("p1")) == pytest.approx(0.45)
+
+
+def test_the_speed_to_plan_with_is_what_a_cap_lets_through() -> None:
+    assert capped(10.0, 0.0, 100) == 10.0
+    assert capped(10.0, 400.0, 100) == 2.0
+    assert capped(1.0, 400.0, 100) == 1.0
+    assert capped(0.0, 400.0, 100) == 0.0, "a cap tells nothing of an unknown speed"
+    assert [least(0.0, 0.0), least(0.0, 3.0), least(2.0, 3.0)] == [0.0, 3.0, 2.0]

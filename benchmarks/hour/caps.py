@@ -1,0 +1,143 @@
+"""3: caps on what a peer sends and receives, and the forecast of the consent sheet, by the counters of interfaces.
+
+Each daemon runs on a host of its own (a network namespace), so its interface counts all that it and its p2pd send and receive.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.lab.fleet import MOVE_S, START_S, WORKING, Box, Hang, Host, Peer
+from benchmarks.lab.internet import Internet, why_not
+from benchmarks.report import Report
+from node.forecast import forecast
+
+WINDOW_S = 60.0
+CAP = 500_000
+"""Bytes a second: a tenth and less of what this run moves without one."""
+MOST, LEAST, OFF = 1.05, 0.8, 0.2
+MODEL = {
+    "model__layers": 2, "model__d_model": 128, "model__heads": 4, "model__kv_heads": 2, "model__d_ff": 256, "model__seq_len": 128,
+    "pipeline__micro_batch": 4, "training__target_batch": 64, "training__epochs": 100_000, "training__min_replicas": 1,
+    "training__rebalance_every_s": 0.0,
+}  # fmt: skip
+"""Little work, much traffic: 16 micro-batches of 256 KiB an epoch."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What an interface counted between two looks, and what the swarm did meanwhile."""
+
+    sent: int
+    received: int
+    seconds: float
+    epochs: int
+
+
+def rows(report: Report, root: Path) -> None:
+    if reason := why_not():
+        report.add("3 caps and forecasts", 0, "", f"not measured: {reason}", holds=False)
+        return
+    for name, words, through in (
+        ("--max-up", ("--max-up", "4Mbit"), ""),
+        ("--max-down", ("--max-down", "4Mbit"), ""),
+        ("--max-up through libp2p's tunnel", ("--max-up", "4Mbit"), "tunnel"),
+    ):
+        capped(report, root / name.replace(" ", "-"), name, words, through)
+    predicted(report, root / "forecast")
+
+
+def capped(report: Report, root: Path, name: str, words: tuple[str, ...], through: str) -> None:
+    """One peer of a block stage with a cap; it binds, since every micro-batch goes through that peer."""
+    with Lab(root, (1, 1, 1), {1: (*words, *(("--force-tunnel",) if through else ()))}) as lab:
+        narrow = lab.peers[1]
+        seen = lab.watch()[narrow.label]
+        used = seen.sent if "up" in name else seen.received
+        share = used / seen.seconds / CAP
+        ways = dict(narrow.status().paths_to)
+    report.add(f"3 {name}: used of the cap", share, "x", f"4 Mbit/s over {seen.seconds:.0f} s, {ways}",
+               f"{LEAST} to {MOST}", holds=LEAST <= share <= MOST)  # fmt: skip
+    report.add(f"3 {name}: epochs committed meanwhile", seen.epochs, "epochs", "", "1", holds=seen.epochs >= 1)
+
+
+def predicted(report: Report, root: Path) -> None:
+    """The forecast beside what peers of every role moved, without a cap."""
+    nodes = (1, 2, 1)
+    with Lab(root, nodes) as lab:
+        found = lab.watch()
+        for peer in lab.peers:
+            seen, stage = found[peer.label], peer.status().stage
+            said = forecast(lab.box.manifest, stage, dict(enumerate(nodes))).over(seen.epochs, seen.seconds, leads=stage == 0)
+            for way, expected, counted in (("up", said[0], seen.sent), ("down", said[1], seen.received)):
+                ratio = expected / counted
+                text = (
+                    f"{expected / 1e6:.1f} MB said, {counted / 1e6:.1f} counted, {seen.epochs} epochs in {seen.seconds:.0f} s"
+                )
+                report.add(f"3 forecast over counted, {peer.label} {way}", ratio, "x", text, f"within {OFF:.0%}",
+                           holds=abs(ratio - 1) <= OFF)  # fmt: skip
+
+
+class Lab:
+    """A swarm of ``nodes``, each daemon on a host of its own on one public segment. ``more``: words for some of them, by number."""
+
+    def __init__(self, root: Path, nodes: tuple[int, ...], more: Mapping[int, tuple[str, ...]] | None = None) -> None:
+        self.net = Internet({f"h{i}": "open" for i in range(sum(nodes))})
+        self._root, self._nodes, self._more = root, nodes, more or {}
+        self._count = sum(nodes)
+        self.peers: list[Peer] = []
+
+    def __enter__(self) -> Lab:
+        self.net.__enter__()
+        hosts = [self.net[f"h{i}"] for i in range(self._count)]
+        self.box = Box(self._root, tuple(Host(h.address, h.through) for h in hosts))
+        try:
+            self._root.mkdir(parents=True)
+            self.peers = self.box.swarm(self._nodes, **MODEL)
+            for number, peer in enumerate(self.peers):
+                peer.child.arguments = (*peer.child.arguments, *self._more.get(number, ()))
+                peer.start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.box.clean_up()
+        self.net.close()
+
+    def watch(self) -> dict[str, Seen]:
+        """Of every peer, what its interface counts from one commit to the first one after WINDOW_S."""
+        for peer in self.peers:
+            self.box.wait(f"{peer.label} in a plan", lambda p=peer: p.status().state in WORKING, 2 * START_S, (peer,))
+        first = self._next(self.box.epoch() + 1)
+        before, began = self._counters(), time.monotonic()
+        while time.monotonic() < began + WINDOW_S:
+            time.sleep(0.2)
+        last = self._next(self.box.epoch())
+        after, seconds = self._counters(), time.monotonic() - began
+        return {
+            p.label: Seen(after[i][0] - before[i][0], after[i][1] - before[i][1], seconds, last - first)
+            for i, p in enumerate(self.peers)
+        }
+
+    def _next(self, epoch: int) -> int:
+        """Wait for a commit after ``epoch``; the epoch then."""
+
+        def reached() -> int | None:
+            now = self.box.epoch()
+            return now if now > epoch else None
+
+        return self.box.wait(f"epoch {epoch + 1}", reached, 2 * MOVE_S)
+
+    def _counters(self) -> list[tuple[int, int]]:
+        found = []
+        for i in range(self._count):
+            files = [f"/sys/class/net/eth0/statistics/{way}_bytes" for way in ("tx", "rx")]
+            said = self.net.run(f"h{i}", ["cat", *files]).stdout.split()
+            if len(said) != 2:
+                raise Hang(f"no counters on host {i}")
+            found.append((int(said[0]), int(said[1])))
+        return found

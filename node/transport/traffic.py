@@ -1,0 +1,142 @@
+"""All that a peer sends and receives: counted, and under the operator's caps.
+Enters: sizes of gRPC messages, what p2pd has moved. Leaves: turns to send and to read.
+
+Where a cap is set, a message of :data:`BULK` bytes or more waits for its turn before it is handed to gRPC, and one that has
+come waits before it is handed on; its sender waits with it, for HTTP/2 lets no more in than is read. Smaller messages
+(heartbeats, plans, receipts, probes) never wait, but count. What is counted is what a network interface counts: :func:`on_wire`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable
+
+from node.transport.limits import Busiest
+from node.transport.share import Share
+
+BULK = 4096
+"""Bytes from which a message waits."""
+SEGMENT, HEADERS = 1448, 66
+"""Bytes of data in a full TCP segment over Ethernet, and of the headers around it."""
+MESSAGE = 110
+"""Bytes that a message costs beside its own: frames of gRPC and HTTP/2, a TLS record, a segment of its own."""
+PER_ACK = 2
+"""Full segments that are acknowledged together (RFC 9293, 3.8.6.3)."""
+RELAYED_WEIGHT = 0.1
+"""Of what is relayed for others, beside one peer's own traffic."""
+PAYLOAD = 0.9
+"""Share of a cap that a plan counts with: the rest is for headers, acknowledgements and small messages."""
+BURST_S = 1.0
+"""Seconds of a cap that may go at once after a pause: training pauses at the end of every epoch."""
+LATELY_S = 10.0
+
+
+def on_wire(nbytes: int, messages: int = 1) -> int:
+    """Bytes on the wire for so many of so many messages."""
+    return nbytes + MESSAGE * messages + nbytes // SEGMENT * HEADERS
+
+
+def acknowledged(nbytes: int) -> int:
+    """Bytes that go the other way for ``nbytes`` that came."""
+    return HEADERS * (1 + nbytes // (SEGMENT * PER_ACK))
+
+
+class Traffic:
+    """``max_up``, ``max_down``: bytes a second, 0 for no cap. ``sent`` and ``received``: bytes on the wire since the start."""
+
+    def __init__(self, max_up: float = 0.0, max_down: float = 0.0) -> None:
+        self.sent = self.received = 0
+        self._up, self._down = Share(max_up, BURST_S), Share(max_down, BURST_S)
+        self._lately = Busiest()
+
+    @property
+    def max_up(self) -> float:
+        return self._up.rate
+
+    @property
+    def max_down(self) -> float:
+        return self._down.rate
+
+    @property
+    def capped(self) -> bool:
+        """Whether anything ever waits."""
+        return bool(self._up.rate or self._down.rate)
+
+    def rates(self) -> tuple[float, float]:
+        """Bytes a second sent and received, over the last :data:`LATELY_S` seconds."""
+        return self._lately.mean(time.monotonic(), LATELY_S)
+
+    # ------------------------------------------------------------ counting
+
+    def count_sent(self, nbytes: int, waited: bool = False) -> None:
+        """One message has gone. ``waited``: it had its turn."""
+        self._count(on_wire(nbytes), acknowledged(nbytes), up_paid=waited)
+
+    def count_received(self, nbytes: int, waits: bool = False) -> None:
+        """One message has come. ``waits``: it will wait for its turn before it is handed on."""
+        self._count(acknowledged(nbytes), on_wire(nbytes), down_paid=waits)
+
+    def count_raw(self, sent: int, received: int) -> None:
+        """Bytes of streams that are not gRPC's: p2pd's own."""
+        self._count(on_wire(sent, 0) if sent else 0, on_wire(received, 0) if received else 0)
+
+    def _count(self, up: int, down: int, up_paid: bool = False, down_paid: bool = False) -> None:
+        self.sent += up
+        self.received += down
+        self._lately.count(up, down, time.monotonic())
+        if up and not up_paid:
+            self._up.spend(up)
+        if down and not down_paid:
+            self._down.spend(down)
+
+    # ------------------------------------------------------------ waiting
+
+    async def may_send(self, peer: Hashable, nbytes: int) -> None:
+        """Return when a message of so many bytes to ``peer`` may go."""
+        if nbytes >= BULK:
+            await self._up.take(peer, on_wire(nbytes))
+
+    async def may_read(self, peer: Hashable, nbytes: int) -> None:
+        """Return when a message of so many bytes that came from ``peer`` may be handed on."""
+        if nbytes >= BULK:
+            await self._down.take(peer, on_wire(nbytes))
+
+    async def may_relay(self, nbytes: int) -> None:
+        """Return when so many bytes, received for others, may go on to them; they have counted then."""
+        await self._down.take(_OTHERS, on_wire(nbytes, 0), RELAYED_WEIGHT)
+        await self._up.take(_OTHERS, on_wire(nbytes, 0), RELAYED_WEIGHT)
+        self._count(on_wire(nbytes, 0), on_wire(nbytes, 0), True, True)
+
+
+_OTHERS = object()
+
+
+class Beside:
+    """What p2pd moved over the network beside what it carried for us. Enters: the bytes it has read and written since its start,
+    to and from anywhere, and what we had it carry, once for each time that it crossed between us. Pure.
+
+    Of every byte that it carries it reads and writes one more, on our side of it: so what is left is its own, a little too
+    much rather than too little, since what the directory asks through it is counted on both sides.
+    """
+
+    def __init__(self) -> None:
+        self._pid, self._began, self._told = 0, 0, (0, 0)
+
+    def since(self, pid: int, read: int, written: int, carried: int) -> tuple[int, int]:
+        """Bytes sent and received since the last call; of a new process since its start."""
+        if pid != self._pid:
+            self._pid, self._began, self._told = pid, carried, (0, 0)
+        ours = carried - self._began
+        more = max(0, written - ours - self._told[0]), max(0, read - ours - self._told[1])
+        self._told = self._told[0] + more[0], self._told[1] + more[1]
+        return more
+
+
+def read_io(pid: int) -> tuple[int, int] | None:
+    """Bytes that a process of ours has read and written so far, sockets included; None where the system does not tell."""
+    try:
+        with open(f"/proc/{pid}/io", encoding="ascii") as file:
+            rows = dict(line.split(": ") for line in file)
+        return int(rows["rchar"]), int(rows["wchar"])
+    except (OSError, ValueError, KeyError):
+        return None
