@@ -128,7 +128,7 @@ def test_a_draft_by_hand_is_valid_and_what_it_leaves_out_is_said(tutti, home):
     assert "not signed yet" in shown.stdout
     assert "[optimizer], [data], [training]" in shown.stdout
     assert tutti("swarm", "init", "--from", "draft.toml").returncode == 0
-    assert Manifest.parse((home.parent / "swarm.toml").read_bytes()).model.layers == 4
+    assert Manifest.parse((home.parent / "draft-2.toml").read_bytes()).model.layers == 4
 
 
 def test_a_place_is_remembered_until_it_is_gone(home, corpus):
