@@ -23,6 +23,7 @@ from node.core.tasks import Tasks
 from node.detour import PING_S, TRIES, WATCH_S, named
 from node.evaluate import MOST_CHOICES, answer
 from node.generate import speak
+from node.pipeline.outbound import EOF
 from node.transport.port import TransportPort, translate
 from protos import control_pb2 as pb
 from protos import ends_pb2_grpc as rpc
@@ -173,7 +174,7 @@ async def _answers(
     """What one ends peer answers. Raises PeerFault when it does not, or not any more."""
     stream, tasks = call(rpc.EndsStub(await transport.channel(peer)))(request, timeout=max(0.0, seconds)), Tasks("forwarding")
     try:
-        while (item := await _next(transport, peer, tasks.spawn(stream.read(), "read"))) is not grpc.aio.EOF:
+        while (item := await _next(transport, peer, tasks.spawn(stream.read(), "read"))) is not EOF:
             yield item
     except grpc.aio.AioRpcError as e:
         raise _fault(peer, e) from e
