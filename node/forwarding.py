@@ -23,6 +23,7 @@ from node.core.tasks import Tasks
 from node.detour import PING_S, TRIES, WATCH_S, named
 from node.evaluate import MOST_CHOICES, answer
 from node.generate import speak
+from node.pipeline.outbound import EOF
 from node.transport.port import TransportPort, translate
 from protos import control_pb2 as pb
 from protos import ends_pb2_grpc as rpc

@@ -130,7 +130,7 @@ class View(Window):
         from node.generate import speak
 
         a, transport = self._assembled(), self._d.transport
-        own = speak(a, transport, request) if a.ends else None
+        own = speak(a, transport, request) if a.ends is not None else None
         async for piece in own or forwarding.generate(transport, self._ends(a), a.pipeline.settings.stages, request):
             yield piece
 
@@ -140,7 +140,7 @@ class View(Window):
         from node.evaluate import answer
 
         a, transport = self._assembled(), self._d.transport
-        own = answer(a, transport, request) if a.ends else None
+        own = answer(a, transport, request) if a.ends is not None else None
         async for found in own or forwarding.evaluate(transport, self._ends(a), a.pipeline.settings.stages, request):
             yield found
 

@@ -15,7 +15,7 @@ from node.core.errors import NetworkFault, UsageFault
 PIECE = 1 << 22
 """Bytes read at once."""
 
-_GET = "get the file from who owns the run and name it with  --data PATH ; a block stage needs none"
+_GET = "name the file with  --data PATH ; who owns the run has it, and a block stage needs none"
 _INSTALL = 'pip install "tutti[data]"'
 
 

@@ -113,7 +113,7 @@ class FileTokenizer:
             why = e.strerror if isinstance(e, OSError) else e
             raise UsageFault(
                 f"cannot read the tokenizer {path}: {why}",
-                "get the tokenizer.json of the run and name it with  --tokenizer PATH ; a block stage needs none",
+                "name the tokenizer.json with  --tokenizer PATH ; who owns the run has it, and a block stage needs none",
             ) from e
         self._inner.no_truncation()
         self._inner.no_padding()

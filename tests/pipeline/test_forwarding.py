@@ -184,13 +184,17 @@ async def test_passes_end_when_nobody_listens_any_more(peers):
 async def test_an_answer_that_takes_too_long_is_ended_by_who_runs_the_passes(peers, monkeypatch):
     peers.pipelines[A].gate.clear()
     stub = rpc.EndsStub(await peers.net.transports[ME].channel(A))
-    monkeypatch.setattr(forwarding, "LIMIT_S", 0.05)
+    monkeypatch.setattr(forwarding, "LIMIT_S", 0.01)
     with pytest.raises(forwarding.grpc.aio.AioRpcError) as late:
         async for _ in stub.Generate(pb.GenerateRequest(prompt="a", max_tokens=2)):
             pass
     assert late.value.code() == forwarding.grpc.StatusCode.DEADLINE_EXCEEDED
     assert forwarding._fault(A, late.value).code is ExitCode.TIMED_OUT
-    assert peers.pipelines[A].ended.is_set()
+    monkeypatch.setattr(forwarding, "LIMIT_S", 600.0)
+    peers.pipelines[A].gate.set()
+    async with asyncio.timeout(60):
+        while (await peers.said(pb.GenerateRequest(prompt="a", max_tokens=2)))[1] != A:
+            """B answers until the place at A is free again."""
 
 
 async def test_what_is_wrong_with_a_question_is_said_without_asking_and_refused_when_asked(peers):
