@@ -41,7 +41,7 @@ from node.placing import Placing
 from node.reach.standing import Standing
 from node.telemetry.events import Journal, JournalHandler
 from node.telemetry.metrics import Metrics
-from node.telemetry.sinks import JsonlSink, StreamSink
+from node.telemetry.sinks import JsonlSink, StreamSink, say
 from node.training.member import State
 from node.training.presence import Presence
 from node.transport.addresses import multiaddr
@@ -551,7 +551,7 @@ class Daemon:
             metrics_url=self.metrics_url, invite=self.view.invite().invite if m else "",
             everywhere=not self.config.transport.host,
         )  # fmt: skip
-        print("\n".join(lines), flush=True)
+        say("\n".join(lines))
 
 
 def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -> int:

@@ -171,6 +171,19 @@ class StreamSink(_Threaded):
         return 0
 
 
+def say(text: str) -> None:
+    """A line on standard output; where nobody reads that, or its disk is full, nothing more is ever said there.
+
+    The process goes on, and ends with its own exit code although what was buffered cannot be written.
+    """
+    try:
+        print(text, flush=True)
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
 def as_text(event: Event) -> str:
     """One line for people, local time; control characters, which could repaint a terminal, are made visible."""
     clock = time.strftime("%H:%M:%S", time.localtime(event.at))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import io
 import json
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -188,3 +191,11 @@ def test_auto_is_json_away_from_a_terminal() -> None:
     assert json.loads(stream.getvalue())["kind"] == "a"
     with pytest.raises(ValueError, match="form"):
         StreamSink(stream, "xml")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_words_for_a_full_disk_end_no_process():
+    code = "from node.telemetry.sinks import say; say('banner'); say('more'); raise SystemExit(7)"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (7, b"")
