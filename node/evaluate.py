@@ -116,7 +116,7 @@ async def answer(a: Assembled, transport: TransportPort, request: pb.EvaluateReq
     """What ``tutti eval`` is told, choice by choice; ``a`` hosts the ends. Raises as :func:`evaluate` does."""
     text, settings = a.work.engines.text, a.pipeline.settings
     if text is None:
-        raise UsageFault("this peer holds no text", "ask the daemon of an ends peer: tutti --home ITS_HOME eval ...")
+        raise UsageFault("this peer holds no text", "a peer that holds the ends has it")
     asked = named(settings.stages, request.leave_out.stages, request.leave_out.after)
 
     def around(without: Sequence[int]) -> Around:

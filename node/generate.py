@@ -26,7 +26,7 @@ async def speak(a: Assembled, transport: TransportPort, request: GenerateRequest
     Raises UsageFault for stages that are not there, NetworkFault when one has nobody and may not be left out.
     """
     if a.tokenizer is None:
-        raise UsageFault("this peer has no tokenizer", "ask the daemon of an ends peer: tutti --home ITS_HOME generate ...")
+        raise UsageFault("this peer has no tokenizer", "a peer that holds the ends has one")
     pipeline, news = a.pipeline, list[Detour]()
     asked = named(pipeline.settings.stages, request.leave_out.stages, request.leave_out.after)
     way = Around(transport, pipeline.settings, lambda: a.work.plan, asked, news.append)

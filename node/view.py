@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,6 @@ from protos import ask_pb2 as ask
 from protos import control_pb2 as pb
 
 if TYPE_CHECKING:
-    from node.assembly import Assembled
     from node.daemon import Daemon
 
 
@@ -126,27 +126,40 @@ class View(Window):
 
     async def generate(self, request: pb.GenerateRequest) -> AsyncIterator[pb.Piece]:
         """Text through the live swarm, a piece a token."""
+        from node.asked import generated
         from node.generate import speak
 
-        async for piece in speak(self._ends("start a sentence", "generate"), self._d.transport, request):
+        a, transport = self._d.assembled, self._d.transport
+        async for piece in (
+            speak(a, transport, request)
+            if a is not None and a.ends is not None
+            else generated(transport, self._ends(), request)
+        ):
             yield piece
 
     async def evaluate(self, request: pb.EvaluateRequest) -> AsyncIterator[pb.Evaluated]:
         """Held-out loss through the live swarm, one choice of missing stages after the other."""
+        from node.asked import evaluated
         from node.evaluate import answer
 
-        async for found in answer(self._ends("compute a loss", "eval"), self._d.transport, request):
+        a, transport = self._d.assembled, self._d.transport
+        async for found in (
+            answer(a, transport, request)
+            if a is not None and a.ends is not None
+            else evaluated(transport, self._ends(), request)
+        ):
             yield found
 
-    def _ends(self, what: str, verb: str) -> Assembled:
-        """What this daemon hosts, if that is the ends. Raises UsageFault."""
-        a = self._d.assembled
-        if a is None or a.ends is None:
-            raise UsageFault(
-                f"this peer hosts no ends, so it cannot {what}",
-                f"ask the daemon of an ends peer: tutti --home ITS_HOME {verb} ...",
+    def _ends(self) -> list[PeerId]:
+        """The ends peers to ask, the nearest first. Raises NetworkFault when none is in sight."""
+        found = self._d.presence.ends() if self._d.presence else {}
+        if not found:
+            raise NetworkFault(
+                "this peer holds no ends, and no peer that does is in sight",
+                "see  tutti peers ; wait for one, or start one:  tutti start --role ends",
             )
-        return a
+        links = self._d.transport.peers()
+        return sorted(found, key=lambda p: (p not in links, links[p].rtt or math.inf if p in links else math.inf, p))
 
     async def export(self, directory: str) -> AsyncIterator[pb.Event]:
         """Gather every stage at one epoch and write a Hugging Face directory."""

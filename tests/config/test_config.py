@@ -3,8 +3,9 @@ import stat
 
 import pytest
 
-from node.config import MAX_SOCKET_PATH, NodeConfig
+from node.config import NodeConfig
 from node.core.errors import Refused, UsageFault
+from node.core.home import MAX_SOCKET_PATH, user_dir
 from node.identity.keys import Identity
 from node.manifest import Manifest
 
@@ -113,7 +114,7 @@ def test_files_of_a_peer_live_under_home(tmp_path):
 def test_a_long_home_gets_a_short_private_socket_and_a_pointer(tmp_path, monkeypatch):
     short = tmp_path / "run"
     short.mkdir()
-    monkeypatch.setattr("node.config._runtime_dir", lambda: str(short))
+    monkeypatch.setattr("node.core.home._runtime_dir", lambda: str(short))
     home = tmp_path / ("deep" * 40)
     config = NodeConfig.load({"home": home}, {})
     path = config.prepare_control_socket()
@@ -140,3 +141,14 @@ def test_the_swarm_used_last_is_remembered_with_its_invite(tmp_path):
     config.remember(one)  # started again by file: the invite is kept
     assert config.remembered() == (one, "tutti2x")
     assert not [p for p in tmp_path.rglob(".*") if p.is_file()]  # no temporary file left
+
+
+@pytest.mark.parametrize("kind", ["data", "config"])
+@pytest.mark.parametrize("base", ["", "/somewhere/else"])
+def test_without_a_home_files_are_where_the_system_keeps_such_files(monkeypatch, kind, base):
+    platformdirs = pytest.importorskip("platformdirs").PlatformDirs("tutti", appauthor=False)
+    variable = f"XDG_{kind.upper()}_HOME"
+    monkeypatch.setenv(variable, base)
+    assert user_dir(kind) == (platformdirs.user_data_path if kind == "data" else platformdirs.user_config_path)
+    monkeypatch.delenv(variable)
+    assert user_dir(kind) == (platformdirs.user_data_path if kind == "data" else platformdirs.user_config_path)
