@@ -22,6 +22,7 @@ from node.core.version import PROTOCOL, VERSION
 from node.sim.names import SCENARIOS
 
 if TYPE_CHECKING:
+    from node.checks import Check
     from node.config import NodeConfig
     from node.control.client import ControlClient
     from node.identity.invites import Invite
@@ -38,8 +39,6 @@ app = App(
 )
 swarm_app = App(help="Make, check and hand out swarms.", **STYLE)
 id_app = App(help="Who this node is.", **STYLE)
-doctor_app = App(help="Find out what does not work, and why.", **STYLE)
-app.add_typer(doctor_app, name="doctor", rich_help_panel=WATCH)
 app.add_typer(swarm_app, name="swarm", rich_help_panel=OWN)
 app.add_typer(id_app, name="id", rich_help_panel=ABOUT)
 
@@ -63,6 +62,8 @@ TokenizerPath = Annotated[
 NoOpen = Annotated[bool, Option("--no-open", help="Open neither data nor tokenizer: fields and signature only, no hashes.")]
 DropStages = Annotated[str, Option("--drop-stages", metavar="S,S", help="Block stages to go without, e.g. 2,5.")]
 First = Annotated[int, Option("--first", min=0, metavar="K", help="Early exit: only the first K block stages; 0: all.")]
+CHECKS = ("versions", "device", "disk", "data", "clock", "net")
+"""Of ``tutti doctor``, in the order in which they run; the first fault gives the exit code."""
 HOME: dict[str, str] = {}
 """``--home``, which may stand anywhere on the command line."""
 
@@ -298,13 +299,14 @@ def peers(
     as_json: Json = False,
 ) -> int:
     """Who is in the swarm, as this node sees it."""
-    from node import joining
     from node.control import commands
 
     if join is None:
         with _client() as client:
             answer = client.peers(everybody=everybody)
     else:
+        from node import joining
+
         answer = joining.ask_peers(_config({}), join)
         for line in answer.peers:
             line.path = "asked" if line.path == "self" else line.path
@@ -380,26 +382,61 @@ def logs(
         return commands.logs(client, ours.events_path, follow=follow, last=last, level=level, as_json=as_json)
 
 
-@doctor_app.command("net")
-def doctor_net(
+@app.command(rich_help_panel=WATCH)
+def doctor(
+    what: Annotated[
+        str | None, Argument(metavar="[CHECK]", help="versions, device, disk, data, clock or net. Default: all of them.")
+    ] = None,
     places: Annotated[
         list[str] | None, Argument(metavar="[INVITE|MULTIADDR...]", help="Default: the invite of the swarm used last.")
     ] = None,
+    fix: Annotated[bool, Option("--fix", help="Mend what can be mended without a loss, and look again.")] = False,
+    config: ConfigFile = None,
+    settings: Sets = None,
     as_json: Json = False,
 ) -> int:
-    """Why this machine does not reach the swarm, layer by layer; no daemon needed. Exits with the code of the cause."""
-    from node import joining
-    from node.control import doctor
+    """Find out what does not work here, and why: cause, effect and fix of each fault. No daemon needed.
 
-    ours = _config({})
-    found, report = joining.examined(ours, places or ()), None
-    with contextlib.suppress(NotRunning), _client(ours) as client:
-        report = client.reach()
+    net looks for the swarm layer by layer. Exits with the code of the first fault; docs/operating.md lists them.
+    """
+    from node import checks as local
+    from node import joining
+    from node.control import doctor as net
+
+    if what is not None and what not in CHECKS:
+        raise UsageFault(f"there is no check {what!r}", f"choose among {', '.join(CHECKS)}")
+    ours = _config(dict(config=config, **_assignments(settings)))
+    wanted, checkup = CHECKS if what is None else (what,), None
+    checks: list[Check] = []
+    for name in wanted:
+        if checkup is None and name in ("clock", "net"):  # one look at the swarm is for both
+            try:
+                checkup = joining.examined(ours, places or ())
+            except LocalFault as e:
+                if what is not None or isinstance(e, UsageFault):
+                    raise
+                checks.append(local.blocked(name, e))
+                continue
+        if name != "net":
+            checks += local.run(name, ours, fix=fix, checkup=checkup)
+    reached, report = checkup if checkup is not None and "net" in wanted else None, None
+    if reached is not None:
+        with contextlib.suppress(NotRunning), _client(ours) as client:
+            report = client.reach()
+    code = next((one.finding.exit_code for one in checks if not one.finding.ok), ExitCode.OK)
+    code = code or (reached.verdict.exit_code if reached is not None else ExitCode.OK)
     if as_json:
-        _json(doctor.checkup_document(found) | ({"daemon": doctor.daemon_document(report)} if report else {}))
-    else:
-        print("\n".join([*doctor.checkup_lines(found), *(doctor.daemon_lines(report) if report else ())]))
-    return found.verdict.exit_code
+        document = net.checkup_document(reached) if reached is not None else {}
+        document |= {"daemon": net.daemon_document(report)} if report else {}
+        _json(
+            document if what == "net" else {"checks": [c.document() for c in checks], "net": document, "exit_code": int(code)}
+        )
+        return code
+    if checks:
+        print("\n".join(local.lines(checks, _width())))
+    if reached is not None:
+        print("\n".join([*net.checkup_lines(reached), *(net.daemon_lines(report) if report else ())]))
+    return code
 
 
 # ------------------------------------------------------------------------------------------------ swarm
@@ -761,10 +798,12 @@ def _config(flags: dict[str, Any]) -> NodeConfig:
 
 
 def _client(ours: NodeConfig | None = None) -> ControlClient:
-    ours = ours or _config({})
+    """The daemon of ``ours``; without it of the home named, whose settings are then not read: that would take as long as asking."""
     from node.control.client import ControlClient
+    from node.core.home import control_socket, home_named, user_dir
 
-    return ControlClient(ours.control_socket, home=ours.home)
+    home = ours.home if ours else home_named(HOME.get("home")) or user_dir("data")
+    return ControlClient(control_socket(home), home=home)
 
 
 def _refuse_second(ours: NodeConfig) -> None:
@@ -828,6 +867,12 @@ def _again(words: list[str]) -> NoReturn:
     os.execv(sys.executable, [sys.executable, str(Path(__file__).resolve()), *home, *words])
 
 
+def _width() -> int:
+    import shutil
+
+    return max(40, shutil.get_terminal_size().columns)
+
+
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -881,7 +926,8 @@ def main(argv: list[str] | None = None) -> int:
     sys.excepthook = _crashed
     HOME.clear()
     try:
-        code = typer.main.get_command(app).main(args=_hoist_home(words), prog_name="tutti", standalone_mode=False)
+        line = _hoist_home(words)
+        code = app.built(line).main(args=line, prog_name="tutti", standalone_mode=False)
         sys.stdout.flush()
         if code == ExitCode.INTERRUPTED:  # typer has caught the Ctrl-C already
             _say("interrupted")

@@ -25,7 +25,6 @@ from node.data.sources import open_data
 from node.data.tokenizer import Tokenizer
 from node.identity.keys import Identity
 from node.manifest import Manifest
-from node.model.cost import Verdict, fits, fits_beside
 from node.model.device import Device, set_threads
 from node.model.shapes import layer_cut, parameter_shapes
 from node.model.stages import Ends, build
@@ -35,6 +34,7 @@ from node.optim.parts import parts_of
 from node.pipeline.device import DeviceThread
 from node.pipeline.service import Pipeline
 from node.pipeline.work import StageMath
+from node.room import room
 from node.scheduler.paths import assign_paths
 from node.scheduler.quotas import quotas
 from node.scheduler.router import Router
@@ -43,7 +43,6 @@ from node.telemetry.metrics import Metrics
 from node.training.facts import RunFacts
 from node.training.meetings import Meetings
 from node.training.meter import Meter
-from node.training.outer_memory import outer_bytes
 from node.training.pace import PROBE_WAYS_S
 from node.training.presence import Presence
 from node.training.rules import Read, Rules
@@ -177,28 +176,6 @@ def _devices(config: NodeConfig, manifest: Manifest) -> tuple[list[str], int]:
     check_devices(manifest.model, config.local_devices)
     names = device_names(config.device, config.local_devices)
     return names, threads_each(config.threads, names)
-
-
-def room(config: NodeConfig, manifest: Manifest, stage: int, limit: int, beside: int = 0) -> Verdict:
-    """Whether ``stage`` fits into ``limit`` bytes of this peer's device, and what outer rounds keep of it into the ``beside`` bytes of
-    main memory, where that is not the device's (0)."""
-    m, p, t, outer = manifest.model, manifest.pipeline, manifest.training, manifest.outer
-    # Who has a buddy is one: beside the own share of the optimizer's state there is a copy of another's.
-    shares = t.min_replicas if t.min_replicas < 2 or not t.buddy_every else t.min_replicas // 2
-    parts = parts_of(parameter_shapes(m, p.stages, stage), manifest.optimizer)
-    states = [part.state for part in parts]
-    # A matrix is stepped whole: however many share the rest, somebody has all of the largest.
-    mine = max(*states, -(-sum(states) // max(1, shares)))
-    cells = max(2, -(-t.min_replicas // max(1, manifest.averaging.peers)))
-    kept = outer_bytes(outer, {part.name: part.bytes for part in parts}, cells)
-    verdict = fits(
-        m, p.stages, stage, limit, micro_batch=p.micro_batch, in_flight=config.limits.in_flight, optimizer=mine,
-        outer=kept.device if beside else kept.main + kept.device,
-    )  # fmt: skip
-    if not verdict.ok or not beside:
-        return verdict
-    found = fits_beside(stage, p.stages, kept.main, beside)
-    return verdict if found.ok else found
 
 
 def under(manifest: Manifest, rules: Rules) -> Manifest:

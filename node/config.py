@@ -1,4 +1,4 @@
-"""The settings of this peer, merged from everywhere, and the places of its files. The only reader of the environment.
+"""The settings of this peer, merged from everywhere, and the places of its files. The reader of the environment.
 
 No manifest can change them. Precedence: flags, then ``TUTTI_*``, then ``--config``, then the user's ``config.toml``,
 then the defaults written in each room's ``settings.py``.
@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
-import hashlib
 import json
 import os
 import re
+import shlex
 import tempfile
 import tomllib
 import typing
@@ -23,6 +23,7 @@ from typing import Any
 
 from node.checkpoint.settings import CheckpointSettings
 from node.core.errors import OutOfResources, Refused, UsageFault
+from node.core.home import control_socket, home_named, user_dir
 from node.core.tables import Rule, check, from_text, show, unknown
 from node.data.places import AS_NAMED, Places
 from node.dht.settings import DirectorySettings
@@ -53,8 +54,6 @@ p2p_port = 31337
 """A file of settings."""
 _RUN = re.compile(r"[0-9a-f]{12}")
 _MANIFEST_AGAIN = "put it back with  tutti start FILE  and a copy of it, or join again with a fresh invite:  tutti join INVITE"
-MAX_SOCKET_PATH = 100
-"""Bytes of a unix socket's path that every system takes (Linux 107, macOS 103)."""
 MOVED = "TUTTI_MOVED"
 """Left by a daemon for the fresh image of itself when it changes its stage: "<stage>:<p2p port>"."""
 _PORT = Rule(0, 65535)
@@ -193,9 +192,9 @@ class NodeConfig:
         """
         env = os.environ if environ is None else environ
         given = {k: v for k, v in flags.items() if v is not None}
-        explicit = given.pop("home", None) or env.get("TUTTI_HOME")
-        home = Path(explicit).expanduser().absolute() if explicit else _user_dir("data")
-        user_file = (home if explicit else _user_dir("config")) / "config.toml"
+        explicit = home_named(given.pop("home", None), env)
+        home = explicit or user_dir("data")
+        user_file = (explicit or user_dir("config")) / "config.toml"
         named = given.pop("config", None) or env.get("TUTTI_CONFIG")
 
         merged: dict[str, tuple[Any, str]] = {}
@@ -306,6 +305,11 @@ class NodeConfig:
         return min(total, int(float(found[1]) * step ** " KMGT".index(found[2] or " ")))
 
     @property
+    def home_flag(self) -> str:
+        """What a command about this home has to say: " --home DIR", "" for the default one."""
+        return "" if self.home == user_dir("data") else f" --home {shlex.quote(str(self.home))}"
+
+    @property
     def identity_path(self) -> Path:
         return self.home / "identity.key"
 
@@ -315,12 +319,8 @@ class NodeConfig:
 
     @property
     def control_socket(self) -> Path:
-        """Where the control service listens: in home, or in a short private directory when home's path is too long."""
-        here = self.home / "ctl.sock"
-        if len(os.fsencode(here)) <= MAX_SOCKET_PATH:
-            return here
-        tag = hashlib.sha256(os.fsencode(self.home)).hexdigest()[:16]
-        return Path(_runtime_dir()) / f"tutti-{os.getuid()}-{tag}" / "ctl.sock"
+        """Where the control service listens."""
+        return control_socket(self.home)
 
     def prepare_control_socket(self) -> Path:
         """Create the socket's directory (0700, ours alone) and, when it is not home, a pointer file beside it for people."""
@@ -583,16 +583,3 @@ def _from_file(path: Path) -> dict[str, tuple[Any, str]]:
                 raise unknown(name, [*KNOWN, *ROOMS], str(path))
             found[name] = (entry, str(path))
     return found
-
-
-def _user_dir(kind: str) -> Path:
-    from platformdirs import PlatformDirs
-
-    dirs = PlatformDirs("tutti", appauthor=False)
-    return dirs.user_data_path if kind == "data" else dirs.user_config_path
-
-
-def _runtime_dir() -> str:
-    """A short directory for sockets: the session's, or /tmp when that is missing or long itself."""
-    session = os.environ.get("XDG_RUNTIME_DIR", "")
-    return session if session and len(session) < 40 and os.path.isdir(session) else "/tmp"

@@ -78,6 +78,7 @@ class Daemon:
     def __init__(self, config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -> None:
         self.config, self.manifest, self.invite = config, manifest, invite
         self.clock, self.started = SystemClock(), time.monotonic()
+        self._new_key = not config.identity_path.exists()
         self.identity = Identity.load_or_create(config.identity_path)
         self.name = config.name or self.identity.name
         sinks = [JsonlSink(config.events_path), StreamSink(sys.stderr, config.log_format, level=config.log_level)]
@@ -131,6 +132,7 @@ class Daemon:
             self.manifest = await self._find_manifest(self.invite)
         solo = self._solo()
         self._banner(solo)
+        self.tasks.spawn(self.view.picture.keep_telling(), "telling", eternal=True)
         if self.manifest is None:
             self.role = "rendezvous"
             self.journal.emit("daemon", "rendezvous", "serving as a rendezvous: helps peers find each other")
@@ -547,6 +549,7 @@ class Daemon:
         m = self.manifest
         lines = banner(
             version=VERSION, name=self.name, peer=self.identity.peer_id, key_path=str(self.config.identity_path), solo=solo,
+            home=str(self.config.home), home_flag=self.config.home_flag, new_key=self._new_key, model=m.model_said() if m else "",
             swarm=m.swarm.name if m else "", run_id=m.run_id if m else "", listening=self.addresses()[:2],
             metrics_url=self.metrics_url, invite=self.view.invite().invite if m else "",
             everywhere=not self.config.transport.host,

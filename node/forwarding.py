@@ -30,7 +30,6 @@ from protos import ends_pb2_grpc as rpc
 
 if TYPE_CHECKING:
     from node.assembly import Assembled
-EOF: Any = grpc.aio.EOF  # pyright: ignore[reportAttributeAccessIssue] - missing in the stubs
 
 
 T = TypeVar("T", pb.Piece, pb.Evaluated)

@@ -11,10 +11,11 @@ import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from node.assembly import Assembled, room, under
+from node.assembly import Assembled, under
 from node.config import MOVED, NodeConfig
 from node.core.ids import ENDS
 from node.manifest import Manifest
+from node.room import room
 from node.scheduler.choosing import able
 from node.transport.addresses import part_of
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from node.averaging.spread import ERROR
+from node.control.text import doing
 from node.core.ids import ENDS, PeerId, short
 from node.core.journey import Plan
 from node.core.version import VERSION
@@ -35,6 +36,8 @@ START_S = 120.0
 """For finding the swarm and building the stage."""
 JOB_S = 600.0
 """A single job of the device may run so long and counts as work."""
+TELL_S, NEWS_S = 30.0, 5.0
+"""Between two sentences about the same doing, and between two looks whether it has changed."""
 MEASURE_S = 5.0
 """Between two looks at the numbers of the metrics page."""
 
@@ -262,6 +265,17 @@ class Picture:
         if seconds:
             self._d.metrics.epoch_seconds.observe(seconds)
 
+    async def keep_telling(self) -> None:
+        """Say in the journal what this peer is doing, for ever: at once when that changes, and now and then while it does not."""
+        news, told = "", 0.0
+        while True:
+            word, text = doing(self.snapshot())
+            now = time.monotonic()
+            if word != news or (now - told >= TELL_S and word != "finished"):
+                news, told = word, now
+                self._d.journal.emit("daemon", "doing", text, state=word)
+            await asyncio.sleep(NEWS_S)
+
     async def keep_measuring(self) -> None:
         """Bring the page that is scraped up to date with the screen, and what the screen says of the disk with the disk, for ever."""
         while True:
@@ -360,6 +374,8 @@ class Picture:
 def _waiting_step(waiting: str, unproven: bool) -> str:
     if "a peer for" in waiting:
         return "invite one: tutti swarm invite"
+    if waiting == "an ends peer":
+        return "wait for whoever founded the run, or hold the ends here: tutti start --role ends"
     if unproven or "a way between" in waiting:
         return "let a router map a port (UPnP), forward one by hand, or start  tutti bootstrap  on a public machine; see tutti doctor net"
     return "nothing to do if it comes; see tutti peers"

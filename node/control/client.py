@@ -5,16 +5,24 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import grpc
+from google.protobuf.message import DecodeError, Message
 
+from node.control.quick import Unanswered, unary
 from node.control.sockets import CODE_KEY, NEXT_KEY, listener
 from node.core.errors import ExitCode, LocalFault, NotRunning, TimedOut
-from protos import ask_pb2, control_pb2, control_pb2_grpc
+from protos import ask_pb2, control_pb2
+
+if TYPE_CHECKING:
+    import grpc
+
+    from protos.control_pb2_grpc import ControlStub
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Message)
 
 
 class ControlClient:
@@ -27,9 +35,19 @@ class ControlClient:
             raise not_running(home or path.parent)
         self.pid = pid
         """Process id of the daemon, 0 when the system does not tell."""
+        self._open: list[grpc.Channel] = []
+
+    @cached_property
+    def _stub(self) -> ControlStub:
+        """Made when it is needed: gRPC takes longer to import than a question to the daemon takes."""
+        import grpc
+
+        from protos.control_pb2_grpc import ControlStub
+
         options = [("grpc.max_receive_message_length", 8 << 20), ("grpc.enable_http_proxy", 0)]
-        self._channel = grpc.insecure_channel(f"unix:{path}", options=options)
-        self._stub = control_pb2_grpc.ControlStub(self._channel)
+        channel = grpc.insecure_channel(f"unix:{self.path}", options=options)
+        self._open.append(channel)
+        return ControlStub(channel)
 
     def __enter__(self) -> ControlClient:
         return self
@@ -38,14 +56,16 @@ class ControlClient:
         self.close()
 
     def close(self) -> None:
-        self._channel.close()
+        while self._open:
+            self._open.pop().close()
+        self.__dict__.pop("_stub", None)
 
     def status(self) -> control_pb2.Snapshot:
-        return self._ask(self._stub.Status, control_pb2.StatusRequest())
+        return self._look("Status", control_pb2.StatusRequest(), control_pb2.Snapshot)
 
     def peers(self, *, everybody: bool = False) -> ask_pb2.PeersAnswer:
         """Live training peers; with ``everybody`` the lost and the rendezvous too."""
-        return self._ask(self._stub.Peers, control_pb2.PeersRequest(all=everybody))
+        return self._look("Peers", control_pb2.PeersRequest(all=everybody), ask_pb2.PeersAnswer)
 
     def ping(self, peer: str, count: int = 3, *, improve: bool = False) -> control_pb2.PingReport:
         patience = self.timeout_s + 10.0 * count + (60.0 if improve else 0.0)
@@ -53,10 +73,10 @@ class ControlClient:
 
     def reach(self) -> control_pb2.ReachReport:
         """How the daemon's peer is reached, and its ways to others."""
-        return self._ask(self._stub.Reach, control_pb2.ReachRequest())
+        return self._look("Reach", control_pb2.ReachRequest(), control_pb2.ReachReport)
 
     def invite(self) -> control_pb2.InviteReply:
-        return self._ask(self._stub.Invite, control_pb2.InviteRequest())
+        return self._look("Invite", control_pb2.InviteRequest(), control_pb2.InviteReply)
 
     def switch(self, change: str) -> int:
         """Hand in a change that the owner signed; its number."""
@@ -91,13 +111,29 @@ class ControlClient:
             time.sleep(0.05)
         return True
 
+    def _look(self, method: str, request: Message, kind: type[M]) -> M:
+        """A question that changes nothing, so that it may be asked again to hear why it was refused."""
+        if not self._open:
+            name = f"/{control_pb2.DESCRIPTOR.services_by_name['Control'].full_name}/{method}"
+            try:
+                return kind.FromString(unary(self.path, name, request.SerializeToString(), self.timeout_s))
+            except TimeoutError as e:
+                raise self._late() from e
+            except (Unanswered, DecodeError):
+                pass
+        return self._ask(getattr(self._stub, method), request)
+
     def _ask(self, call: Callable[..., T], request: Any, timeout_s: float | None = None) -> T:
+        import grpc
+
         try:
             return call(request, timeout=timeout_s or self.timeout_s)
         except grpc.RpcError as error:
             raise self._fault(error) from error
 
     def _read(self, call: Callable[..., Any], request: Any, timeout_s: float | None) -> Iterator[Any]:
+        import grpc
+
         stream = call(request, timeout=timeout_s)
         try:
             yield from stream
@@ -107,6 +143,8 @@ class ControlClient:
             stream.cancel()
 
     def _fault(self, error: Any) -> LocalFault:
+        import grpc
+
         status, details = error.code(), error.details() or ""
         extra = {key: value for key, value in error.trailing_metadata() or ()}
         if CODE_KEY in extra:
@@ -115,12 +153,15 @@ class ControlClient:
                 code = ExitCode(int(extra[CODE_KEY]))
             return LocalFault(details, bytes(extra.get(NEXT_KEY, b"")).decode(errors="replace"), code)
         if status == grpc.StatusCode.DEADLINE_EXCEEDED:
-            return TimedOut("the daemon did not answer in time", f"it may be busy; see  tutti logs , socket {self.path}")
+            return self._late()
         if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             return NotRunning(
                 "the daemon went away while it was asked", "see why with  tutti logs ; start it again with  tutti start"
             )
         return LocalFault(f"the daemon failed to answer: {details[:300]}", "see  tutti logs --level error")
+
+    def _late(self) -> TimedOut:
+        return TimedOut("the daemon did not answer in time", f"it may be busy; see  tutti logs , socket {self.path}")
 
 
 def not_running(home: Path) -> NotRunning:

@@ -14,18 +14,17 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console
 from rich.text import Text
 
 from node.control.client import ControlClient
 from node.control.snapshot import exit_code, plain
-from node.control.text import SORTS, evaluated_lines, event_line, missing_words, peers_table, ping_lines, status_lines
+from node.control.text import SORTS, evaluated_lines, event_line, fitted, missing_words, peers_table, ping_lines, status_lines
 from node.control.words import clean
 from node.core.errors import ExitCode, LocalFault, NotRunning, TimedOut, UsageFault
 from node.core.ids import PeerId, short
 from protos.ask_pb2 import PeersAnswer
-from protos.control_pb2 import Evaluated, EvaluateRequest, Event, GenerateRequest, Missing, PingReport
+from protos.control_pb2 import Evaluated, EvaluateRequest, Event, GenerateRequest, Missing, PingReport, Snapshot
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -42,18 +41,27 @@ def say(text: str) -> None:
 
 def status(client: ControlClient, *, as_json: bool, bare: bool, watch: bool) -> ExitCode:
     console = _console(bare)
+
+    def screen(snapshot: Snapshot) -> list[Text]:
+        if bare:
+            return status_lines(snapshot)
+        return fitted(status_lines(snapshot), console.width, console.height - 1 if console.is_terminal else 0)
+
     if watch and not as_json and console.is_terminal:
+        from rich.console import Group
+        from rich.live import Live
+
         with Live(console=console, auto_refresh=False) as live:
             while True:
-                live.update(Group(*status_lines(client.status())), refresh=True)
+                live.update(Group(*screen(client.status())), refresh=True)
                 time.sleep(1.0)
     while True:
         snapshot = client.status()
         if as_json:
             say_json(_finite(plain(snapshot)))
         else:
-            for line in status_lines(snapshot):
-                console.print(line, no_wrap=bare, soft_wrap=bare)
+            for line in screen(snapshot):
+                console.print(line, no_wrap=bare, soft_wrap=True)
         if not watch:
             return exit_code(snapshot)
         sys.stdout.flush()

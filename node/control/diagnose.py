@@ -250,7 +250,7 @@ def verdict(findings: Sequence[Finding]) -> Finding:
         return max((f for f in tried if scope_of(f.address) == widest), key=_nearness)
     ahead, peers = clock_of(findings)
     if ahead is not None and abs(ahead) > CLOCK_S:
-        return _wrong_clock(ahead, peers)
+        return wrong_clock(ahead, peers)
     if faults:
         return faults[0]
     said = f"{len(answered)} of {len(of_addresses)} addresses answer"
@@ -333,7 +333,8 @@ def watch_identity(
         sleep(max(0.0, pause))
 
 
-def _wrong_clock(ahead: float, peers: int) -> Finding:
+def wrong_clock(ahead: float, peers: int) -> Finding:
+    """This clock is ``ahead`` seconds ahead of the middle one of so many ``peers``."""
     effect, fix = _WORDS[ExitCode.CLOCK_WRONG]
     way = "ahead of" if ahead > 0 else "behind"
     whose = "the peer that answered"

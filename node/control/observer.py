@@ -234,11 +234,9 @@ class _Survey:
             if finding is None and trial.place.quic:
                 finding = await self._over_quic(trial)
             elif finding is None:
-                await _connect(trial.host, trial.place.port)
+                greeting = await _connect(trial.host, trial.place.port)
                 trial.layer = "proof"
-                finding = await self._converse(trial)
-                if finding is not None and finding.layer == "proof" and finding.code is ExitCode.NETWORK:
-                    finding = other_service(address, await _greeting(trial.host, trial.place.port)) or finding
+                finding = other_service(address, greeting) or await self._converse(trial)
         except OSError as e:
             finding = refused(address, e)
         finally:
@@ -330,23 +328,18 @@ def _broke(address: str, layer: str, why: str) -> Finding:
     return failed(address, layer, ExitCode.NETWORK, f"it hangs up before it has proven who it is ({clean(why)})")
 
 
-async def _connect(host: str, port: int) -> None:
-    """Whether a TCP connection can be made. py-libp2p makes its own: it does not say how making one failed.
+async def _connect(host: str, port: int) -> bytes:
+    """Whether a TCP connection can be made, and the first bytes that come back; b"" when none do in a moment. py-libp2p makes
+    its own: it does not say how making one failed, and of what is no peer only that a message is wrong.
 
     Raises OSError as the system gives it.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with trio.socket.socket(family, socket.SOCK_STREAM) as probe:
         await probe.connect((host, port))
-
-
-async def _greeting(host: str, port: int) -> bytes:
-    """The first bytes that a TCP service says to who greets it as a peer does; b"" when it says nothing."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with trio.move_on_after(GREETING_S), contextlib.suppress(OSError), trio.socket.socket(family, socket.SOCK_STREAM) as probe:
-        await probe.connect((host, port))
-        await probe.send(_HELLO)
-        return await probe.recv(64)
+        with trio.move_on_after(GREETING_S), contextlib.suppress(OSError):
+            await probe.send(_HELLO)
+            return await probe.recv(64)
     return b""
 
 

@@ -91,6 +91,78 @@ def status_lines(s: Snapshot) -> list[Text]:
     return lines
 
 
+LEAST = ("metrics", "leader", "memory", "device", "time", "counted", "rounds", "cell", "averaging", "reachable")
+"""Labels of ``status`` that a small screen goes without, the first ones first."""
+LABEL = 10
+"""Columns of a label."""
+
+
+def fitted(lines: Sequence[Text], width: int, height: int = 0) -> list[Text]:
+    """The lines of ``status`` wrapped at words to ``width`` columns, under the beginning of their text. More than ``height`` rows
+    (0: any number) lose whole facts, the least important first; what is wrong and what to do about it stays."""
+    width = max(30, width)
+    facts: list[tuple[str, list[Text]]] = []
+    for i, line in enumerate(lines):
+        label = line.plain[:LABEL].strip() if i else ""
+        if i and not label:
+            facts[-1][1].extend(_wrapped(line, width))  # more about the same
+        else:
+            facts.append((label, _wrapped(line, width) if i else [_cut(line, width)]))
+    rows = sum(len(of) for _, of in facts)
+    over = rows - height if height else 0
+    out = set[str]()
+    for label in LEAST if over > 0 else ():
+        if over + 1 <= 0:  # a row is for saying so
+            break
+        found = sum(len(of) for name, of in facts if name == label)
+        over, out = over - found, out | ({label} if found else set())
+    shown = [row for label, of in facts if label not in out for row in of]
+    if height and (out or len(shown) > height):
+        return [*shown[: height - 1], _cut(_line("", "more:  tutti status --plain", "dim"), width)]
+    return shown
+
+
+def _cut(line: Text, width: int) -> Text:
+    cut = line.copy()
+    cut.truncate(width, overflow="ellipsis")
+    return cut
+
+
+def _wrapped(line: Text, width: int) -> list[Text]:
+    if line.cell_len <= width:
+        return [line]
+    head, body = line[:LABEL], line[LABEL:]
+    rows, start = list[Text](), 0
+    for text in textwrap.wrap(body.plain, width - LABEL, break_on_hyphens=False):
+        start = body.plain.index(text, start)
+        rows.append((Text(" " * LABEL) if rows else head) + body[start : start + len(text)])
+        start += len(text)
+    return rows
+
+
+def doing(s: Snapshot) -> tuple[str, str]:
+    """What a daemon is doing, for the terminal it was started in: a word that changes when there is news, and a sentence."""
+    place = "the ends" if s.stage == ENDS else f"stage {s.stage}"
+    if s.state == "joining":
+        return "joining", f"fetching the state of {place} from others: {s.progress:.0%} is here"
+    if not s.healthy:
+        step = f"; {clean(s.next_step)}" if s.next_step else ""
+        return "degraded", f"{clean(s.reason)}{step}"
+    if s.state in ("starting", "choosing"):
+        said = {
+            "starting": "looking for the swarm and building the stage",
+            "choosing": "choosing the stage that most needs a peer",
+        }
+        return s.state, said[s.state]
+    if s.role == "rendezvous":
+        return s.state, f"peers connected: {paths_words(s.paths_to) or 'none yet'}"
+    said = [_progress(s), f"{count(s.micro_batches)} micro-batches at {place}"]
+    said += [f"last work {span(s.last_work_s)} ago"] if s.micro_batches else []
+    said += [f"{count(s.tokens_per_s)} tok/s"] if s.tokens_per_s else []
+    said += [f"peers: {paths_words(s.paths_to) or 'none yet'}", f"sent {size(s.bytes_sent)}, received {size(s.bytes_received)}"]
+    return s.state, f"{clean(s.state, 12)}: {', '.join(said)}"
+
+
 def _paths(s: Snapshot) -> list[Text]:
     """How the micro-batches go, what that should take and took; then why."""
     p = s.paths
@@ -219,19 +291,17 @@ def event_line(event: Event, clock: str) -> Text:
 
 
 def banner(
-    *, version: str, name: str, peer: str, key_path: str, new_key: bool = False, solo: bool = False, swarm: str = "",
-    run_id: str = "", model: str = "", role: str = "", device: str = "", listening: Sequence[str] = (), metrics_url: str = "",
+    *, version: str, name: str, peer: str, key_path: str, home: str = "", new_key: bool = False, solo: bool = False, swarm: str = "",
+    run_id: str = "", model: str = "", listening: Sequence[str] = (), metrics_url: str = "",
     invite: str = "", home_flag: str = "", everywhere: bool = False,
 ) -> list[str]:  # fmt: skip
     """What a daemon prints when it starts; empty values leave their line out. ``home_flag`` is " --home DIR" when not the default;
     ``everywhere``: it listens on all addresses."""
     solo_note = "a solo swarm: every stage runs on this machine until others join"
     lines = [f"tutti {version}" + (f"   {solo_note}" if solo else "")]
-    key = f"{key_path} (new key; keep a backup)" if new_key else key_path
-    lines.append(_plain("identity", f"{name}  {short(PeerId(peer))}   {key}"))
-    if swarm:
-        lines.append(_plain("swarm", f"{clean(swarm, 40)} {run_id[:12]}" + (f"   {model}" if model else "")))
-    for label, value in (("role", role), ("device", device)):
+    lines.append(_plain("identity", f"{name}  {short(PeerId(peer))}" + ("   a new key" if new_key else "")))
+    lines.append(_plain("key", f"{key_path}   keep a backup: without it nobody is this peer again"))
+    for label, value in (("home", home), ("swarm", f"{clean(swarm, 40)} {run_id[:12]}" if swarm else ""), ("model", model)):
         if value:
             lines.append(_plain(label, value))
     lines.extend(_plain("network" if i == 0 else "", address) for i, address in enumerate(listening))
@@ -411,7 +481,7 @@ def _memory(s: Snapshot) -> str:
 
 
 def _line(label: str, value: str, style: str = "") -> Text:
-    return Text(f"{label:<10}", "dim").append(value, style)
+    return Text(f"{label:<{LABEL}}", "dim").append(value, style)
 
 
 def wrapped(line: str, width: int, indent: int = 11) -> list[str]:

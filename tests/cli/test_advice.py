@@ -163,11 +163,11 @@ def test_only_devices_that_exist_are_offered(tutti):
 def test_who_writes_settings_that_are_no_toml_sees_an_example_that_is(tutti, home):
     home.mkdir()
     (home / "config.toml").write_text("x = = 3\n")
-    shown = tutti("status")
+    shown = tutti("id", "new")
     assert shown.returncode == 2
     assert "p2p_port = 31337" in shown.stderr
     (home / "config.toml").write_text(EXAMPLE)
-    assert tutti("status").returncode == 3  # no daemon, but the settings are read
+    assert tutti("id", "new").returncode == 0
     assert NodeConfig.load({"home": home}, {}).transport.p2p_port == 31337
 
 

@@ -170,7 +170,7 @@ def test_ctrl_c_is_130(monkeypatch, capsys):
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_config", interrupted)
+    monkeypatch.setattr(cli, "_client", interrupted)
     hook = sys.excepthook
     try:
         assert cli.main(["status"]) == 130

@@ -3,8 +3,9 @@ import stat
 
 import pytest
 
-from node.config import MAX_SOCKET_PATH, NodeConfig
+from node.config import NodeConfig
 from node.core.errors import Refused, UsageFault
+from node.core.home import MAX_SOCKET_PATH, user_dir
 from node.identity.invites import Invite
 from node.identity.keys import Identity
 from node.manifest import Manifest
@@ -114,7 +115,7 @@ def test_files_of_a_peer_live_under_home(tmp_path):
 def test_a_long_home_gets_a_short_private_socket_and_a_pointer(tmp_path, monkeypatch):
     short = tmp_path / "run"
     short.mkdir()
-    monkeypatch.setattr("node.config._runtime_dir", lambda: str(short))
+    monkeypatch.setattr("node.core.home._runtime_dir", lambda: str(short))
     home = tmp_path / ("deep" * 40)
     config = NodeConfig.load({"home": home}, {})
     path = config.prepare_control_socket()
@@ -169,3 +170,14 @@ def test_a_cap_that_is_none_or_leaves_no_room_is_refused_with_examples(tmp_path,
     with pytest.raises(UsageFault, match="transport.max_up") as fault:
         NodeConfig.load({"max_up": text}, {"TUTTI_HOME": str(tmp_path)})
     assert ("20Mbit" in str(fault.value.next_step)) or ("too little to take part" in fault.value.next_step)
+
+
+@pytest.mark.parametrize("kind", ["data", "config"])
+@pytest.mark.parametrize("base", ["", "/somewhere/else"])
+def test_without_a_home_files_are_where_the_system_keeps_such_files(monkeypatch, kind, base):
+    platformdirs = pytest.importorskip("platformdirs").PlatformDirs("tutti", appauthor=False)
+    variable = f"XDG_{kind.upper()}_HOME"
+    monkeypatch.setenv(variable, base)
+    assert user_dir(kind) == (platformdirs.user_data_path if kind == "data" else platformdirs.user_config_path)
+    monkeypatch.delenv(variable)
+    assert user_dir(kind) == (platformdirs.user_data_path if kind == "data" else platformdirs.user_config_path)

@@ -5,7 +5,7 @@ from rich.console import Console, RenderableType
 
 from node.control.memory import ME, some_peers, training_snapshot
 from node.control.snapshot import compare_digests, cover, exit_code, plain, swarm_view
-from node.control.text import banner, consent_lines, peers_table, ping_lines, status_lines, swarm_picture
+from node.control.text import banner, consent_lines, doing, fitted, peers_table, ping_lines, status_lines, swarm_picture
 from protos.ask_pb2 import PeerLine, PeersAnswer
 from protos.control_pb2 import ChangeLine, OuterLine, PingReport, Snapshot, SpreadLine
 
@@ -48,6 +48,65 @@ def test_status_tells_the_facts_in_eighty_columns():
         "5 direct, 1 relayed",
     ):
         assert fact in text
+
+
+def worst() -> Snapshot:
+    """Everything that a screen can say, at its longest."""
+    s = training_snapshot(
+        healthy=False, reason="no way to " + "brisk-otter (stage 2), " * 8, next_step="see tutti doctor net, " * 8
+    )
+    s.name = "a-very-long-name-of-a-peer"
+    s.outer.CopyFrom(OuterLine(cell=2, last=3, cells=2, peers=4, last_s=0.25, bytes=1 << 20, next=4))
+    s.outer.spread.CopyFrom(SpreadLine(cells=2, relative=0.00813, error=0.125))
+    s.change.CopyFrom(
+        ChangeLine(revision=3, in_force=2, since=12, says="cells of 3, moshpit on a grid of 3 x 3 x 3 with int8, nesterov")
+    )
+    s.paths.how, s.paths.run_s, s.paths.round_s = "planned", 1.0, 2.0
+    s.paths.why.extend(["stage 2 is skipped by every third micro-batch, for its peers are slow at this time"] * 3)
+    s.reachable = "relayed through 2 peers; direct after a router maps a port, which none has done so far, though asked"
+    s.device, s.memory_used, s.memory_limit, s.leader = "cuda:0 NVIDIA H200, 139.8 GiB (120.3 free)", 1 << 35, 1 << 37, ME
+    s.digest_mismatches, s.momentum_lost, s.momentum_age, s.p2pd_restarts = 1, 2, 3, 4
+    s.warnings.extend(["stage 2 has one peer only: when it leaves, training waits"])
+    return s
+
+
+@pytest.mark.parametrize("snapshot", [training_snapshot(), worst()], ids=["usual", "worst"])
+@pytest.mark.parametrize(("width", "height"), [(80, 23), (60, 23), (40, 12), (200, 0)])
+def test_status_fits_any_screen_and_keeps_what_is_wrong(snapshot: Snapshot, width: int, height: int):
+    lines = shown(*fitted(status_lines(snapshot), width, height), width=width)
+    assert all(len(line) <= width for line in lines)
+    assert not height or len(lines) <= height
+    if not snapshot.healthy and height != 12:
+        text = " ".join(" ".join(lines).split())
+        assert "cause no way to brisk-otter" in text
+        assert "fix see tutti doctor net" in text
+    if not height:
+        assert "metrics" in "\n".join(lines)  # nothing is left out where there is room
+
+
+def test_a_screen_says_that_it_leaves_something_out():
+    lines = shown(*fitted(status_lines(worst()), 80, 23))
+    assert "tutti status --plain" in lines[-1]
+    assert "--plain" not in "\n".join(shown(*fitted(status_lines(training_snapshot()), 80, 23)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "word", "says"),
+    [
+        ({}, "training", "training: epoch 120/150"),
+        ({"state": "joining", "progress": 0.45, "stage": 2}, "joining", "state of stage 2 from others: 45%"),
+        ({"state": "choosing"}, "choosing", "stage that most needs a peer"),
+        (
+            {"healthy": False, "reason": "waiting for an ends peer", "next_step": "start one"},
+            "degraded",
+            "ends peer; start one",
+        ),
+    ],
+)
+def test_what_a_daemon_does_is_one_sentence(changes: dict[str, object], word: str, says: str):
+    news, text = doing(training_snapshot(**changes))
+    assert news == word
+    assert says in text
 
 
 def test_cells_are_shown_with_how_far_they_are_apart_once_that_is_known():
@@ -195,13 +254,25 @@ def test_the_banner_says_how_to_go_on():
         name="otter",
         peer=ME,
         key_path="/k",
+        home="/h",
+        home_flag=" --home /h",
+        model="1.2M parameters",
         new_key=True,
         solo=True,
         invite="tutti2x",
         listening=("/ip4/a", "/ip4/b"),
     )
     text = "\n".join(lines)
-    for words in ("solo", "keep a backup", "tutti monitor", "tutti join tutti2x", "/ip4/b"):
+    for words in (
+        "solo",
+        "a new key",
+        "/k   keep a backup",
+        "home       /h",
+        "1.2M",
+        "tutti monitor --home /h",
+        "tutti2x",
+        "/ip4/b",
+    ):
         assert words in text
     assert "device" not in text
 

@@ -1,0 +1,42 @@
+"""Where the files of one peer are, and the socket its daemon listens on. Beside the settings the only reader of the environment."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+MAX_SOCKET_PATH = 100
+"""Bytes of a unix socket's path that every system takes (Linux 107, macOS 103)."""
+
+
+def home_named(given: str | None, env: Mapping[str, str] | None = None) -> Path | None:
+    """The directory that ``--home`` or TUTTI_HOME names, absolute; None when neither does."""
+    named = given or (os.environ if env is None else env).get("TUTTI_HOME")
+    return Path(named).expanduser().absolute() if named else None
+
+
+def user_dir(kind: str) -> Path:
+    """The directory of this user for "data" or "config", where no home is named: of the XDG base directories, which on macOS
+    stand for one directory unless they are set."""
+    variable, usual = {"data": ("XDG_DATA_HOME", "~/.local/share"), "config": ("XDG_CONFIG_HOME", "~/.config")}[kind]
+    if sys.platform == "darwin":
+        usual = "~/Library/Application Support"
+    return Path(os.environ.get(variable, "").strip() or usual).expanduser() / "tutti"
+
+
+def control_socket(home: Path) -> Path:
+    """Where the control service listens: in ``home``, or in a short private directory when its path is too long."""
+    here = home / "ctl.sock"
+    if len(os.fsencode(here)) <= MAX_SOCKET_PATH:
+        return here
+    tag = hashlib.sha256(os.fsencode(home)).hexdigest()[:16]
+    return Path(_runtime_dir()) / f"tutti-{os.getuid()}-{tag}" / "ctl.sock"
+
+
+def _runtime_dir() -> str:
+    """A short directory for sockets: the session's, or /tmp when that is missing or long itself."""
+    session = os.environ.get("XDG_RUNTIME_DIR", "")
+    return session if session and len(session) < 40 and os.path.isdir(session) else "/tmp"

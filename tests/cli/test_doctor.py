@@ -1,0 +1,353 @@
+"""Each check of ``tutti doctor`` seen failing with an exit code of its own, passing, and mended where it can be."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+
+import cli
+from node import checks
+from node.checkpoint.settings import CheckpointSettings
+from node.checkpoint.store import CheckpointStore
+from node.config import NodeConfig
+from node.control.diagnose import Finding, Machine, failed, verdict
+from node.control.doctor import Checkup
+from node.core.errors import ExitCode
+from node.identity.keys import Identity
+from node.manifest import Manifest, amended
+
+ADDRESS = "/ip4/127.0.0.1/tcp/1/p2p/"
+
+
+@pytest.fixture
+def found(tutti):
+    """The checks that ``tutti doctor WORDS --json`` tells of, and its exit code."""
+
+    def run(*words):
+        shown = tutti("doctor", *words, "--json")
+        document = json.loads(shown.stdout)
+        assert document["exit_code"] == shown.returncode
+        return document["checks"], shown.returncode
+
+    return run
+
+
+def remembered(home: Path, **changes) -> Manifest:
+    """A run of this home's own."""
+    ours = NodeConfig.load({"home": home}, {})
+    identity = Identity.load_or_create(ours.identity_path)
+    fields = {"data.source": "synthetic:7"} | {k.replace("__", "."): v for k, v in changes.items()}
+    manifest = Manifest.parse(amended(Manifest.default_demo().owned_by(identity.peer_id), fields).sign(identity))
+    ours.remember(manifest)
+    return manifest
+
+
+def faults(found):
+    return [one for one in found if not one["ok"]]
+
+
+@pytest.mark.parametrize("name", ["versions", "device", "disk", "data", "clock"])
+def test_a_sound_home_passes_every_check(found, home, name):
+    remembered(home)
+    said, code = found(name)
+    assert code == 0
+    assert [one["check"] for one in said] == [name]
+    assert said[0]["ok"]
+    assert said[0]["cause"]
+
+
+def test_all_checks_run_in_order_and_the_first_fault_gives_the_code(tutti, found, home):
+    remembered(home, data__source="file:/nowhere/text.txt")
+    said, code = found()
+    assert list(dict.fromkeys(one["check"] for one in said)) == ["versions", "device", "disk", "data", "clock"]
+    assert code == ExitCode.DATA_UNFIT
+    shown = tutti("doctor")
+    assert "this machine" in shown.stdout  # of the network
+    long = [line for line in shown.stdout.splitlines() if len(line) > 80]
+    assert all(max(map(len, line.split())) > 60 for line in long)  # a path is not broken
+
+
+def test_a_fault_that_stops_a_later_check_does_not_stop_the_others(found, home):
+    remembered(home)
+    os.chmod(home / "identity.key", 0o644)
+    said, code = found()
+    assert code == ExitCode.DISK_UNFIT
+    assert [one["check"] for one in faults(said)] == ["disk", "clock", "net"]
+    said, code = found("--fix")
+    assert code == 0
+    assert faults(said) == []
+
+
+def test_an_unknown_check_is_a_usage_error(tutti):
+    shown = tutti("doctor", "weather")
+    assert shown.returncode == 2
+    assert "versions, device, disk" in shown.stderr
+
+
+# ---------------------------------------------------------------- versions
+
+
+def test_a_library_that_is_missing_or_another_is_named(found, monkeypatch):
+    monkeypatch.setattr(
+        checks.metadata, "requires", lambda name: ["numpy>=99", "nosuchlib>=1", "torch", 'extra-one; extra == "x"']
+    )
+    said, code = found("versions")
+    assert code == ExitCode.VERSIONS_UNFIT
+    assert [one["fix"] for one in said] == ['pip install "numpy>=99"', 'pip install "nosuchlib>=1"']
+    assert "not installed" in said[1]["cause"]
+
+
+def test_a_p2p_daemon_that_may_not_be_run_is_made_executable(found, monkeypatch, tmp_path):
+    binary = tmp_path / "p2pd"
+    binary.write_bytes(b"\x7fELF")
+    binary.chmod(0o600)
+    monkeypatch.setattr(checks, "p2p_daemon", lambda: binary)
+    said, code = found("versions")
+    assert code == ExitCode.VERSIONS_UNFIT
+    assert said[0]["can_mend"]
+    said, code = found("versions", "--fix")
+    assert code == 0
+    assert "executable" in said[0]["mended"]
+    assert os.access(binary, os.X_OK)
+    monkeypatch.setattr(checks, "p2p_daemon", lambda: None)
+    assert found("versions")[1] == ExitCode.VERSIONS_UNFIT
+
+
+def test_the_p2p_daemon_that_is_installed_is_found():
+    binary = checks.p2p_daemon()
+    assert binary is not None
+    assert os.access(binary, os.X_OK)
+
+
+def test_a_daemon_of_another_version_is_a_warning(found, daemon):
+    daemon.said.version = "0.0.1"
+    said, code = found("versions")
+    assert code == 0
+    assert "the daemon that runs here is tutti 0.0.1" in said[-1]["cause"]
+    assert said[-1]["code"] == ExitCode.VERSIONS_UNFIT
+
+
+def test_a_run_of_another_protocol_is_a_fault(found, home):
+    manifest = remembered(home)
+    path = NodeConfig.load({"home": home}, {}).manifest_path(manifest.run_id)
+    path.write_text(path.read_text().replace("protocol = ", "protocol = 9"))
+    said, code = found("versions")
+    assert code == ExitCode.VERSIONS_UNFIT
+    assert "protocol" in said[0]["cause"]
+
+
+# ---------------------------------------------------------------- device
+
+
+def test_a_device_that_is_not_here(found):
+    said, code = found("device", "--set", "device=cuda:63")
+    assert code == ExitCode.DEVICE_UNFIT
+    assert "cuda:63" in said[0]["cause"]
+    assert said[0]["fix"]
+
+
+def test_a_run_that_does_not_fit(found, home):
+    remembered(home)
+    said, code = found("device", "--set", "memory=1MB")
+    assert code == ExitCode.DEVICE_UNFIT
+    assert "does not fit" in said[0]["cause"]
+    assert "memory" in said[0]["fix"]
+
+
+def test_ends_that_do_not_fit_where_a_block_stage_does_are_a_warning(found, home):
+    remembered(home, model__vocab=1 << 20, pipeline__stages=6)
+    said, code = found("device", "--set", "memory=400MB")
+    assert code == 0
+    assert [one["ok"] for one in said] == [True, True]
+    assert said[1]["code"] == ExitCode.DEVICE_UNFIT
+    assert found("device", "--set", "memory=400MB", "--set", "role=ends")[1] == ExitCode.DEVICE_UNFIT
+
+
+# ---------------------------------------------------------------- disk
+
+
+def test_a_home_that_is_a_file(found, home):
+    home.write_text("in the way")
+    said, code = found("disk")
+    assert code == ExitCode.DISK_UNFIT
+    assert "not a directory" in said[0]["cause"]
+    assert found("disk", "--fix")[1] == ExitCode.DISK_UNFIT  # nothing of anybody's is removed
+    assert home.read_text() == "in the way"
+
+
+def test_a_home_that_may_not_be_written_is_mended(found, home, monkeypatch):
+    home.mkdir(mode=0o500)
+    if os.geteuid() == 0:  # whom no mode stops
+        allowed = os.access
+        monkeypatch.setattr(os, "access", lambda p, m: bool(home.stat().st_mode & 0o200) if Path(p) == home else allowed(p, m))
+    assert found("disk")[1] == ExitCode.DISK_UNFIT
+    said, code = found("disk", "--fix")
+    assert code == 0
+    assert "made" in said[0]["mended"]
+
+
+def test_a_key_that_others_can_read_is_closed_again(found, home):
+    remembered(home)
+    key = home / "identity.key"
+    key.chmod(0o644)
+    said, code = found("disk")
+    assert (code, said[0]["can_mend"]) == (ExitCode.DISK_UNFIT, True)
+    assert found("disk", "--fix")[1] == 0
+    assert key.stat().st_mode & 0o777 == 0o600
+    key.write_bytes(b"damaged")
+    said, code = found("disk", "--fix")
+    assert (code, said[0]["can_mend"]) == (ExitCode.DISK_UNFIT, False)
+    assert key.read_bytes() == b"damaged"
+
+
+def test_a_full_disk_is_freed_of_what_is_made_again(found, home, monkeypatch):
+    remembered(home)
+    (home / "data").mkdir()
+    (home / "data" / "text.uint16").write_bytes(b"\0" * 4096)
+    usage = namedtuple("usage", "total used free")
+
+    def left(place: Path):
+        return usage(1 << 40, 0, 1 << 40 if not (home / "data" / "text.uint16").exists() else 1 << 20)
+
+    monkeypatch.setattr(shutil, "disk_usage", left)
+    said, code = found("disk")
+    assert code == ExitCode.DISK_UNFIT
+    assert "1.0 MiB free" in said[0]["cause"]
+    said, code = found("disk", "--fix")
+    assert code == 0
+    assert "4.0 KiB" in said[0]["mended"]
+    assert (home / "identity.key").exists()
+
+
+def test_checkpoints_that_ask_for_more_than_the_disk_has(found, home):
+    remembered(home)
+    assert found("disk", "--set", "checkpoint.keep=1000")[1] == 0
+    remembered(
+        home, model__layers=64, model__d_model=8192, model__heads=64, model__kv_heads=64, model__d_ff=32768, pipeline__stages=1
+    )
+    said, code = found("disk", "--set", "checkpoint.keep=1000")
+    assert code == ExitCode.DISK_UNFIT
+    assert "TiB" in said[0]["cause"]
+
+
+def test_a_damaged_checkpoint_is_moved_aside_and_the_older_one_stays(found, home):
+    manifest = remembered(home)
+    root = NodeConfig.load({"home": home}, {}).checkpoint_dir(manifest.run_id)
+    store = CheckpointStore(root, CheckpointSettings(), manifest.run_id)
+    for epoch in (1, 2):
+        store.save(1, epoch, {"w": torch.full((4,), float(epoch))}, {}, {})
+    assert found("disk")[1] == 0
+    file = store.path(1, 2) / "parameters.safetensors"
+    raw = bytearray(file.read_bytes())
+    raw[-8:] = b"\xff" * 8
+    file.write_bytes(raw)
+    said, code = found("disk")
+    assert code == ExitCode.DISK_UNFIT
+    assert "epoch-2" in said[0]["cause"]
+    said, code = found("disk", "--fix")
+    assert code == 0, said
+    assert store.epochs(1) == [1]
+    moved = list((home / "damaged").iterdir())
+    assert len(moved) == 1
+    assert (moved[0] / "parameters.safetensors").read_bytes() == bytes(raw)
+
+
+# ---------------------------------------------------------------- data
+
+
+def test_data_that_is_not_there_or_not_the_runs(found, home, tmp_path):
+    missing = tmp_path / "text.txt"
+    remembered(home, data__source=f"file:{missing}")
+    said, code = found("data")
+    assert code == ExitCode.DATA_UNFIT
+    assert "text.txt" in said[0]["cause"]
+    missing.write_bytes(b"To be, or not to be. " * 2000)
+    assert found("data")[1] == 0
+    remembered(home, data__source=f"file:{missing}", data__sha256="ab" * 32)
+    said, code = found("data")
+    assert code == ExitCode.DATA_UNFIT
+    assert "sha256" in said[0]["cause"]
+    assert found("data", "--set", "role=stage")[1] == 0
+
+
+def test_data_is_a_warning_to_who_can_host_a_block_stage(found, home):
+    ours = NodeConfig.load({"home": home}, {})
+    owner = Identity.ephemeral()
+    fields = {"data.source": "file:/nowhere/text.txt"}
+    ours.remember(Manifest.parse(amended(Manifest.default_demo().owned_by(owner.peer_id), fields).sign(owner)))
+    said, code = found("data")
+    assert (code, said[0]["ok"], said[0]["code"]) == (0, True, ExitCode.DATA_UNFIT)
+    assert found("data", "--set", "role=ends")[1] == ExitCode.DATA_UNFIT
+
+
+# ---------------------------------------------------------------- clock
+
+
+def test_a_clock_that_others_contradict(found, home, monkeypatch):
+    peer = Identity.ephemeral().peer_id
+    for ahead, code in ((3600.0, ExitCode.CLOCK_WRONG), (0.5, ExitCode.OK)):
+        heard = (Finding(ADDRESS + peer, "answer", True, "answered", clock_s=ahead),)
+        checkup = Checkup(Machine((), {}), heard, verdict(heard), 0.1)
+        monkeypatch.setattr("node.joining.examine", lambda addresses, found=checkup, **_: found)
+        said, ended = found("clock")
+        assert ended == code
+        assert "ahead of" in said[0]["cause"]
+
+
+def test_a_clock_that_is_behind_what_it_has_written(found, home):
+    remembered(home)
+    later = time.time() + 7200
+    os.utime(home / "identity.key", (later, later))
+    said, code = found("clock")
+    assert code == ExitCode.CLOCK_WRONG
+    assert "behind a file" in said[0]["cause"]
+    os.utime(home / "identity.key")
+    assert found("clock")[1] == 0
+
+
+def test_a_clock_is_mended_by_the_system(home, monkeypatch):
+    asked = []
+    monkeypatch.setattr(checks.shutil, "which", lambda tool: f"/usr/bin/{tool}")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(checks.subprocess, "run", lambda command, **_: asked.append(command))
+    remembered(home)
+    later = time.time() + 7200
+    os.utime(home / "identity.key", (later, later))
+    said = checks.run("clock", NodeConfig.load({"home": home}, {}), fix=True)
+    assert asked == [["/usr/bin/timedatectl", "set-ntp", "true"]]
+    assert not said[0].finding.ok  # the second look decides, not the attempt
+    assert "NTP" in said[0].mended
+
+
+# ---------------------------------------------------------------- net, and beside it
+
+
+def test_the_network_is_looked_at_last(tutti, home, monkeypatch):
+    peer = Identity.ephemeral().peer_id
+    closed = failed(ADDRESS + peer, "connect", ExitCode.PORT_CLOSED, "connection refused")
+    checkup = Checkup(Machine((), {}), (closed,), closed, 0.5)
+    monkeypatch.setattr("node.joining.examine", lambda addresses, **_: checkup)
+    shown = tutti("doctor", "--json")
+    assert shown.returncode == ExitCode.PORT_CLOSED
+    assert json.loads(shown.stdout)["net"]["verdict"]["code"] == ExitCode.PORT_CLOSED
+
+
+def test_the_checks_live_beside_libp2p(home):
+    remembered(home)
+    code = (
+        "import sys, cli; import libp2p; ended = cli.main(['--home', sys.argv[1], 'doctor', '--json']); "
+        "assert 'hivemind' not in sys.modules; sys.exit(ended)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(home)], capture_output=True, text=True, cwd=Path(cli.__file__).parent, timeout=120
+    )
+    assert done.returncode == 0, done.stderr + done.stdout

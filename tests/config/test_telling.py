@@ -1,0 +1,61 @@
+"""The terminal of a daemon keeps telling what it does."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from node import picture
+from node.control.memory import training_snapshot
+from node.picture import Picture
+from node.telemetry.events import Journal
+from protos.control_pb2 import Snapshot
+
+
+async def told(monkeypatch: pytest.MonkeyPatch, *snapshots: Snapshot, again_s: float = 1e9) -> list[str]:
+    """What the journal says while the daemon looks like each of these in turn."""
+    monkeypatch.setattr(picture, "NEWS_S", 0.0)
+    monkeypatch.setattr(picture, "TELL_S", again_s)
+    journal, left = Journal(), list(snapshots)
+    shown = Picture(SimpleNamespace(journal=journal))  # type: ignore[arg-type]
+
+    def snapshot() -> Snapshot:
+        if not left:
+            raise asyncio.CancelledError
+        return left.pop(0)
+
+    monkeypatch.setattr(shown, "snapshot", snapshot)
+    with pytest.raises(asyncio.CancelledError):
+        await shown.keep_telling()
+    return [event.text for event in journal.recent(100, "info")]
+
+
+async def test_a_joiner_hears_each_step_once_and_training_again_and_again(monkeypatch):
+    steps = [
+        training_snapshot(state="choosing"),
+        training_snapshot(state="joining", stage=2, progress=0.25),
+        training_snapshot(state="joining", stage=2, progress=0.5),
+        training_snapshot(epoch=7),
+        training_snapshot(epoch=8),
+    ]
+    said = await told(monkeypatch, *steps)
+    assert len(said) == 3
+    assert "25%" in said[1]
+    assert "epoch 7/150" in said[2]
+    said = await told(monkeypatch, *steps, again_s=0.0)
+    assert len(said) == 5
+    assert "epoch 8/150" in said[-1]
+
+
+async def test_trouble_is_told_with_what_to_do_and_so_is_its_end(monkeypatch):
+    waiting = training_snapshot(state="waiting", healthy=False, reason="waiting for a peer for stage 3", next_step="invite one")
+    said = await told(monkeypatch, training_snapshot(), waiting, waiting, training_snapshot())
+    assert len(said) == 3
+    assert said[1] == "waiting for a peer for stage 3; invite one"
+
+
+async def test_a_finished_run_is_told_once(monkeypatch):
+    done = training_snapshot(state="finished")
+    assert len(await told(monkeypatch, done, done, done, again_s=0.0)) == 1
