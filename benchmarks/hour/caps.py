@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from benchmarks.lab.fleet import MOVE_S, START_S, WORKING, Box, Hang, Host, Peer
+from benchmarks.lab.hosts import HostPeer
 from benchmarks.lab.internet import Internet, why_not
 from benchmarks.report import Report
 from node.forecast import forecast
 
-WINDOW_S = 60.0
+WINDOW_S, WARM_S = 60.0, 5.0
 CAP = 500_000
 """Bytes a second: a tenth and less of what this run moves without one."""
 MOST, LEAST, OFF = 1.05, 0.8, 0.2
@@ -25,6 +27,30 @@ MODEL = {
     "training__rebalance_every_s": 0.0,
 }  # fmt: skip
 """Little work, much traffic: 16 micro-batches of 256 KiB an epoch."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One transfer between peers without a model: settings of who gives and who fetches, kinds of their hosts, whose interface is
+    looked at and which way. ``path``: how they must reach each other."""
+
+    path: str
+    narrow: str
+    way: str
+    gives: Mapping[str, Any] = field(default_factory=dict)
+    fetches: Mapping[str, Any] = field(default_factory=dict)
+    relays: Mapping[str, Any] = field(default_factory=dict)
+    kind: str = "open"
+
+
+WITHOUT_A_MODEL = {
+    "max_up, direct": Case("direct", "gives", "sent", gives={"max_up": CAP}),
+    "max_down, direct": Case("direct", "fetches", "received", fetches={"max_down": CAP}),
+    "max_up, tunnel": Case("tunnel", "gives", "sent", gives={"max_up": CAP, "force_tunnel": True}),
+    "max_down, tunnel": Case("tunnel", "fetches", "received", gives={"force_tunnel": True}, fetches={"max_down": CAP}),
+    "max_up, relaying for others": Case("relayed", "hub", "sent", relays={"max_up": CAP}, kind="home"),
+    "max_up, relayed": Case("relayed", "gives", "sent", gives={"max_up": CAP}, kind="home"),
+}
 
 
 @dataclass(frozen=True)
@@ -48,6 +74,8 @@ def rows(report: Report, root: Path) -> None:
     ):
         capped(report, root / name.replace(" ", "-"), name, words, through)
     predicted(report, root / "forecast")
+    for name, case in WITHOUT_A_MODEL.items():
+        moved(report, root / f"moved-{name.replace(' ', '-')}", name, case)
 
 
 def capped(report: Report, root: Path, name: str, words: tuple[str, ...], through: str) -> None:
@@ -78,6 +106,39 @@ def predicted(report: Report, root: Path) -> None:
                 )
                 report.add(f"3 forecast over counted, {peer.label} {way}", ratio, "x", text, f"within {OFF:.0%}",
                            holds=abs(ratio - 1) <= OFF)  # fmt: skip
+
+
+def moved(report: Report, root: Path, name: str, case: Case) -> None:
+    """One peer fetches from another as fast as it can, by every way there is; pings go on meanwhile."""
+    with Internet({"hub": "open", "gives": case.kind, "fetches": case.kind}) as net:
+        reach = {"punch": False}
+        hub = HostPeer(net, "hub", root / "hub", settings=dict(case.relays), reach=reach)
+        gives = HostPeer(net, "gives", root / "gives", join=[hub.door], settings=dict(case.gives), reach=reach)
+        fetches = HostPeer(net, "fetches", root / "fetches", join=[hub.door], settings=dict(case.fetches), reach=reach)
+        assert gives.facts
+        deadline = time.monotonic() + START_S
+        while (path := fetches.do(do="way", peer=gives.peer).get("path", "")) != case.path and time.monotonic() < deadline:
+            time.sleep(1.0)
+        fetches.tell(do="fetch", peer=gives.peer, bytes=round(2 * CAP * (WINDOW_S + WARM_S)))
+        time.sleep(WARM_S)
+        before, began = counters(net, case.narrow), time.monotonic()
+        trips = []
+        while time.monotonic() < began + WINDOW_S:
+            trips.append(gives.do(do="way", peer=hub.peer).get("rtt_s", float("inf")))
+            time.sleep(1.0)
+        after, seconds = counters(net, case.narrow), time.monotonic() - began
+    share = (after[case.way == "received"] - before[case.way == "received"]) / seconds / CAP
+    text = f"{path}; {len(trips)} pings meanwhile, longest {max(trips):.2f} s"
+    report.add(f"3 without a model, {name}: used of the cap", share, "x", text, f"{LEAST} to {MOST}",
+               holds=LEAST <= share <= MOST and path == case.path)  # fmt: skip
+
+
+def counters(net: Internet, host: str) -> tuple[int, int]:
+    """Bytes that the interface of a host has sent and received."""
+    said = net.run(host, ["cat", *(f"/sys/class/net/eth0/statistics/{way}_bytes" for way in ("tx", "rx"))]).stdout.split()
+    if len(said) != 2:
+        raise Hang(f"no counters on host {host}")
+    return int(said[0]), int(said[1])
 
 
 class Lab:
@@ -133,11 +194,4 @@ class Lab:
         return self.box.wait(f"epoch {epoch + 1}", reached, 2 * MOVE_S)
 
     def _counters(self) -> list[tuple[int, int]]:
-        found = []
-        for i in range(self._count):
-            files = [f"/sys/class/net/eth0/statistics/{way}_bytes" for way in ("tx", "rx")]
-            said = self.net.run(f"h{i}", ["cat", *files]).stdout.split()
-            if len(said) != 2:
-                raise Hang(f"no counters on host {i}")
-            found.append((int(said[0]), int(said[1])))
-        return found
+        return [counters(self.net, f"h{i}") for i in range(self._count)]

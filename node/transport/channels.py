@@ -67,7 +67,9 @@ class LabelledChannel(grpc.aio.Channel):
                 return _UnaryCall(call, lambda other: other._labelled(kind, method, args, registered)(request, **options), self)
             if self.on_stream is not None:
                 self.on_stream(call)
-            return PacedStream(call, partial(pace.reads, self.peer), partial(pace.sends, self.peer)) if pace else call
+            if pace is None or not kind.endswith("stream"):
+                return call
+            return PacedStream(call, partial(pace.reads, self.peer), partial(pace.sends, self.peer))
 
         if registered:
             # Generated stubs come by again for every call with the same serialisers; others may bring new ones.
