@@ -72,12 +72,13 @@ def machine() -> str:
     from importlib.metadata import version
 
     model = next(
-        (line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")), platform.processor() or "?"
+        (line.partition(":")[2].strip() for line in cpuinfo() if line.startswith("model name")), platform.processor() or "?"
     )
     return f"{model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}, torch {version('torch')}"
 
 
-def _cpuinfo() -> list[str]:
+def cpuinfo() -> list[str]:
+    """Lines of /proc/cpuinfo; none where there is no such file."""
     try:
         return Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -47,6 +47,7 @@ from node.training.presence import Presence
 from node.transport.addresses import multiaddr
 from node.transport.handshake import Facts
 from node.transport.service import Transport
+from node.tuning import tune_meanwhile, worth
 from node.view import View
 from protos.ask_pb2 import Answer, Ask, AskManifest
 from protos.handshake_pb2 import Hello
@@ -194,6 +195,8 @@ class Daemon:
         a.training.coming = self.presence.coming
         self._recall_change(a, self.manifest)
         self.tasks.spawn(self.view.picture.keep_measuring(), "measure", eternal=True)
+        if worth(self.manifest, stage, a.device.device):
+            self.tasks.spawn(tune_meanwhile(self.journal), "tuning")
         self.presence.changed()
         self.journal.emit("daemon", "hosting", f"hosting {self._what(stage, a)} on {a.device_said}", stage=stage)
         if solo:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from typing import cast
 
 import torch
@@ -18,7 +19,7 @@ from node.local.program import Program, local_part
 from node.local.ranks import Handle, Ranks
 from node.local.step import TensorParallelStep, whole_at
 from node.model.settings import ModelSettings
-from node.optim.newton_schulz import newton_schulz_all
+from node.optim.newton_schulz import followed, newton_schulz_all
 from node.partition.cost import muon_flops
 from node.pipeline.gradients import GradientSum, Share
 from node.pipeline.guard import NotFinite
@@ -56,7 +57,7 @@ class LocalStage:
         if not matrices or sum(muon_flops(m.shape[0], m.shape[1], steps) for m in matrices) < self._least_flops:
             return newton_schulz_all(matrices, steps, stack)
         shapes = [list(m.shape) for m in matrices]
-        with self.ranks.command("step", shapes=shapes, steps=steps, stack=stack):
+        with self.ranks.command("step", shapes=shapes, steps=steps, stack=stack, rule=asdict(followed())):
             found: dict[str, Tensor] = {}
             named = {str(i): m for i, m in enumerate(matrices)}
             step = whole_at(0, self.program.here, shapes, steps, stack, self._steps)

@@ -21,6 +21,8 @@ from node.local.rank import Rank
 from node.local.step import TensorParallelStep, whole_at
 from node.model.device import Device, set_threads
 from node.model.settings import ModelSettings
+from node.optim.kernel_rule import Rule
+from node.optim.newton_schulz import follow
 from node.pipeline.gradients import GradientSum
 
 
@@ -56,6 +58,7 @@ class Worker:
             case "load":
                 self._program.load(None)
             case "step":
+                follow(Rule(**words["rule"]))
                 step = whole_at(0, self._here, words["shapes"], words["steps"], words["stack"], self._steps)
                 step.run({}, lambda name, update: None)
             case other:

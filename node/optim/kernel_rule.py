@@ -1,16 +1,19 @@
-"""Which way of multiplying suits a matrix: decided from its shape and the crossover points measured on a kind of device.
+"""Which way of multiplying suits a matrix: decided from its shape and crossover points, and those from times measured on a machine.
 
-Enters  rows, columns, a Rule. Never how many of that shape there are: a matrix is worked the same way beside any others.
+Enters  rows, columns, a Rule; for a Rule the times of trials. Never how many of a shape there are: a matrix is worked the same way
+        beside any others.
 Leaves  a Way: number format, Gram iteration or not, symmetric products by panels or not, stacked with others of its shape or not.
-Never   a clock or a tensor: newton_schulz.py multiplies.
+Never   a clock or a tensor: trials.py measures, newton_schulz.py multiplies.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Precision = Literal["bf16", "fp32"]
+Form = Literal["alone", "stack", "panels"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,41 +33,28 @@ class Way:
 class Rule:
     """Crossover points. ``side`` is a matrix's smaller side, ``aspect`` its longer side over that.
 
-    Defaults: medians of interleaved runs on one core of a 2-core Xeon with AMX, torch 2.13.
+    The defaults are for a processor that was not measured; what they cost is time.
     """
 
-    units: bool
-    """Whether bf16 products run on matrix units, several times as fast as fp32."""
-    bf16_from: int = 4096
-    """Elements from which a matrix is worked in bf16. 64 of 64x64: 2.3 ms, in fp32 5.6; 16 of 32x64: 0.9 and 0.7."""
+    bf16_from: int = 0
+    """Elements from which a matrix is worked in bf16; 0: never."""
     stack_bf16_to: int = 768
-    """Side up to which a stack is faster in bf16 than one after the other. 16 of 64x64: 1.4 ms, alone 11.7; 4 of 768x768: 62, 80;
-    of 1024x1024: 160, 142."""
+    """Side up to which a stack is faster in bf16 than one after the other."""
     stack_fp32_to: int = 64
-    """The same in fp32. 16 of 64x64: 1.8 ms, alone 3.7; equal at 128."""
-    gram_bf16: float = 1.75
-    """Aspect from which the Gram iteration is faster in bf16. 1.5: 0.93 times as fast, 2: 1.1, 3: 1.4, 4: 1.5."""
-    gram_fp32: float = 1.75
-    """The same in fp32. 1.5: 1.0 times as fast, 2: 1.15, 3: 1.35, 4: 1.5."""
+    """The same in fp32."""
+    panels_bf16: int = 1 << 21
+    """Elements of an operand from which panels are faster in bf16; 0: never."""
+    panels_fp32: int = 1 << 18
+    """The same in fp32."""
+    gram_aspect: float = 1.75
+    """Aspect from which the Gram iteration is faster. Not measured at the start, because operations decide it: fewer from 1.5 on.
+    On a Xeon with AMX it was 0.93 (bf16) and 1.0 (fp32) times as fast at 1.5, at 2 1.1 and 1.15, at 3 1.4 and 1.35."""
     gram_from: int = 64
     """Side from which it is. Below, calls cost more than products, and the Gram iteration has more calls."""
-    panels_bf16: int = 1 << 21
-    """Elements of an operand from which panels are faster in bf16. 1024x1024: 0.95 times as fast, 1024x3072: 1.25."""
-    panels_fp32: int = 1 << 18
-    """The same in fp32. 256x256: 1.0 times as fast, 512x512: 1.35, 1024x3072: 1.4."""
 
 
-CPU = Rule(units=False)
-AMX = Rule(units=True)
-CUDA = Rule(
-    units=True,
-    bf16_from=1,
-    stack_bf16_to=1024,
-    stack_fp32_to=0,
-    gram_from=256,
-    panels_bf16=0,
-    panels_fp32=0,
-)
+CPU = Rule()
+CUDA = Rule(bf16_from=1, stack_bf16_to=1024, stack_fp32_to=0, panels_bf16=0, panels_fp32=0, gram_from=256)
 """Not measured. On a GPU small products are all launch time, so bf16 and stacks throughout, and no panels."""
 STACK_FROM = 8
 """Side from which matrices are stacked: torch multiplies smaller ones by loops of its own when stacked, with other last bits."""
@@ -73,7 +63,116 @@ STACK_FROM = 8
 def way(rows: int, cols: int, rule: Rule) -> Way:
     """How to work on a matrix. Depends on nothing else."""
     side, long = min(rows, cols), max(rows, cols)
-    bf16 = rule.units and side * long >= rule.bf16_from
-    stacked = STACK_FROM <= side <= (rule.stack_bf16_to if bf16 else rule.stack_fp32_to)
-    gram = side >= rule.gram_from and long >= (rule.gram_bf16 if bf16 else rule.gram_fp32) * side
-    return Way("bf16" if bf16 else "fp32", gram, rule.panels_bf16 if bf16 else rule.panels_fp32, stacked)
+    bf16 = bool(rule.bf16_from) and side * long >= rule.bf16_from
+    panels = rule.panels_bf16 if bf16 else rule.panels_fp32
+    whole = not panels or side * long < panels
+    stacked = whole and STACK_FROM <= side <= (rule.stack_bf16_to if bf16 else rule.stack_fp32_to)
+    gram = side >= rule.gram_from and long >= rule.gram_aspect * side
+    return Way("bf16" if bf16 else "fp32", gram, panels, stacked)
+
+
+# ---------------------------------------------------------------- from times to a rule
+
+
+class Trial(NamedTuple):
+    """Something that is timed on one thread. A square of :data:`SQUARES`: one step of the iteration on ``count`` matrices, as a stack
+    or one after the other. One of :data:`OPERANDS`: its symmetric product, whole or by panels."""
+
+    rows: int
+    cols: int
+    count: int
+    precision: Precision
+    form: Form
+
+
+SQUARES = {64: 64, 128: 32, 256: 8, 512: 2, 768: 2}
+"""Side of the squares on which formats and stacks are compared, and how many there are. What is smaller is worked in fp32 on every
+processor: calls cost more than its numbers (16 of 32x64 on a Xeon with AMX: 0.9 ms in bf16, 0.7 in fp32)."""
+MEASURED_FROM = min(SQUARES) ** 2
+"""Elements of the smallest matrix that a measured rule works in another way than :data:`CPU`, but for the last bits of stacks."""
+SMALLER = 32
+"""Side up to which matrices are stacked whatever was measured."""
+OPERANDS = ((512, 512), (1024, 1024), (1024, 2048))
+"""Operands whose symmetric product is tried with panels and without, in the format of large matrices."""
+GAIN = 1.15
+"""bf16 is taken where it is so many times as fast: less does not pay for its rounding."""
+PANELS_GAIN = 1.2
+"""The same of panels: a matrix that is worked by panels is not stacked."""
+HOPELESS = 3.0
+"""Where bf16 takes so many times as long as fp32 it is tried on nothing larger: emulated, that can take minutes."""
+Times = Mapping[Trial, float]
+"""Seconds of processor time of one thread."""
+
+
+def following(times: Times) -> list[Trial]:
+    """What is to be timed next, to be compared with each other; empty when all is known that a rule needs."""
+    kinds: tuple[Precision, ...] = ("fp32", "bf16")
+    for side in SQUARES:
+        group = [_square(side, kind, form) for kind in kinds for form in ("alone", "stack")]
+        if any(trial not in times for trial in group):
+            return group
+        if len(kinds) > 1 and _best(side, "bf16", times) > HOPELESS * _best(side, "fp32", times):
+            kinds = ("fp32",)
+    kind = "bf16" if _bf16_from(times) else "fp32"
+    for rows, cols in OPERANDS:
+        group = [Trial(rows, cols, 1, kind, form) for form in ("alone", "panels")]
+        if any(trial not in times for trial in group):
+            return group
+    return []
+
+
+def rule_from(times: Times) -> Rule:
+    """The crossover points that these times speak for, and :data:`CPU`'s where there are none."""
+    return Rule(
+        bf16_from=_bf16_from(times),
+        stack_bf16_to=_stack_to("bf16", times, CPU.stack_bf16_to),
+        stack_fp32_to=_stack_to("fp32", times, CPU.stack_fp32_to),
+        panels_bf16=_panels("bf16", times, CPU.panels_bf16),
+        panels_fp32=_panels("fp32", times, CPU.panels_fp32),
+    )
+
+
+def _square(side: int, kind: Precision, form: Form) -> Trial:
+    return Trial(side, side, SQUARES[side], kind, form)
+
+
+def _best(side: int, kind: Precision, times: Times) -> float:
+    """Of both forms; infinite when it was not timed."""
+    return min(times.get(_square(side, kind, form), float("inf")) for form in ("alone", "stack"))
+
+
+def _bf16_from(times: Times) -> int:
+    """Elements of the smallest square from which bf16 is faster on all; 0 when it is not on the largest."""
+    found = 0
+    for side in reversed(SQUARES):
+        bf16 = _best(side, "bf16", times)
+        if bf16 == float("inf") or GAIN * bf16 > _best(side, "fp32", times):
+            break
+        found = side * side
+    return found
+
+
+def _stack_to(kind: Precision, times: Times, unknown: int) -> int:
+    """The side up to which all stacks are at least as fast."""
+    found = unknown
+    for i, side in enumerate(SQUARES):
+        alone, stack = (times.get(_square(side, kind, form)) for form in ("alone", "stack"))
+        if alone is None or stack is None:
+            break
+        if stack > alone:
+            return SMALLER if i == 0 else found
+        found = side
+    return found
+
+
+def _panels(kind: Precision, times: Times, unknown: int) -> int:
+    """Elements of the smallest operand from which panels are faster on all; 0 when they are not on the largest."""
+    found = 0
+    for rows, cols in reversed(OPERANDS):
+        alone, panels = (times.get(Trial(rows, cols, 1, kind, form)) for form in ("alone", "panels"))
+        if alone is None or panels is None:
+            return unknown
+        if PANELS_GAIN * panels > alone:
+            break
+        found = rows * cols
+    return found

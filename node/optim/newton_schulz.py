@@ -18,7 +18,7 @@ from node.core.errors import StepFault
 from node.optim.coefficients import Step
 from node.optim.coefficients import coefficients as coefficients_of
 from node.optim.gram import gram, standard
-from node.optim.kernel_rule import AMX, CPU, CUDA, Rule, Way, way
+from node.optim.kernel_rule import CPU, CUDA, Rule, Way, way
 from node.optim.scratch import empty
 from node.optim.workers import spread
 
@@ -130,11 +130,22 @@ def reference(matrix: torch.Tensor, steps: int = 5, coefficients: str = "simple"
     return u @ torch.diag(s) @ vt
 
 
+_followed: list[Rule] = [CPU]
+
+
+def follow(rule: Rule) -> None:
+    """From now on, steps on a CPU are made by this rule in the whole process; before, by the one for a processor not measured."""
+    _followed[:] = [rule]
+
+
+def followed() -> Rule:
+    """The rule by which this process makes steps on a CPU."""
+    return _followed[0]
+
+
 def rule_of(device: torch.device) -> Rule:
-    """The rule of a kind of device: CUDA, a CPU with AMX tiles, another CPU and all else."""
-    if device.type == "cuda":
-        return CUDA
-    return AMX if device.type == "cpu" and _amx() else CPU
+    """The rule for a device: CUDA's, or the one that is followed."""
+    return CUDA if device.type == "cuda" else followed()
 
 
 def newton_schulz_all(
@@ -203,8 +214,3 @@ def _check(matrices: torch.Tensor) -> None:
 
 def _dtype(chosen: Way) -> torch.dtype:
     return torch.bfloat16 if chosen.precision == "bf16" else torch.float32
-
-
-def _amx() -> bool:
-    supported = getattr(torch.cpu, "_is_amx_tile_supported", None)
-    return bool(supported is not None and supported())

@@ -1,4 +1,4 @@
-"""The Gram iteration, symmetric products by panels, and the rule that chooses between the ways."""
+"""The Gram iteration, and symmetric products by panels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import torch
 from node.optim.coefficients import coefficients
 from node.optim.gram import ALIGN, PANELS, gram, runs, symmetric
 from node.optim.gram import standard as overwriting
-from node.optim.kernel_rule import AMX, CPU, Rule, way
 
 SIMPLE, POLAR = coefficients("simple", 5), coefficients("polar_express", 5)
 
@@ -108,28 +107,3 @@ def test_panels_change_nothing_but_rounding(form):
     assert distance(form(x, SIMPLE, 1), form(x, SIMPLE)) < 1e-12
     assert distance(form(x.float(), SIMPLE, 1), form(x, SIMPLE)) < 1e-4
     assert distance(form(x.bfloat16(), SIMPLE, 1), form(x, SIMPLE)) < 0.1
-
-
-def test_the_rule_follows_what_was_measured():
-    assert way(64, 64, AMX).precision == "bf16"
-    assert way(64, 64, AMX).stacked
-    assert not way(1024, 1024, AMX).stacked
-    assert way(1024, 1024, AMX).precision == "bf16"
-    assert way(16, 16, AMX).precision == "fp32"
-    assert way(16, 16, AMX).stacked
-    for rule in (CPU, AMX):
-        assert way(1024, 3072, rule).gram
-        assert way(3072, 1024, rule) == way(1024, 3072, rule)
-        assert not way(1024, 1024, rule).gram
-        assert not way(1024, 1536, rule).gram
-        assert not way(8, 64, rule).gram
-        assert not way(7, 64, rule).stacked
-    assert {way(m, n, CPU).precision for m in (8, 64, 512) for n in (8, 64, 4096)} == {"fp32"}
-    assert not way(128, 128, CPU).stacked
-
-
-def test_a_rule_of_its_own_is_followed():
-    rule = Rule(units=True, bf16_from=16, stack_bf16_to=16, gram_bf16=1.0, gram_from=1)
-    assert not way(64, 64, rule).stacked
-    assert way(64, 64, rule).precision == "bf16"
-    assert way(64, 64, rule).gram

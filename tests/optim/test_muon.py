@@ -37,7 +37,7 @@ def test_muon_equals_torchs(monkeypatch, shape, decay, precision):
     g = torch.Generator().manual_seed(3)
     parameter, gradients = torch.randn(shape, generator=g), [torch.randn(shape, generator=g) for _ in range(6)]
     if precision == "bf16":  # torch's Muon orthogonalises in bf16 always
-        monkeypatch.setattr(ns, "rule_of", lambda _: Rule(units=True, bf16_from=1))
+        monkeypatch.setattr(ns, "rule_of", lambda _: Rule(bf16_from=1))
         # Ours rounds in other places: of 900 draws of gradients the furthest was 2.5 % of the way from torch's.
         bound = 0.05
     else:  # the same rules around our fp32 iteration

@@ -8,11 +8,12 @@ import torch
 from node.core.errors import StepFault, UsageFault
 from node.optim.coefficients import NAMES, applied, coefficients
 from node.optim.kernel_rule import CPU, Rule, way
-from node.optim.newton_schulz import newton_schulz, newton_schulz_all, reference, rule_of
+from node.optim.newton_schulz import newton_schulz, newton_schulz_all, reference
 from tests.optim.conftest import matrix_by_matrix
 
 SHAPES = [(1, 1), (1, 9), (16, 16), (64, 64), (48, 128), (128, 48), (256, 100)]
-BF16 = Rule(units=True, bf16_from=1)
+BF16 = Rule(bf16_from=1)
+MIXED = Rule(bf16_from=4096)
 
 
 def matrix(shape, seed=0, rank=None):
@@ -94,17 +95,17 @@ def test_bf16_agrees_with_torchs_own():
         assert distance(newton_schulz(m, dtype=torch.bfloat16), theirs.double()) < 0.05
 
 
-@pytest.mark.parametrize("rule", [CPU, BF16, Rule(units=True), Rule(units=True, panels_bf16=1, panels_fp32=1)])
+@pytest.mark.parametrize("rule", [CPU, BF16, MIXED, Rule(bf16_from=4096, panels_bf16=1, panels_fp32=1)])
 @pytest.mark.parametrize("stack", [False, True])
 def test_every_way_gives_the_same_matrices_in_order(rule, stack):
     shapes = [(32, 64), (64, 32), (64, 256), (32, 64), (128, 128), (256, 64), (32, 64), (64, 256), (128, 128), (32, 64), (8, 8)]
     ms = [matrix(shape, i) for i, shape in enumerate(shapes)]
     for m, x in zip(ms, newton_schulz_all(ms, 5, stack, rule=rule), strict=True):
         assert x.shape == m.shape
-        assert distance(x, reference(m)) < (0.1 if rule.units else 1e-4)
+        assert distance(x, reference(m)) < (0.1 if rule.bf16_from else 1e-4)
 
 
-@pytest.mark.parametrize("rule", [CPU, BF16, rule_of(torch.device("cpu"))])
+@pytest.mark.parametrize("rule", [CPU, BF16, MIXED])
 @pytest.mark.parametrize("stack", [False, True])
 @matrix_by_matrix()
 def test_a_matrix_gives_the_same_bits_whatever_is_stepped_beside_it(rule, stack):
@@ -124,8 +125,8 @@ def test_a_stack_is_cut_where_it_would_take_too_much(monkeypatch):
 
 
 def test_a_small_matrix_on_a_cpu_is_worked_in_fp32():
-    assert way(32, 64, rule_of(torch.device("cpu"))).precision == "fp32"
-    (found,) = newton_schulz_all([matrix((32, 64))], 5, True)
+    assert way(32, 64, MIXED).precision == "fp32"
+    (found,) = newton_schulz_all([matrix((32, 64))], 5, True, rule=MIXED)
     assert found.dtype is torch.float32
 
 

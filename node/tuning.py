@@ -1,0 +1,180 @@
+"""The rule for Newton-Schulz on this machine: measured at the first start, read from a file at later ones.
+
+The file holds times, not the rule made of them, under a name that tells the processor, its limits and torch's build. What is not
+exactly such a file is measured anew and written over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import json
+import math
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from platformdirs import user_cache_path
+
+from node.config import write_atomically
+from node.manifest import Manifest
+from node.model.shapes import parameter_shapes
+from node.optim.kernel_rule import MEASURED_FROM, Rule, Times, Trial, following, rule_from
+from node.optim.newton_schulz import follow
+from node.optim.parts import method_of
+from node.optim.trials import measure
+from node.telemetry.events import Journal
+
+LOCK = "kernels.lock"
+FORMAT = 1
+MOST_BYTES = 1 << 16
+"""Of a file of times; ours have 2 KiB."""
+WAIT_S = 60.0
+"""For another process that is measuring. After that, this one measures too."""
+TELLING = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags", "CPU implementer", "CPU part", "Features")
+"""Fields of /proc/cpuinfo that say which processor it is and what it may use."""
+LIMITS = (
+    "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_CBWR",
+)  # fmt: skip
+"""Environment that changes which instructions the libraries use."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """``rule`` is what this process follows now; ``seconds`` of processor time went into measuring it, 0 when it was read.
+    ``problem``: why the times could not be kept, or ""."""
+
+    rule: Rule
+    seconds: float
+    problem: str = ""
+
+
+def worth(manifest: Manifest, stage: int, device: torch.device) -> bool:
+    """Whether a peer of ``stage`` steps matrices that a measured rule may make faster."""
+    shapes = parameter_shapes(manifest.model, manifest.pipeline.stages, stage)
+    ours = (math.prod(shape) for name, shape in shapes.items() if method_of(name, shape, manifest.optimizer) == "muon")
+    return device.type == "cpu" and max(ours, default=0) >= MEASURED_FROM
+
+
+async def tune_meanwhile(journal: Journal) -> None:
+    """:func:`tune` beside all else: measuring takes seconds, on a busy machine minutes, and steps can be made before."""
+    stop = threading.Event()
+    try:
+        found = await asyncio.get_running_loop().run_in_executor(None, tune, None, stop)
+    finally:
+        stop.set()
+    how = f"measured in {found.seconds:.1f} s of processor time" if found.seconds else "as measured before"
+    kind = f"bf16 from {found.rule.bf16_from} numbers on" if found.rule.bf16_from else "fp32"
+    journal.emit("optim", "kernels-tuned", f"matrices are stepped in {kind}, {how}", **asdict(found.rule))
+    if found.problem:
+        journal.emit("optim", "kernels-not-kept", f"{found.problem}; the next start measures again", "warning")
+
+
+def tune(
+    folder: Path | None = None, stop: threading.Event | None = None, measured: Callable[[threading.Event], Times] = measure
+) -> Tuned:
+    """Make this process follow the rule for the machine, measuring it when ``folder`` (the user's cache) has no good file of it.
+
+    Setting ``stop`` ends it soon, with nothing kept. Never fails for a file: what cannot be read is measured, what cannot be
+    written is said in the answer.
+    """
+    stop = stop or threading.Event()
+    folder, machine = user_cache_path("tutti", appauthor=False) if folder is None else folder, this_machine()
+    path = folder / f"kernels-{hashlib.sha256(machine.encode()).hexdigest()[:16]}.json"
+    times, seconds, problem = read_times(path, machine), 0.0, ""
+    if times is None:
+        with _alone(folder, stop):
+            times = read_times(path, machine)  # of the process that was waited for
+            if times is None:
+                began = time.thread_time()
+                times = measured(stop)
+                seconds = time.thread_time() - began
+                if not following(times):
+                    problem = _kept(path, machine, times)
+    rule = rule_from(times)
+    follow(rule)
+    return Tuned(rule, seconds, problem)
+
+
+def _kept(path: Path, machine: str, times: Times) -> str:
+    """Why they could not be written; "" when they were."""
+    try:
+        write_times(path, machine, times)
+    except OSError as e:
+        return f"cannot write {path}: {e.strerror or e}"
+    return ""
+
+
+def read_times(path: Path, machine: str) -> Times | None:
+    """What :func:`write_times` wrote; None for anything else, times of another machine and incomplete ones included."""
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(MOST_BYTES + 1)
+        found = json.loads(raw) if len(raw) <= MOST_BYTES else {}
+        content = _content(machine, found["times"])
+        if found != {**content, "digest": _digest(content)}:
+            return None
+        times = {Trial(*trial): seconds for *trial, seconds in found["times"]}
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+    if not all(isinstance(seconds, float) and 0 < seconds < math.inf for seconds in times.values()):
+        return None
+    return None if following(times) else times
+
+
+def write_times(path: Path, machine: str, times: Times) -> None:
+    """Whole or not at all. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = _content(machine, [[*trial, seconds] for trial, seconds in times.items()])
+    write_atomically(path, json.dumps({**content, "digest": _digest(content)}).encode())
+
+
+def this_machine(environ: Mapping[str, str] | None = None) -> str:
+    """What times depend on: the processor, the limits put on it, and the build of torch and its libraries."""
+    environ = os.environ if environ is None else environ
+    processor = _cpuinfo() or f"{platform.machine()} {platform.processor()}"
+    limits = ", ".join(f"{name}={environ[name]}" for name in LIMITS if environ.get(name))
+    return "\n".join((processor, limits, torch.__config__.show()))
+
+
+def _cpuinfo() -> str:
+    """Of the first core; empty where there is no such file."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+    except (OSError, ValueError):
+        return ""
+    fields = ((name.strip(), value.strip()) for name, _, value in (line.partition(":") for line in lines))
+    return "\n".join(f"{name}: {value}" for name, value in fields if name in TELLING)
+
+
+def _content(machine: str, times: object) -> dict[str, object]:
+    return {"format": FORMAT, "machine": machine, "times": times}
+
+
+def _digest(content: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, stop: threading.Event) -> Iterator[None]:
+    """Of several processes that measure, one at a time; each alone where that cannot be had."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = held.enter_context(open(folder / LOCK, "ab"))
+            deadline = time.monotonic() + WAIT_S
+            while time.monotonic() < deadline and not stop.is_set():
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    stop.wait(0.1)
+        yield

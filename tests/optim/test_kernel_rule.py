@@ -1,0 +1,160 @@
+"""The rule that chooses between the ways of multiplying, and how it follows from times."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from node.optim.kernel_rule import (
+    CPU,
+    GAIN,
+    MEASURED_FROM,
+    OPERANDS,
+    PANELS_GAIN,
+    SMALLER,
+    SQUARES,
+    Rule,
+    Trial,
+    following,
+    rule_from,
+    way,
+)
+from node.optim.newton_schulz import follow, followed, newton_schulz_all, rule_of
+
+UNITS = {64: 5.6, 128: 5.0, 256: 6.0, 512: 8.0, 768: 9.0}
+"""How many times as fast bf16 is on the squares of a processor with matrix units."""
+NONE = dict.fromkeys(SQUARES, 0.5)
+"""On one where it is emulated."""
+NOWHERE = dict.fromkeys(OPERANDS, 0.9)
+MIXED = Rule(bf16_from=4096)
+
+
+def machine(faster, panels=NOWHERE, stacks_to=64, stacks_bf16_to=512):
+    """A processor: what a trial takes there."""
+
+    def seconds(trial):
+        work = 1e-9 * trial.count * trial.rows**2 * trial.cols
+        if trial.count == 1:
+            return work / (panels[trial.rows, trial.cols] if trial.form == "panels" else 1.0)
+        to, rate = (stacks_to, 1.0) if trial.precision == "fp32" else (stacks_bf16_to, faster[trial.rows])
+        return work / rate * ((1.0 if trial.rows <= to else 1.5) if trial.form == "stack" else 1.2)
+
+    return seconds
+
+
+def measured(seconds):
+    """All times that are asked for there, and the groups in which they are."""
+    times, groups = {}, []
+    while group := following(times):
+        groups.append(group)
+        times.update((trial, seconds(trial)) for trial in group)
+    return times, groups
+
+
+def test_the_rule_of_a_shape():
+    assert way(64, 64, MIXED).precision == "bf16"
+    assert way(64, 64, MIXED).stacked
+    assert not way(1024, 1024, MIXED).stacked
+    assert way(1024, 1024, MIXED).precision == "bf16"
+    assert way(16, 16, MIXED).precision == "fp32"
+    assert way(16, 16, MIXED).stacked
+    for rule in (CPU, MIXED):
+        assert way(1024, 3072, rule).gram
+        assert way(3072, 1024, rule) == way(1024, 3072, rule)
+        assert not way(1024, 1024, rule).gram
+        assert not way(1024, 1536, rule).gram
+        assert not way(8, 64, rule).gram
+        assert not way(7, 64, rule).stacked
+    assert {way(m, n, CPU).precision for m in (8, 64, 512) for n in (8, 64, 4096)} == {"fp32"}
+    assert not way(128, 128, CPU).stacked
+
+
+def test_a_rule_of_its_own_is_followed():
+    rule = Rule(bf16_from=16, stack_bf16_to=16, gram_aspect=1.0, gram_from=1)
+    assert not way(64, 64, rule).stacked
+    assert way(64, 64, rule).precision == "bf16"
+    assert way(64, 64, rule).gram
+
+
+def test_what_is_worked_by_panels_is_not_stacked():
+    rule = Rule(bf16_from=1, stack_bf16_to=768, panels_bf16=512 * 2048)
+    assert way(512, 1024, rule).stacked
+    assert not way(512, 2048, rule).stacked
+    assert way(512, 2048, Rule(bf16_from=1, stack_bf16_to=768, panels_bf16=0)).stacked
+
+
+def test_without_times_the_rule_is_the_same_everywhere():
+    assert rule_from({}) == CPU
+    assert CPU.bf16_from == 0
+
+
+def test_a_processor_with_matrix_units_works_in_bf16():
+    times, _ = measured(machine(UNITS, panels={**NOWHERE, (1024, 2048): 1.25}))
+    assert rule_from(times) == Rule(
+        bf16_from=64 * 64, stack_bf16_to=512, stack_fp32_to=64, panels_bf16=1024 * 2048, panels_fp32=CPU.panels_fp32
+    )
+
+
+def test_bf16_that_gains_little_is_not_taken():
+    barely, enough = GAIN * 0.99, GAIN * 1.01
+    assert rule_from(measured(machine(dict.fromkeys(SQUARES, barely)))[0]).bf16_from == 0
+    assert rule_from(measured(machine(dict.fromkeys(SQUARES, enough)))[0]).bf16_from == MEASURED_FROM
+
+
+@pytest.mark.parametrize("slow", [64, 128, 256, 512])
+def test_bf16_begins_where_it_is_faster_on_all_that_is_larger(slow):
+    faster = {side: (0.9 if side == slow else 3.0) for side in SQUARES}
+    larger = min(side for side in SQUARES if side > slow)
+    assert rule_from(measured(machine(faster))[0]).bf16_from == larger**2
+
+
+def test_bf16_that_loses_on_the_largest_is_never_taken():
+    assert rule_from(measured(machine({**UNITS, max(SQUARES): 1.0}))[0]).bf16_from == 0
+
+
+def test_hopeless_bf16_is_tried_on_one_size_only():
+    times, groups = measured(machine(dict.fromkeys(SQUARES, 0.01)))
+    tried = [trial for trial in times if trial.precision == "bf16"]
+    assert {trial.rows for trial in tried} == {64}
+    assert {trial.precision for group in groups[1:] for trial in group} == {"fp32"}
+    assert rule_from(times).bf16_from == 0
+    assert {trial.rows for trial in measured(machine(NONE))[0] if trial.precision == "bf16"} == set(SQUARES)
+
+
+def test_panels_are_taken_from_where_they_gain_on_all_that_is_larger():
+    gains = [
+        {},
+        {OPERANDS[2]: 1.4},
+        {OPERANDS[2]: 1.4, OPERANDS[1]: 1.3},
+        {OPERANDS[1]: 1.4},
+        {OPERANDS[2]: PANELS_GAIN * 0.99},
+    ]
+    found = [rule_from(measured(machine(NONE, {**NOWHERE, **gain}))[0]).panels_fp32 for gain in gains]
+    assert found == [0, 1024 * 2048, 1024 * 1024, 0, 0]
+
+
+@pytest.mark.parametrize(("to", "expected"), [(0, SMALLER), (64, 64), (256, 256), (768, 768)])
+def test_stacks_are_taken_up_to_where_they_lose(to, expected):
+    assert rule_from(measured(machine(NONE, stacks_to=to))[0]).stack_fp32_to == expected
+
+
+def test_only_what_is_compared_is_asked_for_together_and_nothing_twice():
+    times, groups = measured(machine(UNITS))
+    assert sum(map(len, groups)) == len(times)
+    for group in groups:
+        assert len({(trial.rows, trial.cols, trial.count) for trial in group}) == 1
+    assert all(isinstance(trial, Trial) for trial in times)
+    (lost, *_) = times
+    assert following({trial: t for trial, t in times.items() if trial != lost}) == groups[0]
+
+
+def test_a_process_follows_the_rule_it_is_given():
+    m = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    before = followed()
+    try:
+        assert newton_schulz_all([m], 5, True)[0].dtype is torch.float32
+        follow(MIXED)
+        assert rule_of(torch.device("cpu")) == followed() == MIXED
+        assert newton_schulz_all([m], 5, True)[0].dtype is torch.bfloat16
+    finally:
+        follow(before)

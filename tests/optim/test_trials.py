@@ -1,0 +1,84 @@
+"""Timing the ways of multiplying: everything the rule asks for is run, the shortest time counts, and it can be stopped."""
+
+from __future__ import annotations
+
+import threading
+from itertools import count
+
+import pytest
+import torch
+
+from node.optim import kernel_rule, trials
+from node.optim.kernel_rule import Trial, following
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """The same trials of matrices that take no time."""
+    monkeypatch.setattr(kernel_rule, "SQUARES", {16: 3, 32: 2})
+    monkeypatch.setattr(kernel_rule, "OPERANDS", ((32, 32), (40, 64)))
+
+
+def ticking():
+    """A clock that moves by a second every time it is read."""
+    return map(float, count()).__next__
+
+
+def test_all_that_is_asked_for_is_timed():
+    times = trials.measure(threading.Event(), ticking())
+    assert following(times) == []
+    assert {seconds for seconds in times.values()} == {1.0}
+    assert Trial(40, 64, 1, "fp32", "panels") in times
+
+
+def test_the_shortest_time_counts_and_the_first_does_not(monkeypatch):
+    # Four trials of the first group take turns: the first round takes no time, the next ones 9, 5 and 7 seconds each.
+    took = iter([0.0] * 4 + [9.0] * 4 + [5.0] * 4 + [7.0] * 4)
+    now, reads = 0.0, 0
+
+    def clock():
+        nonlocal now, reads
+        reads += 1
+        if reads % 2 == 0:
+            now += next(took, 1.0)
+        return now
+
+    monkeypatch.setattr(trials, "LEAST_ROUNDS", 3)
+    times = trials.measure(threading.Event(), clock)
+    assert {seconds for trial, seconds in times.items() if trial.rows == 16} == {5.0}
+    assert {seconds for trial, seconds in times.items() if trial.rows != 16} == {1.0}
+
+
+def test_it_is_stopped_between_two_trials_and_keeps_no_half_group():
+    stop, clock, reads = threading.Event(), ticking(), 0
+
+    def stopping():
+        nonlocal reads
+        reads += 1
+        if reads == 55:
+            stop.set()
+        return clock()
+
+    times = trials.measure(stop, stopping)
+    assert reads == 56
+    assert following(times) != []
+    assert {trial.rows == trial.cols and trial.count > 1 for trial in times} == {True}, "the squares, and no half of a pair"
+    assert len(times) == 8
+    assert trials.measure(stop, stopping) == {}
+
+
+def test_the_number_of_threads_is_as_before():
+    before = torch.get_num_threads()
+    seen = []
+
+    def clock():
+        seen.append(torch.get_num_threads())
+        return float(len(seen))
+
+    try:
+        torch.set_num_threads(2)
+        trials.measure(threading.Event(), clock)
+        assert set(seen) == {1}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,229 @@
+"""The file of times: read when it is good, measured anew and written over when it is anything else, never an error."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+
+import pytest
+import torch
+
+from node import tuning
+from node.core.ids import ENDS
+from node.manifest import Manifest, amended
+from node.optim.kernel_rule import CPU, Trial, following, rule_from
+from node.optim.newton_schulz import follow, followed
+from node.telemetry.events import Journal
+from node.tuning import LOCK, read_times, this_machine, tune, tune_meanwhile, worth, write_times
+from tests.optim.test_kernel_rule import UNITS, machine, measured
+
+TIMES, _ = measured(machine(UNITS))
+RULE = rule_from(TIMES)
+
+
+@pytest.fixture(autouse=True)
+def nothing_followed():
+    before = followed()
+    follow(CPU)
+    yield
+    follow(before)
+
+
+class Counting:
+    """Stands for measuring."""
+
+    def __init__(self, times=TIMES):
+        self.calls, self.times = 0, times
+
+    def __call__(self, stop):
+        self.calls += 1
+        return self.times
+
+
+def test_the_first_start_measures_and_later_ones_read(tmp_path):
+    one = Counting()
+    assert followed() == CPU != RULE
+    first = tune(tmp_path / "made", measured=one)
+    assert (first.rule, first.problem, followed()) == (RULE, "", RULE)
+    follow(CPU)
+    again = tune(tmp_path / "made", measured=one)
+    assert (again.rule, again.seconds, followed()) == (RULE, 0.0, RULE)
+    assert one.calls == 1
+
+
+def file_in(folder):
+    tune(folder, measured=Counting())
+    (path,) = folder.glob("kernels-*.json")
+    return path
+
+
+def altered(change):
+    def write(path):
+        found = json.loads(path.read_text())
+        change(found)
+        path.write_text(json.dumps(found))
+
+    return write
+
+
+def signed_again(change):
+    """The same with a digest that fits."""
+
+    def write(path):
+        found = json.loads(path.read_text())
+        change(found)
+        content = {key: value for key, value in found.items() if key != "digest"}
+        path.write_text(json.dumps({**content, "digest": tuning._digest(content)}))
+
+    return write
+
+
+DAMAGE = {
+    "empty": lambda path: path.write_bytes(b""),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-40]),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "a digit": lambda path: path.write_bytes(path.read_bytes().replace(b"64, 64, 64", b"64, 64, 65", 1)),
+    "not UTF-8": lambda path: path.write_bytes(b"\xff\xfe" + path.read_bytes()),
+    "too long": lambda path: path.write_bytes(path.read_bytes() + b" " * (1 << 17)),
+    "nested": lambda path: path.write_text("[" * 60_000),
+    "another value": lambda path: path.write_text("[1, 2]"),
+    "a number": lambda path: path.write_text("1"),
+    "a time is altered": altered(lambda found: found["times"][0].__setitem__(5, 1e-9)),
+    "another machine": signed_again(lambda found: found.update(machine="a faster one")),
+    "a later format": signed_again(lambda found: found.update(format=tuning.FORMAT + 1)),
+    "one field more": signed_again(lambda found: found.update(more=1)),
+    "no times": signed_again(lambda found: found.update(times=[])),
+    "times are words": signed_again(lambda found: found.update(times="fast")),
+    "one is missing": signed_again(lambda found: found["times"].pop()),
+    "a time is negative": signed_again(lambda found: found["times"][0].__setitem__(5, -1.0)),
+    "a time is no number": signed_again(lambda found: found["times"][0].__setitem__(5, float("nan"))),
+    "a time is text": signed_again(lambda found: found["times"][0].__setitem__(5, "1.0")),
+    "a trial is short": signed_again(lambda found: found["times"][0].pop()),
+    "a trial is nested": signed_again(lambda found: found["times"][0].__setitem__(0, [64])),
+    "a directory": lambda path: (path.unlink(), path.mkdir()),
+    "a link to nothing": lambda path: (path.unlink(), path.symlink_to(path.parent / "nowhere")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_bad_file_is_measured_anew_and_written_over(tmp_path, damage):
+    path = file_in(tmp_path)
+    DAMAGE[damage](path)
+    assert read_times(path, this_machine()) is None
+    follow(CPU)
+    one = Counting()
+    found = tune(tmp_path, measured=one)
+    assert (one.calls, found.rule, followed()) == (1, RULE, RULE)
+    if damage == "a directory":
+        assert "cannot write" in found.problem
+    else:
+        assert found.problem == ""
+        assert read_times(path, this_machine()) == TIMES
+
+
+def test_a_place_that_cannot_be_written_costs_the_next_start_a_measurement(tmp_path):
+    (tmp_path / "taken").write_text("no folder")
+    one = Counting()
+    for _ in range(2):
+        found = tune(tmp_path / "taken" / "tutti", measured=one)
+        assert found.rule == RULE
+        assert "cannot write" in found.problem
+    assert one.calls == 2
+
+
+def test_limits_on_the_processor_have_times_of_their_own(tmp_path, monkeypatch):
+    one = Counting()
+    tune(tmp_path, measured=one)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    tune(tmp_path, measured=one)
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
+    tune(tmp_path, measured=one)
+    assert one.calls == 2
+    assert len(list(tmp_path.glob("kernels-*.json"))) == 2
+
+
+def test_what_was_stopped_is_not_kept(tmp_path):
+    some = dict(list(TIMES.items())[:4])
+    assert following(some)
+    assert tune(tmp_path, measured=Counting(some)).problem == ""
+    assert not list(tmp_path.glob("kernels-*.json"))
+    one = Counting()
+    tune(tmp_path, measured=one)
+    assert one.calls == 1
+
+
+def test_of_two_processes_one_measures_and_the_other_reads(tmp_path):
+    begun, done = threading.Event(), threading.Event()
+
+    def slow(stop):
+        begun.set()
+        assert done.wait(60)
+        return TIMES
+
+    other = threading.Thread(target=tune, args=(tmp_path, None, slow))
+    other.start()
+    assert begun.wait(60)
+    threading.Timer(0.3, done.set).start()
+    late = Counting()
+    assert tune(tmp_path, measured=late).rule == RULE
+    other.join(60)
+    assert late.calls == 0
+
+
+def test_who_waits_for_another_ends_when_he_is_told_to(tmp_path):
+    import fcntl
+
+    with open(tmp_path / LOCK, "ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        stop = threading.Event()
+        stop.set()
+        assert tune(tmp_path, stop, Counting({})).rule == CPU
+    assert not list(tmp_path.glob("kernels-*.json"))
+
+
+def test_times_are_written_as_they_were(tmp_path):
+    path = tmp_path / "some" / "file.json"
+    write_times(path, "this", TIMES)
+    assert read_times(path, "this") == TIMES
+    assert read_times(path, "that") is None
+    assert os.listdir(path.parent) == ["file.json"]
+    assert all(type(trial) is Trial for trial in read_times(path, "this") or [])
+
+
+def demo(**changes):
+    return amended(Manifest.default_demo(), {key.replace("__", "."): value for key, value in changes.items()})
+
+
+def test_only_who_steps_large_matrices_by_muon_measures():
+    cpu, large = torch.device("cpu"), {"model__d_model": 64, "model__d_ff": 128}
+    assert worth(demo(**large), 1, cpu)
+    assert not worth(demo(**large), ENDS, cpu)
+    assert not worth(demo(**large), 1, torch.device("cuda"))
+    assert not worth(demo(**large, optimizer__name="adamw"), 1, cpu)
+    assert not worth(demo(model__d_model=32, model__d_ff=64), 1, cpu)
+
+
+async def test_a_daemon_says_what_it_follows_and_can_be_ended_meanwhile(tmp_path, monkeypatch):
+    journal = Journal()
+    monkeypatch.setattr(tuning, "tune", lambda folder, stop: tune(tmp_path, stop, Counting()))
+    await tune_meanwhile(journal)
+    (event,) = journal.recent()
+    assert (event.room, event.kind, event.fields["bf16_from"]) == ("optim", "kernels-tuned", RULE.bf16_from)
+
+    begun, ended = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def endless(folder, stop):
+        loop.call_soon_threadsafe(begun.set)
+        if stop.wait(60):
+            ended.set()
+
+    monkeypatch.setattr(tuning, "tune", endless)
+    task = asyncio.ensure_future(tune_meanwhile(journal))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await asyncio.to_thread(ended.wait, 60)
