@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Executor
 from typing import Any
 
@@ -16,6 +16,7 @@ from node.core.journey import Plan, Version, lineage
 from node.core.tasks import Tasks
 from node.optim.spare import Spare
 from node.telemetry.events import Journal
+from node.training.bounds import Bounds
 from node.training.cells import ANY
 from node.training.memory import Past
 
@@ -23,8 +24,11 @@ from node.training.memory import Past
 class Shelf:
     """One at a time is written, and a disk that is full stops nobody."""
 
-    def __init__(self, store: CheckpointStore, stage: int, heavy: Executor, journal: Journal, tasks: Tasks) -> None:
+    def __init__(
+        self, store: CheckpointStore, stage: int, heavy: Executor, journal: Journal, tasks: Tasks, bounds: Bounds
+    ) -> None:
         self._store, self._stage, self._heavy, self._journal, self._tasks = store, stage, heavy, journal, tasks
+        self._bounds = bounds
         self._saving: asyncio.Task[None] | None = None
         self._metas: dict[int, dict[str, Any]] | None = None
 
@@ -55,7 +59,7 @@ class Shelf:
             return Past(
                 at,
                 {str(k): PeerId(v) for k, v in owners.items()},
-                tokens_of(meta),
+                self.tokens(version.epoch, meta),
                 worked,
                 str(meta.get("change", "")),
                 int(meta.get("since", 0)),
@@ -63,6 +67,12 @@ class Shelf:
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
             return None
+
+    def tokens(self, epoch: int, meta: Mapping[str, Any]) -> int:
+        """Tokens counted in the history of a checkpoint; 0 when it does not say, and no more than there can be: others would take
+        that for a fault of this peer."""
+        value = meta.get("tokens")
+        return self._bounds.counted(epoch, value) if type(value) is int and value >= 0 else 0
 
     async def load(self, version: Version, shapes: Mapping[str, tuple[int, ...]]) -> Checkpoint:
         """The checkpoint of ``version``, verified. Raises Refused when there is none, or it is of another model."""
@@ -85,8 +95,10 @@ class Shelf:
         optimizer: Mapping[str, Mapping[str, Tensor]],
         copies: Mapping[str, Spare],
         cell: int = 0,
+        colleagues: Collection[PeerId] = (),
     ) -> None:
-        """Write a checkpoint in the background; ``plan`` starts from it and says what goes with it.
+        """Write a checkpoint in the background; ``plan`` starts from it and says what goes with it, ``colleagues`` with whom this peer
+        has worked.
 
         ``copies``: of other owners' parts, so that what comes back of a swarm has the state of those who do not.
         """
@@ -99,7 +111,7 @@ class Shelf:
         if plan is not None and plan.epoch == epoch:
             meta |= {"lineage": plan.lineage, "tokens": plan.tokens, "cell": max(0, cell)}
             meta |= {"cursor": [plan.cursor[0], list(plan.cursor[1])], "owners": plan.owners}
-            meta |= {"change": plan.change, "since": plan.since}
+            meta |= {"change": plan.change, "since": plan.since, "colleagues": sorted(colleagues)}
             meta["worked"] = [[*unit, count] for unit, count in sorted(plan.worked.items())]
             meta["mass"] = [[*unit, mass] for unit, mass in sorted(plan.mass.items())]
 
@@ -132,10 +144,10 @@ class Shelf:
         return self._metas
 
 
-def tokens_of(meta: Mapping[str, Any]) -> int:
-    """Tokens counted in the history of a checkpoint; 0 when it does not say."""
-    value = meta.get("tokens")
-    return value if type(value) is int and value >= 0 else 0
+def colleagues_of(meta: Mapping[str, Any]) -> tuple[PeerId, ...]:
+    """With whom the peer had worked that wrote a checkpoint; nobody when it does not say."""
+    said = meta.get("colleagues")
+    return tuple(PeerId(p) for p in said if isinstance(p, str)) if isinstance(said, list) else ()
 
 
 def cell_of(meta: Mapping[str, Any]) -> int:
