@@ -156,6 +156,7 @@ async def assemble(
     transport.on_lost(cell.gone)
     transport.on_lost(outer.gone)
     training.company = lambda: presence.hosts().keys()
+    training.follows = presence.follows
     told = device.describe() if local is None else f"{len(devices)} x {device.describe()}"
     layers = layer_cut(m, p.stages)[stage - 1] if stage else None
     said = f"{layers.start}-{layers.stop - 1}" if layers else "embedding, head"

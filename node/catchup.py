@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from statistics import median_high
 
 from node.checkpoint.partial import Partial
 from node.core.errors import OutOfResources, PeerFault, Refused
@@ -17,7 +18,8 @@ RETRY_S = 1.0
 
 
 async def catch_up(work: Work, presence: Presence, incoming: Path, journal: Journal, retry_s: float = RETRY_S) -> None:
-    """Leave the best there is in place. What was fetched and verified stays in ``incoming`` over failures and restarts."""
+    """Leave the best there is in place. Which epoch others hold is what most of them say, of whom this peer has worked with where any of
+    them is there: one stranger's word sends nobody after parameters that do not exist. What was fetched and verified stays in ``incoming`` over failures and restarts."""
     for version in reversed(work.checkpoints()):
         try:
             await work.restore(version)
@@ -31,9 +33,10 @@ async def catch_up(work: Work, presence: Presence, incoming: Path, journal: Jour
         held = {
             p: e.body.epoch
             for p, e in presence.replicas(work.stage.stage).items()
-            if e.body.state in ("training", "ready", "finished")
+            if e.body.state in ("training", "ready", "finished") and e.body.epoch <= work.settings.epochs
         }
-        newest = max(held.values(), default=0)
+        held = {p: epoch for p, epoch in held.items() if p in work.colleagues} or held
+        newest = median_high(held.values()) if held else 0
         if newest <= work.version.epoch:
             break
         try:

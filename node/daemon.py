@@ -542,7 +542,7 @@ class Daemon:
             tokens_per_s=a.meter.tokens_per_s if a else 0.0, speed=a.work.speed() if a else 0.0,
             maddrs=tuple(self.addresses()), started=self.clock.wall() - (time.monotonic() - self.started),
             leads=a is not None and a.training.leader is not None, reach=t.reachable.standing.value,
-            relays=t.relays.held, room=t.relay.room, rate=t.relay.rate_left,
+            relays=t.relays.held, room=t.relay.room, rate=t.relay.rate_left, follows=(a.training.following or "") if a else "",
         )  # fmt: skip
 
     def _what(self, stage: int, a: Assembled) -> str:

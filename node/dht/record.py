@@ -51,7 +51,7 @@ def peers_key(run_id: RunId) -> str:
     return f"tutti/{run_id}/peers"
 
 
-_ADDED: dict[str, Any] = {"reach": "unknown", "relays": [], "room": 0, "rate": 0.0}
+_ADDED: dict[str, Any] = {"reach": "unknown", "relays": [], "room": 0, "rate": 0.0, "follows": ""}
 """Fields that older software does not write."""
 
 
@@ -62,7 +62,8 @@ class PeerBody:
     ``stage`` is 0 for the ends and 1..S for block stages; ``role`` is "ends", "stage" or "rendezvous"; ``state`` one
     lower-case word such as "joining", "ready", "training", "draining". ``epoch`` is the version of the parameters it
     holds, ``tokens_per_s`` and ``speed`` (micro-batches per second) are its own claims, ``maddrs`` the libp2p
-    addresses to dial it at, best first, ``started`` the Unix time its daemon started, ``leads`` whether it leads the epochs.
+    addresses to dial it at, best first, ``started`` the Unix time its daemon started, ``leads`` whether it leads the epochs,
+    ``follows`` whose plan it follows (empty: nobody's yet).
     ``reach`` is "open" when other peers have dialled it, "closed" when they tried and could not, "unknown" before; ``relays``
     are peers it can be reached through, ``room`` is for how many more peers it would relay, ``rate`` the bytes a second that
     one more of them could have (0: no limit).
@@ -89,6 +90,7 @@ class PeerBody:
     rate: float = 0.0
     open_to: str = ""
     settled: bool = True
+    follows: str = ""
 
     def pack(self) -> bytes:
         """At most ``MAX_BODY`` bytes of JSON, with as many addresses as fit.
@@ -134,6 +136,7 @@ class PeerBody:
             rate=_amount(body, "rate"),
             open_to=body["open_to"] if body.get("open_to") in ("auto", "stage") else "",
             settled=body.get("settled") is not False,
+            follows=_peer(body["follows"]) if body["follows"] else "",
         )
 
 
@@ -178,6 +181,13 @@ def _label(body: dict[str, Any], name: str, longest: int) -> str:
     value = body.get(name)
     if not isinstance(value, str) or len(value) > longest or not value.isprintable():
         raise WireError(f"{name} in a peer's record is not a short printable text")
+    return value
+
+
+def _peer(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > 64:
+        raise WireError("follows in a peer's record is not a peer")
+    public_key_of(value)
     return value
 
 

@@ -29,6 +29,7 @@ class Body:
     speed: float = 0.0
     open_to: str = ""
     settled: bool = True
+    follows: PeerId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,10 @@ class FakeDirectory:
             for p, b in sorted(here.items())
             if b.state != "draining"
         }
+
+    def follows(self, reader: PeerId, now: float, wall: float) -> dict[PeerId, PeerId]:
+        """Whose plan each other peer says that it follows, as ``Presence.follows``."""
+        return {r.peer: r.body.follows for r in self._everybody(reader, now, wall) if r.body.follows}
 
     def coming(self, reader: PeerId, now: float, wall: float) -> dict[PeerId, int | None]:
         """Who is about to take part, as ``Presence.coming``."""

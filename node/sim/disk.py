@@ -48,6 +48,8 @@ class Disk:
         self.keep, self._seconds = keep, seconds
         self.places: dict[tuple[int, int], Checkpoint] = {}
         self._writing: Checkpoint | None = None
+        self.colleagues: frozenset[PeerId] = frozenset()
+        """With whom the peer had worked; read back with a checkpoint."""
         self.change = ""
         """The owner's newest change to how cells average that was known."""
 

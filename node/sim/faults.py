@@ -385,6 +385,17 @@ def _lie(swarm: Swarm, f: Fault) -> None:
         _for(swarm, f.seconds, honest)
 
 
+def _stranger(swarm: Swarm, f: Fault) -> None:
+    """Somebody without parameters says that it leads, and worse."""
+    one = swarm.intrude()
+    _say(swarm, f, one.name)
+
+    def goes() -> None:
+        swarm.world.kill(one)
+
+    _for(swarm, f.seconds, goes)
+
+
 KINDS: dict[str, Callable[[Swarm, Fault], Any]] = {
     "kill": _kill,
     "kill-leader": _kill_leader,
@@ -407,4 +418,5 @@ KINDS: dict[str, Callable[[Swarm, Fault], Any]] = {
     "corrupt": _corrupt,
     "broken-step": _broken_step,
     "lie": _lie,
+    "stranger": _stranger,
 }

@@ -487,6 +487,7 @@ class Labour:
         self.digest = digest_of(self.values)
         self.moments, self._owned, self.settled = dict(found.moments), None, version.epoch
         self.version, self.tokens, self.cell = version, found.tokens, found.cell
+        self.peer.colleagues.recall(self.peer.disk.colleagues)
         return True
 
     def take(self, version: Version, tokens: int, values: Mapping[str, Value]) -> None:

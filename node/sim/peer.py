@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from statistics import median_high
 from typing import TYPE_CHECKING, Any
 
 from node.core.errors import Refused, WireError
@@ -24,7 +25,9 @@ from node.sim.pipe import Pipe
 from node.sim.rounds import Rounds
 from node.sim.world import HEAD, Call, Host
 from node.training import events as ev
-from node.training.election import Acquaintances, Election, Sighting
+from node.training.bounds import Terms
+from node.training.colleagues import Colleagues
+from node.training.election import Election, Sighting
 from node.training.leader import Leader
 from node.training.member import State
 from node.training.objection import of_averaging
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 Reason = str | None
 CATCH_UP_TRIES, RETRY_S, LOOK_S = 5, 1.0, 1.5
 """As node.daemon: how often a newcomer asks for state, and how long it looks for company first."""
+RIPE_S = 5.0
+"""Sooner than real peers, because an epoch is shorter here: after so long together peers are colleagues."""
 HASTE_S = 0.5
 """As node.placing: between two looks at what others claim."""
 
@@ -92,12 +97,15 @@ class SimPeer(Host):
         self.chair = Chair(self)
         stages, now = self.swarm.setup.stages, self.world.now
         self.choosing = make.choosing(self.name, self.open_to, stages, now, self.stage)
-        self.election = Election(self.name, self.world.now)
+        self.terms = Terms()
+        self.colleagues = Colleagues(self.name, RIPE_S)
+        self.election = Election(self.name, self.world.now, self.colleagues)
         self.leader: Leader | None = None
         self.leaving = self.ready = False
         self.target: int | None = None
         self.sightings: dict[PeerId, Sighting] = {}
-        self._seen_ends = Acquaintances()
+        self.follows: dict[PeerId, PeerId] = {}
+        self._shown: PeerId | None = None
         self._jobs: list[Callable[[Callable[[], None]], None]] = []
         self._speaking = False
         self._results: list[ev.Result] = []
@@ -133,7 +141,9 @@ class SimPeer(Host):
     def _catch_up(self, tries: int) -> None:
         donors = self.swarm.directory.read(self.name, self.stage, self.world.now, self.wall)
         epochs = {r.peer: r.body.epoch for r in donors if r.body.state in ("training", "ready", "finished")}
-        newest = max(epochs.values(), default=0)
+        epochs = {p: e for p, e in epochs.items() if e <= self.swarm.setup.epochs}
+        epochs = {p: e for p, e in epochs.items() if p in self.colleagues} or epochs
+        newest = median_high(epochs.values()) if epochs else 0
         if newest <= self.labour.settled or tries == 0:
             self._take_part()
             return
@@ -151,7 +161,7 @@ class SimPeer(Host):
     def _take_part(self) -> None:
         self.ready = True
         self.member.stand(self.labour.version, self.labour.checkpoints(), self.labour.tokens, self.labour.cell)
-        self.election = Election(self.name, self.world.now)
+        self.election = Election(self.name, self.world.now, self.colleagues)
         self._announce()
         self._beat(self._beating)
         self.after(TICK_S * self.world.rng.random(), self._clockwork)
@@ -191,6 +201,7 @@ class SimPeer(Host):
         ends = [r for r in directory.read(self.name, ENDS, now, self.wall)]
         self._seen_anybody = bool(ends)
         self.sightings = {r.peer: Sighting(r.seq, r.body.leads) for r in ends if r.body.state in able}
+        self.follows = directory.follows(self.name, now, self.wall)
 
     def _announce(self) -> None:
         self.after(0.0, self._look)
@@ -203,7 +214,7 @@ class SimPeer(Host):
             return Body(self.target, "starting", 0, open_to=self.open_to)
         leads, speed = self.leader is not None, self.labour.speed()
         settled = self.choosing.settled
-        return Body(self.stage, state, self.member.holds, leads, speed, self.open_to, settled)
+        return Body(self.stage, state, self.member.holds, leads, speed, self.open_to, settled, self.following)
 
     # ------------------------------------------------------------ where it is
 
@@ -225,10 +236,16 @@ class SimPeer(Host):
     # ------------------------------------------------------------ who leads
 
     def leader_id(self) -> PeerId | None:
-        self._seen_ends.see(self.sightings.keys())
-        self.election.see(self.sightings)
+        self.election.see(self.sightings, self.follows)
+        self.election.following = self.following
         able = self.stage == ENDS and not self.leaving
         return self.election.leader(self.world.now, able=able, leads=self.leader is not None)
+
+    @property
+    def following(self) -> PeerId | None:
+        """Whose plan is in force here, or will be because this peer leads."""
+        plan = self.member.plan
+        return self.name if self.leader is not None else plan.leader if plan is not None else None
 
     def _lead_or_not(self) -> None:
         leads = self.leader_id() == self.name
@@ -236,8 +253,9 @@ class SimPeer(Host):
             m = self.member
             facts = self.swarm.facts_for(self)
             self.leader = self.swarm.make.leader(
-                self.name, facts, term=m.term, history=m.plan, dropped=m.dropped, rules=self.standing.known
-            )
+                self.name, facts, term=m.term, history=m.plan, dropped=m.dropped, rules=self.standing.known,
+                known=self.colleagues.all,
+            )  # fmt: skip
             self.swarm.watch.leads(self)
             self._announce()
         elif not leads and self.leader is not None and (not self.leaving or self.leader.idle):
@@ -252,7 +270,8 @@ class SimPeer(Host):
 
     def _clockwork(self) -> None:
         if self.leader is not None:
-            self.lead(ev.Tick(self.swarm.directory.coming(self.name, self.world.now, self.wall)))
+            coming = self.swarm.directory.coming(self.name, self.world.now, self.wall)
+            self.lead(ev.Tick(coming, self.colleagues.all))
         self.after(TICK_S, self._clockwork)
 
     # ------------------------------------------------------------ words to the leader, one at a time
@@ -298,6 +317,7 @@ class SimPeer(Host):
                     self.election.shun(leader, self.world.now)
                     ask()
 
+                self.election.tells(leader, self.world.now)
                 self.tell(leader, heard, PROBE_TIMEOUT_S * 2, answered, lost)
 
             ask()
@@ -364,6 +384,8 @@ class SimPeer(Host):
             case ev.PlanArrived(plan):
                 return self._hear_plan(peer, plan)
             case ev.RoundArrived():
+                if why := self.swarm.facts.bounds.of_round(note):
+                    raise WireError(why)
                 return self.happens(note)
             case ev.SendLost(_, plan, dead):
                 if self.member.plan is not None and plan.hash == self.member.plan.hash:
@@ -375,6 +397,8 @@ class SimPeer(Host):
         if self.leader is None:
             return "this peer does not lead"
         note = self.swarm.make.parsed(peer, note, not self.swarm.honest(peer))
+        if isinstance(note, ev.Heard) and (why := self.swarm.facts.bounds.of_heard(note)):
+            raise WireError(why)
         if isinstance(note, ev.Heard) and note.change:
             try:
                 self.change(note.change)
@@ -395,9 +419,12 @@ class SimPeer(Host):
     def _hear_plan(self, peer: PeerId, plan: Plan) -> Reason:
         if plan.leader != peer:
             raise WireError("a plan that its sender does not lead")
-        self._seen_ends.see(self.sightings.keys())
-        if peer not in self._seen_ends:
-            return "only an ends peer leads"
+        if why := self.swarm.facts.bounds.of_plan(plan):
+            raise WireError(why)
+        if plan.term > self.terms.most(self.wall):
+            raise WireError("a term that cannot have been reached")
+        if not self.election.heeds(peer, self.world.now):
+            return "this peer follows another leader"
         me = plan.member(self.name)
         current = {m.peer for m in plan.cell(self.stage, me.cell) if m.current} if me else set()
         if me and any(plan.owner(n, me.cell) not in current for n in self.labour.names):
@@ -488,6 +515,7 @@ class SimPeer(Host):
                 self.member.checkpoints = self.labour.checkpoints()
             case ev.Begin(plan, listener, behind):
                 self.labour.stop()
+                self._follow(plan)
                 if behind is not None:
                     self.past.give_up(*behind, plan.leader)
                 else:
@@ -517,9 +545,18 @@ class SimPeer(Host):
                 self._tell_leader(plan, ev.Incomplete(self.name, plan.hash, ended.attempt, ended.holds, ended.failed))
             case ev.Finish(plan):
                 self.labour.stop()
+                self._follow(plan)
                 self.past.stood(plan.base, plan.tokens)
                 self.labour.finish(plan)
         return None
+
+    def _follow(self, plan: Plan) -> None:
+        self.terms.saw(plan.term, self.wall)
+        self.colleagues.meet([m.peer for m in plan.members if m.current], self.world.now)
+        self.disk.colleagues = self.colleagues.all
+        if plan.leader != self._shown:
+            self._shown = plan.leader
+            self._announce()
 
     def _done(self, result: ev.Result) -> None:
         self._results.append(result)

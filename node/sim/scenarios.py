@@ -115,6 +115,7 @@ LAYS: dict[str, Lay] = {
     "corrupt": _some("corrupt"),
     "broken-step": _some("broken-step", 2),
     "liar": _lies,
+    "stranger": _some("stranger", 2, (5, 20)),
     "mass-join": _share("join", 0.5),
     "crowd": _crowd,
     "mass-leave": _share("leave", 0.34),

@@ -16,7 +16,7 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 MARKS = {
     "kill": "x", "kill-leader": "X", "kill-each": "x", "replace": "r", "restart": "r", "restart-all": "R", "outage": "o", "pause": "p", "join": "+",
     "leave": "-", "partition": "|", "one-way": "<", "flap": "~", "slow-link": "s", "loss": "s", "slow-peer": "s", "skew": "c",
-    "corrupt": "!", "broken-step": "!", "lie": "?", "come": "+",
+    "corrupt": "!", "broken-step": "!", "lie": "?", "come": "+", "stranger": "?",
 }  # fmt: skip
 """One letter for each kind of fault."""
 RED, GREEN, DIM, PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"

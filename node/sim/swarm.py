@@ -28,6 +28,7 @@ from node.sim.directory import FakeDirectory
 from node.sim.links import Links
 from node.sim.peer import Newcomer, SimPeer
 from node.sim.setup import Setup
+from node.sim.strangers import Stranger
 from node.sim.values import Share
 from node.sim.watch import Watch
 from node.sim.world import World
@@ -67,7 +68,8 @@ class Machines:
         """What the peer tells its leader once a second."""
         m, work = peer.member, peer.labour
         heard = ev.Heard(
-            peer.name, peer.stage, m.at, work.digest, work.speed(), m.reachable, m.term, m.tokens, peer.leaving,
+            peer.name, peer.stage, m.at, work.digest, work.speed(), m.reachable, m.term,
+            peer.swarm.facts.bounds.counted(m.at.epoch, m.tokens), peer.leaving,
             costs=work.costs(), cell=m.cell, arrived=work.arrived,
         )  # fmt: skip
         return lies.heard(peer, heard) if peer.lie else heard
@@ -106,6 +108,7 @@ class Swarm:
         self.fewest = fewest_hops(setup.stages, may_skip)
         self.peers: dict[PeerId, SimPeer] = {}
         self.liars: set[PeerId] = set()
+        self.strangers: set[PeerId] = set()
         self.troubles = 0
         """Faults that last and are not over."""
         self.struck: list[tuple[float, str, str, float]] = []
@@ -139,6 +142,13 @@ class Swarm:
         comer = self.world.hosts[name] = Newcomer(self, name, open_to)
         return comer
 
+    def intrude(self) -> Stranger:
+        """A stranger that would end the run."""
+        name = PeerId(f"0-stranger-{len(self.strangers)}")
+        self.strangers.add(name)
+        made = self.world.hosts[name] = Stranger(self, name)
+        return made
+
     def host(self, comer: Newcomer, stage: int) -> None:
         """It begins to host what it has chosen."""
         slowness = 1.0 + (self.setup.unequal - 1.0) * self.world.rng.random()
@@ -159,7 +169,7 @@ class Swarm:
         return replace(self.facts, recall=peer.labour.recall)
 
     def honest(self, peer: PeerId) -> bool:
-        return peer not in self.liars
+        return peer not in self.liars and peer not in self.strangers
 
     def calm(self) -> bool:
         """No fault lasts."""

@@ -84,7 +84,7 @@ class Watch:
         for a in actions:
             match a:
                 case ev.SendPlan(plan):
-                    heard = event.term if isinstance(event, ev.Heard) else 0
+                    heard = event.term if isinstance(event, ev.Heard) and self.swarm.honest(event.peer) else 0
                     self.grow.plan(peer, plan, (max(term, heard), base), actions)
                     self.digests.plan(plan)
                     self.owners.plan(plan)
@@ -169,4 +169,6 @@ class Watch:
 
     def banned(self, peer: SimPeer, other: PeerId) -> None:
         self.count("bans")
+        if self.swarm.honest(other):
+            self.count("bans-of-honest")
         self.note(f"{peer.name} bans {other}")

@@ -1,7 +1,11 @@
 """Whom a peer takes for the leader of the epochs. Pure: sightings and time in, a PeerId out.
 
 Who leads stays the leader while it lives, so that a newcomer with a smaller PeerId costs nobody an epoch. Where nobody
-leads it is the smallest live ends peer. After a healed partition two lead: the one with the smaller PeerId goes on.
+leads it is the smallest live ends peer, of those this peer has worked with if there is one. After a healed partition two lead: the one
+that more peers follow goes on, of two with as many the one with the smaller PeerId.
+
+To say that one leads costs nothing, and neither does a small PeerId. So followers count, and strangers among them at most as many
+as those this peer has worked with (:mod:`node.training.colleagues`): no number of keys makes a leader of who has nobody.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from node.core.ids import PeerId
+from node.training.colleagues import Colleagues
 
 SHUN_S = 10.0
 """An ends peer that did not answer is not taken for the leader for so long, and then only after a new sign of life."""
@@ -17,8 +22,8 @@ DOUBT_S = 3.0
 """One that answered that it does not lead comes after all others for so long."""
 LOOK_S = 2.0
 """A peer that has just started and sees other ends peers waits so long for one of them to say that it leads."""
-KNOWN = 1024
-"""Ends peers remembered after they are seen no more. A plan is believed of a remembered peer, whatever the directory shows just now."""
+TOLD_S = 60.0
+"""A leader plans with who told it that it is there, once a second. Its plan is followed for so long afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,41 +34,32 @@ class Sighting:
     leads: bool = False
 
 
-class Acquaintances:
-    """The ends peers seen last, ``most`` of them, or as many as are seen now."""
-
-    def __init__(self, most: int = KNOWN) -> None:
-        self._most = most
-        self._peers: dict[PeerId, None] = {}
-
-    def see(self, peers: Collection[PeerId]) -> None:
-        """These are there now."""
-        for peer in peers:
-            self._peers.pop(peer, None)
-            self._peers[peer] = None
-        for peer in list(self._peers)[: max(0, len(self._peers) - max(self._most, len(peers)))]:
-            del self._peers[peer]
-
-    def __contains__(self, peer: PeerId) -> bool:
-        return peer in self._peers
-
-    def __len__(self) -> int:
-        return len(self._peers)
-
-
 class Election:
-    """``started`` is the clock when this peer began to take part."""
+    """``started`` is the clock when this peer began to take part; ``colleagues``: whom it has worked with."""
 
-    def __init__(self, me: PeerId, started: float) -> None:
+    def __init__(self, me: PeerId, started: float, colleagues: Colleagues | None = None) -> None:
         self._me, self._started = me, started
+        self._colleagues = colleagues if colleagues is not None else Colleagues(me)
         self._seen: Mapping[PeerId, Sighting] = {}
+        self._follows: Mapping[PeerId, PeerId] = {}
         self._shunned: dict[PeerId, tuple[float, int]] = {}
         self._doubted: dict[PeerId, float] = {}
+        self._told: dict[PeerId, float] = {}
+        self.following: PeerId | None = None
+        """Whose plan is in force here."""
 
-    def see(self, ends: Mapping[PeerId, Sighting]) -> None:
-        """The other ends peers the directory shows now."""
-        self._seen = ends
+    def see(self, ends: Mapping[PeerId, Sighting], follows: Mapping[PeerId, PeerId] | None = None) -> None:
+        """The other ends peers the directory shows now, and of all other peers whose plan each says that it follows."""
+        self._seen, self._follows = ends, follows or {}
         self._shunned = {p: (until, seq) for p, (until, seq) in self._shunned.items() if p in ends}
+
+    def tells(self, peer: PeerId, now: float) -> None:
+        """This peer tells that one, as its leader, that it is there."""
+        self._told = {p: at for p, at in self._told.items() if now - at < TOLD_S} | {peer: now}
+
+    def heeds(self, peer: PeerId, now: float) -> bool:
+        """Whether a plan of that peer is one to follow: it was taken for the leader a moment ago, and told so."""
+        return now - self._told.get(peer, -TOLD_S) < TOLD_S
 
     def shun(self, peer: PeerId, now: float) -> None:
         """It did not answer."""
@@ -87,13 +83,29 @@ class Election:
         incumbents = {p for p, s in others.items() if s.leads}
         if leads and able:
             incumbents.add(self._me)
-        if incumbents:
-            return min(incumbents)
+        support = {p: self._support(p) for p in incumbents}
+        if any(support.values()):
+            return min(support, key=lambda p: (-support[p], p))
         if not able:
-            return min(others, default=None)
+            return self._next(others)
         if others and now - self._started < LOOK_S:
-            return min(others)
-        return min({*others, self._me})
+            return self._next(others)
+        return self._next({*others, self._me})
+
+    def _next(self, able: Collection[PeerId]) -> PeerId | None:
+        """Who takes over where nobody leads. Who has worked with nobody takes all for equal, itself too."""
+        mine = {*self._colleagues.all, self._me} if self._colleagues else set[PeerId]()
+        return min(able, key=lambda p: (p not in mine, p), default=None)
+
+    def _support(self, leader: PeerId) -> int:
+        """How many say that they follow it, itself included."""
+        followers = {p for p, whom in self._follows.items() if whom == leader} | {leader}
+        if self.following == leader:
+            followers.add(self._me)
+        if not self._colleagues:
+            return len(followers)
+        known = len(followers & (self._colleagues.all | {self._me}))
+        return known + min(known, len(followers) - known)
 
     def _is_shunned(self, peer: PeerId, seen: Sighting, now: float) -> bool:
         if peer not in self._shunned:

@@ -152,9 +152,11 @@ class Searched:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed. ``coming``: who is about to take part, at which stage; None: it chooses."""
+    """Time has passed. ``coming``: who is about to take part, at which stage; None: it chooses. ``known``: whom the leader has worked
+    with."""
 
     coming: Mapping[PeerId, int | None] = field(default_factory=dict)
+    known: frozenset[PeerId] = frozenset()
 
 
 # ---------------------------------------------------------------- what the leader does

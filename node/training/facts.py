@@ -10,6 +10,7 @@ from node.averaging.outer import OuterSettings
 from node.core.ids import PeerId
 from node.core.journey import Path, Version
 from node.scheduler.router import Router
+from node.training.bounds import Bounds
 from node.training.meetings import Meetings
 from node.training.memory import Cursor, Past
 from node.training.rules import Read, Rules
@@ -67,3 +68,8 @@ class RunFacts:
     read: Read = lambda change: Rules()
     meet: Callable[[OuterSettings], Meetings | None] = lambda outer: None
     prove: bool = False
+
+    @property
+    def bounds(self) -> Bounds:
+        """How far numbers go that others tell."""
+        return Bounds(self.epochs, self.target_batch * self.sequence)

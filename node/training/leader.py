@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from statistics import median_high
 from typing import Any
 
 from node.core.errors import OutOfResources
@@ -24,6 +25,7 @@ from node.training import events as ev
 from node.training import reports
 from node.training.attempt import Attempt
 from node.training.balance import Balance
+from node.training.bounds import STEP_HEARD, Terms
 from node.training.facts import RunFacts
 from node.training.memory import GENESIS, Memory, Past
 from node.training.planning import News, Planning
@@ -50,15 +52,17 @@ class Phase(Enum):
 
 class Leader:
     """The machine. ``history`` is the newest plan this peer took part in, if any, and ``dropped`` what of it did not
-    count: they carry cursor and owners over. ``rules``: the owner's newest change that this peer knows."""
+    count: they carry cursor and owners over. ``rules``: the owner's newest change that this peer knows; ``known``: whom it has worked
+    with."""
 
     def __init__(
         self, me: PeerId, facts: RunFacts, *, term: int = 0, history: Plan | None = None, dropped: Sequence[int] = (),
-        rules: Rules | None = None,
+        rules: Rules | None = None, known: frozenset[PeerId] = frozenset(),
     ) -> None:  # fmt: skip
         self.me, self.facts, self.term = me, facts, term
+        self._terms = Terms(term)
         self.phase = Phase.GATHER
-        self.roster = Roster(facts.stages, me if facts.prove else None)
+        self.roster = Roster(facts.stages, me if facts.prove else None, me, known)
         self.waiting_for, self._lacking = "peers", ""
         self.loss = history.loss if history else 0.0
         self.loss_val = history.loss_val if history else 0.0
@@ -126,15 +130,14 @@ class Leader:
                 self.planning.learns(rules)
             case ev.Searched(job, routes, makespan):
                 self.routing.searched(job, routes, makespan)
-            case ev.Tick(coming):
-                self._coming = coming
+            case ev.Tick(coming, known):
+                self._coming, self.roster.known = coming, known
                 return self._tick(now)
         return []
 
     # ------------------------------------------------------------ who is there
 
     def _heard(self, e: ev.Heard, now: float) -> list[Any]:
-        self.term = max(self.term, e.term)
         done: list[Any] = []
         before = self.roster.candidates.get(e.peer)
         if before is not None and before.stage != e.stage:
@@ -286,8 +289,9 @@ class Leader:
         self.roster.agree(base)
         self.tokens = past.tokens
         news = News(self.loss, self.loss_val, self.spread)
-        plan, said, words = self.planning.plan(self.roster, base, past, self.term + 1, news, now)
+        plan, said, words = self.planning.plan(self.roster, base, past, self._next_term(now), news, now)
         self.term, self._lacking = plan.term, ""
+        self._terms.saw(plan.term, now)
         self.roster.agreed |= plan.digests
         self.memory.planned(plan)
         if not plan.outer:
@@ -302,6 +306,15 @@ class Leader:
                 # The members begin it as soon as they have the plan.
                 self._open(self._epoch, now)
         return [*done, *said, ev.SendPlan(plan), words]
+
+    def _next_term(self, now: float) -> int:
+        """Above all that members have seen, as far as plans explain that: one peer's word must not use the numbers up."""
+        said = [c.term for c in self.roster.candidates.values()]
+        most = self._terms.most(now, STEP_HEARD)
+        if not self.term and said:
+            # No plan was ever followed here: what most say, and a step beyond.
+            most = median_high(said) + STEP_HEARD
+        return max([self.term, *(min(term, most) for term in said)]) + 1
 
     def _change_history(self, base: Version, past: Past) -> list[Any]:
         """Say so when the swarm does not go on from where it was."""

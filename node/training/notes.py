@@ -11,6 +11,7 @@ from node.core.ids import PeerId
 from node.core.journey import Plan, Version, lineage
 from node.scheduler.costs import MOST_SLOTS, Measured, Way, code, decoded
 from node.training import events as ev
+from node.training.bounds import MOST_TERM
 from node.training.memory import makes
 from protos import training_pb2 as pb
 
@@ -162,7 +163,7 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
             r = note.ready
             reachable = tuple(parse_version(v) for v in r.reachable[:64])
             return ev.Heard(
-                peer, r.stage, parse_version(r.at), _digest(r.digest), _finite(r.speed), reachable, _count(r.term), _count(r.tokens),
+                peer, r.stage, parse_version(r.at), _digest(r.digest), _finite(r.speed), reachable, _count(r.term, MOST_TERM), _count(r.tokens),
                 r.leaving, tuple((PeerId(p), _finite(rate)) for p, rate in sorted(r.seen.items())[:MAX_SEEN]), _count(r.room),
                 parse_costs(r.costs), _count(r.cell, MAX_CELLS) - 1, r.change, _cells(r.arrived),
             )  # fmt: skip

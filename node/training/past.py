@@ -15,6 +15,7 @@ from node.core.journey import Plan, Version
 from node.telemetry.events import Journal
 from node.training import events as ev
 from node.training import notes
+from node.training.bounds import Bounds
 from node.transport.port import TransportPort, translate
 from protos import training_pb2 as pb
 from protos import training_pb2_grpc as rpc
@@ -26,8 +27,8 @@ ASK_S = 2.0
 class Past:
     """``given_up_epochs`` and ``given_up_tokens``: committed here and undone because another history went on."""
 
-    def __init__(self, transport: TransportPort, journal: Journal) -> None:
-        self._transport, self._journal = transport, journal
+    def __init__(self, transport: TransportPort, journal: Journal, bounds: Bounds) -> None:
+        self._transport, self._journal, self._bounds = transport, journal, bounds
         self._stood: deque[tuple[Version, int]] = deque(maxlen=notes.MAX_PAST)
         self.given_up_epochs = self.given_up_tokens = 0
 
@@ -93,7 +94,10 @@ class Past:
         except grpc.aio.AioRpcError as e:
             raise translate(peer, e) from e
         try:
-            return notes.parse_history(version, reply)
+            found, past = notes.parse_history(version, reply)
+            if found.plan is not None and (why := self._bounds.of_plan(found.plan)):
+                raise WireError(f"a plan that cannot have been: {why}")
+            return found, past
         except WireError as e:
             self._transport.fault(peer, str(e), 1.0)
             raise PeerFault(peer, str(e)) from e

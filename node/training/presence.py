@@ -79,6 +79,10 @@ class Presence:
         able = {p: e for p, e in self.others().items() if e.body.stage == ENDS and e.body.role == "ends" and _works(e)}
         return {p: Sighting(e.seq, e.body.leads) for p, e in able.items()}
 
+    def follows(self) -> dict[PeerId, PeerId]:
+        """Of other peers, whose plan each says that it follows."""
+        return {p: PeerId(e.body.follows) for p, e in self.others().items() if e.body.follows}
+
     def hosts(self) -> dict[PeerId, PeerEntry]:
         """Other peers that host a stage, also those who do not take part in it yet."""
         built = {p: e for p, e in self.others().items() if e.body.state not in ("choosing", "starting")}

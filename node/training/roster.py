@@ -46,14 +46,18 @@ class Candidate:
     costs: Measured = NOTHING
     cell: int = ANY
     arrived: tuple[int, ...] = ()
+    term: int = 0
 
 
 class Roster:
     """``base`` is the version the swarm last agreed on, ``agreed`` the digest of each cell of each stage at it. ``me``: the leader,
-    where only peers take part that are proven to reach it and each other; None where that is not asked."""
+    where only peers take part that are proven to reach it and each other; None where that is not asked. ``leader``: the same, in any
+    case; ``known``: whom it has worked with."""
 
-    def __init__(self, stages: int, me: PeerId | None = None) -> None:
-        self._stages, self._me = stages, me
+    def __init__(
+        self, stages: int, me: PeerId | None = None, leader: PeerId | None = None, known: frozenset[PeerId] = frozenset()
+    ) -> None:
+        self._stages, self._me, self._leader, self.known = stages, me, leader, known
         self._together: dict[int, set[PeerId]] = {}
         self._reach: dict[PeerId, frozenset[PeerId]] = {}
         self.candidates: dict[PeerId, Candidate] = {}
@@ -75,7 +79,7 @@ class Roster:
         self._reach[e.peer] = frozenset(p for p, _ in e.costs.ways)
         self.candidates[e.peer] = Candidate(
             e.stage, e.at, e.digest, e.speed, e.reachable, e.tokens, now, e.leaving, e.seen, e.room, e.costs, e.cell,
-            e.arrived,
+            e.arrived, e.term,
         )  # fmt: skip
         return old
 
@@ -179,11 +183,25 @@ class Roster:
         stages = self.replicas()
         known = {v for p in self._present(stages) for v in (self.candidates[p].at, *self.candidates[p].reachable)}
         able = [v for v in known - self.undone if len(bare := self.bare(v)) <= spare and ENDS not in bare]
-        return sorted(able, key=self._rank, reverse=True)
+        return sorted((v for v in able if self._vouched(v)), key=self._rank, reverse=True)
+
+    def _vouched(self, version: Version) -> bool:
+        """Whether this history is more than the word of strangers: it is the leader's own; or wherever peers are that it has worked
+        with, one of them could start from the version too."""
+        own = self.candidates.get(self._leader) if self._leader else None
+        if not self.known or version == self.base or (own is not None and version in (own.at, *own.reachable)):
+            return True
+        return not any(
+            (mine := self.known.intersection(peers))
+            and not any(self.can_start(p, version) for p in mine)
+            and any(self.can_start(p, version) for p in peers)
+            for peers in self.replicas().values()
+        )
 
     def richer(self, tokens: int, best: Version) -> list[PeerId]:
-        """Peers at the end of another history than that of ``best``, with more than ``tokens`` tokens by their own word."""
-        others = [(p, self.candidates[p]) for p in self._present(self.replicas())]
+        """Peers at the end of another history than that of ``best``, with more than ``tokens`` tokens by their own word. Nobody waits
+        for strangers where others are known."""
+        others = [(p, self.candidates[p]) for p in self._present(self.replicas()) if not self.known or p in self.known]
         return [p for p, c in others if c.tokens > tokens and not {best, *self.undone} & {c.at, *c.reachable}]
 
     def tokens_of(self, version: Version) -> int:

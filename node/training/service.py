@@ -21,8 +21,9 @@ from node.identity.keys import Identity, verify
 from node.telemetry.events import Journal
 from node.training import events as ev
 from node.training import notes
+from node.training.bounds import Terms
 from node.training.chair import Chair
-from node.training.election import Acquaintances, Election, Sighting
+from node.training.election import Election, Sighting
 from node.training.facts import RunFacts
 from node.training.leader import Leader, Phase
 from node.training.member import Member, State
@@ -65,15 +66,15 @@ class Training(rpc.TrainingServicer):
         self.identity, self.me, self.stage, self.facts = identity, identity.peer_id, stage, facts
         self.transport, self.work, self._ends, self.clock, self.journal = transport, work, ends, clock, journal
         self.member = Member(self.me, work.version, work.checkpoints(), work.tokens, work.cell)
-        self.past = Past(transport, journal)
-        self._election = Election(self.me, clock.now())
+        self.past = Past(transport, journal, facts.bounds)
+        self.terms = Terms()
+        self._election = Election(self.me, clock.now(), work.colleagues)
         self.leader: Leader | None = None
         self.leaving = False
         self.tasks = Tasks("training", on_error)
         self._epoch_tasks: list[asyncio.Task[Any]] = []
         self._member_lock = asyncio.Lock()
         self._order: dict[PeerId, asyncio.Lock] = {}
-        self._seen_ends = Acquaintances()
         self._results: list[ev.Result] = []
         self._result_plan: Plan | None = None
         self._flushing: Plan | None = None
@@ -83,6 +84,7 @@ class Training(rpc.TrainingServicer):
         self._accused: dict[PeerId, float] = {}
         self._hurry = asyncio.Event()
         self._broken: PeerId | None = None
+        self._shown: PeerId | None = None
         self._domain = notes.plan_domain(facts.run_id)
         self.standing = Standing(facts.read(""))
         self._chair = Chair(self, self._domain)
@@ -97,6 +99,8 @@ class Training(rpc.TrainingServicer):
         """A newer change is known: keep it."""
         self.company: Callable[[], Set[PeerId]] = self._members
         """Peers of the run that a path may have to lead to."""
+        self.follows: Callable[[], Mapping[PeerId, PeerId]] = dict
+        """Of other peers, whose plan each says that it follows."""
         rpc.add_TrainingServicer_to_server(self, transport.server)
 
     def _members(self) -> Set[PeerId]:
@@ -106,7 +110,7 @@ class Training(rpc.TrainingServicer):
     def start(self) -> None:
         """Begin to take part: the state in place is what this peer offers."""
         self.member.stand(self.work.version, self.work.checkpoints(), self.work.tokens, self.work.cell)
-        self._election = Election(self.me, self.clock.now())
+        self._election = Election(self.me, self.clock.now(), self.work.colleagues)
         self.tasks.spawn(self._beat(), "heartbeat", eternal=True)
         self.tasks.spawn(self._clockwork(), "clock", eternal=True)
         if self.facts.probe_every_s:
@@ -184,17 +188,25 @@ class Training(rpc.TrainingServicer):
 
     def leader_id(self) -> PeerId | None:
         """The leader, as far as this peer can tell; None when it sees no ends peer."""
-        ends = self._ends()
-        self._seen_ends.see(ends)
-        self._election.see(ends)
+        self._election.see(self._ends(), self.follows())
+        self._election.following = self.following
         able = self.stage == ENDS and not self.leaving
         return self._election.leader(self.clock.now(), able=able, leads=self.leader is not None)
+
+    @property
+    def following(self) -> PeerId | None:
+        """Whose plan is in force here, or will be because this peer leads."""
+        plan = self.member.plan
+        return self.me if self.leader is not None else plan.leader if plan is not None else None
 
     def _take_or_drop_the_lead(self) -> None:
         leads = self.leader_id() == self.me
         if leads and self.leader is None:
             m = self.member
-            self.leader = Leader(self.me, self.facts, term=m.term, history=m.plan, dropped=m.dropped, rules=self.standing.known)
+            self.leader = Leader(
+                self.me, self.facts, term=m.term, history=m.plan, dropped=m.dropped, rules=self.standing.known,
+                known=self.work.colleagues.all,
+            )  # fmt: skip
             self.journal.emit("training", "leading", "this peer leads the epochs", term=m.term)
             self.on_lead()
         elif not leads and self.leader is not None and (not self.leaving or self.leader.idle):
@@ -228,6 +240,7 @@ class Training(rpc.TrainingServicer):
         if leader == self.me:
             self._chair.lead(heard)
             return True
+        self._election.tells(leader, self.clock.now())
         try:
             timeout = REDIAL_TIMEOUT_S if leader == self._broken else 2 * PROBE_TIMEOUT_S
             refused = await self.tell(leader, notes.ready_note(heard), timeout)
@@ -251,7 +264,8 @@ class Training(rpc.TrainingServicer):
             self.work.speed(),
             m.reachable,
             m.term,
-            m.tokens,
+            # Who went back to an older version may remember more than that history can have counted.
+            self.facts.bounds.counted(m.at.epoch, m.tokens),
             self.leaving,
             tuple(sorted(self.work.seen().items())),
             self.work.room,
@@ -265,7 +279,7 @@ class Training(rpc.TrainingServicer):
         while True:
             await asyncio.sleep(TICK_S)
             if self.leader is not None:
-                self._chair.lead(ev.Tick(self.coming()))
+                self._chair.lead(ev.Tick(self.coming(), self.work.colleagues.all))
 
     # ------------------------------------------------------------ notes in and out
 
@@ -286,7 +300,10 @@ class Training(rpc.TrainingServicer):
             case "plan":
                 return await self._hear_plan(peer, note.plan)
             case "round":
-                return await self.happens(notes.round_event(note, peer))
+                event = notes.round_event(note, peer)
+                if why := self.facts.bounds.of_round(event):
+                    raise WireError(f"a round that cannot be: {why}")
+                return await self.happens(event)
             case "dead":
                 return self.hear_of_dead(peer, note.dead)
             case "move":
@@ -299,6 +316,8 @@ class Training(rpc.TrainingServicer):
             self._hurry.set()  # its sender takes us for the leader: does ours still live?
             return "this peer does not lead"
         event = notes.leader_event(note, peer)
+        if isinstance(event, ev.Heard) and (why := self.facts.bounds.of_heard(event)):
+            raise WireError(f"a place where nobody can stand: {why}")
         if isinstance(event, ev.Heard) and event.change:
             try:
                 self.change(event.change)
@@ -311,10 +330,13 @@ class Training(rpc.TrainingServicer):
         plan = notes.parse_plan(note)
         if plan.leader != peer:
             raise WireError("a plan that its sender does not lead")
-        # A leader knows us because we saw it among the ends and told it that we are here; nobody else's plan is followed.
-        self._seen_ends.see(self._ends())
-        if peer not in self._seen_ends:
-            return "only an ends peer leads, and you are none that is known here"
+        if why := self.facts.bounds.of_plan(plan):
+            raise WireError(f"a plan that cannot be: {why}")
+        if plan.term > (most := self.terms.most(self.clock.wall())):
+            raise WireError(f"a plan of term {plan.term}, and at most {most} can have been reached")
+        # A leader knows us because we took it for the leader and told it that we are here; nobody else's plan is followed.
+        if not self._election.heeds(peer, self.clock.now()):
+            return "this peer follows another leader"
         try:
             verify(peer, note.plan, note.signature, self._domain)
         except Refused as e:
@@ -428,6 +450,7 @@ class Training(rpc.TrainingServicer):
                 self.member.checkpoints = self.work.checkpoints()
             case ev.Begin(plan, listener, behind):
                 await self._stop_epoch()
+                self._follow(plan)
                 if behind is not None:
                     self.tasks.spawn(self.past.give_up(*behind, plan.leader), "give-up")
                 else:
@@ -455,12 +478,20 @@ class Training(rpc.TrainingServicer):
                 self.tasks.spawn(self._tell_leader(plan, notes.incomplete_note(action)), "incomplete")
             case ev.Finish(plan):
                 await self._stop_epoch()
+                self._follow(plan)
                 self.past.stood(plan.base, plan.tokens)
                 await self.work.finish(plan)
                 self.on_plan(plan)
                 self.finished.set()
                 self.journal.emit("training", "run-finished", f"the run is complete at epoch {plan.epoch}", epoch=plan.epoch)
         return None
+
+    def _follow(self, plan: Plan) -> None:
+        self.terms.saw(plan.term, self.clock.wall())
+        self.work.colleagues.meet([m.peer for m in plan.members if m.current], self.clock.now())
+        if plan.leader != self._shown:
+            self._shown = plan.leader
+            self.on_lead()  # the record says whom this peer follows
 
     async def _stop_epoch(self) -> None:
         me = asyncio.current_task()

@@ -4,7 +4,7 @@ with their disk, for the operator."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Executor
 from typing import Any
 
@@ -17,6 +17,7 @@ from node.core.journey import Plan, Version, lineage
 from node.core.tasks import Tasks
 from node.optim.spare import Spare
 from node.telemetry.events import Journal
+from node.training.bounds import Bounds
 from node.training.cells import ANY
 from node.training.memory import Past
 
@@ -28,10 +29,11 @@ class Shelf:
     """One at a time is written, and a disk that is full stops nobody: once it has room again, the next epoch is written."""
 
     def __init__(
-        self, store: CheckpointStore, stage: int, heavy: Executor, journal: Journal, tasks: Tasks, size: int = 0
+        self, store: CheckpointStore, stage: int, heavy: Executor, journal: Journal, tasks: Tasks, bounds: Bounds, size: int = 0
     ) -> None:
         """``size``: bytes that a checkpoint has at least."""
         self._store, self._stage, self._heavy, self._journal, self._tasks = store, stage, heavy, journal, tasks
+        self._bounds = bounds
         self._saving: asyncio.Task[None] | None = None
         self._metas: dict[int, dict[str, Any]] | None = None
         self._bad: list[tuple[str, str]] = []
@@ -86,7 +88,7 @@ class Shelf:
             return Past(
                 at,
                 {str(k): PeerId(v) for k, v in owners.items()},
-                tokens_of(meta),
+                self.tokens(version.epoch, meta),
                 worked,
                 str(meta.get("change", "")),
                 int(meta.get("since", 0)),
@@ -94,6 +96,12 @@ class Shelf:
             )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
             return None
+
+    def tokens(self, epoch: int, meta: Mapping[str, Any]) -> int:
+        """Tokens counted in the history of a checkpoint; 0 when it does not say, and no more than there can be: others would take
+        that for a fault of this peer."""
+        value = meta.get("tokens")
+        return self._bounds.counted(epoch, value) if type(value) is int and value >= 0 else 0
 
     async def load(self, version: Version, shapes: Mapping[str, tuple[int, ...]]) -> Checkpoint:
         """The checkpoint of ``version``, verified. Raises Refused when there is none, or it is of another model."""
@@ -124,8 +132,10 @@ class Shelf:
         optimizer: Mapping[str, Mapping[str, Tensor]],
         copies: Mapping[str, Spare],
         cell: int = 0,
+        colleagues: Collection[PeerId] = (),
     ) -> None:
-        """Write a checkpoint in the background; ``plan`` starts from it and says what goes with it.
+        """Write a checkpoint in the background; ``plan`` starts from it and says what goes with it, ``colleagues`` with whom this peer
+        has worked.
 
         ``copies``: of other owners' parts, so that what comes back of a swarm has the state of those who do not.
         """
@@ -140,7 +150,7 @@ class Shelf:
         if plan is not None and plan.epoch == epoch:
             meta |= {"lineage": plan.lineage, "tokens": plan.tokens, "cell": max(0, cell)}
             meta |= {"cursor": [plan.cursor[0], list(plan.cursor[1])], "owners": plan.owners}
-            meta |= {"change": plan.change, "since": plan.since}
+            meta |= {"change": plan.change, "since": plan.since, "colleagues": sorted(colleagues)}
             meta["worked"] = [[*unit, count] for unit, count in sorted(plan.worked.items())]
             meta["mass"] = [[*unit, mass] for unit, mass in sorted(plan.mass.items())]
 
@@ -195,10 +205,10 @@ class _OtherHistory(Refused):
     """A whole checkpoint, but not the one that was asked for."""
 
 
-def tokens_of(meta: Mapping[str, Any]) -> int:
-    """Tokens counted in the history of a checkpoint; 0 when it does not say."""
-    value = meta.get("tokens")
-    return value if type(value) is int and value >= 0 else 0
+def colleagues_of(meta: Mapping[str, Any]) -> tuple[PeerId, ...]:
+    """With whom the peer had worked that wrote a checkpoint; nobody when it does not say."""
+    said = meta.get("colleagues")
+    return tuple(PeerId(p) for p in said if isinstance(p, str)) if isinstance(said, list) else ()
 
 
 def cell_of(meta: Mapping[str, Any]) -> int:

@@ -27,7 +27,9 @@ from node.pipeline.service import MicroBatchDone
 from node.scheduler.costs import STEADY, Measured, Way, capped, least
 from node.training import events as ev
 from node.training.anchor import SAVED, Anchor
+from node.training.bounds import Bounds
 from node.training.cells import ANY
+from node.training.colleagues import Colleagues
 from node.training.engines import Engines
 from node.training.handover import Handover
 from node.training.inner_round import InnerRound
@@ -37,7 +39,7 @@ from node.training.outer_round import OuterNews, OuterRound
 from node.training.rounds import Rounds
 from node.training.rules import Read, Rules
 from node.training.settings import TrainingSettings
-from node.training.shelf import Shelf, cell_of, copies_of, tokens_of
+from node.training.shelf import Shelf, cell_of, colleagues_of, copies_of
 from node.training.stage import StageState
 
 __all__ = ["Engines", "Work"]
@@ -64,11 +66,14 @@ class Work:
         self.stage, self.engines, self.settings, self.sequence, self.me = stage, engines, settings, sequence, me
         self._tasks = Tasks("work", on_error)
         self.handover = Handover(stage, engines, optimizer, settings.buddy_every, me, self._tasks)
+        self.colleagues = Colleagues(me)
+        """Whom this peer has worked with, before it was started again too as far as its disk tells."""
         self.anchor = Anchor(stage, outer or OuterSettings(), settings.epochs, engines, self._tasks, me)
         self.rounds = Rounds(stage, engines, optimizer, me)
         self._shapes = self.rounds.shapes
         size = sum(4 * prod(shape) for shape in self._shapes.values())
-        self._shelf = Shelf(engines.store, stage.stage, engines.heavy, engines.journal, self._tasks, size)
+        bounds = Bounds(settings.epochs, settings.target_batch * sequence)
+        self._shelf = Shelf(engines.store, stage.stage, engines.heavy, engines.journal, self._tasks, bounds, size)
         self._inner = InnerRound(stage, engines, self.handover, self.rounds, sequence, me)
         self._outer = OuterRound(self.anchor, engines, self.handover, self.rounds, self._tasks, me)
         self.sketch: Sketch = ()
@@ -295,7 +300,7 @@ class Work:
         own, copies = self.handover.state_at(self.stage.settled), self.handover.spares.held()
         self._shelf.save(
             epoch, plan, self.stage.parameters(), own | self.anchor.saved(),
-            {n: s for n, s in copies.items() if n not in own}, self.cell,
+            {n: s for n, s in copies.items() if n not in own}, self.cell, self.colleagues.all,
         )  # fmt: skip
 
     # ------------------------------------------------------------ state
@@ -311,6 +316,7 @@ class Work:
         self.stage.settle()
         self._holds_nothing(version)
         self.anchor.restored(found.optimizer)
+        self.colleagues.recall(colleagues_of(found.meta))
         copies = copies_of(found.meta)
         for name, state in found.optimizer.items():
             if name.endswith(SAVED):
@@ -322,7 +328,7 @@ class Work:
                 e.owner.load_state(name, self._shapes[name], state, epoch - 1)
             except StepFault as why:
                 e.journal.emit("checkpoint", "state-unusable", f"optimizer state of {name} is not used: {why}", "warning")
-        self.tokens, self.cell = tokens_of(found.meta), cell_of(found.meta)
+        self.tokens, self.cell = self._shelf.tokens(epoch, found.meta), cell_of(found.meta)
 
     async def join(
         self, donors: Sequence[PeerId], epoch: int | None, digest: str | None = None, partial: Partial | None = None

@@ -18,7 +18,7 @@ from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
 from node.core.clock import SystemClock
 from node.core.ids import ENDS, PeerId
-from node.core.journey import Plan
+from node.core.journey import Plan, Version
 from node.data.order import SampleOrder
 from node.data.sources import open_source
 from node.identity.keys import Identity
@@ -32,8 +32,9 @@ from node.reference import Reference
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
 from node.training.election import Sighting
+from node.training.events import Heard
 from node.training.meter import Meter
-from node.training.notes import plan_domain, plan_note
+from node.training.notes import plan_domain, plan_note, ready_note
 from node.training.service import Training
 from node.training.stage import StageState
 from node.training.text import Text
@@ -138,12 +139,28 @@ async def test_the_swarm_learns_what_one_process_learns(tmp_path: Path) -> None:
             {"paths": (dataclasses.replace(path, hops=outside),)},
         ):
             assert work.objection(dataclasses.replace(plan, **broken)), broken
-        # A peer that holds no ends signs a plan of its own with a term beyond everybody's: it is not followed.
-        usurper = dataclasses.replace(peers[1].training.member.plan, leader=keys[1].peer_id, term=10**6)
-        note = plan_note(usurper, keys[1].sign(usurper.canonical(), plan_domain(m.run_id)))
-        answer = await TrainingStub(await peers[1].transport.channel(keys[2].peer_id)).Tell(note, timeout=10)
-        assert not answer.accepted
-        assert peers[2].training.member.term < 10**6
+        # A peer that holds no ends signs plans of its own: they are not followed, and what cannot be is a fault of its own.
+        last, me = peers[1].training.member.plan, peers[2].training.member
+        assert last is not None
+        there, term = TrainingStub(await peers[1].transport.channel(keys[2].peer_id)), me.term
+        for change, faults in (
+            ({"term": term + 1}, 0), ({"term": 2**62}, 1), ({"term": term + 1, "epoch": 1}, 1), ({"term": term + 1, "tokens": 2**53}, 1),
+            ({"term": term, "leader": last.leader}, 1),
+        ):  # fmt: skip
+            usurper = dataclasses.replace(last, **{"leader": keys[1].peer_id, **change})
+            said = len(peers[2].transport.faults)
+            note = plan_note(usurper, keys[1].sign(usurper.canonical(), plan_domain(m.run_id)))
+            assert not (await there.Tell(note, timeout=10)).accepted, change
+            assert [who for who, *_ in peers[2].transport.faults[said:]] == [keys[1].peer_id] * faults, change
+            assert me.term == term
+        # Heartbeats beyond what the run can have made, to who leads.
+        leader = TrainingStub(await peers[2].transport.channel(keys[0].peer_id))
+        stands = Heard(keys[2].peer_id, 1, me.at, "d", tokens=me.tokens)
+        for change in ({"tokens": 2**53}, {"at": Version(EPOCHS + 1, "ab" * 16)}, {"term": 2**62}):
+            said = len(peers[0].transport.faults)
+            answer = await leader.Tell(ready_note(dataclasses.replace(stands, **change)), timeout=10)
+            assert not answer.accepted, change
+            assert [who for who, *_ in peers[0].transport.faults[said:]] == [keys[2].peer_id], change
         losses = [e.fields["loss"] for e in events if e.kind == "epoch-committed"]
         held_out = [e.fields["loss_val"] for e in events if e.kind == "evaluated"]
         assert losses == pytest.approx(expected, abs=2e-5)

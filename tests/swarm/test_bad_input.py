@@ -69,7 +69,7 @@ def test_a_manifest_that_was_edited(swarm, owner, fault):
     edited.write_text((swarm.root / "swarm.toml").read_text().replace("d_model = 32", "d_model = 64"))
     what, rest = refused(swarm, fault, owner, 5, "start", str(edited))
     assert "changed after signing" in what
-    assert "fresh" in rest
+    assert "undo the change" in rest
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from node.core.ids import PeerId
-from node.training.election import DOUBT_S, LOOK_S, SHUN_S, Acquaintances, Election, Sighting
+from node.training.election import DOUBT_S, LOOK_S, SHUN_S, Election, Sighting
 
 A, B, C, D = (PeerId(p) for p in "ABCD")
 LATE = 100.0
@@ -73,16 +73,3 @@ def test_a_plan_from_a_shunned_peer_forgives_it() -> None:
 
 def test_who_leaves_does_not_lead() -> None:
     assert election(A, B=Sighting(1)).leader(LATE, able=False, leads=True) == B
-
-
-def test_ends_peers_seen_long_ago_are_forgotten_and_those_seen_now_never() -> None:
-    known = Acquaintances(3)
-    for n in range(1000):
-        known.see([A, PeerId(f"passing-{n}")])
-    assert len(known) == 3
-    assert A in known
-    assert PeerId("passing-999") in known
-    assert PeerId("passing-998") in known
-    assert PeerId("passing-0") not in known
-    known.see([A, B, C, D])
-    assert all(p in known for p in (A, B, C, D)), "more than that may be there at once"

@@ -1,0 +1,241 @@
+"""Strangers in an open run, as one process: each with a key of its own, the real transport and directory, and a tongue.
+
+argv: one JSON object {home, manifest, join: [multiaddr, ...], below: PeerId, stages: [0, 1, 2, ...]}: one stranger for each stage,
+the first of them with a PeerId ground to be smaller than ``below``. Nobody of them has data or parameters.
+Prints one JSON object {peers: [...]} when they are in the directory, then one for every command read from its standard input:
+
+    {"do": "look"}                            -> {peers: how many others each of them sees}
+    {"do": "keep"}                            -> {kept: epoch}: a plan of the honest leader is fetched and kept for later
+    {"do": "attack", "kind": K, "seconds": s} -> {sent, accepted, refused, heard: {answer: times}}
+
+Kinds: "term" (plans of term 2^62), "no-paths" (plans that end the run), "tokens" (heartbeats of a history with 2^53 tokens, then of one
+with as many as the run's epochs can have), "leads" (the ground key says that it leads, the others that they follow it, and it plans),
+"replays" (the plan that was kept, as it was and under a signature of their own).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+import grpc.aio
+
+from node.core.clock import SystemClock
+from node.core.errors import PeerFault
+from node.core.ids import ENDS, PeerId
+from node.core.journey import Hop, Member, Plan, Version
+from node.core.journey import Path as Way
+from node.core.version import VERSION
+from node.dht.directory import Directory
+from node.dht.record import PeerBody
+from node.dht.settings import DirectorySettings
+from node.identity.keys import Identity
+from node.manifest import Manifest
+from node.telemetry.events import Journal
+from node.telemetry.metrics import Metrics
+from node.telemetry.sinks import JsonlSink
+from node.training import events as ev
+from node.training import notes
+from node.training.presence import Presence
+from node.transport.handshake import Facts
+from node.transport.service import Transport
+from node.transport.settings import TransportSettings
+from protos import training_pb2 as pb
+from protos import training_pb2_grpc as rpc
+
+FAKE = "f" * 32
+ANSWER_S = 5.0
+
+
+class Agrees(rpc.TrainingServicer):
+    """Takes whatever it is told, as a leader would."""
+
+    async def Tell(self, request: pb.Note, context: Any) -> pb.NoteReply:
+        return pb.NoteReply(accepted=True)
+
+
+class Stranger:
+    """One of them."""
+
+    def __init__(self, home: Path, identity: Identity, manifest: Manifest, stage: int) -> None:
+        self.identity, self.me, self.manifest, self.stage = identity, identity.peer_id, manifest, stage
+        self.leads, self.follows, self.epoch = False, "", 0
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.journal, self.clock = Journal([JsonlSink(home / "events.jsonl")]), SystemClock()
+        self.transport = Transport(
+            identity, TransportSettings(host="127.0.0.1"), self.journal, Metrics(),
+            lambda: Facts(manifest.run_id, home.name, VERSION), lambda peer, hello: None,
+        )  # fmt: skip
+        rpc.add_TrainingServicer_to_server(Agrees(), self.transport.server)
+        settings = DirectorySettings(refresh_s=1.0)
+        self.directory = Directory(identity, settings, self.clock, manifest.run_id, self.journal)
+        self.presence = Presence(
+            self.me, self.directory, self.clock, 1.0,
+            lambda peer, body: self.transport.learn(peer, body.maddrs),
+            lambda name, error: self.journal.emit("lab", "failed", f"{name}: {error!r}", "error"),
+        )  # fmt: skip
+
+    async def start(self, join: list[str]) -> None:
+        await self.transport.start(join)
+        await self.directory.attach(self.transport.p2p.p2p, join)
+        self.presence.start()
+        self.presence.announce(self.body)
+
+    def body(self) -> PeerBody:
+        return PeerBody(
+            self.stage, "stage" if self.stage else "ends", "training", self.epoch, "stranger", VERSION, speed=1.0,
+            maddrs=tuple(self.transport.reachable.multiaddrs()), leads=self.leads, follows=self.follows,
+        )  # fmt: skip
+
+    async def tell(self, peer: PeerId, note: pb.Note) -> str:
+        """ "" when it was accepted, else the answer."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                stub = rpc.TrainingStub(await self.transport.channel(peer))
+                reply = await stub.Tell(note, timeout=ANSWER_S)
+        except (PeerFault, grpc.aio.AioRpcError, TimeoutError) as e:
+            return f"not heard: {type(e).__name__}"
+        return "" if reply.accepted else reply.reason or "refused"
+
+    def signed(self, plan: Plan) -> pb.Note:
+        """Under its own signature."""
+        return notes.plan_note(plan, self.identity.sign(plan.canonical(), notes.plan_domain(self.manifest.run_id)))
+
+
+class Band:
+    """All of them."""
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        manifest = Manifest.parse(Path(asked["manifest"]).read_bytes())
+        home, self.join = Path(asked["home"]), list(asked["join"])
+        keys = [ground(asked["below"]), *(Identity.ephemeral() for _ in asked["stages"][1:])]
+        self.all = [
+            Stranger(home / str(i), key, manifest, stage)
+            for i, (key, stage) in enumerate(zip(keys, asked["stages"], strict=True))
+        ]
+        self.manifest, self.chief = manifest, self.all[0]
+        self.kept: tuple[Plan, PeerId] | None = None
+
+    async def start(self) -> None:
+        for one in self.all:
+            await one.start(self.join)
+
+    def honest(self) -> dict[PeerId, PeerBody]:
+        """Everybody else who hosts a stage, as the first of them sees it."""
+        mine = {one.me for one in self.all}
+        return {p: e.body for p, e in self.chief.presence.hosts().items() if p not in mine}
+
+    async def do_look(self) -> dict[str, Any]:
+        return {"peers": [len(one.presence.others()) for one in self.all]}
+
+    async def do_keep(self) -> dict[str, Any]:
+        leader = next(p for p, b in self.honest().items() if b.leads)
+        stub = rpc.TrainingStub(await self.chief.transport.channel(leader))
+        past = (await stub.History(pb.HistoryRequest(version=notes.version_note(Version(0))), timeout=ANSWER_S)).past
+        for milestone in past:
+            reply = await stub.History(pb.HistoryRequest(version=milestone.version), timeout=ANSWER_S)
+            if reply.plan:
+                plan = Plan.parse(reply.plan)
+                self.kept = (plan, leader)
+                return {"kept": plan.epoch}
+        return {"kept": -1}
+
+    async def do_attack(self, kind: str, seconds: float) -> dict[str, Any]:
+        said: Counter[str] = Counter()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            words = getattr(self, "_" + kind.replace("-", "_"))(end - time.monotonic() < seconds / 2)
+            said.update(await asyncio.gather(*(who.tell(peer, note) for who, peer, note in words)))
+            await asyncio.sleep(1.0)
+        for one in self.all:
+            one.leads, one.follows = False, ""
+            one.presence.changed()
+        unheard = sum(n for text, n in said.items() if text.startswith("not heard"))
+        return {
+            "sent": said.total(), "accepted": said[""], "unheard": unheard,
+            "refused": said.total() - said[""] - unheard, "heard": {text[:120]: n for text, n in said.most_common(6)},
+        }  # fmt: skip
+
+    # ------------------------------------------------------------ what they say
+
+    def _plan(self, who: Stranger, term: int, *, works: bool = True, epoch: int | None = None) -> Plan:
+        """Of everybody, by what their records say; nobody owns anything."""
+        there = self.honest()
+        members = tuple(Member(p, b.stage) for p, b in sorted([*there.items(), (who.me, who.body())]))
+        newest = max((b.epoch for b in there.values()), default=0) if epoch is None else epoch
+        path = Way(0, who.me, tuple(range(self.manifest.pipeline.micro_batch)), tuple(
+            Hop(s, next(p for p, b in sorted(there.items()) if b.stage == s)) for s in range(1, self.manifest.pipeline.stages + 1)
+        ))  # fmt: skip
+        return Plan(newest, term, who.me, members, (path,) if works else (), {}, lineage=FAKE)
+
+    def _term(self, late: bool) -> list[tuple[Stranger, PeerId, pb.Note]]:
+        return [(one, p, one.signed(self._plan(one, 2**62))) for one in self.all for p in self.honest()]
+
+    def _no_paths(self, late: bool) -> list[tuple[Stranger, PeerId, pb.Note]]:
+        plans = [
+            (one, self._plan(one, 10**6, works=False, epoch=self.manifest.training.epochs if late else None))
+            for one in self.all
+        ]
+        return [(one, p, one.signed(plan)) for one, plan in plans for p in self.honest()]
+
+    def _tokens(self, late: bool) -> list[tuple[Stranger, PeerId, pb.Note]]:
+        t = self.manifest.training
+        epoch = t.epochs - 1
+        tokens = epoch * t.target_batch * self.manifest.model.seq_len if late else 2**53 - 1
+        found = []
+        for one in self.all:
+            one.epoch = epoch
+            heard = ev.Heard(one.me, one.stage, Version(epoch, FAKE), "d" * 16, 1.0, (), 0, tokens)
+            found += [(one, p, notes.ready_note(heard)) for p, b in self.honest().items() if b.stage == ENDS]
+        return found
+
+    def _leads(self, late: bool) -> list[tuple[Stranger, PeerId, pb.Note]]:
+        self.chief.leads = True
+        for one in self.all:
+            one.follows = self.chief.me
+            one.presence.changed()
+        plan = self._plan(self.chief, 10**6)
+        return [(self.chief, p, self.chief.signed(plan)) for p in self.honest()]
+
+    def _replays(self, late: bool) -> list[tuple[Stranger, PeerId, pb.Note]]:
+        if self.kept is None:
+            raise ValueError("no plan was kept")
+        plan, _ = self.kept
+        note = self.chief.signed(plan) if not late else self.chief.signed(replace(plan, leader=self.chief.me))
+        return [(self.chief, p, note) for p in self.honest()]
+
+
+def ground(below: str) -> Identity:
+    """A key with a PeerId smaller than ``below``."""
+    while True:
+        made = Identity.ephemeral()
+        if made.peer_id < below:
+            return made
+
+
+async def main() -> None:
+    band = Band(json.loads(sys.argv[1]))
+    await band.start()
+    print(json.dumps({"peers": [one.me for one in band.all]}), flush=True)
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        asked = json.loads(line)
+        print(json.dumps(await getattr(band, f"do_{asked.pop('do')}")(**asked)), flush=True)
+    for one in band.all:
+        await one.presence.close()
+        await one.transport.close()
+
+
+if __name__ == "__main__":
+    import uvloop
+
+    uvloop.run(main())

@@ -1,0 +1,59 @@
+"""A stranger with the smallest PeerId that says what would end the run: nothing comes of it, whatever else goes wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from node.sim.faults import Fault, Schedule
+from node.sim.peer import RIPE_S
+from node.sim.run import run
+from node.sim.setup import Setup
+
+LONG = Setup(ends=3, epochs=40)
+BEGIN = RIPE_S + 3.0
+
+
+def with_stranger(seed: int, *faults: Fault) -> Schedule:
+    return Schedule(seed, (Fault(BEGIN, "stranger", seconds=20.0), *faults))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_strangers_cost_no_epoch_and_nobody_else_is_banned(seed: int) -> None:
+    quiet = run(LONG, Schedule(seed, ()))
+    outcome = run(LONG, with_stranger(seed, Fault(BEGIN + 4.0, "stranger", seconds=12.0)))
+    assert outcome.violation is None
+    assert outcome.finished
+    assert outcome.epochs == LONG.epochs
+    assert outcome.counts["bans"] > 0, "the strangers"
+    assert not outcome.counts.get("bans-of-honest")
+    assert not outcome.counts.get("epoch-abandoned")
+    assert outcome.counts["leaders"] == quiet.counts["leaders"]
+    assert not outcome.counts.get("went-back")
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        Fault(BEGIN + 3.0, "kill-leader"),
+        Fault(BEGIN + 3.0, "partition", 5, seconds=6.0, size=0.4),
+        Fault(BEGIN + 3.0, "join", 0, 0, size=1.0),
+        Fault(BEGIN + 3.0, "restart", 3, seconds=2.0),
+        Fault(BEGIN + 3.0, "restart-all", seconds=2.0),
+    ],
+    ids=lambda f: f.kind,
+)
+def test_what_else_goes_wrong_meanwhile_mends_as_ever(trouble: Fault) -> None:
+    for seed in range(2):
+        outcome = run(LONG, with_stranger(seed, trouble))
+        assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
+        assert outcome.finished
+        assert outcome.epochs == LONG.epochs
+        assert not outcome.counts.get("bans-of-honest")
+
+
+def test_an_ends_peer_that_came_later_leads_when_those_before_it_are_gone() -> None:
+    kills = [Fault(BEGIN + 8.0 + 3.0 * i, "kill-leader") for i in range(3)]
+    outcome = run(LONG, Schedule(1, (Fault(BEGIN, "join", 0, 0, size=1.0), Fault(BEGIN, "stranger", seconds=30.0), *kills)))
+    assert outcome.violation is None, outcome.violation
+    assert outcome.finished
+    assert outcome.commits[-1][3] == "e00-003"

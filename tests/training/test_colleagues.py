@@ -1,0 +1,106 @@
+"""Whom a peer has worked with, and what that is worth when strangers say that they lead."""
+
+from __future__ import annotations
+
+from node.core.ids import PeerId
+from node.training.colleagues import RIPE_S, Colleagues
+from node.training.election import SHUN_S, TOLD_S, Election, Sighting
+
+ME, LEADER, OTHER, STAGE = (PeerId(p) for p in ("me", "leader", "other-ends", "stage"))
+GROUND = PeerId("0-ground")
+SYBILS = [PeerId(f"sybil-{i:02d}") for i in range(50)]
+LATE = 1000.0
+
+
+def worked(*peers: PeerId) -> Colleagues:
+    found = Colleagues(ME)
+    found.meet(peers, 0.0)
+    found.meet(peers, RIPE_S)
+    return found
+
+
+def election(
+    colleagues: Colleagues, follows: dict[PeerId, PeerId], *leads: PeerId, others: tuple[PeerId, ...] = ()
+) -> Election:
+    e = Election(ME, 0.0, colleagues)
+    e.see({**{p: Sighting(1) for p in others}, **{p: Sighting(1, leads=True) for p in leads}}, follows)
+    e.following = LEADER
+    return e
+
+
+def test_who_works_along_for_long_enough_is_a_colleague() -> None:
+    known = Colleagues(ME)
+    known.meet([ME, LEADER, STAGE], 0.0)
+    assert LEADER not in known
+    known.meet([ME, LEADER], RIPE_S / 2)
+    known.meet([ME, LEADER, STAGE], RIPE_S)
+    assert LEADER in known
+    assert STAGE not in known, "it was not there all the time"
+    assert ME not in known
+    known.recall([STAGE])
+    assert known.all == {LEADER, STAGE}
+
+
+def test_colleagues_met_long_ago_are_forgotten_and_those_met_now_never() -> None:
+    known = Colleagues(ME, ripe_s=0.0, most=3)
+    for n in range(100):
+        known.meet([LEADER, PeerId(f"passing-{n}")], float(n))
+    assert known.all == {LEADER, "passing-98", "passing-99"}
+    known.meet([LEADER, OTHER, STAGE, *SYBILS[:2]], 200.0)
+    assert known.all == {LEADER, OTHER, STAGE, *SYBILS[:2]}
+    known.recall([PeerId("long-ago")])
+    assert "long-ago" not in known
+
+
+def test_a_ground_key_that_claims_to_lead_does_not_lead() -> None:
+    everybody = {LEADER: LEADER, STAGE: LEADER, OTHER: LEADER}
+    e = election(worked(LEADER, STAGE, OTHER), {**everybody, GROUND: GROUND}, LEADER, GROUND)
+    assert e.leader(LATE, able=True, leads=False) == LEADER
+    e.see({LEADER: Sighting(1, True), GROUND: Sighting(1, True)}, {**everybody, **dict.fromkeys(SYBILS, GROUND)})
+    assert e.leader(LATE, able=True, leads=False) == LEADER, "however many keys say that they follow it"
+
+
+def test_nobody_who_leads_gives_way_to_a_stranger() -> None:
+    e = Election(ME, 0.0, worked(STAGE))
+    e.following = ME
+    e.see({GROUND: Sighting(1, True)}, dict.fromkeys(SYBILS, GROUND))
+    assert e.leader(LATE, able=True, leads=True) == ME
+
+
+def test_a_ground_key_that_has_worked_along_does_not_replace_who_is_followed() -> None:
+    follows = {LEADER: LEADER, STAGE: LEADER, OTHER: LEADER, GROUND: GROUND}
+    e = election(worked(LEADER, STAGE, OTHER, GROUND), follows | dict.fromkeys(SYBILS, GROUND), LEADER, GROUND)
+    assert e.leader(LATE, able=False, leads=False) == LEADER
+
+
+def test_when_the_leader_is_gone_a_colleague_comes_before_a_stranger_that_claims_to_lead() -> None:
+    e = election(worked(LEADER, STAGE, OTHER), dict.fromkeys(SYBILS, GROUND), LEADER, GROUND, others=(OTHER,))
+    e.shun(LEADER, LATE)
+    assert e.leader(LATE, able=False, leads=False) == OTHER
+    assert e.leader(LATE, able=True, leads=False) == ME
+    e.see({LEADER: Sighting(1, True), GROUND: Sighting(1, True)}, {})
+    assert e.leader(LATE + 2 * SHUN_S, able=False, leads=False) == GROUND, "where nobody else is left"
+
+
+def test_after_a_partition_the_side_with_more_followers_goes_on_and_both_sides_agree() -> None:
+    names = [PeerId(f"p{i}") for i in range(9)]
+    a, b = names[0], names[1]
+    of_a, of_b = [a, *names[2:4]], [b, *names[4:8]]
+    news = names[8]  # came to b's side while the network was parted
+    follows = dict.fromkeys(of_a, a) | dict.fromkeys([*of_b, news], b)
+    for me in names[:8]:
+        known = Colleagues(me)
+        known.recall(names[:8] if me in of_a else names)
+        e = Election(me, 0.0, known)
+        e.see({p: Sighting(1, True) for p in (a, b) if p != me}, {p: who for p, who in follows.items() if p != me})
+        e.following = follows[me]
+        assert e.leader(LATE, able=me in (a, b), leads=me in (a, b)) == b
+
+
+def test_a_plan_is_followed_of_whom_this_peer_has_told_that_it_is_there() -> None:
+    e = Election(ME, 0.0)
+    assert not e.heeds(LEADER, 0.0)
+    e.tells(LEADER, 5.0)
+    assert e.heeds(LEADER, 5.0 + TOLD_S / 2)
+    assert not e.heeds(GROUND, 5.0)
+    assert not e.heeds(LEADER, 5.0 + TOLD_S)

@@ -1,0 +1,111 @@
+"""What strangers say to a leader, within all bounds: which history goes on, and how far its term is raised."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from node.core.ids import PeerId
+from node.core.journey import Plan, Version
+from node.data.order import SampleOrder, Sampler
+from node.scheduler.paths import assign_paths
+from node.scheduler.quotas import quotas
+from node.training import events as ev
+from node.training.bounds import STEP_HEARD
+from node.training.facts import RunFacts
+from node.training.leader import Leader
+
+E, S1, S2 = PeerId("ends"), PeerId("stage1"), PeerId("stage2")
+X, X1, X2 = PeerId("0-ends"), PeerId("0-stage1"), PeerId("0-stage2")
+OURS, THEIRS = Version(5, "aa" * 16), Version(90, "bb" * 16)
+EACH = 128
+
+
+def sampler(cursor: Any) -> Sampler:
+    s = Sampler(SampleOrder(1000, 1))
+    s.restore({"next": cursor[0], "returned": list(cursor[1])})
+    return s
+
+
+def leader(known: frozenset[PeerId], term: int = 7) -> Leader:
+    facts = RunFacts(
+        stages=2, epochs=100, target_batch=8, micro_batch=4, min_replicas=1, epoch_timeout_s=20.0, round_timeout_s=6.0,
+        eval_every=0, sequence=16, late_s=1e9,
+        assign=lambda stage, cell, previous: {f"s{stage}": min(p for p, _ in cell)},
+        assign_paths=lambda ends, stages, samples: assign_paths(sorted(quotas(len(samples), ends).items()), stages, samples),
+        sampler=sampler, cursor=lambda s: (s.state()["next"], tuple(s.state()["returned"])),
+    )  # fmt: skip
+    return Leader(E, facts, term=term, known=known)
+
+
+def heard(peer: PeerId, at: Version, term: int = 7, **about: Any) -> ev.Heard:
+    stage = 0 if peer.endswith("ends") else int(peer[-1])
+    tokens = at.epoch * EACH
+    return dataclasses.replace(ev.Heard(peer, stage, at, f"digest {stage} {at}", 1.0, tokens=tokens, term=term), **about)
+
+
+def planned(made: Leader, *said: ev.Heard, known: frozenset[PeerId]) -> Plan:
+    """The first plan, when these words have been repeated until there is one."""
+    for second in range(120):
+        now = float(second)
+        todo = [a for word in said for a in [*made.handle(word, now), *made.handle(ev.Tick(known=known), now)]]
+        while todo:
+            match todo.pop(0):
+                case ev.SendPlan(plan):
+                    return plan
+                case ev.Recall(version):
+                    todo += made.handle(ev.Recalled(version), now)
+    raise AssertionError(made.waiting_for)
+
+
+ALL = (heard(E, OURS), heard(S1, OURS), heard(S2, OURS))
+STRANGERS = (heard(X, THEIRS), heard(X1, THEIRS), heard(X2, THEIRS))
+
+
+def test_strangers_in_every_stage_do_not_become_the_version_that_others_start_from() -> None:
+    known = frozenset({S1, S2})
+    plan = planned(leader(known), *STRANGERS, *ALL, known=known)
+    assert plan.base == OURS
+    assert {m.peer for m in plan.members if m.current} == {E, S1, S2}
+    assert plan.tokens == OURS.epoch * EACH
+
+
+def test_the_side_of_a_parted_network_that_one_has_worked_with_is_no_stranger() -> None:
+    known = frozenset({S1, S2, X, X1, X2})
+    assert planned(leader(known), *ALL, *STRANGERS, known=known).base == THEIRS
+
+
+def test_where_nobody_of_a_stage_is_known_any_more_those_who_came_count() -> None:
+    known = frozenset({S1})
+    said = (heard(E, OURS), heard(S1, THEIRS), heard(X, THEIRS), heard(X2, THEIRS))
+    assert planned(leader(known), *said, known=known).base == THEIRS
+
+
+def test_nobody_waits_for_strangers_that_claim_more_tokens() -> None:
+    known = frozenset({S1, S2})
+    made = leader(known)
+    for word in (heard(X1, THEIRS), *ALL):
+        made.handle(word, 0.0)
+    (plan,) = [a.plan for a in made.handle(ev.Tick(known=known), 2.0) if isinstance(a, ev.SendPlan)] or [made.plan]
+    assert plan is None or plan.base == OURS
+    assert "counted more tokens" not in made.waiting_for
+
+
+def test_one_word_raises_the_term_by_no_more_than_plans_explain() -> None:
+    known = frozenset({S1, S2})
+    plan = planned(leader(known), *ALL, heard(X1, OURS, term=1 << 40), known=known)
+    assert 7 < plan.term <= 8 + STEP_HEARD
+    plan = planned(leader(known), *ALL[:2], heard(S2, OURS, term=5000), known=known)
+    assert plan.term == 5001, "the other side of a parted network made more plans"
+
+
+def test_a_leader_that_knows_no_term_believes_what_most_say() -> None:
+    known = frozenset({S1, S2})
+    said = (
+        heard(E, OURS, term=0),
+        heard(S1, OURS, term=9_000_000),
+        heard(S2, OURS, term=9_000_003),
+        heard(X1, OURS, term=1 << 40),
+    )
+    plan = planned(leader(known, term=0), *said, known=known)
+    assert 9_000_003 < plan.term <= 9_000_003 + STEP_HEARD + 1
