@@ -172,9 +172,9 @@ class Band:
         there = self.honest()
         members = tuple(Member(p, b.stage) for p, b in sorted([*there.items(), (who.me, who.body())]))
         newest = max((b.epoch for b in there.values()), default=0) if epoch is None else epoch
-        path = Way(0, who.me, tuple(range(self.manifest.pipeline.micro_batch)), tuple(
-            Hop(s, next(p for p, b in sorted(there.items()) if b.stage == s)) for s in range(1, self.manifest.pipeline.stages + 1)
-        ))  # fmt: skip
+        firsts = {b.stage: p for p, b in sorted(there.items(), reverse=True)}
+        hops = tuple(Hop(s, firsts[s]) for s in range(1, self.manifest.pipeline.stages + 1) if s in firsts)
+        path = Way(0, who.me, tuple(range(self.manifest.pipeline.micro_batch)), hops)
         return Plan(newest, term, who.me, members, (path,) if works else (), {}, lineage=FAKE)
 
     def _term(self, late: bool) -> list[tuple[Stranger, PeerId, pb.Note]]:
