@@ -553,6 +553,7 @@ class Daemon:
         lines = banner(
             version=VERSION, name=self.name, peer=self.identity.peer_id, key_path=str(self.config.identity_path), solo=solo,
             home=str(self.config.home), home_flag=self.config.home_flag, new_key=self._new_key, model=m.model_said() if m else "",
+            parameters=m.parameter_count() if m else 0,
             swarm=m.swarm.name if m else "", run_id=m.run_id if m else "", listening=self.addresses()[:2],
             metrics_url=self.metrics_url, invite=self.view.invite().invite if m else "",
             everywhere=not self.config.transport.host,

@@ -339,7 +339,7 @@ def sheet(manifest: Manifest, *, signed: bool) -> list[str]:
         owner=manifest.swarm.owner,
         signed=signed,
         admission=manifest.swarm.admission,
-        model=f"{m.layers} layers, width {m.d_model}, vocabulary {m.vocab}, sequences of {m.seq_len}",
+        model=manifest.model_said(),
         parameters=manifest.parameter_count(),
         data=f"{manifest.data.source}, {_hash(manifest.data.sha256)}, tokenizer {manifest.data.tokenizer}",
         cut=f"ends and {p.stages} block stages, activations as {p.wire}, gradients as {manifest.averaging.wire}",

@@ -286,10 +286,9 @@ class Manifest:
         return m.vocab * m.d_model * (1 if m.tied else 2) + m.layers * block + m.d_model
 
     def model_said(self) -> str:
-        """The model in one line, for people."""
-        m, millions = self.model, self.parameter_count() / 1e6
-        text = f"{millions / 1e3:.1f}G" if millions >= 1e3 else f"{millions:.1f}M"
-        return f"{text} parameters: {m.layers} layers, width {m.d_model}, vocabulary {m.vocab}, sequences of {m.seq_len}"
+        """The shape of the model in one line, for people."""
+        m = self.model
+        return f"{m.layers} layers, width {m.d_model}, vocabulary {m.vocab}, sequences of {m.seq_len}"
 
     def owned_by(self, owner: PeerId) -> Manifest:
         """The same swarm in another's name, unsigned: another run."""

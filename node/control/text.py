@@ -151,7 +151,7 @@ def doing(s: Snapshot) -> tuple[str, str]:
     if s.state in ("starting", "choosing"):
         said = {
             "starting": "looking for the swarm and building the stage",
-            "choosing": "choosing the stage that most needs a peer",
+            "choosing": "finding out which stage needs this peer, and claiming it",
         }
         return s.state, said[s.state]
     if s.role == "rendezvous":
@@ -292,7 +292,7 @@ def event_line(event: Event, clock: str) -> Text:
 
 def banner(
     *, version: str, name: str, peer: str, key_path: str, home: str = "", new_key: bool = False, solo: bool = False, swarm: str = "",
-    run_id: str = "", model: str = "", listening: Sequence[str] = (), metrics_url: str = "",
+    run_id: str = "", model: str = "", parameters: int = 0, listening: Sequence[str] = (), metrics_url: str = "",
     invite: str = "", home_flag: str = "", everywhere: bool = False,
 ) -> list[str]:  # fmt: skip
     """What a daemon prints when it starts; empty values leave their line out. ``home_flag`` is " --home DIR" when not the default;
@@ -300,8 +300,9 @@ def banner(
     solo_note = "a solo swarm: every stage runs on this machine until others join"
     lines = [f"tutti {version}" + (f"   {solo_note}" if solo else "")]
     lines.append(_plain("identity", f"{name}  {short(PeerId(peer))}" + ("   a new key" if new_key else "")))
+    shape = f"{count(parameters)} parameters: {model}" if model else ""
     lines.append(_plain("key", f"{key_path}   keep a backup: without it nobody is this peer again"))
-    for label, value in (("home", home), ("swarm", f"{clean(swarm, 40)} {run_id[:12]}" if swarm else ""), ("model", model)):
+    for label, value in (("home", home), ("swarm", f"{clean(swarm, 40)} {run_id[:12]}" if swarm else ""), ("model", shape)):
         if value:
             lines.append(_plain(label, value))
     lines.extend(_plain("network" if i == 0 else "", address) for i, address in enumerate(listening))

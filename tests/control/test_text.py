@@ -95,7 +95,7 @@ def test_a_screen_says_that_it_leaves_something_out():
     [
         ({}, "training", "training: epoch 120/150"),
         ({"state": "joining", "progress": 0.45, "stage": 2}, "joining", "state of stage 2 from others: 45%"),
-        ({"state": "choosing"}, "choosing", "stage that most needs a peer"),
+        ({"state": "choosing"}, "choosing", "which stage needs this peer"),
         (
             {"healthy": False, "reason": "waiting for an ends peer", "next_step": "start one"},
             "degraded",
@@ -256,7 +256,8 @@ def test_the_banner_says_how_to_go_on():
         key_path="/k",
         home="/h",
         home_flag=" --home /h",
-        model="1.2M parameters",
+        model="6 layers",
+        parameters=1_200_000,
         new_key=True,
         solo=True,
         invite="tutti2x",
@@ -268,7 +269,7 @@ def test_the_banner_says_how_to_go_on():
         "a new key",
         "/k   keep a backup",
         "home       /h",
-        "1.2M",
+        "1.2M parameters: 6 layers",
         "tutti monitor --home /h",
         "tutti2x",
         "/ip4/b",
