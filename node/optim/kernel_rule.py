@@ -75,12 +75,12 @@ def way(rows: int, cols: int, rule: Rule) -> Way:
 
 
 class Trial(NamedTuple):
-    """Something that is timed on one thread. A square of :data:`SQUARES`: one step of the iteration on so many ``matrices``, as a stack
+    """Something that is timed on one thread. A square of :data:`SQUARES`: one step of the iteration on ``many`` matrices, as a stack
     or one after the other. One of :data:`OPERANDS`: its symmetric product, whole or by panels."""
 
     rows: int
     cols: int
-    matrices: int
+    many: int
     precision: Precision
     form: Form
 

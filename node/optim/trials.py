@@ -61,10 +61,10 @@ def _timed(group: list[Trial], stop: threading.Event, clock: Callable[[], float]
 
 
 def _act(trial: Trial) -> Callable[[], None]:
-    rows, cols, count, precision, form = trial
+    rows, cols, many, precision, form = trial
     kind = torch.bfloat16 if precision == "bf16" else torch.float32
-    x = torch.randn(count, rows, cols, generator=torch.Generator().manual_seed(0)).div_((rows * cols) ** 0.5).to(kind)
-    if trial.matrices == 1:
+    x = torch.randn(many, rows, cols, generator=torch.Generator().manual_seed(0)).div_((rows * cols) ** 0.5).to(kind)
+    if many == 1:
         out, panels = x.new_empty(rows, rows), int(form == "panels")
         return lambda: symmetric(x[0], x[0].mT, out, panels)
     xs = [x] if form == "stack" else list(x.unbind())

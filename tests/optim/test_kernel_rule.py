@@ -33,8 +33,8 @@ def machine(faster, panels=NOWHERE, stacks_to=64, stacks_bf16_to=512):
     """A processor: what a trial takes there."""
 
     def seconds(trial):
-        work = 1e-9 * trial.matrices * trial.rows**2 * trial.cols
-        if trial.matrices == 1:
+        work = 1e-9 * trial.many * trial.rows**2 * trial.cols
+        if trial.many == 1:
             return work / (panels[trial.rows, trial.cols] if trial.form == "panels" else 1.0)
         to, rate = (stacks_to, 1.0) if trial.precision == "fp32" else (stacks_bf16_to, faster[trial.rows])
         return work / rate * ((1.0 if trial.rows <= to else 1.5) if trial.form == "stack" else 1.2)
@@ -142,7 +142,7 @@ def test_only_what_is_compared_is_asked_for_together_and_nothing_twice():
     times, groups = measured(machine(UNITS))
     assert sum(map(len, groups)) == len(times)
     for group in groups:
-        assert len({(trial.rows, trial.cols, trial.matrices) for trial in group}) == 1
+        assert len({(trial.rows, trial.cols, trial.many) for trial in group}) == 1
     assert all(isinstance(trial, Trial) for trial in times)
     (lost, *_) = times
     assert following({trial: t for trial, t in times.items() if trial != lost}) == groups[0]

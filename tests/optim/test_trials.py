@@ -62,7 +62,7 @@ def test_it_is_stopped_between_two_trials_and_keeps_no_half_group():
     times = trials.measure(stop, stopping)
     assert reads == 56
     assert following(times) != []
-    assert {trial.rows == trial.cols and trial.matrices > 1 for trial in times} == {True}, "the squares, and no half of a pair"
+    assert {trial.rows == trial.cols and trial.many > 1 for trial in times} == {True}, "the squares, and no half of a pair"
     assert len(times) == 8
     assert trials.measure(stop, stopping) == {}
 
