@@ -25,6 +25,7 @@ from node.data.sources import open_data
 from node.data.tokenizer import Tokenizer
 from node.identity.keys import Identity
 from node.manifest import Manifest
+from node.model.cost import flops_per_token
 from node.model.device import Device, set_threads
 from node.model.shapes import layer_cut, parameter_shapes
 from node.model.stages import Ends, build
@@ -108,6 +109,7 @@ async def assemble(
         local = await open_stage(devices, device, threads, module, m, p.stages, stage, config.home / "devices", on_error)
     state = StageState(module, stage, 0, placed=local.place if local else None)
     thread, meter = DeviceThread(backward_first=config.limits.backward_first), Meter(journal, metrics)
+    meter.product_s = await loop.run_in_executor(None, device.tera_s)
     pipeline = Pipeline(
         transport,
         module,
@@ -121,6 +123,7 @@ async def assemble(
         autocast=device.autocast,
         math=local.math if local else StageMath,
         gradients=local.gradients if local else None,
+        usual_s=t.epoch_timeout_s,
     )
     cell = CellRound(transport, manifest.averaging, executor=thread, journal=journal, clock=clock, on_error=on_error)
     # Between cells nothing is a gradient: its norms say nothing of theirs, and nobody's is left out for them. Where there is one
@@ -257,6 +260,8 @@ def run_facts(manifest: Manifest, work: Work) -> RunFacts:
         run_id=manifest.run_id, sequence=m.seq_len, rebalance_every_s=t.rebalance_every_s,
         router=lambda: Router(manifest.scheduler, p.stages), probe_every_s=PROBE_WAYS_S, prove=True, tensor=work.engines.pipeline.shape.nbytes(p.micro_batch, m.seq_len),
         sizes=tuple(sum(part.bytes for part in parts[s]) for s in range(p.stages + 1)),
+        operations=tuple(float(p.micro_batch * m.seq_len * flops_per_token(m, p.stages, s)) for s in range(p.stages + 1)),
+        steps=tuple({part.name: part.cost for part in parts[s]} for s in range(p.stages + 1)),
         cell=manifest.averaging.peers, spare=p.stages - manifest.scheduler.hops(p.stages),
         meetings=meet(manifest.outer), read=work.read, meet=meet,
     )  # fmt: skip

@@ -24,6 +24,7 @@ from protos import ask_pb2 as ask
 from protos import control_pb2 as pb
 
 if TYPE_CHECKING:
+    from node.assembly import Assembled
     from node.daemon import Daemon
     from node.training.service import Training
     from node.training.work import Work
@@ -78,6 +79,16 @@ class Tally:
         self.forecast_s = forecast_s
         self.tokens, self.seen_epoch, self.last_plan_at = tokens, epoch, now
         return seconds
+
+
+def _allowed(a: Assembled, m: Manifest | None) -> float:
+    """Seconds that this peer may have nothing to do while others work: half of what the plan gives to an epoch of a large model, in
+    which the deadlines are above the manifest's floors."""
+    plan, round_s = a.work.plan, a.work.rounds.deadline_s
+    if m is None or plan is None or not plan.paths:
+        return 0.0
+    above = plan.deadline_s > m.training.epoch_timeout_s or round_s > m.averaging.round_timeout_s
+    return (plan.deadline_s + round_s) / 2 if above else 0.0
 
 
 class Picture:
@@ -199,7 +210,7 @@ class Picture:
             return False, f"waiting for {waiting}{self._no_way(unproven)}", _waiting_step(waiting, bool(unproven))
         expected = max(self.tally.forecast_s, self.tally.last_took_s)
         idle = 0.0 if 0.0 < a.thread.busy_for < JOB_S else s.last_work_s
-        if idle > max(STALL_S, STALL_EPOCHS * expected):
+        if idle > max(STALL_S, STALL_EPOCHS * expected, _allowed(a, d.manifest)):
             return False, f"no useful work for {idle:.0f} s{self._no_way(unproven)}", "see tutti logs"
         return True, "", ""
 

@@ -179,7 +179,7 @@ class ReadyNote(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., at: _Optional[_Union[VersionNote, _Mapping]] = ..., digest: _Optional[str] = ..., speed: _Optional[float] = ..., reachable: _Optional[_Iterable[_Union[VersionNote, _Mapping]]] = ..., term: _Optional[int] = ..., tokens: _Optional[int] = ..., leaving: _Optional[bool] = ..., seen: _Optional[_Mapping[str, float]] = ..., room: _Optional[int] = ..., costs: _Optional[_Union[CostNote, _Mapping]] = ..., cell: _Optional[int] = ..., change: _Optional[str] = ..., arrived: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CostNote(_message.Message):
-    __slots__ = ("forward", "backward", "loss", "slots", "ways", "rates", "up", "down")
+    __slots__ = ("forward", "backward", "loss", "slots", "ways", "rates", "up", "down", "tera")
     class WaysEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +202,7 @@ class CostNote(_message.Message):
     RATES_FIELD_NUMBER: _ClassVar[int]
     UP_FIELD_NUMBER: _ClassVar[int]
     DOWN_FIELD_NUMBER: _ClassVar[int]
+    TERA_FIELD_NUMBER: _ClassVar[int]
     forward: int
     backward: int
     loss: int
@@ -210,7 +211,8 @@ class CostNote(_message.Message):
     rates: _containers.ScalarMap[str, int]
     up: int
     down: int
-    def __init__(self, forward: _Optional[int] = ..., backward: _Optional[int] = ..., loss: _Optional[int] = ..., slots: _Optional[int] = ..., ways: _Optional[_Mapping[str, int]] = ..., rates: _Optional[_Mapping[str, int]] = ..., up: _Optional[int] = ..., down: _Optional[int] = ...) -> None: ...
+    tera: int
+    def __init__(self, forward: _Optional[int] = ..., backward: _Optional[int] = ..., loss: _Optional[int] = ..., slots: _Optional[int] = ..., ways: _Optional[_Mapping[str, int]] = ..., rates: _Optional[_Mapping[str, int]] = ..., up: _Optional[int] = ..., down: _Optional[int] = ..., tera: _Optional[int] = ...) -> None: ...
 
 class VersionNote(_message.Message):
     __slots__ = ("epoch", "lineage")

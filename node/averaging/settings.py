@@ -18,7 +18,8 @@ class AveragingSettings:
     most. A larger part goes alone. While a group is stepped, the next one's gradients arrive and the one before leaves. An owner holds
     two groups of every member."""
     round_timeout_s: float = 30.0
-    """A contribution or a fresh part that is later counts as missing."""
+    """A contribution or a fresh part that is later counts as missing. A floor: a round has four times as long as its steps and its
+    bytes should take, where that is more."""
     max_gradient_norm: float = 1e6
     """A contribution whose norm per token is above it, or not finite, is refused and counted against its sender."""
     quarantine: float = 10.0

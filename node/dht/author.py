@@ -25,14 +25,18 @@ class Author:
         self._identity, self._settings, self._admission = identity, settings, admission
         self._seq, self._not_after = 0, 0.0
 
-    def seal(self, body: bytes, now: float, heard: tuple[int, float] = (0, 0.0)) -> tuple[bytes, float]:
-        """The sealed record of ``body`` (empty: a withdrawal) and the Unix time until which it holds.
+    def seal(
+        self, body: bytes, now: float, heard: tuple[int, float] = (0, 0.0), times: float = 1.0
+    ) -> tuple[bytes, float]:  # fmt: skip
+        """The sealed record of ``body`` (empty: a withdrawal) and the Unix time until which it holds: ``times`` ``ttl_s`` from now,
+        as far as others take it.
 
         ``heard`` is the number and expiry of the newest own record seen on the board: after a restart with a clock
         that was set back, others still hold that one.
         """
         self._seq = max(self._seq + 1, heard[0] + 1, int(now * 1000))
-        until, after_last = now + self._settings.ttl_s, max(self._not_after, heard[1]) + 0.002
+        life = min(times * self._settings.ttl_s, self._settings.max_ttl_s)
+        until, after_last = now + life, max(self._not_after, heard[1]) + 0.002
         if until < after_last <= now + self._settings.max_ttl_s:  # further off: the clock was wrong, nobody took it
             until = after_last
         self._not_after = round(until, 3)  # within SLACK_S of board.py, and the same number on every way it travels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import node.core.bare  # noqa: F401  first: hivemind without its averager and optimizer
@@ -36,6 +36,11 @@ _DOWN = (P2PDaemonError, P2PHandlerError, OSError, EOFError, ValueError, Asserti
 """What hivemind raises when its p2pd, the network or the other side fails; AssertionError for a malformed node id."""
 
 
+NEAREST = 8
+"""Nodes that a walk through the DHT asks, and that a bucket of its routing table holds (Kademlia's k). hivemind's 20 are for swarms of
+thousands; each question costs both sides a millisecond of processor time, every few seconds, for ever."""
+
+
 class Directory:
     """Who is in the swarm (see ``DirectoryPort``), over the p2pd of :meth:`attach`.
 
@@ -59,7 +64,8 @@ class Directory:
         self._p2p: P2P | None = None
         self._company: asyncio.Task[None] | None = None
         self._heartbeat: asyncio.Task[None] | None = None
-        self._posted_at = 0.0
+        self._posted_at, self._times = 0.0, 1.0
+        self._searches: dict[str, asyncio.Task[Any]] = {}
         self._serving, self._seeds = True, tuple[str, ...]()
         self._met_later: dict[PeerId, list[Multiaddr]] = {}
         self._tasks = Tasks("dht", self._task_failed)
@@ -89,6 +95,7 @@ class Directory:
             # A client asks and is never asked: whom others cannot dial would only be waited for in their routing tables.
             client_mode=not self._serving,
             node_id=guard.node_id_of(PeerID.from_base58(str(p2p.peer_id))),
+            bucket_size=NEAREST,
             record_validator=guard.EnvelopeValidator(self._board, self._clock, self._settings.max_record, self._door),
             # The board is our cache, and it knows which records still hold; a cached dictionary would be stale.
             cache_locally=False,
@@ -116,14 +123,14 @@ class Directory:
             self._met_later[peer] = addresses
         self._seeds = (*self._seeds, *(m for m in multiaddrs if m not in self._seeds))
 
-    async def publish(self, body: PeerBody) -> bool:
-        """Post ``body``, and again every ``refresh_s`` until :meth:`withdraw` or the next :meth:`publish`.
+    async def publish(self, body: PeerBody, times: float = 1.0) -> bool:
+        """Post ``body``, and again every ``times`` ``refresh_s`` until :meth:`withdraw` or the next :meth:`publish`.
 
         False when no storage took it, this node's own included: not attached, or p2pd is down; the refresh tries
         again. Raises WireError for a body that others would refuse.
         """
         packed = body.pack()
-        self._body = body
+        self._body, self._times = body, times
         if self._heartbeat is None:
             self._heartbeat = self._tasks.spawn(self._refresh(), "refresh", eternal=True)
         return await self._post(packed)
@@ -139,10 +146,9 @@ class Directory:
 
         Asks the DHT for at most ``lookup_timeout_s``; what was heard earlier and still holds is there in any case.
         """
-        if self._node is not None:
+        if (node := self._node) is not None:
             with contextlib.suppress(*_DOWN):
-                async with self._in_time():
-                    await self._node.get(self._board.key, latest=True)
+                await self._search("read", lambda: node.get(self._board.key, latest=True))
         return self._board.entries(self._clock.wall())
 
     async def close(self) -> None:
@@ -155,24 +161,41 @@ class Directory:
 
     async def _post(self, packed: bytes) -> bool:
         now = self._clock.wall()
-        raw, expires = self._author.seal(packed, now, self._board.newest(self.me))
+        raw, expires = self._author.seal(packed, now, self._board.newest(self.me), self._times)
         self._board.offer(self.me, raw, expires, now)
         self._posted_at = self._clock.now()
-        if self._node is None:
+        if (node := self._node) is None:
             return False
         try:
-            async with self._in_time():
-                return await self._node.store(self._board.key, raw, expires, subkey=str(self.me))
+            return bool(
+                await self._search("post", lambda: node.store(self._board.key, raw, expires, subkey=str(self.me)), anew=True)
+            )
         except _DOWN:
             return False
+
+    async def _search(self, name: str, search: Callable[[], Coroutine[Any, Any, Any]], *, anew: bool = False) -> Any:
+        """What a walk through the DHT gives, waited for ``lookup_timeout_s``; raises TimeoutError after that.
+
+        The walk itself goes on: it ends by its own time-outs, and cancelled in between it leaves tasks behind that nobody ends. So there
+        is one of each ``name`` at a time; who comes meanwhile waits for it, and with ``anew`` makes another one afterwards.
+        """
+        async with self._in_time():
+            while (running := self._searches.get(name)) is not None and not running.done() and anew:
+                await asyncio.wait({running})
+            if running is None or running.done():
+                running = self._searches[name] = self._tasks.spawn(_caught(search()), name)
+            found = await asyncio.shield(running)
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     async def _refresh(self) -> None:
         pause = self._settings.refresh_s
         while True:
             await asyncio.sleep(pause)
-            idle = self._clock.now() - self._posted_at
-            if idle < self._settings.refresh_s:  # somebody published meanwhile
-                pause = self._settings.refresh_s - idle
+            idle, every = self._clock.now() - self._posted_at, self._times * self._settings.refresh_s
+            if idle < every:  # somebody published meanwhile
+                pause = min(every - idle, self._settings.refresh_s)
                 continue
             pause = self._settings.refresh_s
             if self._body is not None:
@@ -213,8 +236,7 @@ class Directory:
     async def _settle(self, node: DHTNode) -> None:
         """Having met somebody: find the nodes near this one, and post the record among them."""
         with contextlib.suppress(*_DOWN):
-            async with self._in_time():
-                await node.find_nearest_nodes([node.node_id])
+            await self._search("settle", lambda: node.find_nearest_nodes([node.node_id]))
         if self._body is not None:
             await self._post(self._body.pack())
 
@@ -248,6 +270,14 @@ class Directory:
     def _tell(self, kind: str, text: str, level: str = "info", **fields: int) -> None:
         if self._journal is not None:
             self._journal.emit("dht", kind, text, level=level, **fields)
+
+
+async def _caught(search: Coroutine[Any, Any, Any]) -> Any:
+    """What a search gives, or why it gives nothing: a network that is down is no task that failed."""
+    try:
+        return await search
+    except _DOWN as e:
+        return e
 
 
 def _by_peer(multiaddrs: Iterable[str]) -> dict[PeerId, list[Multiaddr]]:

@@ -42,11 +42,16 @@ class MemoryDirectory:
         """Records refused since the start that no honest peer would have passed on."""
         return self._board.refused
 
-    async def publish(self, body: PeerBody) -> bool:
+    @property
+    def neighbours(self) -> int:
+        """Everybody at the wall."""
+        return len(self._wall.pinned)
+
+    async def publish(self, body: PeerBody, times: float = 1.0) -> bool:
         """See ``DirectoryPort``. Raises WireError for a body that others would refuse."""
         packed = body.pack()
         self._published = True
-        return self._post(packed)
+        return self._post(packed, times)
 
     async def withdraw(self) -> None:
         if self._published:
@@ -65,9 +70,9 @@ class MemoryDirectory:
     async def close(self) -> None:
         self._closed = True
 
-    def _post(self, packed: bytes) -> bool:
+    def _post(self, packed: bytes, times: float = 1.0) -> bool:
         now = self._clock.wall()
-        raw, expires = self._author.seal(packed, now, self._board.newest(self.me))
+        raw, expires = self._author.seal(packed, now, self._board.newest(self.me), times)
         self._board.offer(self.me, raw, expires, now)
         if self._wall.down or self._closed:
             return False

@@ -11,8 +11,14 @@ from node.dht.record import PeerBody, PeerEntry
 class DirectoryPort(Protocol):
     """Post the own record, read everybody's. No call raises for a network that is down: the board is what was heard."""
 
-    async def publish(self, body: PeerBody) -> bool:
-        """Post ``body`` and keep it posted until :meth:`withdraw`. False: no storage took it this time."""
+    async def publish(self, body: PeerBody, times: float = 1.0) -> bool:
+        """Post ``body`` and keep it posted until :meth:`withdraw`, ``times`` as rarely as the settings say; it lives so many times as
+        long. False: no storage took it this time."""
+        ...
+
+    @property
+    def neighbours(self) -> int:
+        """Peers this node can ask; another number means that somebody has come or gone."""
         ...
 
     async def withdraw(self) -> None:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from dataclasses import dataclass
+from statistics import median
 
 import psutil
 import torch
 
 from node.core.errors import OutOfResources, UsageFault
+
+PRODUCT, PRODUCTS = 512, 3
+"""Side of the product by which a device's speed is first told, and how many are made after one that warms up."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,17 @@ class Device:
         if self.is_cuda:
             return torch.cuda.mem_get_info(self.device)[0]
         return min(psutil.virtual_memory().available, max(0, _container_limit() - psutil.Process().memory_info().rss))
+
+    def tera_s(self) -> float:
+        """Seconds that 10^12 operations of an fp32 product take here, by the middle one of a few; some 10 ms on a CPU."""
+        a = torch.ones(PRODUCT, PRODUCT, device=self.device)
+        seconds: list[float] = []
+        for _ in range(PRODUCTS + 1):
+            began = time.perf_counter()
+            torch.mm(a, a)
+            self.synchronise()
+            seconds.append(time.perf_counter() - began)
+        return median(seconds[1:]) / (2 * PRODUCT**3) * 1e12
 
     def synchronise(self) -> None:
         """Wait until the work given to the device is done; nothing to wait for on the CPU."""

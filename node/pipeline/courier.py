@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
 
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
@@ -37,7 +38,7 @@ class Courier:
         self._sending: dict[tuple[Key, Way], asyncio.Task[None] | asyncio.TimerHandle] = {}
         self._names: dict[PeerId, list[int]] = {}
         self._naming: set[PeerId] = set()
-        self._asking: dict[PeerId, set[asyncio.Task[TensorReader]]] = {}
+        self._asking: dict[PeerId, set[asyncio.Task[TensorReader | Exception]]] = {}
 
     def forget(self) -> None:
         """Another plan is in force."""
@@ -91,7 +92,7 @@ class Courier:
             if room.machine.plan is plan:
                 room.do(ev.Passed(key, way, peer))
 
-        outcome = await self.outbound.send(peer, way, messages, len(buffer), room.settings.forward_timeout_s, accepted)
+        outcome = await self.outbound.send(peer, way, messages, len(buffer), room.hop_s, accepted)
         if room.machine.plan is not plan:
             return
         self._sending.pop((key, way), None)  # this task is at its end; what comes next must not cancel it
@@ -151,17 +152,19 @@ class Courier:
         room = self._room
         if peer in room.machine.suspects.gone:
             raise PeerFault(peer, "it is dead")
-        shape, wire, timeout = room.shape_of(key.index), room.shape.wire, room.settings.forward_timeout_s
+        shape, wire, timeout = room.shape_of(key.index), room.shape.wire, room.hop_s
         read = self.outbound.fetch(
             peer, key, skipped, plan_hash, lambda head: TensorReader([head], [("", shape)], wire), timeout
         )
-        call = room.tasks.spawn(read, "ask")
+        call = room.tasks.spawn(_caught(read), "ask")
         self._asking.setdefault(peer, set()).add(call)
         try:
             await asyncio.wait((call,))
             if call.cancelled():
                 raise PeerFault(peer, "it has died")
-            return call.result()
+            if isinstance(found := call.result(), Exception):
+                raise found
+            return found
         finally:
             call.cancel()
             self._asking.get(peer, set()).discard(call)
@@ -172,7 +175,7 @@ class Courier:
         room.telemetry.emit("micro-batch-lost", reason, "warning", index=key.index)
         if plan is not None:
             try:
-                await self.outbound.lost(origin, key, plan.hash, reason, room.settings.forward_timeout_s)
+                await self.outbound.lost(origin, key, plan.hash, reason, room.hop_s)
             except PeerFault as e:
                 room.telemetry.emit("origin-silent", str(e), "debug", index=key.index)
 
@@ -189,8 +192,10 @@ class Courier:
         try:
             while (plan := room.machine.plan) is not None and (indices := self._names.pop(peer, None)):
                 for attempt in range(1, NOTE_TRIES + 1):
+                    began = room.clock.now()
                     try:
-                        await self.outbound.counted(peer, plan.epoch, plan.hash, indices, room.settings.forward_timeout_s)
+                        await self.outbound.counted(peer, plan.epoch, plan.hash, indices, room.hop_s)
+                        room.transport.patience.took("named", room.clock.now() - began)
                         break
                     except PeerFault as e:
                         room.telemetry.emit("hop-not-told", str(e), "debug", peer=peer, count=len(indices), attempt=attempt)
@@ -200,3 +205,11 @@ class Courier:
                         break
         finally:
             self._naming.discard(peer)
+
+
+async def _caught(read: Coroutine[Any, Any, TensorReader]) -> TensorReader | Exception:
+    """What was fetched, or why not: that a peer has the gradient already, or is gone, is an answer and no task that died."""
+    try:
+        return await read
+    except (AlreadyThere, PeerFault, WireError) as e:
+        return e

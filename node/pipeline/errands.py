@@ -48,7 +48,7 @@ class Errands:
         claim = Claim(0, "", index, (me, *hops, me), 1)
         back: asyncio.Future[TensorReader] = asyncio.get_running_loop().create_future()
         self._waiting[purpose, index] = hops[-1], ((sequences, 1, shape[2]) if purpose == pb.GENERATE else shape), back
-        timeout = room.settings.forward_timeout_s * (len(hops) + 1)
+        timeout = room.hop_s * (len(hops) + 1)
         try:
             async with asyncio.timeout(timeout):
                 output = await room.device.run(partial(room.math.embed_only, tokens), Priority.ERRAND)
@@ -135,7 +135,7 @@ class Errands:
     async def _read(self, incoming: Incoming, shape: tuple[int, ...], context: Any) -> TensorReader:
         room = self._room
         reader = TensorReader([incoming.tensor.tensor], [("", shape)], room.shape.wire)
-        async with asyncio.timeout(room.settings.forward_timeout_s):
+        async with asyncio.timeout(room.hop_s):
             await read_chunks(context.read, reader)
         if not room.guard.finite(reader):
             raise WireError("an activation that is not finite or absurdly large")
@@ -165,9 +165,7 @@ class Errands:
                     room.timing.sent(peer, seconds, room.clock.now())
                 accepted()
 
-            outcome = await room.courier.outbound.send(
-                choice, Way.FORWARD, messages, len(buffer), room.settings.forward_timeout_s, held
-            )
+            outcome = await room.courier.outbound.send(choice, Way.FORWARD, messages, len(buffer), room.hop_s, held)
             if outcome.trouble is None:
                 return
             if outcome.trouble is Trouble.FAILED:

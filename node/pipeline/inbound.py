@@ -37,7 +37,7 @@ class Inbound(PipelineServicer):
         room = self._room
         caller = room.transport.caller(context)
         try:
-            async with asyncio.timeout(room.settings.forward_timeout_s):
+            async with asyncio.timeout(room.hop_s):
                 first = await context.read()
             if first is EOF:
                 return
@@ -62,7 +62,7 @@ class Inbound(PipelineServicer):
             reader = TensorReader([incoming.tensor.tensor], [("", room.shape_of(claim.index))], room.shape.wire)
             ticket = room.stash.reserve(cost) if way is Way.FORWARD and not room.at_origin(claim.key) else 0
             try:
-                async with asyncio.timeout(room.settings.forward_timeout_s):
+                async with asyncio.timeout(room.hop_s):
                     await read_chunks(context.read, reader)
                 room.received(caller, reader.nbytes)
                 answer, rest = self._look(way, caller, incoming, reader, ticket)

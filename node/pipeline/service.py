@@ -44,7 +44,9 @@ from protos.pipeline_pb2_grpc import add_PipelineServicer_to_server
 Batch = tuple[Tensor, Tensor]
 Waiter = asyncio.Future[tuple[bool, str, float]]
 RECEIPTS_S = 1.0
-"""Longest wait for notes at the end of an epoch: a way there and back, and a busy loop."""
+"""Wait for notes at the end of an epoch: a way there and back, and more where notes are measured to take longer or this process runs late."""
+STRETCH_MOST = 1000.0
+"""A plan makes hops wait at most so many times as long as the manifest says."""
 
 
 class Pipeline:
@@ -53,7 +55,7 @@ class Pipeline:
     ``module`` is ``Ends`` for stage 0, else ``Blocks``; its device is where it computes. ``autocast`` makes the
     context every forward runs in. Gradients and losses are sums over tokens; the round divides. The parameters must
     not change between :meth:`set_plan` and :meth:`reset`. ``math`` and ``gradients``: what computes and what adds up, where that
-    is not one device.
+    is not one device. ``usual_s``: the least that a plan gives an epoch; where it gives more, hops have as many times as long; 0: never.
     """
 
     def __init__(
@@ -72,11 +74,13 @@ class Pipeline:
         plan_wait_s: float = 5.0,
         math: Callable[[nn.Module, str, Autocast], StageMath] = StageMath,
         gradients: GradientSum | None = None,
+        usual_s: float = 0.0,
     ) -> None:
         self.transport, self.device, self.settings, self.limits = transport, device, settings, limits
         self.telemetry: Telemetry = telemetry or Silence()
         self.clock: Clock = clock or SystemClock()
         self.plan_wait_s = plan_wait_s
+        self._usual_s, self._stretch = usual_s, 1.0
         self.me = transport.peer_id
         self.shape = FrameShape(settings.micro_batch, model.seq_len, model.d_model, settings.wire, settings.stages)
         self._autocast, self._math = autocast, math
@@ -113,6 +117,8 @@ class Pipeline:
         self._origin.forget()
         self._gradients.reset()
         self._plan_until = self.clock.now() + (plan.deadline_s if plan else 0.0)
+        if plan is not None and plan.paths and self._usual_s:
+            self._stretch = min(max(1.0, plan.deadline_s / self._usual_s), STRETCH_MOST)
         self._idle_seen = self.device.idle_s
         self.courier.forget()
         self.plan_changed.set()
@@ -122,6 +128,11 @@ class Pipeline:
         """Forget everything of ``epoch``: its plan, stash and gradients. Does nothing when another epoch is in force."""
         if self.machine.plan is not None and self.machine.plan.epoch == epoch:
             self.set_plan(None)
+
+    @property
+    def hop_s(self) -> float:
+        """For a hop to answer DONE: the manifest's time, as much longer as the plan gives the epoch, and what this process runs late."""
+        return self._stretch * self.settings.forward_timeout_s + self.transport.patience.slack(self.clock.now())
 
     def rates(self) -> dict[PeerId, float]:
         """Micro-batches per second of the peers this one sent frames to, measured from sending to DONE."""
@@ -150,14 +161,16 @@ class Pipeline:
         """Peers that can stand in for each other at ``stage``, from the plan in force."""
         return list(self.machine.replicas(stage))
 
-    async def receipts(self, epoch: int, dropped: Collection[int] = (), patience_s: float = RECEIPTS_S) -> None:
+    async def receipts(self, epoch: int, dropped: Collection[int] = (), patience_s: float | None = None) -> None:
         """Before :meth:`take_gradients`: let the notes come in that say which of our shares count.
 
         The leader may hear that a micro-batch is finished, and we from the leader that the epoch is, before the origin's
         note is here; a share that is not named by then is lost. ``dropped`` micro-batches are not waited for.
         """
+        now = self.clock.now()
+        longest = self.transport.patience.within("named", RECEIPTS_S, now) if patience_s is None else patience_s
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(longest):
                 while (plan := self.machine.plan) and plan.epoch == epoch and self.machine.unsure(dropped):
                     self._handled.clear()
                     await self._handled.wait()
@@ -286,7 +299,7 @@ class Pipeline:
 
     def time_left(self, path: Path) -> float:
         """Seconds a micro-batch that starts now may take."""
-        return min(self.settings.forward_timeout_s * (len(path.hops) + 1), self._plan_until - self.clock.now())
+        return min(self.hop_s * (len(path.hops) + 1), self._plan_until - self.clock.now())
 
     # Carrying out ------------------------------------------------------------------------------------------------------
 

@@ -43,8 +43,9 @@ class Way:
 @dataclass(frozen=True, slots=True)
 class Measured:
     """What one peer measured: seconds of device time for a micro-batch in each direction and for a loss (at the ends), each a mean
-    with :data:`STEADY` deviations, 0 for not known; micro-batches its stash or window holds, 0 for not known; its ``ways``. And what
-    its operator lets it send (``up``) and receive (``down``) in all, bytes of tensors a second, 0 for no cap."""
+    with :data:`STEADY` deviations, 0 for not known; micro-batches its stash or window holds, 0 for not known; its ``ways``; what
+    its operator lets it send (``up``) and receive (``down``) in all, bytes of tensors a second, 0 for no cap; ``tera_s``: seconds of
+    10^12 operations in steps of the optimizer, before the first one in a plain product."""
 
     forward_s: float = 0.0
     backward_s: float = 0.0
@@ -53,6 +54,7 @@ class Measured:
     ways: tuple[tuple[PeerId, Way], ...] = ()
     up: float = 0.0
     down: float = 0.0
+    tera_s: float = 0.0
 
     @property
     def line(self) -> float:

@@ -73,25 +73,29 @@ class Chair:
                     self.peer.swarm.watch.report(self.peer, a)
 
     def _deliver(self, peer: PeerId, event: Any, nbytes: int) -> None:
-        def failed(why: str | None) -> None:
+        def failed(why: str | None, since: float = 0.0) -> None:
             if why is not None:
                 self.lead(ev.Unreachable(peer))
 
         if peer == self.peer.name:
             self.peer.after(0.0, lambda: failed(self.peer.happens(event)))
         else:
-            self.peer.tell(peer, event, TELL_TIMEOUT_S, failed, failed, nbytes)
+            self.peer.word(peer, event, TELL_TIMEOUT_S, failed, failed, nbytes)
 
     def _probe(self, peer: PeerId) -> None:
         if peer in self._probing:
             return
         self._probing.add(peer)
 
-        def dead(why: str) -> None:
+        def lives(reason: str | None) -> None:
             self._probing.discard(peer)
-            self.lead(ev.Unreachable(peer))
+            self.lead(ev.Answered(peer, reason is None))
 
-        self.peer.tell(peer, None, PROBE_TIMEOUT_S, lambda _: self._probing.discard(peer), dead)
+        def dead(why: str, since: float) -> None:
+            self._probing.discard(peer)
+            self.lead(ev.Unreachable(peer, since))
+
+        self.peer.word(peer, None, PROBE_TIMEOUT_S, lives, dead)
 
     def _ask_to_move(self, move: ev.Move) -> None:
         def ended(refused: str | None) -> None:

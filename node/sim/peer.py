@@ -31,7 +31,7 @@ from node.training.election import Election, Sighting
 from node.training.leader import Leader
 from node.training.member import State
 from node.training.objection import of_averaging
-from node.training.pace import ACCUSE_EVERY_S, HEARTBEAT_S, PROBE_TIMEOUT_S, TELL_TIMEOUT_S, TELL_TRIES, TICK_S
+from node.training.pace import ACCUSE_EVERY_S, HEARTBEAT_S, PROBE_TIMEOUT_S, STANDS_S, TELL_TIMEOUT_S, TELL_TRIES, TICK_S
 from node.training.rules import Rules, Standing
 
 if TYPE_CHECKING:
@@ -308,17 +308,18 @@ class SimPeer(Host):
 
                 def answered(refused: Reason) -> None:
                     if refused is None:
+                        self.election.answered(leader, self.world.now)
                         end()
                     else:
                         self.election.doubt(leader, self.world.now)
                         ask()
 
-                def lost(why: str) -> None:
+                def lost(why: str, since: float) -> None:
                     self.election.shun(leader, self.world.now)
                     ask()
 
                 self.election.tells(leader, self.world.now)
-                self.tell(leader, heard, PROBE_TIMEOUT_S * 2, answered, lost)
+                self.word(leader, heard, PROBE_TIMEOUT_S * 2, answered, lost)
 
             ask()
 
@@ -343,6 +344,18 @@ class SimPeer(Host):
             attempt(TELL_TRIES)
 
         self._queue(job)
+
+    def word(
+        self, peer: PeerId, note: Any, floor_s: float, answered: Callable[[Reason], None], lost: Callable[[str, float], None],
+        nbytes: int = HEAD,
+    ) -> None:  # fmt: skip
+        """As :meth:`tell`: over the connection there is, and when that breaks over a new one, whose attempt began at ``since``."""
+
+        def again(why: str) -> None:
+            since = self.world.now
+            self.tell(peer, note, floor_s, answered, lambda why: lost(why, since), nbytes)
+
+        self.tell(peer, note, STANDS_S, answered, again, nbytes)
 
     def tell(
         self, peer: PeerId, note: Any, timeout: float, answered: Callable[[Reason], None], lost: Callable[[str], None],
@@ -380,7 +393,7 @@ class SimPeer(Host):
             return "not ready"
         match note:
             case None:
-                return None
+                return None if peer == self.leader_id() else "this peer follows another leader"
             case ev.PlanArrived(plan):
                 return self._hear_plan(peer, plan)
             case ev.RoundArrived():

@@ -29,6 +29,8 @@ class Attempt:
     started: float
     deadline: float
     closed: float = 0.0
+    round_s: float = 0.0
+    """The longest deadline that an attempt of its round has had, seconds."""
     results: dict[int, ev.Result] = field(default_factory=dict)
     dead: set[PeerId] = field(default_factory=set)
     attempts: dict[Unit, int] = field(default_factory=dict)

@@ -15,11 +15,19 @@ from node.core.journey import Plan, Version
 from node.scheduler.router import Job, search
 from node.training import events as ev
 from node.training import notes
-from node.training.pace import PROBE_TIMEOUT_S, SEARCH_S, TELL_TIMEOUT_S
+from node.training.pace import PROBE_TIMEOUT_S, SEARCH_S, STANDS_S, TELL_TIMEOUT_S
 from protos import training_pb2 as pb
 
 if TYPE_CHECKING:
     from node.training.service import Training
+
+
+class Unheard(PeerFault):
+    """A peer did not answer, over a new connection either, whose attempt began at ``since`` of the own clock."""
+
+    def __init__(self, fault: PeerFault, since: float) -> None:
+        super().__init__(fault.peer, fault.reason, fault.weight)
+        self.since = since
 
 
 class Chair:
@@ -41,7 +49,9 @@ class Chair:
                 case ev.SendPlan(plan):
                     signature = t.identity.sign(plan.canonical(), self._domain)
                     for m in plan.members:
-                        self._tasks.spawn(self._deliver(m.peer, notes.plan_note(plan, signature), ev.PlanArrived(plan)), "plan")
+                        # Who has to load an older version first takes as long as that takes.
+                        told = self._deliver(m.peer, notes.plan_note(plan, signature), ev.PlanArrived(plan), plan.deadline_s)
+                        self._tasks.spawn(told, "plan")
                 case ev.SendRound():
                     note = notes.round_note(action)
                     for peer in action.to:
@@ -63,10 +73,10 @@ class Chair:
                 case ev.Report(kind, text, level, facts):
                     self._journal.emit("training", kind, text, level, **facts)
 
-    async def _deliver(self, peer: PeerId, note: pb.Note, event: Any) -> None:
+    async def _deliver(self, peer: PeerId, note: pb.Note, event: Any, stands_s: float = STANDS_S) -> None:
         t = self._training
         try:
-            reason = await t.happens(event) if peer == self._me else await t.tell(peer, note, TELL_TIMEOUT_S)
+            reason = await t.happens(event) if peer == self._me else await t.word(peer, note, TELL_TIMEOUT_S, stands_s)
         except PeerFault as e:
             reason = e.reason
         if reason is not None:
@@ -85,15 +95,14 @@ class Chair:
     async def _tell_once(self, peer: PeerId, note: pb.Note) -> None:
         """Good to know and no more: a member that misses it finds out by itself."""
         with contextlib.suppress(PeerFault):
-            await self._training.tell(peer, note, PROBE_TIMEOUT_S)
+            await self._training.word(peer, note, PROBE_TIMEOUT_S)
 
     async def _probe(self, peer: PeerId) -> None:
-        # A refused channel may be a stale one; the probe dials anew.
-        self._training.transport.forget(peer)
         try:
-            await self._training.tell(peer, pb.Note(), PROBE_TIMEOUT_S)
-        except PeerFault:
-            self.lead(ev.Unreachable(peer))
+            reason = await self._training.word(peer, pb.Note(), PROBE_TIMEOUT_S)
+            self.lead(ev.Answered(peer, reason is None))
+        except Unheard as e:
+            self.lead(ev.Unreachable(peer, e.since))
         finally:
             self._probing.discard(peer)
 

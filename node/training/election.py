@@ -20,6 +20,8 @@ SHUN_S = 10.0
 """An ends peer that did not answer is not taken for the leader for so long, and then only after a new sign of life."""
 DOUBT_S = 3.0
 """One that answered that it does not lead comes after all others for so long."""
+KEEP_S = 60.0
+"""Who has taken our word as the leader leads for so long, whatever the directory shows: on a busy machine records come late."""
 LOOK_S = 2.0
 """A peer that has just started and sees other ends peers waits so long for one of them to say that it leads."""
 TOLD_S = 60.0
@@ -47,6 +49,7 @@ class Election:
         self._told: dict[PeerId, float] = {}
         self.following: PeerId | None = None
         """Whose plan is in force here."""
+        self._answered: tuple[PeerId, float] | None = None
 
     def see(self, ends: Mapping[PeerId, Sighting], follows: Mapping[PeerId, PeerId] | None = None) -> None:
         """The other ends peers the directory shows now, and of all other peers whose plan each says that it follows."""
@@ -63,12 +66,28 @@ class Election:
 
     def shun(self, peer: PeerId, now: float) -> None:
         """It did not answer."""
+        self._no_longer(peer)
         seen = self._seen.get(peer)
         self._shunned[peer] = (now + SHUN_S, seen.seq if seen else 0)
 
     def doubt(self, peer: PeerId, now: float) -> None:
         """It answered that it does not lead: it has just stopped, or not yet begun."""
+        self._no_longer(peer)
         self._doubted = {p: until for p, until in self._doubted.items() if now < until} | {peer: now + DOUBT_S}
+
+    def answered(self, peer: PeerId, now: float) -> None:
+        """It took what a leader is told."""
+        self._answered = peer, now
+
+    def _no_longer(self, peer: PeerId) -> None:
+        if self._answered is not None and self._answered[0] == peer:
+            self._answered = None
+
+    def _sightings(self, now: float) -> Mapping[PeerId, Sighting]:
+        if self._answered is None or now - self._answered[1] > KEEP_S:
+            return self._seen
+        peer = self._answered[0]
+        return {**self._seen, peer: Sighting(self._seen[peer].seq if peer in self._seen else 0, leads=True)}
 
     def forgive(self, peer: PeerId) -> None:
         """It sent what only a leader sends."""
@@ -77,7 +96,7 @@ class Election:
 
     def leader(self, now: float, *, able: bool, leads: bool) -> PeerId | None:
         """The leader; None when no ends peer is seen. ``able``: this peer could lead; ``leads``: it does."""
-        live = {p: s for p, s in self._seen.items() if p != self._me and not self._is_shunned(p, s, now)}
+        live = {p: s for p, s in self._sightings(now).items() if p != self._me and not self._is_shunned(p, s, now)}
         sure = {p: s for p, s in live.items() if now >= self._doubted.get(p, now)}
         others = sure or ({} if able else live)
         incumbents = {p for p, s in others.items() if s.leads}

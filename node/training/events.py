@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -66,9 +67,19 @@ class MoveRefused:
 
 @dataclass(frozen=True)
 class Unreachable:
-    """A call to this peer failed, or a probe of it did."""
+    """A call to this peer failed, or a probe of it did. ``since``: clock when the last attempt at it began, where word from the peer
+    that came later shows that it lives; without, it is useless for the epoch even so."""
 
     peer: PeerId
+    since: float = math.inf
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A probe of this peer was answered: it lives, whatever is not heard of it. ``ours`` False: it follows another leader."""
+
+    peer: PeerId
+    ours: bool = True
 
 
 @dataclass(frozen=True)
@@ -153,10 +164,11 @@ class Searched:
 @dataclass(frozen=True)
 class Tick:
     """Time has passed. ``coming``: who is about to take part, at which stage; None: it chooses. ``known``: whom the leader has worked
-    with."""
+    with. ``slack``: seconds by which the timers of this process ran late lately, so that what others said in time is heard late."""
 
     coming: Mapping[PeerId, int | None] = field(default_factory=dict)
     known: frozenset[PeerId] = frozenset()
+    slack: float = 0.0
 
 
 # ---------------------------------------------------------------- what the leader does

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,8 @@ class RunFacts:
     ``assign(stage, ((peer, speed), …), previous owners, room of each peer) -> owners`` places the parts of one stage; nobody's
     room is given where none is known. Raises OutOfResources when the state does not fit;
     ``assign_paths(origins, stages, samples) -> paths`` routes the micro-batches where ``router()`` makes no router;
+    ``operations``: floating-point operations of a micro-batch, forward and backward, at each stage; ``steps``: of a step of the
+    optimizer, by stage and part; empty where nothing is to be reckoned. ``epoch_timeout_s`` and ``round_timeout_s`` are floors.
     ``sizes``: bytes of the parameters of each stage, ``tensor``: of a micro-batch on its way; ``probe_every_s``:
     between two small messages that only measure a way, 0 for none;
     ``sampler(cursor)`` gives a sampler at that position; ``cursor(sampler)`` reads it back;
@@ -52,6 +54,8 @@ class RunFacts:
     router: Callable[[], Router | None] = lambda: None
     probe_every_s: float = 0.0
     sizes: tuple[int, ...] = ()
+    operations: tuple[float, ...] = ()
+    steps: tuple[Mapping[str, float], ...] = ()
     tensor: int = 0
     run_id: str = ""
     sequence: int = 0

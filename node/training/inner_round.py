@@ -4,6 +4,7 @@ Never: another cell (that is :mod:`node.training.outer_round`), a byte on the wi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -104,8 +105,11 @@ class InnerRound:
 
     def _step(self, epoch: int, mean: Mapping[str, Tensor], deadline_s: float) -> dict[str, Tensor]:
         self._handover.taking.ready(mean.keys(), deadline_s)
+        began = time.monotonic()
         fresh = self._engines.owner.step_parts(self._stage.parameters(), mean, epoch)
-        return {name: t.cpu() for name, t in fresh.items()}
+        stepped = {name: t.cpu() for name, t in fresh.items()}
+        self._engines.meter.stepped(self._rounds.operations(mean), time.monotonic() - began)
+        return stepped
 
     def _may_go_idle(self, plan: Plan) -> bool:
         """Whether this cell may be left without a micro-batch that counts: one of several may get none, or lose those it had, and

@@ -26,8 +26,10 @@ from node.training import reports
 from node.training.attempt import Attempt
 from node.training.balance import Balance
 from node.training.bounds import STEP_HEARD, Terms
+from node.training.deadlines import Deadlines
 from node.training.facts import RunFacts
 from node.training.memory import GENESIS, Memory, Past
+from node.training.pace import ASK_AFTER, STANDS_S
 from node.training.planning import News, Planning
 from node.training.roster import Roster
 from node.training.routing import Routing
@@ -36,6 +38,10 @@ from node.training.starting_point import LOST_S, StartingPoint, counted
 
 RECALL_FROM = 4
 """Peers that are asked for the plan behind a version."""
+UNANSWERED_S = 3 * STANDS_S
+"""A probe of which nothing has come for so long has failed, whatever became of it."""
+ROUNDS = 1.5
+"""Deadlines of a round after which its members are no longer waited for: they had the note later than it was sent."""
 RECOUNTS = 2
 """Times that an epoch is done again because members of a cell end with different parameters and nobody can say whose are right."""
 
@@ -74,12 +80,15 @@ class Leader:
         self.routing = Routing(facts.router(), facts.sizes or (0,) * (facts.stages + 1), facts.tensor, history, dropped)
         self.roster.stood = self.memory.stood
         self._starting = StartingPoint(facts)
-        self.planning = Planning(me, facts, self.routing, rules or facts.read(""))
+        self.deadlines = Deadlines(facts)
+        self.planning = Planning(me, facts, self.routing, self.deadlines, rules or facts.read(""))
         self._balance = Balance(facts.stages, facts.rebalance_every_s, facts.download_s)
         self._evaluated: Version | None = None
         self._changed: float | None = None
         self._coming: Mapping[PeerId, int | None] = {}
         self._disputed: tuple[Version, int] | None = None
+        self._asked: dict[PeerId, float] = {}
+        """Silent peers that are being probed, and since when."""
         self.resigning = False
         """Finish the epoch under way and plan no other: somebody else is to lead."""
 
@@ -107,8 +116,12 @@ class Leader:
         match event:
             case ev.Heard():
                 return self._heard(event, now)
-            case ev.Unreachable(peer):
-                return self._gone(peer, now, "does not answer")
+            case ev.Unreachable(peer, since):
+                known = self.roster.candidates.get(peer)
+                self._asked.pop(peer, None)
+                return [] if known is None or known.heard > since else self._gone(peer, now, "does not answer")
+            case ev.Answered(peer, ours):
+                return self._answered(peer, ours, now)
             case ev.Declined(plan_hash, reason):
                 newest = self.memory.history
                 current = newest is not None and newest.hash == plan_hash and self.phase is not Phase.GATHER
@@ -130,9 +143,9 @@ class Leader:
                 self.planning.learns(rules)
             case ev.Searched(job, routes, makespan):
                 self.routing.searched(job, routes, makespan)
-            case ev.Tick(coming, known):
+            case ev.Tick(coming, known, slack):
                 self._coming, self.roster.known = coming, known
-                return self._tick(now)
+                return self._tick(now, slack)
         return []
 
     # ------------------------------------------------------------ who is there
@@ -144,6 +157,7 @@ class Leader:
             done = self._gone(e.peer, now, f"left stage {before.stage}")
             before = None
         self.roster.hear(e, now)
+        self._asked.pop(e.peer, None)
         if before is None:
             self._changed = now
         if self.phase is Phase.FINISHED:
@@ -154,6 +168,7 @@ class Leader:
         return done + (self._try_plan(now) if self.phase is Phase.GATHER else [])
 
     def _gone(self, peer: PeerId, now: float, why: str) -> list[Any]:
+        self._asked.pop(peer, None)
         known = self.roster.candidates.pop(peer, None) if peer != self.me else None
         if known is None:
             return []
@@ -184,11 +199,8 @@ class Leader:
             return done + self._settle_unit(epoch.plan.unit_of(member), now) if member else done
         return done
 
-    def _tick(self, now: float) -> list[Any]:
-        done: list[Any] = []
-        for peer, c in list(self.roster.candidates.items()):
-            if peer != self.me and now - c.heard > self.facts.late_s:
-                done += self._gone(peer, now, f"was last heard {now - c.heard:.1f} s ago")
+    def _tick(self, now: float, slack: float) -> list[Any]:
+        done = self._mind_the_silent(now, slack)
         epoch = self._epoch
         if self.phase is Phase.GATHER:
             done += self._try_plan(now)
@@ -205,6 +217,28 @@ class Leader:
             elif self.phase is Phase.EVALUATE:
                 done += self._was_evaluated(epoch.plan.epoch + 1, 0.0, now)
         return done
+
+    def _mind_the_silent(self, now: float, slack: float) -> list[Any]:
+        """Ask those who are silent whether they live. Silence alone is no death: whose machine is busy answers late."""
+        done: list[Any] = []
+        for peer, c in list(self.roster.candidates.items()):
+            silent, most = now - c.heard, self.roster.silence(peer, self.facts.late_s) + slack
+            if peer == self.me or silent <= ASK_AFTER * most:
+                continue
+            if peer not in self._asked:
+                self._asked[peer] = now
+                done.append(ev.Probe(peer))
+            elif now - self._asked[peer] > UNANSWERED_S:
+                done += self._gone(peer, now, f"was last heard {silent:.1f} s ago")
+        return done
+
+    def _answered(self, peer: PeerId, ours: bool, now: float) -> list[Any]:
+        self._asked.pop(peer, None)
+        known = self.roster.candidates.get(peer)
+        if ours or known is None:
+            self.roster.alive(peer, now)
+            return []
+        return self._gone(peer, now, "follows another leader") if now - known.heard > self.facts.late_s else []
 
     # ------------------------------------------------------------ where to start from
 
@@ -301,7 +335,7 @@ class Leader:
             self.phase, self._epoch = Phase.FINISHED, None
         else:
             pushes = plan.outer > 0 and between(plan, self.facts.read).pushes
-            self.phase, self._epoch = Phase.RUN, Attempt(plan, now, now + self.facts.epoch_timeout_s, pushes=pushes)
+            self.phase, self._epoch = Phase.RUN, Attempt(plan, now, now + plan.deadline_s, pushes=pushes)
             if plan.outer:
                 # The members begin it as soon as they have the plan.
                 self._open(self._epoch, now)
@@ -365,13 +399,14 @@ class Leader:
         done: list[Any] = []
         for unit in self._open(epoch, now):
             to, owners = tuple(m.peer for m in epoch.living(unit)), epoch.reown(unit, {}, self.facts.assign)
-            done.append(epoch.round(unit, to, owners, self.facts.round_timeout_s))
+            done.append(epoch.round(unit, to, owners, epoch.round_s))
         return done + self.routing.search(self.roster)
 
     def _open(self, epoch: Attempt, now: float) -> tuple[Unit, ...]:
         """The rounds begin; those who have one."""
         self.phase, epoch.closed = Phase.ROUND, now
-        epoch.deadline = now + self.facts.round_timeout_s * 1.5
+        epoch.round_s = self.deadlines.round(self.roster, epoch.plan)
+        epoch.deadline = now + ROUNDS * epoch.round_s
         epoch.attempts = dict.fromkeys(epoch.plan.units, 0)
         return epoch.units
 
@@ -420,9 +455,11 @@ class Leader:
         epoch.attempts[unit] += 1
         if epoch.attempts[unit] > 2 * len(peers) + 2:
             return self._abandon(now, f"stage {stage} could not finish its round in {epoch.attempts[unit]} attempts")
-        epoch.deadline = now + self.facts.round_timeout_s * 1.5
+        round_s = self.deadlines.round(self.roster, epoch.plan, epoch.attempts[unit])
+        epoch.round_s = max(epoch.round_s, round_s)
+        epoch.deadline = max(epoch.deadline, now + ROUNDS * round_s)
         self.repaired += 1
-        again = epoch.repair(unit, unfinished, self.facts.assign, self.facts.round_timeout_s)
+        again = epoch.repair(unit, unfinished, self.facts.assign, round_s)
         return [*again, reports.round_repaired(stage, epoch.attempts[unit], len(epoch.dead))]
 
     def _commit(self, now: float) -> list[Any]:
@@ -437,6 +474,8 @@ class Leader:
         if not epoch.plan.outer:
             self.loss = sum(r.loss_sum for r in epoch.results.values() if r.counted) / max(1, epoch.tokens)
             self.routing.committed(epoch.plan, epoch.dropped, now - epoch.closed)
+        if not epoch.dead:  # who died was waited for, which is no work
+            self.deadlines.took(epoch.plan, now - epoch.closed)
         self.tokens += epoch.tokens
         base = self.roster.base = epoch.makes
         self.memory.committed(base, epoch.plan, epoch.final_owners, epoch.dropped, self.tokens)
@@ -445,7 +484,7 @@ class Leader:
         every = self.facts.eval_every
         if every and (base.epoch % every == 0 or base.epoch == self.facts.epochs) and self._evaluated != base:
             self.phase = Phase.EVALUATE
-            epoch.deadline = now + self.facts.epoch_timeout_s
+            epoch.deadline = now + max(self.facts.epoch_timeout_s, epoch.plan.deadline_s)
             return [*done, ev.Evaluate(base.epoch, epoch.plan)]
         self.phase, self._epoch = Phase.GATHER, None
         return done + self._try_plan(now)

@@ -112,6 +112,8 @@ class Member:
 
     def _planned(self, plan: Plan) -> list[Any]:
         me = plan.member(self.me)
+        if self.plan is not None and plan.hash == self.plan.hash:
+            return []  # told twice, because the first answer was lost on its way
         if plan.term <= self.term:
             return [ev.Refuse(f"term {plan.term} is over, this is term {self.term}")]
         if me is None:
@@ -167,8 +169,8 @@ class Member:
             return [ev.Refuse("this round belongs to a plan that is not in force here")]
         if r.leader != plan.leader:
             return [ev.Refuse("only the plan's leader opens its rounds")]
-        if self.state is State.DONE:
-            return []
+        if self.state is State.DONE or (self.state in (State.AVERAGE, State.COPY) and r.attempt == self.attempt):
+            return []  # told twice, because the first answer was lost on its way
         fresh = self.state is State.RUN and r.attempt >= 0
         if not fresh and not (self.state in (State.AVERAGE, State.COPY) and r.attempt > self.attempt):
             return [ev.Refuse(f"attempt {r.attempt} is over")]

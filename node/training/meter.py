@@ -8,10 +8,13 @@ from typing import Any
 
 from node.core.ids import PeerId
 from node.pipeline.delivery import Trouble
+from node.pipeline.timing import Average
+from node.scheduler.costs import STEADY
 from node.scheduler.throughput import Rate
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
 
+TERA = 1e12
 ACCUSING = (Trouble.FAILED.value,)
 """Kinds of trouble on a hop that may mean the peer is dead."""
 
@@ -26,6 +29,9 @@ class Meter:
         self.micro_batches = 0
         self.last_work = time.monotonic()
         self._rate, self._tokens = Rate(), Rate()
+        self._steps = Average()
+        self.product_s = 0.0
+        """Seconds of 10^12 operations in a plain product, as measured at the start."""
 
     @property
     def speed(self) -> float:
@@ -43,6 +49,16 @@ class Meter:
         if micro_batches > 0 and compute_s > 0:
             self._rate.observe(micro_batches, compute_s)
             self._tokens.observe(tokens, compute_s)
+
+    @property
+    def tera_s(self) -> float:
+        """Seconds of 10^12 operations: in the steps of the optimizer here, before the first one in a plain product; 0 for unknown."""
+        return self._steps.steady(STEADY) or self.product_s
+
+    def stepped(self, operations: float, seconds: float) -> None:
+        """A step of the optimizer took so long."""
+        if operations > 0:
+            self._steps.add(seconds / operations * TERA, time.monotonic())
 
     def worked(self) -> None:
         """Something useful was done just now."""

@@ -96,7 +96,7 @@ def cost_note(m: Measured) -> pb.CostNote:
     return pb.CostNote(
         forward=code(m.forward_s), backward=code(m.backward_s), loss=code(m.loss_s), slots=min(m.slots, MOST_SLOTS),
         ways={p: code(way.tensor_s) * CODES + code(way.trip_s) for p, way in ways},
-        rates={p: max(1, int(way.rate)) for p, way in ways if way.rate > 0}, up=int(m.up), down=int(m.down),
+        rates={p: max(1, int(way.rate)) for p, way in ways if way.rate > 0}, up=int(m.up), down=int(m.down), tera=code(m.tera_s),
     )  # fmt: skip
 
 
@@ -109,10 +109,8 @@ def parse_costs(note: pb.CostNote) -> Measured:
             (PeerId(p), Way(decoded(number // CODES), decoded(number % CODES), float(note.rates.get(p, 0))))
             for p, number in sorted(note.ways.items())
         )
-        return Measured(
-            decoded(note.forward), decoded(note.backward), decoded(note.loss), min(note.slots, MOST_SLOTS), ways,
-            float(note.up), float(note.down),
-        )  # fmt: skip
+        each = (decoded(note.forward), decoded(note.backward), decoded(note.loss))
+        return Measured(*each, min(note.slots, MOST_SLOTS), ways, float(note.up), float(note.down), decoded(note.tera))
     except ValueError as e:
         raise WireError(str(e)) from e
 

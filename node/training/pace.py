@@ -1,22 +1,30 @@
-"""How often the peers of a run speak to their leader and how long they wait for each other, in seconds.
+"""How often the peers of a run speak to their leader, and the floors of how long they wait for each other, in seconds.
 
-Plain numbers, so that what replays a swarm without sockets keeps the same time.
+Plain numbers, so that what replays a swarm without sockets keeps the same time. How much longer than its floor a wait is follows from what
+was measured: :mod:`node.core.patience` for words, :mod:`node.training.deadlines` for work.
 """
 
 from __future__ import annotations
 
 HEARTBEAT_S = 1.0
-"""Between two words to the leader. Four missed ones mean death (RunFacts.late_s)."""
+"""Between two words to the leader. Who has missed some (RunFacts.late_s) is probed, and dead when that is not answered either."""
+ASK_AFTER = 0.6
+"""Share of the silence that means death after which a silent peer is asked whether it lives."""
+STANDS_S = 30.0
+"""For an answer over a connection that stands: the transport's own probes are answered there by a process that is alive, however busy it
+is, and end the connection of one that is not."""
+CALM_AFTER_S, CALM_BEAT_S = 10.0, 4.0
+"""Where nothing has happened and nothing new is to be said for so long, between two words to the leader."""
 BEAT_AT_MOST_S = 0.1
 """However much there is to hurry about, no two words come closer together."""
 TICK_S = 0.25
 """Between two looks at the clock."""
 TELL_TIMEOUT_S = 10.0
-"""For a note whose receiver may have to load a checkpoint first."""
+"""For a note whose receiver may have to load a checkpoint first, where there is no connection yet."""
 TELL_TRIES = 3
 """Attempts to tell the leader something that it must hear."""
 PROBE_TIMEOUT_S = 1.5
-"""For a sign of life."""
+"""For a sign of life over a new connection."""
 REDIAL_TIMEOUT_S = 1.0
 """For a leader whose connection has just broken to answer over a new one."""
 PROBE_WAYS_S, PROBE_AGAIN_S, PROBE_FAILED_S = 0.5, 60.0, 5.0

@@ -4,12 +4,13 @@ Never: which version that is (:mod:`node.training.starting_point`), what becomes
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from node.core.errors import Refused
 from node.core.ids import PeerId
 from node.core.journey import Path, Plan, Version
 from node.training import reports
+from node.training.deadlines import Deadlines
 from node.training.draft import Draft, draft
 from node.training.events import Report
 from node.training.facts import RunFacts
@@ -34,8 +35,8 @@ class News:
 class Planning:
     """``rules``: the owner's newest change that is known here. Kept from plan to plan: which stages are left out, who has left."""
 
-    def __init__(self, me: PeerId, facts: RunFacts, routing: Routing, rules: Rules) -> None:
-        self._me, self._facts, self._routing, self._rules = me, facts, routing, rules
+    def __init__(self, me: PeerId, facts: RunFacts, routing: Routing, deadlines: Deadlines, rules: Rules) -> None:
+        self._me, self._facts, self._routing, self._deadlines, self._rules = me, facts, routing, deadlines, rules
         self._left_out: tuple[int, ...] = ()
         self._departed: dict[PeerId, float] = {}
 
@@ -82,7 +83,7 @@ class Planning:
             made.owners,
             self._moved(roster, made, now),
             made.digests,
-            deadline_s=facts.round_timeout_s if outer else facts.epoch_timeout_s,
+            deadline_s=facts.epoch_timeout_s,
             cursor=cursor,
             loss=news.loss,
             loss_val=news.loss_val,
@@ -101,6 +102,8 @@ class Planning:
             fragment=made.fragment,
             sends=sends,
         )
+        within = self._deadlines.round(roster, plan) if outer else self._deadlines.run(roster, paths, plan.forecast[0])
+        plan = replace(plan, deadline_s=within)
         if finished:
             return plan, said, reports.run_finished(facts.epochs)
         about = routing.about(by_stage) if paths else {}

@@ -17,6 +17,9 @@ from node.training.election import Sighting
 
 LOST_FOR_S = 300.0
 """A peer whose record has expired is still shown, as lost, for so long."""
+QUIET_AFTER, QUIET_MOST, LOOK_S = 3, 4.0, 1.0
+"""After so many readings in which nothing has changed the pause between two doubles with each, up to so many times as long; meanwhile
+newcomers are known by the DHT's own traffic, which is looked at every LOOK_S."""
 HASTE_S = 0.5
 """Between two readings while nobody else is in sight, or a stage is being chosen."""
 COMING = ("choosing", "starting", "joining")
@@ -36,11 +39,13 @@ class Presence:
         self.me, self.directory, self._clock, self._every, self._learn = me, directory, clock, every_s, learn
         self._tasks = Tasks("presence", on_error)
         self._body: Callable[[], PeerBody] | None = None
+        self._own: PeerBody | None = None
         self._changed = asyncio.Event()
         self._seen: dict[PeerId, PeerEntry] = {}
         self._lost: dict[PeerId, tuple[PeerEntry, float]] = {}
         self.company = asyncio.Event()
         """Set when the first other peer is seen."""
+        self._same, self._neighbours = 0, 0
         self.hasty = False
         """Read every :data:`HASTE_S`."""
 
@@ -107,24 +112,43 @@ class Presence:
     async def _watch(self) -> None:
         while True:
             if self._body is not None:
-                await self.directory.publish(self._body())
+                body = self._body()
+                self._same = self._same if body == self._own else 0
+                self._own = body
+                await self.directory.publish(body, self._times)
             now = self._clock.wall()
             seen = await self.directory.read()
             for peer, entry in self._seen.items():
                 if peer not in seen and peer != self.me:
                     self._lost[peer] = (entry, now)
             self._lost = {p: (e, t) for p, (e, t) in self._lost.items() if p not in seen and now - t < LOST_FOR_S}
+            unchanged = {p: e.body for p, e in seen.items()} == {p: e.body for p, e in self._seen.items()}
+            self._same = self._same + 1 if unchanged else 0
             self._seen = seen
             for peer, entry in self.others().items():
                 self._learn(peer, entry.body)
             if self.others():
                 self.company.set()
             self._changed.clear()
+            alone = len(seen) < 2
+            await self._pause(min(HASTE_S, self._every) if alone or self.hasty else self._times * self._every)
+
+    @property
+    def _times(self) -> float:
+        """As many times as rarely as ever it reads and posts now."""
+        return min(QUIET_MOST, 2.0 ** max(0, self._same - QUIET_AFTER))
+
+    async def _pause(self, seconds: float) -> None:
+        """So long, but no longer than until something is known to have changed."""
+        left = seconds
+        while left > 0 and not self._changed.is_set():
+            if (neighbours := self.directory.neighbours) != self._neighbours:
+                self._neighbours, self._same = neighbours, 0
+                left = min(left, self._every)
             with contextlib.suppress(TimeoutError):
-                alone = len(seen) < 2
-                pause = min(HASTE_S, self._every) if alone or self.hasty else self._every
-                async with asyncio.timeout(pause):
+                async with asyncio.timeout(min(left, LOOK_S)):
                     await self._changed.wait()
+            left -= LOOK_S
 
 
 def _stage(body: PeerBody) -> int | None:

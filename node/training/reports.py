@@ -134,6 +134,7 @@ def epoch_committed(a: Attempt, base: Version, epochs: int, loss: float, apart: 
         "counted": len(a.results) - len(a.dropped),
         "seconds": now - a.started,
         "run_s": a.closed - a.started,
+        "within_s": [round(a.plan.deadline_s, 3), round(a.round_s, 3)],
         "predicted_s": round(sum(a.plan.forecast), 4),
         "dropped": len(a.dropped),
         "repaired": a.repaired,

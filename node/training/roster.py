@@ -26,6 +26,9 @@ FORGIVE_AFTER = 8
 CEILING = 2.0
 """A claimed speed counts for at most so many times what neighbours measure."""
 
+HALF_LIFE_S, PAUSES, MOST_PAUSE_S = 60.0, 2.0, 30.0
+"""A silence is too long beyond so many times the longest one lately, and that counts for at most so much."""
+
 H = TypeVar("H", bound=Hashable)
 
 
@@ -47,6 +50,8 @@ class Candidate:
     cell: int = ANY
     arrived: tuple[int, ...] = ()
     term: int = 0
+    pause: float = 0.0
+    """The longest silence of it lately, which counts half after :data:`HALF_LIFE_S`."""
 
 
 class Roster:
@@ -79,9 +84,18 @@ class Roster:
         self._reach[e.peer] = frozenset(p for p, _ in e.costs.ways)
         self.candidates[e.peer] = Candidate(
             e.stage, e.at, e.digest, e.speed, e.reachable, e.tokens, now, e.leaving, e.seen, e.room, e.costs, e.cell,
-            e.arrived, e.term,
+            e.arrived, e.term, 0.0 if old is None else _paused(old, now),
         )  # fmt: skip
         return old
+
+    def alive(self, peer: PeerId, now: float) -> None:
+        """A sign of life that says nothing else."""
+        if (c := self.candidates.get(peer)) is not None:
+            c.pause, c.heard = _paused(c, now), now
+
+    def silence(self, peer: PeerId, least_s: float) -> float:
+        """Seconds of silence that are unusual for this peer, at least ``least_s``: one on a busy machine is heard less regularly."""
+        return max(least_s, PAUSES * min(self.candidates[peer].pause, MOST_PAUSE_S))
 
     def replicas(self) -> dict[int, list[PeerId]]:
         """Who would take part, by stage."""
@@ -311,6 +325,11 @@ class Roster:
     @staticmethod
     def _present(stages: Mapping[int, list[PeerId]]) -> list[PeerId]:
         return [p for peers in stages.values() for p in peers]
+
+
+def _paused(c: Candidate, now: float) -> float:
+    silent = now - c.heard
+    return max(silent, c.pause * 0.5 ** (silent / HALF_LIFE_S))
 
 
 def majority(said: Mapping[PeerId, H]) -> H:

@@ -19,17 +19,22 @@ from node.training.stage import StageState
 
 class Rounds:
     """Of one stage at one peer. ``done`` and ``failed`` count attempts; ``seconds``, ``nbytes`` (tensor bytes sent and received),
-    ``members`` and ``contributors`` are of the last one."""
+    ``members`` and ``contributors`` are of the last one, ``deadline_s`` what it had."""
 
     def __init__(self, stage: StageState, engines: Engines, optimizer: OptimSettings, me: PeerId) -> None:
         self.shapes = {name: tuple(t.shape) for name, t in stage.parameters().items()}
         self._parts, self._method = parts_of(self.shapes, optimizer), optimizer.name
+        self._operations = {part.name: part.cost for part in self._parts}
         self._stage, self._engines, self._me = stage.stage, engines, me
         self.done = self.failed = 0
         self.under_way: int | None = None
         """The epoch whose fragment is still to land, which others may still need from here."""
-        self.seconds = 0.0
+        self.seconds = self.deadline_s = 0.0
         self.nbytes = self.members = self.contributors = 0
+
+    def operations(self, names: Iterable[str]) -> float:
+        """Of a step of these parts."""
+        return sum(self._operations[name] for name in names)
 
     def unit(self, plan: Plan) -> Unit:
         """The unit of the plan this peer averages in."""
@@ -64,7 +69,7 @@ class Rounds:
         """The attempt has come to this: for the record, and for the leader."""
         self.done += not missing
         self.failed += bool(missing)
-        self.seconds, self.nbytes = outcome.seconds, outcome.nbytes
+        self.seconds, self.nbytes, self.deadline_s = outcome.seconds, outcome.nbytes, r.deadline_s
         self.members, self.contributors = members, len(outcome.contributors)
         self._engines.metrics.time_spent("round", outcome.seconds)
         for peer, why in {**outcome.failed, **outcome.refused, **outcome.quarantined}.items():

@@ -22,7 +22,7 @@ from node.telemetry.events import Journal
 from node.training import events as ev
 from node.training import notes
 from node.training.bounds import Terms
-from node.training.chair import Chair
+from node.training.chair import Chair, Unheard
 from node.training.election import Election, Sighting
 from node.training.facts import RunFacts
 from node.training.leader import Leader, Phase
@@ -30,12 +30,15 @@ from node.training.member import Member, State
 from node.training.pace import (
     ACCUSE_EVERY_S,
     BEAT_AT_MOST_S,
+    CALM_AFTER_S,
+    CALM_BEAT_S,
     HEARTBEAT_S,
     MOST_WAYS,
     PROBE_AGAIN_S,
     PROBE_FAILED_S,
     PROBE_TIMEOUT_S,
     REDIAL_TIMEOUT_S,
+    STANDS_S,
     TELL_TRIES,
     TICK_S,
     WAY_TIMEOUT_S,
@@ -78,7 +81,8 @@ class Training(rpc.TrainingServicer):
         self._results: list[ev.Result] = []
         self._result_plan: Plan | None = None
         self._flushing: Plan | None = None
-        self._moved = clock.now()
+        self._moved = self._said_at = clock.now()
+        self._said: Any = None
         self._calm = asyncio.Event()
         self._calm.set()
         self._accused: dict[PeerId, float] = {}
@@ -123,8 +127,11 @@ class Training(rpc.TrainingServicer):
 
         async def measure(peer: PeerId) -> None:
             try:
+                known = peer in timing.ways(self.clock.now())
                 async with asyncio.timeout(WAY_TIMEOUT_S):
                     timing.probed(peer, await self.transport.ping(peer, WAY_TIMEOUT_S), self.clock.now())
+                if not known:
+                    self._hurry.set()  # the leader plans with ways that are proven
             except (PeerFault, TimeoutError):
                 timing.unanswered(peer, self.clock.now())
             finally:
@@ -221,8 +228,16 @@ class Training(rpc.TrainingServicer):
             await self._say_ready()
             await asyncio.sleep(BEAT_AT_MOST_S)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(HEARTBEAT_S - BEAT_AT_MOST_S):
+                async with asyncio.timeout(self._beat_s() - BEAT_AT_MOST_S):
                     await self._hurry.wait()
+
+    def _beat_s(self) -> float:
+        """Until the next word to the leader: in a swarm that waits, where this peer stands as it stood, it can wait too."""
+        m, now = self.member, self.clock.now()
+        says = (m.at, m.term, m.reachable, self.work.stage.digest, self.leaving, self.leader_id(), self.standing.known.revision)
+        if says != self._said or m.state in (State.RUN, State.AVERAGE, State.COPY):
+            self._said, self._said_at = says, now
+        return CALM_BEAT_S if now - max(self._said_at, self._moved) > CALM_AFTER_S else HEARTBEAT_S
 
     async def _say_ready(self) -> None:
         asked: set[PeerId] = set()
@@ -242,8 +257,8 @@ class Training(rpc.TrainingServicer):
             return True
         self._election.tells(leader, self.clock.now())
         try:
-            timeout = REDIAL_TIMEOUT_S if leader == self._broken else 2 * PROBE_TIMEOUT_S
-            refused = await self.tell(leader, notes.ready_note(heard), timeout)
+            floor = REDIAL_TIMEOUT_S if leader == self._broken else 2 * PROBE_TIMEOUT_S
+            refused = await self.word(leader, notes.ready_note(heard), floor)
             self._broken = None
         except PeerFault as e:
             self._election.shun(leader, self.clock.now())
@@ -251,7 +266,9 @@ class Training(rpc.TrainingServicer):
             return False
         if refused is not None:
             self._election.doubt(leader, self.clock.now())
-        return refused is None
+            return False
+        self._election.answered(leader, self.clock.now())
+        return True
 
     def _heard(self, leader: PeerId | None = None) -> ev.Heard:
         """What this peer says of itself, to ``leader`` (None: to itself)."""
@@ -276,10 +293,14 @@ class Training(rpc.TrainingServicer):
         )
 
     async def _clockwork(self) -> None:
+        patience = self.transport.patience
         while True:
+            due = self.clock.now() + TICK_S
             await asyncio.sleep(TICK_S)
+            now = self.clock.now()
+            patience.woke(due, now)
             if self.leader is not None:
-                self._chair.lead(ev.Tick(self.coming(), self.work.colleagues.all))
+                self._chair.lead(ev.Tick(self.coming(), self.work.colleagues.all, patience.slack(now)))
 
     # ------------------------------------------------------------ notes in and out
 
@@ -295,8 +316,8 @@ class Training(rpc.TrainingServicer):
 
     async def _hear(self, peer: PeerId, note: pb.Note) -> str | None:
         match note.WhichOneof("say"):
-            case None:
-                return None
+            case None:  # a probe: we live, and do we follow who asks?
+                return None if peer == self.leader_id() else "this peer follows another leader"
             case "plan":
                 return await self._hear_plan(peer, note.plan)
             case "round":
@@ -367,8 +388,25 @@ class Training(rpc.TrainingServicer):
         self.work.lost({PeerId(p) for p in note.dead} - {self.me})
         return None
 
+    async def word(self, peer: PeerId, note: pb.Note, floor_s: float, stands_s: float = STANDS_S) -> str | None:
+        """As :meth:`tell`, with the patience that fits: a connection that stands is that of a process that lives, so there the answer
+        may take ``stands_s``; where there is none, or it breaks, a new one has to bring it within ``floor_s``, or as much more as
+        this peer's answers were measured to take. Raises Unheard when that did not.
+        """
+        patience, what = self.transport.patience, ("word", peer)
+        if self.transport.path(peer):
+            with contextlib.suppress(PeerFault):
+                return await self.tell(peer, note, patience.within(what, stands_s, self.clock.now()))
+            self.transport.forget(peer)
+        began = self.clock.now()
+        try:
+            return await self.tell(peer, note, patience.within(what, floor_s, began))
+        except PeerFault as e:
+            raise Unheard(e, began) from e
+
     async def tell(self, peer: PeerId, note: pb.Note, timeout: float) -> str | None:
         """None when the peer accepted, else its reason. Raises PeerFault when it did not answer in time."""
+        began = self.clock.now()
         try:
             async with asyncio.timeout(timeout):
                 stub = rpc.TrainingStub(await self.transport.channel(peer))
@@ -377,6 +415,8 @@ class Training(rpc.TrainingServicer):
             raise PeerFault(peer, "no answer in time") from e
         except grpc.aio.AioRpcError as e:
             raise translate(peer, e) from e
+        if note.WhichOneof("say") in (None, "ready"):  # others take what there is to be done about them
+            self.transport.patience.took(("word", peer), self.clock.now() - began)
         return None if reply.accepted else reply.reason
 
     async def _tell_leader(self, plan: Plan, note: pb.Note) -> None:
@@ -387,7 +427,7 @@ class Training(rpc.TrainingServicer):
                     self._chair.lead(notes.leader_event(note, self.me))
                     return
                 with contextlib.suppress(PeerFault):
-                    await self.tell(plan.leader, note, 2 * PROBE_TIMEOUT_S)
+                    await self.word(plan.leader, note, 2 * PROBE_TIMEOUT_S)
                     return
             if self.leader_id() != plan.leader:
                 return
@@ -535,7 +575,9 @@ class Training(rpc.TrainingServicer):
         """Why no epoch is under way, in a few words; empty when one is, or has been a moment ago."""
         if self.member.state in (State.RUN, State.AVERAGE, State.COPY, State.FINISHED):
             return ""
-        if self.clock.now() - self._moved < PAUSE_S:
+        # Who is done waits for others in the same epoch: as long as their round is expected to take, nobody is late.
+        done = self.work.rounds.deadline_s / 2 if self.member.state is State.DONE else 0.0
+        if self.clock.now() - self._moved < max(PAUSE_S, done):
             return ""
         if self.leader is not None:
             return self.leader.waiting_for if self.leader.phase is Phase.GATHER else ""

@@ -23,8 +23,8 @@ from node.training.parts import Parts
 
 TRIES = 2
 """Questions to the owner a part is taken over from."""
-WAIT_SHARE, WAIT_S = 0.15, 5.0
-"""A step waits for state still on its way for so much of the round's deadline, and never longer than so many seconds."""
+WAIT_SHARE = 0.15
+"""A step waits for state still on its way for so much of the round's deadline."""
 
 
 class Arrival:
@@ -106,7 +106,7 @@ class TakeOver:
     def ready(self, names: Collection[str], deadline_s: float) -> None:
         """For the thread that steps ``names``: wait shortly for their state, then do with what there is."""
         for arrival in [a for a in self._arrivals if a.open and not a.parts.isdisjoint(names)]:
-            if arrival.close(min(WAIT_S, WAIT_SHARE * deadline_s)):
+            if arrival.close(WAIT_SHARE * deadline_s):
                 self._do_without(arrival)
 
     # ------------------------------------------------------------ where it comes from

@@ -41,6 +41,7 @@ from node.training.rules import Read, Rules
 from node.training.settings import TrainingSettings
 from node.training.shelf import Shelf, cell_of, colleagues_of, copies_of
 from node.training.stage import StageState
+from node.training.takeover import WAIT_SHARE
 
 __all__ = ["Engines", "Work"]
 
@@ -147,7 +148,8 @@ class Work:
         ways = tuple((peer, Way(tensor, trip, rate(peer))) for peer, (tensor, trip) in sorted(p.timing.ways(now).items()))
         each = (work[Direction.FORWARD], work[Direction.BACKWARD], loss)
         up, down = self.engines.transport.caps()
-        return Measured(*(a.steady(STEADY) for a in each), slots=p.slots(), ways=ways, up=up, down=down)
+        tera = self.engines.meter.tera_s
+        return Measured(*(a.steady(STEADY) for a in each), slots=p.slots(), ways=ways, up=up, down=down, tera_s=tera)
 
     def describe(
         self, stage: int, kind: StateKind, epoch: int | None, lineage: str
@@ -380,9 +382,10 @@ class Work:
     async def handed_over(self, timeout_s: float = 10.0) -> bool:
         """Wait until somebody has fetched the optimizer state of every part held here.
 
-        False when nobody is there to take it, or nothing more was fetched for ``timeout_s``.
+        False when nobody is there to take it, or nothing more was fetched for ``timeout_s``, or for the longest that a step would have
+        waited for it.
         """
-        return await self.handover.handed_over(timeout_s)
+        return await self.handover.handed_over(max(timeout_s, WAIT_SHARE * self.rounds.deadline_s))
 
     async def close(self) -> None:
         """Let a checkpoint that is being written finish, end the rest."""

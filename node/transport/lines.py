@@ -18,6 +18,7 @@ import grpc.aio
 
 from node.core.errors import PeerFault
 from node.core.ids import PeerId, short
+from node.core.patience import Patience
 from node.core.tasks import Tasks
 from node.reach.ladder import Attempt, Climb, Rung
 from node.transport.channels import LabelledChannel
@@ -36,7 +37,8 @@ RETIRE_S, FINISH_S = 5.0, 120.0
 """A forgotten channel takes calls for RETIRE_S more, for who has just asked for it, then FINISH_S to finish them."""
 
 REDIAL_S, LOST_FOR_S = 2.0, 30.0
-"""A peer whose connection broke less than LOST_FOR_S ago is probably dead: it has REDIAL_S to prove the contrary."""
+"""A peer whose connection broke less than LOST_FOR_S ago is probably dead: it has REDIAL_S to prove the contrary, or as long as a dial
+is measured to take here."""
 
 HEAD_START_S = 0.5
 """What a better way is ahead of the next one when both are tried at the same time."""
@@ -83,9 +85,11 @@ class Lines:
         journal: Journal,
         tasks: Tasks,
         punch: bool = False,
+        patience: Patience | None = None,
         meter: Meter | None = None,
         carried: Callable[[int], None] = lambda count: None,
     ) -> None:
+        self._patience = patience or Patience()
         self._streams, self._settings, self._greet, self._meter, self._carried = streams, settings, greet, meter, carried
         self._runtime, self._journal, self._tasks, self._punch = runtime, journal, tasks, punch
         self.relays: Relays | None = None
@@ -162,14 +166,17 @@ class Lines:
     # ------------------------------------------------------------ the first line
 
     async def _dial(self, peer: PeerId) -> Line | PeerFault:
-        lost = time.monotonic() - self._lost.get(peer, -LOST_FOR_S) < LOST_FOR_S
+        began = time.monotonic()
+        lost = began - self._lost.get(peer, -LOST_FOR_S) < LOST_FOR_S
+        patience = self._patience.within(("dial", peer), REDIAL_S, began)
         try:
-            async with asyncio.timeout(REDIAL_S if lost else None):
+            async with asyncio.timeout(patience if lost else None):
                 line = await self._first(peer)
         except PeerFault as e:
             return e
         except TimeoutError:
-            return PeerFault(peer, f"no answer in {REDIAL_S:g} s since its connection broke")
+            return PeerFault(peer, f"no answer in {patience:.1f} s since its connection broke")
+        self._patience.took(("dial", peer), time.monotonic() - began)
         self._lost.pop(peer, None)
         self._take(peer, line)
         return line
@@ -291,7 +298,7 @@ class Lines:
         name = {Attempt.DIAL: "tcp", Attempt.CONNECT: "libp2p", Attempt.PUNCH: "punch", Attempt.TUNNEL: "tunnel"}[attempt]
         made, why = None, ""
         try:
-            async with asyncio.timeout(4 * self._settings.dial_timeout_s):
+            async with asyncio.timeout(4 * self._dial_s(peer)):
                 if attempt is Attempt.PUNCH:
                     await punch(peer)
                 elif attempt is Attempt.CONNECT:
@@ -326,7 +333,7 @@ class Lines:
 
     async def _direct(self, met: Acquaintance) -> Line:
         """TCP to the first of its addresses that answers. Raises PeerFault."""
-        patience = self._settings.dial_timeout_s
+        patience = self._dial_s(met.peer)
 
         async def one(target: str) -> tuple[str, LabelledChannel] | None:
             channel, good = self._channel(met, target), False
@@ -351,12 +358,12 @@ class Lines:
             for task in trying:
                 task.cancel()
         if won is None:
-            raise PeerFault(met.peer, f"none of its {len(met.targets)} addresses answers in {patience:g} s")
+            raise PeerFault(met.peer, f"none of its {len(met.targets)} addresses answers in {patience:.3g} s")
         target, channel = won
         return Line(met, Rung.MAPPED if target in met.mapped else Rung.DIRECT, channel, None, time.time())
 
     async def _tunnelled(self, met: Acquaintance, relay: PeerId | None = None) -> Line:
-        timeout = 2 * self._settings.dial_timeout_s
+        timeout = 2 * self._dial_s(met.peer)
         streams = self._streams
         if relay is not None and self.relays is not None:
             streams = self.relays.through(relay, met.token)
@@ -372,13 +379,17 @@ class Lines:
         if good:
             rung = Rung.RELAYED if relay is not None else _RUNGS.get(self.how(met.peer), Rung.TUNNEL)
             return Line(met, rung, channel, tunnel, time.time(), relay or PeerId(""))
-        raise PeerFault(met.peer, f"no tunnel to its gRPC server came up in {timeout:g} s")
+        raise PeerFault(met.peer, f"no tunnel to its gRPC server came up in {timeout:.3g} s")
+
+    def _dial_s(self, peer: PeerId) -> float:
+        """For one address: as dials of this peer were measured to take, and not below what the operator sets."""
+        return self._patience.within(("dial", peer), self._settings.dial_timeout_s, time.monotonic())
 
     def _channel(self, met: Acquaintance, target: str, relayed: bool = False) -> LabelledChannel:
         settings = self._settings
         options: list[tuple[str, Any]] = [
             ("grpc.ssl_target_name_override", met.server_name),
-            *settings.connection_options(relayed),
+            *settings.connection_options(relayed, self._patience.slack(time.monotonic())),
             ("grpc.initial_reconnect_backoff_ms", 500),
             ("grpc.max_reconnect_backoff_ms", 5000),
             ("grpc.use_local_subchannel_pool", 1),

@@ -17,6 +17,7 @@ import grpc.aio
 
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
+from node.core.patience import Patience
 from node.transport.channels import LabelledChannel
 from node.transport.port import PeerLink, translate
 
@@ -89,6 +90,7 @@ class MemoryTransport:
         self._bytes: dict[PeerId, list[int]] = {}
         self._server: grpc.aio.Server | None = None
         self.faults: list[tuple[PeerId, str, float]] = []
+        self.patience = Patience()
 
     @property
     def server(self) -> grpc.aio.Server:

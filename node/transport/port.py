@@ -10,6 +10,7 @@ import grpc.aio
 
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
+from node.core.patience import Patience
 
 REASON_LENGTH = 200
 """Characters of a remote error text that are kept; the text is the peer's, so it is clipped and made printable."""
@@ -52,6 +53,11 @@ class TransportPort(Protocol):
     @property
     def peer_id(self) -> PeerId:
         """Who we are to the others."""
+        ...
+
+    @property
+    def patience(self) -> Patience:
+        """How long this process waits for others: everybody adds what they measured."""
         ...
 
     @property

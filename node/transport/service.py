@@ -21,6 +21,7 @@ import grpc.aio
 
 from node.core.errors import ExitCode, NetworkFault, PeerFault, Refused, WireError
 from node.core.ids import PeerId, short
+from node.core.patience import Patience
 from node.core.tasks import Tasks
 from node.identity.faults import FaultBook
 from node.reach.ladder import Rung
@@ -84,7 +85,9 @@ class Transport:
         self.settings, self._journal, self._metrics, self._facts, self._admit = settings, journal, metrics, facts, admit
         self.reach_settings = reach or ReachSettings()
         self._serves = serves or (lambda: facts().run_id)
+        self.patience = Patience()
         self.p2p = P2pDaemon(identity, settings, journal, on_error)
+        self.p2p.slack = lambda: self.patience.slack(time.monotonic())
         self._tasks = Tasks("transport", on_error)
         self._certificate = make_certificate(time.time())
         self._tokens, self._book = Tokens(), FaultBook()
@@ -109,6 +112,7 @@ class Transport:
             journal,
             self._tasks,
             self.reach_settings.punch,
+            self.patience,
             meter,
             self._carry,
         )
@@ -349,7 +353,9 @@ class Transport:
 
     async def _climb(self) -> None:
         while True:
+            due = time.monotonic() + CLIMB_EVERY_S
             await asyncio.sleep(CLIMB_EVERY_S)
+            self.patience.woke(due, time.monotonic())
             # Before it is known whether others can dial this peer, a place at a relay costs little and saves seconds.
             closed = self.reachable.standing is not Standing.OPEN
             self.relays.want(closed and self.reach_settings.relayed)
@@ -434,7 +440,7 @@ class Transport:
 
     async def _greet_through(self, peer: PeerId, relay: PeerId) -> Acquaintance:
         stream = await self.relays.private(relay, peer)
-        met = await self._handshake.greet_over(peer, stream, 2 * self.settings.handshake_timeout_s)
+        met = await self._handshake.greet_over(peer, stream, 2 * self._handshake_s())
         self._remember(met)
         return met
 
@@ -447,19 +453,24 @@ class Transport:
     # ------------------------------------------------------------ meeting
 
     async def _greet(self, peer: PeerId) -> Acquaintance:
-        met = await self._handshake.greet(peer, 2 * self.settings.handshake_timeout_s)
+        began = time.monotonic()
+        met = await self._handshake.greet(peer, 2 * self._handshake_s())
+        self.patience.took("handshake", time.monotonic() - began)
         if not self.p2p.how(peer):
             with contextlib.suppress(NetworkFault):
                 await self.p2p.look()
         self._remember(met)
         return met
 
+    def _handshake_s(self) -> float:
+        return self.patience.within("handshake", self.settings.handshake_timeout_s, time.monotonic())
+
     async def _welcome(self, peer: PeerId, reader: Any, writer: Any) -> None:
         if not self._rate.allow(peer, time.monotonic()):
             self._limited(peer)
             return
         try:
-            async with asyncio.timeout(self.settings.handshake_timeout_s):
+            async with asyncio.timeout(self._handshake_s()):
                 met = await self._handshake.answer(peer, reader, writer)
         except StreamEnded:
             return

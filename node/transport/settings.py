@@ -50,14 +50,15 @@ class TransportSettings:
     relayed_timeout_s: float = 6.0
     """Silence after a probe that means a relayed connection is dead: the answer also waits in the relay's buffers."""
 
-    def connection_options(self, relayed: bool = False) -> list[tuple[str, int]]:
-        """gRPC's options for both ends of a connection: how silence is noticed, and how much may be unread.
+    def connection_options(self, relayed: bool = False, slack_s: float = 0.0) -> list[tuple[str, int]]:
+        """gRPC's options for both ends of a connection: how silence is noticed, and how much may be unread. ``slack_s``: how late this
+        process ran when the connection was made, which the other side's answers to probes may then be too.
 
         gRPC 1.85 waits for the answer to a probe as long as ``ping_timeout_ms``, whatever the keepalive's own time-out.
         Its bandwidth probes are pings too, sent in the middle of a transfer, and on a slow link they are answered
         late; with them a short wait would end healthy connections, so windows are of a fixed size instead.
         """
-        timeout_s = max(self.keepalive_timeout_s, self.relayed_timeout_s if relayed else 0.0)
+        timeout_s = max(self.keepalive_timeout_s, self.relayed_timeout_s if relayed else 0.0) + slack_s
         return [
             ("grpc.max_receive_message_length", self.max_message),
             ("grpc.max_send_message_length", self.max_message),

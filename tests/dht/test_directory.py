@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
 
-from node.core.clock import SystemClock
+from node.core.clock import SystemClock, VirtualClock
 from node.core.errors import UsageFault
+from node.core.ids import RunId
 from node.dht.directory import Directory
 from node.dht.settings import DirectorySettings
 from node.identity.admission import Gate, admission_token, shown
+from node.identity.keys import Identity
 from node.telemetry.events import Journal
 
 
@@ -171,3 +174,55 @@ async def test_in_a_private_run_only_the_admitted_find_each_other(swarm, run_id,
     assert made[2].neighbours == 0
     assert stranger.peer_id not in await made[0].read()
     await both_see(eventually, made[0], made[1])
+
+
+class Busy:
+    """A node of the DHT whose walks take as long as ``gate`` is closed."""
+
+    def __init__(self) -> None:
+        self.gate, self.walks, self.cancelled = asyncio.Event(), [], 0
+
+    async def get(self, key: str, latest: bool) -> None:
+        await self._walk("read")
+
+    async def store(self, *args: object, **named: object) -> bool:
+        await self._walk("post")
+        return True
+
+    async def _walk(self, name: str) -> None:
+        self.walks.append(name)
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+
+async def test_a_walk_that_takes_long_is_not_cancelled_and_not_begun_twice(body) -> None:
+    settings = DirectorySettings(lookup_timeout_s=0.05)
+    directory, node = Directory(Identity.ephemeral(), settings, SystemClock(), RunId("ab" * 32)), Busy()
+    directory._node = node  # type: ignore[assignment]
+    try:
+        assert not await directory.publish(body("one")), "nobody has taken it yet"
+        for _ in range(3):
+            assert set(await directory.read()) == {directory.me}
+        assert node.walks == ["post", "read"]
+        assert node.cancelled == 0, "hivemind leaves tasks behind that nobody ends when a walk is cancelled"
+        node.gate.set()
+        assert await directory.publish(body("one", state="training"))
+        await directory.read()
+        assert node.walks == ["post", "read", "post", "read"]
+    finally:
+        directory._node = None
+        await directory.close()
+
+
+async def test_a_quiet_peer_posts_rarely_and_its_record_lives_as_much_longer(body) -> None:
+    clock, settings = VirtualClock(), DirectorySettings()
+    directory = Directory(Identity.ephemeral(), settings, clock, RunId("ab" * 32))
+    await directory.publish(body("one"), 4.0)
+    clock.advance(3 * settings.ttl_s)
+    assert set(await directory.read()) == {directory.me}
+    clock.advance(1.1 * settings.ttl_s)
+    assert not await directory.read()
+    await directory.close()

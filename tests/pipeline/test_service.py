@@ -9,9 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from node.core.clock import VirtualClock
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
-from node.pipeline.events import Arrived, Computed, Passed, Settled, Way
+from node.pipeline.events import Arrived, Computed, Key, Passed, Settled, Way
+from node.pipeline.outbound import AlreadyThere
+from node.pipeline.service import STRETCH_MOST
 from node.pipeline.settings import PipelineLimits
 
 
@@ -449,3 +452,29 @@ async def test_gradients_of_a_tied_model(make_swarm):
     swarm.adopt(plan)
     await swarm.run(plan)
     await swarm.check(plan)
+
+
+async def test_that_a_gradient_is_there_already_is_an_answer_and_no_task_that_died(make_swarm):
+    swarm = await make_swarm().fill(replicas=1)
+    room = swarm.rooms["s2a"]
+
+    async def there(*_):
+        raise AlreadyThere
+
+    room.courier.outbound.fetch = there
+    with pytest.raises(AlreadyThere):
+        await room.courier._ask(PeerId("s1a"), Key(3, 0, 2), (), "hash")
+    await asyncio.sleep(0)
+    assert not room.tasks.errors
+    assert "task-died" not in swarm.ears["s2a"].events
+
+
+async def test_hops_have_as_many_times_as_long_as_the_plan_gives_the_epoch(make_swarm):
+    swarm = await make_swarm(forward_timeout_s=2.0).fill(replicas=1, usual_s=10.0)
+    room = swarm.rooms["s1a"]
+    for deadline_s, hop_s in ((5.0, 2.0), (30.0, 6.0), (1e9, 2.0 * STRETCH_MOST)):
+        room.set_plan(swarm.plan(1, epoch=int(deadline_s), deadline_s=deadline_s))
+        assert room.hop_s == pytest.approx(hop_s)
+    room.transport.patience.woke(0.0, 4.0)
+    room.clock = VirtualClock(4.0)
+    assert room.hop_s == pytest.approx(2.0 * STRETCH_MOST + 4.0), "and what this process runs late"

@@ -52,7 +52,7 @@ def test_what_else_goes_wrong_meanwhile_mends_as_ever(trouble: Fault) -> None:
 
 
 def test_an_ends_peer_that_came_later_leads_when_those_before_it_are_gone() -> None:
-    kills = [Fault(BEGIN + 8.0 + 3.0 * i, "kill-leader") for i in range(3)]
+    kills = [Fault(BEGIN + 8.0 + 8.0 * i, "kill-leader") for i in range(3)]
     outcome = run(LONG, Schedule(1, (Fault(BEGIN, "join", 0, 0, size=1.0), Fault(BEGIN, "stranger", seconds=30.0), *kills)))
     assert outcome.violation is None, outcome.violation
     assert outcome.finished

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from node.core.ids import PeerId
-from node.training.election import DOUBT_S, LOOK_S, SHUN_S, Election, Sighting
+from node.training.election import DOUBT_S, KEEP_S, LOOK_S, SHUN_S, Election, Sighting
 
 A, B, C, D = (PeerId(p) for p in "ABCD")
 LATE = 100.0
@@ -73,3 +73,18 @@ def test_a_plan_from_a_shunned_peer_forgives_it() -> None:
 
 def test_who_leaves_does_not_lead() -> None:
     assert election(A, B=Sighting(1)).leader(LATE, able=False, leads=True) == B
+
+
+def test_a_leader_that_takes_our_word_leads_whatever_the_directory_shows() -> None:
+    e = election(C, A=Sighting(5), B=Sighting(5, leads=True))
+    e.answered(B, LATE)
+    e.see({A: Sighting(6)})
+    assert e.leader(LATE + 1, able=False, leads=False) == B, "its record came late, on a busy machine"
+    assert e.leader(LATE + 1, able=True, leads=False) == B
+    assert e.leader(LATE + 2 * KEEP_S, able=False, leads=False) == A
+    e.answered(B, LATE)
+    e.doubt(B, LATE + 1)
+    assert e.leader(LATE + 1, able=False, leads=False) == A, "it says that it does not lead"
+    e.answered(B, LATE)
+    e.shun(B, LATE + 1)
+    assert e.leader(LATE + 1, able=False, leads=False) == A, "it does not answer"

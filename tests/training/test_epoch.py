@@ -182,11 +182,19 @@ class Swarm:
                     for to in a.to:
                         self.tell(peer, to, r)
                 case ev.Probe(who):
-                    self.call(who, lambda p: None, lambda who=who: self.lead(peer, ev.Unreachable(who)))
+                    self.probe(peer, who)
                 case ev.Evaluate(epoch, _):
                     self.at(0.1, lambda: self.lead(peer, ev.Evaluated(epoch, 2.0)))
                 case ev.Report():
                     self.log.append(a)
+
+    def probe(self, chief: Peer, who: PeerId) -> None:
+        began = self.now
+
+        def answers(p: Peer) -> None:
+            self.call(chief.name, lambda c: self.lead(c, ev.Answered(who, self.leading() == chief.name)))
+
+        self.call(who, answers, lambda: self.lead(chief, ev.Unreachable(who, began)))
 
     def tell(self, chief: Peer, to: PeerId, event: Any) -> None:
         def deliver(p: Peer) -> None:

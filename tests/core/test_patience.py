@@ -1,0 +1,61 @@
+"""How long others are waited for: a floor, what was measured, and how late this process itself runs."""
+
+from __future__ import annotations
+
+import math
+
+from node.core.patience import DEVIATIONS, HALF_LIFE_S, KNOWN, MOST_S, SPARE, Patience, Took
+
+
+def test_without_a_measurement_the_floor_is_waited() -> None:
+    assert Patience().within("word", 1.5, 10.0) == 1.5
+
+
+def test_slow_answers_widen_the_wait_and_quick_ones_leave_the_floor() -> None:
+    patience = Patience()
+    for _ in range(50):
+        patience.took("slow", 3.0)
+        patience.took("quick", 0.01)
+    assert 3.0 * SPARE <= patience.within("slow", 1.5, 0.0) < 3.5 * SPARE
+    assert patience.within("quick", 1.5, 0.0) == 1.5
+    assert patience.within("another", 1.5, 0.0) == 1.5, "one kind says nothing of another"
+
+
+def test_unsteady_answers_are_waited_for_longer_than_steady_ones_of_the_same_mean() -> None:
+    steady, unsteady = Took(), Took()
+    for i in range(200):
+        steady.add(2.0)
+        unsteady.add(4.0 * (i % 2))
+    assert steady.expected < 2.1
+    assert unsteady.expected > 2.0 + DEVIATIONS
+
+
+def test_no_measurement_makes_a_wait_endless() -> None:
+    patience = Patience()
+    patience.took("word", 1e9)
+    for seconds in (math.nan, math.inf, -1.0):
+        patience.took("word", seconds)
+    assert patience.within("word", 1.0, 0.0) == MOST_S
+
+
+def test_a_process_that_runs_late_waits_longer_for_a_while() -> None:
+    patience = Patience()
+    patience.woke(10.0, 14.0)
+    assert patience.slack(14.0) == 4.0
+    assert patience.within("word", 1.5, 14.0) == 5.5
+    patience.woke(15.0, 15.0)
+    assert patience.slack(14.0 + HALF_LIFE_S) == 2.0, "one timer in time does not undo it"
+    patience.woke(20.0, 29.0)
+    assert patience.slack(29.0) == 9.0, "what is worse counts at once"
+    assert patience.slack(29.0 + 20 * HALF_LIFE_S) < 0.001
+    patience.woke(0.0, 1e6)
+    assert patience.slack(1e6) == MOST_S, "a machine that slept is no busy one"
+
+
+def test_only_so_many_kinds_are_remembered_and_the_newest() -> None:
+    patience = Patience()
+    patience.took("first", 5.0)
+    for i in range(KNOWN):
+        patience.took(i, 5.0)
+    assert patience.within("first", 1.0, 0.0) == 1.0
+    assert patience.within(KNOWN - 1, 1.0, 0.0) > 5.0

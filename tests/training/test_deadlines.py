@@ -1,0 +1,166 @@
+"""What an epoch may take follows from what its members measured, and slow is not dead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from node.core.ids import PeerId
+from node.core.journey import Plan
+from node.scheduler.costs import BEYOND, NOTHING, Measured, Way
+from node.training import events as ev
+from node.training.deadlines import AGAIN, FIRST, MARGIN, MOST_S, Deadlines
+from node.training.leader import Leader, Phase
+from node.training.pace import ASK_AFTER
+from node.training.roster import PAUSES
+from tests.training.test_leader import S1, S2, T1, E, begun, commits, facts, heard, tell, the_plan
+
+WORK: dict[str, Any] = {
+    "operations": (1e12, 2e12, 2e12), "steps": ({"s0": 1e11}, {"s1": 6e12}, {"s2": 1e12}), "sizes": (10**6,) * 3, "tensor": 10**4,
+}  # fmt: skip
+TERA = Measured(tera_s=10.0)
+"""Of a slow core: 100 GFLOP/s."""
+BUSY = Measured(forward_s=5.0, backward_s=10.0, tera_s=10.0)
+
+
+def led(costs: Measured = NOTHING, others: Measured | None = None, **kw: Any) -> tuple[Leader, Plan]:
+    """A leader with its first plan of two stages; all members say these costs, ``others`` those at stage 1."""
+    leader = Leader(E, facts(**{**WORK, **kw}))
+    said = [heard(E, costs=costs), heard(S1, costs=others or costs), heard(S2, costs=costs), heard(T1, costs=others or costs)]
+    tell(leader, said, 0.0)
+    plan = the_plan(leader.handle(ev.Tick(), 2.0))
+    assert plan is not None
+    return leader, plan
+
+
+def close(leader: Leader, plan: Plan, now: float) -> list[ev.SendRound]:
+    rows = tuple(ev.Result(p.index, True, 1.0, 64) for p in plan.paths)
+    return [a for a in leader.handle(ev.Finished(E, plan.hash, rows), now) if isinstance(a, ev.SendRound)]
+
+
+def test_where_nothing_is_known_the_manifest_counts() -> None:
+    leader, plan = led()
+    assert plan.deadline_s == leader.facts.epoch_timeout_s
+    assert {r.deadline_s for r in close(leader, plan, 3.0)} == {leader.facts.round_timeout_s}
+
+
+def test_a_first_plan_reckons_with_operations_and_a_later_one_with_what_was_measured() -> None:
+    _, first = led(TERA)
+    # One peer has both micro-batches of its stage, and one goes through all three stages: 2 * 20 s + 10 + 20 + 20.
+    assert first.deadline_s == pytest.approx(FIRST * 90.0)
+    _, later = led(BUSY)
+    assert later.deadline_s == pytest.approx(MARGIN * (2 * 15.0 + 3 * 15.0))
+
+
+def test_a_step_of_a_minute_is_waited_for() -> None:
+    leader, plan = led(TERA)
+    notes = close(leader, plan, 3.0)
+    assert notes[0].deadline_s == pytest.approx(MARGIN * 60.0, rel=0.1), "6e12 operations at 10 s for 1e12"
+    for peer in (E, S1, S2, T1):
+        tell(leader, [heard(peer, costs=TERA)], 100.0)
+    assert not any(isinstance(a, ev.SendRound) for a in leader.handle(ev.Tick(), 103.0)), "100 s later nothing is repaired"
+    assert leader.phase is Phase.ROUND
+    assert leader.repaired == 0
+
+
+def test_the_slowest_owner_counts_and_a_slow_line() -> None:
+    slow = Measured(tera_s=30.0)
+    leader, plan = led(TERA, slow)
+    mine = [r.deadline_s for r in close(leader, plan, 3.0)]
+    assert mine[0] == pytest.approx(MARGIN * 180.0, rel=0.1)
+    line = Measured(tera_s=0.1, ways=((S2, Way(tensor_s=0.5)),))
+    leader, plan = led(line)
+    # The parameters of a stage are 100 tensors; half of them each way between two members.
+    assert close(leader, plan, 3.0)[0].deadline_s == pytest.approx(MARGIN * (0.6 + 2 * 0.5 * 100 * 0.5), rel=0.1)
+
+
+def test_rounds_that_took_long_make_the_next_deadline_longer() -> None:
+    leader, plan = begun()
+    short = leader.deadlines.round(leader.roster, plan)
+    assert short == leader.facts.round_timeout_s
+    leader.deadlines.took(plan, 20.0)
+    assert leader.deadlines.round(leader.roster, plan) > 40.0
+    commits(leader, plan, 3.0)
+    assert leader.deadlines.round(leader.roster, plan) > 20.0
+
+
+def test_another_attempt_has_more_time_up_to_a_bound() -> None:
+    leader, plan = begun()
+    each = [leader.deadlines.round(leader.roster, plan, attempt) for attempt in range(6)]
+    assert each[1] == AGAIN * each[0]
+    assert each == sorted(each)
+    assert each[5] == each[4]
+
+
+def test_nobody_makes_the_others_wait_by_calling_itself_slow() -> None:
+    honest, plan = led(TERA)
+    before = honest.deadlines.round(honest.roster, plan)
+    tell(honest, [heard(S1, costs=Measured(tera_s=1e4))], 3.0)
+    assert honest.deadlines.round(honest.roster, plan) <= BEYOND * before
+    deadlines = Deadlines(facts(**WORK))
+    tell(honest, [heard(p, costs=Measured(1e4, 1e4, tera_s=1e4)) for p in (E, S1, S2, T1)], 4.0)
+    assert deadlines.run(honest.roster, plan.paths) == MOST_S
+
+
+# ------------------------------------------------------------ slow is not dead
+
+
+def probes(actions: list[Any]) -> list[PeerId]:
+    return [a.peer for a in actions if isinstance(a, ev.Probe)]
+
+
+def lost(actions: list[Any]) -> list[str]:
+    return [a.text for a in actions if isinstance(a, ev.Report) and a.kind == "peer-lost"]
+
+
+def silent(**kw: Any) -> Leader:
+    """A leader that has heard all of its members at 0.0, and then only some."""
+    leader = Leader(E, facts(late_s=4.0, **kw))
+    tell(leader, [heard(E), heard(S1), heard(S2)], 0.0)
+    return leader
+
+
+def test_silence_is_asked_about_and_no_death() -> None:
+    leader = silent()
+    tell(leader, [heard(S1)], 4.0)
+    assert probes(leader.handle(ev.Tick(), ASK_AFTER * 4.0 - 0.1)) == []
+    done = leader.handle(ev.Tick(), 4.1)
+    assert probes(done) == [S2]
+    assert not lost(done)
+    assert probes(leader.handle(ev.Tick(), 4.3)) == [], "one question at a time"
+    assert S2 in leader.roster.candidates
+    leader.handle(ev.Answered(S2), 9.0)
+    tell(leader, [heard(S1)], 9.0)
+    assert not lost(leader.handle(ev.Tick(), 9.1))
+    assert S2 in leader.roster.candidates, "it lives, whatever was not heard of it"
+
+
+def test_a_probe_that_fails_is_a_death_unless_the_peer_was_heard_meanwhile() -> None:
+    leader = silent()
+    leader.handle(ev.Tick(), 4.1)
+    tell(leader, [heard(S2)], 5.0)
+    assert not lost(leader.handle(ev.Unreachable(S2, since=4.5), 6.0))
+    assert len(lost(leader.handle(ev.Unreachable(S1, since=4.5), 6.0))) == 1
+    assert len(lost(leader.handle(ev.Unreachable(S2), 6.0))) == 1, "who did not get its plan is useless, heard or not"
+
+
+def test_a_leader_that_runs_late_itself_asks_later() -> None:
+    leader = silent()
+    assert probes(leader.handle(ev.Tick(slack=6.0), 4.1)) == []
+    assert set(probes(leader.handle(ev.Tick(slack=6.0), 6.1))) == {S1, S2}
+
+
+def test_who_was_heard_rarely_is_asked_later() -> None:
+    leader = silent()
+    leader.handle(ev.Tick(), 3.0)
+    tell(leader, [heard(S1), heard(S2)], 9.0)
+    assert probes(leader.handle(ev.Tick(), 9.0 + ASK_AFTER * 4.0 + 0.5)) == []
+    assert set(probes(leader.handle(ev.Tick(), 9.0 + ASK_AFTER * PAUSES * 9.0 + 0.1))) == {S1, S2}
+
+
+def test_who_follows_another_leader_is_let_go() -> None:
+    leader = silent()
+    leader.handle(ev.Tick(), 2.5)
+    assert not lost(leader.handle(ev.Answered(S2, ours=False), 3.0)), "a moment's doubt"
+    assert len(lost(leader.handle(ev.Answered(S2, ours=False), 4.5))) == 1
