@@ -21,9 +21,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from platformdirs import user_cache_path
 
 from node.config import write_atomically
+from node.core.home import user_dir
 from node.manifest import Manifest
 from node.model.shapes import parameter_shapes
 from node.optim.kernel_rule import MEASURED_FROM, Rule, Times, Trial, following, rule_from
@@ -87,7 +87,7 @@ def tune(
     written is said in the answer.
     """
     stop = stop or threading.Event()
-    folder, machine = user_cache_path("tutti", appauthor=False) if folder is None else folder, this_machine()
+    folder, machine = user_dir("cache") if folder is None else folder, this_machine()
     path = folder / f"kernels-{hashlib.sha256(machine.encode()).hexdigest()[:16]}.json"
     times, seconds, problem = read_times(path, machine), 0.0, ""
     if times is None:

@@ -231,7 +231,8 @@ class Box:
     def bare(self, label: str, *words: str) -> Peer:
         """A daemon started with these words and nothing else."""
         home, host = self.root / label, self.host(label)
-        where = {"TUTTI_LISTEN": host.address} if host.address else {}
+        # What a daemon measures of the machine is kept for this box alone.
+        where = {"XDG_CACHE_HOME": str(self.root / "cache")} | ({"TUTTI_LISTEN": host.address} if host.address else {})
         found = self.made[label] = Peer(label, home, Child(label, home, words, host.through), where)
         return found
 

@@ -19,11 +19,15 @@ def home_named(given: str | None, env: Mapping[str, str] | None = None) -> Path 
 
 
 def user_dir(kind: str) -> Path:
-    """The directory of this user for "data" or "config", where no home is named: of the XDG base directories, which on macOS
-    stand for one directory unless they are set."""
-    variable, usual = {"data": ("XDG_DATA_HOME", "~/.local/share"), "config": ("XDG_CONFIG_HOME", "~/.config")}[kind]
+    """The directory of this user for "data", "config" or "cache", where no home is named: of the XDG base directories, which on
+    macOS stand for two directories unless they are set."""
+    variable, usual, mac = {
+        "data": ("XDG_DATA_HOME", "~/.local/share", "Application Support"),
+        "config": ("XDG_CONFIG_HOME", "~/.config", "Application Support"),
+        "cache": ("XDG_CACHE_HOME", "~/.cache", "Caches"),
+    }[kind]
     if sys.platform == "darwin":
-        usual = "~/Library/Application Support"
+        usual = f"~/Library/{mac}"
     return Path(os.environ.get(variable, "").strip() or usual).expanduser() / "tutti"
 
 

@@ -172,12 +172,12 @@ def test_a_cap_that_is_none_or_leaves_no_room_is_refused_with_examples(tmp_path,
     assert ("20Mbit" in str(fault.value.next_step)) or ("too little to take part" in fault.value.next_step)
 
 
-@pytest.mark.parametrize("kind", ["data", "config"])
+@pytest.mark.parametrize("kind", ["data", "config", "cache"])
 @pytest.mark.parametrize("base", ["", "/somewhere/else"])
 def test_without_a_home_files_are_where_the_system_keeps_such_files(monkeypatch, kind, base):
     platformdirs = pytest.importorskip("platformdirs").PlatformDirs("tutti", appauthor=False)
     variable = f"XDG_{kind.upper()}_HOME"
     monkeypatch.setenv(variable, base)
-    assert user_dir(kind) == (platformdirs.user_data_path if kind == "data" else platformdirs.user_config_path)
+    assert user_dir(kind) == getattr(platformdirs, f"user_{kind}_path")
     monkeypatch.delenv(variable)
-    assert user_dir(kind) == (platformdirs.user_data_path if kind == "data" else platformdirs.user_config_path)
+    assert user_dir(kind) == getattr(platformdirs, f"user_{kind}_path")

@@ -41,6 +41,9 @@ def test_a_replica_is_killed_and_a_newcomer_takes_its_place_by_invite(swarm):
     swarm.made["stage-1-1"].kill()
     swarm.goes_on(5)
     del swarm.made["stage-1-1"]
+    # A newcomer fetches what the directory says that others hold.
+    left = swarm.made["stage-1-0"].key
+    swarm.wait("its record", lambda: any(p.peer == left and p.epoch > 0 for p in swarm.made["ends-0"].peers().peers))
 
     invite = swarm.tutti("swarm", "invite", home="ends-0")
     assert invite.returncode == 0, invite.stderr
