@@ -10,15 +10,10 @@ Rows are named after what was asked for: 1 a run of 0.5B parameters on two cores
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 
-from benchmarks.lab.fleet import Hang
+from benchmarks.lab.fleet import Hang, folder
 from benchmarks.report import Report
 
 PARTS = {
@@ -41,16 +36,6 @@ def main() -> int:
                 except (Hang, RuntimeError, TimeoutError, ModuleNotFoundError) as e:
                     report.add(f"{number} did not come to its end: {e}"[:300], 0, "", holds=False)
     return report.end(asked.json)
-
-
-@contextlib.contextmanager
-def folder() -> Iterator[Path]:
-    """A folder that is removed afterwards."""
-    made = Path(tempfile.mkdtemp(prefix="tutti-hour-"))
-    try:
-        yield made
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
 
 
 if __name__ == "__main__":

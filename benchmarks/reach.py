@@ -13,10 +13,8 @@ import argparse
 import contextlib
 import itertools
 import re
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,7 +22,7 @@ from typing import Any
 
 from benchmarks.lab.broken import CASES, BrokenLab
 from benchmarks.lab.evil_relay import KINDS as EVIL
-from benchmarks.lab.fleet import START_S, WORKING, Box, Hang, Peer, signed
+from benchmarks.lab.fleet import START_S, WORKING, Box, Hang, Peer, folder, signed
 from benchmarks.lab.hosts import HostPeer
 from benchmarks.lab.internet import Internet, why_not
 from benchmarks.report import Report
@@ -412,15 +410,6 @@ def truth(report: Report, root: Path) -> None:
 PARTS: dict[str, Callable[[Report, Path], None]] = {
     "1": segment, "2": pairs, "3": swarm_behind_routers, "4": joiners, "5": broken, "6": directory, "7": evil_relays, "8": truth,
 }  # fmt: skip
-
-
-@contextlib.contextmanager
-def folder() -> Iterator[Path]:
-    made = Path(tempfile.mkdtemp(prefix="tutti-reach-"))
-    try:
-        yield made
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -18,8 +18,11 @@ RETRY_S = 1.0
 
 
 async def catch_up(work: Work, presence: Presence, incoming: Path, journal: Journal, retry_s: float = RETRY_S) -> None:
-    """Leave the best there is in place. Which epoch others hold is what most of them say, of whom this peer has worked with where any of
-    them is there: one stranger's word sends nobody after parameters that do not exist. What was fetched and verified stays in ``incoming`` over failures and restarts."""
+    """Leave the best there is in place. What was fetched and verified stays in ``incoming`` over failures and restarts.
+
+    Which epoch others hold is what most of them say, and where any of them is there whom this peer has worked with, only those are
+    asked: one stranger's word sends nobody after parameters that do not exist.
+    """
     for version in reversed(work.checkpoints()):
         try:
             await work.restore(version)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,6 +51,16 @@ WORKING = ("training", "finished")
 
 class Hang(AssertionError):
     """Something that was waited for did not come in time."""
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[Path]:
+    """A folder that is removed afterwards."""
+    made = Path(tempfile.mkdtemp(prefix="tutti-bench-"))
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 @dataclass(frozen=True)
