@@ -234,8 +234,7 @@ class _Survey:
             if finding is None and trial.place.quic:
                 finding = await self._over_quic(trial)
             elif finding is None:
-                greeting = await _connect(trial.host, trial.place.port)
-                trial.layer = "proof"
+                greeting = await _connect(trial)
                 finding = other_service(address, greeting) or await self._converse(trial)
         except OSError as e:
             finding = refused(address, e)
@@ -328,15 +327,16 @@ def _broke(address: str, layer: str, why: str) -> Finding:
     return failed(address, layer, ExitCode.NETWORK, f"it hangs up before it has proven who it is ({clean(why)})")
 
 
-async def _connect(host: str, port: int) -> bytes:
+async def _connect(trial: _Trial) -> bytes:
     """Whether a TCP connection can be made, and the first bytes that come back; b"" when none do in a moment. py-libp2p makes
     its own: it does not say how making one failed, and of what is no peer only that a message is wrong.
 
     Raises OSError as the system gives it.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    family = socket.AF_INET6 if ":" in trial.host else socket.AF_INET
     with trio.socket.socket(family, socket.SOCK_STREAM) as probe:
-        await probe.connect((host, port))
+        await probe.connect((trial.host, trial.place.port))
+        trial.layer = "proof"
         with trio.move_on_after(GREETING_S), contextlib.suppress(OSError):
             await probe.send(_HELLO)
             return await probe.recv(64)
