@@ -158,7 +158,8 @@ def doctor_cases(box: Box) -> list[Sick]:
             "versions",
             "a library too old",
             30,
-            environment={"PYTHONPATH": f"{other.parent}:{os.environ.get('PYTHONPATH', '')}"},
+            # The working directory is left out: in a checkout the real metadata lie there.
+            environment={"PYTHONPATH": f"{other.parent}:{os.environ.get('PYTHONPATH', '')}", "PYTHONSAFEPATH": "1"},
         ),
         Sick("device", "no such GPU", 31, ("--set", "device=cuda:63")),
         Sick("device", "a run that does not fit", 31, ("--set", "memory=1MB")),
