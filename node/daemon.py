@@ -22,7 +22,7 @@ from node.config import NodeConfig
 from node.control.service import ControlService
 from node.control.text import banner
 from node.core.addresses import Scope
-from node.core.clock import SystemClock
+from node.core.clock import Since, SystemClock
 from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, ProtocolMismatch, Refused, WireError
 from node.core.ids import ENDS, PeerId, RunId
 from node.core.memory import keep_freed
@@ -79,6 +79,7 @@ class Daemon:
     def __init__(self, config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -> None:
         self.config, self.manifest, self.invite = config, manifest, invite
         self.clock, self.started = SystemClock(), time.monotonic()
+        self._since = Since(self.clock)
         self._new_key = not config.identity_path.exists()
         self.identity = Identity.load_or_create(config.identity_path)
         self.name = config.name or self.identity.name
@@ -540,7 +541,7 @@ class Daemon:
             open_to=self.placing.open_to, settled=self.placing.settled,
             epoch=max(0, a.stage.epoch) if a else 0, name=self.name[:64], version=VERSION,
             tokens_per_s=a.meter.tokens_per_s if a else 0.0, speed=a.work.speed() if a else 0.0,
-            maddrs=tuple(self.addresses()), started=self.clock.wall() - (time.monotonic() - self.started),
+            maddrs=tuple(self.addresses()), started=self._since.wall(),
             leads=a is not None and a.training.leader is not None, reach=t.reachable.standing.value,
             relays=t.relays.held, room=t.relay.room, rate=t.relay.rate_left, follows=(a.training.following or "") if a else "",
         )  # fmt: skip

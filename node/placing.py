@@ -107,7 +107,8 @@ class Placing:
         ends, and so nobody leads, do what the rule says."""
         d, machine = self._d, self._machine
         while machine is not None:
-            await asyncio.sleep(HASTE_S)
+            # Where nothing changes for long, there is nothing new to see every half second.
+            await asyncio.sleep(HASTE_S * presence.times)
             a = d.assembled
             if a is None or d.mover.target is not None or d.draining or d.ending:
                 continue

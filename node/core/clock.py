@@ -23,6 +23,26 @@ class SystemClock:
         return time.time()
 
 
+class Since:
+    """A moment of the past as Unix seconds, the same number at every look until the wall clock is set.
+
+    Wall time less what the monotonic clock has counted since differs in its last bits from look to look; in a record that others
+    compare, that is news every time.
+    """
+
+    SET_S = 1.0
+    """The wall clock was set when the two ways to count differ by more."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._now, self._wall = clock, clock.now(), clock.wall()
+
+    def wall(self) -> float:
+        counted = self._clock.wall() - (self._clock.now() - self._now)
+        if abs(counted - self._wall) > self.SET_S:
+            self._wall = counted
+        return self._wall
+
+
 class VirtualClock:
     """A clock that stands still until told to move. ``wall`` runs ``skew`` seconds beside ``now``."""
 

@@ -27,7 +27,7 @@ PROBE_TIMEOUT_S = 1.5
 """For a sign of life over a new connection."""
 REDIAL_TIMEOUT_S = 1.0
 """For a leader whose connection has just broken to answer over a new one."""
-PROBE_WAYS_S, PROBE_AGAIN_S, PROBE_FAILED_S = 0.5, 60.0, 5.0
+PROBE_WAYS_S, PROBE_AGAIN_S, PROBE_FAILED_S = 0.5, 120.0, 5.0
 """Between two looks at whose way is to be measured, two measurements of the same one, and after one that failed."""
 WAY_TIMEOUT_S, WAYS_AT_ONCE = 15.0, 4
 """For a way that may have to be found first (a relay, a punched hole), and how many are measured at the same time."""

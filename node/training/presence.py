@@ -115,7 +115,7 @@ class Presence:
                 body = self._body()
                 self._same = self._same if body == self._own else 0
                 self._own = body
-                await self.directory.publish(body, self._times)
+                await self.directory.publish(body, self.times)
             now = self._clock.wall()
             seen = await self.directory.read()
             for peer, entry in self._seen.items():
@@ -131,11 +131,11 @@ class Presence:
                 self.company.set()
             self._changed.clear()
             alone = len(seen) < 2
-            await self._pause(min(HASTE_S, self._every) if alone or self.hasty else self._times * self._every)
+            await self._pause(min(HASTE_S, self._every) if alone or self.hasty else self.times * self._every)
 
     @property
-    def _times(self) -> float:
-        """As many times as rarely as ever it reads and posts now."""
+    def times(self) -> float:
+        """How many times as rarely as at the start it reads and posts now: 1 while anything changes."""
         return min(QUIET_MOST, 2.0 ** max(0, self._same - QUIET_AFTER))
 
     async def _pause(self, seconds: float) -> None:

@@ -153,7 +153,7 @@ class Transport:
         settings = self.settings
         options: list[tuple[str, Any]] = [
             # Whoever comes through a relay comes to this server too, so it is as patient with everybody.
-            *settings.connection_options(relayed=True),
+            *settings.connection_options(relayed=True, server=True),
             ("grpc.max_concurrent_streams", settings.peer_streams),
             ("grpc.max_metadata_size", METADATA_BYTES),
             ("grpc.max_allowed_incoming_connections", CONNECTIONS),

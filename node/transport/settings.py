@@ -50,9 +50,11 @@ class TransportSettings:
     relayed_timeout_s: float = 6.0
     """Silence after a probe that means a relayed connection is dead: the answer also waits in the relay's buffers."""
 
-    def connection_options(self, relayed: bool = False, slack_s: float = 0.0) -> list[tuple[str, int]]:
+    def connection_options(self, relayed: bool = False, slack_s: float = 0.0, *, server: bool = False) -> list[tuple[str, int]]:
         """gRPC's options for both ends of a connection: how silence is noticed, and how much may be unread. ``slack_s``: how late this
-        process ran when the connection was made, which the other side's answers to probes may then be too.
+        process ran when the connection was made, which the other side's answers to probes may then be too. Without a call only the side
+        that dialled probes (``server`` False): it is the one that would dial anew, and probes of all connections are most of what an idle
+        peer of a large swarm costs.
 
         gRPC 1.85 waits for the answer to a probe as long as ``ping_timeout_ms``, whatever the keepalive's own time-out.
         Its bandwidth probes are pings too, sent in the middle of a transfer, and on a slow link they are answered
@@ -65,7 +67,7 @@ class TransportSettings:
             ("grpc.keepalive_time_ms", round(1000 * self.keepalive_s)),
             ("grpc.keepalive_timeout_ms", round(1000 * timeout_s)),
             ("grpc.http2.ping_timeout_ms", round(1000 * timeout_s)),
-            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.keepalive_permit_without_calls", int(not server)),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.http2.bdp_probe", 0),
             ("grpc.http2.lookahead_bytes", self.window),
