@@ -1,4 +1,5 @@
-"""The command ``tutti``: argv to one call. Answers at once: torch, hivemind and libp2p are imported only by the verbs that need them."""
+"""The command ``tutti``: argv to one call. Answers at once: torch, hivemind and libp2p are imported
+only by the verbs that need them."""
 
 from __future__ import annotations
 
@@ -43,25 +44,69 @@ app.add_typer(swarm_app, name="swarm", rich_help_panel=OWN)
 app.add_typer(id_app, name="id", rich_help_panel=ABOUT)
 
 Json = Annotated[bool, Option("--json", help="One JSON document on stdout.")]
-Sets = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Any other setting, e.g. limits.in_flight=4.")]
-ConfigFile = Annotated[Path | None, Option("--config", help="A TOML file of settings for this node.")]
+Sets = Annotated[
+    list[str] | None,
+    Option("--set", metavar="KEY=VALUE", help="Any other setting, e.g. limits.in_flight=4."),
+]
+ConfigFile = Annotated[
+    Path | None, Option("--config", help="A TOML file of settings for this node.")
+]
 Name = Annotated[str | None, Option("--name", help="Human name of this node.")]
 Device = Annotated[str | None, Option("--device", help="auto, cpu, cuda:N.")]
-LocalDevices = Annotated[int | None, Option("--local-devices", help="GPUs (or CPU processes) that share the stage.")]
-Listen = Annotated[str | None, Option("--listen", metavar="HOST", help="Address to listen on; default: all.")]
-MaxUp = Annotated[str | None, Option("--max-up", metavar="RATE", help="Most it sends a second, in all: 20Mbit, 2.5MB.")]
-MaxDown = Annotated[str | None, Option("--max-down", metavar="RATE", help="Most it receives a second, in all.")]
-P2pPort = Annotated[int | None, Option("--p2p-port", "--port", help="Port of the p2p daemon; 0 picks one.")]
-GrpcPort = Annotated[int | None, Option("--grpc-port", help="Port of the gRPC server; 0 picks one.")]
-Announce = Annotated[list[str] | None, Option("--announce", metavar="HOST:PORT", help="Where others should dial.")]
-Joins = Annotated[list[str] | None, Option("--join", metavar="INVITE|MULTIADDR", help="Whom to start from.")]
-Data = Annotated[str | None, Option("--data", metavar="PATH", help="Where the run's data is here: a file, or its directory.")]
-TokenizerPath = Annotated[
-    str | None, Option("--tokenizer", metavar="PATH", help="Where the run's tokenizer.json is here, in the same way.")
+LocalDevices = Annotated[
+    int | None, Option("--local-devices", help="GPUs (or CPU processes) that share the stage.")
 ]
-NoOpen = Annotated[bool, Option("--no-open", help="Open neither data nor tokenizer: fields and signature only, no hashes.")]
-DropStages = Annotated[str, Option("--drop-stages", metavar="S,S", help="Block stages to go without, e.g. 2,5.")]
-First = Annotated[int, Option("--first", min=0, metavar="K", help="Early exit: only the first K block stages; 0: all.")]
+Listen = Annotated[
+    str | None, Option("--listen", metavar="HOST", help="Address to listen on; default: all.")
+]
+MaxUp = Annotated[
+    str | None,
+    Option("--max-up", metavar="RATE", help="Most it sends a second, in all: 20Mbit, 2.5MB."),
+]
+MaxDown = Annotated[
+    str | None, Option("--max-down", metavar="RATE", help="Most it receives a second, in all.")
+]
+P2pPort = Annotated[
+    int | None, Option("--p2p-port", "--port", help="Port of the p2p daemon; 0 picks one.")
+]
+GrpcPort = Annotated[
+    int | None, Option("--grpc-port", help="Port of the gRPC server; 0 picks one.")
+]
+Announce = Annotated[
+    list[str] | None, Option("--announce", metavar="HOST:PORT", help="Where others should dial.")
+]
+Joins = Annotated[
+    list[str] | None, Option("--join", metavar="INVITE|MULTIADDR", help="Whom to start from.")
+]
+Data = Annotated[
+    str | None,
+    Option(
+        "--data", metavar="PATH", help="Where the run's data is here: a file, or its directory."
+    ),
+]
+TokenizerPath = Annotated[
+    str | None,
+    Option(
+        "--tokenizer",
+        metavar="PATH",
+        help="Where the run's tokenizer.json is here, in the same way.",
+    ),
+]
+NoOpen = Annotated[
+    bool,
+    Option(
+        "--no-open", help="Open neither data nor tokenizer: fields and signature only, no hashes."
+    ),
+]
+DropStages = Annotated[
+    str, Option("--drop-stages", metavar="S,S", help="Block stages to go without, e.g. 2,5.")
+]
+First = Annotated[
+    int,
+    Option(
+        "--first", min=0, metavar="K", help="Early exit: only the first K block stages; 0: all."
+    ),
+]
 CHECKS = ("versions", "device", "disk", "data", "clock", "net")
 """Of ``tutti doctor``, in the order in which they run; the first fault gives the exit code."""
 HOME: dict[str, str] = {}
@@ -70,16 +115,20 @@ HOME: dict[str, str] = {}
 
 @app.callback()
 def _everywhere() -> None:
-    """Takes no option of its own: typer would load pydantic (0.1 s) to convert it. ``main`` takes ``--home`` out before."""
+    """Takes no option of its own: typer would load pydantic (0.1 s) to convert it. ``main`` takes
+    ``--home`` out before."""
 
 
-# ------------------------------------------------------------------------------------------------ run
+# ------------------------------------------------------------ run
 
 
 @app.command(rich_help_panel=RUN)
 def start(
     what: Annotated[
-        str | None, Argument(metavar="[INVITE|swarm.toml]", help="Default: the swarm used last, else a solo one.")
+        str | None,
+        Argument(
+            metavar="[INVITE|swarm.toml]", help="Default: the swarm used last, else a solo one."
+        ),
     ] = None,
     name: Name = None,
     role: Annotated[str | None, Option(help="auto, ends, stage, rendezvous.")] = None,
@@ -94,20 +143,47 @@ def start(
     max_up: MaxUp = None,
     max_down: MaxDown = None,
     announce: Announce = None,
-    force_tunnel: Annotated[bool | None, Option("--force-tunnel", help="Be reached through libp2p only.")] = None,
+    force_tunnel: Annotated[
+        bool | None, Option("--force-tunnel", help="Be reached through libp2p only.")
+    ] = None,
     join: Joins = None,
     data: Data = None,
     tokenizer: TokenizerPath = None,
-    metrics_port: Annotated[int | None, Option(help="Port of the metrics page; 0 picks one, -1 none.")] = None,
+    metrics_port: Annotated[
+        int | None, Option(help="Port of the metrics page; 0 picks one, -1 none.")
+    ] = None,
     log_format: Annotated[str | None, Option(help="auto, text, json.")] = None,
     config: ConfigFile = None,
     settings: Sets = None,
 ) -> int:
-    """Run a node in the foreground. With nothing configured: a solo swarm on built-in data that others can join."""
-    flags = dict(name=name, role=role, stage=stage, device=device, threads=threads, memory=memory, listen=listen)
-    flags |= dict(p2p_port=p2p_port, grpc_port=grpc_port, announce=_some(announce), force_tunnel=force_tunnel)
-    flags |= dict(local_devices=local_devices, data=data, tokenizer=tokenizer, max_up=max_up, max_down=max_down)
-    flags |= dict(join=_some(join), metrics_port=metrics_port, log_format=log_format, config=config, **_assignments(settings))
+    """Run a node in the foreground. With nothing configured: a solo swarm on built-in data that
+    others can join."""
+    flags = dict(
+        name=name,
+        role=role,
+        stage=stage,
+        device=device,
+        threads=threads,
+        memory=memory,
+        listen=listen,
+    )
+    flags |= dict(
+        p2p_port=p2p_port, grpc_port=grpc_port, announce=_some(announce), force_tunnel=force_tunnel
+    )
+    flags |= dict(
+        local_devices=local_devices,
+        data=data,
+        tokenizer=tokenizer,
+        max_up=max_up,
+        max_down=max_down,
+    )
+    flags |= dict(
+        join=_some(join),
+        metrics_port=metrics_port,
+        log_format=log_format,
+        config=config,
+        **_assignments(settings),
+    )
     from node import joining
 
     ours = _config(flags)
@@ -121,11 +197,15 @@ def join(
     invite: Annotated[
         str | None,
         Argument(
-            metavar="INVITE|MULTIADDR", help="What the other side's  tutti swarm invite  printed; with --lan a swarm's name."
+            metavar="INVITE|MULTIADDR",
+            help="What the other side's  tutti swarm invite  printed; with --lan a swarm's name.",
         ),
     ] = None,
     lan: Annotated[
-        bool, Option("--lan", help="List the swarms on this LAN, and join the one there is or the one named.")
+        bool,
+        Option(
+            "--lan", help="List the swarms on this LAN, and join the one there is or the one named."
+        ),
     ] = False,
     yes: Annotated[bool, Option("--yes", "-y", help="Accept without asking.")] = False,
     no_start: Annotated[bool, Option("--no-start", help="Only remember the swarm.")] = False,
@@ -144,9 +224,25 @@ def join(
     config: ConfigFile = None,
     settings: Sets = None,
 ) -> int:
-    """Look at a swarm, accept it, remember it, and start. Nothing of it runs before you said yes."""
-    flags = dict(name=name, role=role, stage=stage, device=device, listen=listen, p2p_port=p2p_port, grpc_port=grpc_port)
-    flags |= dict(local_devices=local_devices, data=data, tokenizer=tokenizer, max_up=max_up, max_down=max_down, config=config)
+    """Look at a swarm, accept it, remember it, and start. Nothing of it runs before you said
+    yes."""
+    flags = dict(
+        name=name,
+        role=role,
+        stage=stage,
+        device=device,
+        listen=listen,
+        p2p_port=p2p_port,
+        grpc_port=grpc_port,
+    )
+    flags |= dict(
+        local_devices=local_devices,
+        data=data,
+        tokenizer=tokenizer,
+        max_up=max_up,
+        max_down=max_down,
+        config=config,
+    )
     flags |= _assignments(settings)
     from node import joining
     from node.control.doctor import LIMIT_S
@@ -161,13 +257,18 @@ def join(
         invite = joining.chosen(found, invite)
         begin = time.monotonic()
     elif invite is None:
-        raise UsageFault("no invite was given", "tutti join INVITE, or  tutti join --lan  for what is on this LAN")
+        raise UsageFault(
+            "no invite was given",
+            "tutti join INVITE, or  tutti join --lan  for what is on this LAN",
+        )
     manifest, text = joining.look(ours, invite)
     joining.check(ours, Invite.decode(text), begin + LIMIT_S - time.monotonic())
     _say("\n".join(joining.sheet(manifest, signed=True)))
     if not yes:
         if not sys.stdin.isatty():
-            raise UsageFault("joining needs your consent", "look at the above and repeat with  --yes")
+            raise UsageFault(
+                "joining needs your consent", "look at the above and repeat with  --yes"
+            )
         if not typer.confirm("Join this swarm?", err=True):
             return ExitCode.REFUSED
     path = ours.remember(manifest, text)
@@ -175,7 +276,8 @@ def join(
     if no_start:
         _say("start it with  tutti start")
         return ExitCode.OK
-    # The observer's libp2p and the daemon's hivemind cannot live in one process: the daemon gets a fresh one.
+    # The observer's libp2p and the daemon's hivemind cannot live in one process: the daemon gets a
+    # fresh one.
     _again(["start", *(w for k, v in flags.items() if v is not None for w in _as_flag(k, v))])
 
 
@@ -184,67 +286,117 @@ def demo(
     ends: Annotated[int, Option(min=1, max=16, help="Peers that hold the ends.")] = 1,
     stages: Annotated[int, Option(min=1, max=16, help="Block stages.")] = 3,
     replicas: Annotated[int, Option(min=1, max=16, help="Peers a block stage.")] = 2,
-    manifest: Annotated[Path | None, Option("--manifest", help="Train this one, with as many block stages as it has.")] = None,
-    peers: Annotated[int, Option(min=0, max=64, help="Peers in all, spread over the stages; 0: as --replicas says.")] = 0,
-    kill: Annotated[bool, Option("--kill", help="Kill peers in the middle and watch the swarm go on.")] = False,
+    manifest: Annotated[
+        Path | None,
+        Option("--manifest", help="Train this one, with as many block stages as it has."),
+    ] = None,
+    peers: Annotated[
+        int,
+        Option(min=0, max=64, help="Peers in all, spread over the stages; 0: as --replicas says."),
+    ] = 0,
+    kill: Annotated[
+        bool, Option("--kill", help="Kill peers in the middle and watch the swarm go on.")
+    ] = False,
     epochs: Annotated[int, Option(min=0, help="Stop after so many epochs; 0: the default.")] = 0,
     seconds: Annotated[float, Option(min=0, help="Stop after so many seconds; 0: no limit.")] = 0.0,
     keep: Annotated[bool, Option("--keep", help="Keep the peers' directories.")] = False,
-    rendezvous: Annotated[bool, Option("--rendezvous", help="Meet at a peer of its own, as in docker-compose.yml.")] = False,
+    rendezvous: Annotated[
+        bool, Option("--rendezvous", help="Meet at a peer of its own, as in docker-compose.yml.")
+    ] = False,
     as_json: Json = False,
 ) -> int:
-    """A whole swarm on this machine, real daemons and real sockets, training in front of your eyes."""
+    """A whole swarm on this machine, real daemons and real sockets, training in front of your
+    eyes."""
     from node.demo import DemoOptions, run, spread
     from node.manifest import read_manifest
 
     chosen = read_manifest(manifest) if manifest else None
     nodes = spread(ends, chosen.pipeline.stages if chosen else stages, replicas, peers)
     home = Path(HOME["home"]) if "home" in HOME else None
-    options = DemoOptions(nodes, kill, as_json, epochs, seconds, home, keep, manifest=chosen, rendezvous=rendezvous)
+    options = DemoOptions(
+        nodes, kill, as_json, epochs, seconds, home, keep, manifest=chosen, rendezvous=rendezvous
+    )
     return run(options)
 
 
-@app.command(rich_help_panel=RUN, epilog="Scenarios. " + "; ".join(f"{name}: {says}" for name, says in SCENARIOS.items()))
+@app.command(
+    rich_help_panel=RUN,
+    epilog="Scenarios. " + "; ".join(f"{name}: {says}" for name, says in SCENARIOS.items()),
+)
 def simulate(
-    swarm: Annotated[Path | None, Argument(metavar="[SWARM.toml]", help="Default: the manifest of the demo.")] = None,
+    swarm: Annotated[
+        Path | None, Argument(metavar="[SWARM.toml]", help="Default: the manifest of the demo.")
+    ] = None,
     peers: Annotated[int, Option(min=2, max=10_000, help="Peers in all.")] = 12,
-    ends: Annotated[int, Option(min=0, max=1000, help="Of them at the ends; 0: one in twelve.")] = 0,
+    ends: Annotated[
+        int, Option(min=0, max=1000, help="Of them at the ends; 0: one in twelve.")
+    ] = 0,
     stages: Annotated[int, Option(min=0, max=512, help="Block stages; 0: the manifest's.")] = 0,
     epochs: Annotated[int, Option(min=0, help="Epochs of the run; 0: the manifest's.")] = 0,
-    scenario: Annotated[list[str] | None, Option("--scenario", help="What goes wrong; may be given again.")] = None,
+    scenario: Annotated[
+        list[str] | None, Option("--scenario", help="What goes wrong; may be given again.")
+    ] = None,
     seed: Annotated[int, Option(min=0, help="Of everything that is left to chance.")] = 0,
-    replay: Annotated[Path | None, Option("--replay", metavar="FILE", help="The faults in this file instead.")] = None,
-    save: Annotated[Path | None, Option("--save", metavar="FILE", help="Write the faults that struck.")] = None,
-    picture: Annotated[Path | None, Option("--svg", "--png", metavar="FILE", help="Draw the time line: .svg, or .png.")] = None,
-    small: Annotated[bool, Option("--small", help="The little swarm of the tests, whatever else is said.")] = False,
-    averaging: Annotated[str | None, Option(metavar="NAME|all", help="No swarm: how fast this strategy averages.")] = None,
-    grid: Annotated[str, Option(metavar="M,M[,M]", help="With --averaging: axes of the Moshpit grid.")] = "",
-    failure: Annotated[float, Option(min=0, max=0.99, help="With --averaging: chance to miss a round.")] = 0.0,
-    seeds: Annotated[int, Option(min=1, max=10_000, help="With --averaging: runs to take the mean of.")] = 20,
+    replay: Annotated[
+        Path | None, Option("--replay", metavar="FILE", help="The faults in this file instead.")
+    ] = None,
+    save: Annotated[
+        Path | None, Option("--save", metavar="FILE", help="Write the faults that struck.")
+    ] = None,
+    picture: Annotated[
+        Path | None,
+        Option("--svg", "--png", metavar="FILE", help="Draw the time line: .svg, or .png."),
+    ] = None,
+    small: Annotated[
+        bool, Option("--small", help="The little swarm of the tests, whatever else is said.")
+    ] = False,
+    averaging: Annotated[
+        str | None, Option(metavar="NAME|all", help="No swarm: how fast this strategy averages.")
+    ] = None,
+    grid: Annotated[
+        str, Option(metavar="M,M[,M]", help="With --averaging: axes of the Moshpit grid.")
+    ] = "",
+    failure: Annotated[
+        float, Option(min=0, max=0.99, help="With --averaging: chance to miss a round.")
+    ] = 0.0,
+    seeds: Annotated[
+        int, Option(min=1, max=10_000, help="With --averaging: runs to take the mean of.")
+    ] = 20,
     as_json: Json = False,
 ) -> int:
-    """A swarm of any size in virtual time: the daemon's own decisions, simulated lines and faults, every invariant checked."""
+    """A swarm of any size in virtual time: the daemon's own decisions, simulated lines and faults,
+    every invariant checked."""
     from node.sim.command import Options, run_averaging, run_command
 
     if averaging:
         return run_averaging(averaging, peers, grid, failure, seeds, seed, as_json=as_json)
     names = tuple(scenario or ("quiet",))
-    return run_command(Options(swarm, peers, ends, stages, epochs, names, seed, as_json, picture, save, replay, small))
+    return run_command(
+        Options(
+            swarm, peers, ends, stages, epochs, names, seed, as_json, picture, save, replay, small
+        )
+    )
 
 
 @app.command(rich_help_panel=RUN)
 def bootstrap(
-    port: Annotated[int, Option("--port", "--p2p-port", min=0, max=65535, help="Port of the p2p daemon.")] = 31337,
+    port: Annotated[
+        int, Option("--port", "--p2p-port", min=0, max=65535, help="Port of the p2p daemon.")
+    ] = 31337,
     listen: Listen = None,
     join: Joins = None,
-    swarm: Annotated[Path | None, Option("--swarm", help="swarm.toml this rendezvous serves.")] = None,
+    swarm: Annotated[
+        Path | None, Option("--swarm", help="swarm.toml this rendezvous serves.")
+    ] = None,
     max_up: MaxUp = None,
     max_down: MaxDown = None,
     config: ConfigFile = None,
     settings: Sets = None,
 ) -> int:
     """Run a rendezvous: helps peers find each other, holds no part of the model."""
-    flags: dict[str, Any] = dict(role="rendezvous", p2p_port=port, listen=listen, join=_some(join), config=config)
+    flags: dict[str, Any] = dict(
+        role="rendezvous", p2p_port=port, listen=listen, join=_some(join), config=config
+    )
     flags |= dict(max_up=max_up, max_down=max_down)
     from node import joining
 
@@ -255,7 +407,10 @@ def bootstrap(
 
 
 @app.command(rich_help_panel=RUN)
-def drain(timeout: Annotated[float, Option(min=1, help="Seconds to finish in.")] = 600.0, as_json: Json = False) -> int:
+def drain(
+    timeout: Annotated[float, Option(min=1, help="Seconds to finish in.")] = 600.0,
+    as_json: Json = False,
+) -> int:
     """Finish what is in flight, hand over, leave the swarm and stop."""
     from node.control import commands
 
@@ -264,7 +419,11 @@ def drain(timeout: Annotated[float, Option(min=1, help="Seconds to finish in.")]
 
 
 @app.command(rich_help_panel=RUN)
-def stop(now: Annotated[bool, Option("--now", help="Kill it when it takes longer than five seconds.")] = False) -> int:
+def stop(
+    now: Annotated[
+        bool, Option("--now", help="Kill it when it takes longer than five seconds.")
+    ] = False,
+) -> int:
     """Stop the daemon and wait until it is gone."""
     from node.control import commands
 
@@ -272,7 +431,7 @@ def stop(now: Annotated[bool, Option("--now", help="Kill it when it takes longer
         return commands.stop(client, now=now)
 
 
-# ------------------------------------------------------------------------------------------------ watch
+# ------------------------------------------------------------ watch
 
 
 @app.command(rich_help_panel=WATCH)
@@ -290,11 +449,18 @@ def status(
 
 @app.command(rich_help_panel=WATCH)
 def peers(
-    everybody: Annotated[bool, Option("--all", "-a", help="Lost peers and rendezvous too.")] = False,
+    everybody: Annotated[
+        bool, Option("--all", "-a", help="Lost peers and rendezvous too.")
+    ] = False,
     stage: Annotated[int | None, Option(min=0, help="Only this stage; 0 is the ends.")] = None,
     sort: Annotated[str, Option(help="stage, name, state, rtt, speed, epoch, up.")] = "stage",
     join: Annotated[
-        str | None, Option("--join", metavar="INVITE|MULTIADDR", help="Ask that node instead; no daemon needed here.")
+        str | None,
+        Option(
+            "--join",
+            metavar="INVITE|MULTIADDR",
+            help="Ask that node instead; no daemon needed here.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> int:
@@ -319,12 +485,14 @@ def peers(
 
 @app.command(rich_help_panel=WATCH)
 def ping(
-    peer: Annotated[str, Argument(metavar="PEER|MULTIADDR", help="A PeerId, its last letters, or an address.")],
+    peer: Annotated[
+        str, Argument(metavar="PEER|MULTIADDR", help="A PeerId, its last letters, or an address.")
+    ],
     count: Annotated[int, Option("--count", "-c", min=1, max=1000, help="Round trips.")] = 3,
     as_json: Json = False,
 ) -> int:
-    """Measure the way to a peer, after trying every better way than the one there is. An address is dialled from here even
-    when no daemon runs."""
+    """Measure the way to a peer, after trying every better way than the one there is. An address is
+    dialled from here even when no daemon runs."""
     from node import joining
     from node.control import commands
     from protos.ask_pb2 import Ask, AskPing
@@ -364,7 +532,9 @@ def monitor() -> int:
 @app.command(rich_help_panel=WATCH)
 def logs(
     follow: Annotated[bool, Option("--follow", "-f", help="Go on until interrupted.")] = False,
-    last: Annotated[int, Option("--lines", "-n", min=0, max=10_000, help="The newest so many.")] = 50,
+    last: Annotated[
+        int, Option("--lines", "-n", min=0, max=10_000, help="The newest so many.")
+    ] = 50,
     level: Annotated[str, Option(help="Least level: debug, info, warning, error.")] = "info",
     as_json: Json = False,
 ) -> int:
@@ -377,27 +547,42 @@ def logs(
     except NotRunning:
         if follow:
             raise
-        return commands.logs(None, ours.events_path, follow=False, last=last, level=level, as_json=as_json)
+        return commands.logs(
+            None, ours.events_path, follow=False, last=last, level=level, as_json=as_json
+        )
     with client:
-        return commands.logs(client, ours.events_path, follow=follow, last=last, level=level, as_json=as_json)
+        return commands.logs(
+            client, ours.events_path, follow=follow, last=last, level=level, as_json=as_json
+        )
 
 
 @app.command(rich_help_panel=WATCH)
 def doctor(
     what: Annotated[
-        str | None, Argument(metavar="[CHECK]", help="versions, device, disk, data, clock or net. Default: all of them.")
+        str | None,
+        Argument(
+            metavar="[CHECK]",
+            help="versions, device, disk, data, clock or net. Default: all of them.",
+        ),
     ] = None,
     places: Annotated[
-        list[str] | None, Argument(metavar="[INVITE|MULTIADDR...]", help="Default: the invite of the swarm used last.")
+        list[str] | None,
+        Argument(
+            metavar="[INVITE|MULTIADDR...]", help="Default: the invite of the swarm used last."
+        ),
     ] = None,
-    fix: Annotated[bool, Option("--fix", help="Mend what can be mended without a loss, and look again.")] = False,
+    fix: Annotated[
+        bool, Option("--fix", help="Mend what can be mended without a loss, and look again.")
+    ] = False,
     config: ConfigFile = None,
     settings: Sets = None,
     as_json: Json = False,
 ) -> int:
-    """Find out what does not work here, and why: cause, effect and fix of each fault. No daemon needed.
+    """Find out what does not work here, and why: cause, effect and fix of each fault. No daemon
+    needed.
 
-    net looks for the swarm layer by layer. Exits with the code of the first fault; docs/operating.md lists them.
+    net looks for the swarm layer by layer. Exits with the code of the first fault;
+    docs/operating.md lists them.
     """
     from node import checks as local
     from node import joining
@@ -429,46 +614,71 @@ def doctor(
         document = net.checkup_document(reached) if reached is not None else {}
         document |= {"daemon": net.daemon_document(report)} if report else {}
         _json(
-            document if what == "net" else {"checks": [c.document() for c in checks], "net": document, "exit_code": int(code)}
+            document
+            if what == "net"
+            else {"checks": [c.document() for c in checks], "net": document, "exit_code": int(code)}
         )
         return code
     if checks:
         print("\n".join(local.lines(checks, _width())))
     if reached is not None:
-        print("\n".join([*net.checkup_lines(reached), *(net.daemon_lines(report) if report else ())]))
+        print(
+            "\n".join([*net.checkup_lines(reached), *(net.daemon_lines(report) if report else ())])
+        )
     return code
 
 
-# ------------------------------------------------------------------------------------------------ swarm
+# ------------------------------------------------------------ swarm
 
 
 @swarm_app.command("init")
 def swarm_init(
     out: Annotated[
         Path | None,
-        Argument(metavar="[FILE]", help="File to write. Default: swarm.toml; with --from a new name beside that one."),
+        Argument(
+            metavar="[FILE]",
+            help="File to write. Default: swarm.toml; with --from a new name beside that one.",
+        ),
     ] = None,
     name: Annotated[str | None, Option(help="Name of the swarm.")] = None,
     stages: Annotated[int | None, Option(help="Block stages.")] = None,
     epochs: Annotated[int | None, Option(help="Epochs of the run.")] = None,
-    data: Annotated[str | None, Option(help="A file, hf:NAME, synthetic:SEED or builtin:pydoc.")] = None,
+    data: Annotated[
+        str | None, Option(help="A file, hf:NAME, synthetic:SEED or builtin:pydoc.")
+    ] = None,
     tokenizer: Annotated[str | None, Option(help='A tokenizer.json, or "bytes".')] = None,
-    private: Annotated[bool, Option("--private", help="Admit only bearers of an invite signed by you.")] = False,
+    private: Annotated[
+        bool, Option("--private", help="Admit only bearers of an invite signed by you.")
+    ] = False,
     source: Annotated[
-        Path | None, Option("--from", help="Start from this manifest; it becomes yours, a run of its own from epoch 0.")
+        Path | None,
+        Option(
+            "--from",
+            help="Start from this manifest; it becomes yours, a run of its own from epoch 0.",
+        ),
     ] = None,
     go_on: Annotated[
         Path | None,
-        Option("--continue", metavar="FILE", help="Like --from, but from the last epoch of that run, with more --epochs."),
+        Option(
+            "--continue",
+            metavar="FILE",
+            help="Like --from, but from the last epoch of that run, with more --epochs.",
+        ),
     ] = None,
-    settings: Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Any field, e.g. model.layers=12.")] = None,
-    address: Annotated[list[str] | None, Option("--address", metavar="MULTIADDR", help="A rendezvous for the invite.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        Option("--set", metavar="KEY=VALUE", help="Any field, e.g. model.layers=12."),
+    ] = None,
+    address: Annotated[
+        list[str] | None,
+        Option("--address", metavar="MULTIADDR", help="A rendezvous for the invite."),
+    ] = None,
     force: Annotated[bool, Option("--force", help="Replace the file.")] = False,
     no_open: NoOpen = False,
     as_json: Json = False,
 ) -> int:
-    """Open the data, write a manifest with its hash, signed with this node's key, and print how to start and join it. Every call
-    makes another run."""
+    """Open the data, write a manifest with its hash, signed with this node's key, and print how to
+    start and join it. Every call makes another run."""
     import dataclasses
 
     from node import joining
@@ -481,19 +691,32 @@ def swarm_init(
     if out.exists() and not force:
         raise UsageFault(
             f"{out} exists already",
-            f"give another name:  tutti swarm init {joining.beside(out)}  , or replace it with  --force",
+            f"give another name:  tutti swarm init {joining.beside(out)}  , or replace it with  "
+            "--force",
         )
     changes = dict(_assignments(settings))
     named = {"swarm.name": name, "pipeline.stages": stages, "training.epochs": epochs}
-    changes |= {k: v for k, v in named.items() if v is not None} | ({"swarm.admission": "invite"} if private else {})
-    data, tokenizer = data or changes.pop("data.source", None), tokenizer or changes.pop("data.tokenizer", None)
+    changes |= {k: v for k, v in named.items() if v is not None} | (
+        {"swarm.admission": "invite"} if private else {}
+    )
+    data, tokenizer = (
+        data or changes.pop("data.source", None),
+        tokenizer or changes.pop("data.tokenizer", None),
+    )
     content, here = joining.named_content(data, tokenizer)
     ours = _config({})
     identity = Identity.load_or_create(ours.identity_path)
     if source and go_on:
-        raise UsageFault("--from and --continue", "give one: --from repeats a run, --continue goes on from its last epoch")
+        raise UsageFault(
+            "--from and --continue",
+            "give one: --from repeats a run, --continue goes on from its last epoch",
+        )
     base = read_manifest(file) if (file := source or go_on) else Manifest.default_demo()
-    changes = {"swarm.salt": secrets.token_hex(8), "swarm.continues": base.run_id if go_on else "", **changes}
+    changes = {
+        "swarm.salt": secrets.token_hex(8),
+        "swarm.continues": base.run_id if go_on else "",
+        **changes,
+    }
     made = amended(base.owned_by(identity.peer_id), content | changes)
     if go_on:
         made.check_continues(base)
@@ -510,14 +733,21 @@ def swarm_init(
     ours.keep_places(manifest.run_id, places)
     invite = joining.invite_text(manifest, tuple(address or ()), identity) if address else ""
     if as_json:
-        document = {"file": str(out), "run_id": manifest.run_id, "owner": manifest.swarm.owner, "invite": invite or None}
+        document = {
+            "file": str(out),
+            "run_id": manifest.run_id,
+            "owner": manifest.swarm.owner,
+            "invite": invite or None,
+        }
         _json(document | joining.content_document(manifest, corpus))
         return ExitCode.OK
     print(f"wrote    {out}   run {manifest.run_id[:12]}, signed by {identity.name}")
     print(f"data     {joining.content_line(manifest, corpus)}")
     print(f"start    tutti start {out}")
     print(
-        f"join     tutti join {invite}" if invite else "join     when it runs:  tutti swarm invite   prints the line for others"
+        f"join     tutti join {invite}"
+        if invite
+        else "join     when it runs:  tutti swarm invite   prints the line for others"
     )
     return ExitCode.OK
 
@@ -530,7 +760,8 @@ def swarm_validate(
     no_open: NoOpen = False,
     as_json: Json = False,
 ) -> int:
-    """Check every field of a manifest, its signature when it has one, and the data and the tokenizer that it names."""
+    """Check every field of a manifest, its signature when it has one, and the data and the
+    tokenizer that it names."""
     from node import joining
     from node.manifest import left_out, read_manifest
 
@@ -545,16 +776,25 @@ def swarm_validate(
         _json(document | joining.content_document(manifest, corpus))
         return ExitCode.OK
     note = "" if signed else f"   not signed yet:  tutti swarm init --from {file}"
-    print(f"ok   {file}   run {manifest.run_id[:12]}   {'signature good' if signed else ''}{note}".rstrip())
+    print(
+        f"ok   {file}   run {manifest.run_id[:12]}   "
+        f"{'signature good' if signed else ''}{note}".rstrip()
+    )
     print(f"data {joining.content_line(manifest, corpus)}")
     if missing := [] if signed else left_out(file.read_bytes()):
-        print(f"not in the file, so built-in values hold:  {', '.join(f'[{name}]' for name in missing)}")
+        print(
+            "not in the file, so built-in values hold:  "
+            f"{', '.join(f'[{name}]' for name in missing)}"
+        )
     return ExitCode.OK
 
 
 @swarm_app.command("inspect")
 def swarm_inspect(
-    what: Annotated[str | None, Argument(metavar="[FILE|INVITE|MULTIADDR]", help="Default: the swarm used last.")] = None,
+    what: Annotated[
+        str | None,
+        Argument(metavar="[FILE|INVITE|MULTIADDR]", help="Default: the swarm used last."),
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Show what a swarm is, without joining it."""
@@ -568,7 +808,9 @@ def swarm_inspect(
     if what is None:
         known = ours.remembered()
         if known is None:
-            raise UsageFault("no swarm is remembered here", "name a swarm.toml, an invite or an address")
+            raise UsageFault(
+                "no swarm is remembered here", "name a swarm.toml, an invite or an address"
+            )
         manifest = known[0]
     elif (is_invite(what) or what.startswith(("/ip", "/dns"))) and not Path(what).is_file():
         manifest, _ = joining.look(ours, what)
@@ -587,9 +829,12 @@ def swarm_inspect(
 @swarm_app.command("invite")
 def swarm_invite(
     peer: Annotated[
-        str | None, Option("--for", "--peer", metavar="PEERID", help="Of a private swarm: for this peer only.")
+        str | None,
+        Option("--for", "--peer", metavar="PEERID", help="Of a private swarm: for this peer only."),
     ] = None,
-    days: Annotated[float, Option(min=0.001, max=366, help="Of a private swarm: how long it is good.")] = 30.0,
+    days: Annotated[
+        float, Option(min=0.001, max=366, help="Of a private swarm: how long it is good.")
+    ] = 30.0,
     as_json: Json = False,
 ) -> int:
     """Print the string that brings another machine into the swarm this node runs."""
@@ -601,9 +846,15 @@ def swarm_invite(
     with _client(ours) as client:
         reply = client.invite()
     invite, known = Invite.decode(reply.invite), ours.remembered()
-    if known is not None and known[0].run_id == invite.run_id and known[0].swarm.admission == "invite":
+    if (
+        known is not None
+        and known[0].run_id == invite.run_id
+        and known[0].swarm.admission == "invite"
+    ):
         identity = Identity.load(ours.identity_path)
-        text = joining.invite_text(known[0], invite.addresses, identity, PeerId(peer) if peer else None, days)
+        text = joining.invite_text(
+            known[0], invite.addresses, identity, PeerId(peer) if peer else None, days
+        )
     else:
         text = reply.invite
     if as_json:
@@ -615,10 +866,14 @@ def swarm_invite(
 
 @swarm_app.command("switch")
 def swarm_switch(
-    file: Annotated[Path, Argument(metavar="FILE", help="TOML with averaging.cell and [outer], as they are to be.")],
+    file: Annotated[
+        Path,
+        Argument(metavar="FILE", help="TOML with averaging.cell and [outer], as they are to be."),
+    ],
     as_json: Json = False,
 ) -> int:
-    """Change how the cells of a running swarm average. Only its owner can; it comes into force with the next epoch."""
+    """Change how the cells of a running swarm average. Only its owner can; it comes into force with
+    the next epoch."""
     from node.change import signed, wanted
     from node.identity.keys import Identity
 
@@ -626,45 +881,66 @@ def swarm_switch(
     try:
         raw = file.read_bytes()
     except OSError as e:
-        raise UsageFault(f"cannot read {file}: {e.strerror}", "name a file with averaging.cell and [outer]") from e
+        raise UsageFault(
+            f"cannot read {file}: {e.strerror}", "name a file with averaging.cell and [outer]"
+        ) from e
     with _client(ours) as client:
         snapshot = client.status()
         known = ours.remembered(snapshot.swarm.run_id) if snapshot.swarm.run_id else None
         if known is None:
-            raise UsageFault("the daemon takes no part in a run that is known here", "see  tutti status")
+            raise UsageFault(
+                "the daemon takes no part in a run that is known here", "see  tutti status"
+            )
         manifest = known[0]
         changed = wanted(manifest, raw)
-        revision = client.switch(signed(manifest, changed, snapshot.change.revision + 1, Identity.load(ours.identity_path)))
+        revision = client.switch(
+            signed(
+                manifest, changed, snapshot.change.revision + 1, Identity.load(ours.identity_path)
+            )
+        )
     if as_json:
         _json({"revision": revision, "run_id": manifest.run_id, "epoch": snapshot.epoch})
     else:
         print(
-            f"signed   change {revision} of run {manifest.run_id[:12]}: it comes into force with the next epoch; see  tutti status"
+            f"signed   change {revision} of run {manifest.run_id[:12]}: it comes into force with "
+            "the next epoch; see  tutti status"
         )
     return ExitCode.OK
 
 
-# ------------------------------------------------------------------------------------------------ model
+# ------------------------------------------------------------ model
 
 
 @app.command(rich_help_panel=MODEL)
 def generate(
     prompt: Annotated[str, Argument(metavar="TEXT", help="What the model goes on from.")],
-    max_tokens: Annotated[int, Option(min=1, max=4096, help="Length of what it says, in tokens.")] = 100,
-    temperature: Annotated[float, Option(min=0.0, max=10.0, help="0 always takes the likeliest.")] = 0.8,
+    max_tokens: Annotated[
+        int, Option(min=1, max=4096, help="Length of what it says, in tokens.")
+    ] = 100,
+    temperature: Annotated[
+        float, Option(min=0.0, max=10.0, help="0 always takes the likeliest.")
+    ] = 0.8,
     top_k: Annotated[int, Option(min=0, help="Choose among so many; 0 among all.")] = 0,
-    seed: Annotated[int, Option(min=0, max=2**63 - 1, help="The same seed and parameters give the same text.")] = 0,
+    seed: Annotated[
+        int, Option(min=0, max=2**63 - 1, help="The same seed and parameters give the same text.")
+    ] = 0,
     drop_stages: DropStages = "",
     first: First = 0,
     as_json: Json = False,
 ) -> int:
-    """Let the model speak, through the live swarm. A stage nobody serves is left out if the run's skip ratio allows."""
+    """Let the model speak, through the live swarm. A stage nobody serves is left out if the run's
+    skip ratio allows."""
     from node.control import commands
     from protos.control_pb2 import GenerateRequest, LeaveOut
 
     leave_out = LeaveOut(stages=_stages(drop_stages), after=first)
     request = GenerateRequest(
-        prompt=prompt, max_tokens=max_tokens, temperature=temperature, seed=seed, top_k=top_k, leave_out=leave_out
+        prompt=prompt,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+        top_k=top_k,
+        leave_out=leave_out,
     )
     with _client() as client:
         return commands.generate(client, request, as_json=as_json)
@@ -675,12 +951,24 @@ def evaluate(
     drop_stages: DropStages = "",
     drop: Annotated[
         float,
-        Option("--drop", min=0, max=0.999, help="Share of the block stages to leave out, in several choices; mean over them."),
+        Option(
+            "--drop",
+            min=0,
+            max=0.999,
+            help="Share of the block stages to leave out, in several choices; mean over them.",
+        ),
     ] = 0.0,
-    choices: Annotated[int, Option(min=1, max=1000, help="With --drop: choices of missing stages.")] = 8,
+    choices: Annotated[
+        int, Option(min=1, max=1000, help="With --drop: choices of missing stages.")
+    ] = 8,
     first: First = 0,
     batches: Annotated[
-        int, Option(min=0, max=10_000, help="Held-out micro-batches; 0: as many as the run's own evaluation.")
+        int,
+        Option(
+            min=0,
+            max=10_000,
+            help="Held-out micro-batches; 0: as many as the run's own evaluation.",
+        ),
     ] = 0,
     as_json: Json = False,
 ) -> int:
@@ -696,10 +984,16 @@ def evaluate(
 
 @app.command(rich_help_panel=MODEL)
 def partition(
-    file: Annotated[str, Argument(metavar="MATRICES.json", help="Matrices, ranks, speeds, previous owners; - for stdin.")],
+    file: Annotated[
+        str,
+        Argument(
+            metavar="MATRICES.json", help="Matrices, ranks, speeds, previous owners; - for stdin."
+        ),
+    ],
     as_json: Json = False,
 ) -> int:
-    """Plan which rank steps which matrix: owners, time over the ideal and over the floor, bytes moved, hash."""
+    """Plan which rank steps which matrix: owners, time over the ideal and over the floor, bytes
+    moved, hash."""
     from node.partition import command
 
     asked = command.parse(command.read(file))
@@ -715,39 +1009,68 @@ def partition(
 
 @app.command(rich_help_panel=MODEL)
 def schedule(
-    file: Annotated[str, Argument(metavar="PROBLEM.json", help="Peers, delays, stages, rules; - for stdin.")],
-    gantt: Annotated[Path | None, Option("--gantt", metavar="FILE", help="Draw who computes what when: .svg, or .png.")] = None,
-    replan: Annotated[
-        Path | None, Option("--replan", metavar="EVENTS.json", help="What happens during the epoch; plan again at each.")
+    file: Annotated[
+        str, Argument(metavar="PROBLEM.json", help="Peers, delays, stages, rules; - for stdin.")
+    ],
+    gantt: Annotated[
+        Path | None,
+        Option("--gantt", metavar="FILE", help="Draw who computes what when: .svg, or .png."),
     ] = None,
-    limit: Annotated[float, Option("--limit", min=0, help="Seconds of one core to plan in; 0: 4, more for many paths.")] = 0.0,
-    moves: Annotated[int, Option("--moves", min=0, help="Plans to try instead: the same result on every machine.")] = 0,
-    slots_ends: Annotated[int, Option("--slots-ends", min=0, help="In flight at an ends peer; 0: as in the problem.")] = 0,
+    replan: Annotated[
+        Path | None,
+        Option(
+            "--replan",
+            metavar="EVENTS.json",
+            help="What happens during the epoch; plan again at each.",
+        ),
+    ] = None,
+    limit: Annotated[
+        float,
+        Option("--limit", min=0, help="Seconds of one core to plan in; 0: 4, more for many paths."),
+    ] = 0.0,
+    moves: Annotated[
+        int,
+        Option("--moves", min=0, help="Plans to try instead: the same result on every machine."),
+    ] = 0,
+    slots_ends: Annotated[
+        int, Option("--slots-ends", min=0, help="In flight at an ends peer; 0: as in the problem.")
+    ] = 0,
     seed: Annotated[int, Option("--seed", min=0, help="Of the search.")] = 0,
     assign: Annotated[
-        bool, Option("--assign", help="First look for better places of the peers, stages of the same sizes.")
+        bool,
+        Option(
+            "--assign", help="First look for better places of the peers, stages of the same sizes."
+        ),
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Plan which peers every micro-batch of an epoch visits: paths in launch order, makespan, lower bound.
+    """Plan which peers every micro-batch of an epoch visits: paths in launch order, makespan, lower
+    bound.
 
-    PROBLEM.json: {"delays_s": [[...]], "compute_s": [...], "stages": [[ends peers], [stage 1], ...], "path_length": stages of a
-    path with stage 0, "microbatches_per_end": n or [...]} and, if wanted, slots_ends, slots_stage, backward_ratio, loss_ratio,
-    gap_s, max_swaps, max_swap_distance, max_jump, equal_visits, owed ({"ends peer": [stages it must train]} or "all");
-    for --assign: may_host ({"peer": [stages it can host]}), sync_ratio (weight of the worst link inside a stage).
+    PROBLEM.json: {"delays_s": [[...]], "compute_s": [...], "stages": [[ends peers], [stage 1],
+    ...], "path_length": stages of a path with stage 0, "microbatches_per_end": n or [...]} and, if
+    wanted, slots_ends, slots_stage, backward_ratio, loss_ratio, gap_s, max_swaps,
+    max_swap_distance, max_jump, equal_visits, owed ({"ends peer": [stages it must train]} or
+    "all"); for --assign: may_host ({"peer": [stages it can host]}), sync_ratio (weight of the worst
+    link inside a stage).
 
-    EVENTS.json: {"events": [{"at_s": 3.0, "what": "death", "peer": 7}, {"what": "busy", "peer": 7, "for_s": 2.0, ...},
-    {"what": "drift", "compute_factor": 1.1, "delays_factor": 1.1, "peer": 7 or none for all, ...}, {"what": "join", "stage": 2,
-    "compute_s": 0.4, "delays_s": [to each peer], "slots": 3, ...}], "paths": a plan to keep; without it one is made}.
+    EVENTS.json: {"events": [{"at_s": 3.0, "what": "death", "peer": 7}, {"what": "busy", "peer": 7,
+    "for_s": 2.0, ...}, {"what": "drift", "compute_factor": 1.1, "delays_factor": 1.1, "peer": 7 or
+    none for all, ...}, {"what": "join", "stage": 2, "compute_s": 0.4, "delays_s": [to each peer],
+    "slots": 3, ...}], "paths": a plan to keep; without it one is made}.
     """
     from node.scheduler import command
 
-    return command.run_command(command.Options(file, as_json, gantt, replan, limit, moves, slots_ends, seed, assign))
+    return command.run_command(
+        command.Options(file, as_json, gantt, replan, limit, moves, slots_ends, seed, assign)
+    )
 
 
 @app.command(rich_help_panel=MODEL)
 def export(
-    directory: Annotated[Path, Argument(metavar="DIR", help="Where to write it; made if it is not there.")],
+    directory: Annotated[
+        Path, Argument(metavar="DIR", help="Where to write it; made if it is not there.")
+    ],
     as_json: Json = False,
 ) -> int:
     """Gather every stage and write a Hugging Face directory."""
@@ -757,7 +1080,7 @@ def export(
         return commands.export(client, directory, as_json=as_json)
 
 
-# ------------------------------------------------------------------------------------------------ about
+# ------------------------------------------------------------ about
 
 
 @app.command(rich_help_panel=ABOUT)
@@ -788,7 +1111,7 @@ def id_show(as_json: Json = False) -> int:
     return ExitCode.OK
 
 
-# ------------------------------------------------------------------------------------------------ shared by the verbs
+# ------------------------------------------------------------ shared by the verbs
 
 
 def _config(flags: dict[str, Any]) -> NodeConfig:
@@ -798,7 +1121,8 @@ def _config(flags: dict[str, Any]) -> NodeConfig:
 
 
 def _client(ours: NodeConfig | None = None) -> ControlClient:
-    """The daemon of ``ours``; without it of the home named, whose settings are then not read: that would take as long as asking."""
+    """The daemon of ``ours``; without it of the home named, whose settings are then not read: that
+    would take as long as asking."""
     from node.control.client import ControlClient
     from node.core.home import control_socket, home_named, user_dir
 
@@ -826,7 +1150,10 @@ def _show_identity(identity: Identity, *, as_json: bool) -> None:
     if as_json:
         _json({"peer": identity.peer_id, "name": identity.name, "key": str(identity.path)})
     else:
-        print(f"{identity.peer_id}   {identity.name}\nkey   {identity.path}   (keep a backup; never share it)")
+        print(
+            f"{identity.peer_id}   {identity.name}\nkey   {identity.path}   (keep a backup; never "
+            "share it)"
+        )
 
 
 def _some(values: list[str] | None) -> list[str] | None:
@@ -838,7 +1165,10 @@ def _stages(text: str) -> list[int]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     for word in words:
         if not (word.isascii() and word.isdigit() and len(word) < 6):
-            raise UsageFault(f"--drop-stages {text}: {word!r} is not the number of a stage", "write  --drop-stages 2,5")
+            raise UsageFault(
+                f"--drop-stages {text}: {word!r} is not the number of a stage",
+                "write  --drop-stages 2,5",
+            )
     return sorted({int(word) for word in words})
 
 
@@ -945,7 +1275,8 @@ def main(argv: list[str] | None = None) -> int:
         _say("interrupted")
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # The reader (head, less) has seen enough; the interpreter must not try to flush into the closed pipe again.
+        # The reader (head, less) has seen enough; the interpreter must not try to flush into the
+        # closed pipe again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
 

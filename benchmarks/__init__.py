@@ -1,1 +1,2 @@
-"""Measurements beside a peer, run as ``python -m benchmarks.NAME [--json -]``; results are ratios and medians."""
+"""Measurements beside a peer, run as ``python -m benchmarks.NAME [--json -]``; results are ratios
+and medians."""

@@ -1,11 +1,14 @@
-"""The averaging strategies: what theory says of them, what was published of them, and what training with them costs.
+"""The averaging strategies: what theory says of them, what was published of them, and what training
+with them costs.
 
-    python -m benchmarks.averaging [--only 1,2,3,4,codecs,5] [--steps 6000] [--svg FILE.svg | --png FILE.png] [--json -]
+    python -m benchmarks.averaging [--only 1,2,3,4,codecs,5] [--steps 6000]
+        [--svg FILE.svg | --png FILE.png] [--json -]
 
-1: speed beside hivemind and gloo. 2: figures of the exactness. 3: rounds to a variance beside the published notebook of Moshpit SGD, then 10,000 peers.
-4: what a round of four comes to when one is late, frozen, killed at every phase, or lies.
-codecs: gigabytes of fp32 a second, one thread. 5: four replicas of a small decoder on the same text under each strategy,
-about ten seconds of processor time for 1000 steps of one of the fifteen (``--steps``, ``--strategies``).
+1: speed beside hivemind and gloo. 2: figures of the exactness. 3: rounds to a variance beside the
+published notebook of Moshpit SGD, then 10,000 peers. 4: what a round of four comes to when one is
+late, frozen, killed at every phase, or lies. codecs: gigabytes of fp32 a second, one thread. 5:
+four replicas of a small decoder on the same text under each strategy, about ten seconds of
+processor time for 1000 steps of one of the fifteen (``--steps``, ``--strategies``).
 """
 
 from __future__ import annotations
@@ -30,8 +33,9 @@ from node.averaging.strategy import Butterfly, RandomGroups, Strategy, mixing
 from node.sim.averaging import NAMES, Trial, simulate
 from node.telemetry import pictures
 
-# plot_results.ipynb of github.com/yandex-research/moshpit-sgd, commit 78fb4da: rounds to 1e-9 (to 1e-4), means of ten
-# runs, at most 50, for peers absent with probability 0, 0.001, 0.005, 0.01. It ends before 1024 peers.
+# plot_results.ipynb of github.com/yandex-research/moshpit-sgd, commit 78fb4da: rounds to 1e-9 (to
+# 1e-4), means of ten runs, at most 50, for peers absent with probability 0, 0.001, 0.005, 0.01. It
+# ends before 1024 peers.
 FAILURES = (0.0, 0.001, 0.005, 0.01)
 PUBLISHED: dict[int, dict[str, tuple[tuple[float, float], ...]]] = {
     512: {
@@ -56,7 +60,8 @@ PUBLISHED: dict[int, dict[str, tuple[tuple[float, float], ...]]] = {
         "moshpit-fixed": ((5.0, 2.9), (5.1, 2.9), (5.9, 3.1), (6.5, 3.0)),
     },
 }
-# 1024 peers by an independent implementation of the same experiment, twenty runs: (to 1e-9, to 1e-4); None: not measured.
+# 1024 peers by an independent implementation of the same experiment, twenty runs: (to 1e-9, to
+# 1e-4); None: not measured.
 STUDY: dict[str, tuple[tuple[float | None, float | None], ...]] = {
     "all-reduce": ((1.0, 1.0), (2.4, None), (41.0, None), (50.0, None)),
     "ring": ((50.0, 50.0),) * 4,
@@ -65,25 +70,42 @@ STUDY: dict[str, tuple[tuple[float | None, float | None], ...]] = {
     "moshpit-fixed": ((2.0, 2.0), (3.9, None), (5.7, None), (6.0, None)),
 }
 TOLERANCE, SLACK = {"push-sum": 0.15}, 0.5
-"""A cell agrees when it is at most a tenth, or this many rounds, above what was published. What is left is chance: ten
-runs there, all with one placement of the peers in the grid. Its SGP differs more: its matrices do not wrap round evenly
-when peers are no power of two, and it begins with the second power."""
+"""A cell agrees when it is at most a tenth, or this many rounds, above what was published. What is
+left is chance: ten runs there, all with one placement of the peers in the grid. Its SGP differs
+more: its matrices do not wrap round evenly when peers are no power of two, and it begins with the
+second power."""
 EXACT = ("all-reduce", "ring")
-"""Played with the same random numbers, so these must be equal to the digit where ten runs were published."""
+"""Played with the same random numbers, so these must be equal to the digit where ten runs were
+published."""
 
 
 def main() -> int:
     """Measure, print, and exit 0 when every target holds."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", default="1,2,3,4,codecs,5", help="which parts, by number (4: a faulty member)")
+    parser.add_argument(
+        "--only", default="1,2,3,4,codecs,5", help="which parts, by number (4: a faulty member)"
+    )
     parser.add_argument("--runs", type=int, default=5, help="of every way in part 1")
     parser.add_argument("--peers", default="2,4", help="of part 1")
     parser.add_argument("--numbers", type=int, default=16 << 20, help="each peer has in part 1")
-    parser.add_argument("--ways", default="", help="of parts 1 and 4: gloo, hivemind, ours, tunnel; default: all")
-    parser.add_argument("--seeds", type=int, default=40, help="runs of each cell that is left to chance")
+    parser.add_argument(
+        "--ways", default="", help="of parts 1 and 4: gloo, hivemind, ours, tunnel; default: all"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=40, help="runs of each cell that is left to chance"
+    )
     parser.add_argument("--steps", type=int, default=6000, help="of every replica in part 5")
-    parser.add_argument("--strategies", default="", help="of part 5, by the beginnings of their names; default: all")
-    parser.add_argument("--plot", "--svg", "--png", type=Path, metavar="FILE", help="draw the curves of part 5: .svg or .png")
+    parser.add_argument(
+        "--strategies", default="", help="of part 5, by the beginnings of their names; default: all"
+    )
+    parser.add_argument(
+        "--plot",
+        "--svg",
+        "--png",
+        type=Path,
+        metavar="FILE",
+        help="draw the curves of part 5: .svg or .png",
+    )
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
     args = parser.parse_args()
     if args.plot:
@@ -108,11 +130,13 @@ def main() -> int:
     if "5" in parts:
         from benchmarks.lab.outer import training
 
-        return report.end(args.json, curves=training(report, args.steps, args.strategies, args.plot))
+        return report.end(
+            args.json, curves=training(report, args.steps, args.strategies, args.plot)
+        )
     return report.end(args.json)
 
 
-# ------------------------------------------------------------------------------------------------ exactness
+# ------------------------------------------------------------ exactness
 
 
 def exactness(report: Report) -> None:
@@ -120,7 +144,12 @@ def exactness(report: Report) -> None:
     for length, axes in ((4, 2), (4, 3), (8, 3), (32, 2)):
         left = _after(Moshpit((length,) * axes), length**axes, axes)
         report.add(
-            f"2 Moshpit, {length}^{axes} peers", left, f"variance after {axes} rounds", "", "below 1e-29", bool(left < 1e-29)
+            f"2 Moshpit, {length}^{axes} peers",
+            left,
+            f"variance after {axes} rounds",
+            "",
+            "below 1e-29",
+            bool(left < 1e-29),
         )
     for bits in (4, 6, 9):
         left = _after(Exponential(), 1 << bits, bits)
@@ -134,19 +163,36 @@ def exactness(report: Report) -> None:
         )
     for count, size in ((12, 4), (16, 4), (64, 8), (512, 32)):
         groups = count // size
-        _ratio(report, f"2 random groups of {size} among {count}", RandomGroups(size), count, (groups - 1) / (count - 1))
+        _ratio(
+            report,
+            f"2 random groups of {size} among {count}",
+            RandomGroups(size),
+            count,
+            (groups - 1) / (count - 1),
+        )
     for count in (4, 16, 64):
-        _ratio(report, f"2 one random pair of {count}", Pairs(single=True), count, 1 - 1 / (count - 1))
+        _ratio(
+            report, f"2 one random pair of {count}", Pairs(single=True), count, 1 - 1 / (count - 1)
+        )
     values = np.random.default_rng(0).standard_normal((12, 50))
-    whole, server = (mixing(s.meet(12, 0, 0), np.ones(12, bool)) @ values for s in (Butterfly(), ParameterServer()))
+    whole, server = (
+        mixing(s.meet(12, 0, 0), np.ones(12, bool)) @ values
+        for s in (Butterfly(), ParameterServer())
+    )
     off = float(np.abs(whole - server).max())
-    report.add("2 parameter server beside a butterfly", off, "largest difference", "", "0", off == 0)
+    report.add(
+        "2 parameter server beside a butterfly", off, "largest difference", "", "0", off == 0
+    )
     for loss in (0.0, 0.05, 0.3):
         found = simulate("exponential", Trial(64, (8, 8), loss=loss, seeds=20, cap=400))
         report.add(
-            f"2 push-sum, messages lost {loss:g}", found.bias, "rms distance of the mean from the true one, std 1",
-            f"{found.rounds[1]:.1f} rounds to 1e-9; 0.02 when lost mass stays lost", "below 1e-4", found.bias < 1e-4,
-        )  # fmt: skip
+            f"2 push-sum, messages lost {loss:g}",
+            found.bias,
+            "rms distance of the mean from the true one, std 1",
+            f"{found.rounds[1]:.1f} rounds to 1e-9; 0.02 when lost mass stays lost",
+            "below 1e-4",
+            found.bias < 1e-4,
+        )
 
 
 def _after(strategy: Strategy, count: int, rounds: int) -> float:
@@ -161,14 +207,21 @@ def _ratio(report: Report, name: str, strategy: Strategy, count: int, wanted: fl
     for number in range(20):
         values = np.random.default_rng(number).standard_normal((count, 2000))
         before += values.var(0).mean()
-        after += (mixing(strategy.meet(count, number, 3), np.ones(count, bool)) @ values).var(0).mean()
+        after += (
+            (mixing(strategy.meet(count, number, 3), np.ones(count, bool)) @ values).var(0).mean()
+        )
     got = float(after / before)
     report.add(
-        name, got, "of the variance left after a round", f"theory {wanted:.4f}", "within 1%", abs(got / wanted - 1) < 0.01
+        name,
+        got,
+        "of the variance left after a round",
+        f"theory {wanted:.4f}",
+        "within 1%",
+        abs(got / wanted - 1) < 0.01,
     )
 
 
-# ------------------------------------------------------------------------------------------------ published
+# ------------------------------------------------------------ published
 
 
 def published(report: Report, seeds: int) -> None:
@@ -181,12 +234,29 @@ def published(report: Report, seeds: int) -> None:
             _cell(report, peers, "moshpit", failure, cell, seeds)
 
 
-def _cell(report: Report, peers: int, name: str, failure: float, cell: tuple[float | None, float | None], seeds: int) -> None:
+def _cell(
+    report: Report,
+    peers: int,
+    name: str,
+    failure: float,
+    cell: tuple[float | None, float | None],
+    seeds: int,
+) -> None:
     exact = name in EXACT and peers in PUBLISHED
-    found = simulate(name, Trial(peers, (32, 32), failure, seeds=10 if exact else 20 if name in EXACT else seeds))
-    for target, got, said in (("1e-9", found.rounds[1], cell[0]), ("1e-4", found.rounds[0], cell[1])):
+    found = simulate(
+        name, Trial(peers, (32, 32), failure, seeds=10 if exact else 20 if name in EXACT else seeds)
+    )
+    for target, got, said in (
+        ("1e-9", found.rounds[1], cell[0]),
+        ("1e-4", found.rounds[0], cell[1]),
+    ):
         if said is None:
-            report.add(f"3 {name}, {peers} peers, absent {failure:g}", got, f"rounds to {target}", "not published")
+            report.add(
+                f"3 {name}, {peers} peers, absent {failure:g}",
+                got,
+                f"rounds to {target}",
+                "not published",
+            )
             continue
         label = "published" if peers in PUBLISHED else "independent"
         beside = f"{label} {said:g}, ratio {got / said:.3f}, difference {got - said:+.2f}"
@@ -200,12 +270,21 @@ def _cell(report: Report, peers: int, name: str, failure: float, cell: tuple[flo
                 abs(got - said) < 0.05,
             )
             continue
-        # All-reduce waits for a round without failures: a geometric number, whose mean of twenty runs is itself uncertain.
-        slack = max(SLACK, TOLERANCE.get(name, 0.1) * said, 12.0 if name == "all-reduce" and 2 < said < 50 else 0.0)
+        # All-reduce waits for a round without failures: a geometric number, whose mean of twenty
+        # runs is itself uncertain.
+        slack = max(
+            SLACK,
+            TOLERANCE.get(name, 0.1) * said,
+            12.0 if name == "all-reduce" and 2 < said < 50 else 0.0,
+        )
         report.add(
-            f"3 {name}, {peers} peers, absent {failure:g}", got, f"rounds to {target}", beside,
-            f"at most {slack:.2f} rounds more", bool(got - said <= slack),
-        )  # fmt: skip
+            f"3 {name}, {peers} peers, absent {failure:g}",
+            got,
+            f"rounds to {target}",
+            beside,
+            f"at most {slack:.2f} rounds more",
+            bool(got - said <= slack),
+        )
 
 
 def thousands(report: Report) -> None:
@@ -214,14 +293,19 @@ def thousands(report: Report) -> None:
     for name in NAMES:
         found = simulate(name, Trial(10_000, (100, 100), 0.005, seeds=20))
         report.add(
-            f"3 {name}, 10000 peers, absent 0.005", found.rounds[1], "rounds to 1e-9",
-            f"{found.rounds[0]:.2f} to 1e-4, {found.sent / 1e6:.2f} MB by a peer in a round of 4 MB, busiest {found.busiest / 1e6:.1f} MB",
-        )  # fmt: skip
+            f"3 {name}, 10000 peers, absent 0.005",
+            found.rounds[1],
+            "rounds to 1e-9",
+            f"{found.rounds[0]:.2f} to 1e-4, {found.sent / 1e6:.2f} MB by a peer in a round of 4 "
+            f"MB, busiest {found.busiest / 1e6:.1f} MB",
+        )
     took = time.perf_counter() - began
-    report.add("3 all strategies, 10000 peers, 20 runs each", took, "s", "", "below 600 s", took < 600)
+    report.add(
+        "3 all strategies, 10000 peers, 20 runs each", took, "s", "", "below 600 s", took < 600
+    )
 
 
-# ------------------------------------------------------------------------------------------------ codecs
+# ------------------------------------------------------------ codecs
 
 
 def codecs(report: Report, runs: int = 7) -> None:
@@ -240,9 +324,12 @@ def codecs(report: Report, runs: int = 7) -> None:
         # fp32 is encoded as its own memory.
         speed = f"encode {size / up:.2f}, " if codec != "fp32" else ""
         report.add(
-            f"codec {codec}", size / (down + (up if codec != "fp32" else 0.0)), "GB/s of fp32, there and back",
-            f"{speed}decode {size / down:.2f}, clone {size / copy:.2f} GB/s; {bits:.3f} bits a number, error {off:.2g}",
-        )  # fmt: skip
+            f"codec {codec}",
+            size / (down + (up if codec != "fp32" else 0.0)),
+            "GB/s of fp32, there and back",
+            f"{speed}decode {size / down:.2f}, clone {size / copy:.2f} GB/s; {bits:.3f} bits a "
+            f"number, error {off:.2g}",
+        )
 
 
 def _median(runs: int, work: Callable[[], object]) -> float:

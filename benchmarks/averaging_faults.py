@@ -1,9 +1,11 @@
-"""What a round of four comes to when one of them is faulty: late, frozen, killed with SIGKILL at every phase, or lying.
+"""What a round of four comes to when one of them is faulty: late, frozen, killed with SIGKILL at
+every phase, or lying.
 
-Three survivors run the daemon's own round in this process, over gRPC on loopback sockets; the fourth speaks the same protocol by
-hand and lies (benchmarks/lab/rogue.py), or is a process of its own that dies (benchmarks/lab/victim.py). A row's value is when the
-last survivor knew what became of the round, its target all of what benchmarks/lab/meeting.py asks of that, and that one repair
-by the survivors completes it. Part 4 of ``python -m benchmarks.averaging``.
+Three survivors run the daemon's own round in this process, over gRPC on loopback sockets; the
+fourth speaks the same protocol by hand and lies (benchmarks/lab/rogue.py), or is a process of its
+own that dies (benchmarks/lab/victim.py). A row's value is when the last survivor knew what became
+of the round, its target all of what benchmarks/lab/meeting.py asks of that, and that one repair by
+the survivors completes it. Part 4 of ``python -m benchmarks.averaging``.
 """
 
 from __future__ import annotations
@@ -56,16 +58,20 @@ LIES: dict[str, Lie] = {
     "wrong shape, one number": Lie(bend=lambda tensor: tensor.new_full((1,), 1000.0)),
     "half size": Lie(bend=lambda tensor: tensor[: tensor.numel() // 2]),
     "half of the bytes it announced": Lie(cut=lambda frames: frames[: len(frames) // 2]),
-    "more bytes than it announced": Lie(cut=lambda frames: [*frames[:-1], framed(2 * CHUNK, 2 * CHUNK)]),
+    "more bytes than it announced": Lie(
+        cut=lambda frames: [*frames[:-1], framed(2 * CHUNK, 2 * CHUNK)]
+    ),
     "a frame of 65 MiB": Lie(cut=lambda frames: [framed(TOO_LONG, TOO_LONG)]),
     "a frame that says it has 4 GiB": Lie(cut=lambda frames: [framed(64, 4 << 30)]),
 }
-"""Where it owns nothing, its own parts would be what it says they are: an owner is believed as long as its numbers are finite."""
+"""Where it owns nothing, its own parts would be what it says they are: an owner is believed as long
+as its numbers are finite."""
 
 
 @dataclass(frozen=True)
 class Played:
-    """One round and its repair. ``faults``: what is wrong with it; ``said``: why survivors went without the faulty one."""
+    """One round and its repair. ``faults``: what is wrong with it; ``said``: why survivors went
+    without the faulty one."""
 
     seconds: float
     repair_s: float
@@ -86,7 +92,10 @@ class Table:
         for peer in SURVIVORS:
             transport = self.net.transport(peer)
             self.rounds[peer] = CellRound(
-                transport, SETTINGS, chunk=CHUNK, on_error=lambda name, e: self.errors.append(f"{name}: {e!r}")
+                transport,
+                SETTINGS,
+                chunk=CHUNK,
+                on_error=lambda name, e: self.errors.append(f"{name}: {e!r}"),
             )
             await transport.start()
 
@@ -95,7 +104,9 @@ class Table:
             await room.close()
         await self.net.close()
 
-    async def play(self, who: dict[str, PeerId], deadline_s: float, fourth: Callable[[], Awaitable[object]]) -> Played:
+    async def play(
+        self, who: dict[str, PeerId], deadline_s: float, fourth: Callable[[], Awaitable[object]]
+    ) -> Played:
         """A round with the fourth, then its repair without."""
         faulty = asyncio.ensure_future(fourth())
         try:
@@ -113,16 +124,29 @@ class Table:
         again = repaired(who, first)
         repair_s, second = await self._round(again, deadline_s, 1)
         faults += [f"after the repair: {text}" for text in wrong(second, again)]
-        faults += [f"after the repair {p} lacks {', '.join(o.missing)}" for p, o in second.items() if o.missing]
-        said = {o.failed.get(FAULTY) or o.refused.get(FAULTY) or o.quarantined.get(FAULTY, "") for o in first.values()}
-        said = {text.partition(": failed to connect")[0] for text in said if text}  # to which port says nothing
+        faults += [
+            f"after the repair {p} lacks {', '.join(o.missing)}"
+            for p, o in second.items()
+            if o.missing
+        ]
+        said = {
+            o.failed.get(FAULTY) or o.refused.get(FAULTY) or o.quarantined.get(FAULTY, "")
+            for o in first.values()
+        }
+        said = {
+            text.partition(": failed to connect")[0] for text in said if text
+        }  # to which port says nothing
         return Played(seconds, repair_s, kept, faults + self.errors, said)
 
-    async def _round(self, who: dict[str, PeerId], deadline_s: float, attempt: int) -> tuple[float, dict[PeerId, RoundOutcome]]:
+    async def _round(
+        self, who: dict[str, PeerId], deadline_s: float, attempt: int
+    ) -> tuple[float, dict[PeerId, RoundOutcome]]:
         began = time.monotonic()
         asked = {peer: request(peer, 1, who, deadline_s, attempt) for peer in SURVIVORS}
         async with asyncio.timeout(HANGS * deadline_s):
-            outcomes = await asyncio.gather(*(self.rounds[p].run(r, lambda means: means) for p, r in asked.items()))
+            outcomes = await asyncio.gather(
+                *(self.rounds[p].run(r, lambda means: means) for p, r in asked.items())
+            )
         return time.monotonic() - began, dict(zip(asked, outcomes, strict=True))
 
 
@@ -144,16 +168,24 @@ async def lied(lie: Lie, deadline_s: float = DEADLINE_S) -> tuple[Played, dict[s
         rogue = Rogue(transport, lie)
         await transport.start()
         who = meeting.owners() if lie.owns else meeting.owners(SURVIVORS)
-        played = await table.play(who, deadline_s, lambda: rogue.run(request(FAULTY, 1, who, deadline_s)))
+        played = await table.play(
+            who, deadline_s, lambda: rogue.run(request(FAULTY, 1, who, deadline_s))
+        )
         return played, dict(rogue.told)
 
 
 async def killed(phase: str, deadline_s: float = DEADLINE_S) -> tuple[Played, str]:
     """The fourth dies or stops; also how it was found afterwards, "SIGKILL" or "SIGSTOP"."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "benchmarks.lab.victim", phase, str(deadline_s), "1",
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "benchmarks.lab.victim",
+        phase,
+        str(deadline_s),
+        "1",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     try:
         async with seated() as table, asyncio.timeout(60 + 2 * HANGS * deadline_s):
             said, heard = process.stdout, process.stdin
@@ -184,12 +216,23 @@ def faulty(report: Report, runs: int = 3, peers: bool = True) -> None:
     for name, lie in LIES.items():
         told = [asyncio.run(lied(lie)) for _ in range(runs)]
         took = sorted({answer for _, answers in told for answer in answers.values()})
-        _row(report, name, [played for played, _ in told], f"owners said to it: {', '.join(took) or 'nothing'}")
+        _row(
+            report,
+            name,
+            [played for played, _ in told],
+            f"owners said to it: {', '.join(took) or 'nothing'}",
+        )
     for phase, name in PHASES.items():
         told = [asyncio.run(killed(phase)) for _ in range(runs)]
         ends = {end for _, end in told}
         wanted = {"SIGSTOP" if phase == "frozen" else "SIGKILL"}
-        _row(report, name, [played for played, _ in told], f"found with {', '.join(sorted(ends))}", ends == wanted)
+        _row(
+            report,
+            name,
+            [played for played, _ in told],
+            f"found with {', '.join(sorted(ends))}",
+            ends == wanted,
+        )
     if peers:
         from benchmarks.averaging_hivemind import beside
 
@@ -200,11 +243,21 @@ def _row(report: Report, name: str, rows: list[Played], how: str, holds: bool = 
     faults = sorted({text for row in rows for text in row.faults})
     worst = max(row.seconds for row in rows)
     in_time = max(worst, *(row.repair_s for row in rows)) <= DEADLINE_S + LATE_S
-    how = "; ".join([how, *sorted(set().union(*(row.said for row in rows))), *(f"WRONG: {text}" for text in faults[:5])])
+    how = "; ".join(
+        [
+            how,
+            *sorted(set().union(*(row.said for row in rows))),
+            *(f"WRONG: {text}" for text in faults[:5]),
+        ]
+    )
     report.add(
-        f"4 {name}", round(median(row.seconds for row in rows), 3), "s",
-        f"at most {worst:.3f} s; {min(row.kept for row in rows)} of {meeting.PARTS} parts at every survivor, all after a repair of "
+        f"4 {name}",
+        round(median(row.seconds for row in rows), 3),
+        "s",
+        f"at most {worst:.3f} s; {min(row.kept for row in rows)} of {meeting.PARTS} parts at every "
+        "survivor, all after a repair of "
         f"{median(row.repair_s for row in rows):.3f} s; {how}",
-        f"ends by the deadline of {DEADLINE_S:g} s, survivors identical, all there is the mean of those it names",
+        f"ends by the deadline of {DEADLINE_S:g} s, survivors identical, all there is the mean of "
+        "those it names",
         holds and in_time and not faults,
-    )  # fmt: skip
+    )

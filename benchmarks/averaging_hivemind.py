@@ -1,7 +1,8 @@
 """The same two faults at hivemind's averager: one of four never sends, one is killed in mid-round.
 
-Four processes with their families (benchmarks/lab/hive.py), 16 MiB each, its timeouts set to 2 and 4 s; by default it has none and waits
-for ever. Nothing is asked of these rows: they stand beside ours in part 4 of ``python -m benchmarks.averaging``.
+Four processes with their families (benchmarks/lab/hive.py), 16 MiB each, its timeouts set to 2 and
+4 s; by default it has none and waits for ever. Nothing is asked of these rows: they stand beside
+ours in part 4 of ``python -m benchmarks.averaging``.
 """
 
 from __future__ import annotations
@@ -40,12 +41,18 @@ async def _beside(report: Report) -> None:
     words = [str(x) for x in (WORLD, NUMBERS, *TIMEOUTS_S)]
     peers = [
         await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "benchmarks.lab.hive", str(rank), *words,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            sys.executable,
+            "-m",
+            "benchmarks.lab.hive",
+            str(rank),
+            *words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             env=os.environ | {"OMP_NUM_THREADS": "1", "HIVEMIND_LOGLEVEL": "ERROR"},
         )
         for rank in range(WORLD)
-    ]  # fmt: skip
+    ]
     families: list[list[psutil.Process]] = []
     try:
         addresses = [await _hear(peer) for peer in peers][0]
@@ -63,10 +70,12 @@ async def _beside(report: Report) -> None:
             process.kill()
         _row(report, "killed: in mid-round", began, await asyncio.gather(*map(_outcome, survivors)))
     finally:
-        for process in {p for peer in peers if peer.returncode is None for p in _family(peer.pid)} | {
-            p for f in families for p in f
-        }:
-            with contextlib.suppress(psutil.NoSuchProcess):  # psutil knows a process by more than its number
+        for process in {
+            p for peer in peers if peer.returncode is None for p in _family(peer.pid)
+        } | {p for f in families for p in f}:
+            with contextlib.suppress(
+                psutil.NoSuchProcess
+            ):  # psutil knows a process by more than its number
                 process.kill()
         for peer in peers:
             await peer.communicate()
@@ -81,17 +90,28 @@ async def _begin(survivors: Sequence[Process], last: Process, begins: bool) -> f
 
 
 def _row(report: Report, name: str, began: float, told: list[dict[str, Any]]) -> None:
-    has = "; ".join(" and ".join(f"{value} in {share:.0%}" for value, share in t["found"].items()) or "?" for t in told)
+    has = "; ".join(
+        " and ".join(f"{value} in {share:.0%}" for value, share in t["found"].items()) or "?"
+        for t in told
+    )
     says = ", ".join("success" if t["fine"] is True else str(t["fine"]) for t in told)
-    same = "survivors agree" if len({json.dumps(t["found"]) for t in told}) == 1 else "survivors differ"
+    same = (
+        "survivors agree"
+        if len({json.dumps(t["found"]) for t in told}) == 1
+        else "survivors differ"
+    )
     report.add(
-        f"4 hivemind, {name}", round(max(t["at"] for t in told) - began, 3), "s",
-        f"from its first to know the group; timeouts {TIMEOUTS_S[0]:g} and {TIMEOUTS_S[1]:g} s; it says: {says}; {same}: of 1, 2, 3 (and 4) they have {has}",
-    )  # fmt: skip
+        f"4 hivemind, {name}",
+        round(max(t["at"] for t in told) - began, 3),
+        "s",
+        f"from its first to know the group; timeouts {TIMEOUTS_S[0]:g} and {TIMEOUTS_S[1]:g} s; it "
+        f"says: {says}; {same}: of 1, 2, 3 (and 4) they have {has}",
+    )
 
 
 async def _outcome(peer: Process) -> dict[str, Any]:
-    """What a survivor says of its round. Its process may hang with it: then it says nothing in as long as it would have had."""
+    """What a survivor says of its round. Its process may hang with it: then it says nothing in as
+    long as it would have had."""
     try:
         async with asyncio.timeout(PATIENCE_S + 3):
             return await _hear(peer)

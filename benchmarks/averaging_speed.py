@@ -1,8 +1,11 @@
-"""How fast 64 MiB are averaged: hivemind's averager, gloo's all-reduce, ours over TLS gRPC and through the libp2p tunnel.
+"""How fast 64 MiB are averaged: hivemind's averager, gloo's all-reduce, ours over TLS gRPC and
+through the libp2p tunnel.
 
-Peers are processes on loopback with one torch thread each (benchmarks/lab/speed.py). All ways take turns in one run, after one
-round each to warm up; figures are medians. Every result is compared with the true mean, outside the time: what did not
-average does not count. Beside them the same bytes alone over our connections: no exchange of ours can be faster. Part 1 of ``python -m benchmarks.averaging``.
+Peers are processes on loopback with one torch thread each (benchmarks/lab/speed.py). All ways take
+turns in one run, after one round each to warm up; figures are medians. Every result is compared
+with the true mean, outside the time: what did not average does not count. Beside them the same
+bytes alone over our connections: no exchange of ours can be faster. Part 1 of ``python -m
+benchmarks.averaging``.
 """
 
 from __future__ import annotations
@@ -31,9 +34,15 @@ WAYS = (
     ("tunnel", "fp32"),
 )
 SAID = {
-    "hivemind": {"fp32": "NoCompression", "fp16": "Float16Compression", "int8": "Uniform8BitQuantization"},
+    "hivemind": {
+        "fp32": "NoCompression",
+        "fp16": "Float16Compression",
+        "int8": "Uniform8BitQuantization",
+    },
     "gloo": {"fp32": "all_reduce, not encrypted"},
-    "wire": dict.fromkeys(CODECS, "the same bytes over the same connections, nothing done with them: the floor"),
+    "wire": dict.fromkeys(
+        CODECS, "the same bytes over the same connections, nothing done with them: the floor"
+    ),
 }
 FASTER, OF_GLOO, INT8_OF_GLOO = 3.0, 0.3, 1.0
 
@@ -45,12 +54,22 @@ class Crew:
         (port,) = free_ports(1)
         self._processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.lab.speed", kind, *map(str, (rank, world, port, numbers))],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
-                env=os.environ | {"OMP_NUM_THREADS": "1", "GRPC_VERBOSITY": "NONE", "HIVEMIND_LOGLEVEL": "ERROR"},
+                [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.lab.speed",
+                    kind,
+                    *map(str, (rank, world, port, numbers)),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+                env=os.environ
+                | {"OMP_NUM_THREADS": "1", "GRPC_VERBOSITY": "NONE", "HIVEMIND_LOGLEVEL": "ERROR"},
             )
             for rank in range(world)
-        ]  # fmt: skip
+        ]
 
     def __enter__(self) -> Crew:
         self.tell(self.hear())
@@ -69,9 +88,9 @@ class Crew:
             process.wait()
 
     def round(self, codec: str) -> dict[str, float]:
-        """Everybody averages at once. ``seconds`` from the first to begin to the last to end, ``met`` the slowest to know its
-        group, ``cpu`` of all with their children, ``peak`` MiB of one peer with its children; ``fine``: it is the mean, ``same``:
-        all have the same bits."""
+        """Everybody averages at once. ``seconds`` from the first to begin to the last to end,
+        ``met`` the slowest to know its group, ``cpu`` of all with their children, ``peak`` MiB of
+        one peer with its children; ``fine``: it is the mean, ``same``: all have the same bits."""
         self.tell({"codec": codec})
         self.hear()
         families = [_family(p.pid) for p in self._processes]
@@ -109,7 +128,13 @@ class Crew:
         return [json.loads(line) for line in lines]
 
 
-def speed(report: Report, runs: int = 5, worlds: tuple[int, ...] = (2, 4), numbers: int = NUMBERS, only: str = "") -> None:
+def speed(
+    report: Report,
+    runs: int = 5,
+    worlds: tuple[int, ...] = (2, 4),
+    numbers: int = NUMBERS,
+    only: str = "",
+) -> None:
     """Rows of item 1."""
     ways = [way for way in WAYS if not only or way[0] in only.split(",")]
     for world in worlds:
@@ -128,7 +153,9 @@ def speed(report: Report, runs: int = 5, worlds: tuple[int, ...] = (2, 4), numbe
         _targets(report, world, told)
 
 
-def _one(report: Report, kind: str, codec: str, world: int, numbers: int, rows: list[dict[str, float]]) -> None:
+def _one(
+    report: Report, kind: str, codec: str, world: int, numbers: int, rows: list[dict[str, float]]
+) -> None:
     mid = {key: median(r[key] for r in rows) for key in ("seconds", "met", "cpu", "peak", "off")}
     name = {"tunnel": "ours, tunnel", "wire": "gRPC and TLS alone"}.get(kind, kind)
     every, size = [r["seconds"] for r in rows], 4 * numbers / 1e9
@@ -139,33 +166,58 @@ def _one(report: Report, kind: str, codec: str, world: int, numbers: int, rows: 
     )
     says = SAID.get(kind, {}).get(codec, "")
     peer = (
-        f"{says + '; ' if says else ''}{apart}{min(every):.3f} to {max(every):.3f} s, {mid['cpu']:.2f} processor s of all, "
+        f"{says + '; ' if says else ''}{apart}{min(every):.3f} to {max(every):.3f} s, "
+        f"{mid['cpu']:.2f} processor s of all, "
         f"{mid['seconds'] / size:.2f} s per GB of a peer, peak {mid['peak']:.0f} MiB a peer"
     )
     if kind == "wire":
         report.add(f"1 {world} peers, {name}, {codec}", round(mid["seconds"], 4), "s", peer)
         return
-    peer += f", off {mid['off']:.1e}, {'the same bits everywhere' if all(r['same'] for r in rows) else 'peers differ in bits'}"
+    peer += (
+        f", off {mid['off']:.1e}, "
+        f"{'the same bits everywhere' if all(r['same'] for r in rows) else 'peers differ in bits'}"
+    )
     fine = all(r["fine"] for r in rows)
-    report.add(f"1 {world} peers, {name}, {codec}", round(mid["seconds"], 4), "s", peer, "the mean at every peer", fine)
+    report.add(
+        f"1 {world} peers, {name}, {codec}",
+        round(mid["seconds"], 4),
+        "s",
+        peer,
+        "the mean at every peer",
+        fine,
+    )
 
 
-def _targets(report: Report, world: int, told: dict[tuple[str, str], list[dict[str, float]]]) -> None:
+def _targets(
+    report: Report, world: int, told: dict[tuple[str, str], list[dict[str, float]]]
+) -> None:
     def times(other: tuple[str, str], ours: tuple[str, str]) -> float:
-        return median(o["seconds"] / u["seconds"] for o, u in zip(told[other], told[ours], strict=True))
+        return median(
+            o["seconds"] / u["seconds"] for o, u in zip(told[other], told[ours], strict=True)
+        )
 
     wanted = [(("hivemind", c), ("ours", c), FASTER) for c in CODECS]
-    wanted += [(("gloo", "fp32"), ("ours", "fp32"), OF_GLOO), (("gloo", "fp32"), ("ours", "int8"), INT8_OF_GLOO)]
+    wanted += [
+        (("gloo", "fp32"), ("ours", "fp32"), OF_GLOO),
+        (("gloo", "fp32"), ("ours", "int8"), INT8_OF_GLOO),
+    ]
     wanted += [(("wire", c), ("ours", c), 0.0) for c in CODECS]
-    wanted += [(("hivemind", "fp32"), ("tunnel", "fp32"), 0.0), (("gloo", "fp32"), ("tunnel", "fp32"), 0.0)]
+    wanted += [
+        (("hivemind", "fp32"), ("tunnel", "fp32"), 0.0),
+        (("gloo", "fp32"), ("tunnel", "fp32"), 0.0),
+    ]
     for other, ours, least in wanted:
         if other in told and ours in told:
             ratio = times(other, ours)
             mine = f"{'ours' if ours[0] == 'ours' else 'ours, tunnel'}, {ours[1]}"
             report.add(
-                f"1 {world} peers, {mine}, beside {other[0]}, {other[1]}", round(ratio, 3), "times its speed", "the floor" if other[0] == "wire" else "",
-                f">= {least:g}" if least else "", ratio >= least if least else None,
-            )  # fmt: skip
+                f"1 {world} peers, {mine}, beside {other[0]}, {other[1]}",
+                round(ratio, 3),
+                "times its speed",
+                "the floor" if other[0] == "wire" else "",
+                f">= {least:g}" if least else "",
+                ratio >= least if least else None,
+            )
 
 
 def _family(pid: int) -> list[psutil.Process]:
@@ -182,6 +234,7 @@ def _forget_peak(pid: int) -> None:
 
 
 def _peak(pid: int) -> int:
-    """KiB of the largest resident set since :func:`_forget_peak`; what processes share is in each."""
+    """KiB of the largest resident set since :func:`_forget_peak`; what processes share is in
+    each."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next((int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)

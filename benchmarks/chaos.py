@@ -1,22 +1,27 @@
-"""Real daemons under real faults: what each fault costs a swarm of eight (two ends, three block stages of two).
+"""Real daemons under real faults: what each fault costs a swarm of eight (two ends, three block
+stages of two).
 
     python -m benchmarks.chaos [--quick | --scenario NAME ...] [--json -]
 
-All scenarios take about 20 minutes on 2 cores, --quick 4, a single one 2. Needs root for network namespaces. One swarm
-is brought back to full strength between scenarios: all eight in one plan, digests equal. Figures of a scenario:
+All scenarios take about 20 minutes on 2 cores, --quick 4, a single one 2. Needs root for network
+namespaces. One swarm is brought back to full strength between scenarios: all eight in one plan,
+digests equal. Figures of a scenario:
 
-  epochs_lost      epochs that had been committed and were committed again, and epochs abandoned or begun anew
+  epochs_lost      epochs that had been committed and were committed again, and epochs abandoned or
+                   begun anew
   samples_lost     samples that were neither counted nor handed back to the order of samples
   samples_double   samples handed out twice, or counted more than once by a stage
-  detect_s         from the fault to the first event of a peer it did not strike that names the victim or takes its place
+  detect_s         from the fault to the first event of a peer it did not strike that names the
+                   victim or takes its place
   recover_s        from detection (from the fault where nobody need notice) to the next commit
   digests_equal    the replicas of every stage agree at the end, and no digest differed meanwhile
   loss_val_ratio   held-out loss afterwards, beside that of a quiet run after as many epochs
   full_s           from the end of the fault to full strength (restarts included)
 
-The quiet run is the same model, data and seed in one process without a network, which computes what an undisturbed
-swarm does; how well the swarm agrees with it before the first fault is a row of its own. Every wait has a bound: a
-scenario that exceeds one is a row that says so, and the next one gets a fresh swarm.
+The quiet run is the same model, data and seed in one process without a network, which computes what
+an undisturbed swarm does; how well the swarm agrees with it before the first fault is a row of its
+own. Every wait has a bound: a scenario that exceeds one is a row that says so, and the next one
+gets a fresh swarm.
 """
 
 from __future__ import annotations
@@ -42,10 +47,17 @@ from benchmarks.report import Report
 
 ITEM = 1
 SHAPE: dict[str, Any] = {
-    "model__layers": 3, "pipeline__stages": 3, "training__target_batch": 32, "training__epochs": 100_000,
-    "training__rebalance_every_s": 0.0, "training__eval_batches": 16, "optimizer__lr": 0.005, "optimizer__adam_lr": 1.5e-3,
-}  # fmt: skip
-"""Epochs of about a second on two cores. Nobody changes its stage, so that every scenario finds the same swarm."""
+    "model__layers": 3,
+    "pipeline__stages": 3,
+    "training__target_batch": 32,
+    "training__epochs": 100_000,
+    "training__rebalance_every_s": 0.0,
+    "training__eval_batches": 16,
+    "optimizer__lr": 0.005,
+    "optimizer__adam_lr": 1.5e-3,
+}
+"""Epochs of about a second on two cores. Nobody changes its stage, so that every scenario finds the
+same swarm."""
 NOTICE_S = 60.0
 """After so long without a notice and a commit a scenario hangs."""
 RATIO = 1.03
@@ -75,12 +87,22 @@ class Outcome:
 def main() -> int:
     """Run the scenarios, print a table and the rows; exit 0 when every target holds."""
     about = (__doc__ or "").replace("%", "%%")
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--scenario", action="append", choices=[s.name for s in SCENARIOS], help="only this one; may be repeated"
+        "--scenario",
+        action="append",
+        choices=[s.name for s in SCENARIOS],
+        help="only this one; may be repeated",
     )
     parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}")
-    parser.add_argument("--keep", metavar="DIR", type=Path, help="leave the daemons' files there, a directory for each swarm")
+    parser.add_argument(
+        "--keep",
+        metavar="DIR",
+        type=Path,
+        help="leave the daemons' files there, a directory for each swarm",
+    )
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
     args = parser.parse_args()
     if reason := why_not():
@@ -108,12 +130,15 @@ def main() -> int:
 
 
 def play(chosen: Sequence[Scenario], quiet: Outcome, keep: Path | None = None) -> Iterator[Outcome]:
-    """The scenarios one after the other, in one swarm while that stays whole. ``quiet`` gets the loss before the first."""
+    """The scenarios one after the other, in one swarm while that stays whole. ``quiet`` gets the
+    loss before the first."""
     left, number = list(chosen), 0
     while left:
         number += 1
         try:
-            with arena(NODES, home=keep and (keep / str(number)).absolute(), disks=_disks(left), **SHAPE) as a:
+            with arena(
+                NODES, home=keep and (keep / str(number)).absolute(), disks=_disks(left), **SHAPE
+            ) as a:
                 if not quiet.epoch:
                     quiet.epoch, quiet.loss_val = a.held_out(0.0, 120.0)
                 while left:
@@ -150,19 +175,28 @@ def run(a: Arena, scenario: Scenario) -> Outcome:
         outcome.hangs, outcome.notes = True, str(e)
         print(a.box.story(), file=sys.stderr)
     if strike is not None:
-        outcome.notes = " ".join([outcome.notes, *(f"{k} {v}" for k, v in strike.notes.items())]).strip()
+        outcome.notes = " ".join(
+            [outcome.notes, *(f"{k} {v}" for k, v in strike.notes.items())]
+        ).strip()
     print(f"   {json.dumps(asdict(outcome))}", file=sys.stderr, flush=True)
     return outcome
 
 
 def _watch(a: Arena, scenario: Scenario, strike: Strike, outcome: Outcome) -> None:
-    """Find the notice, if there should be one, and the commit after it, in what was told; wait if they have not come yet."""
+    """Find the notice, if there should be one, and the commit after it, in what was told; wait if
+    they have not come yet."""
     keys = {a.key(label) for label in strike.victims}
     struck = () if scenario.twins else strike.victims
     since = strike.at
     if scenario.detect_s is not None:
-        notice = a.wait("anybody to notice", lambda: a.books().first_notice(strike.at, struck, keys), NOTICE_S)
-        outcome.detect_s, outcome.seen, since = round(notice.at - strike.at, 2), f"{notice.kind} by {notice.who}", notice.at
+        notice = a.wait(
+            "anybody to notice", lambda: a.books().first_notice(strike.at, struck, keys), NOTICE_S
+        )
+        outcome.detect_s, outcome.seen, since = (
+            round(notice.at - strike.at, 2),
+            f"{notice.kind} by {notice.who}",
+            notice.at,
+        )
     commit = a.wait("the next commit", lambda: a.books().next_commit(since, strike.apart), NOTICE_S)
     outcome.recover_s = round(commit.at - since, 2)
 
@@ -178,7 +212,9 @@ def _settle(a: Arena, strike: Strike, before: Losses, outcome: Outcome) -> None:
         outcome.samples_double = None if doubled is None else accounted[1] + doubled
     differed = [e for e in books.events if e.kind == "digest-mismatch" and e.at >= strike.at]
     outcome.digests_equal = outcome.digests_equal and not differed
-    outcome.notes = f"{outcome.notes} {len(differed)} digests differed" if differed else outcome.notes
+    outcome.notes = (
+        f"{outcome.notes} {len(differed)} digests differed" if differed else outcome.notes
+    )
 
 
 def compare(outcomes: Sequence[Outcome]) -> None:
@@ -204,7 +240,11 @@ def quiet_losses(epochs: Sequence[int]) -> dict[int, float]:
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as home:
-        alone, done, found = Reference(Manifest.parse(signed(Identity.ephemeral(), SHAPE)), Path(home)), 0, {}
+        alone, done, found = (
+            Reference(Manifest.parse(signed(Identity.ephemeral(), SHAPE)), Path(home)),
+            0,
+            {},
+        )
         for epoch in epochs:
             for _ in alone.train(epoch - done):
                 pass
@@ -216,7 +256,14 @@ def judge(report: Report, scenario: Scenario, o: Outcome) -> None:
     """The rows of one scenario with their targets."""
 
     def row(what: str, value: Any, unit: str, target: str = "", holds: bool | None = None) -> None:
-        report.add(f"{ITEM} {o.scenario} {what}", value, unit, o.seen if what == "detect_s" else "", target, holds)
+        report.add(
+            f"{ITEM} {o.scenario} {what}",
+            value,
+            unit,
+            o.seen if what == "detect_s" else "",
+            target,
+            holds,
+        )
 
     if o.notes.startswith("not possible"):
         row("skipped", True, o.notes)
@@ -225,11 +272,25 @@ def judge(report: Report, scenario: Scenario, o: Outcome) -> None:
     if o.hangs:
         return
     if scenario.again is None:
-        row("epochs_lost", o.epochs_lost, f"epochs, of them {o.again} of the smaller side's history")
+        row(
+            "epochs_lost", o.epochs_lost, f"epochs, of them {o.again} of the smaller side's history"
+        )
     else:
-        most = None if scenario.abandoned is None or o.epochs_lost is None else scenario.again + scenario.abandoned
-        fine = most is not None and (o.epochs_lost or 0) <= most and (o.again or 0) <= scenario.again
-        row("epochs_lost", o.epochs_lost, f"epochs, {o.again} of them committed before", f"<= {most}, {scenario.again}", fine)
+        most = (
+            None
+            if scenario.abandoned is None or o.epochs_lost is None
+            else scenario.again + scenario.abandoned
+        )
+        fine = (
+            most is not None and (o.epochs_lost or 0) <= most and (o.again or 0) <= scenario.again
+        )
+        row(
+            "epochs_lost",
+            o.epochs_lost,
+            f"epochs, {o.again} of them committed before",
+            f"<= {most}, {scenario.again}",
+            fine,
+        )
     row("samples_lost", o.samples_lost, "samples", "0", o.samples_lost == 0)
     row("samples_double", o.samples_double, "samples", "0", o.samples_double == 0)
     if scenario.detect_s is not None:
@@ -248,22 +309,50 @@ def judge(report: Report, scenario: Scenario, o: Outcome) -> None:
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """For people."""
-    heads = ("scenario", "lost", "again", "samples", "double", "detect", "recover", "digests", "loss", "full", "seen")
+    heads = (
+        "scenario",
+        "lost",
+        "again",
+        "samples",
+        "double",
+        "detect",
+        "recover",
+        "digests",
+        "loss",
+        "full",
+        "seen",
+    )
     lines: list[tuple[str, ...]] = [heads]
     for o in outcomes:
         if o.hangs:
             lines.append((o.scenario, "HANGS", *[""] * 8, o.notes[:60]))
             continue
-        cells = (o.epochs_lost, o.again, o.samples_lost, o.samples_double, o.detect_s, o.recover_s, o.digests_equal, o.loss_val_ratio, o.full_s)  # fmt: skip
+        cells = (
+            o.epochs_lost,
+            o.again,
+            o.samples_lost,
+            o.samples_double,
+            o.detect_s,
+            o.recover_s,
+            o.digests_equal,
+            o.loss_val_ratio,
+            o.full_s,
+        )
         lines.append(
             (
                 o.scenario,
-                *("?" if c is None else f"{c:g}" if isinstance(c, float) else str(c) for c in cells),
+                *(
+                    "?" if c is None else f"{c:g}" if isinstance(c, float) else str(c)
+                    for c in cells
+                ),
                 o.seen or o.notes[:60],
             )
         )
     widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+    return "\n".join(
+        "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
 
 
 def _disks(scenarios: Sequence[Scenario]) -> tuple[str, ...]:

@@ -1,13 +1,17 @@
-"""A swarm whose peers keep dying: every 5 epochs a random one is killed and a stranger joins in its place, for 100 epochs.
+"""A swarm whose peers keep dying: every 5 epochs a random one is killed and a stranger joins in its
+place, for 100 epochs.
 
     python -m benchmarks.churn [--epochs 100] [--every 5] [--seed 1] [--json -]
 
-Eight daemons on loopback (two ends, three block stages of two). Takes about 12 minutes on 2 cores: the same epochs once
-without and once with deaths. Newcomers have new identities, come by invite and choose their stage themselves.
+Eight daemons on loopback (two ends, three block stages of two). Takes about 12 minutes on 2 cores:
+the same epochs once without and once with deaths. Newcomers have new identities, come by invite and
+choose their stage themselves.
 
   commit at first attempt   share of the epochs that were committed by the first plan made for them
-  ... without any repair    of those, the ones that needed no repaired round and lost no peer and no micro-batch
-  loss ratio                held-out loss at the end, beside the quiet swarm's: same model, data, seed and epochs
+  ... without any repair    of those, the ones that needed no repaired round and lost no peer and no
+                            micro-batch
+  loss ratio                held-out loss at the end, beside the quiet swarm's: same model, data,
+                            seed and epochs
 """
 
 from __future__ import annotations
@@ -32,10 +36,18 @@ PEER = "torchft reports 82% of the steps committed, at one failure per 6 steps o
 STUCK_S = 120.0
 """Longest time without a new epoch."""
 SHAPE: dict[str, Any] = {
-    "model__layers": 3, "model__d_model": 64, "model__d_ff": 160, "model__seq_len": 64, "pipeline__stages": 3,
-    "pipeline__micro_batch": 8, "training__target_batch": 512, "training__eval_every": 10, "training__eval_batches": 4,
-}  # fmt: skip
-"""Epochs of a few seconds, so that a newcomer, which needs ten to start, is there before many more have died."""
+    "model__layers": 3,
+    "model__d_model": 64,
+    "model__d_ff": 160,
+    "model__seq_len": 64,
+    "pipeline__stages": 3,
+    "pipeline__micro_batch": 8,
+    "training__target_batch": 512,
+    "training__eval_every": 10,
+    "training__eval_batches": 4,
+}
+"""Epochs of a few seconds, so that a newcomer, which needs ten to start, is there before many more
+have died."""
 
 
 @dataclass
@@ -52,7 +64,8 @@ class Ran:
 def main() -> int:
     """Run both, print, and exit 0 when every target holds."""
     parser = argparse.ArgumentParser(
-        description=(__doc__ or "").replace("%", "%%"), formatter_class=argparse.RawDescriptionHelpFormatter
+        description=(__doc__ or "").replace("%", "%%"),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--epochs", type=int, default=100, help="epochs of each run")
     parser.add_argument("--every", type=int, default=5, help="epochs between two deaths")
@@ -70,9 +83,16 @@ def main() -> int:
 
 
 def run(epochs: int, every: int, seed: int) -> Ran:
-    """Train all epochs in a new swarm; with ``every`` above 0, one peer dies after so many epochs. Raises Hang."""
+    """Train all epochs in a new swarm; with ``every`` above 0, one peer dies after so many epochs.
+    Raises Hang."""
     with arena(NODES, network=False, whole=False, training__epochs=epochs, **SHAPE) as a:
-        churn, began, moved, last, due = Churn(a, seed), time.monotonic(), time.monotonic(), -1, every
+        churn, began, moved, last, due = (
+            Churn(a, seed),
+            time.monotonic(),
+            time.monotonic(),
+            -1,
+            every,
+        )
         while last < epochs:
             made = max((int(e.get("epoch", 0)) for e in a.commits()), default=0)
             now = time.monotonic()
@@ -80,7 +100,9 @@ def run(epochs: int, every: int, seed: int) -> Ran:
                 last, moved = made, now
                 if made % 10 == 0:
                     print(
-                        f"epoch {made}: {len(churn.kills)} deaths, {len(a.peers)} peers, {now - began:.0f} s", file=sys.stderr
+                        f"epoch {made}: {len(churn.kills)} deaths, {len(a.peers)} peers, "
+                        f"{now - began:.0f} s",
+                        file=sys.stderr,
                     )
             if now - moved > STUCK_S:
                 raise Hang(f"no epoch after {last} for {STUCK_S:.0f} s")
@@ -90,12 +112,20 @@ def run(epochs: int, every: int, seed: int) -> Ran:
             time.sleep(0.1)
         seconds = time.monotonic() - began
         epoch, loss = _last_loss(a, epochs)
-        print(f"{epoch} epochs in {seconds:.0f} s, {len(churn.kills)} deaths, held-out loss {loss:.4f}", file=sys.stderr)
+        print(
+            f"{epoch} epochs in {seconds:.0f} s, {len(churn.kills)} deaths, held-out loss "
+            f"{loss:.4f}",
+            file=sys.stderr,
+        )
         # Who is still on its way when the run ends has nothing to compare.
         there = [p for p in a.peers.values() if p.status().state in WORKING]
         equal = a.box.agree(of=there)
         return Ran(
-            seconds, loss, a.books(), churn if every else None, equal and not any(e.kind == "digest-mismatch" for e in a.read())
+            seconds,
+            loss,
+            a.books(),
+            churn if every else None,
+            equal and not any(e.kind == "digest-mismatch" for e in a.read()),
         )
 
 
@@ -117,8 +147,20 @@ def tell(report: Report, epochs: int, quiet: Ran, rough: Ran) -> None:
     kills = len(churn.kills)
     share, ratio = straight / epochs, rough.loss_val / quiet.loss_val
     load = f"{kills} of 8 peers killed, {churn.leaders} of them leading, over {epochs} epochs"
-    report.add("2 commit at first attempt share", round(share, 3), load, PEER, f">= {FIRST_TRY}", share >= FIRST_TRY)
-    report.add("2 commit at first attempt without any repair share", round(clean / epochs, 3), "of all epochs", PEER)
+    report.add(
+        "2 commit at first attempt share",
+        round(share, 3),
+        load,
+        PEER,
+        f">= {FIRST_TRY}",
+        share >= FIRST_TRY,
+    )
+    report.add(
+        "2 commit at first attempt without any repair share",
+        round(clean / epochs, 3),
+        "of all epochs",
+        PEER,
+    )
     report.add(
         "2 loss ratio to quiet run",
         round(ratio, 4),
@@ -127,17 +169,34 @@ def tell(report: Report, epochs: int, quiet: Ran, rough: Ran) -> None:
         f"<= {RATIO}",
         ratio <= RATIO,
     )
-    report.add("2 epochs committed and lost again", lost.again, "epochs", f"{lost.abandoned} abandoned before their commit")
-    report.add("2 digests equal at the end", rough.digests_equal, "", "", "true", rough.digests_equal)
-    report.add("2 deaths", kills, "peers", f"{churn.postponed} looks found nobody who could be spared")
     report.add(
-        "2 time ratio to quiet run", round(rough.seconds / quiet.seconds, 2), "churn / quiet", f"quiet {quiet.seconds:.0f} s"
+        "2 epochs committed and lost again",
+        lost.again,
+        "epochs",
+        f"{lost.abandoned} abandoned before their commit",
+    )
+    report.add(
+        "2 digests equal at the end", rough.digests_equal, "", "", "true", rough.digests_equal
+    )
+    report.add(
+        "2 deaths", kills, "peers", f"{churn.postponed} looks found nobody who could be spared"
+    )
+    report.add(
+        "2 time ratio to quiet run",
+        round(rough.seconds / quiet.seconds, 2),
+        "churn / quiet",
+        f"quiet {quiet.seconds:.0f} s",
     )
     if churn.arrived_s:
         report.add(
-            "2 newcomer start to plan", round(median(churn.arrived_s), 1), "s, median", f"{len(churn.arrived_s)} newcomers"
+            "2 newcomer start to plan",
+            round(median(churn.arrived_s), 1),
+            "s, median",
+            f"{len(churn.arrived_s)} newcomers",
         )
-    report.add("2 newcomers that gave up", len(churn.given_up), "peers", " | ".join(churn.given_up)[:300])
+    report.add(
+        "2 newcomers that gave up", len(churn.given_up), "peers", " | ".join(churn.given_up)[:300]
+    )
 
 
 if __name__ == "__main__":

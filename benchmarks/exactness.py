@@ -1,12 +1,14 @@
-"""Does a group of owners step as one process does, and how much state does each keep? Items 6 and 7.
+"""Does a group of owners step as one process does, and how much state does each keep? Items 6 and
+7.
 
     python -m benchmarks.exactness [--steps 50] [--json -]
 
-Item 6: real owners, ownership and buddies' copies; state travels in the bytes it has on the wire. After a third of the steps an
-owner dies and its parts go on from copies, after two thirds a peer joins and takes parts over. The peer of each
-row is one process that owns everything, with the same kernels in the same order; the last rows set it beside the optimizers
-of torch and of pytorch-optimizer, which step all matrices in one object.
-Item 7: the fullest peer's state over total / peers, as declared for Qwen3-0.6B, and as real owners hold it.
+Item 6: real owners, ownership and buddies' copies; state travels in the bytes it has on the wire.
+After a third of the steps an owner dies and its parts go on from copies, after two thirds a peer
+joins and takes parts over. The peer of each row is one process that owns everything, with the same
+kernels in the same order; the last rows set it beside the optimizers of torch and of
+pytorch-optimizer, which step all matrices in one object. Item 7: the fullest peer's state over
+total / peers, as declared for Qwen3-0.6B, and as real owners hold it.
 """
 
 from __future__ import annotations
@@ -31,16 +33,26 @@ from node.partition.qwen3 import MODELS, split_form
 from node.wire.tensors import TensorReader, head_of, stream
 
 METHODS = ("muon", "shampoo", "soap", "adamw")
-SHAPES: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (67, 32), "model.norm.weight": (32,)} | {
+SHAPES: dict[str, tuple[int, ...]] = {
+    "model.embed_tokens.weight": (67, 32),
+    "model.norm.weight": (32,),
+} | {
     f"model.layers.{layer}.{name}": shape
     for layer in range(2)
-    for name, shape in {"q": (32, 32), "kv": (16, 32), "up": (80, 32), "down": (32, 80), "norm": (32,)}.items()
+    for name, shape in {
+        "q": (32, 32),
+        "kv": (16, 32),
+        "up": (80, 32),
+        "down": (32, 80),
+        "norm": (32,),
+    }.items()
 }
 STEPS = 50
 MOST_STATE = 1.1
 BESIDE = {"muon": 1e-2, "shampoo": 1e-5, "soap": 1e-5, "adamw": 1e-6}
-"""Largest difference in a number after all steps that is the same optimizer: torch's Muon iterates in bf16, Shampoo's start vectors
-are drawn in another order, SOAP's factors have other strides, torch's AdamW rounds its bias correction elsewhere."""
+"""Largest difference in a number after all steps that is the same optimizer: torch's Muon iterates
+in bf16, Shampoo's start vectors are drawn in another order, SOAP's factors have other strides,
+torch's AdamW rounds its bias correction elsewhere."""
 
 
 def settings_of(method: str) -> OptimSettings:
@@ -48,26 +60,36 @@ def settings_of(method: str) -> OptimSettings:
     return OptimSettings(name=method, warmup=0, weight_decay=0.01)
 
 
-def numbers(seed: int, shapes: Mapping[str, tuple[int, ...]] = SHAPES, scale: float = 1.0) -> dict[str, Tensor]:
+def numbers(
+    seed: int, shapes: Mapping[str, tuple[int, ...]] = SHAPES, scale: float = 1.0
+) -> dict[str, Tensor]:
     """Made-up parameters or gradients, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
     return {name: torch.randn(shape, generator=generator) * scale for name, shape in shapes.items()}
 
 
 class Group:
-    """Peers that own a stage's parts together, as an epoch has them: every owner steps its own, everybody gets the fresh ones.
+    """Peers that own a stage's parts together, as an epoch has them: every owner steps its own,
+    everybody gets the fresh ones.
 
     ``lost`` counts parts that went on without their state.
     """
 
-    def __init__(self, settings: OptimSettings, shapes: Mapping[str, tuple[int, ...]], members: Sequence[PeerId]) -> None:
+    def __init__(
+        self,
+        settings: OptimSettings,
+        shapes: Mapping[str, tuple[int, ...]],
+        members: Sequence[PeerId],
+    ) -> None:
         self.settings, self.shapes, self.parts = settings, shapes, parts_of(shapes, settings)
         self.owners = {peer: Owner(settings, 0) for peer in members}
         self.spares = {peer: Spares() for peer in members}
         self.plan = assign(self.parts, [(peer, 1.0) for peer in members])
         self.lost = self.moved = 0
 
-    def epoch(self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], epoch: int) -> dict[str, Tensor]:
+    def epoch(
+        self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], epoch: int
+    ) -> dict[str, Tensor]:
         """The fresh parameters; the state is settled, and each owner's buddy has a copy of it."""
         fresh: dict[str, Tensor] = {}
         for peer, owner in self.owners.items():
@@ -78,15 +100,24 @@ class Group:
             if (other := buddy(peer, self.owners)) is None:
                 continue
             for name in mine:
-                self.spares[other].put(name, Version(epoch + 1), self.travelled(name, owner.state(name)))
+                self.spares[other].put(
+                    name, Version(epoch + 1), self.travelled(name, owner.state(name))
+                )
         return {name: fresh[name] for name in self.shapes}
 
     def change(self, members: Sequence[PeerId], epoch: int) -> None:
-        """Who is not named any more has died, who is new has come; ``epoch`` is the last one settled."""
+        """Who is not named any more has died, who is new has come; ``epoch`` is the last one
+        settled."""
         before = self.plan
         self.plan = assign(self.parts, [(peer, 1.0) for peer in members], before)
-        was, self.owners = self.owners, {peer: self.owners.get(peer) or Owner(self.settings, 0) for peer in members}
-        copies, self.spares = self.spares, {peer: self.spares.get(peer) or Spares() for peer in members}
+        was, self.owners = (
+            self.owners,
+            {peer: self.owners.get(peer) or Owner(self.settings, 0) for peer in members},
+        )
+        copies, self.spares = (
+            self.spares,
+            {peer: self.spares.get(peer) or Spares() for peer in members},
+        )
         for name, peer in self.plan.items():
             donor = before[name]
             if donor == peer:
@@ -97,22 +128,30 @@ class Group:
                 was[donor].drop(name)
             else:
                 kept = [c.get(name) for holder, c in copies.items() if holder in self.owners]
-                state = next((k.state for k in kept if k is not None and k.version == Version(epoch + 1)), {})
+                state = next(
+                    (k.state for k in kept if k is not None and k.version == Version(epoch + 1)), {}
+                )
             if state:
-                self.owners[peer].load_state(name, self.shapes[name], self.travelled(name, state), epoch)
+                self.owners[peer].load_state(
+                    name, self.shapes[name], self.travelled(name, state), epoch
+                )
             self.lost += not state
 
     def travelled(self, name: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What a peer has that fetched this state: through bytes, checked against the declared shapes."""
+        """What a peer has that fetched this state: through bytes, checked against the declared
+        shapes."""
         declared = sorted(state_shapes(name, self.shapes[name], self.settings).items())
-        reader = TensorReader([head_of(key, state[key], "fp32") for key, _ in declared], declared, "fp32")
+        reader = TensorReader(
+            [head_of(key, state[key], "fp32") for key, _ in declared], declared, "fp32"
+        )
         for chunk in stream([state[key] for key, _ in declared], "fp32", 1 << 12):
             reader.feed(chunk)
         return dict(zip([key for key, _ in declared], reader.finish(), strict=True))
 
 
 def compared(method: str, steps: int = STEPS) -> tuple[float, Group]:
-    """(largest difference of any number of parameters and state from one process's, the group after it)."""
+    """(largest difference of any number of parameters and state from one process's, the group after
+    it)."""
     a, b, c, d = (PeerId(p) for p in "abcd")
     settings, died, joined = settings_of(method), steps // 3, 2 * steps // 3
     group, alone = Group(settings, SHAPES, (a, b, c)), Owner(settings, 0)
@@ -136,38 +175,67 @@ def exactness(report: Report, steps: int = STEPS) -> None:
     for method in METHODS:
         worst, group = compared(method, steps)
         holds = worst == 0 and group.lost == 0 and group.moved > 0
-        what = f"6 {method}: largest difference after {steps} steps, one owner died, one joined ({group.moved} parts moved)"
+        what = (
+            f"6 {method}: largest difference after {steps} steps, one owner died, one joined "
+            f"({group.moved} parts moved)"
+        )
         report.add(what, worst, "absolute", "one process", "0: bit for bit, no state lost", holds)
     for method in METHODS:
         far, most = beside_library(method, steps), BESIDE[method]
         where = "torch.optim" if method in ("muon", "adamw") else "pytorch-optimizer"
         what = f"6 {method}: largest difference from {where}'s after {steps} steps"
-        report.add(what, far, "absolute", f"{where}, all matrices in one object", f"at most {most:g}", far <= most)
+        report.add(
+            what,
+            far,
+            "absolute",
+            f"{where}, all matrices in one object",
+            f"at most {most:g}",
+            far <= most,
+        )
 
 
 def beside_library(method: str, steps: int = STEPS) -> float:
     """Largest difference of a matrix from what the library's own loop makes of it."""
     import pytorch_optimizer
 
-    s, names = settings_of(method), [n for n, shape in SHAPES.items() if len(shape) == 2 and ".layers." in n]
+    s, names = (
+        settings_of(method),
+        [n for n, shape in SHAPES.items() if len(shape) == 2 and ".layers." in n],
+    )
     live = {name: torch.nn.Parameter(numbers(0)[name]) for name in names}
     each = list(live.values())
     match method:
         case "muon":
-            theirs: Any = torch.optim.Muon(each, lr=s.lr, weight_decay=s.weight_decay, momentum=s.momentum)
+            theirs: Any = torch.optim.Muon(
+                each, lr=s.lr, weight_decay=s.weight_decay, momentum=s.momentum
+            )
         case "adamw":
             theirs = torch.optim.AdamW(
-                each, lr=s.adam_lr, betas=(s.adam_beta1, s.adam_beta2), eps=s.adam_eps, weight_decay=s.weight_decay
+                each,
+                lr=s.adam_lr,
+                betas=(s.adam_beta1, s.adam_beta2),
+                eps=s.adam_eps,
+                weight_decay=s.weight_decay,
             )
         case "soap":
             betas = (s.momentum, s.adam_beta2)
-            theirs = pytorch_optimizer.SOAP(each, lr=s.soap_lr, betas=betas, weight_decay=s.weight_decay)
+            theirs = pytorch_optimizer.SOAP(
+                each, lr=s.soap_lr, betas=betas, weight_decay=s.weight_decay
+            )
         case _:
             theirs = pytorch_optimizer.ScalableShampoo(
-                each, lr=s.shampoo_lr, betas=(s.momentum, s.adam_beta2), moving_average_for_momentum=True,
-                weight_decay=s.weight_decay, decoupled_weight_decay=True, start_preconditioning_step=1,
-                preconditioning_compute_steps=s.precondition_every, block_size=10_000, shape_interpretation=False, graft_type=4,
-            )  # fmt: skip
+                each,
+                lr=s.shampoo_lr,
+                betas=(s.momentum, s.adam_beta2),
+                moving_average_for_momentum=True,
+                weight_decay=s.weight_decay,
+                decoupled_weight_decay=True,
+                start_preconditioning_step=1,
+                preconditioning_compute_steps=s.precondition_every,
+                block_size=10_000,
+                shape_interpretation=False,
+                graft_type=4,
+            )
     owner, ours = Owner(s, 0), {name: numbers(0)[name] for name in names}
     for epoch in range(steps):
         gradients = {name: g for name, g in numbers(epoch + 1, scale=0.01).items() if name in live}
@@ -181,7 +249,11 @@ def beside_library(method: str, steps: int = STEPS) -> float:
 def memory(report: Report) -> None:
     """Rows of item 7: equal peers, no buddies."""
     shapes = {f"model.layers.{m.name}.weight": (m.rows, m.cols) for m in split_form(MODELS["0.6B"])}
-    shapes |= {f"model.layers.{layer:02}.{norm}.weight": (1024,) for layer in range(28) for norm in ("before", "after")}
+    shapes |= {
+        f"model.layers.{layer:02}.{norm}.weight": (1024,)
+        for layer in range(28)
+        for norm in ("before", "after")
+    }
     for method in METHODS:
         parts = parts_of(shapes, OptimSettings(name=method))
         total, cost = sum(p.state for p in parts), sum(p.cost for p in parts)
@@ -190,20 +262,38 @@ def memory(report: Report) -> None:
             owners = assign(parts, members)
             held = [sum(p.state for p in parts if owners[p.name] == peer) for peer, _ in members]
             ratio, late = max(held) * count / total, makespan(parts, members, owners) * count / cost
-            what = f"7 {method}, layers of Qwen3-0.6B, {count} peers: fullest peer's state over total / peers"
+            what = (
+                f"7 {method}, layers of Qwen3-0.6B, {count} peers: fullest peer's state over "
+                "total / peers"
+            )
             note = f"total {total / 1e9:.2f} GB; slowest peer {late:.3f} x ideal"
             report.add(what, ratio, "ratio", note, f"at most {MOST_STATE}", ratio <= MOST_STATE)
     for method in METHODS:
         shapes = {
-            f"model.layers.{i}.{n}": s for i in range(6) for n, s in {"q": (64, 64), "up": (160, 64), "down": (64, 160)}.items()
+            f"model.layers.{i}.{n}": s
+            for i in range(6)
+            for n, s in {"q": (64, 64), "up": (160, 64), "down": (64, 160)}.items()
         }
         group = Group(settings_of(method), shapes, [PeerId(p) for p in "abcd"])
         group.epoch(numbers(0, shapes), numbers(1, shapes), 0)
-        real = [sum(t.nbytes for n in owner.names() for t in owner.state(n).values()) for owner in group.owners.values()]
+        real = [
+            sum(t.nbytes for n in owner.names() for t in owner.state(n).values())
+            for owner in group.owners.values()
+        ]
         ratio, declared = max(real) * 4 / sum(real), sum(p.state for p in group.parts)
-        what = f"7 {method}, real owners of 18 matrices, 4 peers: fullest peer's state over total / peers"
+        what = (
+            f"7 {method}, real owners of 18 matrices, 4 peers: fullest peer's state over total "
+            "/ peers"
+        )
         note = f"{sum(real)} bytes held, {declared} declared"
-        report.add(what, ratio, "ratio", note, f"at most {MOST_STATE}", ratio <= MOST_STATE and sum(real) == declared)
+        report.add(
+            what,
+            ratio,
+            "ratio",
+            note,
+            f"at most {MOST_STATE}",
+            ratio <= MOST_STATE and sum(real) == declared,
+        )
 
 
 def main() -> int:

@@ -1,10 +1,12 @@
-"""What a newcomer and an operator meet in their first hour: deadlines, idle cost, caps, damage, errors, strangers, kernels.
+"""What a newcomer and an operator meet in their first hour: deadlines, idle cost, caps, damage,
+errors, strangers, kernels.
 
     python -m benchmarks.firsthour --json -          # everything
     python -m benchmarks.firsthour --only 4,6
 
-Rows are named after what was asked for: 1 a run of 0.5B parameters on two cores, 2 many daemons on two cores, 3 caps and forecasts,
-4 damaged files, 5 error texts and `tutti doctor`, 6 how fast commands answer, 7 strangers in an open run, 8 kernels.
+Rows are named after what was asked for: 1 a run of 0.5B parameters on two cores, 2 many daemons on
+two cores, 3 caps and forecasts, 4 damaged files, 5 error texts and `tutti doctor`, 6 how fast
+commands answer, 7 strangers in an open run, 8 kernels.
 """
 
 from __future__ import annotations
@@ -17,13 +19,22 @@ from benchmarks.lab.fleet import Hang, folder
 from benchmarks.report import Report
 
 PARTS = {
-    "1": "large", "2": "crowd", "3": "caps", "4": "damage", "5": "advice", "6": "answers", "7": "strangers", "8": "matrices",
-}  # fmt: skip
+    "1": "large",
+    "2": "crowd",
+    "3": "caps",
+    "4": "damage",
+    "5": "advice",
+    "6": "answers",
+    "7": "strangers",
+    "8": "matrices",
+}
 """Number to module of `benchmarks.hour`; each has ``rows(report, root)``."""
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default=",".join(PARTS), help="which of the eight")
     parser.add_argument("--json", metavar="FILE", help="write the object there; - for stdout")
     asked = parser.parse_args()

@@ -1,12 +1,15 @@
-"""Epochs of live swarms over a wide-area network: planned paths with a third of the stages left out, beside paths in turns.
+"""Epochs of live swarms over a wide-area network: planned paths with a third of the stages left
+out, beside paths in turns.
 
-    python -m benchmarks.live_paths [--json -] [--epochs 20] [--only planned-33,turns] [--curve FILE]
+    python -m benchmarks.live_paths [--json -] [--epochs 20] [--only planned-33,turns]
+        [--curve FILE]
 
-Eight daemons in network namespaces: two at the ends, three block stages of two. Daemon i is at place i of SkipPipe's setting A; its
-links have the published delays and the published bandwidths over ``SCALE``, so that a small model's activations are as long on the
-way, over what is computed, as theirs. One peer, of the middle stage, is stopped for two thirds of the time.
-Every swarm trains from the same parameters on the same samples; an epoch is measured from commit to commit, in the last five.
-Needs root. The machine's other work is in every figure.
+Eight daemons in network namespaces: two at the ends, three block stages of two. Daemon i is at
+place i of SkipPipe's setting A; its links have the published delays and the published bandwidths
+over ``SCALE``, so that a small model's activations are as long on the way, over what is computed,
+as theirs. One peer, of the middle stage, is stopped for two thirds of the time. Every swarm trains
+from the same parameters on the same samples; an epoch is measured from commit to commit, in the
+last five. Needs root. The machine's other work is in every figure.
 """
 
 from __future__ import annotations
@@ -38,22 +41,50 @@ SCALE = 40.0
 """Published bandwidth over ours."""
 SLOW, STOPPED_S, RUNS_S = "stage-2-1", 0.10, 0.05
 MODEL: dict[str, Any] = {
-    "model.layers": 3, "model.d_model": 32, "model.heads": 2, "model.kv_heads": 1, "model.d_ff": 64, "model.seq_len": 128,
-    "pipeline.stages": 3, "pipeline.micro_batch": 8, "training.target_batch": 96, "training.epochs": 100_000, "training.eval_every": 0,
-    "training.rebalance_every_s": 0.0, "training.epoch_timeout_s": 180.0, "averaging.round_timeout_s": 60.0, "optimizer.warmup": 2,
-    "pipeline.forward_timeout_s": 60.0, "data.source": "builtin:pydoc",
-}  # fmt: skip
+    "model.layers": 3,
+    "model.d_model": 32,
+    "model.heads": 2,
+    "model.kv_heads": 1,
+    "model.d_ff": 64,
+    "model.seq_len": 128,
+    "pipeline.stages": 3,
+    "pipeline.micro_batch": 8,
+    "training.target_batch": 96,
+    "training.epochs": 100_000,
+    "training.eval_every": 0,
+    "training.rebalance_every_s": 0.0,
+    "training.epoch_timeout_s": 180.0,
+    "averaging.round_timeout_s": 60.0,
+    "optimizer.warmup": 2,
+    "pipeline.forward_timeout_s": 60.0,
+    "data.source": "builtin:pydoc",
+}
 """Twelve micro-batches of 128 KiB in an epoch, six for each ends peer as published."""
 NODE = (
-    "checkpoint.every=0", "limits.in_flight=3", "directory.refresh_s=5", "transport.keepalive_timeout_s=20",
+    "checkpoint.every=0",
+    "limits.in_flight=3",
+    "directory.refresh_s=5",
+    "transport.keepalive_timeout_s=20",
     "transport.dial_timeout_s=30",
-)  # fmt: skip
+)
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
-    "planned-33": ("planned paths, a third left out", {"scheduler.paths": "planned", "scheduler.skip": 0.34, "pipeline.may_skip": 0.34}),
-    "turns": ("round robin over all stages", {"scheduler.paths": "round-robin", "scheduler.skip": 0.0}),
-    "planned-full": ("planned paths, nothing left out", {"scheduler.paths": "planned", "scheduler.skip": 0.0}),
-    "turns-33": ("round robin, a third left out", {"scheduler.paths": "round-robin", "scheduler.skip": 0.34, "pipeline.may_skip": 0.34}),
-}  # fmt: skip
+    "planned-33": (
+        "planned paths, a third left out",
+        {"scheduler.paths": "planned", "scheduler.skip": 0.34, "pipeline.may_skip": 0.34},
+    ),
+    "turns": (
+        "round robin over all stages",
+        {"scheduler.paths": "round-robin", "scheduler.skip": 0.0},
+    ),
+    "planned-full": (
+        "planned paths, nothing left out",
+        {"scheduler.paths": "planned", "scheduler.skip": 0.0},
+    ),
+    "turns-33": (
+        "round robin, a third left out",
+        {"scheduler.paths": "round-robin", "scheduler.skip": 0.34, "pipeline.may_skip": 0.34},
+    ),
+}
 TARGET = 0.65
 LOAD_S, EPOCH_S = 600.0, 60.0
 """Bounds: eight daemons that load torch on two busy cores; an epoch."""
@@ -61,8 +92,8 @@ LOAD_S, EPOCH_S = 600.0, 60.0
 
 @dataclass(frozen=True)
 class Measured:
-    """One swarm. ``seconds``: between the last commits; ``run_s``: of that, from plan to the last micro-batch; ``curve``: (tokens
-    counted, training loss) by epoch."""
+    """One swarm. ``seconds``: between the last commits; ``run_s``: of that, from plan to the last
+    micro-batch; ``curve``: (tokens counted, training loss) by epoch."""
 
     seconds: tuple[float, ...]
     run_s: tuple[float, ...]
@@ -77,19 +108,37 @@ class Measured:
 
 def main() -> int:
     """Print all; exit 0 when every target holds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
-    parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"of every swarm; the last {MEASURED} are measured")
+    parser.add_argument(
+        "--epochs",
+        type=int,
+        default=EPOCHS,
+        help=f"of every swarm; the last {MEASURED} are measured",
+    )
     parser.add_argument("--only", default=",".join(SETTINGS), help=f"some of {', '.join(SETTINGS)}")
-    parser.add_argument("--curve", metavar="FILE", type=Path, help="write the training curves as SVG, and as JSON beside it")
+    parser.add_argument(
+        "--curve",
+        metavar="FILE",
+        type=Path,
+        help="write the training curves as SVG, and as JSON beside it",
+    )
     args = parser.parse_args()
     report = Report()
     rows(report, args.epochs, args.only.split(","), args.curve)
     return report.end(args.json)
 
 
-def rows(report: Report, epochs: int = EPOCHS, only: Sequence[str] = tuple(SETTINGS), curve: Path | None = None) -> None:
-    """The rows of item 4. Without the right to make network namespaces: one row that says so, and does not hold."""
+def rows(
+    report: Report,
+    epochs: int = EPOCHS,
+    only: Sequence[str] = tuple(SETTINGS),
+    curve: Path | None = None,
+) -> None:
+    """The rows of item 4. Without the right to make network namespaces: one row that says so, and
+    does not hold."""
     if why := why_not():
         report.add("4 live swarms", 0, "swarms measured", why, "4", False)
         return
@@ -97,7 +146,10 @@ def rows(report: Report, epochs: int = EPOCHS, only: Sequence[str] = tuple(SETTI
     for name in only:
         said, changes = SETTINGS[name]
         got = found[name] = measure(changes, epochs)
-        spread = f"{min(got.seconds):.2f} to {max(got.seconds):.2f} s in {len(got.seconds)} epochs, median; micro-batches "
+        spread = (
+            f"{min(got.seconds):.2f} to {max(got.seconds):.2f} s in {len(got.seconds)} "
+            "epochs, median; micro-batches "
+        )
         spread += f"{median(got.run_s):.2f} s of it; {got.dropped} dropped"
         if got.predicted_s:
             spread += f"; predicted {median(got.predicted_s):.2f} s"
@@ -108,13 +160,29 @@ def rows(report: Report, epochs: int = EPOCHS, only: Sequence[str] = tuple(SETTI
             continue
         other, said = found[name], SETTINGS[name][0]
         ratio = ours.epoch_s / other.epoch_s
-        text = f"{ours.epoch_s:.2f} s over {other.epoch_s:.2f} s; micro-batches alone {median(ours.run_s) / median(other.run_s):.3f}"
+        text = (
+            f"{ours.epoch_s:.2f} s over {other.epoch_s:.2f} s; micro-batches alone "
+            f"{median(ours.run_s) / median(other.run_s):.3f}"
+        )
         wanted = (f"at most {TARGET}", ratio <= TARGET) if name == "turns" else ("", None)
-        report.add(f"4 planned, a third left out, over {said}", ratio, "ratio of epoch times", text, *wanted)
+        report.add(
+            f"4 planned, a third left out, over {said}",
+            ratio,
+            "ratio of epoch times",
+            text,
+            *wanted,
+        )
     _losses(report, found)
     if curve:
-        lines = {SETTINGS[name][0]: [(float(t), loss) for t, loss in got.curve] for name, got in found.items()}
-        curve.write_text(drawing.curves("Training loss by tokens, eight daemons", "tokens", "nats per token", lines))
+        lines = {
+            SETTINGS[name][0]: [(float(t), loss) for t, loss in got.curve]
+            for name, got in found.items()
+        }
+        curve.write_text(
+            drawing.curves(
+                "Training loss by tokens, eight daemons", "tokens", "nats per token", lines
+            )
+        )
         curve.with_suffix(".json").write_text(json.dumps(lines))
 
 
@@ -127,16 +195,30 @@ def _losses(report: Report, found: dict[str, Measured]) -> None:
     both = [(tokens, loss, theirs[tokens]) for tokens, loss in a.curve if tokens in theirs]
     if not both:
         return
-    points = [both[i] for i in sorted({len(both) // 4, len(both) // 2, 3 * len(both) // 4, len(both) - 1})]
-    text = ", ".join(f"{tokens} tokens {mine:.3f} and {other:.3f}" for tokens, mine, other in points)
+    points = [
+        both[i] for i in sorted({len(both) // 4, len(both) // 2, 3 * len(both) // 4, len(both) - 1})
+    ]
+    text = ", ".join(
+        f"{tokens} tokens {mine:.3f} and {other:.3f}" for tokens, mine, other in points
+    )
     tokens, mine, other = points[-1]
-    report.add(f"4 training loss after {tokens} tokens, a third left out over all stages", mine / other, "ratio", text)
+    report.add(
+        f"4 training loss after {tokens} tokens, a third left out over all stages",
+        mine / other,
+        "ratio",
+        text,
+    )
 
 
 def measure(changes: dict[str, Any], epochs: int) -> Measured:
-    """Start a swarm on the shaped network, let it commit ``epochs`` epochs, take it down. Raises Hang when it does not."""
+    """Start a swarm on the shaped network, let it commit ``epochs`` epochs, take it down. Raises
+    Hang when it does not."""
     with contextlib.ExitStack() as stack:
-        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tutti-paths-", ignore_cleanup_errors=True)))
+        root = Path(
+            stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="tutti-paths-", ignore_cleanup_errors=True)
+            )
+        )
         wan = stack.enter_context(Wan(sum(NODES)))
         shape(wan)
         box = Box(root, tuple(wan.host(i) for i in range(sum(NODES))), NODE)

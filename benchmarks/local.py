@@ -1,11 +1,14 @@
-"""The matrix optimizer over the devices of one box, beside simpler ways to run it: milliseconds a step and bytes a rank.
+"""The matrix optimizer over the devices of one box, beside simpler ways to run it: milliseconds a
+step and bytes a rank.
 
     python -m benchmarks.local [--json -]
 
-  5  two CPU processes over gloo, matrices cut as tensor parallelism cuts them: micro-groups with the exchange of one hidden behind
-     the work on another, the same groups one after another, every rank gathering and working on everything, and one process
+  5  two CPU processes over gloo, matrices cut as tensor parallelism cuts them: micro-groups with
+     the exchange of one hidden behind the work on another, the same groups one after another, every
+     rank gathering and working on everything, and one process
 
-All four take the same matrices in the same run, in turn; the figures are medians. Each process has one thread.
+All four take the same matrices in the same run, in turn; the figures are medians. Each process has
+one thread.
 """
 
 from __future__ import annotations
@@ -42,7 +45,9 @@ WAYS = ("overlapped", "in turn", "redundant", "one process")
 
 def main() -> int:
     """Print all; exit 0 when every target holds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
     args = parser.parse_args()
     report = Report()
@@ -54,7 +59,9 @@ def local(report: Report) -> None:
     """The rows of item 5 that a box of several devices adds."""
     with tempfile.TemporaryDirectory(prefix="tutti-local-") as folder:
         context = multiprocessing.get_context("spawn")
-        processes = [context.Process(target=_rank, args=(rank, Path(folder))) for rank in range(RANKS)]
+        processes = [
+            context.Process(target=_rank, args=(rank, Path(folder))) for rank in range(RANKS)
+        ]
         for process in processes:
             process.start()
         for process in processes:
@@ -68,13 +75,32 @@ def local(report: Report) -> None:
     first = ms["overlapped"]
     report.add("5 tensor parallel step, overlapped", first, f"ms, {what}")
     for way in WAYS[1:]:
-        report.add(f"5 tensor parallel step, {way}", ms[way], "ms", f"{ms[way] / first:.2f} x overlapped")
-    report.add("5 tensor parallel step, largest difference from one process", told["off"], "", "", "0", told["off"] == 0.0)
+        report.add(
+            f"5 tensor parallel step, {way}", ms[way], "ms", f"{ms[way] / first:.2f} x overlapped"
+        )
+    report.add(
+        "5 tensor parallel step, largest difference from one process",
+        told["off"],
+        "",
+        "",
+        "0",
+        told["off"] == 0.0,
+    )
     ours, theirs = told["bytes"], told["redundant_bytes"]
     report.add(
-        "5 tensor parallel bytes sent by a rank", ours, "bytes a step", f"redundant {theirs}", "at most 2 x", ours <= 2 * theirs
+        "5 tensor parallel bytes sent by a rank",
+        ours,
+        "bytes a step",
+        f"redundant {theirs}",
+        "at most 2 x",
+        ours <= 2 * theirs,
     )
-    report.add("5 tensor parallel buffers of a rank", told["buffer"], "bytes", f"all matrices {told['all']}")
+    report.add(
+        "5 tensor parallel buffers of a rank",
+        told["buffer"],
+        "bytes",
+        f"all matrices {told['all']}",
+    )
 
 
 def _matrices(ranks: int) -> list[Sharded]:
@@ -93,9 +119,12 @@ def _rank(number: int, folder: Path) -> None:
     matrices = _matrices(RANKS)
     dice = torch.Generator().manual_seed(1)
     whole = {m.name: torch.randn(m.rows, m.cols, generator=dice) for m in matrices}
-    shards = {m.name: whole[m.name].split(list(m.sizes), m.dim)[number].contiguous() for m in matrices}
+    shards = {
+        m.name: whole[m.name].split(list(m.sizes), m.dim)[number].contiguous() for m in matrices
+    }
     ahead, in_turn = (
-        TensorParallelStep(here, matrices, STEPS, most_bytes=MOST_BYTES, overlap=overlap) for overlap in (True, False)
+        TensorParallelStep(here, matrices, STEPS, most_bytes=MOST_BYTES, overlap=overlap)
+        for overlap in (True, False)
     )
     got: dict[str, Tensor] = {m.name: torch.empty(m.shape(number)) for m in matrices}
 
@@ -106,7 +135,11 @@ def _rank(number: int, folder: Path) -> None:
         "overlapped": lambda: ahead.run(shards, apply),
         "in turn": lambda: in_turn.run(shards, apply),
         "redundant": lambda: _redundant(matrices, shards, number, apply),
-        "one process": lambda: newton_schulz_all([whole[m.name] for m in matrices], STEPS, False) if number == 0 else None,
+        "one process": lambda: (
+            newton_schulz_all([whole[m.name] for m in matrices], STEPS, False)
+            if number == 0
+            else None
+        ),
     }
     ms: dict[str, list[float]] = {way: [] for way in WAYS}
     for turn in range(RUNS + 1):
@@ -120,7 +153,8 @@ def _rank(number: int, folder: Path) -> None:
     ahead.run(shards, apply)
     wanted = newton_schulz_all([whole[m.name] for m in matrices], STEPS, False)
     off = max(
-        float((got[m.name] - w.split(list(m.sizes), m.dim)[number]).abs().max()) for m, w in zip(matrices, wanted, strict=True)
+        float((got[m.name] - w.split(list(m.sizes), m.dim)[number]).abs().max())
+        for m, w in zip(matrices, wanted, strict=True)
     )
     off = float(here.total(torch.tensor(off)))
     hosted = [m for g in ahead.groups for m in g[number]]
@@ -130,16 +164,24 @@ def _rank(number: int, folder: Path) -> None:
     if number == 0:
         everything = sum(4 * m.numel for m in matrices)
         told = {
-            "ms": ms, "groups": len(ahead.groups), "off": off, "bytes": int(sent) // RANKS, "buffer": ahead.buffer_bytes,
-            "redundant_bytes": everything * (RANKS - 1) // RANKS, "all": everything,
-        }  # fmt: skip
+            "ms": ms,
+            "groups": len(ahead.groups),
+            "off": off,
+            "bytes": int(sent) // RANKS,
+            "buffer": ahead.buffer_bytes,
+            "redundant_bytes": everything * (RANKS - 1) // RANKS,
+            "all": everything,
+        }
         (folder / "told.json").write_text(json.dumps(told))
     Rank.leave()
 
 
 def _redundant(
-    matrices: Sequence[Sharded], shards: dict[str, Tensor], number: int, apply: Callable[[str, Tensor], None]
-) -> None:  # fmt: skip
+    matrices: Sequence[Sharded],
+    shards: dict[str, Tensor],
+    number: int,
+    apply: Callable[[str, Tensor], None],
+) -> None:
     """What needs no host: every rank gathers every matrix, works on all, keeps its own shard."""
     for m in matrices:
         parts = [torch.empty(m.shape(r)) for r in range(RANKS)]

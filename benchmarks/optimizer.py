@@ -1,4 +1,5 @@
-"""The partitioned matrix optimizer, all figures in one run: planner, kernels, cells, exactness, memory.
+"""The partitioned matrix optimizer, all figures in one run: planner, kernels, cells, exactness,
+memory.
 
     python -m benchmarks.optimizer [--json -] [--only 1,2,3] [--svg FILE.svg | --png FILE.png]
 
@@ -6,7 +7,8 @@
   2  makespan over ideal beside simpler planners  (benchmarks.partition)
   3  a peer leaves or joins                       (benchmarks.partition)
   4  one step beside the public Muons             (benchmarks.kernels)
-  5  a round in a cell, beside replicated and round-robin ownership (benchmarks.exchange); over local devices (benchmarks.local)
+  5  a round in a cell, beside replicated and round-robin ownership (benchmarks.exchange); over
+     local devices (benchmarks.local)
   6  partitioned and single-process steps compared (benchmarks.exactness)
   7  optimizer state per peer                     (benchmarks.exactness)
 
@@ -37,11 +39,20 @@ ITEMS: dict[str, tuple[Callable[[Report], object], ...]] = {
 
 def main() -> int:
     """Print all; exit 0 when every target holds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(ITEMS), metavar="ITEMS", help="numbers, separated by commas")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", default=",".join(ITEMS), metavar="ITEMS", help="numbers, separated by commas"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
     parser.add_argument(
-        "--svg", "--png", dest="picture", metavar="FILE", type=Path, help="the picture of item 5's sweep of C_max"
+        "--svg",
+        "--png",
+        dest="picture",
+        metavar="FILE",
+        type=Path,
+        help="the picture of item 5's sweep of C_max",
     )
     args = parser.parse_args()
     if args.picture is not None:

@@ -1,10 +1,11 @@
-"""Tokens per second of the demo's swarm (seven daemons) beside one process that trains the same model on the same cores.
+"""Tokens per second of the demo's swarm (seven daemons) beside one process that trains the same
+model on the same cores.
 
     python -m benchmarks.pipeline [--runs 3] [--epochs 24] [--json -]
 
-Both sides compute the same updates (tests/golden). The one process gets every core; the swarm's processes one torch
-thread each. Runs alternate, so that a slow minute of the machine hits both; figures are medians. Epochs before
-``WARM`` are left out on both sides.
+Both sides compute the same updates (tests/golden). The one process gets every core; the swarm's
+processes one torch thread each. Runs alternate, so that a slow minute of the machine hits both;
+figures are medians. Epochs before ``WARM`` are left out on both sides.
 """
 
 from __future__ import annotations
@@ -45,35 +46,54 @@ def main() -> int:
     for run in range(args.runs):
         for threads, rates in alone.items():
             rates.append(_measure_alone(threads, args.epochs))
-            print(f"run {run + 1}: one process, {threads} threads: {rates[-1]:,.0f} tokens/s", file=sys.stderr)
+            print(
+                f"run {run + 1}: one process, {threads} threads: {rates[-1]:,.0f} tokens/s",
+                file=sys.stderr,
+            )
         swarm.append(_measure_swarm(args.epochs))
-        print(f"run {run + 1}: swarm of {sum(NODES)}: {swarm[-1]['tokens_per_s']:,.0f} tokens/s", file=sys.stderr)
+        print(
+            f"run {run + 1}: swarm of {sum(NODES)}: {swarm[-1]['tokens_per_s']:,.0f} tokens/s",
+            file=sys.stderr,
+        )
     return 0 if _report(report, alone, swarm, args.json) else 1
 
 
-def _report(report: Report, alone: dict[int, list[float]], swarm: list[dict[str, Any]], where: str | None) -> bool:
+def _report(
+    report: Report, alone: dict[int, list[float]], swarm: list[dict[str, Any]], where: str | None
+) -> bool:
     rate = median(s["tokens_per_s"] for s in swarm)
     best_threads = max(alone, key=lambda n: median(alone[n]))
     best = median(alone[best_threads])
     ratios = [s["tokens_per_s"] / a for s, a in zip(swarm, alone[best_threads], strict=True)]
     peer = f"one process, {best_threads} threads: {best:,.0f} tokens/s, median of {len(swarm)}"
     ratio = median(ratios)
-    report.add("3 ratio", round(ratio, 3), "swarm / one process", peer, f">= {TARGET}", ratio >= TARGET)
+    report.add(
+        "3 ratio", round(ratio, 3), "swarm / one process", peer, f">= {TARGET}", ratio >= TARGET
+    )
     report.add("3 tokens per second", round(rate), "tokens/s", peer)
     for threads, rates in alone.items():
         report.add(f"3 one process, {threads} threads", round(median(rates)), "tokens/s")
-    report.add("3 bytes sent per token", round(median(s["bytes_per_token"] for s in swarm), 1), "bytes")
+    report.add(
+        "3 bytes sent per token", round(median(s["bytes_per_token"] for s in swarm), 1), "bytes"
+    )
     limit = _activation_bytes()
-    report.add("3 activation bytes per token, least", limit, "bytes", "hops x 2 directions x d_model x 4")
+    report.add(
+        "3 activation bytes per token, least", limit, "bytes", "hops x 2 directions x d_model x 4"
+    )
     for kind in ("compute", "wire", "wait", "round"):
         share = median(s["time_s"].get(kind, 0.0) / s["device_s"] for s in swarm)
         report.add(f"3 time in {kind}", round(share, 3), "share of daemon seconds")
     report.add("3 epoch, plan to commit", round(median(s["epoch_s"] for s in swarm), 3), "s")
     report.add(
-        "3 between commit and first micro-batch, close and round", round(median(s["gap_s"] for s in swarm), 3), "s per epoch"
+        "3 between commit and first micro-batch, close and round",
+        round(median(s["gap_s"] for s in swarm), 3),
+        "s per epoch",
     )
     report.add(
-        "3 cores busy in the daemons", round(median(s["busy"] for s in swarm), 3), "share of all cores", "p2pd not counted"
+        "3 cores busy in the daemons",
+        round(median(s["busy"] for s in swarm), 3),
+        "share of all cores",
+        "p2pd not counted",
     )
     flops = _flops_per_token()
     report.add(
@@ -90,7 +110,9 @@ def _manifest(epochs: int):
     from node.manifest import Manifest
 
     base = Manifest.default_demo()
-    return dataclasses.replace(base, training=dataclasses.replace(base.training, epochs=epochs, eval_every=0))
+    return dataclasses.replace(
+        base, training=dataclasses.replace(base.training, epochs=epochs, eval_every=0)
+    )
 
 
 def _activation_bytes() -> int:
@@ -106,7 +128,15 @@ def _flops_per_token() -> int:
 
 
 def _measure_alone(threads: int, epochs: int) -> float:
-    command = [sys.executable, "-m", "benchmarks.pipeline", "--alone", str(threads), "--epochs", str(epochs)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.pipeline",
+        "--alone",
+        str(threads),
+        "--epochs",
+        str(epochs),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     return float(json.loads(done.stdout.splitlines()[-1]))
 
@@ -125,8 +155,13 @@ def _alone(threads: int, epochs: int) -> float:
 def _measure_swarm(epochs: int) -> dict[str, Any]:
     from node.demo import DemoOptions, play
 
-    with tempfile.TemporaryDirectory(prefix="tutti-bench-") as home, contextlib.redirect_stderr(open(os.devnull, "w")):
-        outcome = play(DemoOptions(NODES, json=True, home=Path(home), manifest=_manifest(epochs), sample=False))
+    with (
+        tempfile.TemporaryDirectory(prefix="tutti-bench-") as home,
+        contextlib.redirect_stderr(open(os.devnull, "w")),
+    ):
+        outcome = play(
+            DemoOptions(NODES, json=True, home=Path(home), manifest=_manifest(epochs), sample=False)
+        )
         commits = _commits(Path(home) / "ends-0" / "log" / "events.jsonl")
     if outcome.failures or not outcome.digests_equal:
         raise SystemExit("the swarm failed while it was measured")

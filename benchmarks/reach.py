@@ -1,10 +1,12 @@
-"""Whether any two machines reach each other, and what is said when they do not: hosts in network namespaces, real daemons.
+"""Whether any two machines reach each other, and what is said when they do not: hosts in network
+namespaces, real daemons.
 
-    python -m benchmarks.reach --json -          # everything, about half an hour; needs root, iproute2 and nftables
+    python -m benchmarks.reach --json -    # everything, half an hour; root, iproute2, nftables
     python -m benchmarks.reach --only 2,7
 
-Rows are named after what was asked for: 1 two hosts on one segment, 2 pairs of routers, 3 a swarm behind routers, 4 joiners of one
-second, 5 broken networks, 6 the directory behind routers, 7 evil relays, 8 what stalls is not called healthy.
+Rows are named after what was asked for: 1 two hosts on one segment, 2 pairs of routers, 3 a swarm
+behind routers, 4 joiners of one second, 5 broken networks, 6 the directory behind routers, 7 evil
+relays, 8 what stalls is not called healthy.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ DEMO = {"training.min_replicas": 1, "training.epochs": 100_000}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="1,2,3,4,5,6,7,8", help="which of the eight")
     parser.add_argument("--json", metavar="FILE", help="write the object there; - for stdout")
     asked = parser.parse_args()
@@ -58,23 +62,37 @@ def main() -> int:
     return report.end(asked.json)
 
 
-# ---------------------------------------------------------------- 1: two hosts on one segment
+# ------------------------------------------------------------ 1: two hosts on one segment
 
 
 def segment(report: Report, root: Path) -> None:
-    for name, families, lan in (("IPv4", (4,), False), ("IPv6 only", (6,), False), ("mDNS, no invite", (4,), True)):
-        with Internet({"one": "lan", "two": "lan"}, families) as net, boxed(root / f"{families[0]}-{lan}") as box:
+    for name, families, lan in (
+        ("IPv4", (4,), False),
+        ("IPv6 only", (6,), False),
+        ("mDNS, no invite", (4,), True),
+    ):
+        with (
+            Internet({"one": "lan", "two": "lan"}, families) as net,
+            boxed(root / f"{families[0]}-{lan}") as box,
+        ):
             founder = daemon(box, net, "one", "start")
-            box.wait("the founder to train alone", lambda p=founder: p.status().epoch >= 1, 2 * START_S, (founder,))
+            box.wait(
+                "the founder to train alone",
+                lambda p=founder: p.status().epoch >= 1,
+                2 * START_S,
+                (founder,),
+            )
             words = ("join", "--lan", "--yes") if lan else ("join", printed(founder), "--yes")
             began = time.monotonic()
             joiner = daemon(box, net, "two", *words)
             seconds = until(lambda p=joiner: p.status().state in WORKING, 2 * START_S, began)
             said = f"{joiner.status().reachable}; {dict(joiner.status().paths_to)}"
-            report.add(f"1 in a plan after join, {name}", seconds, "s", said, "30 s", holds=seconds <= 30)
+            report.add(
+                f"1 in a plan after join, {name}", seconds, "s", said, "30 s", holds=seconds <= 30
+            )
 
 
-# ---------------------------------------------------------------- 2: pairs of routers
+# ------------------------------------------------------------ 2: pairs of routers
 
 
 def pairs(report: Report, root: Path) -> None:
@@ -85,21 +103,41 @@ def pairs(report: Report, root: Path) -> None:
         found = pair(root / f"{one}-{other}", one, other)
         holds = found["first_s"] <= WAY_S and found["equal"]
         text = f"{found['path']}, {found['rate'] / 2**20:.0f} MiB/s, first {found['first']}"
-        report.add(f"2 {one} and {other}: proven way", found["first_s"], "s", text, f"{WAY_S:.0f} s, equal digest", holds=holds)
+        report.add(
+            f"2 {one} and {other}: proven way",
+            found["first_s"],
+            "s",
+            text,
+            f"{WAY_S:.0f} s, equal digest",
+            holds=holds,
+        )
         if found["path"] == "relayed":
             relayed.append(found["rate"])
     share = statistics.median(relayed) / tunnel if relayed else 0.0
     report.add(
-        "2 relayed, of the direct tunnel", share, "x", f"median of {len(relayed)} pairs", "at least 0.333", holds=share >= 1 / 3
+        "2 relayed, of the direct tunnel",
+        share,
+        "x",
+        f"median of {len(relayed)} pairs",
+        "at least 0.333",
+        holds=share >= 1 / 3,
     )
     tries = [pair(root / f"try-{i}", "home", "home") for i in range(5)]
     punched = sum(t["path"] == "punched" for t in tries)
     when = ", ".join(f"{t['best_s']:.1f}" for t in tries)
-    report.add("2 home to home punched, of 5 tries", punched, "tries", f"after {when} s", "3", holds=punched >= 3)
+    report.add(
+        "2 home to home punched, of 5 tries",
+        punched,
+        "tries",
+        f"after {when} s",
+        "3",
+        holds=punched >= 3,
+    )
 
 
 def pair(root: Path, one: str, other: str) -> dict[str, Any]:
-    """Two hosts behind these routers, one public rendezvous and no setting: the first way, the best one, what it carries."""
+    """Two hosts behind these routers, one public rendezvous and no setting: the first way, the best
+    one, what it carries."""
     with Internet({"hub": "open", "one": one, "other": other}) as net:
         hub = HostPeer(net, "hub", root / "hub")
         here = HostPeer(net, "one", root / "one", join=[hub.door])
@@ -109,17 +147,31 @@ def pair(root: Path, one: str, other: str) -> dict[str, Any]:
         first = wait_for_ways(here, there, began)
         best, best_s = dict(first), first["seconds"]
         while time.monotonic() - began < first["seconds"] + SETTLE_S:
-            now = [here.do(do="way", peer=there.peer).get("path", ""), there.do(do="way", peer=here.peer).get("path", "")]
+            now = [
+                here.do(do="way", peer=there.peer).get("path", ""),
+                there.do(do="way", peer=here.peer).get("path", ""),
+            ]
             if now != best["paths"]:
                 best, best_s = {"paths": now}, time.monotonic() - began
             time.sleep(0.3)
-        got = [a.do(do="fetch", peer=b.peer, bytes=MOVED) for a, b in ((here, there), (there, here), (here, there))]
+        got = [
+            a.do(do="fetch", peer=b.peer, bytes=MOVED)
+            for a, b in ((here, there), (there, here), (here, there))
+        ]
         whole = {g.get("digest") for g in got if g.get("bytes") == MOVED}
-        rate = statistics.median(g["bytes"] / g["seconds"] for g in got if "seconds" in g) if whole else 0.0
+        rate = (
+            statistics.median(g["bytes"] / g["seconds"] for g in got if "seconds" in g)
+            if whole
+            else 0.0
+        )
         return {
-            "first_s": first["seconds"], "first": "/".join(first["paths"]), "path": worst(best["paths"]), "best_s": best_s,
-            "equal": len(whole) == 1 and all(g.get("bytes") == MOVED for g in got), "rate": rate,
-        }  # fmt: skip
+            "first_s": first["seconds"],
+            "first": "/".join(first["paths"]),
+            "path": worst(best["paths"]),
+            "best_s": best_s,
+            "equal": len(whole) == 1 and all(g.get("bytes") == MOVED for g in got),
+            "rate": rate,
+        }
 
 
 def speed_of_the_tunnel(root: Path) -> list[float]:
@@ -149,52 +201,112 @@ def worst(paths: Sequence[str]) -> str:
     return min(paths, key=lambda p: order.index(p) if p in order else -1)
 
 
-# ---------------------------------------------------------------- 3: a swarm behind routers
+# ------------------------------------------------------------ 3: a swarm behind routers
 
 
 def swarm_behind_routers(report: Report, root: Path) -> None:
     hosts = {
-        "hub": "open", "relay": "open", "ends": "home", "one": "symmetric", "two": "noudp", "three": "cgnat",
-    }  # fmt: skip
+        "hub": "open",
+        "relay": "open",
+        "ends": "home",
+        "one": "symmetric",
+        "two": "noudp",
+        "three": "cgnat",
+    }
     with Internet(hosts) as net, boxed(root) as box:
         file, _ = founded(box, stages=2)
         hub = daemon(box, net, "hub", "bootstrap", "--swarm", str(file))
-        box.wait("the rendezvous", lambda: hub.status().healthy and "tutti join" in hub.said(), START_S, (hub,))
+        box.wait(
+            "the rendezvous",
+            lambda: hub.status().healthy and "tutti join" in hub.said(),
+            START_S,
+            (hub,),
+        )
         invite = printed(hub)
         relay = daemon(box, net, "relay", "bootstrap", "--swarm", str(file), "--join", invite)
-        roles = {"ends": ("--role", "ends"), "one": ("--stage", "1"), "two": ("--stage", "2"), "three": ("--stage", "2")}
+        roles = {
+            "ends": ("--role", "ends"),
+            "one": ("--stage", "1"),
+            "two": ("--stage", "2"),
+            "three": ("--stage", "2"),
+        }
         box.wait("the second relay", lambda: relay.status().healthy, START_S, (relay,))
-        members = [daemon(box, net, name, "join", invite, "--yes", *words) for name, words in roles.items()]
+        members = [
+            daemon(box, net, name, "join", invite, "--yes", *words) for name, words in roles.items()
+        ]
         began = time.monotonic()
         seconds = until(lambda: min(p.status().epoch for p in members) >= 20, 180.0, began)
         paths = "; ".join(f"{p.label}: {dict(p.status().paths_to)}" for p in members)
-        report.add("3 twenty epochs after the last join", seconds, "s", paths, "180 s", holds=seconds <= 180)
+        report.add(
+            "3 twenty epochs after the last join",
+            seconds,
+            "s",
+            paths,
+            "180 s",
+            holds=seconds <= 180,
+        )
 
         epoch = min(p.status().epoch for p in members)
         hub.kill()
         killed = time.monotonic()
         goes_on = until(lambda: min(p.status().epoch for p in members) >= epoch + 3, 60.0, killed)
         lost = epoch - min(p.status().epoch for p in members)
-        report.add("3 the rendezvous is killed: three more epochs after", goes_on, "s", "", "20 s", holds=goes_on <= 20)
-        report.add("3 the rendezvous is killed: committed epochs lost", max(0, lost), "epochs", "", "0", holds=lost <= 0)
+        report.add(
+            "3 the rendezvous is killed: three more epochs after",
+            goes_on,
+            "s",
+            "",
+            "20 s",
+            holds=goes_on <= 20,
+        )
+        report.add(
+            "3 the rendezvous is killed: committed epochs lost",
+            max(0, lost),
+            "epochs",
+            "",
+            "0",
+            holds=lost <= 0,
+        )
 
         for way, name in (("upnp", "ends"), ("natpmp", "one"), ("pcp", "two")):
             net.map_ports(name, [way])
             began, key = time.monotonic(), box.made[name].key
             watchers = [p for p in members if p.label != name]
-            used = until(lambda w=watchers, k=key: any(to_it(p, k) == "mapped" for p in w), 90.0, began)
-            report.add(f"3 a port is mapped by {way}: the direct way is used after", used, "s", "", "60 s", holds=used <= 60)
+            used = until(
+                lambda w=watchers, k=key: any(to_it(p, k) == "mapped" for p in w), 90.0, began
+            )
+            report.add(
+                f"3 a port is mapped by {way}: the direct way is used after",
+                used,
+                "s",
+                "",
+                "60 s",
+                holds=used <= 60,
+            )
         epoch = box.epoch()
-        goes_on = until(lambda: min(p.status().epoch for p in members) >= epoch + 3, 60.0, time.monotonic())
-        report.add("3 three more epochs after the changes of way", goes_on, "s", "", "20 s", holds=goes_on <= 20)
+        goes_on = until(
+            lambda: min(p.status().epoch for p in members) >= epoch + 3, 60.0, time.monotonic()
+        )
+        report.add(
+            "3 three more epochs after the changes of way",
+            goes_on,
+            "s",
+            "",
+            "20 s",
+            holds=goes_on <= 20,
+        )
 
 
 def to_it(peer: Peer, key: str) -> str:
     """The path by which a daemon reaches another one."""
-    return next((line.path for line in peer.peers().peers if line.peer == key), "") if peer.status().state else ""
+    return (
+        next((line.path for line in peer.peers().peers if line.peer == key), "")
+        if peer.status().state
+        else ""
+    )
 
 
-# ---------------------------------------------------------------- 4: joiners of one second
+# ------------------------------------------------------------ 4: joiners of one second
 
 
 def joiners(report: Report, root: Path) -> None:
@@ -202,9 +314,13 @@ def joiners(report: Report, root: Path) -> None:
     with Internet({"hub": "lan", **dict.fromkeys(names, "lan")}) as net, boxed(root) as box:
         file, _ = founded(box, stages=3)
         hub = daemon(box, net, "hub", "start", str(file), "--role", "ends")
-        box.wait("the founder", lambda: hosting(hub) and "tutti join" in hub.said(), START_S, (hub,))
+        box.wait(
+            "the founder", lambda: hosting(hub) and "tutti join" in hub.said(), START_S, (hub,)
+        )
         invite = printed(hub)
-        peers = [daemon(box, net, name, "join", invite, "--yes", "--role", "stage") for name in names]
+        peers = [
+            daemon(box, net, name, "join", invite, "--yes", "--role", "stage") for name in names
+        ]
         recorded: dict[str, float] = {}
         began = time.monotonic()
         covered_s = balanced_s = 0.0
@@ -212,17 +328,26 @@ def joiners(report: Report, root: Path) -> None:
         while time.monotonic() - began < 240 and not (covered_s and balanced_s):
             now, lines = (
                 time.monotonic(),
-                [p for p in hub.peers().peers if p.name.startswith("j")] if hub.status().state else [],
+                [p for p in hub.peers().peers if p.name.startswith("j")]
+                if hub.status().state
+                else [],
             )
             for line in lines:
                 recorded.setdefault(line.peer, now)
-            placed = [p for p in lines if p.role == "stage" and p.state not in ("lost", "draining", "choosing")]
+            placed = [
+                p
+                for p in lines
+                if p.role == "stage" and p.state not in ("lost", "draining", "choosing")
+            ]
             counts = {stage: sum(p.stage == stage for p in placed) for stage in (1, 2, 3)}
             if len(recorded) == len(names):
                 last = max(recorded.values())
                 if min(counts.values()) and not covered_s:
                     covered_s = max(0.001, now - last)
-                if sum(counts.values()) == len(names) and max(counts.values()) - min(counts.values()) <= 1:
+                if (
+                    sum(counts.values()) == len(names)
+                    and max(counts.values()) - min(counts.values()) <= 1
+                ):
                     balanced_s = max(0.001, now - last)
             time.sleep(0.3)
         spread = ", ".join(f"stage {s}: {n}" for s, n in sorted(counts.items()))
@@ -234,12 +359,24 @@ def joiners(report: Report, root: Path) -> None:
             "30 s after the last record",
             holds=0 < covered_s <= 30,
         )
-        report.add("4 ten joiners: replicas differ by one at most", balanced_s, "s", spread, "", holds=balanced_s > 0)
+        report.add(
+            "4 ten joiners: replicas differ by one at most",
+            balanced_s,
+            "s",
+            spread,
+            "",
+            holds=balanced_s > 0,
+        )
         train = until(lambda: hub.status().epoch >= 1, 180.0, time.monotonic())
-        report.add("4 ten joiners: the first epoch is committed", train, "s", f"{sum(p.running for p in peers)} joiners run")
+        report.add(
+            "4 ten joiners: the first epoch is committed",
+            train,
+            "s",
+            f"{sum(p.running for p in peers)} joiners run",
+        )
 
 
-# ---------------------------------------------------------------- 5: broken networks
+# ------------------------------------------------------------ 5: broken networks
 
 
 def broken(report: Report, root: Path) -> None:
@@ -260,7 +397,7 @@ def broken(report: Report, root: Path) -> None:
             )
 
 
-# ---------------------------------------------------------------- 6: the directory behind routers
+# ------------------------------------------------------------ 6: the directory behind routers
 
 
 def directory(report: Report, root: Path) -> None:
@@ -268,21 +405,30 @@ def directory(report: Report, root: Path) -> None:
     hosts = {f"o{i}": "open" for i in range(4)} | {f"r{i}": kinds[i % 4] for i in range(16)}
     with Internet(hosts) as net:
         first = HostPeer(net, "o0", root / "o0")
-        others = [HostPeer(net, name, root / name, join=[first.door]) for name in hosts if name != "o0"]
+        others = [
+            HostPeer(net, name, root / name, join=[first.door]) for name in hosts if name != "o0"
+        ]
         peers = [first, *others]
         began = time.monotonic()
         until(lambda: all(len(p.do(do="look")["others"]) == 19 for p in peers), 120.0, began)
-        until(lambda: sum(p.do(do="look")["standing"] == "closed" for p in others) == 16, 120.0, time.monotonic())
+        until(
+            lambda: sum(p.do(do="look")["standing"] == "closed" for p in others) == 16,
+            120.0,
+            time.monotonic(),
+        )
         closed = sum(p.do(do="look")["standing"] == "closed" for p in peers)
         for p in peers:
             p.tell(do="reads", seconds=40.0)
         reads = sorted(s for p in peers for s in p.hear()["reads"])
         good = sum(s < 2.0 for s in reads) / len(reads)
-        said = f"{len(reads)} reads, median {statistics.median(reads) * 1000:.0f} ms, longest {reads[-1]:.2f} s, {closed} peers closed"
+        said = (
+            f"{len(reads)} reads, median {statistics.median(reads) * 1000:.0f} ms, longest "
+            f"{reads[-1]:.2f} s, {closed} peers closed"
+        )
         report.add("6 directory reads under 2 s", good, "of all", said, "0.95", holds=good >= 0.95)
 
 
-# ---------------------------------------------------------------- 7: evil relays
+# ------------------------------------------------------------ 7: evil relays
 
 
 def evil_relays(report: Report, root: Path) -> None:
@@ -290,16 +436,24 @@ def evil_relays(report: Report, root: Path) -> None:
         with Internet({"hub": "open", "bad": "open", "one": "home", "other": "symmetric"}) as net:
             hub = HostPeer(net, "hub", root / kind / "hub", reach={"relay": False})
             bad = HostPeer(net, "bad", root / kind / "bad", join=[hub.door], evil=kind)
-            here, there = (HostPeer(net, n, root / kind / n, join=[hub.door]) for n in ("one", "other"))
+            here, there = (
+                HostPeer(net, n, root / kind / n, join=[hub.door]) for n in ("one", "other")
+            )
             met = meets_evil(here, there, bad, kind)
             honest = HostPeer(net, "honest", root / kind / "honest", host="hub", join=[hub.door])
-            until(lambda two=(here, there): all(len(p.do(do="look")["held"]) == 2 for p in two), 90.0, time.monotonic())
+            until(
+                lambda two=(here, there): all(len(p.do(do="look")["held"]) == 2 for p in two),
+                90.0,
+                time.monotonic(),
+            )
             began = time.monotonic()
             leaked, refused, way = False, met, dict[str, Any]()
             while time.monotonic() - began < 60:
                 got = here.do(do="fetch", peer=there.peer, bytes=1 << 20)
                 way = here.do(do="way", peer=there.peer)
-                if got.get("bytes") == 1 << 20 and (way.get("via") == honest.peer or kind in ("reads", "replays")):
+                if got.get("bytes") == 1 << 20 and (
+                    way.get("via") == honest.peer or kind in ("reads", "replays")
+                ):
                     break
                 refused = got.get("error", refused)
             seconds = time.monotonic() - began
@@ -314,13 +468,25 @@ def evil_relays(report: Report, root: Path) -> None:
                     leaked |= any(seen["answers"])
             text = f"{refused}"[:100]
             holds = seconds <= 10 and not leaked
-            report.add(f"7 a relay that {kind}: replaced or refused", seconds, "s", text, "10 s, nothing read", holds=holds)
+            report.add(
+                f"7 a relay that {kind}: replaced or refused",
+                seconds,
+                "s",
+                text,
+                "10 s, nothing read",
+                holds=holds,
+            )
     shares(report, root)
 
 
 def meets_evil(here: HostPeer, there: HostPeer, bad: HostPeer, kind: str) -> str:
-    """Wait until the evil relay carries, or would carry, what one says to the other; what came of it."""
-    until(lambda: all(bad.peer in p.do(do="look")["held"] for p in (here, there)), 90.0, time.monotonic())
+    """Wait until the evil relay carries, or would carry, what one says to the other; what came of
+    it."""
+    until(
+        lambda: all(bad.peer in p.do(do="look")["held"] for p in (here, there)),
+        90.0,
+        time.monotonic(),
+    )
     way: dict[str, Any] = {}
 
     def met() -> bool:
@@ -334,9 +500,15 @@ def meets_evil(here: HostPeer, there: HostPeer, bad: HostPeer, kind: str) -> str
 def shares(report: Report, root: Path) -> None:
     """Sixteen pairs over one relay with a limit of 16 MiB/s."""
     cap, each = 16 << 20, 4 << 20
-    hosts = {"hub": "open"} | {f"a{i}": "symmetric" for i in range(4)} | {f"b{i}": "symmetric" for i in range(4)}
+    hosts = (
+        {"hub": "open"}
+        | {f"a{i}": "symmetric" for i in range(4)}
+        | {f"b{i}": "symmetric" for i in range(4)}
+    )
     with Internet(hosts) as net:
-        hub = HostPeer(net, "hub", root / "s-hub", reach={"relay_rate": float(cap), "relay_circuits_each": 16})
+        hub = HostPeer(
+            net, "hub", root / "s-hub", reach={"relay_rate": float(cap), "relay_circuits_each": 16}
+        )
         peers = {n: HostPeer(net, n, root / f"s-{n}", join=[hub.door]) for n in hosts if n != "hub"}
         callers, callees = ([p for n, p in peers.items() if n[0] == kind] for kind in "ab")
         until(lambda: all(p.do(do="look")["held"] for p in callees), 120.0, time.monotonic())
@@ -350,7 +522,9 @@ def shares(report: Report, root: Path) -> None:
         seconds = time.monotonic() - began
         rates = [g["bytes"] / g["seconds"] for g in got if g.get("bytes") == each]
         total = sum(g.get("bytes", 0) for g in got) / seconds
-        report.add("7 sixteen circuits: whole", len(rates), "circuits", "", "16", holds=len(rates) == 16)
+        report.add(
+            "7 sixteen circuits: whole", len(rates), "circuits", "", "16", holds=len(rates) == 16
+        )
         report.add(
             "7 sixteen circuits: total rate, of the cap",
             total / cap,
@@ -360,23 +534,39 @@ def shares(report: Report, root: Path) -> None:
             holds=total <= 1.1 * cap,
         )
         fair = min(rates) / max(rates) if rates else 0.0
-        report.add("7 sixteen circuits: smallest share, of the largest", fair, "x", "", "at least 0.7", holds=fair >= 0.7)
+        report.add(
+            "7 sixteen circuits: smallest share, of the largest",
+            fair,
+            "x",
+            "",
+            "at least 0.7",
+            holds=fair >= 0.7,
+        )
 
 
-# ---------------------------------------------------------------- 8: what stalls is not healthy
+# ------------------------------------------------------------ 8: what stalls is not healthy
 
 
 def truth(report: Report, root: Path) -> None:
-    """Public ends, one stage behind each of two routers that let nothing through to each other, and no relay."""
-    with Internet({"hub": "open", "one": "symmetric", "two": "symmetric"}) as net, boxed(root) as box:
+    """Public ends, one stage behind each of two routers that let nothing through to each other, and
+    no relay."""
+    with (
+        Internet({"hub": "open", "one": "symmetric", "two": "symmetric"}) as net,
+        boxed(root) as box,
+    ):
         file, _ = founded(box, stages=2)
         off = ("--set", "reach.relay=false")
         hub = daemon(box, net, "hub", "start", str(file), "--role", "ends", *off)
-        box.wait("the founder", lambda: hosting(hub) and "tutti join" in hub.said(), START_S, (hub,))
+        box.wait(
+            "the founder", lambda: hosting(hub) and "tutti join" in hub.said(), START_S, (hub,)
+        )
         invite = printed(hub)
         peers = [
             hub,
-            *(daemon(box, net, n, "join", invite, "--yes", "--stage", s, *off) for n, s in (("one", "1"), ("two", "2"))),
+            *(
+                daemon(box, net, n, "join", invite, "--yes", "--stage", s, *off)
+                for n, s in (("one", "1"), ("two", "2"))
+            ),
         ]
         for p in peers:
             box.wait(f"{p.label} to host", lambda p=p: hosting(p), 2 * START_S, (p,))
@@ -390,7 +580,14 @@ def truth(report: Report, root: Path) -> None:
         longest = max(at - began for at in last_good.values())
         named = hub.status()
         text = f"{named.reason}; fix: {named.next_step}"[:160]
-        report.add("8 no way between two stages: called healthy for", longest, "s", text, "15 s", holds=longest <= 15)
+        report.add(
+            "8 no way between two stages: called healthy for",
+            longest,
+            "s",
+            text,
+            "15 s",
+            holds=longest <= 15,
+        )
         report.add(
             "8 the missing pair is named",
             int("way between" in named.reason),
@@ -400,16 +597,30 @@ def truth(report: Report, root: Path) -> None:
             holds="way between" in named.reason,
         )
         peers[1].signal(19, family=True)  # SIGSTOP: the whole peer freezes
-        report.add("8 epochs without a complete path", hub.status().epoch, "epochs", "", "0", holds=hub.status().epoch == 0)
+        report.add(
+            "8 epochs without a complete path",
+            hub.status().epoch,
+            "epochs",
+            "",
+            "0",
+            holds=hub.status().epoch == 0,
+        )
         peers[1].signal(18, family=True)
 
 
-# ---------------------------------------------------------------- shared
+# ------------------------------------------------------------ shared
 
 
 PARTS: dict[str, Callable[[Report, Path], None]] = {
-    "1": segment, "2": pairs, "3": swarm_behind_routers, "4": joiners, "5": broken, "6": directory, "7": evil_relays, "8": truth,
-}  # fmt: skip
+    "1": segment,
+    "2": pairs,
+    "3": swarm_behind_routers,
+    "4": joiners,
+    "5": broken,
+    "6": directory,
+    "7": evil_relays,
+    "8": truth,
+}
 
 
 @contextlib.contextmanager
@@ -426,14 +637,17 @@ def boxed(root: Path) -> Iterator[Box]:
 def founded(box: Box, stages: int) -> tuple[Path, Manifest]:
     """A signed manifest of a tiny swarm, owned by nobody who runs."""
     owner = Identity.load_or_create(box.root / "owner" / "identity.key")
-    box.manifest = Manifest.parse(signed(owner, DEMO | {"pipeline.stages": stages, "model.layers": stages}))
+    box.manifest = Manifest.parse(
+        signed(owner, DEMO | {"pipeline.stages": stages, "model.layers": stages})
+    )
     file = box.root / "swarm.toml"
     file.write_bytes(box.manifest.to_toml())
     return file, box.manifest
 
 
 def daemon(box: Box, net: Internet, host: str, *words: str) -> Peer:
-    """A daemon on a host, started; with the settings a volunteer has, but for one torch thread and its name."""
+    """A daemon on a host, started; with the settings a volunteer has, but for one torch thread and
+    its name."""
     home = box.root / host
     made = box.made[host] = Peer(host, home, Child(host, home, words, net[host].through))
     made.environment = {"TUTTI_THREADS": "1", "TUTTI_NAME": host}
@@ -454,7 +668,8 @@ def printed(peer: Peer) -> str:
 
 
 def until(condition: Callable[[], Any], seconds: float, began: float) -> float:
-    """Seconds since ``began`` when the condition held. Raises Hang after ``seconds`` more than asked for."""
+    """Seconds since ``began`` when the condition held. Raises Hang after ``seconds`` more than
+    asked for."""
     while time.monotonic() - began < seconds + 60:
         if condition():
             return time.monotonic() - began

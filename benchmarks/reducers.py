@@ -1,10 +1,12 @@
-"""What each way of averaging costs beside its slow twin and the mean, and what it is worth when a member lies.
+"""What each way of averaging costs beside its slow twin and the mean, and what it is worth when a
+member lies.
 
     python -m benchmarks.reducers [--runs 5] [--megabytes 16] [--no-study] [--json -]
 
-Cost: processor seconds of one thread per gigabyte *received* (n contributions of ``--megabytes`` each), the lowest of
-``--runs``. The twins (benchmarks/lab/slow.py) sort with torch; stacking their input is not counted. The study trains a small convex and a small non-convex model with
-one liar among four or eight, by each reducer, and ends with its loss.
+Cost: processor seconds of one thread per gigabyte *received* (n contributions of ``--megabytes``
+each), the lowest of ``--runs``. The twins (benchmarks/lab/slow.py) sort with torch; stacking their
+input is not counted. The study trains a small convex and a small non-convex model with one liar
+among four or eight, by each reducer, and ends with its loss.
 """
 
 from __future__ import annotations
@@ -26,8 +28,15 @@ from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId
 
 COUNTS = (2, 4, 8, 16)
-ALLOWED = {"mean": 0.8, "clipped-mean": 1.0, "median": 0.65, "trimmed-mean": 0.65, "centered-clip": 2.0}
-"""Seconds per gigabyte that may be spent for 8 and more contributors, norms and quarantine included."""
+ALLOWED = {
+    "mean": 0.8,
+    "clipped-mean": 1.0,
+    "median": 0.65,
+    "trimmed-mean": 0.65,
+    "centered-clip": 2.0,
+}
+"""Seconds per gigabyte that may be spent for 8 and more contributors, norms and quarantine
+included."""
 STEPS, RATE = 30, 0.5
 LIES: dict[str, Callable[[Tensor], Tensor]] = {
     "honest": lambda g: g,
@@ -41,7 +50,9 @@ LIES: dict[str, Callable[[Tensor], Tensor]] = {
 def main() -> int:
     """Measure, print, and exit 0 when every cost is within its bound."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=5, help="repetitions, of which the fastest counts")
+    parser.add_argument(
+        "--runs", type=int, default=5, help="repetitions, of which the fastest counts"
+    )
     parser.add_argument("--megabytes", type=int, default=16, help="size of one contribution")
     parser.add_argument("--no-study", action="store_true", help="costs only")
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
@@ -68,19 +79,28 @@ def _costs(report: Report, count: int, megabytes: int, runs: int) -> None:
     coded = {p: [Coded.of(t) for t in given] for p, given in sums.items()}
     gathered = Gathered(1, ("a", "b", "c"), claims, coded)
     received = count * numbers * 4 / 1e9
-    plain = _fastest(runs, lambda: [m.whole() for m in means(coded, peers, sum(claims.values()))]) / received
+    plain = (
+        _fastest(runs, lambda: [m.whole() for m in means(coded, peers, sum(claims.values()))])
+        / received
+    )
     report.add(f"mean alone, n={count}", plain, "s/GB", "no norms, no quarantine")
     stacked = torch.stack([flat(sums[p], claims[p]) for p in peers])
     for name, twin in TWINS.items():
         reducer = Reducer(AveragingSettings(reducer=name))
         cost = _fastest(runs, lambda r=reducer: r.reduce(gathered)) / received
-        slow = _fastest(max(1, runs // 3), lambda t=twin: t(stacked, list(claims.values()))) / received
+        slow = (
+            _fastest(max(1, runs // 3), lambda t=twin: t(stacked, list(claims.values()))) / received
+        )
         bound = ALLOWED[name] if count >= 8 else None
         note = " (falls back to the mean)" if count == 2 and name != "mean" else ""
         report.add(
-            f"{name}, n={count}{note}", cost, "s/GB", f"twin {slow:.3g} s/GB, {slow / cost:.1f} times; mean alone x {cost / plain:.2f}",
-            "" if bound is None else f"at most {bound}", None if bound is None else cost <= bound,
-        )  # fmt: skip
+            f"{name}, n={count}{note}",
+            cost,
+            "s/GB",
+            f"twin {slow:.3g} s/GB, {slow / cost:.1f} times; mean alone x {cost / plain:.2f}",
+            "" if bound is None else f"at most {bound}",
+            None if bound is None else cost <= bound,
+        )
 
 
 def _fastest(runs: int, work: Callable[[], object]) -> float:
@@ -96,14 +116,17 @@ def _fastest(runs: int, work: Callable[[], object]) -> float:
 
 
 class _convex:
-    """Linear regression, 64 numbers, noisy targets: loss is half the mean square; the noise alone leaves 0.005."""
+    """Linear regression, 64 numbers, noisy targets: loss is half the mean square; the noise alone
+    leaves 0.005."""
 
     name = "convex"
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(1)
         self.x = torch.randn(4096, 64, generator=generator)
-        self.y = self.x @ torch.randn(64, generator=generator) + 0.1 * torch.randn(4096, generator=generator)
+        self.y = self.x @ torch.randn(64, generator=generator) + 0.1 * torch.randn(
+            4096, generator=generator
+        )
         self.start = torch.zeros(64)
 
     def loss(self, at: Tensor, rows: Tensor) -> Tensor:
@@ -132,14 +155,23 @@ class _curved:
 def _study(report: Report, model: type[_convex] | type[_curved], among: int) -> None:
     for lie, change in LIES.items():
         for quarantine in (10.0, 0.0) if lie.startswith("huge") else (10.0,):
-            settings = {name: AveragingSettings(reducer=name, quarantine=quarantine) for name in TWINS}
+            settings = {
+                name: AveragingSettings(reducer=name, quarantine=quarantine) for name in TWINS
+            }
             losses = {name: _train(model(), s, among, change) for name, s in settings.items()}
             said = {name: round(v, 5) if v < 1e6 else "diverged" for name, v in losses.items()}
             off = "" if quarantine else ", no quarantine"
-            report.add(f"{model.name}, 1 liar of {among}, {lie}{off}", said, f"loss after {STEPS} steps")
+            report.add(
+                f"{model.name}, 1 liar of {among}, {lie}{off}", said, f"loss after {STEPS} steps"
+            )
 
 
-def _train(model: _convex | _curved, settings: AveragingSettings, among: int, lie: Callable[[Tensor], Tensor]) -> float:
+def _train(
+    model: _convex | _curved,
+    settings: AveragingSettings,
+    among: int,
+    lie: Callable[[Tensor], Tensor],
+) -> float:
     """Plain gradient descent; every member has 64 rows of its own a step, the first one lies."""
     generator = torch.Generator().manual_seed(3)
     reducer, at = Reducer(settings), model.start.clone()

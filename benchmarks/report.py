@@ -1,4 +1,5 @@
-"""One object at the end of every benchmark: ``{commit, machine, results: [{name, value, unit, peer, target, holds}]}``."""
+"""One object at the end of every benchmark: ``{commit, machine, results: [{name, value, unit, peer,
+target, holds}]}``."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Row:
-    """A figure. ``peer`` is what it was measured beside, ``target`` what was asked for; ``holds`` None: nothing was asked."""
+    """A figure. ``peer`` is what it was measured beside, ``target`` what was asked for; ``holds``
+    None: nothing was asked."""
 
     name: str
     value: Any
@@ -38,7 +40,11 @@ class Report:
         self.rows.append(made)
         mark = {True: "holds", False: "DOES NOT HOLD", None: ""}[made.holds]
         value = f"{made.value:.4g}" if isinstance(made.value, float) else made.value
-        print(f"{made.name}: {value} {made.unit}  {made.peer}  {made.target} {mark}".rstrip(), file=sys.stderr, flush=True)
+        print(
+            f"{made.name}: {value} {made.unit}  {made.peer}  {made.target} {mark}".rstrip(),
+            file=sys.stderr,
+            flush=True,
+        )
         return made
 
     def end(self, where: str | None, **more: Any) -> int:
@@ -47,10 +53,18 @@ class Report:
         return 0 if all(row.holds is not False for row in self.rows) else 1
 
     def write(self, where: str | None, **more: Any) -> None:
-        """``-``: one JSON line on stdout; a path: that file; None: nothing. ``more``: other fields of the object."""
+        """``-``: one JSON line on stdout; a path: that file; None: nothing. ``more``: other fields
+        of the object."""
         if where is None:
             return
-        text = json.dumps({"commit": commit(), "machine": machine(), "results": [asdict(r) for r in self.rows], **more})
+        text = json.dumps(
+            {
+                "commit": commit(),
+                "machine": machine(),
+                "results": [asdict(r) for r in self.rows],
+                **more,
+            }
+        )
         if where == "-":
             print(text, flush=True)
         else:
@@ -60,8 +74,16 @@ class Report:
 def commit() -> str:
     """The commit measured, with ``+`` when the tree has changes; "unknown" outside a checkout."""
     try:
-        name = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True, timeout=10)
-        dirty = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, timeout=10)
+        name = subprocess.run(
+            ["git", "rev-parse", "--short=12", "HEAD"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+        dirty = subprocess.run(
+            ["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, timeout=10
+        )
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     return (name.stdout.strip() + ("+" if dirty.stdout.strip() else "")) or "unknown"
@@ -72,9 +94,13 @@ def machine() -> str:
     from importlib.metadata import version
 
     model = next(
-        (line.partition(":")[2].strip() for line in cpuinfo() if line.startswith("model name")), platform.processor() or "?"
+        (line.partition(":")[2].strip() for line in cpuinfo() if line.startswith("model name")),
+        platform.processor() or "?",
     )
-    return f"{model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}, torch {version('torch')}"
+    return (
+        f"{model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python "
+        f"{platform.python_version()}, torch {version('torch')}"
+    )
 
 
 def cpuinfo() -> list[str]:

@@ -1,17 +1,23 @@
-"""The planner of paths beside SkipPipe's published plans and simple planners; how it grows; planning again while peers die.
+"""The planner of paths beside SkipPipe's published plans and simple planners; how it grows;
+planning again while peers die.
 
     python -m benchmarks.scheduler [--json -] [--quick] [--only 1,3]
 
-  1  two published settings: makespan by exact replay, time of the first plan, distance to the lower bound; six slots at the ends;
-     peers assigned to stages anew; made-up swarms beside round robin, greedy and insertion
+  1  two published settings: makespan by exact replay, time of the first plan, distance to the lower
+     bound; six slots at the ends; peers assigned to stages anew; made-up swarms beside round robin,
+     greedy and insertion
   2  20 to 1,000 peers: seconds of one core
-  3  a tenth of the peers dies at random during an epoch: time to plan again, makespan over a plan that knew; costs drift by 10%
-  4  eight daemons on shaped links: epochs with planned paths beside round robin (benchmarks/live_paths.py; needs root)
-  5  thirty-two hours of preemptions: share of the best possible throughput with and without rebalancing (benchmarks/trace.py)
+  3  a tenth of the peers dies at random during an epoch: time to plan again, makespan over a plan
+     that knew; costs drift by 10%
+  4  eight daemons on shaped links: epochs with planned paths beside round robin
+     (benchmarks/live_paths.py; needs root)
+  5  thirty-two hours of preemptions: share of the best possible throughput with and without
+     rebalancing (benchmarks/trace.py)
   6  a model trained with stages left out, and its loss with stages missing (benchmarks/skipping.py)
 
-All seconds of planning are seconds of one core (``time.process_time``). The published search needed 502 s for A and 90 s for B, as
-its authors' program was measured elsewhere, on another machine; its plans' makespans are exact replays.
+All seconds of planning are seconds of one core (``time.process_time``). The published search needed
+502 s for A and 90 s for B, as its authors' program was measured elsewhere, on another machine; its
+plans' makespans are exact replays.
 """
 
 from __future__ import annotations
@@ -41,16 +47,32 @@ DATA = Path(__file__).resolve().parent.parent / "tests" / "data" / "paths"
 PUBLISHED = {"A": (33.354, 502.0), "B": (17.753, 90.0)}
 """Makespan of the published plan, replayed; seconds its search took."""
 SIX = {"A": 26.0, "B": 15.5}
-KINDS = ("lan", "wan", "mixed", "one replica", "many replicas", "tight memory", "no skipping", "one end", "half skipped")
+KINDS = (
+    "lan",
+    "wan",
+    "mixed",
+    "one replica",
+    "many replicas",
+    "tight memory",
+    "no skipping",
+    "one end",
+    "half skipped",
+)
 LIMIT = 4.5
 
 
 def main() -> int:
     """Print all; exit 0 when every target holds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
-    parser.add_argument("--quick", action="store_true", help="one seed, no 1,000 peers, short training")
-    parser.add_argument("--only", metavar="N,N", default=",".join(ITEMS), help=f"some of {', '.join(ITEMS)}")
+    parser.add_argument(
+        "--quick", action="store_true", help="one seed, no 1,000 peers, short training"
+    )
+    parser.add_argument(
+        "--only", metavar="N,N", default=",".join(ITEMS), help=f"some of {', '.join(ITEMS)}"
+    )
     args = parser.parse_args()
     wanted = args.only.split(",")
     if unknown := [item for item in wanted if item not in ITEMS]:
@@ -122,13 +144,34 @@ def published(report: Report, seeds: int) -> None:
     for name, (peer, took) in PUBLISHED.items():
         plans = [timed(load(name), LIMIT, seed) for seed in range(seeds)]
         worst = max(plans, key=lambda p: p.makespan)
-        spread = f"{min(p.makespan for p in plans):.3f} to {worst.makespan:.3f} in {seeds} seeds; published {peer} s"
-        report.add(f"1 setting {name}, makespan", worst.makespan, "s", spread, f"at most {peer}", worst.makespan <= peer)
+        spread = (
+            f"{min(p.makespan for p in plans):.3f} to {worst.makespan:.3f} in {seeds} seeds; "
+            f"published {peer} s"
+        )
         report.add(
-            f"1 setting {name}, over the lower bound", worst.makespan / worst.bound, "ratio", f"bound {worst.bound:.3f} s", ""
+            f"1 setting {name}, makespan",
+            worst.makespan,
+            "s",
+            spread,
+            f"at most {peer}",
+            worst.makespan <= peer,
+        )
+        report.add(
+            f"1 setting {name}, over the lower bound",
+            worst.makespan / worst.bound,
+            "ratio",
+            f"bound {worst.bound:.3f} s",
+            "",
         )
         seconds = max(p.planning_s for p in plans)
-        report.add(f"1 setting {name}, planning", seconds, "s of one core", f"published search {took:.0f} s", "5", seconds <= 5)
+        report.add(
+            f"1 setting {name}, planning",
+            seconds,
+            "s of one core",
+            f"published search {took:.0f} s",
+            "5",
+            seconds <= 5,
+        )
         first = max(p.first_s for p in plans)
         at = f"makespan {worst.first_makespan:.3f} s"
         report.add(f"1 setting {name}, first plan", first, "s of one core", at, "0.2", first <= 0.2)
@@ -143,25 +186,49 @@ def published(report: Report, seeds: int) -> None:
         )
         six = [timed(load(name).with_slots(6), LIMIT, seed) for seed in range(seeds)]
         worst = max(six, key=lambda p: p.makespan)
-        spread = f"{min(p.makespan for p in six):.3f} to {worst.makespan:.3f} in {seeds} seeds, bound {worst.bound:.3f}"
+        spread = (
+            f"{min(p.makespan for p in six):.3f} to {worst.makespan:.3f} in {seeds} seeds, "
+            f"bound {worst.bound:.3f}"
+        )
         target = SIX[name]
-        report.add(f"1 setting {name}, 6 slots at the ends", worst.makespan, "s", spread, f"{target}", worst.makespan <= target)
+        report.add(
+            f"1 setting {name}, 6 slots at the ends",
+            worst.makespan,
+            "s",
+            spread,
+            f"{target}",
+            worst.makespan <= target,
+        )
 
 
 def assignments(report: Report, seeds: int) -> None:
-    """Peers to stages: ours beside the assignment in the published settings, which their genetic search (DT-FM's, by links) found;
-    both planned by the same planner for as long."""
+    """Peers to stages: ours beside the assignment in the published settings, which their genetic
+    search (DT-FM's, by links) found; both planned by the same planner for as long."""
     for name in PUBLISHED:
         given = load(name)
         theirs = timed(given, LIMIT)
-        found = [assign(given, clock=time.process_time, limit_s=LIMIT, seed=seed) for seed in range(seeds)]
+        found = [
+            assign(given, clock=time.process_time, limit_s=LIMIT, seed=seed)
+            for seed in range(seeds)
+        ]
         plans = [timed(f.problem, LIMIT, seed) for seed, f in enumerate(found)]
         over = [plan.makespan / theirs.makespan for plan in plans]
         links = ", ".join(f"{worst_link(f.problem):.2f}" for f in found)
-        text = f"{min(p.makespan for p in plans):.2f} to {max(p.makespan for p in plans):.2f} s in {seeds} seeds, published assignment "
-        text += f"{theirs.makespan:.2f} s; worst link inside a stage {links} s, theirs {worst_link(given):.2f} s; {found[0].tried} tried"
+        text = (
+            f"{min(p.makespan for p in plans):.2f} to {max(p.makespan for p in plans):.2f} s in "
+            f"{seeds} seeds, published assignment "
+        )
+        text += (
+            f"{theirs.makespan:.2f} s; worst link inside a stage {links} s, theirs "
+            f"{worst_link(given):.2f} s; {found[0].tried} tried"
+        )
         report.add(
-            f"1 setting {name}, assigned anew, over the genetic one", max(over), "ratio", text, "at most 1", max(over) <= 1
+            f"1 setting {name}, assigned anew, over the genetic one",
+            max(over),
+            "ratio",
+            text,
+            "at most 1",
+            max(over) <= 1,
         )
 
 
@@ -176,14 +243,18 @@ def until_as_good(problem: Problem, wanted: float, seed: int) -> float:
 
 
 def greedy(problem: Problem) -> list[Route]:
-    """Every micro-batch by its next nearest replica, counting the work there: what a peer does that looks one hop ahead."""
+    """Every micro-batch by its next nearest replica, counting the work there: what a peer does that
+    looks one hop ahead."""
     sets, load = deal(problem), [0.0] * len(problem.compute)
     routes: list[Route] = []
     for o, stages in zip(origins_in_turns(problem), sets, strict=True):
         route = [o]
         for s in stages:
             at = route[-1]
-            n = min(problem.stages[s], key=lambda n: (problem.delays[at][n] + load[n] + problem.compute[n], n))
+            n = min(
+                problem.stages[s],
+                key=lambda n: (problem.delays[at][n] + load[n] + problem.compute[n], n),
+            )
             load[n] += (1 + problem.backward) * problem.compute[n] + 2 * problem.gap
             route.append(n)
         routes.append(tuple(route))
@@ -197,13 +268,28 @@ def made_up(kind: str, seed: int) -> Problem:
     each = {"one replica": 1, "many replicas": 9}.get(kind, dice.randint(2, 4))
     ends = 1 if kind == "one end" else dice.randint(2, 5)
     blocks = stages - 1
-    hops = blocks if kind == "no skipping" else (blocks + 1) // 2 if kind == "half skipped" else blocks - 1
+    hops = (
+        blocks
+        if kind == "no skipping"
+        else (blocks + 1) // 2
+        if kind == "half skipped"
+        else blocks - 1
+    )
     count = blocks if ends * 6 * hops % blocks else 6
     slots = 1 if kind == "tight memory" else 3
     return swarm(kind, dice, stages, ends, each, hops + 1, count, slots)
 
 
-def swarm(kind: str, dice: random.Random, stages: int, ends: int, each: int, length: int, count: int, slots: int) -> Problem:
+def swarm(
+    kind: str,
+    dice: random.Random,
+    stages: int,
+    ends: int,
+    each: int,
+    length: int,
+    count: int,
+    slots: int,
+) -> Problem:
     """Peers in eight places, or in one for ``lan``; unequal machines for ``mixed``."""
     blocks = stages - 1
     size = ends + blocks * each
@@ -212,7 +298,9 @@ def swarm(kind: str, dice: random.Random, stages: int, ends: int, each: int, len
 
     def way(a: int, b: int) -> float:
         far = ((at[a][0] - at[b][0]) ** 2 + (at[a][1] - at[b][1]) ** 2) ** 0.5
-        return 0.0 if a == b else (0.01 if kind == "lan" else 0.3 + 3.0 * far) * wobble[a] * wobble[b]
+        return (
+            0.0 if a == b else (0.01 if kind == "lan" else 0.3 + 3.0 * far) * wobble[a] * wobble[b]
+        )
 
     wobble = [dice.uniform(0.95, 1.05) for _ in range(size)]
     order = list(range(ends, size))
@@ -222,7 +310,10 @@ def swarm(kind: str, dice: random.Random, stages: int, ends: int, each: int, len
         name=kind,
         delays=tuple(tuple(way(a, b) for b in range(size)) for a in range(size)),
         compute=tuple(pace),
-        stages=(tuple(range(ends)), *(tuple(order[s * each : (s + 1) * each]) for s in range(blocks))),
+        stages=(
+            tuple(range(ends)),
+            *(tuple(order[s * each : (s + 1) * each]) for s in range(blocks)),
+        ),
         length=length,
         slots=tuple(3 if n < ends else slots for n in range(size)),
         counts=dict.fromkeys(range(ends), count),
@@ -253,11 +344,19 @@ def made_up_swarms(report: Report, limit: float) -> None:
             bound.append(plan.makespan / plan.bound)
             beside.append(f"{plan.makespan:.2f} of {best:.2f} s")
         text = f"{', '.join(beside)}; over the bound {max(bound):.3f}"
-        report.add(f"1 {kind}, over the best simple plan", max(over), "ratio", text, "1", max(over) <= 1 + 1e-9)
+        report.add(
+            f"1 {kind}, over the best simple plan",
+            max(over),
+            "ratio",
+            text,
+            "1",
+            max(over) <= 1 + 1e-9,
+        )
 
 
 def growth(report: Report, sizes: Sequence[int]) -> None:
-    """The rows of item 2: 16 stages and four micro-batches for each peer from 200 peers on, fewer stages below."""
+    """The rows of item 2: 16 stages and four micro-batches for each peer from 200 peers on, fewer
+    stages below."""
     for size in sizes:
         stages = 16 if size >= 200 else 6
         blocks = stages - 1
@@ -269,23 +368,42 @@ def growth(report: Report, sizes: Sequence[int]) -> None:
         began = time.process_time()
         plan = timed(problem, 12.0 if size >= 200 else LIMIT)
         took = time.process_time() - began
-        simple = min(makespan(problem, routes) for routes in (round_robin(problem, deal(problem)), greedy(problem)))
+        simple = min(
+            makespan(problem, routes)
+            for routes in (round_robin(problem, deal(problem)), greedy(problem))
+        )
         text = (
-            f"{stages} stages, {problem.total} micro-batches; first plan {plan.first_s:.2f} s; makespan {plan.makespan:.1f} s, "
+            f"{stages} stages, {problem.total} micro-batches; first plan {plan.first_s:.2f} s; "
+            f"makespan {plan.makespan:.1f} s, "
         )
         text += f"simple {simple:.1f} s, bound {plan.bound:.1f} s"
-        report.add(f"2 {size} peers, planned in", took, "s of one core", text, "60", took < 60 and plan.makespan <= simple)
+        report.add(
+            f"2 {size} peers, planned in",
+            took,
+            "s of one core",
+            text,
+            "60",
+            took < 60 and plan.makespan <= simple,
+        )
 
 
 def without(problem: Problem, dead: set[int]) -> Problem:
-    """What a planner knows who knew beforehand: these peers are not there, their micro-batches are the others'."""
+    """What a planner knows who knew beforehand: these peers are not there, their micro-batches are
+    the others'."""
     ends = [o for o in problem.stages[0] if o not in dead]
-    counts = {o: problem.total // len(ends) + (k < problem.total % len(ends)) for k, o in enumerate(ends)}
-    return replace(problem, stages=tuple(tuple(n for n in s if n not in dead) for s in problem.stages), counts=counts)
+    counts = {
+        o: problem.total // len(ends) + (k < problem.total % len(ends)) for k, o in enumerate(ends)
+    }
+    return replace(
+        problem,
+        stages=tuple(tuple(n for n in s if n not in dead) for s in problem.stages),
+        counts=counts,
+    )
 
 
 def deaths(report: Report, draws: int) -> None:
-    """The first rows of item 3: the plan that knew has the dead from the beginning not, ours loses them on the way."""
+    """The first rows of item 3: the plan that knew has the dead from the beginning not, ours loses
+    them on the way."""
     took: list[float] = []
     later: list[float] = []
     for name in PUBLISHED:
@@ -306,14 +424,27 @@ def deaths(report: Report, draws: int) -> None:
             over.append(running.makespan / knew.makespan)
         spread = f"median {median(over):.3f}, {draws} draws of 2 of 20 peers, ends peers too"
         holds = median(over) <= 1.25
-        report.add(f"3 setting {name}, deaths: over a plan that knew, worst", max(over), "ratio", spread, "median 1.25", holds)
+        report.add(
+            f"3 setting {name}, deaths: over a plan that knew, worst",
+            max(over),
+            "ratio",
+            spread,
+            "median 1.25",
+            holds,
+        )
     report.add(
-        "3 a death, planned again in", median(took) * 1000, "ms", f"worst {max(took) * 1000:.1f} ms", "10", median(took) < 0.01
+        "3 a death, planned again in",
+        median(took) * 1000,
+        "ms",
+        f"worst {max(took) * 1000:.1f} ms",
+        "10",
+        median(took) < 0.01,
     )
 
 
 def drift(report: Report, draws: int) -> None:
-    """The last rows of item 3: every cost is another by up to 10%, the plan is kept and improved for a moment, or made afresh."""
+    """The last rows of item 3: every cost is another by up to 10%, the plan is kept and improved
+    for a moment, or made afresh."""
     for name in PUBLISHED:
         problem, kept, mended, took = load(name), [], [], []
         plan = timed(problem, 2.0)
@@ -325,9 +456,19 @@ def drift(report: Report, draws: int) -> None:
             kept.append(makespan(now, plan.routes) / fresh)
             mended.append(running.makespan / fresh)
             took += [s.took for s in strikes]
-        text = f"worst {max(mended):.3f}; kept as it was {median(kept):.3f}; planned again in {median(took) * 1000:.1f} ms"
+        text = (
+            f"worst {max(mended):.3f}; kept as it was {median(kept):.3f}; planned again in "
+            f"{median(took) * 1000:.1f} ms"
+        )
         value = median(mended)
-        report.add(f"3 setting {name}, drift of 10%: over a fresh plan", value, "ratio", text, "1.05", value <= 1.05)
+        report.add(
+            f"3 setting {name}, drift of 10%: over a fresh plan",
+            value,
+            "ratio",
+            text,
+            "1.05",
+            value <= 1.05,
+        )
 
 
 def drifted_by(problem: Problem, dice: random.Random) -> Problem:

@@ -1,9 +1,11 @@
-"""Many random schedules of faults over a simulated swarm, bugs planted in it, and what a big swarm costs to simulate.
+"""Many random schedules of faults over a simulated swarm, bugs planted in it, and what a big swarm
+costs to simulate.
 
     python -m benchmarks.simulator [--schedules 10000] [--sizes 10,100,1000] [--json -]
 
-Schedules are those of ``tutti simulate --small --scenario random --seed N``, N from 0. A schedule that breaks an
-invariant is shrunk and printed. Cost is processor time for one epoch and one peer under churn, of one process.
+Schedules are those of ``tutti simulate --small --scenario random --seed N``, N from 0. A schedule
+that breaks an invariant is shrunk and printed. Cost is processor time for one epoch and one peer
+under churn, of one process.
 """
 
 from __future__ import annotations
@@ -37,8 +39,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--schedules", type=int, default=10_000, help="random schedules to play")
     parser.add_argument("--first", type=int, default=0, help="seed of the first")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes at once")
-    parser.add_argument("--sizes", default="10,100,1000", help="peers of the swarms whose cost is measured")
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count() or 1, help="processes at once"
+    )
+    parser.add_argument(
+        "--sizes", default="10,100,1000", help="peers of the swarms whose cost is measured"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
     args = parser.parse_args()
     report = Report()
@@ -54,19 +60,40 @@ def _schedules(report: Report, count: int, first: int, workers: int) -> bool:
     batches = [(s, min(s + BATCH, first + count)) for s in range(first, first + count, BATCH)]
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         for part in pool.imap_unordered(_play, batches):
-            spent, epochs, faults, events = spent + part[0], epochs + part[1], faults + part[2], events + part[3]
+            spent, epochs, faults, events = (
+                spent + part[0],
+                epochs + part[1],
+                faults + part[2],
+                events + part[3],
+            )
             broken, lost = broken + part[4], lost + part[5]
     for seed, what in sorted(broken):
-        print(f"seed {seed}: {what}\n  tutti simulate --small --scenario random --seed {seed}", file=sys.stderr)
+        print(
+            f"seed {seed}: {what}\n  tutti simulate --small --scenario random --seed {seed}",
+            file=sys.stderr,
+        )
     for seed, _ in sorted(broken)[:3]:
         setup = Setup()
-        print(shrink(setup, run(setup, lay(("random",), setup, seed))).schedule.to_json(), file=sys.stderr)
+        print(
+            shrink(setup, run(setup, lay(("random",), setup, seed))).schedule.to_json(),
+            file=sys.stderr,
+        )
     setup = Setup()
-    beside = f"{setup.peers} peers, {setup.epochs} epochs, {faults / max(1, count):.1f} faults each; seeds {first} to {first + count - 1}"
+    beside = (
+        f"{setup.peers} peers, {setup.epochs} epochs, {faults / max(1, count):.1f} faults "
+        f"each; seeds {first} to {first + count - 1}"
+    )
     report.add("3 schedules", count, "schedules", beside, ">= 10000", count >= 10_000)
-    kinds = ", ".join(f"{k} {n}" for k, n in sorted(Counter(w.split(" ")[0] for _, w in broken).items()))
+    kinds = ", ".join(
+        f"{k} {n}" for k, n in sorted(Counter(w.split(" ")[0] for _, w in broken).items())
+    )
     report.add("3 violations", len(broken), "schedules", kinds, "0", not broken)
-    report.add("3 schedules that destroyed every copy of a stage", lost, "schedules", "the swarm waits and says so")
+    report.add(
+        "3 schedules that destroyed every copy of a stage",
+        lost,
+        "schedules",
+        "the swarm waits and says so",
+    )
     report.add(
         "3 cpu for a schedule",
         round(1000 * spent / max(1, count), 1),
@@ -75,13 +102,23 @@ def _schedules(report: Report, count: int, first: int, workers: int) -> bool:
         "< 60",
         None,
     )
-    report.add("3 schedules, wall", round(time.perf_counter() - began, 1), "s", f"{workers} processes")
+    report.add(
+        "3 schedules, wall", round(time.perf_counter() - began, 1), "s", f"{workers} processes"
+    )
     report.add("3 epochs committed", epochs, "epochs")
     return not broken
 
 
 def _play(batch: tuple[int, int]) -> tuple[float, int, int, int, list[tuple[int, str]], int]:
-    setup, began, broken, epochs, faults, events, lost = Setup(), time.process_time(), [], 0, 0, 0, 0
+    setup, began, broken, epochs, faults, events, lost = (
+        Setup(),
+        time.process_time(),
+        [],
+        0,
+        0,
+        0,
+        0,
+    )
     for seed in range(*batch):
         schedule = lay(("random",), setup, seed)
         try:
@@ -89,7 +126,11 @@ def _play(batch: tuple[int, int]) -> tuple[float, int, int, int, list[tuple[int,
         except Exception as e:
             e.add_note(f"tutti simulate --small --scenario random --seed {seed}")
             raise
-        epochs, faults, events = epochs + len(outcome.commits), faults + len(schedule.faults), events + outcome.events
+        epochs, faults, events = (
+            epochs + len(outcome.commits),
+            faults + len(schedule.faults),
+            events + outcome.events,
+        )
         lost += outcome.stage_lost
         if outcome.violation is not None:
             broken.append((seed, str(outcome.violation)))
@@ -108,7 +149,14 @@ def _planted(report: Report) -> bool:
             tries[bug.name] = tried
     beside = "schedules until found: " + ", ".join(f"{name} {n}" for name, n in tries.items())
     return bool(
-        report.add("3 planted bugs caught", len(tries), f"of {len(BUGS)}", beside, str(PLANTED), len(tries) == PLANTED).holds
+        report.add(
+            "3 planted bugs caught",
+            len(tries),
+            f"of {len(BUGS)}",
+            beside,
+            str(PLANTED),
+            len(tries) == PLANTED,
+        ).holds
     )
 
 
@@ -116,11 +164,18 @@ def _cost(report: Report, sizes: list[int]) -> None:
     costs = dict(_costs(sizes))
     for peers, (cost, seconds) in costs.items():
         beside = f"{seconds:.1f} s for {EPOCHS} epochs under churn"
-        report.add(f"3 cost per epoch and peer at {peers} peers", round(1000 * cost, 3), "ms", beside)
+        report.add(
+            f"3 cost per epoch and peer at {peers} peers", round(1000 * cost, 3), "ms", beside
+        )
     if len(costs) > 1:
         (small, (low, _)), (big, (high, _)) = min(costs.items()), max(costs.items())
         exponent = 1 + math.log(high / low) / math.log(big / small)
-        report.add("3 growth exponent", round(exponent, 2), "of an epoch's cost over peers", f"{small} to {big} peers")
+        report.add(
+            "3 growth exponent",
+            round(exponent, 2),
+            "of an epoch's cost over peers",
+            f"{small} to {big} peers",
+        )
 
 
 def _costs(sizes: list[int]) -> Iterator[tuple[int, tuple[float, float]]]:

@@ -1,18 +1,24 @@
-"""What missing stages cost in loss: a model trained with a quarter of its block stages left out by turns, its twin without.
+"""What missing stages cost in loss: a model trained with a quarter of its block stages left out by
+turns, its twin without.
 
-    python -m benchmarks.skipping [--json -] [--epochs 330] [--only first-kept,any,whole] [--curves FILE]
+    python -m benchmarks.skipping [--json -] [--epochs 330] [--only first-kept,any,whole]
+        [--curves FILE]
 
-All are the real stages, text, sample order and optimizer of a swarm, in one process with one torch thread, on the same
-tokens. Which stages a micro-batch visits is the planner's decision: every epoch is a path problem of its own (two ends peers, two
-replicas of every stage at eight places, costs that drift); stage 0 is never left out, the others are visited equally often. A stage
-divides its gradient by the tokens that went through it, as a cell does.
+All are the real stages, text, sample order and optimizer of a swarm, in one process with one torch
+thread, on the same tokens. Which stages a micro-batch visits is the planner's decision: every epoch
+is a path problem of its own (two ends peers, two replicas of every stage at eight places, costs
+that drift); stage 0 is never left out, the others are visited equally often. A stage divides its
+gradient by the tokens that went through it, as a cell does.
 
-  first-kept  stage 0 holds the first layers too, as SkipPipe's does: the first block stage is on every path
-  any         stage 0 is the embedding and the head alone, and every block stage may be left out: what a swarm here does
+  first-kept  stage 0 holds the first layers too, as SkipPipe's does: the first block stage is on
+              every path
+  any         stage 0 is the embedding and the head alone, and every block stage may be left out:
+              what a swarm here does
   whole       every stage on every path
 
-Afterwards the held-out text goes through every choice of so many missing stages; a figure over choices is the mean of their
-losses. Where the first stage was kept, it is never missing either; the twin is measured both ways.
+Afterwards the held-out text goes through every choice of so many missing stages; a figure over
+choices is the mean of their losses. Where the first stage was kept, it is never missing either; the
+twin is measured both ways.
 """
 
 from __future__ import annotations
@@ -47,7 +53,8 @@ from node.training.text import Text
 
 STAGES, HOPS, EPOCHS = 8, 6, 330
 SEQUENCES = 28
-"""Of an update. As 7 micro-batches or as 4, so that visits can be equal with the first stage kept and without."""
+"""Of an update. As 7 micro-batches or as 4, so that visits can be equal with the first stage kept
+and without."""
 HELD_OUT, AT_ONCE = 4, 16
 """Held-out batches for each choice of missing stages, and sequences of one."""
 MOVES = 16
@@ -61,7 +68,8 @@ Visits = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Way:
-    """How one of the models is trained. ``kept``: first block stages that are on every path, or None for all."""
+    """How one of the models is trained. ``kept``: first block stages that are on every path, or
+    None for all."""
 
     said: str
     kept: int | None
@@ -69,7 +77,11 @@ class Way:
 
 
 WAYS = {
-    "first-kept": Way(f"trained with {STAGES - HOPS} of {STAGES} block stages left out by turns, the first never", 1, 7),
+    "first-kept": Way(
+        f"trained with {STAGES - HOPS} of {STAGES} block stages left out by turns, the first never",
+        1,
+        7,
+    ),
     "any": Way(f"trained with {STAGES - HOPS} of {STAGES} block stages left out by turns", 0, 4),
     "whole": Way("trained without leaving out", None, 7),
 }
@@ -77,11 +89,17 @@ WAYS = {
 
 def main() -> int:
     """Print all; exit 0 when every target holds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="updates of each model")
-    parser.add_argument("--only", metavar="WAY,WAY", default=",".join(WAYS), help=f"some of {', '.join(WAYS)}")
-    parser.add_argument("--curves", metavar="FILE", help="write the training losses and every choice's loss as JSON")
+    parser.add_argument(
+        "--only", metavar="WAY,WAY", default=",".join(WAYS), help=f"some of {', '.join(WAYS)}"
+    )
+    parser.add_argument(
+        "--curves", metavar="FILE", help="write the training losses and every choice's loss as JSON"
+    )
     args = parser.parse_args()
     report = Report()
     rows(report, args.epochs, args.only.split(","), args.curves)
@@ -93,15 +111,22 @@ def manifest(epochs: int, micro_batches: int) -> Manifest:
     return amended(
         Manifest.default_demo(),
         {
-            "model.layers": STAGES, "model.d_model": 64, "model.heads": 4, "model.kv_heads": 2, "model.d_ff": 192,
-            "pipeline.stages": STAGES, "pipeline.micro_batch": SEQUENCES // micro_batches, "training.target_batch": SEQUENCES,
+            "model.layers": STAGES,
+            "model.d_model": 64,
+            "model.heads": 4,
+            "model.kv_heads": 2,
+            "model.d_ff": 192,
+            "pipeline.stages": STAGES,
+            "pipeline.micro_batch": SEQUENCES // micro_batches,
+            "training.target_batch": SEQUENCES,
             "training.epochs": epochs,
         },
-    )  # fmt: skip
+    )
 
 
 def routes(way: Way) -> Iterator[list[Visits]]:
-    """The block stages of every micro-batch, epoch after epoch: a new plan whenever the costs have drifted."""
+    """The block stages of every micro-batch, epoch after epoch: a new plan whenever the costs have
+    drifted."""
     first = tuple(range(1, (STAGES if way.kept is None else way.kept) + 1))
     if way.kept is None:
         yield from itertools.repeat([first] * way.micro_batches)
@@ -120,7 +145,8 @@ def routes(way: Way) -> Iterator[list[Visits]]:
 
 
 def _swarm(blocks: int, hops: int, micro_batches: int) -> Problem:
-    """Two replicas of every stage at some of eight places. The problem's stage 0 holds what is on every path."""
+    """Two replicas of every stage at some of eight places. The problem's stage 0 holds what is on
+    every path."""
     dice = random.Random("skipping")
     peers = 2 * (blocks + 1)
     places = [(dice.random(), dice.random()) for _ in range(8)]
@@ -142,10 +168,14 @@ class Staged:
     def __init__(self, m: Manifest) -> None:
         self.manifest = m
         self.ends = build(m.model, m.pipeline.stages, ENDS)
-        self.blocks = [build(m.model, m.pipeline.stages, s) for s in range(1, m.pipeline.stages + 1)]
+        self.blocks = [
+            build(m.model, m.pipeline.stages, s) for s in range(1, m.pipeline.stages + 1)
+        ]
         self._owner = Owner(m.optimizer, m.training.epochs)
 
-    def loss(self, tokens_BT: Tensor, targets_BT: Tensor, visits: Iterable[int]) -> tuple[Tensor, int]:
+    def loss(
+        self, tokens_BT: Tensor, targets_BT: Tensor, visits: Iterable[int]
+    ) -> tuple[Tensor, int]:
         """(sum of nats, tokens) over these block stages."""
         if not isinstance(self.ends, Ends):
             raise TypeError("stage 0 is the ends")
@@ -154,8 +184,11 @@ class Staged:
             h_BTD = self.blocks[s - 1](h_BTD)
         return self.ends.loss(h_BTD, targets_BT)
 
-    def update(self, batches: Sequence[tuple[Tensor, Tensor]], routes: Sequence[Visits], epoch: int) -> float:
-        """One epoch: sums of gradients, each stage's over its own tokens, a step of everything. The mean loss before it."""
+    def update(
+        self, batches: Sequence[tuple[Tensor, Tensor]], routes: Sequence[Visits], epoch: int
+    ) -> float:
+        """One epoch: sums of gradients, each stage's over its own tokens, a step of everything. The
+        mean loss before it."""
         total, counts = 0.0, [0] * (len(self.blocks) + 1)
         for (tokens, targets), visits in zip(batches, routes, strict=True):
             loss, count = self.loss(tokens, targets, visits)
@@ -170,14 +203,17 @@ class Staged:
                 live[name] = p
                 if p.grad is not None:
                     means[name], p.grad = p.grad / count, None
-        for name, fresh in self._owner.step_all({n: p.data for n, p in live.items()}, means, epoch).items():
+        for name, fresh in self._owner.step_all(
+            {n: p.data for n, p in live.items()}, means, epoch
+        ).items():
             live[name].data = fresh
         return total / counts[ENDS]
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A model, its training loss by epoch, the seconds of one core it took, and the sets of stages it was trained over."""
+    """A model, its training loss by epoch, the seconds of one core it took, and the sets of stages
+    it was trained over."""
 
     model: Staged
     curve: tuple[float, ...]
@@ -195,7 +231,11 @@ def train(epochs: int, way: Way, home: Path) -> Trained:
         curve.append(model.update(batches, visits, epoch))
         seen.update(visits)
         if epoch % 50 == 49:
-            print(f"epoch {epoch + 1}: {fmean(curve[-10:]):.4f} nats per token", file=sys.stderr, flush=True)
+            print(
+                f"epoch {epoch + 1}: {fmean(curve[-10:]):.4f} nats per token",
+                file=sys.stderr,
+                flush=True,
+            )
     return Trained(model, tuple(curve), time.process_time() - began, len(seen))
 
 
@@ -213,7 +253,12 @@ def held_out(model: Staged, text: Text, missing: Visits) -> float:
     return sum(float(loss) for loss, _ in pairs) / sum(n for _, n in pairs)
 
 
-def rows(report: Report, epochs: int = EPOCHS, only: Sequence[str] = tuple(WAYS), curves: str | None = None) -> None:
+def rows(
+    report: Report,
+    epochs: int = EPOCHS,
+    only: Sequence[str] = tuple(WAYS),
+    curves: str | None = None,
+) -> None:
     """The rows of item 6."""
     torch.set_num_threads(1)
     found: dict[str, dict[str, object]] = {}
@@ -221,31 +266,61 @@ def rows(report: Report, epochs: int = EPOCHS, only: Sequence[str] = tuple(WAYS)
         for name in only:
             trained = train(epochs, WAYS[name], Path(home))
             text = text_of(trained.model.manifest, AT_ONCE, Path(home))
-            all_choices = [c for k in MISSING for c in itertools.combinations(range(1, STAGES + 1), k)]
-            losses = {c: held_out(trained.model, text, c) for c in all_choices if not (WAYS[name].kept == 1 and 1 in c)}
+            all_choices = [
+                c for k in MISSING for c in itertools.combinations(range(1, STAGES + 1), k)
+            ]
+            losses = {
+                c: held_out(trained.model, text, c)
+                for c in all_choices
+                if not (WAYS[name].kept == 1 and 1 in c)
+            }
             _report(report, name, trained, epochs, losses)
-            found[name] = {"curve": trained.curve, "held_out": {" ".join(map(str, c)): x for c, x in losses.items()}}
+            found[name] = {
+                "curve": trained.curve,
+                "held_out": {" ".join(map(str, c)): x for c, x in losses.items()},
+            }
     if curves:
         Path(curves).write_text(json.dumps(found))
 
 
-def _report(report: Report, name: str, trained: Trained, epochs: int, losses: dict[Visits, float]) -> None:
-    """One model's rows: any choice of missing stages where it was trained with any, and choices with the first kept."""
+def _report(
+    report: Report, name: str, trained: Trained, epochs: int, losses: dict[Visits, float]
+) -> None:
+    """One model's rows: any choice of missing stages where it was trained with any, and choices
+    with the first kept."""
     way, complete = WAYS[name], losses[()]
     tokens = epochs * SEQUENCES * trained.model.manifest.model.seq_len
-    text = f"{way.said}; {tokens} tokens, {trained.sets} sets of stages, {trained.seconds:.0f} s of one core"
+    text = (
+        f"{way.said}; {tokens} tokens, {trained.sets} sets of stages, {trained.seconds:.0f} s "
+        "of one core"
+    )
     report.add(f"6 {name}: training loss", fmean(trained.curve[-10:]), "nats per token", text)
-    report.add(f"6 {name}: nothing missing", complete, "nats per token", f"held out; perplexity {math.exp(complete):.3f}")
+    report.add(
+        f"6 {name}: nothing missing",
+        complete,
+        "nats per token",
+        f"held out; perplexity {math.exp(complete):.3f}",
+    )
     for kept in (True, False):
         for k in MISSING[1:]:
             by = {c: x for c, x in losses.items() if len(c) == k and not (kept and 1 in c)}
             if not kept and way.kept == 1:
                 continue
             loss, order = fmean(by.values()), sorted(by, key=by.__getitem__)
-            best, worst = (f"{math.exp(by[c] - complete):.3f} without {c}" for c in (order[0], order[-1]))
-            of = f"loss {loss:.4f}, perplexity {math.exp(loss):.3f}; {len(by)} choices, {best} to {worst}; {CLAIM}"
+            best, worst = (
+                f"{math.exp(by[c] - complete):.3f} without {c}" for c in (order[0], order[-1])
+            )
+            of = (
+                f"loss {loss:.4f}, perplexity {math.exp(loss):.3f}; {len(by)} choices, {best} to "
+                f"{worst}; {CLAIM}"
+            )
             where = ", the first there" if kept else ""
-            report.add(f"6 {name}: {k} of {STAGES} missing{where}, perplexity over all", math.exp(loss - complete), "ratio", of)
+            report.add(
+                f"6 {name}: {k} of {STAGES} missing{where}, perplexity over all",
+                math.exp(loss - complete),
+                "ratio",
+                of,
+            )
 
 
 if __name__ == "__main__":

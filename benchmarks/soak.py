@@ -2,10 +2,11 @@
 
     python -m benchmarks.soak [--minutes 10] [--json -]
 
-Eight daemons on loopback; every 20 s a random one of four is killed and a stranger joins in its place. The other four, one
-of each stage, are never killed and are looked at every 2 s. Takes 2 minutes more than --minutes. The first third is
-left out: caches fill, allocators settle. What is told of each measure is the worst of the four daemons: the slope of a
-Theil-Sen line (the median of all pairwise slopes) per minute, and the line's growth over the time looked at.
+Eight daemons on loopback; every 20 s a random one of four is killed and a stranger joins in its
+place. The other four, one of each stage, are never killed and are looked at every 2 s. Takes 2
+minutes more than --minutes. The first third is left out: caches fill, allocators settle. What is
+told of each measure is the worst of the four daemons: the slope of a Theil-Sen line (the median of
+all pairwise slopes) per minute, and the line's growth over the time looked at.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ NODES = (2, 2, 2, 2)
 KILL_EVERY_S, LOOK_EVERY_S = 20.0, 2.0
 PROTECTED = ("ends-0", "stage-1-0", "stage-2-0", "stage-3-0")
 SHAPE: dict[str, Any] = {
-    "model__layers": 3, "pipeline__stages": 3, "training__target_batch": 32, "training__epochs": 1_000_000,
-}  # fmt: skip
+    "model__layers": 3,
+    "pipeline__stages": 3,
+    "training__target_batch": 32,
+    "training__epochs": 1_000_000,
+}
 STUCK_S = 120.0
 TASKS = "tutti_tasks"
 
@@ -43,8 +47,8 @@ MEASURES: dict[str, tuple[str, float, float]] = {
     "tasks": ("", 0.5, 10.0),
     "child processes": ("", 0.05, 1.0),
 }
-"""Unit; most growth a minute; most growth in all. Memory is what is this process's alone (USS). The slack is the noise of
-connections that come and go with the neighbours."""
+"""Unit; most growth a minute; most growth in all. Memory is what is this process's alone (USS). The
+slack is the noise of connections that come and go with the neighbours."""
 
 
 @dataclass
@@ -67,7 +71,9 @@ class Series:
 
 def main() -> int:
     """Watch, print, and exit 0 when nothing grows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=10.0, help="how long to watch")
     parser.add_argument("--seed", type=int, default=1, help="of the choice of victims")
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
@@ -93,7 +99,10 @@ def watch(report: Report, seconds: float, seed: int) -> None:
                     series.add(now, held(a.peers[label]))
             if now >= kill_at:
                 kill_at += KILL_EVERY_S
-                print(f"{now:.0f} s, epoch {a.box.epoch()}: {churn.strike() or 'nobody'} killed", file=sys.stderr)
+                print(
+                    f"{now:.0f} s, epoch {a.box.epoch()}: {churn.strike() or 'nobody'} killed",
+                    file=sys.stderr,
+                )
             churn.mind()
             epoch = max((int(e.get("epoch", 0)) for e in a.commits()[-4:]), default=0)
             if epoch > last:
@@ -102,7 +111,12 @@ def watch(report: Report, seconds: float, seed: int) -> None:
                 raise Hang(f"no epoch after {last} for {STUCK_S:.0f} s")
             time.sleep(0.2)
         tell(report, kept)
-        report.add("5 epochs", a.box.epoch() - first, "epochs meanwhile", f"{len(churn.kills)} deaths of neighbours")
+        report.add(
+            "5 epochs",
+            a.box.epoch() - first,
+            "epochs meanwhile",
+            f"{len(churn.kills)} deaths of neighbours",
+        )
 
 
 def held(peer: Peer) -> dict[str, float]:
@@ -120,7 +134,11 @@ def held(peer: Peer) -> dict[str, float]:
     except psutil.Error as e:
         raise Hang(f"{peer.label}, which nobody killed, has ended: {peer.child.tail(5)}") from e
     tasks = scraped(peer.status().metrics_url, TASKS)
-    return found | {"tasks": sum(tasks.values())} | {f"tasks: {kind}": n for kind, n in tasks.items()} if tasks else found
+    return (
+        found | {"tasks": sum(tasks.values())} | {f"tasks: {kind}": n for kind, n in tasks.items()}
+        if tasks
+        else found
+    )
 
 
 def scraped(url: str, name: str) -> dict[str, float]:
@@ -135,8 +153,14 @@ def scraped(url: str, name: str) -> dict[str, float]:
 
 
 def theil_sen(x: list[float], y: list[float]) -> float:
-    """The median of the slopes between all pairs of points; 0 for fewer than two (Theil 1950, Sen 1968)."""
-    slopes = [(y[j] - y[i]) / (x[j] - x[i]) for i in range(len(x)) for j in range(i + 1, len(x)) if x[j] > x[i]]
+    """The median of the slopes between all pairs of points; 0 for fewer than two (Theil 1950, Sen
+    1968)."""
+    slopes = [
+        (y[j] - y[i]) / (x[j] - x[i])
+        for i in range(len(x))
+        for j in range(i + 1, len(x))
+        if x[j] > x[i]
+    ]
     return median(slopes) if slopes else 0.0
 
 
@@ -157,14 +181,29 @@ def tell(report: Report, kept: dict[str, Series]) -> None:
         worst = max(slopes, key=lambda label: slopes[label][0])
         slope, growth, level = slopes[worst]
         beside = f"{worst} of {len(slopes)} daemons, {level:.4g} {unit}".rstrip()
-        report.add(f"5 {name} growth", round(slope, 3), f"{unit} per min".strip(), beside, f"<= {most}", slope <= most)
-        report.add(f"5 {name} growth in all", round(growth, 2), unit, beside, f"<= {in_all}", growth <= in_all)
+        report.add(
+            f"5 {name} growth",
+            round(slope, 3),
+            f"{unit} per min".strip(),
+            beside,
+            f"<= {most}",
+            slope <= most,
+        )
+        report.add(
+            f"5 {name} growth in all",
+            round(growth, 2),
+            unit,
+            beside,
+            f"<= {in_all}",
+            growth <= in_all,
+        )
     for kind, growth in grown_kinds(kept):
         print(f"  tasks that grew: {kind} {growth:+.2f}", file=sys.stderr)
 
 
 def grown_kinds(kept: dict[str, Series]) -> list[tuple[str, float]]:
-    """Of all daemons together: kinds of tasks there are more of in the last third than in the second, most first."""
+    """Of all daemons together: kinds of tasks there are more of in the last third than in the
+    second, most first."""
     grown: dict[str, float] = {}
     for series in kept.values():
         for name, values in series.values.items():

@@ -1,16 +1,21 @@
-"""Thirty-two hours of preemptions in virtual time: how much of the best possible throughput rebalancing keeps.
+"""Thirty-two hours of preemptions in virtual time: how much of the best possible throughput
+rebalancing keeps.
 
-    python -m benchmarks.trace [--seeds 3] [--hours 32] [--stages 4] [--zones 8] [--json -] [--png FILE.png]
+    python -m benchmarks.trace [--seeds 3] [--hours 32] [--stages 4] [--zones 8] [--json -]
+        [--png FILE.png]
 
-Peers come and go as in a published trace of spot instances with T4 cards (`spot`, below). A swarm of block stages is as fast as
-its slowest stage, a stage as fast as the sum of its serving peers; ends peers are not preempted and do not bind. Where newcomers
-go is decided by `node.scheduler.placement.choose_stage`, who changes its stage by `node.training.balance.Balance` fed by a
-`Roster`: the daemon's own code, at the leader's own pace. A newcomer and a mover serve nobody for DOWNLOAD_S, are not seen to
-have died for LATE_S, and speeds are measured with an error. Beside it: nobody moves; newcomers at random; SWARM's published rule.
+Peers come and go as in a published trace of spot instances with T4 cards (`spot`, below). A swarm
+of block stages is as fast as its slowest stage, a stage as fast as the sum of its serving peers;
+ends peers are not preempted and do not bind. Where newcomers go is decided by
+`node.scheduler.placement.choose_stage`, who changes its stage by `node.training.balance.Balance`
+fed by a `Roster`: the daemon's own code, at the leader's own pace. A newcomer and a mover serve
+nobody for DOWNLOAD_S, are not seen to have died for LATE_S, and speeds are measured with an error.
+Beside it: nobody moves; newcomers at random; SWARM's published rule.
 
-The optimum is the best stage assignment of all living peers at every moment, at no cost, those that still load included: for
-equal speeds exact, else found by exchanges from a greedy start. Published (SWARM, arXiv 2301.11913): 95.8 % of it with one move
-each 300 s, 82.7 % without, on a trace of their own.
+The optimum is the best stage assignment of all living peers at every moment, at no cost, those that
+still load included: for equal speeds exact, else found by exchanges from a greedy start. Published
+(SWARM, arXiv 2301.11913): 95.8 % of it with one move each 300 s, 82.7 % without, on a trace of
+their own.
 """
 
 from __future__ import annotations
@@ -40,10 +45,11 @@ from node.training.settings import TrainingSettings
 
 HOUR = 3600.0
 BASE = Version(1, "0" * 32)
-# The generator's parameters are those of one recorded group of twelve g4dn.xlarge (T4) instances in one zone, 18.5 hours of
-# 2020-11-20/21 (the file aws-spot-instances-g4dn-xlarge-us-east-1c of github.com/uclasystem/bamboo, the trace collection of
-# Thorpe et al., NSDI 2023): 21 bursts took 85 instances, 7 of them within 1.9 hours; the group was filled up again after
-# 17 minutes on average, all missing ones within two minutes.
+# The generator's parameters are those of one recorded group of twelve g4dn.xlarge (T4) instances in
+# one zone, 18.5 hours of 2020-11-20/21 (the file aws-spot-instances-g4dn-xlarge-us-east-1c of
+# github.com/uclasystem/bamboo, the trace collection of Thorpe et al., NSDI 2023): 21 bursts took 85
+# instances, 7 of them within 1.9 hours; the group was filled up again after 17 minutes on average,
+# all missing ones within two minutes.
 ZONE = 12
 """Peers of a zone when all are there."""
 BURSTS = (*(1,) * 7, *(2,) * 2, *(3,) * 2, *(4,) * 3, 6, 6, 7, 9, 9, 9, 10)
@@ -51,12 +57,14 @@ BURSTS = (*(1,) * 7, *(2,) * 2, *(3,) * 2, *(4,) * 3, 6, 6, 7, 9, 9, 9, 10)
 CALM, STORM = 0.84, 3.7
 """Bursts an hour and zone."""
 CALM_H, STORM_H = 8.0, 1.9
-"""Mean hours of either; one storm in 18.5 hours was seen, so the first is not better known than that."""
+"""Mean hours of either; one storm in 18.5 hours was seen, so the first is not better known than
+that."""
 SPREAD_S, REFILL_S, BACK_S = 90.0, 1032.0, 120.0
-"""A burst takes its peers within so many seconds (mean); after so many (mean) the zone is filled up, within so many."""
+"""A burst takes its peers within so many seconds (mean); after so many (mean) the zone is filled
+up, within so many."""
 DOWNLOAD_S, LATE_S, PLAN_S, NOTICE_S, ERROR = 30.0, 4.0, 10.0, 2.0, 0.05
-"""To fetch a stage's state: 0.75 GB at 200 Mbit/s. Silence that means death. An epoch, after which the leader looks. A noticeboard's
-refresh. Relative error of a measured speed."""
+"""To fetch a stage's state: 0.75 GB at 200 Mbit/s. Silence that means death. An epoch, after which
+the leader looks. A noticeboard's refresh. Relative error of a measured speed."""
 SPREADS = {"equal": 0.0, "lognormal": 0.5}
 """Kinds of peers, by the standard deviation of the logarithm of their speeds."""
 
@@ -72,7 +80,8 @@ class Life:
 
 
 def spot(seed: int, hours: float, zones: int, sigma: float) -> list[Life]:
-    """Lives of all peers of ``zones`` zones, by birth. Zones are preempted independently of each other."""
+    """Lives of all peers of ``zones`` zones, by birth. Zones are preempted independently of each
+    other."""
     out: list[Life] = []
     for z in range(zones):
         dice = random.Random(f"{seed}/{z}")
@@ -101,7 +110,8 @@ def spot(seed: int, hours: float, zones: int, sigma: float) -> list[Life]:
 
 
 def _bursts(dice: random.Random, until: float) -> list[tuple[float, int]]:
-    """(second, peers taken) of one zone: a Poisson process whose rate changes between calm and storm."""
+    """(second, peers taken) of one zone: a Poisson process whose rate changes between calm and
+    storm."""
     out: list[tuple[float, int]] = []
     t, storm = 0.0, dice.random() < STORM_H / (CALM_H + STORM_H)
     change = dice.expovariate(1 / ((STORM_H if storm else CALM_H) * HOUR))
@@ -118,7 +128,8 @@ def _bursts(dice: random.Random, until: float) -> list[tuple[float, int]]:
 
 
 def best_possible(speeds: list[float], stages: int) -> float:
-    """The slowest stage of the best assignment found: greedy from the fastest peer, then moves and exchanges with the slowest."""
+    """The slowest stage of the best assignment found: greedy from the fastest peer, then moves and
+    exchanges with the slowest."""
     if len(speeds) < stages:
         return 0.0
     if min(speeds) == max(speeds):
@@ -166,7 +177,8 @@ class Peer:
 
 @dataclass
 class Outcome:
-    """Micro-batches done and possible, by hour of the trace; ``moves`` that were made, ``joins`` that happened."""
+    """Micro-batches done and possible, by hour of the trace; ``moves`` that were made, ``joins``
+    that happened."""
 
     done: list[float] = field(default_factory=list)
     possible: list[float] = field(default_factory=list)
@@ -186,7 +198,8 @@ class Outcome:
 
 
 class Rule:
-    """Who changes its stage, asked after every epoch. This one: nobody. ``joins`` picks a newcomer's stage."""
+    """Who changes its stage, asked after every epoch. This one: nobody. ``joins`` picks a
+    newcomer's stage."""
 
     def __init__(self, stages: int, dice: random.Random) -> None:
         self.stages, self.dice = stages, dice
@@ -211,7 +224,9 @@ class AtRandom(Rule):
 class Ours(Rule):
     """The daemon's: what the leader has heard, and its balance."""
 
-    def __init__(self, stages: int, dice: random.Random, every_s: float = TrainingSettings.rebalance_every_s) -> None:
+    def __init__(
+        self, stages: int, dice: random.Random, every_s: float = TrainingSettings.rebalance_every_s
+    ) -> None:
         super().__init__(stages, dice)
         self.roster = Roster(stages)
         self.balance = Balance(stages, every_s, DOWNLOAD_S)
@@ -219,7 +234,8 @@ class Ours(Rule):
         self.every_s, self.due = every_s, 0.0
 
     def moves(self, peers: dict[PeerId, Peer], now: float) -> list[tuple[PeerId, int]]:
-        """The leader hears whoever serves, forgets the dead and those that left their stage, and looks."""
+        """The leader hears whoever serves, forgets the dead and those that left their stage, and
+        looks."""
         if now < self.due:
             return []
         self.due, roster = now + self.every_s, self.roster
@@ -227,7 +243,9 @@ class Ours(Rule):
             if peer.serves <= now and peer.life.dies > now - LATE_S:
                 roster.hear(ev.Heard(name, peer.stage, BASE, "d", speed=peer.measured), now)
         for name in [
-            p for p in roster.candidates if p not in peers or peers[p].serves > now or peers[p].life.dies <= now - LATE_S
+            p
+            for p in roster.candidates
+            if p not in peers or peers[p].serves > now or peers[p].life.dies <= now - LATE_S
         ]:
             del roster.candidates[name]
         roster.agree(BASE)
@@ -235,8 +253,9 @@ class Ours(Rule):
 
 
 class Swarm(Rule):
-    """SWARM's, as published: each T seconds one peer goes from the stage that has most to the one that has least. It moves only
-    when that makes the two more equal, so that it does not run to and fro; speeds are known, stages loading peers included."""
+    """SWARM's, as published: each T seconds one peer goes from the stage that has most to the one
+    that has least. It moves only when that makes the two more equal, so that it does not run to and
+    fro; speeds are known, stages loading peers included."""
 
     def __init__(self, stages: int, dice: random.Random, every_s: float = 300.0) -> None:
         super().__init__(stages, dice)
@@ -253,7 +272,11 @@ class Swarm(Rule):
                 cells[peer.stage].append((name, peer.measured))
         loads = {s: sum(speed for _, speed in cell) for s, cell in cells.items()}
         most, least = max(loads, key=loads.__getitem__), min(loads, key=loads.__getitem__)
-        able = [(n, v) for n, v in cells[most] if peers[n].serves <= now and loads[most] - v > loads[least]]
+        able = [
+            (n, v)
+            for n, v in cells[most]
+            if peers[n].serves <= now and loads[most] - v > loads[least]
+        ]
         if len(cells[most]) < 2 or not able:
             return []
         return [(self.dice.choice(sorted(able))[0], least)]
@@ -275,19 +298,29 @@ def optimum(lives: list[Life], hours: float, stages: int) -> list[tuple[float, f
 
 
 def play(
-    lives: list[Life], hours: float, stages: int, rule: Rule, dice: random.Random, best: list[tuple[float, float]]
+    lives: list[Life],
+    hours: float,
+    stages: int,
+    rule: Rule,
+    dice: random.Random,
+    best: list[tuple[float, float]],
 ) -> Outcome:
-    """The trace under one rule, ``best`` what :func:`optimum` says of it. At the beginning everybody has its best place and its state, under every rule alike."""
+    """The trace under one rule, ``best`` what :func:`optimum` says of it. At the beginning
+    everybody has its best place and its state, under every rule alike."""
     end, out = hours * HOUR, Outcome([0.0] * int(hours + 0.999), [0.0] * int(hours + 0.999))
     peers: dict[PeerId, Peer] = {}
-    first = sorted((life for life in lives if life.born <= 0), key=lambda life: (-life.speed, life.name))
+    first = sorted(
+        (life for life in lives if life.born <= 0), key=lambda life: (-life.speed, life.name)
+    )
     loads = dict.fromkeys(range(1, stages + 1), 0.0)
     for life in first:
         stage = min(loads, key=lambda s: (loads[s], s))
         loads[stage] += life.speed
         peers[life.name] = Peer(life, stage, 0.0, life.speed)
     coming = [life for life in lives if 0 < life.born < end]
-    changes = sorted({*(life.born for life in coming), *(life.dies for life in lives if life.dies < end)})
+    changes = sorted(
+        {*(life.born for life in coming), *(life.dies for life in lives if life.dies < end)}
+    )
     ticks = [k * PLAN_S for k in range(1, int(end / PLAN_S) + 1)]
     loading: list[float] = []
     queue = iter(sorted({*changes, *ticks, end}))
@@ -315,8 +348,11 @@ def play(
         while nxt is not None and nxt.born <= now:
             view: dict[int, dict[PeerId, float]] = {s: {} for s in range(1, stages + 1)}
             for name, peer in peers.items():
-                # What the noticeboard shows: those that load are there, measured only once they serve.
-                if peer.life.dies > now - LATE_S and (peer.serves <= now or peer.serves - DOWNLOAD_S <= now - NOTICE_S):
+                # What the noticeboard shows: those that load are there, measured only once they
+                # serve.
+                if peer.life.dies > now - LATE_S and (
+                    peer.serves <= now or peer.serves - DOWNLOAD_S <= now - NOTICE_S
+                ):
                     view[peer.stage][name] = peer.measured if peer.serves <= now else 0.0
             peers[nxt.name] = Peer(nxt, rule.joins(view, nxt.name), now + DOWNLOAD_S, nxt.speed)
             heapq.heappush(loading, now + DOWNLOAD_S)
@@ -329,7 +365,9 @@ def play(
         if now % PLAN_S == 0:
             for peer in peers.values():
                 # A moving average over many micro-batches: its error changes slowly.
-                peer.measured = 0.9 * peer.measured + 0.1 * peer.life.speed * (1 + ERROR * 4.36 * dice.gauss(0, 1))
+                peer.measured = 0.9 * peer.measured + 0.1 * peer.life.speed * (
+                    1 + ERROR * 4.36 * dice.gauss(0, 1)
+                )
             for name, stage in rule.moves(peers, now):
                 if name in peers and peers[name].life.dies > now:
                     peers[name].stage, peers[name].serves = stage, now + DOWNLOAD_S
@@ -354,14 +392,21 @@ def run(seed: int, hours: float, stages: int, zones: int, sigma: float, name: st
 
 
 @lru_cache(maxsize=2)
-def trace(seed: int, hours: float, stages: int, zones: int, sigma: float) -> tuple[list[Life], list[tuple[float, float]]]:
+def trace(
+    seed: int, hours: float, stages: int, zones: int, sigma: float
+) -> tuple[list[Life], list[tuple[float, float]]]:
     """The lives of a seed, and what could be made of them at best."""
     lives = spot(seed, hours, zones, sigma)
     return lives, optimum(lives, hours, stages)
 
 
 def rebalancing(
-    report: Report, seeds: int, hours: float = 32.0, stages: int = STAGES, zones: int = ZONES, picture: Path | None = None
+    report: Report,
+    seeds: int,
+    hours: float = 32.0,
+    stages: int = STAGES,
+    zones: int = ZONES,
+    picture: Path | None = None,
 ) -> None:
     """The rows of item 5."""
     panels: list[tuple[str, str, dict[str, list[tuple[float, float]]]]] = []
@@ -370,17 +415,32 @@ def rebalancing(
         for seed in range(seeds):
             for name in RULES:
                 found[name].append(run(seed, hours, stages, zones, sigma, name))
-        others = ", ".join(f"{name} {mean(o.share for o in found[name]):.3f}" for name in RULES if name != "ours")
+        others = ", ".join(
+            f"{name} {mean(o.share for o in found[name]):.3f}" for name in RULES if name != "ours"
+        )
         for name, outcomes in found.items():
             shares = [o.share for o in outcomes]
             o = outcomes[0]
-            text = f"{min(shares):.3f} to {max(shares):.3f} in {seeds} seeds; worst hour {min(o.worst_hour for o in outcomes):.3f}; "
+            text = (
+                f"{min(shares):.3f} to {max(shares):.3f} in {seeds} seeds; worst hour "
+                f"{min(o.worst_hour for o in outcomes):.3f}; "
+            )
             text += f"{o.joins} newcomers, {o.deaths} deaths, {o.moves} moves in the first"
-            asked = {"ours": f"{TARGET}; published 0.958", "nobody moves": "published 0.827"}.get(name, "")
+            asked = {"ours": f"{TARGET}; published 0.958", "nobody moves": "published 0.827"}.get(
+                name, ""
+            )
             holds = mean(shares) >= TARGET if name == "ours" else None
-            where = f"5 {kind} speeds, {stages} stages, up to {zones * ZONE} peers, {hours:.0f} h: {name}"
+            where = (
+                f"5 {kind} speeds, {stages} stages, up to {zones * ZONE} peers, {hours:.0f} h: "
+                f"{name}"
+            )
             report.add(
-                where, round(mean(shares), 4), "of the optimum", f"{text}; {others}" if name == "ours" else text, asked, holds
+                where,
+                round(mean(shares), 4),
+                "of the optimum",
+                f"{text}; {others}" if name == "ours" else text,
+                asked,
+                holds,
             )
         curves = {name: _by_hour(outcomes[0]) for name, outcomes in found.items()}
         panels.append(("hour", f"share of the optimum, {kind} speeds", curves))
@@ -389,18 +449,31 @@ def rebalancing(
 
 
 def _by_hour(o: Outcome) -> list[tuple[float, float]]:
-    return [(float(hour), done / could) for hour, (done, could) in enumerate(zip(o.done, o.possible, strict=True)) if could]
+    return [
+        (float(hour), done / could)
+        for hour, (done, could) in enumerate(zip(o.done, o.possible, strict=True))
+        if could
+    ]
 
 
 def main() -> int:
     """Print all; exit 0 when every target holds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
     parser.add_argument("--seeds", type=int, default=3, help="traces of each kind")
     parser.add_argument("--hours", type=float, default=32.0, help="of each")
     parser.add_argument("--stages", type=int, default=STAGES, help="block stages")
     parser.add_argument("--zones", type=int, default=ZONES, help=f"of {ZONE} peers each")
-    parser.add_argument("--svg", "--png", dest="picture", metavar="FILE", type=Path, help="draw the first trace by the hour")
+    parser.add_argument(
+        "--svg",
+        "--png",
+        dest="picture",
+        metavar="FILE",
+        type=Path,
+        help="draw the first trace by the hour",
+    )
     args = parser.parse_args()
     if args.picture:
         pictures.check(args.picture)

@@ -1,1 +1,2 @@
-"""tutti: the training daemon. One package, one room a sub-package; see docs/architecture.md for the floors."""
+"""tutti: the training daemon. One package, one room a sub-package; see docs/architecture.md for the
+floors."""

@@ -1,4 +1,5 @@
-"""Putting one peer's engines together: model, data, pipeline, round, optimizer, state, for the stage it hosts."""
+"""Putting one peer's engines together: model, data, pipeline, round, optimizer, state, for the
+stage it hosts."""
 
 from __future__ import annotations
 
@@ -84,11 +85,19 @@ class Assembled:
 
 
 async def assemble(
-    config: NodeConfig, manifest: Manifest, stage: int, identity: Identity, transport: Transport, presence: Presence,
-    clock: Clock, journal: Journal, metrics: Metrics, on_error: Callable[[str, BaseException], None],
-) -> Assembled:  # fmt: skip
-    """Build everything for ``stage``. Raises OutOfResources when it does not fit, UsageFault for data that cannot be read and
-    for local devices the model cannot be cut over."""
+    config: NodeConfig,
+    manifest: Manifest,
+    stage: int,
+    identity: Identity,
+    transport: Transport,
+    presence: Presence,
+    clock: Clock,
+    journal: Journal,
+    metrics: Metrics,
+    on_error: Callable[[str, BaseException], None],
+) -> Assembled:
+    """Build everything for ``stage``. Raises OutOfResources when it does not fit, UsageFault for
+    data that cannot be read and for local devices the model cannot be cut over."""
     m, p, t = manifest.model, manifest.pipeline, manifest.training
     devices, threads = _devices(config, manifest)
     set_threads(threads)
@@ -101,14 +110,21 @@ async def assemble(
     module = await loop.run_in_executor(None, build, m, p.stages, stage)
     if len(devices) == 1:
         module.to(device.device)
-    text, tokenizer = await loop.run_in_executor(None, _text, config, manifest) if stage == ENDS else (None, None)
+    text, tokenizer = (
+        await loop.run_in_executor(None, _text, config, manifest) if stage == ENDS else (None, None)
+    )
     local = None
     if len(devices) > 1:
         from node.local.opening import open_stage
 
-        local = await open_stage(devices, device, threads, module, m, p.stages, stage, config.home / "devices", on_error)
+        local = await open_stage(
+            devices, device, threads, module, m, p.stages, stage, config.home / "devices", on_error
+        )
     state = StageState(module, stage, 0, placed=local.place if local else None)
-    thread, meter = DeviceThread(backward_first=config.limits.backward_first), Meter(journal, metrics)
+    thread, meter = (
+        DeviceThread(backward_first=config.limits.backward_first),
+        Meter(journal, metrics),
+    )
     meter.product_s = await loop.run_in_executor(None, device.tera_s)
     pipeline = Pipeline(
         transport,
@@ -125,15 +141,34 @@ async def assemble(
         gradients=local.gradients if local else None,
         usual_s=t.epoch_timeout_s,
     )
-    cell = CellRound(transport, manifest.averaging, executor=thread, journal=journal, clock=clock, on_error=on_error)
-    # Between cells nothing is a gradient: its norms say nothing of theirs, and nobody's is left out for them. Where there is one
-    # cell the owner can still change that.
-    between = replace(manifest.averaging, wire="fp32", reducer="mean", quarantine=0.0, max_gradient_norm=1e30)
-    outer = CellRound(transport, between, executor=thread, journal=journal, clock=clock, on_error=on_error, service=SERVICES[1])
+    cell = CellRound(
+        transport,
+        manifest.averaging,
+        executor=thread,
+        journal=journal,
+        clock=clock,
+        on_error=on_error,
+    )
+    # Between cells nothing is a gradient: its norms say nothing of theirs, and nobody's is left out
+    # for them. Where there is one cell the owner can still change that.
+    between = replace(
+        manifest.averaging, wire="fp32", reducer="mean", quarantine=0.0, max_gradient_norm=1e30
+    )
+    outer = CellRound(
+        transport,
+        between,
+        executor=thread,
+        journal=journal,
+        clock=clock,
+        on_error=on_error,
+        service=SERVICES[1],
+    )
     store = CheckpointStore(
-        config.checkpoint_dir(manifest.run_id), config.checkpoint, manifest.run_id,
+        config.checkpoint_dir(manifest.run_id),
+        config.checkpoint,
+        manifest.run_id,
         tell=lambda why: journal.emit("checkpoint", "checkpoint-ignored", why, "warning"),
-    )  # fmt: skip
+    )
     if manifest.swarm.continues:
         await loop.run_in_executor(None, inherit, config, manifest, stage, store, journal)
     engines = Engines(
@@ -149,10 +184,31 @@ async def assemble(
         text,
         outer,
     )
-    work = Work(state, engines, t, manifest.optimizer, m.seq_len, identity.peer_id, on_error, manifest.outer, reader(manifest))
+    work = Work(
+        state,
+        engines,
+        t,
+        manifest.optimizer,
+        m.seq_len,
+        identity.peer_id,
+        on_error,
+        manifest.outer,
+        reader(manifest),
+    )
     StateService(transport, work, config.checkpoint, clock=clock, on_served=work.served)
-    training = Training(identity, stage, run_facts(manifest, work), transport, work, presence.ends, clock, journal, on_error)
-    # Copies of others' state are not counted: who is left alone keeps none, and must be able to own it all.
+    training = Training(
+        identity,
+        stage,
+        run_facts(manifest, work),
+        transport,
+        work,
+        presence.ends,
+        clock,
+        journal,
+        on_error,
+    )
+    # Copies of others' state are not counted: who is left alone keeps none, and must be able to own
+    # it all.
     work.room = verdict.spare
     meter.accuse = training.accuse
     transport.on_lost(lambda peer: training.accuse(peer, "its connection broke"))
@@ -164,9 +220,25 @@ async def assemble(
     layers = layer_cut(m, p.stages)[stage - 1] if stage else None
     said = f"{layers.start}-{layers.stop - 1}" if layers else "embedding, head"
     return Assembled(
-        state, module if isinstance(module, Ends) else None, tokenizer, device, told, limit, main, said, m.seq_len, pipeline, thread, meter, cell,
-        outer, work, training, config.checkpoint, local,
-    )  # fmt: skip
+        state,
+        module if isinstance(module, Ends) else None,
+        tokenizer,
+        device,
+        told,
+        limit,
+        main,
+        said,
+        m.seq_len,
+        pipeline,
+        thread,
+        meter,
+        cell,
+        outer,
+        work,
+        training,
+        config.checkpoint,
+        local,
+    )
 
 
 def _devices(config: NodeConfig, manifest: Manifest) -> tuple[list[str], int]:
@@ -183,13 +255,16 @@ def _devices(config: NodeConfig, manifest: Manifest) -> tuple[list[str], int]:
 
 
 def under(manifest: Manifest, rules: Rules) -> Manifest:
-    """The manifest with these settings for how cells average: the owner's newest change to it, or its own."""
-    return replace(manifest, outer=rules.outer, averaging=replace(manifest.averaging, cell=rules.cell or "all"))
+    """The manifest with these settings for how cells average: the owner's newest change to it, or
+    its own."""
+    return replace(
+        manifest, outer=rules.outer, averaging=replace(manifest.averaging, cell=rules.cell or "all")
+    )
 
 
 def check_room(config: NodeConfig, manifest: Manifest, a: Assembled, journal: Journal) -> None:
-    """Say so when what is hosted here does not fit beside what the owner's newest change keeps: it is followed all the same, and the
-    kernel would be the one to say it."""
+    """Say so when what is hosted here does not fit beside what the owner's newest change keeps: it
+    is followed all the same, and the kernel would be the one to say it."""
     rules = a.training.standing.known
     verdict = room(config, under(manifest, rules), a.stage.stage, a.memory_limit, a.main_memory)
     if not verdict.ok:
@@ -197,8 +272,11 @@ def check_room(config: NodeConfig, manifest: Manifest, a: Assembled, journal: Jo
         journal.emit("daemon", "change-out-of-room", text, "error", revision=rules.revision)
 
 
-def inherit(config: NodeConfig, manifest: Manifest, stage: int, store: CheckpointStore, journal: Journal) -> None:
-    """Where the run goes on from another one and nothing of it is here yet: this peer's checkpoints of that one. Blocks on the disk."""
+def inherit(
+    config: NodeConfig, manifest: Manifest, stage: int, store: CheckpointStore, journal: Journal
+) -> None:
+    """Where the run goes on from another one and nothing of it is here yet: this peer's checkpoints
+    of that one. Blocks on the disk."""
     before = manifest.swarm.continues
     if store.epochs(stage):
         return
@@ -208,22 +286,35 @@ def inherit(config: NodeConfig, manifest: Manifest, stage: int, store: Checkpoin
             found = old.load(stage, epoch)
             store.save(stage, epoch, found.parameters, found.optimizer, found.meta)
         except LocalFault as e:
-            journal.emit("checkpoint", "not-inherited", f"epoch {epoch} of run {before[:12]}: {e}", "warning", epoch=epoch)
+            journal.emit(
+                "checkpoint",
+                "not-inherited",
+                f"epoch {epoch} of run {before[:12]}: {e}",
+                "warning",
+                epoch=epoch,
+            )
     here = store.epochs(stage)
     text = (
         f"epochs {', '.join(map(str, here))} of it are here"
         if here
         else "nothing of it is here, so the others' state is fetched"
     )
-    journal.emit("checkpoint", "inherited", f"this run continues run {before[:12]}: {text}", run=before)
+    journal.emit(
+        "checkpoint", "inherited", f"this run continues run {before[:12]}: {text}", run=before
+    )
 
 
 def run_facts(manifest: Manifest, work: Work) -> RunFacts:
     """What the leader plans with: the manifest's numbers and the engines' pure functions."""
     m, p, t = manifest.model, manifest.pipeline, manifest.training
-    parts = {s: parts_of(parameter_shapes(m, p.stages, s), manifest.optimizer) for s in range(p.stages + 1)}
+    parts = {
+        s: parts_of(parameter_shapes(m, p.stages, s), manifest.optimizer)
+        for s in range(p.stages + 1)
+    }
     sizes = {s: {part.name: part.bytes for part in of} for s, of in parts.items()}
-    order = SampleOrder(1, manifest.data.seed)  # the cursor counts positions; which window one is matters at the ends only
+    order = SampleOrder(
+        1, manifest.data.seed
+    )  # the cursor counts positions; which window one is matters at the ends only
 
     def place(
         stage: int,
@@ -254,21 +345,43 @@ def run_facts(manifest: Manifest, work: Work) -> RunFacts:
         return state["next"], tuple(state["returned"])
 
     return RunFacts(
-        stages=p.stages, epochs=t.epochs, target_batch=t.target_batch, micro_batch=p.micro_batch,
-        min_replicas=t.min_replicas, epoch_timeout_s=t.epoch_timeout_s, round_timeout_s=manifest.averaging.round_timeout_s,
-        eval_every=t.eval_every, assign=place, assign_paths=lay, sampler=sampler, cursor=cursor, recall=work.recall,
-        run_id=manifest.run_id, sequence=m.seq_len, rebalance_every_s=t.rebalance_every_s,
-        router=lambda: Router(manifest.scheduler, p.stages), probe_every_s=PROBE_WAYS_S, prove=True, tensor=work.engines.pipeline.shape.nbytes(p.micro_batch, m.seq_len),
+        stages=p.stages,
+        epochs=t.epochs,
+        target_batch=t.target_batch,
+        micro_batch=p.micro_batch,
+        min_replicas=t.min_replicas,
+        epoch_timeout_s=t.epoch_timeout_s,
+        round_timeout_s=manifest.averaging.round_timeout_s,
+        eval_every=t.eval_every,
+        assign=place,
+        assign_paths=lay,
+        sampler=sampler,
+        cursor=cursor,
+        recall=work.recall,
+        run_id=manifest.run_id,
+        sequence=m.seq_len,
+        rebalance_every_s=t.rebalance_every_s,
+        router=lambda: Router(manifest.scheduler, p.stages),
+        probe_every_s=PROBE_WAYS_S,
+        prove=True,
+        tensor=work.engines.pipeline.shape.nbytes(p.micro_batch, m.seq_len),
         sizes=tuple(sum(part.bytes for part in parts[s]) for s in range(p.stages + 1)),
-        operations=tuple(float(p.micro_batch * m.seq_len * flops_per_token(m, p.stages, s)) for s in range(p.stages + 1)),
+        operations=tuple(
+            float(p.micro_batch * m.seq_len * flops_per_token(m, p.stages, s))
+            for s in range(p.stages + 1)
+        ),
         steps=tuple({part.name: part.cost for part in parts[s]} for s in range(p.stages + 1)),
-        cell=manifest.averaging.peers, spare=p.stages - manifest.scheduler.hops(p.stages),
-        meetings=meet(manifest.outer), read=work.read, meet=meet,
-    )  # fmt: skip
+        cell=manifest.averaging.peers,
+        spare=p.stages - manifest.scheduler.hops(p.stages),
+        meetings=meet(manifest.outer),
+        read=work.read,
+        meet=meet,
+    )
 
 
 def reader(manifest: Manifest) -> Read:
-    """Settings of how cells average from a plan's text. The same text comes with every plan, so its signature is checked once."""
+    """Settings of how cells average from a plan's text. The same text comes with every plan, so its
+    signature is checked once."""
     return lru_cache(4)(partial(read, manifest))
 
 
@@ -276,4 +389,6 @@ def _text(config: NodeConfig, manifest: Manifest) -> tuple[Text, Tokenizer]:
     m, places = manifest.model, config.places(manifest.run_id)
     corpus, tokenizer = open_data(manifest.data, m.seq_len, m.vocab, config.home, places)
     config.keep_places(manifest.run_id, places)
-    return Text(corpus, SampleOrder(corpus.windows, manifest.data.seed), manifest.pipeline.micro_batch), tokenizer
+    return Text(
+        corpus, SampleOrder(corpus.windows, manifest.data.seed), manifest.pipeline.micro_batch
+    ), tokenizer

@@ -1,4 +1,5 @@
-"""A peer that starts takes the newest state at hand: what the swarm has committed, else its own newest checkpoint."""
+"""A peer that starts takes the newest state at hand: what the swarm has committed, else its own
+newest checkpoint."""
 
 from __future__ import annotations
 
@@ -17,11 +18,15 @@ TRIES = 5
 RETRY_S = 1.0
 
 
-async def catch_up(work: Work, presence: Presence, incoming: Path, journal: Journal, retry_s: float = RETRY_S) -> None:
-    """Leave the best there is in place. What was fetched and verified stays in ``incoming`` over failures and restarts.
+async def catch_up(
+    work: Work, presence: Presence, incoming: Path, journal: Journal, retry_s: float = RETRY_S
+) -> None:
+    """Leave the best there is in place. What was fetched and verified stays in ``incoming`` over
+    failures and restarts.
 
-    Which epoch others hold is what most of them say, and where any of them is there whom this peer has worked with, only those are
-    asked: one stranger's word sends nobody after parameters that do not exist.
+    Which epoch others hold is what most of them say, and where any of them is there whom this peer
+    has worked with, only those are asked: one stranger's word sends nobody after parameters that do
+    not exist.
     """
     for version in reversed(work.checkpoints()):
         try:
@@ -29,29 +34,47 @@ async def catch_up(work: Work, presence: Presence, incoming: Path, journal: Jour
         except Refused as e:
             journal.emit("checkpoint", "restore-failed", str(e), "error")
             continue
-        journal.emit("checkpoint", "restored", f"epoch {version.epoch} is back from the disk", epoch=version.epoch)
+        journal.emit(
+            "checkpoint",
+            "restored",
+            f"epoch {version.epoch} is back from the disk",
+            epoch=version.epoch,
+        )
         break
     partial = Partial(incoming)
     for _ in range(TRIES):
         held = {
             p: e.body.epoch
             for p, e in presence.replicas(work.stage.stage).items()
-            if e.body.state in ("training", "ready", "finished") and e.body.epoch <= work.settings.epochs
+            if e.body.state in ("training", "ready", "finished")
+            and e.body.epoch <= work.settings.epochs
         }
         held = {p: epoch for p, epoch in held.items() if p in work.colleagues} or held
         newest = median_high(held.values()) if held else 0
         if newest <= work.version.epoch:
             break
         try:
-            if not await work.join(sorted(p for p, epoch in held.items() if epoch >= newest - 1), None, partial=partial):
-                # What is on the noticeboard was written before all were started again, and the disk here has more than theirs.
-                journal.emit("checkpoint", "fetch-older", f"others hold less than epoch {work.version.epoch}, which stays")
+            if not await work.join(
+                sorted(p for p, epoch in held.items() if epoch >= newest - 1), None, partial=partial
+            ):
+                # What is on the noticeboard was written before all were started again, and the disk
+                # here has more than theirs.
+                journal.emit(
+                    "checkpoint",
+                    "fetch-older",
+                    f"others hold less than epoch {work.version.epoch}, which stays",
+                )
                 break
             return
         except PeerFault as e:
             journal.emit("checkpoint", "fetch-failed", f"{e}; trying again", "warning")
         except OutOfResources as e:
-            journal.emit("checkpoint", "fetch-failed", f"{e}; {e.next_step}; going on without keeping pieces", "error")
+            journal.emit(
+                "checkpoint",
+                "fetch-failed",
+                f"{e}; {e.next_step}; going on without keeping pieces",
+                "error",
+            )
             partial = Partial()
         await asyncio.sleep(retry_s)
     # The first round it takes part in brings every fresh parameter anyway: it joins as a listener.

@@ -1,8 +1,9 @@
-"""What this machine and this home need to take part, one check for each: versions, device, disk, clock, data.
+"""What this machine and this home need to take part, one check for each: versions, device, disk,
+clock, data.
 
-A check looks, says cause, effect and fix of every fault with an exit code of its own, and names what mends it where the
-program may do that itself: nothing is removed but what is made again, and no setting or key is changed.
-Never hivemind: these run in the command line, beside py-libp2p.
+A check looks, says cause, effect and fix of every fault with an exit code of its own, and names
+what mends it where the program may do that itself: nothing is removed but what is made again, and
+no setting or key is changed. Never hivemind: these run in the command line, beside py-libp2p.
 """
 
 from __future__ import annotations
@@ -38,13 +39,15 @@ _EFFECTS = {
     ExitCode.VERSIONS_UNFIT: "a daemon does not start here, or works with others only by chance",
     ExitCode.DEVICE_UNFIT: "this machine cannot hold a stage of the run",
     ExitCode.DISK_UNFIT: "what was trained here is lost when the daemon ends, or it does not start",
-    ExitCode.DATA_UNFIT: "this machine cannot hold the ends of the run; a block stage needs no data",
+    ExitCode.DATA_UNFIT: "this machine cannot hold the ends of the run; a block stage needs no "
+    "data",
 }
 
 
 @dataclass(frozen=True)
 class Check:
-    """One finding of the check ``name``. ``mend``: does what mends it and says what that was; None where people must."""
+    """One finding of the check ``name``. ``mend``: does what mends it and says what that was; None
+    where people must."""
 
     name: str
     finding: Finding
@@ -55,7 +58,12 @@ class Check:
         """As JSON-ready values."""
         f = self.finding
         said = {"ok": f.ok, "cause": f.cause, "effect": f.effect, "fix": f.fix, "code": int(f.code)}
-        return {"check": self.name, **said, "can_mend": self.mend is not None, "mended": self.mended}
+        return {
+            "check": self.name,
+            **said,
+            "can_mend": self.mend is not None,
+            "mended": self.mended,
+        }
 
 
 def passed(name: str, said: str) -> Check:
@@ -64,20 +72,33 @@ def passed(name: str, said: str) -> Check:
 
 
 def fault(
-    name: str, code: ExitCode, cause: str, fix: str, mend: Callable[[], str] | None = None, *, warning: bool = False
+    name: str,
+    code: ExitCode,
+    cause: str,
+    fix: str,
+    mend: Callable[[], str] | None = None,
+    *,
+    warning: bool = False,
 ) -> Check:
     """Something is; ``warning``: this peer can take part all the same."""
-    return Check(name, Finding("", name, warning, clean(cause, 500), _EFFECTS[code], clean(fix, 500), code), mend)
+    return Check(
+        name,
+        Finding("", name, warning, clean(cause, 500), _EFFECTS[code], clean(fix, 500), code),
+        mend,
+    )
 
 
 def blocked(name: str, why: LocalFault) -> Check:
     """What another fault keeps from being looked at."""
-    return Check(name, Finding("", name, False, why.what, "it could not be looked at", why.next_step, why.code))
+    return Check(
+        name,
+        Finding("", name, False, why.what, "it could not be looked at", why.next_step, why.code),
+    )
 
 
 def run(name: str, ours: NodeConfig, *, fix: bool, checkup: Checkup | None = None) -> list[Check]:
-    """The findings of one check. With ``fix`` what can be mended is, and the check runs again; ``mended`` then says what was
-    done. ``checkup``: what the swarm answered, for the clock."""
+    """The findings of one check. With ``fix`` what can be mended is, and the check runs again;
+    ``mended`` then says what was done. ``checkup``: what the swarm answered, for the clock."""
 
     def look() -> list[Check]:
         if name == "clock":
@@ -98,39 +119,58 @@ def run(name: str, ours: NodeConfig, *, fix: bool, checkup: Checkup | None = Non
     return [replace(again[0], mended="; ".join(done)), *again[1:]]
 
 
-# ---------------------------------------------------------------- versions
+# ------------------------------------------------------------ versions
 
 
 def versions(ours: NodeConfig) -> list[Check]:
-    """Python and libraries as the project asks for them, the p2p daemon, the daemon that runs here, the run's protocol."""
+    """Python and libraries as the project asks for them, the p2p daemon, the daemon that runs here,
+    the run's protocol."""
     code, found = ExitCode.VERSIONS_UNFIT, list[Check]()
     for wanted, there in unfit_packages():
         cause = f"{wanted} is needed, {f'{there} is here' if there else 'it is not installed'}"
         found.append(fault("versions", code, cause, f'pip install "{wanted}"'))
     binary = p2p_daemon()
     if binary is None:
-        found.append(fault("versions", code, "hivemind has no p2pd beside it", "pip install --force-reinstall hivemind"))
+        found.append(
+            fault(
+                "versions",
+                code,
+                "hivemind has no p2pd beside it",
+                "pip install --force-reinstall hivemind",
+            )
+        )
     elif not os.access(binary, os.X_OK):
 
         def executable() -> str:
             binary.chmod(binary.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
             return f"made {binary} executable"
 
-        found.append(fault("versions", code, f"{binary} is not executable", f"chmod +x {binary}", executable))
+        found.append(
+            fault("versions", code, f"{binary} is not executable", f"chmod +x {binary}", executable)
+        )
     try:
         known = ours.remembered()
         if known is not None and known[0].swarm.protocol != PROTOCOL:
-            raise LocalFault(f"the run speaks protocol {known[0].swarm.protocol}, this tutti {PROTOCOL}")
+            raise LocalFault(
+                f"the run speaks protocol {known[0].swarm.protocol}, this tutti {PROTOCOL}"
+            )
     except LocalFault as e:
         found.append(
-            fault("versions", code, f"the swarm used last cannot be read: {e.what}", e.next_step or "install its tutti")
+            fault(
+                "versions",
+                code,
+                f"the swarm used last cannot be read: {e.what}",
+                e.next_step or "install its tutti",
+            )
         )
     try:
         with ControlClient(ours.control_socket, home=ours.home) as client:
             running = client.status().version
         if running != VERSION:
             cause = f"the daemon that runs here is tutti {running}, this is {VERSION}"
-            found.append(fault("versions", code, cause, "tutti drain , then  tutti start", warning=True))
+            found.append(
+                fault("versions", code, cause, "tutti drain , then  tutti start", warning=True)
+            )
     except LocalFault:
         pass  # none runs, or it does not answer, which is for  tutti status  to say
     torch = next((v for n, v in _installed(("torch",))), "?")
@@ -139,7 +179,8 @@ def versions(ours: NodeConfig) -> list[Check]:
 
 
 def unfit_packages() -> Iterator[tuple[str, str]]:
-    """(what tutti asks for, version that is here, "" for none) of every library that is missing or another."""
+    """(what tutti asks for, version that is here, "" for none) of every library that is missing or
+    another."""
     from packaging.requirements import InvalidRequirement, Requirement
 
     try:
@@ -147,7 +188,9 @@ def unfit_packages() -> Iterator[tuple[str, str]]:
     except metadata.PackageNotFoundError:
         return  # it runs from a checkout that nobody installed: nothing here says what it needs
     needs = about["Requires-Python"] if "Requires-Python" in about else ""
-    if needs and not Requirement(f"python{needs}").specifier.contains(sys.version.split()[0], prereleases=True):
+    if needs and not Requirement(f"python{needs}").specifier.contains(
+        sys.version.split()[0], prereleases=True
+    ):
         yield f"python {needs}", sys.version.split()[0]
     for text in asked:
         try:
@@ -179,7 +222,7 @@ def p2p_daemon() -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-# ---------------------------------------------------------------- device
+# ------------------------------------------------------------ device
 
 
 def device(ours: NodeConfig) -> list[Check]:
@@ -217,16 +260,29 @@ def device(ours: NodeConfig) -> list[Check]:
     return [passed("device", f"{said}; {clean(manifest.swarm.name, 40)} fits")]
 
 
-# ---------------------------------------------------------------- disk
+# ------------------------------------------------------------ disk
 
 
 def disk(ours: NodeConfig) -> list[Check]:
-    """Whether this home can be written, has room for checkpoints, a sound key and sound checkpoints."""
+    """Whether this home can be written, has room for checkpoints, a sound key and sound
+    checkpoints."""
     code, home = ExitCode.DISK_UNFIT, ours.home
     trouble = _writable(home)
     if trouble is not None:
-        mend = None if home.is_dir() and home.stat().st_uid != os.getuid() else lambda: _make_writable(home)
-        return [fault("disk", code, f"{home}: {trouble}", f"make it a directory you may write:  chmod u+rwx {home}", mend)]
+        mend = (
+            None
+            if home.is_dir() and home.stat().st_uid != os.getuid()
+            else lambda: _make_writable(home)
+        )
+        return [
+            fault(
+                "disk",
+                code,
+                f"{home}: {trouble}",
+                f"make it a directory you may write:  chmod u+rwx {home}",
+                mend,
+            )
+        ]
     found = [*_key(ours), *_room_on_disk(ours), *_checkpoints(ours)]
     free = size(shutil.disk_usage(_existing(home)).free)
     if any(not one.finding.ok for one in found):
@@ -283,12 +339,15 @@ def _key(ours: NodeConfig) -> list[Check]:
 
 
 def _room_on_disk(ours: NodeConfig) -> list[Check]:
-    """Room for the checkpoints of the largest stage of the swarm used last, beside those that are kept."""
+    """Room for the checkpoints of the largest stage of the swarm used last, beside those that are
+    kept."""
     code, home, manifest = ExitCode.DISK_UNFIT, ours.home, _manifest(ours)
     place = _existing(home)
     free, need = shutil.disk_usage(place).free, MIN_FREE
     if manifest is not None:
-        there = sum(f.stat().st_size for f in ours.checkpoint_dir(manifest.run_id).rglob("*") if f.is_file())
+        there = sum(
+            f.stat().st_size for f in ours.checkpoint_dir(manifest.run_id).rglob("*") if f.is_file()
+        )
         need += max(0, (ours.checkpoint.keep + 1) * _state_bytes(manifest) - there)
     if free >= need:
         return []
@@ -303,7 +362,10 @@ def _room_on_disk(ours: NodeConfig) -> list[Check]:
     def free_some() -> str:
         for path in spare:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        return f"removed {size(gain)} that is made again: {', '.join(str(p.relative_to(home)) for p in spare[:4])}"
+        return (
+            f"removed {size(gain)} that is made again: "
+            f"{', '.join(str(p.relative_to(home)) for p in spare[:4])}"
+        )
 
     return [fault("disk", code, cause, step, free_some if gain and not busy else None)]
 
@@ -315,15 +377,27 @@ def _state_bytes(manifest: Manifest) -> int:
 
     m, stages = manifest.model, manifest.pipeline.stages
     return max(
-        sum(part.bytes + part.state for part in parts_of(parameter_shapes(m, stages, s), manifest.optimizer))
+        sum(
+            part.bytes + part.state
+            for part in parts_of(parameter_shapes(m, stages, s), manifest.optimizer)
+        )
         for s in range(min(stages, 1) + 1)
     )
 
 
 def _made_again(home: Path) -> list[tuple[Path, int]]:
-    """What a start makes or fetches again, and its bytes: tokenised text, pieces of a state that was being fetched."""
+    """What a start makes or fetches again, and its bytes: tokenised text, pieces of a state that
+    was being fetched."""
     places = [*home.glob("data/*"), *home.glob("swarms/*/incoming/*")]
-    return [(p, sum(f.stat().st_size for f in p.rglob("*") if f.is_file()) if p.is_dir() else p.stat().st_size) for p in places]
+    return [
+        (
+            p,
+            sum(f.stat().st_size for f in p.rglob("*") if f.is_file())
+            if p.is_dir()
+            else p.stat().st_size,
+        )
+        for p in places
+    ]
 
 
 def _checkpoints(ours: NodeConfig) -> list[Check]:
@@ -362,21 +436,26 @@ def _damaged(ours: NodeConfig, folder: Path, bad: dict[str, str]) -> Check:
         aside.mkdir(mode=0o700, exist_ok=True)
         for one in bad:
             if (folder / one).exists():
-                os.replace(folder / one, aside / f"{folder.parent.parent.name}-{folder.name}-{one}-{time.time_ns()}")
+                os.replace(
+                    folder / one,
+                    aside / f"{folder.parent.parent.name}-{folder.name}-{one}-{time.time_ns()}",
+                )
         return f"moved {len(bad)} damaged from {folder} to {aside}"
 
     cause = f"the checkpoint {folder.name}/{name}{more} cannot be used: {why}"
     step = (
-        f"nothing, for older ones and other peers are asked; to have it out of the way:  tutti doctor disk --fix  (to {aside})"
+        "nothing, for older ones and other peers are asked; to have it out of the way:  tutti "
+        f"doctor disk --fix  (to {aside})"
     )
     return fault("disk", ExitCode.DISK_UNFIT, cause, step, None if busy else set_aside)
 
 
-# ---------------------------------------------------------------- data
+# ------------------------------------------------------------ data
 
 
 def data(ours: NodeConfig) -> list[Check]:
-    """Whether the data and the tokenizer of the swarm used last can be opened and are those of the run."""
+    """Whether the data and the tokenizer of the swarm used last can be opened and are those of the
+    run."""
     from node.data.sources import open_data
 
     manifest = _manifest(ours)
@@ -398,19 +477,25 @@ def data(ours: NodeConfig) -> list[Check]:
 
 def _founded(ours: NodeConfig, manifest: Manifest) -> bool:
     try:
-        return ours.identity_path.exists() and Identity.load(ours.identity_path).peer_id == manifest.swarm.owner
+        return (
+            ours.identity_path.exists()
+            and Identity.load(ours.identity_path).peer_id == manifest.swarm.owner
+        )
     except LocalFault:
         return False  # a key that cannot be read is for the check of the disk to report
 
 
-# ---------------------------------------------------------------- clock
+# ------------------------------------------------------------ clock
 
 
 def clock(ours: NodeConfig, checkup: Checkup | None) -> list[Check]:
-    """This clock beside those of the peers that answered, and beside the times that are written in this home."""
+    """This clock beside those of the peers that answered, and beside the times that are written in
+    this home."""
     ahead = checkup.clock_s if checkup is not None else None
     if ahead is not None and abs(ahead) > CLOCK_S:
-        peers = len({f.address for f in checkup.findings if f.clock_s is not None}) if checkup else 0
+        peers = (
+            len({f.address for f in checkup.findings if f.clock_s is not None}) if checkup else 0
+        )
         return [Check("clock", wrong_clock(ahead, peers), _synchronise())]
     if ahead is not None:
         way = "ahead of" if ahead > 0 else "behind"
@@ -419,9 +504,14 @@ def clock(ours: NodeConfig, checkup: Checkup | None) -> list[Check]:
     behind = newest - time.time()
     if behind > CLOCK_S:
         finding = wrong_clock(-behind, 0)
-        cause = f"the clock of this machine is {span(behind)} behind a file that this program has written"
+        cause = (
+            f"the clock of this machine is {span(behind)} behind a file that this program has "
+            "written"
+        )
         return [Check("clock", replace(finding, cause=cause), _synchronise())]
-    return [passed("clock", "nobody answered to compare with; it is not behind what is written here")]
+    return [
+        passed("clock", "nobody answered to compare with; it is not behind what is written here")
+    ]
 
 
 def _written(ours: NodeConfig) -> list[Path]:
@@ -442,11 +532,12 @@ def _synchronise() -> Callable[[], str] | None:
     return set_clock
 
 
-# ---------------------------------------------------------------- for people
+# ------------------------------------------------------------ for people
 
 
 def lines(checks: Sequence[Check], width: int = 80) -> list[str]:
-    """For people, wrapped at words: a line for each check, and for a fault its effect, fix and what was mended."""
+    """For people, wrapped at words: a line for each check, and for a fault its effect, fix and what
+    was mended."""
     found = []
     for one in checks:
         f = one.finding
@@ -463,7 +554,12 @@ def wrapped(label: str, text: str, width: int) -> list[str]:
     import textwrap
 
     return textwrap.wrap(
-        text, width, initial_indent=label, subsequent_indent=" " * len(label), break_long_words=False, break_on_hyphens=False
+        text,
+        width,
+        initial_indent=label,
+        subsequent_indent=" " * len(label),
+        break_long_words=False,
+        break_on_hyphens=False,
     ) or [label.rstrip()]
 
 

@@ -1,7 +1,8 @@
-"""The settings of this peer, merged from everywhere, and the places of its files. The reader of the environment.
+"""The settings of this peer, merged from everywhere, and the places of its files. The reader of the
+environment.
 
-No manifest can change them. Precedence: flags, then ``TUTTI_*``, then ``--config``, then the user's ``config.toml``,
-then the defaults written in each room's ``settings.py``.
+No manifest can change them. Precedence: flags, then ``TUTTI_*``, then ``--config``, then the user's
+``config.toml``, then the defaults written in each room's ``settings.py``.
 """
 
 from __future__ import annotations
@@ -53,24 +54,35 @@ p2p_port = 31337
 """
 """A file of settings."""
 _RUN = re.compile(r"[0-9a-f]{12}")
-_MANIFEST_AGAIN = "put it back with  tutti start FILE  and a copy of it, or join again with a fresh invite:  tutti join INVITE"
+_MANIFEST_AGAIN = (
+    "put it back with  tutti start FILE  and a copy of it, or join again with a "
+    "fresh invite:  tutti join INVITE"
+)
 MOVED = "TUTTI_MOVED"
-"""Left by a daemon for the fresh image of itself when it changes its stage: "<stage>:<p2p port>"."""
+"""Left by a daemon for the fresh image of itself when it changes its stage: "<stage>:<p2p
+port>"."""
 _PORT = Rule(0, 65535)
-_RATE = Rule(0, says='bytes a second as a number, or such as "20Mbit", "2.5MB", "500k" (20 Mbit are 2.5 MB); 0 for no limit')
+_RATE = Rule(
+    0,
+    says='bytes a second as a number, or such as "20Mbit", "2.5MB", "500k" (20 Mbit are 2.5 MB); 0 '
+    "for no limit",
+)
 LEAST_CAP = 16_000
 """Bytes a second; the directory, heartbeats and plans alone take a part of it."""
 _CAPS = ("transport.max_up", "transport.max_down")
 NODE_RULES: dict[str, Rule] = {
     "name": Rule(pattern=r"[\w .-]{0,40}", says="at most 40 letters, digits, spaces, dots, dashes"),
     "role": Rule(choices=("auto", "ends", "stage", "rendezvous")),
-    "stage": Rule(pattern=r"auto|[1-9][0-9]{0,3}", says='"auto" or the number of a block stage, 1 or more'),
+    "stage": Rule(
+        pattern=r"auto|[1-9][0-9]{0,3}", says='"auto" or the number of a block stage, 1 or more'
+    ),
     "device": Rule(pattern=r"auto|cpu|cuda(:[0-9]{1,2})?", says="auto, cpu, cuda or cuda:N"),
     "threads": Rule(0, 1024),
     "local_devices": Rule(1, 64),
     "nice": Rule(0, 19),
     "memory": Rule(
-        pattern=r"(100|[1-9]?[0-9])%|[0-9]+(\.[0-9]+)?\s*([KMGT]i?)?B?", says='a share such as "80%" or a size such as "20GiB"'
+        pattern=r"(100|[1-9]?[0-9])%|[0-9]+(\.[0-9]+)?\s*([KMGT]i?)?B?",
+        says='a share such as "80%" or a size such as "20GiB"',
     ),
     "admission": Rule(pattern=r"([0-9a-fA-F]{2})*", says="the token's bytes in hex"),
     "metrics_port": Rule(-1, 65535),
@@ -122,7 +134,8 @@ SHORT_NAMES = {
     "max_up": "transport.max_up",
     "max_down": "transport.max_down",
 }
-"""Names in flags and the environment for settings that people touch often: TUTTI_LISTEN is transport.host."""
+"""Names in flags and the environment for settings that people touch often: TUTTI_LISTEN is
+transport.host."""
 
 
 @dataclass(frozen=True)
@@ -136,22 +149,25 @@ class NodeSettings:
     stage: str = "auto"
     """Block stage to host, or auto: the one that needs a peer most."""
     may_move: bool = True
-    """Whether the swarm may ask this peer to host another stage; said of a peer whose stage was named, it holds there too."""
+    """Whether the swarm may ask this peer to host another stage; said of a peer whose stage was
+    named, it holds there too."""
     device: str = "auto"
     """auto | cpu | cuda | cuda:N."""
     threads: int = 0
     """CPU threads of a device; 0: all cores, shared between the devices."""
     local_devices: int = 1
-    """Devices of this machine that hold the stage together, by tensor parallelism: so many GPUs, or processes on the CPU."""
+    """Devices of this machine that hold the stage together, by tensor parallelism: so many GPUs, or
+    processes on the CPU."""
     memory: str = "90%"
     """Most memory of the device to use: a share of it, or a size."""
     nice: int = 10
-    """Added to the process's niceness, so that the machine's owner feels the daemon little; 0 for a machine of its own."""
+    """Added to the process's niceness, so that the machine's owner feels the daemon little; 0 for a
+    machine of its own."""
     swarm: str = ""
     """Path of the swarm.toml to run; empty: the one used last."""
     data: str = ""
-    """Where this peer keeps the data of the run: the file, or a directory that holds it; empty: where it was found last, else
-    the path in the manifest."""
+    """Where this peer keeps the data of the run: the file, or a directory that holds it; empty:
+    where it was found last, else the path in the manifest."""
     tokenizer: str = ""
     """Where it keeps the run's tokenizer.json, in the same way."""
     join: tuple[str, ...] = ()
@@ -180,15 +196,17 @@ class NodeConfig:
     moved_to: int | None = None
     """The stage this process has changed to since it was started; 0 for the ends."""
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Setting to where its value came from: "--p2p-port", "TUTTI_P2P_PORT", a file. Absent: built in."""
+    """Setting to where its value came from: "--p2p-port", "TUTTI_P2P_PORT", a file. Absent: built
+    in."""
 
     @classmethod
     def load(cls, flags: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> NodeConfig:
         """Merge flags, environment, files and defaults.
 
-        ``flags``: setting ("role", "transport.host") or short name ("listen") to value; None is "not given". Two are
-        special: ``home`` (directory of this peer's files) and ``config`` (a TOML file). ``environ`` replaces the
-        process's environment in tests. Raises UsageFault naming the setting, its value and where that came from.
+        ``flags``: setting ("role", "transport.host") or short name ("listen") to value; None is
+        "not given". Two are special: ``home`` (directory of this peer's files) and ``config`` (a
+        TOML file). ``environ`` replaces the process's environment in tests. Raises UsageFault
+        naming the setting, its value and where that came from.
         """
         env = os.environ if environ is None else environ
         given = {k: v for k, v in flags.items() if v is not None}
@@ -223,11 +241,14 @@ class NodeConfig:
             if name in _CAPS and 0 < tables[room][key] < LEAST_CAP:
                 raise UsageFault(
                     f"{name} = {show(value)}  ({source})",
-                    f"that is {tables[room][key]:g} bytes a second, too little to take part; allowed: {LEAST_CAP} or more, 0 for no cap",
+                    f"that is {tables[room][key]:g} bytes a second, too little to take part; "
+                    f"allowed: {LEAST_CAP} or more, 0 for no cap",
                 )
         rooms = {room: kind(**tables[room]) for room, kind in ROOMS.items()}
         sources = {name: source for name, (_, source) in merged.items()}
-        return cls(home=home, node=NodeSettings(**tables[""]), sources=sources, moved_to=moved_to, **rooms)
+        return cls(
+            home=home, node=NodeSettings(**tables[""]), sources=sources, moved_to=moved_to, **rooms
+        )
 
     @property
     def name(self) -> str:
@@ -246,7 +267,8 @@ class NodeConfig:
 
     @property
     def may_move(self) -> bool:
-        """Whether the swarm may ask for another stage: where the user named one, only if the user says so as well."""
+        """Whether the swarm may ask for another stage: where the user named one, only if the user
+        says so as well."""
         return self.node.may_move and (self.node.stage == "auto" or "may_move" in self.sources)
 
     @property
@@ -323,14 +345,23 @@ class NodeConfig:
         return control_socket(self.home)
 
     def prepare_control_socket(self) -> Path:
-        """Create the socket's directory (0700, ours alone) and, when it is not home, a pointer file beside it for people."""
+        """Create the socket's directory (0700, ours alone) and, when it is not home, a pointer file
+        beside it for people."""
         path = self.control_socket
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         if path.parent != self.home:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             seen = path.parent.lstat()
-            if seen.st_uid != os.getuid() or seen.st_mode & 0o077 or not path.parent.is_dir() or path.parent.is_symlink():
-                raise Refused(f"{path.parent} is not a private directory of yours", "remove it, or choose a shorter --home")
+            if (
+                seen.st_uid != os.getuid()
+                or seen.st_mode & 0o077
+                or not path.parent.is_dir()
+                or path.parent.is_symlink()
+            ):
+                raise Refused(
+                    f"{path.parent} is not a private directory of yours",
+                    "remove it, or choose a shorter --home",
+                )
             with contextlib.suppress(OSError):  # the programs find the socket without it
                 (self.home / "ctl.sock.path").write_text(f"{path}\n")
         return path
@@ -349,7 +380,8 @@ class NodeConfig:
         return self.swarm_dir(run_id) / "incoming" / f"stage-{stage}"
 
     def remember(self, manifest: Manifest, invite: str = "") -> Path:
-        """Keep a manifest (and the invite it came by) as the swarm a bare ``tutti start`` runs. Returns its file."""
+        """Keep a manifest (and the invite it came by) as the swarm a bare ``tutti start`` runs.
+        Returns its file."""
         path = self.manifest_path(manifest.run_id)
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -359,11 +391,14 @@ class NodeConfig:
             _keep(self.home / "swarms" / "current", f"{manifest.run_id[:12]}\n".encode())
         except OSError as e:
             kind = OutOfResources if e.errno in (errno.ENOSPC, errno.EDQUOT) else Refused
-            raise kind(f"cannot write {path}: {e.strerror}", "check the disk and the rights of --home") from e
+            raise kind(
+                f"cannot write {path}: {e.strerror}", "check the disk and the rights of --home"
+            ) from e
         return path
 
     def ports(self) -> tuple[int, int]:
-        """The libp2p and the gRPC port that this home listened on last, so that invites outlive a restart; zeros for none."""
+        """The libp2p and the gRPC port that this home listened on last, so that invites outlive a
+        restart; zeros for none."""
         try:
             p2p, grpc = (self.home / "ports").read_text().split()
             found = int(p2p), int(grpc)
@@ -372,7 +407,8 @@ class NodeConfig:
         return found if all(_PORT.allows(port) for port in found) else (0, 0)
 
     def keep_ports(self, p2p: int, grpc: int) -> None:
-        """Remember them; that they cannot be written costs a fresh invite after the next start and no more."""
+        """Remember them; that they cannot be written costs a fresh invite after the next start and
+        no more."""
         with contextlib.suppress(OSError):
             write_atomically(self.home / "ports", f"{p2p} {grpc}\n".encode())
 
@@ -388,14 +424,19 @@ class NodeConfig:
         """Remember them, so that a start finds the swarm when whoever made the invite is gone."""
         with contextlib.suppress(OSError):
             self.swarm_dir(run_id).mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_atomically(self.swarm_dir(run_id) / "peers", "".join(f"{a}\n" for a in addresses).encode())
+            write_atomically(
+                self.swarm_dir(run_id) / "peers", "".join(f"{a}\n" for a in addresses).encode()
+            )
 
     def places(self, run_id: str) -> Places:
-        """Where the files of a run are: as set, else where they were found last if something is still there."""
+        """Where the files of a run are: as set, else where they were found last if something is
+        still there."""
         kept: dict[str, str] = {}
         with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
             found = json.loads((self.swarm_dir(run_id) / "places.json").read_bytes())
-            kept = {k: v for k, v in dict(found).items() if isinstance(v, str) and os.path.exists(v)}
+            kept = {
+                k: v for k, v in dict(found).items() if isinstance(v, str) and os.path.exists(v)
+            }
         here = {"data": self.node.data, "tokenizer": self.node.tokenizer}
         set_here = {k: os.path.abspath(os.path.expanduser(v)) for k, v in here.items() if v}
         return Places(**{k: set_here.get(k) or kept.get(k, "") for k in here})
@@ -407,7 +448,9 @@ class NodeConfig:
         path = self.swarm_dir(run_id) / "places.json"
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_atomically(path, json.dumps({"data": places.data, "tokenizer": places.tokenizer}).encode())
+            write_atomically(
+                path, json.dumps({"data": places.data, "tokenizer": places.tokenizer}).encode()
+            )
 
     def keep_change(self, run_id: str, change: str) -> None:
         """Keep the owner's newest change to a run. Raises Refused and OutOfResources."""
@@ -417,7 +460,9 @@ class NodeConfig:
             write_atomically(path, change.encode())
         except OSError as e:
             kind = OutOfResources if e.errno in (errno.ENOSPC, errno.EDQUOT) else Refused
-            raise kind(f"cannot write {path}: {e.strerror}", "check the disk and the rights of --home") from e
+            raise kind(
+                f"cannot write {path}: {e.strerror}", "check the disk and the rights of --home"
+            ) from e
 
     def change(self, run_id: str) -> str:
         """What was kept of a run, "" for nothing."""
@@ -427,7 +472,8 @@ class NodeConfig:
             return ""
 
     def keep_reference(self, run_id: str, loss: float) -> None:
-        """Keep the loss that this peer saw first of a run, which later ones are shown beside; lost, the next one is the first."""
+        """Keep the loss that this peer saw first of a run, which later ones are shown beside; lost,
+        the next one is the first."""
         with contextlib.suppress(OSError):
             write_atomically(self.swarm_dir(run_id) / "reference", f"{loss!r}\n".encode())
 
@@ -442,7 +488,8 @@ class NodeConfig:
     def current(self) -> str:
         """The first 12 digits of the run used last; "" when there was none.
 
-        Where "swarms/current" is lost or damaged it is the only run there is; raises UsageFault when there are several.
+        Where "swarms/current" is lost or damaged it is the only run there is; raises UsageFault
+        when there are several.
         """
         swarms = self.home / "swarms"
         with contextlib.suppress(OSError, ValueError):
@@ -456,14 +503,18 @@ class NodeConfig:
         if len(runs) > 1:
             named = "".join(f"\n  tutti start {swarms / run / 'swarm.toml'}" for run in runs[:8])
             raise UsageFault(
-                f"{swarms / 'current'} is missing or damaged, and {len(runs)} runs are remembered here", f"name one:{named}"
+                f"{swarms / 'current'} is missing or damaged, and {len(runs)} runs are remembered "
+                "here",
+                f"name one:{named}",
             )
         return runs[0] if runs else ""
 
     def remembered(self, run_id: str = "") -> tuple[Manifest, str] | None:
-        """The swarm used last (or the one named) with its invite, "" for none; None when there is no such swarm.
+        """The swarm used last (or the one named) with its invite, "" for none; None when there is
+        no such swarm.
 
-        Raises UsageFault when it is not known which was used last, Refused when its manifest or its invite is damaged.
+        Raises UsageFault when it is not known which was used last, Refused when its manifest or its
+        invite is damaged.
         """
         name = run_id[:12] or self.current()
         path = self.manifest_path(name)
@@ -476,11 +527,14 @@ class NodeConfig:
         except UsageFault as e:
             raise Refused(f"{path} is damaged: {e.what}; {e.next_step}", _MANIFEST_AGAIN) from e
         if manifest.run_id[:12] != name:
-            raise Refused(f"{path} is damaged: it describes run {manifest.run_id[:12]}", _MANIFEST_AGAIN)
+            raise Refused(
+                f"{path} is damaged: it describes run {manifest.run_id[:12]}", _MANIFEST_AGAIN
+            )
         return manifest, self.kept_invite(name)
 
     def kept_invite(self, run_id: str) -> str:
-        """The invite that a run was joined by, "" for none. Raises Refused for one that is damaged."""
+        """The invite that a run was joined by, "" for none. Raises Refused for one that is
+        damaged."""
         path = self.swarm_dir(run_id) / "invite"
         try:
             text = path.read_text().strip()
@@ -489,12 +543,15 @@ class NodeConfig:
             return ""
         except (OSError, ValueError, UsageFault) as e:
             why = e.strerror if isinstance(e, OSError) else e
-            raise Refused(f"{path} is damaged: {why}", "join again with a fresh invite:  tutti join INVITE") from e
+            raise Refused(
+                f"{path} is damaged: {why}", "join again with a fresh invite:  tutti join INVITE"
+            ) from e
         return text
 
 
 def _keep(path: Path, content: bytes) -> None:
-    """:func:`write_atomically`, unless that is there already: on a full disk a daemon starts again with what it has."""
+    """:func:`write_atomically`, unless that is there already: on a full disk a daemon starts again
+    with what it has."""
     with contextlib.suppress(OSError):
         if path.read_bytes() == content:
             return
@@ -502,9 +559,12 @@ def _keep(path: Path, content: bytes) -> None:
 
 
 def rate_of(text: str) -> float | None:
-    """Bytes a second of "20Mbit", "2.5MB", "2.5MB/s", "20Mbps", "500k"; None for what is none. Without a unit it is bytes, as
-    those who limit rates are used to (curl, wget, rsync); k, M and G are powers of 1000, Ki, Mi and Gi of 1024."""
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMG]?)(i?)(B|bit|bits|bps)?(/s)?", text.strip())
+    """Bytes a second of "20Mbit", "2.5MB", "2.5MB/s", "20Mbps", "500k"; None for what is none.
+    Without a unit it is bytes, as those who limit rates are used to (curl, wget, rsync); k, M and G
+    are powers of 1000, Ki, Mi and Gi of 1024."""
+    found = re.fullmatch(
+        r"([0-9]+(?:\.[0-9]+)?)\s*([kKMG]?)(i?)(B|bit|bits|bps)?(/s)?", text.strip()
+    )
     if found is None or (found[3] and not found[2]) or (found[4] == "bps" and found[5]):
         return None
     step = (1024 if found[3] else 1000) ** " KMG".index(found[2].upper() or " ")
@@ -512,7 +572,8 @@ def rate_of(text: str) -> float | None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Whole or not at all: a temporary file beside ``path``, synced, renamed over it. Raises OSError."""
+    """Whole or not at all: a temporary file beside ``path``, synced, renamed over it. Raises
+    OSError."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as f:
@@ -542,7 +603,8 @@ ENVIRONMENT: dict[str, str] = {
 
 
 def _from_environment(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
-    """Settings in ``TUTTI_*``. An empty value means "not given"; a name close to a known one is refused as a typing error."""
+    """Settings in ``TUTTI_*``. An empty value means "not given"; a name close to a known one is
+    refused as a typing error."""
     found: dict[str, tuple[Any, str]] = {}
     reserved = ("TUTTI_HOME", "TUTTI_CONFIG", MOVED)
     for variable, text in sorted(env.items()):
@@ -572,12 +634,18 @@ def _from_file(path: Path) -> dict[str, tuple[Any, str]]:
     try:
         table = tomllib.loads(path.read_text())
     except OSError as e:
-        raise UsageFault(f"cannot read {path}: {e.strerror}", "name an existing file with --config") from e
+        raise UsageFault(
+            f"cannot read {path}: {e.strerror}", "name an existing file with --config"
+        ) from e
     except (ValueError, RecursionError) as e:
         raise UsageFault(f"{path} is not TOML: {e}", f"write it as in\n{EXAMPLE}") from e
     found: dict[str, tuple[Any, str]] = {}
     for key, value in table.items():
-        entries = {f"{key}.{k}": v for k, v in value.items()} if key in ROOMS and isinstance(value, dict) else {key: value}
+        entries = (
+            {f"{key}.{k}": v for k, v in value.items()}
+            if key in ROOMS and isinstance(value, dict)
+            else {key: value}
+        )
         for name, entry in entries.items():
             if name not in KNOWN:
                 raise unknown(name, [*KNOWN, *ROOMS], str(path))

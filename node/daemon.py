@@ -1,5 +1,5 @@
-"""The daemon: finds its swarm, hosts one stage, answers its operator, and ends in order. The only file that knows
-every service; it decides nothing about training."""
+"""The daemon: finds its swarm, hosts one stage, answers its operator, and ends in order. The only
+file that knows every service; it decides nothing about training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,15 @@ from node.control.service import ControlService
 from node.control.text import banner
 from node.core.addresses import Scope
 from node.core.clock import Since, SystemClock
-from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, ProtocolMismatch, Refused, WireError
+from node.core.errors import (
+    ExitCode,
+    LocalFault,
+    NetworkFault,
+    PeerFault,
+    ProtocolMismatch,
+    Refused,
+    WireError,
+)
 from node.core.ids import ENDS, PeerId, RunId
 from node.core.memory import keep_freed
 from node.core.tasks import Tasks
@@ -61,11 +69,13 @@ RETRY_S = 1.0
 KEEP_S, KEEP_PEERS = 10.0, 8
 """Between two looks at which peers to remember for the next start, and how many."""
 LAN_PEERS = 32
-"""Peers of the run that are met because they announce themselves on the LAN; the directory tells of the others."""
+"""Peers of the run that are met because they announce themselves on the LAN; the directory tells of
+the others."""
 
 
 CHILD_PAUSE_S, CHILD_STEADY_S = 60.0, 30.0
-"""A child that ends again and again is started ever more rarely, up to once in so long; one that runs so long is well."""
+"""A child that ends again and again is started ever more rarely, up to once in so long; one that
+runs so long is well."""
 CHILD_ADMITTED_S = 365 * 86400.0
 """A child of a private solo swarm is admitted for so long after its start."""
 _STANDINGS = {s.value for s in Standing}
@@ -76,21 +86,33 @@ _POSTED = {"waiting": "ready", "moving": "starting"}
 class Daemon:
     """One peer. :meth:`run` returns the exit code."""
 
-    def __init__(self, config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -> None:
+    def __init__(
+        self, config: NodeConfig, manifest: Manifest | None, invite: Invite | None
+    ) -> None:
         self.config, self.manifest, self.invite = config, manifest, invite
         self.clock, self.started = SystemClock(), time.monotonic()
         self._since = Since(self.clock)
         self._new_key = not config.identity_path.exists()
         self.identity = Identity.load_or_create(config.identity_path)
         self.name = config.name or self.identity.name
-        sinks = [JsonlSink(config.events_path), StreamSink(sys.stderr, config.log_format, level=config.log_level)]
+        sinks = [
+            JsonlSink(config.events_path),
+            StreamSink(sys.stderr, config.log_format, level=config.log_level),
+        ]
         self.journal, self.metrics = Journal(sinks), Metrics()
         self.tasks = Tasks("daemon", self._failed)
         self.role = config.role
         self.transport = Transport(
-            self.identity, config.transport, self.journal, self.metrics, self._facts, self._admit, self._failed,
-            config.reach, self._serves,
-        )  # fmt: skip
+            self.identity,
+            config.transport,
+            self.journal,
+            self.metrics,
+            self._facts,
+            self._admit,
+            self._failed,
+            config.reach,
+            self._serves,
+        )
         self.view, self.mover, self.placing = View(self), Mover(self), Placing(self)
         self.presence: Presence | None = None
         self.assembled: Assembled | None = None
@@ -108,10 +130,11 @@ class Daemon:
         self._why = ""
         self.fault: LocalFault | None = None
 
-    # ------------------------------------------------------------ life
+    # ----------------------------------------------------------- life
 
     async def run(self) -> int:
-        """Until a signal, ``stop``, ``drain`` or a fault ends it. Raises LocalFault for what stops it from starting."""
+        """Until a signal, ``stop``, ``drain`` or a fault ends it. Raises LocalFault for what stops
+        it from starting."""
         self.identity.lock()
         self._catch_signals()
         control = ControlService(self.view, self.config.prepare_control_socket())
@@ -137,12 +160,19 @@ class Daemon:
         self.tasks.spawn(self.view.picture.keep_telling(), "telling", eternal=True)
         if self.manifest is None:
             self.role = "rendezvous"
-            self.journal.emit("daemon", "rendezvous", "serving as a rendezvous: helps peers find each other")
+            self.journal.emit(
+                "daemon", "rendezvous", "serving as a rendezvous: helps peers find each other"
+            )
             return
         directory = Directory(
-            self.identity, self.config.directory, self.clock, self.manifest.run_id, self.journal,
-            admit=self.gate().admit, admission=self.admission(self.manifest.run_id),
-        )  # fmt: skip
+            self.identity,
+            self.config.directory,
+            self.clock,
+            self.manifest.run_id,
+            self.journal,
+            admit=self.gate().admit,
+            admission=self.admission(self.manifest.run_id),
+        )
         bootstrap = self._bootstrap()
 
         async def attach(p2p: object) -> None:
@@ -155,7 +185,10 @@ class Daemon:
             if public - told:
                 told.update(public)
                 where = ", ".join(sorted(a.partition("/p2p/")[0] for a in public))
-                text = f"others reach this peer at {where}: a fresh invite is printed by  tutti swarm invite"
+                text = (
+                    f"others reach this peer at {where}: a fresh invite is printed by  tutti "
+                    "swarm invite"
+                )
                 self.journal.emit("daemon", "reachable", text)
             if self.presence is not None:
                 self.presence.changed()
@@ -166,7 +199,12 @@ class Daemon:
         self.transport.reachable.on_change.append(moved)
         self.transport.relays.on_change = moved
         self.presence = Presence(
-            self.identity.peer_id, directory, self.clock, self.config.directory.refresh_s, self._learn, self._failed
+            self.identity.peer_id,
+            directory,
+            self.clock,
+            self.config.directory.refresh_s,
+            self._learn,
+            self._failed,
         )
         self.presence.start()
         self.tasks.spawn(self._keep_acquaintances(self.manifest), "acquaintances", eternal=True)
@@ -174,7 +212,9 @@ class Daemon:
         await self._meet_on_the_lan(self.manifest, directory)
         if self.role == "rendezvous":
             self.presence.announce(self.body)
-            self.journal.emit("daemon", "rendezvous", "serving as a rendezvous: helps peers find each other")
+            self.journal.emit(
+                "daemon", "rendezvous", "serving as a rendezvous: helps peers find each other"
+            )
             return
         ends = solo or self.role == "ends"
         stages, company = self.manifest.pipeline.stages, bool(bootstrap)
@@ -199,18 +239,33 @@ class Daemon:
         if worth(self.manifest, stage, a.device.device):
             self.tasks.spawn(tune_meanwhile(self.journal), "tuning")
         self.presence.changed()
-        self.journal.emit("daemon", "hosting", f"hosting {self._what(stage, a)} on {a.device_said}", stage=stage)
+        self.journal.emit(
+            "daemon", "hosting", f"hosting {self._what(stage, a)} on {a.device_said}", stage=stage
+        )
         if solo:
             self._host_the_rest(self.manifest)
-        await catch_up(a.work, self.presence, self.config.incoming_dir(self.manifest.run_id, stage), self.journal)
+        await catch_up(
+            a.work,
+            self.presence,
+            self.config.incoming_dir(self.manifest.run_id, stage),
+            self.journal,
+        )
         a.training.start()
         self.presence.changed()
 
     async def _assemble(self, manifest: Manifest, stage: int, presence: Presence) -> Assembled:
         return await assemble(
-            self.config, manifest, stage, self.identity, self.transport, presence, self.clock,
-            self.journal, self.metrics, self._failed,
-        )  # fmt: skip
+            self.config,
+            manifest,
+            stage,
+            self.identity,
+            self.transport,
+            presence,
+            self.clock,
+            self.journal,
+            self.metrics,
+            self._failed,
+        )
 
     def _members(self) -> set[PeerId]:
         """Who hosts a stage of the run, as the noticeboard or the newest plan shows it."""
@@ -219,8 +274,13 @@ class Daemon:
         return hosts | {m.peer for m in plan.members} if plan else hosts
 
     async def _meet_on_the_lan(self, manifest: Manifest, directory: Directory) -> None:
-        """Announce an open run by mDNS, and try whoever announces the same one; a private run is announced to nobody."""
-        if not self.config.reach.lan or self.transport.reachable.local or manifest.swarm.admission != "open":
+        """Announce an open run by mDNS, and try whoever announces the same one; a private run is
+        announced to nobody."""
+        if (
+            not self.config.reach.lan
+            or self.transport.reachable.local
+            or manifest.swarm.admission != "open"
+        ):
             return
         # Not loaded where nothing is announced: it takes a tenth of a second.
         from node.reach.nearby import Advert, Announcer, Browser, Found
@@ -229,7 +289,12 @@ class Daemon:
 
         def found(one: Found) -> None:
             peer = PeerId(one.peer)
-            if one.run_id == manifest.run_id and peer != me and peer not in met and len(met) < LAN_PEERS:
+            if (
+                one.run_id == manifest.run_id
+                and peer != me
+                and peer not in met
+                and len(met) < LAN_PEERS
+            ):
                 met.add(peer)
                 self.transport.p2p.learn(peer, one.addresses)
                 directory.meet(one.addresses)
@@ -239,12 +304,19 @@ class Daemon:
         self._announcer = Announcer(self.journal, self._failed)
         swarm = manifest.swarm
         advert = Advert(
-            manifest.run_id, swarm.name, swarm.owner, me, self.name, manifest.pipeline.stages, self.transport.ports[0]
+            manifest.run_id,
+            swarm.name,
+            swarm.owner,
+            me,
+            self.name,
+            manifest.pipeline.stages,
+            self.transport.ports[0],
         )
         await self._announcer.start(advert)
 
     def _recall_change(self, a: Assembled, manifest: Manifest) -> None:
-        """The owner's newest change to how cells average, as this peer last knew it; and newer ones are kept."""
+        """The owner's newest change to how cells average, as this peer last knew it; and newer ones
+        are kept."""
         config, run_id = self.config, manifest.run_id
         text = config.change(run_id)
         if text:
@@ -266,11 +338,27 @@ class Daemon:
     def _host_the_rest(self, manifest: Manifest) -> None:
         """A solo swarm: every block stage in a child of this daemon, until somebody else joins."""
         host = self.config.transport.host
-        near = f"{multiaddr(host or '127.0.0.1', self.transport.ports[0])}/p2p/{self.identity.peer_id}"
+        near = (
+            f"{multiaddr(host or '127.0.0.1', self.transport.ports[0])}/p2p/{self.identity.peer_id}"
+        )
         swarm = str(self.config.manifest_path(manifest.run_id))
         for stage in range(1, manifest.pipeline.stages + 1):
-            arguments = ("start", swarm, "--role", "stage", "--stage", str(stage), "--join", near, "--metrics-port", "-1",
-                         "--threads", "1", "--name", f"{self.name}-{stage}"[:32])  # fmt: skip
+            arguments = (
+                "start",
+                swarm,
+                "--role",
+                "stage",
+                "--stage",
+                str(stage),
+                "--join",
+                near,
+                "--metrics-port",
+                "-1",
+                "--threads",
+                "1",
+                "--name",
+                f"{self.name}-{stage}"[:32],
+            )
             if host:
                 arguments += ("--listen", host)
             if self.config.local_devices > 1:
@@ -283,7 +371,9 @@ class Daemon:
                 # The token names this one child, so it may stand on a command line.
                 home.mkdir(parents=True, exist_ok=True, mode=0o700)
                 guest = Identity.load_or_create(home / self.config.identity_path.name).peer_id
-                token = admission_token(self.identity, manifest.run_id, guest, self.clock.wall() + CHILD_ADMITTED_S)
+                token = admission_token(
+                    self.identity, manifest.run_id, guest, self.clock.wall() + CHILD_ADMITTED_S
+                )
                 arguments += ("--set", f"admission={token.hex()}")
             child = Child(f"stage {stage}", home, arguments)
             child.start()
@@ -304,10 +394,21 @@ class Daemon:
                     continue
                 if now < due:
                     continue
-                # One that cannot start says why in its last words, and is not started every second for ever.
+                # One that cannot start says why in its last words, and is not started every second
+                # for ever.
                 again[child.label] = now + pause, min(2 * pause, CHILD_PAUSE_S)
-                why = next((line for line in reversed(child.tail().splitlines()) if line.startswith("tutti: ")), "")
-                text = f"the local daemon of {child.label} ended ({why.removeprefix('tutti: ') or 'see ' + str(child.log)})"
+                why = next(
+                    (
+                        line
+                        for line in reversed(child.tail().splitlines())
+                        if line.startswith("tutti: ")
+                    ),
+                    "",
+                )
+                text = (
+                    f"the local daemon of {child.label} ended "
+                    f"({why.removeprefix('tutti: ') or 'see ' + str(child.log)})"
+                )
                 self.child_trouble[child.label] = text
                 self.journal.emit("daemon", "child-ended", f"{text}; starting it again", "warning")
                 child.start()
@@ -362,10 +463,13 @@ class Daemon:
         self.stop(f"signal {signal.Signals(number).name}")
 
     def _failed(self, name: str, error: BaseException) -> None:
-        """A task of any room raised what nobody expected: say so, and end, for half a daemon helps nobody."""
+        """A task of any room raised what nobody expected: say so, and end, for half a daemon helps
+        nobody."""
         if self._ending.is_set():
             # What breaks while everything is taken down is no news, and not why this daemon ends.
-            self.journal.emit("daemon", "task-failed", f"{name}: {type(error).__name__}: {error}", "debug")
+            self.journal.emit(
+                "daemon", "task-failed", f"{name}: {type(error).__name__}: {error}", "debug"
+            )
             return
         if isinstance(error, LocalFault):
             self.problem, self.problem_next = error.what, error.next_step
@@ -375,7 +479,9 @@ class Daemon:
         text = f"{name}: {type(error).__name__}: {error}"
         self.journal.emit("daemon", "task-failed", text, "error")
         logging.getLogger("tutti").error("task %s failed", name, exc_info=error)
-        self.fault = LocalFault(f"internal error in {text}", f"the log has more: {self.config.events_path}")
+        self.fault = LocalFault(
+            f"internal error in {text}", f"the log has more: {self.config.events_path}"
+        )
         self.stop(text, ExitCode.UNEXPECTED)
 
     def _quiet_logs(self) -> None:
@@ -383,30 +489,41 @@ class Daemon:
         root.handlers[:] = [JournalHandler(self.journal)]
         faulthandler.enable()
 
-    # ------------------------------------------------------------ the swarm
+    # ----------------------------------------------------------- the swarm
 
     def _bootstrap(self) -> list[str]:
         addresses = list(self.invite.addresses) if self.invite else []
         addresses += [p for p in self.config.join if p.startswith("/")]
         m = self.manifest
         if m is not None and (addresses or m.swarm.owner != self.identity.peer_id):
-            # The owner who starts its swarm anew asks nobody; whoever joined it finds it without who invited it.
+            # The owner who starts its swarm anew asks nobody; whoever joined it finds it without
+            # who invited it.
             addresses += self.config.acquaintances(m.run_id)
         return list(dict.fromkeys(a for a in addresses if not a.endswith(self.identity.peer_id)))
 
     def _solo(self) -> bool:
         m = self.manifest
-        return m is not None and self.role == "auto" and not self._bootstrap() and m.swarm.owner == self.identity.peer_id
+        return (
+            m is not None
+            and self.role == "auto"
+            and not self._bootstrap()
+            and m.swarm.owner == self.identity.peer_id
+        )
 
     async def _find_manifest(self, invite: Invite) -> Manifest:
-        """Ask the peers of the invite for the manifest; hash and signature decide, not the peer that gave it."""
+        """Ask the peers of the invite for the manifest; hash and signature decide, not the peer
+        that gave it."""
         deadline, reasons, refused = time.monotonic() + FIND_S, {}, {}
-        question = Ask(manifest=AskManifest(run_id=invite.run_id, admission=self.admission(invite.run_id)))
+        question = Ask(
+            manifest=AskManifest(run_id=invite.run_id, admission=self.admission(invite.run_id))
+        )
         peers = {peer_of_address(a) for a in invite.addresses}
         for peer in peers:
             self.transport.learn(peer, [a for a in invite.addresses if peer_of_address(a) == peer])
         while time.monotonic() < deadline and refused.keys() != peers:
-            for peer, answer in zip(peers, await asyncio.gather(*(self._put(p, question) for p in peers)), strict=True):
+            for peer, answer in zip(
+                peers, await asyncio.gather(*(self._put(p, question) for p in peers)), strict=True
+            ):
                 if isinstance(answer, str):
                     reasons[peer] = answer
                 elif answer.WhichOneof("answer") != "manifest":
@@ -419,12 +536,14 @@ class Daemon:
             await asyncio.sleep(RETRY_S)
         if refused:
             raise Refused(
-                "cannot join: who answered does not know this run" + "".join(f"\n  {a}: {why}" for a, why in refused.items()),
+                "cannot join: who answered does not know this run"
+                + "".join(f"\n  {a}: {why}" for a, why in refused.items()),
                 "ask for a fresh invite; the swarm may have moved",
             )
         listed = "".join(f"\n  {a}: {why}" for a, why in reasons.items())
         raise NetworkFault(
-            f"cannot join: none of {len(peers)} peers of the invite answered ({FIND_S:.0f} s){listed}",
+            f"cannot join: none of {len(peers)} peers of the invite answered ({FIND_S:.0f} "
+            f"s){listed}",
             "ask for a fresh invite, or see what is wrong with  tutti doctor net INVITE",
         )
 
@@ -441,8 +560,9 @@ class Daemon:
             await directory.serve(self._in_routing_tables(company))
 
     def _in_routing_tables(self, company: bool) -> bool:
-        """Whether others may ask this node: who is a rendezvous or can be dialled; before somebody has tried, who starts a
-        swarm; and everybody where nobody can be dialled, for those that are connected already."""
+        """Whether others may ask this node: who is a rendezvous or can be dialled; before somebody
+        has tried, who starts a swarm; and everybody where nobody can be dialled, for those that are
+        connected already."""
         standing = self.transport.reachable.standing
         if self.role == "rendezvous" or standing is Standing.OPEN:
             return True
@@ -454,7 +574,9 @@ class Daemon:
     def _learn(self, peer: PeerId, body: PeerBody) -> None:
         standing = Standing(body.reach) if body.reach in _STANDINGS else Standing.UNKNOWN
         relays = [PeerId(r) for r in body.relays]
-        self.transport.learn(peer, body.maddrs, standing=standing, relays=relays, room=body.room, rate=body.rate)
+        self.transport.learn(
+            peer, body.maddrs, standing=standing, relays=relays, room=body.room, rate=body.rate
+        )
 
     def _serves(self) -> str:
         return str(self.manifest.run_id) if self.manifest is not None else ""
@@ -485,22 +607,28 @@ class Daemon:
             self._shown = given, run_id, shown(given, self.identity, run_id)
         return self._shown[2]
 
-    # ------------------------------------------------------------ what others see
+    # ----------------------------------------------------------- what others see
 
     def addresses(self) -> list[str]:
         """Multiaddrs with the PeerId, for --join; the most likely to work first."""
         return self.transport.reachable.multiaddrs()
 
     def ways_in(self) -> list[str]:
-        """Multiaddrs for an invite: of this peer, and of others that everybody can dial, one each."""
+        """Multiaddrs for an invite: of this peer, and of others that everybody can dial, one
+        each."""
         return self.addresses() + self._open_peers()
 
     def _open_peers(self) -> list[str]:
         """A multiaddr of every other peer that everybody can dial, rendezvous first."""
         entries = sorted(
-            self.presence.others().items() if self.presence else (), key=lambda e: (e[1].body.role != "rendezvous", e[0])
+            self.presence.others().items() if self.presence else (),
+            key=lambda e: (e[1].body.role != "rendezvous", e[0]),
         )
-        there = [[a for a in e.body.maddrs if a.endswith(p)] for p, e in entries if e.body.reach == Standing.OPEN.value]
+        there = [
+            [a for a in e.body.maddrs if a.endswith(p)]
+            for p, e in entries
+            if e.body.reach == Standing.OPEN.value
+        ]
         return [addresses[0] for addresses in there if addresses]
 
     async def _keep_acquaintances(self, manifest: Manifest) -> None:
@@ -527,9 +655,10 @@ class Daemon:
             return "choosing" if self.manifest and self.placing.stage is None else "starting"
         if a.work.fetching < 1.0:
             return "joining"
-        return {State.FINISHED: "finished", State.IDLE: "waiting" if a.training.waiting_for() else "ready"}.get(
-            a.training.member.state, "training"
-        )
+        return {
+            State.FINISHED: "finished",
+            State.IDLE: "waiting" if a.training.waiting_for() else "ready",
+        }.get(a.training.member.state, "training")
 
     def body(self) -> PeerBody:
         """This peer's record on the noticeboard."""
@@ -537,33 +666,59 @@ class Daemon:
         stage = self.placing.stage
         role = self.role if stage is None else "stage" if stage else "ends"
         return PeerBody(
-            stage=stage or ENDS, role=role, state=_POSTED.get(state, state),
-            open_to=self.placing.open_to, settled=self.placing.settled,
-            epoch=max(0, a.stage.epoch) if a else 0, name=self.name[:64], version=VERSION,
-            tokens_per_s=a.meter.tokens_per_s if a else 0.0, speed=a.work.speed() if a else 0.0,
-            maddrs=tuple(self.addresses()), started=self._since.wall(),
-            leads=a is not None and a.training.leader is not None, reach=t.reachable.standing.value,
-            relays=t.relays.held, room=t.relay.room, rate=t.relay.rate_left, follows=(a.training.following or "") if a else "",
-        )  # fmt: skip
+            stage=stage or ENDS,
+            role=role,
+            state=_POSTED.get(state, state),
+            open_to=self.placing.open_to,
+            settled=self.placing.settled,
+            epoch=max(0, a.stage.epoch) if a else 0,
+            name=self.name[:64],
+            version=VERSION,
+            tokens_per_s=a.meter.tokens_per_s if a else 0.0,
+            speed=a.work.speed() if a else 0.0,
+            maddrs=tuple(self.addresses()),
+            started=self._since.wall(),
+            leads=a is not None and a.training.leader is not None,
+            reach=t.reachable.standing.value,
+            relays=t.relays.held,
+            room=t.relay.room,
+            rate=t.relay.rate_left,
+            follows=(a.training.following or "") if a else "",
+        )
 
     def _what(self, stage: int, a: Assembled) -> str:
-        return "the ends (embedding, head, data)" if stage == ENDS else f"stage {stage}, layers {a.layers}"
+        return (
+            "the ends (embedding, head, data)"
+            if stage == ENDS
+            else f"stage {stage}, layers {a.layers}"
+        )
 
     def _banner(self, solo: bool) -> None:
         m = self.manifest
         lines = banner(
-            version=VERSION, name=self.name, peer=self.identity.peer_id, key_path=str(self.config.identity_path), solo=solo,
-            home=str(self.config.home), home_flag=self.config.home_flag, new_key=self._new_key, model=m.model_said() if m else "",
+            version=VERSION,
+            name=self.name,
+            peer=self.identity.peer_id,
+            key_path=str(self.config.identity_path),
+            solo=solo,
+            home=str(self.config.home),
+            home_flag=self.config.home_flag,
+            new_key=self._new_key,
+            model=m.model_said() if m else "",
             parameters=m.parameter_count() if m else 0,
-            swarm=m.swarm.name if m else "", run_id=m.run_id if m else "", listening=self.addresses()[:2],
-            metrics_url=self.metrics_url, invite=self.view.invite().invite if m else "",
+            swarm=m.swarm.name if m else "",
+            run_id=m.run_id if m else "",
+            listening=self.addresses()[:2],
+            metrics_url=self.metrics_url,
+            invite=self.view.invite().invite if m else "",
             everywhere=not self.config.transport.host,
-        )  # fmt: skip
+        )
         say("\n".join(lines))
 
 
 def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -> int:
-    """Run a daemon until it ends; the exit code. Raises LocalFault with the next step for what stopped it."""
+    """Run a daemon until it ends; the exit code. Raises LocalFault with the next step for what
+    stopped it."""
     keep_freed()
     # Not below what it is already: a parent that is nice has nice children.
     os.nice(max(0, config.node.nice - os.nice(0)))

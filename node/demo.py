@@ -1,4 +1,5 @@
-"""A whole swarm on one machine: real daemons as processes, real p2pd, real TLS, watched until it has learnt to write.
+"""A whole swarm on one machine: real daemons as processes, real p2pd, real TLS, watched until it
+has learnt to write.
 
 ``tutti demo`` is the product itself, started several times; nothing here knows how training works.
 """
@@ -31,7 +32,8 @@ from node.manifest import Manifest
 from protos.control_pb2 import GenerateRequest, Snapshot
 
 START_S = 180.0
-"""Longest wait for the first plan: importing torch in eight processes on two cores takes a while."""
+"""Longest wait for the first plan: importing torch in eight processes on two cores takes a
+while."""
 STUCK_S = 120.0
 """Longest time without a new epoch."""
 POLL_S = 1.0
@@ -44,9 +46,11 @@ SAMPLE_TOKENS = 160
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """``nodes``: peers of the ends, then of each block stage. ``epochs`` 0: the manifest's; ``seconds`` 0: no limit.
+    """``nodes``: peers of the ends, then of each block stage. ``epochs`` 0: the manifest's;
+    ``seconds`` 0: no limit.
 
-    ``rendezvous``: everybody meets at a peer that holds no part of the model, as in docker-compose.yml.
+    ``rendezvous``: everybody meets at a peer that holds no part of the model, as in
+    docker-compose.yml.
     """
 
     nodes: tuple[int, ...] = (1, 2, 2, 2)
@@ -62,12 +66,16 @@ class DemoOptions:
 
 
 def spread(ends: int, stages: int, replicas: int, peers: int) -> tuple[int, ...]:
-    """Peers of the ends and of each block stage: ``replicas`` of each, or ``peers`` in all. Raises UsageFault for too few."""
+    """Peers of the ends and of each block stage: ``replicas`` of each, or ``peers`` in all. Raises
+    UsageFault for too few."""
     if not peers:
         return (ends, *([replicas] * stages))
     each, more = divmod(peers - ends, stages)
     if each < 1:
-        raise UsageFault(f"{peers} peers are too few", f"{ends} at the ends and one for each of {stages} block stages")
+        raise UsageFault(
+            f"{peers} peers are too few",
+            f"{ends} at the ends and one for each of {stages} block stages",
+        )
     return (ends, *(each + (i < more) for i in range(stages)))
 
 
@@ -103,21 +111,37 @@ class Swarm:
         chief = Identity.load_or_create(home / "ends-0" / "identity.key")
         base = options.manifest or Manifest.default_demo()
         training = dataclasses.replace(
-            base.training, min_replicas=min(options.nodes[1:]), epochs=options.epochs or base.training.epochs
+            base.training,
+            min_replicas=min(options.nodes[1:]),
+            epochs=options.epochs or base.training.epochs,
         )
         pipeline = dataclasses.replace(base.pipeline, stages=len(options.nodes) - 1)
-        self.manifest = Manifest.parse(dataclasses.replace(base, training=training, pipeline=pipeline).sign(chief))
+        self.manifest = Manifest.parse(
+            dataclasses.replace(base, training=training, pipeline=pipeline).sign(chief)
+        )
         self.swarm_toml = home / "swarm.toml"
         self.swarm_toml.write_bytes(self.manifest.to_toml())
         self._port = _free_port()
-        host = Identity.load_or_create(home / "rendezvous" / "identity.key") if options.rendezvous else chief
+        host = (
+            Identity.load_or_create(home / "rendezvous" / "identity.key")
+            if options.rendezvous
+            else chief
+        )
         self.join = f"/ip4/127.0.0.1/tcp/{self._port}/p2p/{host.peer_id}"
         self.children: list[Child] = []
         self.snapshots: dict[str, Snapshot] = {}
         self.deaths: list[str] = []
         self._clients: dict[str, ControlClient] = {}
         if options.rendezvous:
-            meet = ("bootstrap", "--listen", "127.0.0.1", "--port", str(self._port), "--swarm", str(self.swarm_toml))
+            meet = (
+                "bootstrap",
+                "--listen",
+                "127.0.0.1",
+                "--port",
+                str(self._port),
+                "--swarm",
+                str(self.swarm_toml),
+            )
             self.children.append(Child("rendezvous", home / "rendezvous", meet))
         for stage, count in enumerate(options.nodes):
             for i in range(count):
@@ -129,7 +153,18 @@ class Swarm:
         role = ("--role", "ends") if stage == ENDS else ("--role", "stage", "--stage", str(stage))
         first = stage == ENDS and number == 0 and not self.options.rendezvous
         where = ("--p2p-port", str(self._port)) if first else ("--join", self.join)
-        arguments = ("start", str(self.swarm_toml), *role, *where, "--listen", "127.0.0.1", "--threads", "1", "--name", label)
+        arguments = (
+            "start",
+            str(self.swarm_toml),
+            *role,
+            *where,
+            "--listen",
+            "127.0.0.1",
+            "--threads",
+            "1",
+            "--name",
+            label,
+        )
         child = Child(label, self.home / label, arguments)
         self.children.append(child)
         return child
@@ -143,7 +178,9 @@ class Swarm:
             try:
                 client = self._clients.get(child.label)
                 if client is None:
-                    client = ControlClient(NodeConfig.load({"home": str(child.home)}).control_socket, timeout_s=5.0)
+                    client = ControlClient(
+                        NodeConfig.load({"home": str(child.home)}).control_socket, timeout_s=5.0
+                    )
                     self._clients[child.label] = client
                 self.snapshots[child.label] = client.status()
             except LocalFault:
@@ -169,7 +206,8 @@ class Swarm:
 
 
 def run(options: DemoOptions) -> int:
-    """Run the demo; the exit code. Raises TimedOut when the swarm does not start or stands still."""
+    """Run the demo; the exit code. Raises TimedOut when the swarm does not start or stands
+    still."""
     outcome = play(options)
     if options.json:
         print(json.dumps(dataclasses.asdict(outcome)), flush=True)
@@ -178,8 +216,11 @@ def run(options: DemoOptions) -> int:
 
 
 def _pairs(options: DemoOptions) -> bool:
-    """Whether there are replicas that must be equal: two of a stage, and cells that hold more than one."""
-    return max(options.nodes) > 1 and (options.manifest is None or options.manifest.averaging.cell != 1)
+    """Whether there are replicas that must be equal: two of a stage, and cells that hold more than
+    one."""
+    return max(options.nodes) > 1 and (
+        options.manifest is None or options.manifest.averaging.cell != 1
+    )
 
 
 def play(options: DemoOptions) -> Outcome:
@@ -210,14 +251,24 @@ def play(options: DemoOptions) -> Outcome:
 def _wait_for_start(swarm: Swarm, show: Show, began: float) -> None:
     while True:
         snapshots = swarm.poll()
-        show(snapshots, "starting: every process loads torch and hivemind, finds the others and is told its stage")
+        show(
+            snapshots,
+            "starting: every process loads torch and hivemind, finds the others and is told its "
+            "stage",
+        )
         if any(s.epoch > 0 or s.state == "training" for s in snapshots if s.role == "ends"):
             return
         for child in swarm.children:
             if not child.running:
-                raise LocalFault(f"the daemon of {child.label} ended while starting", f"its last words:\n{child.tail()}")
+                raise LocalFault(
+                    f"the daemon of {child.label} ended while starting",
+                    f"its last words:\n{child.tail()}",
+                )
         if time.monotonic() - began > START_S:
-            raise TimedOut(f"no epoch was planned in {START_S:.0f} s", f"see daemon.out of each peer below {swarm.home}")
+            raise TimedOut(
+                f"no epoch was planned in {START_S:.0f} s",
+                f"see daemon.out of each peer below {swarm.home}",
+            )
         time.sleep(POLL_S)
 
 
@@ -233,9 +284,16 @@ def _watch(swarm: Swarm, options: DemoOptions, outcome: Outcome, show: Show) -> 
         if epoch > last:
             last, moved = epoch, now
         if now - moved > STUCK_S:
-            raise TimedOut(f"epoch {last} did not end in {STUCK_S:.0f} s", f"see daemon.out of each peer below {swarm.home}")
+            raise TimedOut(
+                f"epoch {last} did not end in {STUCK_S:.0f} s",
+                f"see daemon.out of each peer below {swarm.home}",
+            )
         if options.kill and victim is None and epoch >= epochs * KILL_AT:
-            victim = next(c for c in swarm.children if c.label.startswith("stage-2-" if len(options.nodes) > 2 else "stage-1-"))
+            victim = next(
+                c
+                for c in swarm.children
+                if c.label.startswith("stage-2-" if len(options.nodes) > 2 else "stage-1-")
+            )
             victim.kill()
             outcome.killed, killed_at = victim.label, now
             _say(f"killed {victim.label} with SIGKILL at epoch {epoch}")
@@ -243,12 +301,26 @@ def _watch(swarm: Swarm, options: DemoOptions, outcome: Outcome, show: Show) -> 
             replacement = swarm.add(int(victim.label.split("-")[1]), 9)
             replacement.start()
             _say(f"a fresh daemon, {replacement.label}, takes its place")
-        if replacement is not None and not outcome.replaced_in_s and (s := swarm.snapshots.get(replacement.label)):
+        if (
+            replacement is not None
+            and not outcome.replaced_in_s
+            and (s := swarm.snapshots.get(replacement.label))
+        ):
             if s.epoch >= epoch - 1 and s.state == "training" and s.micro_batches > 0:
                 outcome.replaced_in_s = round(now - killed_at, 1)
-                _say(f"{replacement.label} fetched its state and is in a plan again, {outcome.replaced_in_s} s after the kill")
-        show(snapshots, f"{now - began:.0f} s" + (f"   killed {outcome.killed}" if outcome.killed else ""))
-        if ends and all(s.state == "finished" for s in ends) or (options.seconds and now - began > options.seconds):
+                _say(
+                    f"{replacement.label} fetched its state and is in a plan again, "
+                    f"{outcome.replaced_in_s} s after the kill"
+                )
+        show(
+            snapshots,
+            f"{now - began:.0f} s" + (f"   killed {outcome.killed}" if outcome.killed else ""),
+        )
+        if (
+            ends
+            and all(s.state == "finished" for s in ends)
+            or (options.seconds and now - began > options.seconds)
+        ):
             outcome.seconds = round(now - began, 1)
             return
         time.sleep(POLL_S)
@@ -274,28 +346,42 @@ def _finish(swarm: Swarm, outcome: Outcome) -> None:
     if not swarm.options.sample:
         return
     _say("\na sample, generated through the swarm:")
-    request = GenerateRequest(prompt=PROMPT, max_tokens=SAMPLE_TOKENS, temperature=0.7, seed=1, top_k=40)
+    request = GenerateRequest(
+        prompt=PROMPT, max_tokens=SAMPLE_TOKENS, temperature=0.7, seed=1, top_k=40
+    )
     sys.stderr.write(f"  {PROMPT}")
     label = next(c.label for c in swarm.children if c.label.startswith("ends-") and c.running)
     for piece in swarm.client(label).generate(request, 120.0):
         outcome.sample += piece.text
         # The model may say anything, terminal commands included.
-        sys.stderr.write("".join(c if c.isprintable() else "\n  " if c == "\n" else " " for c in piece.text))
+        sys.stderr.write(
+            "".join(c if c.isprintable() else "\n  " if c == "\n" else " " for c in piece.text)
+        )
         sys.stderr.flush()
     _say("\n")
 
 
 def _summary(o: Outcome) -> None:
-    equal = "equal" if o.digests_equal else "NOT equal" if o.compared else "not compared: no two are of one cell and epoch"
-    _say(
-        f"{o.nodes} daemons trained {o.epochs} epochs, {o.tokens / 1e6:.2f} M tokens in {o.seconds:.0f} s: {o.tokens_per_s:,.0f} tokens/s"
+    equal = (
+        "equal"
+        if o.digests_equal
+        else "NOT equal"
+        if o.compared
+        else "not compared: no two are of one cell and epoch"
     )
-    _say(f"loss {o.loss_first:.3f} -> held-out {o.loss_val:.3f} nats per byte; replicas {equal}; {o.failures} failures")
+    _say(
+        f"{o.nodes} daemons trained {o.epochs} epochs, {o.tokens / 1e6:.2f} M tokens in "
+        f"{o.seconds:.0f} s: {o.tokens_per_s:,.0f} tokens/s"
+    )
+    _say(
+        f"loss {o.loss_first:.3f} -> held-out {o.loss_val:.3f} nats per byte; replicas {equal}; "
+        f"{o.failures} failures"
+    )
     if o.killed:
         _say(f"{o.killed} was killed; its replacement was in a plan {o.replaced_in_s:.0f} s later")
 
 
-# ---------------------------------------------------------------- what the person sees
+# ------------------------------------------------------------ what the person sees
 
 
 class Show:
@@ -317,7 +403,10 @@ class _Lines(Show):
         if ahead is not None and tenth > self._said and ahead.loss:
             self._said = tenth
             val = f", held-out {ahead.loss_val:.3f}" if ahead.loss_val else ""
-            _say(f"epoch {ahead.epoch}/{self._epochs}  loss {ahead.loss:.3f}{val}  {ahead.tokens_per_s:,.0f} tok/s  {note}")
+            _say(
+                f"epoch {ahead.epoch}/{self._epochs}  loss {ahead.loss:.3f}{val}  "
+                f"{ahead.tokens_per_s:,.0f} tok/s  {note}"
+            )
 
 
 @contextlib.contextmanager
@@ -334,7 +423,14 @@ def _picture(options: DemoOptions, swarm: Swarm) -> Iterator[Show]:
         class Drawn(Show):
             def __call__(self, snapshots: list[Snapshot], note: str) -> None:
                 size = console.size
-                live.update(swarm_picture(snapshots, width=min(size.width, 120), height=min(size.height, 30) - 1, note=note))
+                live.update(
+                    swarm_picture(
+                        snapshots,
+                        width=min(size.width, 120),
+                        height=min(size.height, 30) - 1,
+                        note=note,
+                    )
+                )
 
         yield Drawn()
 

@@ -1,7 +1,8 @@
-"""The way of forward-only work around stages that nobody serves: which block stages it goes through, and at whom.
+"""The way of forward-only work around stages that nobody serves: which block stages it goes
+through, and at whom.
 
-Enters: the plan, what the operator leaves out, who answers a ping. Leaves: hops. Never: a stage left out that the operator has
-not named and the run's skip ratio does not allow; nor the ends.
+Enters: the plan, what the operator leaves out, who answers a ping. Leaves: hops. Never: a stage
+left out that the operator has not named and the run's skip ratio does not allow; nor the ends.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ T = TypeVar("T")
 PING_S = 3.0
 """For a sign of life."""
 WATCH_S = 5.0
-"""Work that is not home after so long may have been lost with a hop further on: the hops are asked whether they live, and again."""
+"""Work that is not home after so long may have been lost with a hop further on: the hops are asked
+whether they live, and again."""
 TOGETHER = 4
 """Replicas of a stage that are asked at once; the others only if none of these lives."""
 TRIES = 5
@@ -32,8 +34,9 @@ TRIES = 5
 
 @dataclass(frozen=True)
 class Detour:
-    """``live``: block stages that are visited, rising, each with peers that answer. ``asked``: stages left out because the
-    operator says so, ``dead``: because nobody who serves them answers. ``stages``: block stages of the run."""
+    """``live``: block stages that are visited, rising, each with peers that answer. ``asked``:
+    stages left out because the operator says so, ``dead``: because nobody who serves them answers.
+    ``stages``: block stages of the run."""
 
     live: tuple[tuple[int, tuple[PeerId, ...]], ...]
     asked: tuple[int, ...]
@@ -51,48 +54,64 @@ class Detour:
 
 
 def named(stages: int, leave_out: Collection[int], after: int = 0) -> tuple[int, ...]:
-    """The block stages the operator leaves out: these, and with ``after`` every one behind that one. Raises UsageFault."""
+    """The block stages the operator leaves out: these, and with ``after`` every one behind that
+    one. Raises UsageFault."""
     if after > stages:
-        raise UsageFault(f"block stage {after} is not in this swarm", f"it has block stages 1 to {stages}")
+        raise UsageFault(
+            f"block stage {after} is not in this swarm", f"it has block stages 1 to {stages}"
+        )
     asked = sorted({*leave_out, *(range(after + 1, stages + 1) if after else ())})
     if ENDS in asked:
         raise UsageFault(
-            "stage 0, the ends, is never left out: it is the embedding and the head", f"leave out block stages, 1 to {stages}"
+            "stage 0, the ends, is never left out: it is the embedding and the head",
+            f"leave out block stages, 1 to {stages}",
         )
     if asked and asked[-1] > stages:
-        raise UsageFault(f"block stage {asked[-1]} is not in this swarm", f"it has block stages 1 to {stages}")
+        raise UsageFault(
+            f"block stage {asked[-1]} is not in this swarm", f"it has block stages 1 to {stages}"
+        )
     if len(asked) == stages:
         raise UsageFault("that leaves out every block stage", "leave out one less")
     return tuple(asked)
 
 
-def decide(settings: PipelineSettings, live: Mapping[int, Sequence[PeerId]], asked: Collection[int]) -> Detour:
-    """Leave out what was asked for, and what has nobody in ``live``, if all that is within the run's skip ratio.
+def decide(
+    settings: PipelineSettings, live: Mapping[int, Sequence[PeerId]], asked: Collection[int]
+) -> Detour:
+    """Leave out what was asked for, and what has nobody in ``live``, if all that is within the
+    run's skip ratio.
 
-    Raises NetworkFault, naming the stage and what to do, when a stage nobody serves may not be left out.
+    Raises NetworkFault, naming the stage and what to do, when a stage nobody serves may not be left
+    out.
     """
     stages = settings.stages
     dead = tuple(s for s in range(1, stages + 1) if s not in asked and not live.get(s))
     kept = stages - len(asked) - len(dead)
     if dead and kept < fewest_hops(stages, settings.may_skip):
         most = stages - fewest_hops(stages, settings.may_skip)
-        what = f"stage {dead[0]} has" if len(dead) == 1 else f"stages {', '.join(map(str, dead))} have"
+        what = (
+            f"stage {dead[0]} has" if len(dead) == 1 else f"stages {', '.join(map(str, dead))} have"
+        )
         already = f", {len(asked)} are left out already" if asked else ""
         force = ",".join(map(str, sorted((*asked, *dead))))
         raise NetworkFault(
-            f"{what} no live peer, and by itself this run leaves out at most {most} of its {stages} block stages "
+            f"{what} no live peer, and by itself this run leaves out at most {most} of its "
+            f"{stages} block stages "
             f"(pipeline.may_skip = {settings.may_skip}){already}",
             "wait for a replacement (tutti peers shows who is there; tutti swarm invite brings one)"
             + (f", or go without all the same: --drop-stages {force}" if kept else ""),
         )
-    found = tuple((s, tuple(live[s])) for s in range(1, stages + 1) if s not in asked and s not in dead)
+    found = tuple(
+        (s, tuple(live[s])) for s in range(1, stages + 1) if s not in asked and s not in dead
+    )
     return Detour(found, tuple(sorted(asked)), dead, stages)
 
 
 class Around:
     """Carries forward-only work through the live swarm; of one request, closed with it.
 
-    ``plan()`` is the newest plan, or None. ``changed`` is called with every new :class:`Detour`, the first one included.
+    ``plan()`` is the newest plan, or None. ``changed`` is called with every new :class:`Detour`,
+    the first one included.
     """
 
     def __init__(
@@ -116,10 +135,14 @@ class Around:
         return self._detour
 
     async def look(self) -> Detour:
-        """Who lives now. Raises NetworkFault when that is not enough, or the swarm has not begun."""
+        """Who lives now. Raises NetworkFault when that is not enough, or the swarm has not
+        begun."""
         plan = self._plan()
         if plan is None:
-            raise NetworkFault("the swarm has not begun: no plan yet", "wait for every stage to have a peer; see tutti status")
+            raise NetworkFault(
+                "the swarm has not begun: no plan yet",
+                "wait for every stage to have a peer; see tutti status",
+            )
         wanted = [s for s in range(1, self.settings.stages + 1) if s not in self.asked]
         cells = [[m.peer for m in plan.stage(s) if m.current] for s in wanted]
         living = await asyncio.gather(*(self._living(peers) for peers in cells))
@@ -130,7 +153,8 @@ class Around:
         return found
 
     async def take(self, turn: int, work: Callable[[tuple[Hop, ...]], Coroutine[Any, Any, T]]) -> T:
-        """The result of ``work(hops)``, on another way when a hop is lost; ``turn`` says whose turn it is among replicas.
+        """The result of ``work(hops)``, on another way when a hop is lost; ``turn`` says whose turn
+        it is among replicas.
 
         Raises NetworkFault when a stage that may not be left out has nobody, or no way worked.
         """
@@ -141,18 +165,26 @@ class Around:
             except PeerFault as e:
                 why, turn = str(e), turn + 1
                 detour = await self.look()
-        raise NetworkFault(f"everybody answers, but forward work does not come home: {why}", "see tutti logs, here and there")
+        raise NetworkFault(
+            f"everybody answers, but forward work does not come home: {why}",
+            "see tutti logs, here and there",
+        )
 
     async def close(self) -> None:
         """End what is under way."""
         await self._tasks.close()
 
-    async def _watched(self, hops: tuple[Hop, ...], work: Callable[[tuple[Hop, ...]], Coroutine[Any, Any, T]]) -> T:
-        """A hop that has taken the work tells nobody when it dies, so the hops are asked now and then."""
+    async def _watched(
+        self, hops: tuple[Hop, ...], work: Callable[[tuple[Hop, ...]], Coroutine[Any, Any, T]]
+    ) -> T:
+        """A hop that has taken the work tells nobody when it dies, so the hops are asked now and
+        then."""
         task = self._tasks.spawn(work(hops), "forward")
         try:
             while not (await asyncio.wait((task,), timeout=WATCH_S))[0]:
-                for hop, alive in zip(hops, await asyncio.gather(*(self._answers(h.peer) for h in hops)), strict=True):
+                for hop, alive in zip(
+                    hops, await asyncio.gather(*(self._answers(h.peer) for h in hops)), strict=True
+                ):
                     if not alive and not task.done():
                         raise PeerFault(hop.peer, f"stage {hop.stage} does not answer")
             return task.result()

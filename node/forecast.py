@@ -1,7 +1,7 @@
 """What taking part will move over a peer's line, from the manifest alone. Pure.
 
-Enters: a manifest, how many peers host each stage. Leaves: bytes for each epoch and second by role. It is checked against
-the counters of interfaces by ``benchmarks.hour.caps``.
+Enters: a manifest, how many peers host each stage. Leaves: bytes for each epoch and second by role.
+It is checked against the counters of interfaces by ``benchmarks.hour.caps``.
 """
 
 from __future__ import annotations
@@ -17,21 +17,26 @@ from node.model.shapes import parameter_shapes
 from node.optim.parts import parts_of
 
 OVERHEAD = 1.05
-"""Bytes on the wire for each byte of a tensor: headers of segments, records and frames, and acknowledgements of what came."""
+"""Bytes on the wire for each byte of a tensor: headers of segments, records and frames, and
+acknowledgements of what came."""
 FRAME = 1500
-"""Bytes beside its tensor of one that is handed on, both ways together: head, receipts, the journey, that it counts."""
+"""Bytes beside its tensor of one that is handed on, both ways together: head, receipts, the
+journey, that it counts."""
 MEMBER, HOP, SAMPLE, OWNED, PLAN = 80, 8, 7, 50, 1500
-"""Bytes of a plan for each member, hop of a path, sequence, and part of the model; and what else it has."""
+"""Bytes of a plan for each member, hop of a path, sequence, and part of the model; and what else it
+has."""
 IDLE = 1500.0
-"""Bytes a second, each way, of a peer that takes part: the directory, heartbeats, probes; and for each other peer:"""
+"""Bytes a second, each way, of a peer that takes part: the directory, heartbeats, probes; and for
+each other peer:"""
 IDLE_EACH = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Bytes of one peer over its line. ``activations``: with their gradients, each way, of one epoch; ``averaging``: gradients up
-    and parameters down and for others, each way, with copies of optimizer state; ``plans``: sent by one of the ends;
-    ``state``: received once by who joins; ``idle``: each way, of one second whatever is trained."""
+    """Bytes of one peer over its line. ``activations``: with their gradients, each way, of one
+    epoch; ``averaging``: gradients up and parameters down and for others, each way, with copies of
+    optimizer state; ``plans``: sent by one of the ends; ``state``: received once by who joins;
+    ``idle``: each way, of one second whatever is trained."""
 
     activations: float
     averaging: float
@@ -41,7 +46,8 @@ class Forecast:
 
     @property
     def epoch(self) -> float:
-        """Bytes each way of one epoch; at the ends' leader the plans come on top of what is sent."""
+        """Bytes each way of one epoch; at the ends' leader the plans come on top of what is
+        sent."""
         return self.activations + self.averaging
 
     def over(self, epochs: float, seconds: float, leads: bool = False) -> tuple[float, float]:
@@ -51,10 +57,12 @@ class Forecast:
 
 
 def forecast(manifest: Manifest, stage: int, peers: Mapping[int, int] | None = None) -> Forecast:
-    """For a peer of ``stage`` (0: the ends). ``peers``: how many host each stage; those not named have what the run waits for
-    before it begins. The replicas of a stage share its micro-batches and average with each other.
+    """For a peer of ``stage`` (0: the ends). ``peers``: how many host each stage; those not named
+    have what the run waits for before it begins. The replicas of a stage share its micro-batches
+    and average with each other.
 
-    Of the rounds between cells a cell's speaker moves more than this says, by its stage once each way.
+    Of the rounds between cells a cell's speaker moves more than this says, by its stage once each
+    way.
     """
     m, p, t, a = manifest.model, manifest.pipeline, manifest.training, manifest.averaging
     hosts = {s: max(1, (peers or {}).get(s, t.min_replicas)) for s in range(p.stages + 1)}
@@ -81,5 +89,9 @@ def forecast(manifest: Manifest, stage: int, peers: Mapping[int, int] | None = N
     path = HOP * manifest.scheduler.hops(p.stages) + SAMPLE * p.micro_batch
     plan = PLAN + MEMBER * everybody + OWNED * parts + path * trained
     return Forecast(
-        activations, averaging, float(plan * (everybody - 1)), int(OVERHEAD * 4 * numbers), IDLE + IDLE_EACH * (everybody - 1)
+        activations,
+        averaging,
+        float(plan * (everybody - 1)),
+        int(OVERHEAD * 4 * numbers),
+        IDLE + IDLE_EACH * (everybody - 1),
     )

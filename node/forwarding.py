@@ -1,7 +1,8 @@
-"""``generate`` and ``eval`` at a peer that hosts no ends: an ends peer runs the passes, and its answer streams back.
+"""``generate`` and ``eval`` at a peer that hosts no ends: an ends peer runs the passes, and its
+answer streams back.
 
-Enters: the operator's request, the ends peers in sight. Leaves: what one of them answers, its sizes checked. Never: half of a
-text from one peer and half from another.
+Enters: the operator's request, the ends peers in sight. Leaves: what one of them answers, its sizes
+checked. Never: half of a text from one peer and half from another.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ import grpc.aio
 
 from node.control.service import MAX_TOKENS, refuse
 from node.control.sockets import CODE_KEY, NEXT_KEY
-from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, RoundAborted, TimedOut, UsageFault, WireError
+from node.core.errors import (
+    ExitCode,
+    LocalFault,
+    NetworkFault,
+    PeerFault,
+    RoundAborted,
+    TimedOut,
+    UsageFault,
+    WireError,
+)
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
 from node.detour import PING_S, TRIES, WATCH_S, named
@@ -48,24 +58,32 @@ MAX_SAID = 500
 
 
 class EndsService(rpc.EndsServicer):
-    """Runs forward passes for members of the run. Made before the transport serves: it adds itself to the transport's server.
+    """Runs forward passes for members of the run. Made before the transport serves: it adds itself
+    to the transport's server.
 
     ``members()`` are the peers that are answered.
     """
 
-    def __init__(self, a: Assembled, transport: TransportPort, members: Callable[[], Set[PeerId]]) -> None:
+    def __init__(
+        self, a: Assembled, transport: TransportPort, members: Callable[[], Set[PeerId]]
+    ) -> None:
         self._a, self._transport, self._members = a, transport, members
         self._serving: set[PeerId] = set()
         rpc.add_EndsServicer_to_server(self, transport.server)
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.Piece]:
-        """As ``tutti generate`` at this peer. PERMISSION_DENIED for strangers, RESOURCE_EXHAUSTED when others are served."""
+        """As ``tutti generate`` at this peer. PERMISSION_DENIED for strangers, RESOURCE_EXHAUSTED
+        when others are served."""
         request.max_tokens = min(request.max_tokens or 100, MAX_TOKENS)
-        async with contextlib.aclosing(self._serve(context, lambda: self._speak(request))) as pieces:
+        async with contextlib.aclosing(
+            self._serve(context, lambda: self._speak(request))
+        ) as pieces:
             async for piece in pieces:
                 yield piece
 
-    async def Evaluate(self, request: pb.EvaluateRequest, context: Any) -> AsyncIterator[pb.Evaluated]:
+    async def Evaluate(
+        self, request: pb.EvaluateRequest, context: Any
+    ) -> AsyncIterator[pb.Evaluated]:
         """As ``tutti eval`` at this peer, refused as :meth:`Generate` is."""
         asked = self._serve(context, lambda: answer(self._a, self._transport, request))
         async with contextlib.aclosing(asked) as losses:
@@ -76,19 +94,27 @@ class EndsService(rpc.EndsServicer):
         check(request)
         return speak(self._a, self._transport, request)
 
-    async def _serve(self, context: Any, begin: Callable[[], AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+    async def _serve(
+        self, context: Any, begin: Callable[[], AsyncGenerator[T, None]]
+    ) -> AsyncGenerator[T, None]:
         peer = self._transport.caller(context)
         if peer not in self._members():
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "only members of the run are answered")
+            await context.abort(
+                grpc.StatusCode.PERMISSION_DENIED, "only members of the run are answered"
+            )
         if peer in self._serving or len(self._serving) >= SERVED:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "busy with the questions of others")
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, "busy with the questions of others"
+            )
         self._serving.add(peer)
         try:
             async with asyncio.timeout(LIMIT_S), contextlib.aclosing(begin()) as answers:
                 async for item in answers:
                     yield item
         except TimeoutError:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"not done after {LIMIT_S:.0f} s")
+            await context.abort(
+                grpc.StatusCode.DEADLINE_EXCEEDED, f"not done after {LIMIT_S:.0f} s"
+            )
         except (LocalFault, PeerFault, RoundAborted, WireError) as fault:
             await refuse(context, fault)
         finally:
@@ -99,7 +125,10 @@ def check(request: pb.GenerateRequest) -> None:
     """Raises UsageFault for what nobody is asked to work on."""
     size = len(request.prompt.encode())
     if size > MAX_PROMPT:
-        raise UsageFault(f"the prompt has {size:,} bytes", f"give at most {MAX_PROMPT:,}: the model sees its last tokens only")
+        raise UsageFault(
+            f"the prompt has {size:,} bytes",
+            f"give at most {MAX_PROMPT:,}: the model sees its last tokens only",
+        )
     if not 0 <= request.temperature <= 10:
         raise UsageFault(f"a temperature of {request.temperature:g}", "give a number from 0 to 10")
 
@@ -107,10 +136,12 @@ def check(request: pb.GenerateRequest) -> None:
 def generate(
     transport: TransportPort, ends: Sequence[PeerId], stages: int, request: pb.GenerateRequest
 ) -> AsyncGenerator[pb.Piece, None]:
-    """The text that one of the peers ``ends`` makes, in a run of so many block ``stages``; its first piece says who.
+    """The text that one of the peers ``ends`` makes, in a run of so many block ``stages``; its
+    first piece says who.
 
-    Raises UsageFault for a request that cannot be, NetworkFault when nobody answers or the one that did is lost, TimedOut after
-    :data:`LIMIT_S`, and what went wrong at the ends peer as a LocalFault.
+    Raises UsageFault for a request that cannot be, NetworkFault when nobody answers or the one that
+    did is lost, TimedOut after :data:`LIMIT_S`, and what went wrong at the ends peer as a
+    LocalFault.
     """
     check(request)
     named(stages, request.leave_out.stages, request.leave_out.after)
@@ -125,7 +156,8 @@ def generate(
 def evaluate(
     transport: TransportPort, ends: Sequence[PeerId], stages: int, request: pb.EvaluateRequest
 ) -> AsyncGenerator[pb.Evaluated, None]:
-    """The losses that one of the peers ``ends`` measures; the first says who. Raises as :func:`generate`."""
+    """The losses that one of the peers ``ends`` measures; the first says who. Raises as
+    :func:`generate`."""
     named(stages, request.leave_out.stages, request.leave_out.after)
 
     def fits(found: pb.Evaluated, count: int) -> bool:
@@ -139,9 +171,12 @@ def _fits(missing: pb.Missing, stages: int) -> bool:
 
 
 async def _ask(
-    transport: TransportPort, ends: Sequence[PeerId], call: Callable[[Any], Callable[..., Any]], request: Any,
+    transport: TransportPort,
+    ends: Sequence[PeerId],
+    call: Callable[[Any], Callable[..., Any]],
+    request: Any,
     fits: Callable[[T, int], bool],
-) -> AsyncGenerator[T, None]:  # fmt: skip
+) -> AsyncGenerator[T, None]:
     until, why = time.monotonic() + LIMIT_S, list[str]()
     for peer in ends[:TRIES]:
         count = 0
@@ -159,21 +194,37 @@ async def _ask(
             if e.weight:
                 transport.fault(peer, e.reason, e.weight)
             if count:
-                what = f"ends peer {short(peer)}, which ran the passes, was lost before the end: {e.reason}"
+                what = (
+                    f"ends peer {short(peer)}, which ran the passes, was lost before the end: "
+                    f"{e.reason}"
+                )
                 raise NetworkFault(what, "ask again; tutti peers  shows who is there") from e
             why.append(str(e))
     if not why:
         what = "this peer hosts no ends, and no peer that does is in sight"
-        raise NetworkFault(what, "wait for one, or bring one:  tutti swarm invite ; tutti peers  shows who is there")
+        raise NetworkFault(
+            what,
+            "wait for one, or bring one:  tutti swarm invite ; tutti peers  shows who is there",
+        )
     listed = "".join(f"\n  {reason}" for reason in why)
-    raise NetworkFault(f"none of {len(why)} ends peers ran it{listed}", "ask again; tutti peers  shows who is there")
+    raise NetworkFault(
+        f"none of {len(why)} ends peers ran it{listed}",
+        "ask again; tutti peers  shows who is there",
+    )
 
 
 async def _answers(
-    transport: TransportPort, peer: PeerId, call: Callable[[Any], Callable[..., Any]], request: Any, seconds: float
+    transport: TransportPort,
+    peer: PeerId,
+    call: Callable[[Any], Callable[..., Any]],
+    request: Any,
+    seconds: float,
 ) -> AsyncGenerator[Any, None]:
     """What one ends peer answers. Raises PeerFault when it does not, or not any more."""
-    stream, tasks = call(rpc.EndsStub(await transport.channel(peer)))(request, timeout=max(0.0, seconds)), Tasks("forwarding")
+    stream, tasks = (
+        call(rpc.EndsStub(await transport.channel(peer)))(request, timeout=max(0.0, seconds)),
+        Tasks("forwarding"),
+    )
     try:
         while (item := await _next(transport, peer, tasks.spawn(stream.read(), "read"))) is not EOF:
             yield item
@@ -185,7 +236,8 @@ async def _answers(
 
 
 async def _next(transport: TransportPort, peer: PeerId, read: asyncio.Task[Any]) -> Any:
-    """The next message. A pass may take long: the peer is asked for signs of life meanwhile, and is given up without them."""
+    """The next message. A pass may take long: the peer is asked for signs of life meanwhile, and is
+    given up without them."""
     missed = 0
     while not (await asyncio.wait((read,), timeout=WATCH_S))[0]:
         try:
@@ -202,9 +254,13 @@ async def _next(transport: TransportPort, peer: PeerId, read: asyncio.Task[Any])
 
 
 def _fault(peer: PeerId, error: grpc.aio.AioRpcError) -> LocalFault | PeerFault:
-    """What the ends peer says went wrong, its words clipped; a PeerFault when it says nothing, and another may be asked."""
+    """What the ends peer says went wrong, its words clipped; a PeerFault when it says nothing, and
+    another may be asked."""
     if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-        return TimedOut(f"ends peer {short(peer)} was not done after {LIMIT_S:.0f} s", "ask for less, or ask at an ends peer")
+        return TimedOut(
+            f"ends peer {short(peer)} was not done after {LIMIT_S:.0f} s",
+            "ask for less, or ask at an ends peer",
+        )
     extra = {str(key): value for key, value in error.trailing_metadata() or ()}
     if error.code() != grpc.StatusCode.FAILED_PRECONDITION or CODE_KEY not in extra:
         return translate(peer, error)
@@ -213,7 +269,9 @@ def _fault(peer: PeerId, error: grpc.aio.AioRpcError) -> LocalFault | PeerFault:
         code = ExitCode(int(extra[CODE_KEY]))
     step = extra.get(NEXT_KEY, b"")
     step = step.decode(errors="replace") if isinstance(step, bytes) else step
-    return LocalFault(f"ends peer {short(peer)} says: {_clipped(error.details())}", _clipped(step), code)
+    return LocalFault(
+        f"ends peer {short(peer)} says: {_clipped(error.details())}", _clipped(step), code
+    )
 
 
 def _clipped(text: str | None) -> str:

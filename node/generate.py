@@ -1,4 +1,5 @@
-"""Sampling text through the live swarm: one forward pass a token, over a path chosen anew for each."""
+"""Sampling text through the live swarm: one forward pass a token, over a path chosen anew for
+each."""
 
 from __future__ import annotations
 
@@ -20,13 +21,19 @@ if TYPE_CHECKING:
     from node.assembly import Assembled
 
 
-async def speak(a: Assembled, transport: TransportPort, request: GenerateRequest) -> AsyncGenerator[pb.Piece, None]:
-    """What ``tutti generate`` is told; ``a`` hosts the ends. A piece without text says which stages are missing from there on.
+async def speak(
+    a: Assembled, transport: TransportPort, request: GenerateRequest
+) -> AsyncGenerator[pb.Piece, None]:
+    """What ``tutti generate`` is told; ``a`` hosts the ends. A piece without text says which stages
+    are missing from there on.
 
-    Raises UsageFault for stages that are not there, NetworkFault when one has nobody and may not be left out.
+    Raises UsageFault for stages that are not there, NetworkFault when one has nobody and may not be
+    left out.
     """
     if a.tokenizer is None:
-        raise UsageFault("this peer has no tokenizer", "ask a peer that hosts the ends; see  tutti peers")
+        raise UsageFault(
+            "this peer has no tokenizer", "ask a peer that hosts the ends; see  tutti peers"
+        )
     pipeline, news = a.pipeline, list[Detour]()
     asked = named(pipeline.settings.stages, request.leave_out.stages, request.leave_out.after)
     way = Around(transport, pipeline.settings, lambda: a.work.plan, asked, news.append)
@@ -40,7 +47,9 @@ async def speak(a: Assembled, transport: TransportPort, request: GenerateRequest
             for found in news:
                 if found.missing != missing:
                     missing = found.missing
-                    yield pb.Piece(missing=pb.Missing(asked=found.asked, dead=found.dead, stages=found.stages))
+                    yield pb.Piece(
+                        missing=pb.Missing(asked=found.asked, dead=found.dead, stages=found.stages)
+                    )
             news.clear()
             count += 1
             yield pb.Piece(text=text)
@@ -50,14 +59,20 @@ async def speak(a: Assembled, transport: TransportPort, request: GenerateRequest
 
 
 async def sample(
-    forward: Callable[[int, torch.Tensor], Awaitable[torch.Tensor]], tokenizer: Tokenizer, request: GenerateRequest, window: int
+    forward: Callable[[int, torch.Tensor], Awaitable[torch.Tensor]],
+    tokenizer: Tokenizer,
+    request: GenerateRequest,
+    window: int,
 ) -> AsyncIterator[str]:
     """Yield the continuation of ``request.prompt`` piece by piece.
 
-    ``forward(turn, tokens)`` gives the logits [1, V] of the position after ``tokens`` [1, T], of which it sees the last ``window``.
-    ``temperature`` 0 takes the likeliest token; ``top_k`` 0 keeps all. The same seed and parameters give the same text.
+    ``forward(turn, tokens)`` gives the logits [1, V] of the position after ``tokens`` [1, T], of
+    which it sees the last ``window``. ``temperature`` 0 takes the likeliest token; ``top_k`` 0
+    keeps all. The same seed and parameters give the same text.
     """
-    ids = [int(i) for i in tokenizer.encode(request.prompt)] or [int(i) for i in tokenizer.encode("\n")]
+    ids = [int(i) for i in tokenizer.encode(request.prompt)] or [
+        int(i) for i in tokenizer.encode("\n")
+    ]
     dice = torch.Generator().manual_seed(request.seed)
     partial = codecs.getincrementaldecoder("utf-8")("replace")
     for turn in range(request.max_tokens or 100):
@@ -65,7 +80,11 @@ async def sample(
         ids.append(_pick(logits, request.temperature, request.top_k, dice))
         piece = tokenizer.decode([ids[-1]])
         # A byte model may be in the middle of a character: hold its bytes back until it is whole.
-        text = partial.decode(bytes([ids[-1]])) if ids[-1] < 256 and isinstance(tokenizer, ByteTokenizer) else piece
+        text = (
+            partial.decode(bytes([ids[-1]]))
+            if ids[-1] < 256 and isinstance(tokenizer, ByteTokenizer)
+            else piece
+        )
         if text:
             yield text
 

@@ -1,4 +1,5 @@
-"""Daemons on this machine as child processes: for the demo, and for a solo swarm that hosts every stage itself."""
+"""Daemons on this machine as child processes: for the demo, and for a solo swarm that hosts every
+stage itself."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ PATIENCE_S = 10.0
 
 @dataclass
 class Child:
-    """One daemon: its home, what it was started with, the process. ``through``: a command that runs it, and keeps its pid."""
+    """One daemon: its home, what it was started with, the process. ``through``: a command that runs
+    it, and keeps its pid."""
 
     label: str
     home: Path
@@ -37,17 +39,22 @@ class Child:
         return self.process.pid if self.process else 0
 
     def start(self) -> None:
-        """Run ``tutti start`` with this child's home. Its words go to ``daemon.out`` in that home."""
+        """Run ``tutti start`` with this child's home. Its words go to ``daemon.out`` in that
+        home."""
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.log = self.home / "daemon.out"
-        # Leashed: it dies when its parent is killed, and a Ctrl-C reaches the parent alone, which ends its children in order.
+        # Leashed: it dies when its parent is killed, and a Ctrl-C reaches the parent alone, which
+        # ends its children in order.
         command = [*self.through, sys.executable, "-I", "-S", leash.__file__, str(os.getpid())]
         command += [sys.executable, "-m", "cli", "--home", str(self.home), *self.arguments]
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            )  # fmt: skip
+            )
 
     def kill(self) -> None:
         """SIGKILL, as a crash would: no goodbye."""

@@ -1,7 +1,7 @@
 """The manifest: what every peer of a run agreed on. The hash of its immutable part names the run.
 
-A manifest arrives from a file or from a stranger, so every field is checked for its type, its range and against the
-others before anybody uses it; the owner's signature proves who wrote it.
+A manifest arrives from a file or from a stranger, so every field is checked for its type, its range
+and against the others before anybody uses it; the owner's signature proves who wrote it.
 """
 
 from __future__ import annotations
@@ -41,20 +41,30 @@ MAX_MANIFEST = 64 * 1024
 """Bytes of a manifest; a longer one is refused unread."""
 BYTE_VOCAB = 259
 HEADER = "# What every peer of this swarm agreed on. Changing one character makes another run."
-"""First line of every signed manifest that is written here; a file that begins so and has no signature was cut."""
+"""First line of every signed manifest that is written here; a file that begins so and has no
+signature was cut."""
 LATER = ("data.tokenizer_sha256", "swarm.salt", "swarm.continues")
-"""Fields that came after the first runs. While one has its default it is in no file and in no hash: older runs keep their ids."""
+"""Fields that came after the first runs. While one has its default it is in no file and in no hash:
+older runs keep their ids."""
 
 _WIRE = Rule(choices=("fp32", "bf16", "fp16"))
 _SHARE = Rule(0.0, 1.0)
 _SEED = Rule(0, 2**63 - 1)
 MANIFEST_RULES: dict[str, Rule] = {
-    "swarm.name": Rule(pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", says="letters, digits, dot, dash, underscore; at most 63"),
-    "swarm.owner": Rule(pattern=r"(12D3Koo[1-9A-HJ-NP-Za-km-z]{45})?", says='a PeerId, "12D3Koo" and 45 more characters'),
+    "swarm.name": Rule(
+        pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}",
+        says="letters, digits, dot, dash, underscore; at most 63",
+    ),
+    "swarm.owner": Rule(
+        pattern=r"(12D3Koo[1-9A-HJ-NP-Za-km-z]{45})?",
+        says='a PeerId, "12D3Koo" and 45 more characters',
+    ),
     "swarm.protocol": Rule(1, 1_000_000),
     "swarm.admission": Rule(choices=("open", "invite")),
     "swarm.salt": Rule(pattern=r"([0-9a-f]{16})?", says="16 hex digits, or empty"),
-    "swarm.continues": Rule(pattern=r"([0-9a-f]{64})?", says="the id of a run, 64 hex digits, or empty"),
+    "swarm.continues": Rule(
+        pattern=r"([0-9a-f]{64})?", says="the id of a run, 64 hex digits, or empty"
+    ),
     "model.layers": Rule(1, 4096),
     "model.d_model": Rule(8, 65536),
     "model.heads": Rule(1, 1024),
@@ -83,7 +93,9 @@ MANIFEST_RULES: dict[str, Rule] = {
     "averaging.round_timeout_s": Rule(0.1, 3600.0),
     "averaging.max_gradient_norm": Rule(1e-9, 1e30),
     "averaging.quarantine": Rule(0.0, 1e9),
-    "averaging.reducer": Rule(choices=("mean", "clipped-mean", "median", "trimmed-mean", "centered-clip")),
+    "averaging.reducer": Rule(
+        choices=("mean", "clipped-mean", "median", "trimmed-mean", "centered-clip")
+    ),
     "averaging.trim": Rule(0.0, 0.49),
     "averaging.clip": Rule(0.1, 1000.0),
     "averaging.clip_iterations": Rule(1, 100),
@@ -111,7 +123,8 @@ MANIFEST_RULES: dict[str, Rule] = {
     "optimizer.warmup": Rule(0, 10**9),
     "optimizer.decay": _SHARE,
     "data.source": Rule(
-        pattern=r"builtin:pydoc|file:.+|hf:.+|synthetic:[0-9]{1,18}", says="builtin:pydoc, file:NAME, hf:NAME or synthetic:SEED"
+        pattern=r"builtin:pydoc|file:.+|hf:.+|synthetic:[0-9]{1,18}",
+        says="builtin:pydoc, file:NAME, hf:NAME or synthetic:SEED",
     ),
     "data.sha256": Rule(pattern=r"([0-9a-f]{64})?", says="64 hex digits, or empty"),
     "data.tokenizer": Rule(pattern=r".{1,4096}", says='"bytes" or the name of a tokenizer.json'),
@@ -144,7 +157,8 @@ class SwarmSettings:
     salt: str = ""
     """Drawn by ``tutti swarm init``, so that a second run of the same settings is another run."""
     continues: str = ""
-    """Id of the run whose last epoch this one goes on from: who has checkpoints of it begins with them. Empty: from the start."""
+    """Id of the run whose last epoch this one goes on from: who has checkpoints of it begins with
+    them. Empty: from the start."""
 
 
 @dataclass(frozen=True)
@@ -172,20 +186,26 @@ class Manifest:
 
     @classmethod
     def default_demo(cls, owner: PeerId | None = None) -> Manifest:
-        """The swarm of ``tutti start`` and ``tutti demo``: a byte model of the built-in text, a few minutes on a CPU."""
+        """The swarm of ``tutti start`` and ``tutti demo``: a byte model of the built-in text, a few
+        minutes on a CPU."""
         return cls(swarm=SwarmSettings(owner=owner or PeerId("")))
 
     @classmethod
     def parse(cls, raw: bytes) -> Manifest:
-        """A manifest file. Raises UsageFault naming the field, the bad value and what is allowed; checks no signature."""
+        """A manifest file. Raises UsageFault naming the field, the bad value and what is allowed;
+        checks no signature."""
         if len(raw) > MAX_MANIFEST:
             raise UsageFault(f"the manifest is {len(raw)} bytes long", f"allowed: {MAX_MANIFEST}")
         try:
             table = tomllib.loads(raw.decode())
         except (ValueError, RecursionError) as e:
             if "at end of document" in str(e):
-                raise UsageFault(f"the manifest ends in the middle of a line: {str(e)[:200]}", _WHOLE) from e
-            raise UsageFault(f"the manifest is not TOML: {str(e)[:200]}", f"mend that line, or {_WHOLE}") from e
+                raise UsageFault(
+                    f"the manifest ends in the middle of a line: {str(e)[:200]}", _WHOLE
+                ) from e
+            raise UsageFault(
+                f"the manifest is not TOML: {str(e)[:200]}", f"mend that line, or {_WHOLE}"
+            ) from e
         for name in table:
             if name not in SECTIONS and name != "signature":
                 raise unknown(name, [*SECTIONS, "signature"])
@@ -194,7 +214,10 @@ class Manifest:
                 "the manifest ends before its signature: a part of the file is missing",
                 f"{_WHOLE}; who took the signature out to sign anew takes out the first line too",
             )
-        parts = {name: build(kind, table.get(name, {}), name, MANIFEST_RULES) for name, kind in SECTIONS.items()}
+        parts = {
+            name: build(kind, table.get(name, {}), name, MANIFEST_RULES)
+            for name, kind in SECTIONS.items()
+        }
         manifest = cls(**parts, signature=_signature(table.get("signature")))
         manifest.check()
         return manifest
@@ -208,40 +231,60 @@ class Manifest:
                 raise UsageFault(f"{name} = {value!r}", f"allowed: {rule.sentence}")
         m, p, t = self.model, self.pipeline, self.training
         if self.swarm.protocol != PROTOCOL:
-            raise UsageFault(f"swarm.protocol = {self.swarm.protocol}", f"this tutti speaks protocol {PROTOCOL}")
+            raise UsageFault(
+                f"swarm.protocol = {self.swarm.protocol}", f"this tutti speaks protocol {PROTOCOL}"
+            )
         if m.d_model % m.heads or (m.d_model // m.heads) % 2:
             raise UsageFault(
                 f"model.heads = {m.heads}",
-                f"must cut model.d_model = {m.d_model} into heads of equal, even width (rotary pairs)",
+                f"must cut model.d_model = {m.d_model} into heads of equal, even width (rotary "
+                "pairs)",
             )
         if m.heads % m.kv_heads:
-            raise UsageFault(f"model.kv_heads = {m.kv_heads}", f"must divide model.heads = {m.heads}")
+            raise UsageFault(
+                f"model.kv_heads = {m.kv_heads}", f"must divide model.heads = {m.heads}"
+            )
         if p.stages > m.layers:
             raise UsageFault(
-                f"pipeline.stages = {p.stages}", f"at most model.layers = {m.layers}: a stage holds a layer or more"
+                f"pipeline.stages = {p.stages}",
+                f"at most model.layers = {m.layers}: a stage holds a layer or more",
             )
         if t.target_batch % p.micro_batch:
             raise UsageFault(
-                f"training.target_batch = {t.target_batch}", f"must be a multiple of pipeline.micro_batch = {p.micro_batch}"
+                f"training.target_batch = {t.target_batch}",
+                f"must be a multiple of pipeline.micro_batch = {p.micro_batch}",
             )
         self.scheduler.check(p.stages, t.target_batch // p.micro_batch, p.may_skip)
         a = self.averaging
         if 0 < a.quarantine < 2:
-            raise UsageFault(f"averaging.quarantine = {a.quarantine}", "0 for off, or 2 and more: honest norms differ")
+            raise UsageFault(
+                f"averaging.quarantine = {a.quarantine}",
+                "0 for off, or 2 and more: honest norms differ",
+            )
         if a.reducer == "trimmed-mean" and a.trim == 0:
-            raise UsageFault("averaging.trim = 0", 'must be above 0 while averaging.reducer = "trimmed-mean"')
+            raise UsageFault(
+                "averaging.trim = 0", 'must be above 0 while averaging.reducer = "trimmed-mean"'
+            )
         carried(self.outer, a.peers)
         if a.peers and self.scheduler.skip:
             raise UsageFault(
                 f"scheduler.skip = {self.scheduler.skip:g} with averaging.cell = {a.cell}",
-                'paths stay within a column of cells, by turns and through every stage: cell = "all", or skip = 0',
+                "paths stay within a column of cells, by turns and through every stage: cell = "
+                '"all", or skip = 0',
             )
         if self.data.tokenizer == "bytes" and self.data.tokenizer_sha256:
-            raise UsageFault("data.tokenizer_sha256 is set", 'leave it empty: data.tokenizer = "bytes" is no file')
+            raise UsageFault(
+                "data.tokenizer_sha256 is set",
+                'leave it empty: data.tokenizer = "bytes" is no file',
+            )
         if self.data.tokenizer == "bytes" and m.vocab < BYTE_VOCAB:
-            raise UsageFault(f"model.vocab = {m.vocab}", f'data.tokenizer = "bytes" needs {BYTE_VOCAB}')
+            raise UsageFault(
+                f"model.vocab = {m.vocab}", f'data.tokenizer = "bytes" needs {BYTE_VOCAB}'
+            )
         if t.eval_every and self.data.holdout == 0.0:
-            raise UsageFault("data.holdout = 0", f"must be above 0 while training.eval_every = {t.eval_every}")
+            raise UsageFault(
+                "data.holdout = 0", f"must be above 0 while training.eval_every = {t.eval_every}"
+            )
 
     def check_continues(self, before: Manifest) -> None:
         """Raises UsageFault unless this run can go on from the last epoch of ``before``."""
@@ -251,16 +294,20 @@ class Manifest:
             ("optimizer.name", before.optimizer.name, self.optimizer.name),
         ):
             if old != new:
-                raise UsageFault(f"{name} differs from the run to continue", "leave it as it is, or begin anew with  --from")
+                raise UsageFault(
+                    f"{name} differs from the run to continue",
+                    "leave it as it is, or begin anew with  --from",
+                )
         if self.training.epochs <= before.training.epochs:
             raise UsageFault(
-                f"training.epochs = {self.training.epochs}, and the run to continue has {before.training.epochs}",
+                f"training.epochs = {self.training.epochs}, and the run to continue has "
+                f"{before.training.epochs}",
                 f"give more:  --epochs {2 * before.training.epochs}",
             )
 
     def immutable(self) -> bytes:
-        """The bytes that are hashed and signed: JSON of everything but the signature, keys sorted, defaults written out but for
-        those of :data:`LATER`."""
+        """The bytes that are hashed and signed: JSON of everything but the signature, keys sorted,
+        defaults written out but for those of :data:`LATER`."""
         body = {name: self._table(name) for name in SECTIONS}
         return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
@@ -268,7 +315,9 @@ class Manifest:
         """A section as it is written and hashed."""
         settings = getattr(self, section)
         kept = dataclasses.asdict(settings)
-        for name in (key for s, _, key in (dotted.partition(".") for dotted in LATER) if s == section):
+        for name in (
+            key for s, _, key in (dotted.partition(".") for dotted in LATER) if s == section
+        ):
             if kept[name] == getattr(type(settings)(), name):
                 del kept[name]
         return kept
@@ -281,18 +330,26 @@ class Manifest:
         """Numbers in the whole model."""
         m = self.model
         head_dim = m.d_model // m.heads
-        attention = 2 * m.d_model * m.d_model + 2 * m.d_model * m.kv_heads * head_dim + 2 * head_dim * m.qk_norm
+        attention = (
+            2 * m.d_model * m.d_model
+            + 2 * m.d_model * m.kv_heads * head_dim
+            + 2 * head_dim * m.qk_norm
+        )
         block = attention + 3 * m.d_model * m.d_ff + 2 * m.d_model
         return m.vocab * m.d_model * (1 if m.tied else 2) + m.layers * block + m.d_model
 
     def model_said(self) -> str:
         """The shape of the model in one line, for people."""
         m = self.model
-        return f"{m.layers} layers, width {m.d_model}, vocabulary {m.vocab}, sequences of {m.seq_len}"
+        return (
+            f"{m.layers} layers, width {m.d_model}, vocabulary {m.vocab}, sequences of {m.seq_len}"
+        )
 
     def owned_by(self, owner: PeerId) -> Manifest:
         """The same swarm in another's name, unsigned: another run."""
-        return dataclasses.replace(self, swarm=dataclasses.replace(self.swarm, owner=owner), signature=None)
+        return dataclasses.replace(
+            self, swarm=dataclasses.replace(self.swarm, owner=owner), signature=None
+        )
 
     def sign(self, identity: Identity) -> bytes:
         """The signed manifest as a TOML file, ready to be shared and parsed.
@@ -301,11 +358,14 @@ class Manifest:
         """
         if self.swarm.owner not in ("", identity.peer_id):
             raise Refused(
-                f"swarm.owner is {self.swarm.owner}, not you", f"sign with the owner's key, or set owner = {identity.peer_id}"
+                f"swarm.owner is {self.swarm.owner}, not you",
+                f"sign with the owner's key, or set owner = {identity.peer_id}",
             )
         signed = self.owned_by(identity.peer_id)
         signed.check()
-        return signed.to_toml(Signature(identity.peer_id, identity.sign(signed.immutable(), SIGNATURE_DOMAIN)))
+        return signed.to_toml(
+            Signature(identity.peer_id, identity.sign(signed.immutable(), SIGNATURE_DOMAIN))
+        )
 
     def to_toml(self, signature: Signature | None = None) -> bytes:
         """The manifest as a TOML file; with ``signature``, or the one it was parsed with."""
@@ -330,27 +390,48 @@ class Manifest:
         return tomlkit.dumps(doc).encode()
 
     def verify(
-        self, expected_run_id: RunId | None = None, expected_owner: PeerId | None = None, me: PeerId | None = None
+        self,
+        expected_run_id: RunId | None = None,
+        expected_owner: PeerId | None = None,
+        me: PeerId | None = None,
     ) -> None:
-        """Raises Refused unless this is the expected run, of the expected owner, truly signed by its owner. The advice is for
-        ``me``, who may be the owner."""
+        """Raises Refused unless this is the expected run, of the expected owner, truly signed by
+        its owner. The advice is for ``me``, who may be the owner."""
         from node.identity.keys import verify
 
         again = "ask the owner for a fresh invite or swarm.toml"
         if me is not None and me == self.swarm.owner:
-            again = "you are its owner: undo the change, or sign it as another run with  tutti swarm init --from FILE"
+            again = (
+                "you are its owner: undo the change, or sign it as another run with  tutti "
+                "swarm init --from FILE"
+            )
         if expected_run_id is not None and self.run_id != expected_run_id:
-            raise Refused(f"the manifest is of run {self.run_id[:12]}, not {expected_run_id[:12]}", again)
+            raise Refused(
+                f"the manifest is of run {self.run_id[:12]}, not {expected_run_id[:12]}", again
+            )
         if expected_owner is not None and self.swarm.owner != expected_owner:
-            raise Refused(f"the manifest belongs to {self.swarm.owner or 'nobody'}, not to {expected_owner}", again)
+            raise Refused(
+                f"the manifest belongs to {self.swarm.owner or 'nobody'}, not to {expected_owner}",
+                again,
+            )
         if self.signature is None or not self.swarm.owner:
-            raise Refused("the manifest is not signed", "the owner signs it with  tutti swarm init --from FILE")
+            raise Refused(
+                "the manifest is not signed",
+                "the owner signs it with  tutti swarm init --from FILE",
+            )
         if self.signature.key != self.swarm.owner:
-            raise Refused(f"the manifest is signed by {self.signature.key}, not by its owner {self.swarm.owner}", again)
+            raise Refused(
+                f"the manifest is signed by {self.signature.key}, not by its owner "
+                f"{self.swarm.owner}",
+                again,
+            )
         try:
             verify(self.swarm.owner, self.immutable(), self.signature.sig, SIGNATURE_DOMAIN)
         except (Refused, WireError) as e:
-            raise Refused("the manifest's signature does not fit its content: it was changed after signing", again) from e
+            raise Refused(
+                "the manifest's signature does not fit its content: it was changed after signing",
+                again,
+            ) from e
 
 
 SECTIONS: dict[str, type] = {
@@ -370,7 +451,8 @@ _WHOLE = "take the whole file again from who signed it"
 
 
 def left_out(raw: bytes) -> list[str]:
-    """Sections that a manifest file does not have, so that all their fields keep their defaults. ``raw`` has been parsed."""
+    """Sections that a manifest file does not have, so that all their fields keep their defaults.
+    ``raw`` has been parsed."""
     table = tomllib.loads(raw.decode())
     return [name for name in SECTIONS if name not in table]
 
@@ -379,7 +461,10 @@ def _signature(table: Any) -> Signature | None:
     if table is None:
         return None
     if not isinstance(table, dict) or set(table) != {"key", "sig"}:
-        raise UsageFault("signature is not a table of key and sig", "the owner signs with  tutti swarm init --from FILE")
+        raise UsageFault(
+            "signature is not a table of key and sig",
+            "the owner signs with  tutti swarm init --from FILE",
+        )
     key = check("signature.key", table["key"], str, MANIFEST_RULES["swarm.owner"])
     try:
         sig = base64.b64decode(check("signature.sig", table["sig"], str, None), validate=True)
@@ -391,17 +476,21 @@ def _signature(table: Any) -> Signature | None:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest in a file. UsageFault when it cannot be read or does not hold one; checks no signature."""
+    """The manifest in a file. UsageFault when it cannot be read or does not hold one; checks no
+    signature."""
     try:
         with path.open("rb") as f:
             raw = f.read(MAX_MANIFEST + 1)
     except OSError as e:
-        raise UsageFault(f"cannot read {path}: {e.strerror}", "make one with  tutti swarm init") from e
+        raise UsageFault(
+            f"cannot read {path}: {e.strerror}", "make one with  tutti swarm init"
+        ) from e
     return Manifest.parse(raw)
 
 
 def amended(manifest: Manifest, changes: Mapping[str, Any]) -> Manifest:
-    """The manifest with some fields changed ("model.layers": 12; text is read as the field's type), checked, unsigned.
+    """The manifest with some fields changed ("model.layers": 12; text is read as the field's type),
+    checked, unsigned.
 
     Raises UsageFault as :meth:`Manifest.parse` does.
     """
@@ -410,11 +499,18 @@ def amended(manifest: Manifest, changes: Mapping[str, Any]) -> Manifest:
         section, _, key = name.partition(".")
         hints = typing.get_type_hints(SECTIONS[section]) if section in SECTIONS else {}
         if key not in hints:
-            raise unknown(name, [f"{s}.{f.name}" for s, kind in SECTIONS.items() for f in dataclasses.fields(kind)])
+            raise unknown(
+                name,
+                [f"{s}.{f.name}" for s, kind in SECTIONS.items() for f in dataclasses.fields(kind)],
+            )
         if isinstance(value, str):
             value = from_text(value, hints[key])
-        parts.setdefault(section, {})[key] = check(name, value, hints[key], MANIFEST_RULES.get(name))
-    changed = {s: dataclasses.replace(getattr(manifest, s), **fields) for s, fields in parts.items()}
+        parts.setdefault(section, {})[key] = check(
+            name, value, hints[key], MANIFEST_RULES.get(name)
+        )
+    changed = {
+        s: dataclasses.replace(getattr(manifest, s), **fields) for s, fields in parts.items()
+    }
     result = dataclasses.replace(manifest, signature=None, **changed)
     result.check()
     return result

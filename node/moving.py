@@ -1,7 +1,9 @@
-"""A peer changes its stage: it leaves the old one as one that drains, and becomes a fresh image of the same process.
+"""A peer changes its stage: it leaves the old one as one that drains, and becomes a fresh image of
+the same process.
 
-The process id, the identity, the p2p port, the parent that holds its leash and the event file stay; everything that
-was built for the old stage is gone with certainty, because nothing of it is carried over.
+The process id, the identity, the p2p port, the parent that holds its leash and the event file stay;
+everything that was built for the old stage is gone with certainty, because nothing of it is carried
+over.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ MOVE_S = 60.0
 
 
 class Mover:
-    """``target`` is the stage this daemon is changing to, ``done`` that stage and the p2p port of the image that follows."""
+    """``target`` is the stage this daemon is changing to, ``done`` that stage and the p2p port of
+    the image that follows."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._d = daemon
@@ -90,13 +93,15 @@ def refusal(config: NodeConfig, manifest: Manifest, a: Assembled, stage: int, op
 
 
 def p2p_port(addresses: list[str]) -> int:
-    """The TCP port among a peer's own multiaddrs, 0 when there is none; a relay's is not its own."""
+    """The TCP port among a peer's own multiaddrs, 0 when there is none; a relay's is not its
+    own."""
     own = (a for a in addresses if "/p2p-circuit" not in a)
     return next((int(p) for a in own if (p := part_of(a, "tcp"))), 0)
 
 
 def again(stage: int, port: int) -> NoReturn:
-    """Become this program anew, with the arguments it was started with, to host ``stage``. Close everything before."""
+    """Become this program anew, with the arguments it was started with, to host ``stage``. Close
+    everything before."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.environ[MOVED] = f"{stage}:{port}"

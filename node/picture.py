@@ -1,5 +1,6 @@
-"""What a running daemon looks like at this moment: the snapshot that one screen needs, the list of peers, the page of metrics.
-Enters: the daemon, news of every plan. Leaves: figures. Never: a wait, a change to anything it looks at."""
+"""What a running daemon looks like at this moment: the snapshot that one screen needs, the list of
+peers, the page of metrics. Enters: the daemon, news of every plan. Leaves: figures. Never: a wait,
+a change to anything it looks at."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 HISTORY = 256
 """Losses kept for the picture."""
 STALL_S, STALL_EPOCHS = 15.0, 3.0
-"""A peer that has done nothing useful for so many seconds, and so many times what an epoch should take, is not healthy."""
+"""A peer that has done nothing useful for so many seconds, and so many times what an epoch should
+take, is not healthy."""
 START_S = 120.0
 """For finding the swarm and building the stage."""
 JOB_S = 600.0
@@ -60,11 +62,22 @@ class Tally:
     last_said_s: float = 0.0
     last_took_s: float = 0.0
 
-    def planned(self, epoch: int, loss: float, loss_val: float, tokens: int, now: float, forecast_s: float = 0.0) -> float:
-        """News that travels with every plan: the epoch before it, as the whole swarm saw it. Seconds that one took, 0 for unknown."""
+    def planned(
+        self,
+        epoch: int,
+        loss: float,
+        loss_val: float,
+        tokens: int,
+        now: float,
+        forecast_s: float = 0.0,
+    ) -> float:
+        """News that travels with every plan: the epoch before it, as the whole swarm saw it.
+        Seconds that one took, 0 for unknown."""
         if epoch <= self.seen_epoch:
             return 0.0
-        seconds = now - self.last_plan_at if self.last_plan_at and epoch == self.seen_epoch + 1 else 0.0
+        seconds = (
+            now - self.last_plan_at if self.last_plan_at and epoch == self.seen_epoch + 1 else 0.0
+        )
         if self.cpu_began < 0:
             self.cpu_began = time.process_time()
         if loss > 0:
@@ -73,7 +86,9 @@ class Tally:
         self.loss_val = loss_val or self.loss_val
         if self.last_plan_at and now > self.last_plan_at and tokens > self.tokens > 0:
             rate = (tokens - self.tokens) / (now - self.last_plan_at)
-            self.tokens_per_s = rate if not self.tokens_per_s else 0.7 * self.tokens_per_s + 0.3 * rate
+            self.tokens_per_s = (
+                rate if not self.tokens_per_s else 0.7 * self.tokens_per_s + 0.3 * rate
+            )
         if seconds:
             self.last_said_s, self.last_took_s = self.forecast_s, seconds
         self.forecast_s = forecast_s
@@ -82,8 +97,8 @@ class Tally:
 
 
 def _allowed(a: Assembled, m: Manifest | None) -> float:
-    """Seconds that this peer may have nothing to do while others work: half of what the plan gives to an epoch of a large model, in
-    which the deadlines are above the manifest's floors."""
+    """Seconds that this peer may have nothing to do while others work: half of what the plan gives
+    to an epoch of a large model, in which the deadlines are above the manifest's floors."""
     plan, round_s = a.work.plan, a.work.rounds.deadline_s
     if m is None or plan is None or not plan.paths:
         return 0.0
@@ -101,24 +116,41 @@ class Picture:
         self._troubles: list[str] = []
         self._kinds: set[str] = set()
 
-    # ------------------------------------------------------------ status
+    # ----------------------------------------------------------- status
 
     def snapshot(self) -> pb.Snapshot:
         """Everything one screen needs; no waiting."""
         d, t = self._d, self.tally
         now = time.monotonic()
         s = pb.Snapshot(
-            peer=d.identity.peer_id, name=d.name, version=VERSION, up_s=now - d.started, state=d.state(), home=str(d.config.home),
-            metrics_url=d.metrics_url, addresses=d.addresses(), p2pd_restarts=d.transport.p2p.restarts,
-            role=d.role, loss=t.loss, loss_val=t.loss_val, loss_first=t.loss_first, tokens=t.tokens,
-            tokens_per_s=t.tokens_per_s, loss_history=t.losses,
-        )  # fmt: skip
+            peer=d.identity.peer_id,
+            name=d.name,
+            version=VERSION,
+            up_s=now - d.started,
+            state=d.state(),
+            home=str(d.config.home),
+            metrics_url=d.metrics_url,
+            addresses=d.addresses(),
+            p2pd_restarts=d.transport.p2p.restarts,
+            role=d.role,
+            loss=t.loss,
+            loss_val=t.loss_val,
+            loss_first=t.loss_first,
+            tokens=t.tokens,
+            tokens_per_s=t.tokens_per_s,
+            loss_history=t.losses,
+        )
         if d.manifest is not None:
             s.swarm.CopyFrom(self._swarm(d.manifest))
         s.cpu_s = time.process_time() - t.cpu_began if t.cpu_began >= 0 else 0.0
         links = d.transport.peers()
         traffic = d.transport.traffic
-        s.bytes_sent, s.bytes_received, s.max_up, s.max_down = traffic.sent, traffic.received, traffic.max_up, traffic.max_down
+        s.bytes_sent, s.bytes_received, s.max_up, s.max_down = (
+            traffic.sent,
+            traffic.received,
+            traffic.max_up,
+            traffic.max_down,
+        )
         s.up_rate, s.down_rate = traffic.rates()
         s.paths_to.update(Counter(p.path for p in links.values() if p.path))
         s.reachable = d.transport.reachable.words(len(d.transport.relays.held))
@@ -140,9 +172,16 @@ class Picture:
         to = d.mover.target
         s.phase = training.member.state.value if to is None else f"to {place(to)}"
         s.leader = training.leader_id() or ""
-        s.device, s.memory_used, s.memory_limit = a.device_said, a.device.memory_used(), a.memory_limit
+        s.device, s.memory_used, s.memory_limit = (
+            a.device_said,
+            a.device.memory_used(),
+            a.memory_limit,
+        )
         s.stash_bytes, s.stash_limit = a.pipeline.stash.used, d.config.limits.stash_bytes
-        s.micro_batches, s.last_work_s = a.meter.micro_batches, max(0.0, time.monotonic() - a.meter.last_work)
+        s.micro_batches, s.last_work_s = (
+            a.meter.micro_batches,
+            max(0.0, time.monotonic() - a.meter.last_work),
+        )
         for kind, seconds in d.metrics.totals().items():
             s.time_s[kind] = seconds
         s.round.CopyFrom(
@@ -154,10 +193,16 @@ class Picture:
                 contributors=work.rounds.contributors,
                 bytes=work.rounds.nbytes,
                 repaired=training.leader.repaired if training.leader else 0,
-            )  # fmt: skip
+            )
         )
         if work.plan is not None and work.plan.paths:
-            s.paths.CopyFrom(self._paths(work.plan, d.manifest, training.leader.routing.costs if training.leader else None))
+            s.paths.CopyFrom(
+                self._paths(
+                    work.plan,
+                    d.manifest,
+                    training.leader.routing.costs if training.leader else None,
+                )
+            )
         if training.standing.in_force.cell or work.outer.number:
             s.outer.CopyFrom(outer_line(work, training.member.cell))
         if training.standing.known.revision:
@@ -167,7 +212,9 @@ class Picture:
         s.momentum_lost, s.momentum_age = work.momentum_lost, work.momentum_age
         if training.past.given_up_epochs:
             n, tokens = training.past.given_up_epochs, training.past.given_up_tokens
-            s.warnings.append(f"{n} epochs ({tokens} tokens) of this side were given up when the network healed")
+            s.warnings.append(
+                f"{n} epochs ({tokens} tokens) of this side were given up when the network healed"
+            )
         s.warnings.extend(self._troubles)
         if s.replicas == 1 and d.manifest.training.epochs > s.epoch:
             what = "the ends have" if a.stage.stage == ENDS else f"stage {a.stage.stage} has"
@@ -176,9 +223,13 @@ class Picture:
     def _paths(self, plan: Plan, m: Manifest, costs: Costs | None) -> pb.PathsLine:
         t = self.tally
         return pb.PathsLine(
-            how=m.scheduler.paths, run_s=plan.forecast[0], round_s=plan.forecast[1], last_said_s=t.last_said_s,
-            last_took_s=t.last_took_s, why=reasons(plan, m.pipeline.stages, costs),
-        )  # fmt: skip
+            how=m.scheduler.paths,
+            run_s=plan.forecast[0],
+            round_s=plan.forecast[1],
+            last_said_s=t.last_said_s,
+            last_took_s=t.last_took_s,
+            why=reasons(plan, m.pipeline.stages, costs),
+        )
 
     def _health(self, s: pb.Snapshot) -> tuple[bool, str, str]:
         d = self._d
@@ -203,32 +254,53 @@ class Picture:
             still = now - a.work.fetched_at
             if still < STALL_S:
                 return True, "", ""
-            return False, f"nothing of the state has come for {still:.0f} s ({s.progress:.0%} is here)", "see tutti logs"
+            return (
+                False,
+                f"nothing of the state has come for {still:.0f} s ({s.progress:.0%} is here)",
+                "see tutti logs",
+            )
         unproven = a.training.unproven()
         waiting = a.training.waiting_for()
         if waiting:
-            return False, f"waiting for {waiting}{self._no_way(unproven)}", _waiting_step(waiting, bool(unproven))
+            return (
+                False,
+                f"waiting for {waiting}{self._no_way(unproven)}",
+                _waiting_step(waiting, bool(unproven)),
+            )
         expected = max(self.tally.forecast_s, self.tally.last_took_s)
         idle = 0.0 if 0.0 < a.thread.busy_for < JOB_S else s.last_work_s
         if idle > max(STALL_S, STALL_EPOCHS * expected, _allowed(a, d.manifest)):
-            return False, f"no useful work for {idle:.0f} s{self._no_way(unproven)}", "see tutti logs"
+            return (
+                False,
+                f"no useful work for {idle:.0f} s{self._no_way(unproven)}",
+                "see tutti logs",
+            )
         return True, "", ""
 
     def _no_way(self, peers: Sequence[PeerId]) -> str:
         if not peers or self._d.presence is None:
             return ""
         others = self._d.presence.others()
-        names = [f"{others[p].body.name} (stage {others[p].body.stage})" if p in others else short(p) for p in peers[:3]]
-        return f"; no way to {', '.join(names)}" + (f" and {len(peers) - 3} more" if len(peers) > 3 else "")
+        names = [
+            f"{others[p].body.name} (stage {others[p].body.stage})" if p in others else short(p)
+            for p in peers[:3]
+        ]
+        return f"; no way to {', '.join(names)}" + (
+            f" and {len(peers) - 3} more" if len(peers) > 3 else ""
+        )
 
     def _swarm(self, m: Manifest) -> ask.SwarmLine:
         epoch = self._d.assembled.stage.epoch if self._d.assembled else 0
         return ask.SwarmLine(
-            name=m.swarm.name, run_id=m.run_id, epoch=max(0, epoch), epochs=m.training.epochs, loss=self.tally.loss,
+            name=m.swarm.name,
+            run_id=m.run_id,
+            epoch=max(0, epoch),
+            epochs=m.training.epochs,
+            loss=self.tally.loss,
             stages=m.pipeline.stages,
-        )  # fmt: skip
+        )
 
-    # ------------------------------------------------------------ ways
+    # ----------------------------------------------------------- ways
 
     def reach(self) -> pb.ReachReport:
         """How others reach this peer, and its ways to them, with what was tried."""
@@ -236,11 +308,18 @@ class Picture:
         t, now = d.transport, d.clock.wall()
         r = t.reachable
         report = pb.ReachReport(
-            standing=r.standing.value, reachable=r.words(len(t.relays.held)), addresses=r.multiaddrs(), seen=r.seen(),
-            relays=t.relays.held, mapping={} if r.local else r.mapper.tried, clients=t.relay.clients, circuits=t.relay.circuits,
-            bootstrap=t.p2p.bootstrap, lan=d.lan.trouble if d.lan is not None else "off",
+            standing=r.standing.value,
+            reachable=r.words(len(t.relays.held)),
+            addresses=r.multiaddrs(),
+            seen=r.seen(),
+            relays=t.relays.held,
+            mapping={} if r.local else r.mapper.tried,
+            clients=t.relay.clients,
+            circuits=t.relay.circuits,
+            bootstrap=t.p2p.bootstrap,
+            lan=d.lan.trouble if d.lan is not None else "off",
             ports=dict(zip(("libp2p", "gRPC"), t.ports, strict=True)),
-        )  # fmt: skip
+        )
         links = t.peers()
         for peer, entry in sorted(d.presence.others().items() if d.presence else ()):
             b, link = entry.body, links.get(peer, PeerLink())
@@ -258,11 +337,11 @@ class Picture:
                     proven_s=max(0.001, now - link.proven) if link.proven else 0.0,
                     tried=t.tried(peer),
                     standing=b.reach,
-                )  # fmt: skip
+                )
             )
         return report
 
-    # ------------------------------------------------------------ the metrics page
+    # ----------------------------------------------------------- the metrics page
 
     def planned(self, plan: Plan) -> None:
         """A new plan reached this peer."""
@@ -270,14 +349,19 @@ class Picture:
         known = t.loss_first
         if not known and m is not None:
             t.loss_first = known = config.reference(m.run_id)
-        seconds = self.tally.planned(plan.epoch, plan.loss, plan.loss_val, plan.tokens, time.monotonic(), sum(plan.forecast))
+        seconds = self.tally.planned(
+            plan.epoch, plan.loss, plan.loss_val, plan.tokens, time.monotonic(), sum(plan.forecast)
+        )
         if t.loss_first and not known and m is not None:
-            self._d.tasks.spawn(asyncio.to_thread(config.keep_reference, m.run_id, t.loss_first), "reference loss")
+            self._d.tasks.spawn(
+                asyncio.to_thread(config.keep_reference, m.run_id, t.loss_first), "reference loss"
+            )
         if seconds:
             self._d.metrics.epoch_seconds.observe(seconds)
 
     async def keep_telling(self) -> None:
-        """Say in the journal what this peer is doing, for ever: at once when that changes, and now and then while it does not."""
+        """Say in the journal what this peer is doing, for ever: at once when that changes, and now
+        and then while it does not."""
         news, told = "", 0.0
         while True:
             word, text = doing(self.snapshot())
@@ -288,7 +372,8 @@ class Picture:
             await asyncio.sleep(NEWS_S)
 
     async def keep_measuring(self) -> None:
-        """Bring the page that is scraped up to date with the screen, and what the screen says of the disk with the disk, for ever."""
+        """Bring the page that is scraped up to date with the screen, and what the screen says of
+        the disk with the disk, for ever."""
         while True:
             if self._d.assembled is not None:
                 # A network disk may take its time to answer.
@@ -300,25 +385,35 @@ class Picture:
         """Every gauge and counter of the page that this file knows about."""
         s, m = self.snapshot(), self._d.metrics
         for gauge, value in (
-            (m.epoch, s.epoch), (m.stage, s.stage), (m.loss, s.loss), (m.loss_held_out, s.loss_val),
-            (m.tokens_per_second, s.tokens_per_s), (m.replicas, s.replicas), (m.stash_bytes, s.stash_bytes),
-            (m.memory_bytes, s.memory_used), (m.cells_apart, s.outer.spread.relative),
-        ):  # fmt: skip
+            (m.epoch, s.epoch),
+            (m.stage, s.stage),
+            (m.loss, s.loss),
+            (m.loss_held_out, s.loss_val),
+            (m.tokens_per_second, s.tokens_per_s),
+            (m.replicas, s.replicas),
+            (m.stash_bytes, s.stash_bytes),
+            (m.memory_bytes, s.memory_used),
+            (m.cells_apart, s.outer.spread.relative),
+        ):
             gauge.set(value)
         tasks = kinds_of_tasks()
         for kind in tasks.keys() | self._kinds:
             m.tasks.labels(kind=kind).set(tasks[kind])
         self._kinds |= tasks.keys()
         for counter, total in (
-            (m.tokens_total, s.tokens), (m.micro_batches_total.labels(result="counted"), s.micro_batches),
-            (m.rounds_total.labels(result="done"), s.round.done), (m.rounds_total.labels(result="failed"), s.round.failed),
-            (m.rounds_total.labels(result="repaired"), s.round.repaired), (m.digest_mismatches_total, s.digest_mismatches),
-        ):  # fmt: skip
-            # A total that went back (a leader that was replaced counts anew) adds nothing: a counter only grows.
+            (m.tokens_total, s.tokens),
+            (m.micro_batches_total.labels(result="counted"), s.micro_batches),
+            (m.rounds_total.labels(result="done"), s.round.done),
+            (m.rounds_total.labels(result="failed"), s.round.failed),
+            (m.rounds_total.labels(result="repaired"), s.round.repaired),
+            (m.digest_mismatches_total, s.digest_mismatches),
+        ):
+            # A total that went back (a leader that was replaced counts anew) adds nothing: a
+            # counter only grows.
             counter.inc(max(0.0, total - self._told.get(counter, 0.0)))
             self._told[counter] = total
 
-    # ------------------------------------------------------------ peers
+    # ----------------------------------------------------------- peers
 
     def peers(self) -> ask.PeersAnswer:
         """Every peer in sight, this one first."""
@@ -341,7 +436,7 @@ class Picture:
                 up_s=time.monotonic() - d.started,
                 version=VERSION,
                 progress=d.assembled.work.fetching if d.assembled else 0.0,
-            )  # fmt: skip
+            )
         )
         if d.presence is None:
             return answer
@@ -363,7 +458,7 @@ class Picture:
                     up_s=max(0.0, now - b.started),
                     version=b.version,
                     seen_s=max(0.0, now - entry.refreshed),
-                )  # fmt: skip
+                )
             )
         for peer, (entry, since) in sorted(d.presence.lost().items()):
             b = entry.body
@@ -377,7 +472,7 @@ class Picture:
                     epoch=b.epoch,
                     version=b.version,
                     seen_s=max(0.0, now - since),
-                )  # fmt: skip
+                )
             )
         return answer
 
@@ -388,7 +483,10 @@ def _waiting_step(waiting: str, unproven: bool) -> str:
     if waiting == "an ends peer":
         return "wait for whoever founded the run, or hold the ends here: tutti start --role ends"
     if unproven or "a way between" in waiting:
-        return "let a router map a port (UPnP), forward one by hand, or start  tutti bootstrap  on a public machine; see tutti doctor net"
+        return (
+            "let a router map a port (UPnP), forward one by hand, or start  tutti bootstrap  on "
+            "a public machine; see tutti doctor net"
+        )
     return "nothing to do if it comes; see tutti peers"
 
 
@@ -398,27 +496,42 @@ def change_line(training: Training, plan: Plan | None) -> pb.ChangeLine:
     o, cell = rules.outer, f"cells of {rules.cell}" if rules.cell else "one cell"
     says = f"{cell}, {o.says}" if o.every else cell
     since = plan.since if plan is not None and rules.revision else 0
-    return pb.ChangeLine(revision=training.standing.known.revision, in_force=rules.revision, since=since, says=says)
+    return pb.ChangeLine(
+        revision=training.standing.known.revision, in_force=rules.revision, since=since, says=says
+    )
 
 
 def outer_line(work: Work, cell: int) -> pb.OuterLine:
     """Where this peer is among the cells of its stage, and what its last outer round was."""
     news, epoch = work.outer, work.version.epoch
-    compared, apart = work.plan.spread.get(work.stage.stage, (0, 0.0)) if work.plan is not None else (0, 0.0)
-    ahead = (e - epoch for e in range(epoch, epoch + work.anchor.ahead.every + 1) if work.anchor.due(e))
+    compared, apart = (
+        work.plan.spread.get(work.stage.stage, (0, 0.0)) if work.plan is not None else (0, 0.0)
+    )
+    ahead = (
+        e - epoch for e in range(epoch, epoch + work.anchor.ahead.every + 1) if work.anchor.due(e)
+    )
     return pb.OuterLine(
-        cell=cell + 1, last=news.number, cells=news.cells, peers=news.peers, bytes=news.nbytes, last_s=news.seconds, next=next(ahead, 0),
+        cell=cell + 1,
+        last=news.number,
+        cells=news.cells,
+        peers=news.peers,
+        bytes=news.nbytes,
+        last_s=news.seconds,
+        next=next(ahead, 0),
         spread=pb.SpreadLine(cells=compared, relative=apart, error=ERROR if compared else 0.0),
-    )  # fmt: skip
+    )
 
 
 def kinds_of_tasks() -> Counter[str]:
-    """Tasks of the running event loop by the first word of their name, or, for those of libraries, by their function; none outside of a loop."""
+    """Tasks of the running event loop by the first word of their name, or, for those of libraries,
+    by their function; none outside of a loop."""
     try:
         tasks = asyncio.all_tasks()
     except RuntimeError:
         return Counter()
     return Counter(
-        getattr(t.get_coro(), "__qualname__", "") if t.get_name().startswith("Task-") else t.get_name().split(" ")[0]
+        getattr(t.get_coro(), "__qualname__", "")
+        if t.get_name().startswith("Task-")
+        else t.get_name().split(" ")[0]
         for t in tasks
     )

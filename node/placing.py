@@ -86,7 +86,11 @@ class Placing:
                     await presence.company.wait()
         machine = self._begin(None)
         while not machine.may_build or machine.stage is None:
-            if (stage := machine.look(presence.placed(self._stages), d.clock.now(), closed=self._closed())) is not None:
+            if (
+                stage := machine.look(
+                    presence.placed(self._stages), d.clock.now(), closed=self._closed()
+                )
+            ) is not None:
                 d.journal.emit("daemon", "claimed", f"claims {place(stage)}", stage=stage)
                 presence.changed()
             if not machine.may_build:

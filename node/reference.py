@@ -1,6 +1,8 @@
-"""The swarm's plain twin: the unsplit model, one process, no network, the same samples, sums and optimizer.
+"""The swarm's plain twin: the unsplit model, one process, no network, the same samples, sums and
+optimizer.
 
-What the swarm computes must be this, up to the order of fp32 additions; the golden test and the benchmarks hold it to that.
+What the swarm computes must be this, up to the order of fp32 additions; the golden test and the
+benchmarks hold it to that.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from node.training.text import Text
 
 @dataclass(frozen=True)
 class Epoch:
-    """One update: mean training loss before it (nats per token), tokens behind it, seconds it took."""
+    """One update: mean training loss before it (nats per token), tokens behind it, seconds it
+    took."""
 
     epoch: int
     loss: float
@@ -39,7 +42,11 @@ class Reference:
         self.manifest = manifest
         self.model = Unsplit(m)
         self.text = Text(corpus, SampleOrder(corpus.windows, manifest.data.seed), p.micro_batch)
-        self._sampler, self._owner, self._next = Sampler(self.text.order), Owner(manifest.optimizer, t.epochs), 0
+        self._sampler, self._owner, self._next = (
+            Sampler(self.text.order),
+            Owner(manifest.optimizer, t.epochs),
+            0,
+        )
 
     def train(self, epochs: int) -> Iterator[Epoch]:
         """``epochs`` more updates, one at a time."""
@@ -66,5 +73,7 @@ class Reference:
     def _step(self, tokens: int) -> None:
         live = dict(self.model.named_parameters())
         mean = {name: p.grad / tokens for name, p in live.items() if p.grad is not None}
-        for name, fresh in self._owner.step_all({n: p.data for n, p in live.items()}, mean, self._next).items():
+        for name, fresh in self._owner.step_all(
+            {n: p.data for n, p in live.items()}, mean, self._next
+        ).items():
             live[name].data = fresh

@@ -1,4 +1,5 @@
-"""Whether a stage of a run fits into the memory of this peer, before anything of it is loaded. Arithmetic only."""
+"""Whether a stage of a run fits into the memory of this peer, before anything of it is loaded.
+Arithmetic only."""
 
 from __future__ import annotations
 
@@ -10,11 +11,14 @@ from node.optim.parts import parts_of
 from node.training.outer_memory import outer_bytes
 
 
-def room(config: NodeConfig, manifest: Manifest, stage: int, limit: int, beside: int = 0) -> Verdict:
-    """Whether ``stage`` fits into ``limit`` bytes of this peer's device, and what outer rounds keep of it into the ``beside`` bytes of
-    main memory, where that is not the device's (0)."""
+def room(
+    config: NodeConfig, manifest: Manifest, stage: int, limit: int, beside: int = 0
+) -> Verdict:
+    """Whether ``stage`` fits into ``limit`` bytes of this peer's device, and what outer rounds keep
+    of it into the ``beside`` bytes of main memory, where that is not the device's (0)."""
     m, p, t, outer = manifest.model, manifest.pipeline, manifest.training, manifest.outer
-    # Who has a buddy is one: beside the own share of the optimizer's state there is a copy of another's.
+    # Who has a buddy is one: beside the own share of the optimizer's state there is a copy of
+    # another's.
     shares = t.min_replicas if t.min_replicas < 2 or not t.buddy_every else t.min_replicas // 2
     parts = parts_of(parameter_shapes(m, p.stages, stage), manifest.optimizer)
     states = [part.state for part in parts]
@@ -23,9 +27,15 @@ def room(config: NodeConfig, manifest: Manifest, stage: int, limit: int, beside:
     cells = max(2, -(-t.min_replicas // max(1, manifest.averaging.peers)))
     kept = outer_bytes(outer, {part.name: part.bytes for part in parts}, cells)
     verdict = fits(
-        m, p.stages, stage, limit, micro_batch=p.micro_batch, in_flight=config.limits.in_flight, optimizer=mine,
+        m,
+        p.stages,
+        stage,
+        limit,
+        micro_batch=p.micro_batch,
+        in_flight=config.limits.in_flight,
+        optimizer=mine,
         outer=kept.device if beside else kept.main + kept.device,
-    )  # fmt: skip
+    )
     if not verdict.ok or not beside:
         return verdict
     found = fits_beside(stage, p.stages, kept.main, beside)

@@ -1,7 +1,8 @@
-"""The rule for Newton-Schulz on this machine: measured at the first start, read from a file at later ones.
+"""The rule for Newton-Schulz on this machine: measured at the first start, read from a file at
+later ones.
 
-The file holds times, not the rule made of them, under a name that tells the processor, its limits and torch's build. What is not
-exactly such a file is measured anew and written over.
+The file holds times, not the rule made of them, under a name that tells the processor, its limits
+and torch's build. What is not exactly such a file is measured anew and written over.
 """
 
 from __future__ import annotations
@@ -38,19 +39,33 @@ MOST_BYTES = 1 << 16
 """Of a file of times; ours have 2 KiB."""
 WAIT_S = 60.0
 """For another process that is measuring. After that, this one measures too."""
-TELLING = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags", "CPU implementer", "CPU part", "Features")
+TELLING = (
+    "vendor_id",
+    "cpu family",
+    "model",
+    "model name",
+    "stepping",
+    "flags",
+    "CPU implementer",
+    "CPU part",
+    "Features",
+)
 """Fields of /proc/cpuinfo that say which processor it is and what it may use."""
 LIMITS = (
-    "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS",
+    "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "ATEN_CPU_CAPABILITY",
+    "MKL_ENABLE_INSTRUCTIONS",
     "MKL_CBWR",
-)  # fmt: skip
+)
 """Environment that changes which instructions the libraries use."""
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """``rule`` is what this process follows now; ``seconds`` of processor time went into measuring it, 0 when it was read.
-    ``problem``: why the times could not be kept, or ""."""
+    """``rule`` is what this process follows now; ``seconds`` of processor time went into measuring
+    it, 0 when it was read. ``problem``: why the times could not be kept, or ""."""
 
     rule: Rule
     seconds: float
@@ -60,31 +75,50 @@ class Tuned:
 def worth(manifest: Manifest, stage: int, device: torch.device) -> bool:
     """Whether a peer of ``stage`` steps matrices that a measured rule may make faster."""
     shapes = parameter_shapes(manifest.model, manifest.pipeline.stages, stage)
-    ours = (math.prod(shape) for name, shape in shapes.items() if method_of(name, shape, manifest.optimizer) == "muon")
+    ours = (
+        math.prod(shape)
+        for name, shape in shapes.items()
+        if method_of(name, shape, manifest.optimizer) == "muon"
+    )
     return device.type == "cpu" and max(ours, default=0) >= MEASURED_FROM
 
 
 async def tune_meanwhile(journal: Journal) -> None:
-    """:func:`tune` beside all else: measuring takes seconds, on a busy machine minutes, and steps can be made before."""
+    """:func:`tune` beside all else: measuring takes seconds, on a busy machine minutes, and steps
+    can be made before."""
     stop = threading.Event()
     try:
         found = await asyncio.get_running_loop().run_in_executor(None, tune, None, stop)
     finally:
         stop.set()
-    how = f"measured in {found.seconds:.1f} s of processor time" if found.seconds else "as measured before"
+    how = (
+        f"measured in {found.seconds:.1f} s of processor time"
+        if found.seconds
+        else "as measured before"
+    )
     kind = f"bf16 from {found.rule.bf16_from} numbers on" if found.rule.bf16_from else "fp32"
-    journal.emit("optim", "kernels-tuned", f"matrices are stepped in {kind}, {how}", **asdict(found.rule))
+    journal.emit(
+        "optim", "kernels-tuned", f"matrices are stepped in {kind}, {how}", **asdict(found.rule)
+    )
     if found.problem:
-        journal.emit("optim", "kernels-not-kept", f"{found.problem}; the next start measures again", "warning")
+        journal.emit(
+            "optim",
+            "kernels-not-kept",
+            f"{found.problem}; the next start measures again",
+            "warning",
+        )
 
 
 def tune(
-    folder: Path | None = None, stop: threading.Event | None = None, measured: Callable[[threading.Event], Times] = measure
+    folder: Path | None = None,
+    stop: threading.Event | None = None,
+    measured: Callable[[threading.Event], Times] = measure,
 ) -> Tuned:
-    """Make this process follow the rule for the machine, measuring it when ``folder`` (the user's cache) has no good file of it.
+    """Make this process follow the rule for the machine, measuring it when ``folder`` (the user's
+    cache) has no good file of it.
 
-    Setting ``stop`` ends it soon, with nothing kept. Never fails for a file: what cannot be read is measured, what cannot be
-    written is said in the answer.
+    Setting ``stop`` ends it soon, with nothing kept. Never fails for a file: what cannot be read is
+    measured, what cannot be written is said in the answer.
     """
     stop = stop or threading.Event()
     folder, machine = user_dir("cache") if folder is None else folder, this_machine()
@@ -114,7 +148,8 @@ def _kept(path: Path, machine: str, times: Times) -> str:
 
 
 def read_times(path: Path, machine: str) -> Times | None:
-    """What :func:`write_times` wrote; None for anything else, times of another machine and incomplete ones included."""
+    """What :func:`write_times` wrote; None for anything else, times of another machine and
+    incomplete ones included."""
     try:
         with open(path, "rb") as file:
             raw = file.read(MOST_BYTES + 1)
@@ -138,7 +173,8 @@ def write_times(path: Path, machine: str, times: Times) -> None:
 
 
 def this_machine(environ: Mapping[str, str] | None = None) -> str:
-    """What times depend on: the processor, the limits put on it, and the build of torch and its libraries."""
+    """What times depend on: the processor, the limits put on it, and the build of torch and its
+    libraries."""
     environ = os.environ if environ is None else environ
     processor = _cpuinfo() or f"{platform.machine()} {platform.processor()}"
     limits = ", ".join(f"{name}={environ[name]}" for name in LIMITS if environ.get(name))
@@ -151,7 +187,9 @@ def _cpuinfo() -> str:
         lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
     except (OSError, ValueError):
         return ""
-    fields = ((name.strip(), value.strip()) for name, _, value in (line.partition(":") for line in lines))
+    fields = (
+        (name.strip(), value.strip()) for name, _, value in (line.partition(":") for line in lines)
+    )
     return "\n".join(f"{name}: {value}" for name, value in fields if name in TELLING)
 
 

@@ -1,4 +1,5 @@
-"""What the operator may ask of a running daemon: the control window, and the answers strangers get over libp2p."""
+"""What the operator may ask of a running daemon: the control window, and the answers strangers get
+over libp2p."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class View(Window):
     def journal(self) -> Journal:
         return self._d.journal
 
-    # ------------------------------------------------------------ what is told
+    # ----------------------------------------------------------- what is told
 
     def snapshot(self) -> pb.Snapshot:
         """Everything one screen needs; no waiting."""
@@ -45,7 +46,8 @@ class View(Window):
         return self.picture.peers()
 
     async def answer(self, peer: PeerId, question: ask.Ask) -> ask.Answer:
-        """A stranger's question over libp2p. Private facts (addresses, files) are not among the answers.
+        """A stranger's question over libp2p. Private facts (addresses, files) are not among the
+        answers.
 
         Raises Refused when the run is private and ``peer`` shows no token for it.
         """
@@ -61,7 +63,8 @@ class View(Window):
         raise LocalFault("this node has no such thing to tell", code=ExitCode.PROTOCOL)
 
     async def ping(self, peer: str, count: int, improve: bool = False) -> pb.PingReport:
-        """Round trips on the path that work takes; with ``improve`` after every better way was tried."""
+        """Round trips on the path that work takes; with ``improve`` after every better way was
+        tried."""
         d = self._d
         found = self._resolve(peer)
         entry = d.presence.others().get(found) if d.presence else None
@@ -90,14 +93,20 @@ class View(Window):
             self._d.transport.learn(peer, [text])
             return peer
         known = set(self._d.presence.others()) if self._d.presence else set()
-        by_name = [p for p in known if self._d.presence and self._d.presence.others()[p].body.name == text]
+        by_name = [
+            p for p in known if self._d.presence and self._d.presence.others()[p].body.name == text
+        ]
         hits = by_name or [p for p in known if p.endswith(text) or p == text]
         if len(hits) != 1:
-            why = f"{len(hits)} peers match {text!r}" if hits else f"no peer in sight ends in {text!r}"
+            why = (
+                f"{len(hits)} peers match {text!r}"
+                if hits
+                else f"no peer in sight ends in {text!r}"
+            )
             raise UsageFault(why, "see tutti peers")
         return hits[0]
 
-    # ------------------------------------------------------------ leaving
+    # ----------------------------------------------------------- leaving
 
     def stop(self) -> None:
         """End the daemon soon."""
@@ -118,11 +127,13 @@ class View(Window):
             except TimeoutError as e:
                 d.draining = False
                 d.assembled.training.stay()
-                raise TimedOut(f"the epoch did not end in {timeout_s:.0f} s", "try again, or tutti stop") from e
+                raise TimedOut(
+                    f"the epoch did not end in {timeout_s:.0f} s", "try again, or tutti stop"
+                ) from e
         self.journal.emit("daemon", "drained", "left the swarm: it is safe to switch off")
         d.stop("drained")
 
-    # ------------------------------------------------------------ the model
+    # ----------------------------------------------------------- the model
 
     async def generate(self, request: pb.GenerateRequest) -> AsyncIterator[pb.Piece]:
         """Text through the live swarm, a piece a token."""
@@ -131,7 +142,9 @@ class View(Window):
 
         a, transport = self._assembled(), self._d.transport
         own = speak(a, transport, request) if a.ends is not None else None
-        async for piece in own or forwarding.generate(transport, self._ends(a), a.pipeline.settings.stages, request):
+        async for piece in own or forwarding.generate(
+            transport, self._ends(a), a.pipeline.settings.stages, request
+        ):
             yield piece
 
     async def evaluate(self, request: pb.EvaluateRequest) -> AsyncIterator[pb.Evaluated]:
@@ -141,24 +154,36 @@ class View(Window):
 
         a, transport = self._assembled(), self._d.transport
         own = answer(a, transport, request) if a.ends is not None else None
-        async for found in own or forwarding.evaluate(transport, self._ends(a), a.pipeline.settings.stages, request):
+        async for found in own or forwarding.evaluate(
+            transport, self._ends(a), a.pipeline.settings.stages, request
+        ):
             yield found
 
     def _assembled(self) -> Assembled:
-        """What this daemon hosts. Raises UsageFault for a rendezvous, NetworkFault before it has joined."""
+        """What this daemon hosts. Raises UsageFault for a rendezvous, NetworkFault before it has
+        joined."""
         if self._d.role == "rendezvous":
-            raise UsageFault("a rendezvous holds no part of the model", "ask a peer that hosts a stage; see  tutti peers")
+            raise UsageFault(
+                "a rendezvous holds no part of the model",
+                "ask a peer that hosts a stage; see  tutti peers",
+            )
         if self._d.assembled is None:
-            raise NetworkFault("the daemon has not joined yet", "try again when tutti status says ready")
+            raise NetworkFault(
+                "the daemon has not joined yet", "try again when tutti status says ready"
+            )
         return self._d.assembled
 
     def _ends(self, a: Assembled) -> list[PeerId]:
-        """Other peers at the ends: those with a record first, and who leads, and has the most to do, after the others."""
+        """Other peers at the ends: those with a record first, and who leads, and has the most to
+        do, after the others."""
         listed = set(self._d.presence.ends()) if self._d.presence else set[PeerId]()
         plan = a.work.plan
         planned = {m.peer for m in plan.stage(ENDS)} if plan else set[PeerId]()
         leader = plan.leader if plan else None
-        return sorted((listed | planned) - {self._d.identity.peer_id}, key=lambda p: (p not in listed, p == leader, p))
+        return sorted(
+            (listed | planned) - {self._d.identity.peer_id},
+            key=lambda p: (p not in listed, p == leader, p),
+        )
 
     async def export(self, directory: str) -> AsyncIterator[pb.Event]:
         """Gather every stage at one epoch and write a Hugging Face directory."""
@@ -166,16 +191,21 @@ class View(Window):
 
         a, m = self._d.assembled, self._d.manifest
         if a is None or m is None:
-            raise NetworkFault("the daemon has not joined yet", "try again when tutti status says ready")
+            raise NetworkFault(
+                "the daemon has not joined yet", "try again when tutti status says ready"
+            )
         feed: asyncio.Queue[Event | None] = asyncio.Queue()
 
         def say(kind: str, text: str, **fields: object) -> None:
             feed.put_nowait(Event(self._d.clock.wall(), "info", "export", kind, text, dict(fields)))
 
         async def work() -> LocalFault | PeerFault | None:
-            """Its fault belongs to whoever asked for the export; raised here it would be one of the daemon's own tasks."""
+            """Its fault belongs to whoever asked for the export; raised here it would be one of the
+            daemon's own tasks."""
             try:
-                await gather(a, m, self._d.transport, Path(directory), self._d.config.places(m.run_id), say)
+                await gather(
+                    a, m, self._d.transport, Path(directory), self._d.config.places(m.run_id), say
+                )
             except (LocalFault, PeerFault) as fault:
                 return fault
             finally:
@@ -190,27 +220,37 @@ class View(Window):
                 raise fault
 
     def switch(self, change: str) -> pb.SwitchReply:
-        """A change to how cells average, to everybody. Raises Refused when the owner did not sign it, UsageFault for an old one."""
+        """A change to how cells average, to everybody. Raises Refused when the owner did not sign
+        it, UsageFault for an old one."""
         a = self._d.assembled
         if a is None:
-            raise NetworkFault("this daemon takes no part in a run yet", "try again when tutti status says ready")
+            raise NetworkFault(
+                "this daemon takes no part in a run yet", "try again when tutti status says ready"
+            )
         if a.training.finished.is_set():
             raise UsageFault(
-                "the run is complete, so nothing averages any more", "a new run begins with  tutti swarm init --from FILE"
+                "the run is complete, so nothing averages any more",
+                "a new run begins with  tutti swarm init --from FILE",
             )
         known = a.training.standing.known
         rules = a.training.change(change)
-        if rules.revision < known.revision or (rules.revision == known.revision and change != known.change):
+        if rules.revision < known.revision or (
+            rules.revision == known.revision and change != known.change
+        ):
             raise UsageFault(
-                f"change {known.revision} is known here already", f"give the new one the number {known.revision + 1}"
+                f"change {known.revision} is known here already",
+                f"give the new one the number {known.revision + 1}",
             )
         return pb.SwitchReply(revision=rules.revision)
 
     def invite(self) -> pb.InviteReply:
-        """The line another machine needs: how to reach this peer, and others of the run for when it is not there."""
+        """The line another machine needs: how to reach this peer, and others of the run for when it
+        is not there."""
         d = self._d
         if d.manifest is None:
             raise NetworkFault("no swarm yet", "wait until tutti status shows one")
         addresses = fitting_addresses(d.ways_in())
-        text = Invite(d.manifest.run_id, d.manifest.swarm.owner, addresses, d.config.admission).encode()
+        text = Invite(
+            d.manifest.run_id, d.manifest.swarm.owner, addresses, d.config.admission
+        ).encode()
         return pb.InviteReply(invite=text, addresses=addresses)

@@ -1,5 +1,5 @@
-"""What is said when something is wrong: every error text provoked by a command of its own and its advice followed, and each
-check of ``tutti doctor`` failing, passing, and mending what it can."""
+"""What is said when something is wrong: every error text provoked by a command of its own and its
+advice followed, and each check of ``tutti doctor`` failing, passing, and mending what it can."""
 
 from __future__ import annotations
 
@@ -47,18 +47,27 @@ def rows(report: Report, root: Path) -> None:
         box.clean_up()
 
 
-# ---------------------------------------------------------------- texts
+# ------------------------------------------------------------ texts
 
 
 def texts(report: Report, box: Box) -> None:
     """Each sentence that sent a newcomer astray."""
 
-    def said(name: str, words: str, code: int, has: str, never: str = "\0", home: str = "nobody") -> str:
+    def said(
+        name: str, words: str, code: int, has: str, never: str = "\0", home: str = "nobody"
+    ) -> str:
         done = box.tutti(*shlex.split(words), home=home, timeout=PATIENCE_S)
         text = done.stdout + done.stderr
         flat = re.sub(r"\s+", " ", text)
         holds = done.returncode == code and has in flat and never not in flat
-        report.add(f"5 text: {name}", done.returncode, "exit code", flat[:300], f"{code}, says {has!r}", holds=holds)
+        report.add(
+            f"5 text: {name}",
+            done.returncode,
+            "exit code",
+            flat[:300],
+            f"{code}, says {has!r}",
+            holds=holds,
+        )
         return text
 
     mine, changed = box.root / "mine.toml", box.root / "changed.toml"
@@ -69,10 +78,24 @@ def texts(report: Report, box: Box) -> None:
     said("swarm init --from FILE", f"swarm init --from {mine}", 0, "mine-2.toml")
     said("swarm init --from FILE again", f"swarm init --from {mine}", 0, "mine-3.toml")
     changed.write_text(mine.read_text().replace("epochs = 120", "epochs = 121"))
-    said("an owner's changed manifest", f"swarm validate {changed}", 5, "swarm init --from FILE", "ask the owner")
+    said(
+        "an owner's changed manifest",
+        f"swarm validate {changed}",
+        5,
+        "swarm init --from FILE",
+        "ask the owner",
+    )
     said("and its advice", f"swarm init --from {changed}", 0, "changed-2.toml")
-    said("somebody else's changed manifest", f"swarm validate {changed}", 5, "ask the owner", home="other")
-    said("model.hiden", "swarm init x.toml --set model.hiden=64", 2, "model.d_model", "model.tied ?")
+    said(
+        "somebody else's changed manifest",
+        f"swarm validate {changed}",
+        5,
+        "ask the owner",
+        home="other",
+    )
+    said(
+        "model.hiden", "swarm init x.toml --set model.hiden=64", 2, "model.d_model", "model.tied ?"
+    )
     said("model.layer", "swarm init x.toml --set model.layer=4", 2, "did you mean model.layers ?")
     said("mps", "start --device mps", 2, "auto, cpu, cuda or cuda:N")
     said("mps in the help", "start -h", 0, "auto, cpu, cuda:N.", "mps")
@@ -84,7 +107,11 @@ def texts(report: Report, box: Box) -> None:
     with another_service() as port:
         place = f"/ip4/127.0.0.1/tcp/{port}/p2p/{Identity.ephemeral().peer_id}"
         said(
-            "another service answers", f"doctor net {place}", ExitCode.OTHER_SERVICE, "a web server answers there", "delimited"
+            "another service answers",
+            f"doctor net {place}",
+            ExitCode.OTHER_SERVICE,
+            "a web server answers there",
+            "delimited",
         )
     settings = box.root / "sick" / "config.toml"
     settings.parent.mkdir()
@@ -95,10 +122,19 @@ def texts(report: Report, box: Box) -> None:
     large = amended(Manifest.default_demo(), {"model.vocab": 1 << 20, "model.tied": False})
     ours = remembered(box, "large", large)
     text = said(
-        "ends too big", f"--home {ours.home} doctor device --set role=ends --set memory=1GB", 31, "--role stage", "more stages"
+        "ends too big",
+        f"--home {ours.home} doctor device --set role=ends --set memory=1GB",
+        31,
+        "--role stage",
+        "more stages",
     )
     report.add(
-        "5 text: ends too big, about stages", "pipeline.stages" in text, "", "", "False", holds="pipeline.stages" not in text
+        "5 text: ends too big, about stages",
+        "pipeline.stages" in text,
+        "",
+        "",
+        "False",
+        holds="pipeline.stages" not in text,
     )
 
 
@@ -121,7 +157,7 @@ def another_service() -> Iterator[int]:
         server.shutdown(socket.SHUT_RDWR)
 
 
-# ---------------------------------------------------------------- doctor
+# ------------------------------------------------------------ doctor
 
 
 @dataclass(frozen=True)
@@ -142,7 +178,9 @@ def doctor_cases(box: Box) -> list[Sick]:
     """Something wrong for every check."""
     other = box.root / "metadata" / "tutti-0.1.0.dist-info"
     other.mkdir(parents=True)
-    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: tutti\nVersion: 0.1.0\nRequires-Dist: numpy>=99\n")
+    (other / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: tutti\nVersion: 0.1.0\nRequires-Dist: numpy>=99\n"
+    )
     demo = Manifest.default_demo()
     nowhere = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.ephemeral().peer_id}"
 
@@ -159,15 +197,40 @@ def doctor_cases(box: Box) -> list[Sick]:
             "a library too old",
             30,
             # The working directory is left out: in a checkout the real metadata lie there.
-            environment={"PYTHONPATH": f"{other.parent}:{os.environ.get('PYTHONPATH', '')}", "PYTHONSAFEPATH": "1"},
+            environment={
+                "PYTHONPATH": f"{other.parent}:{os.environ.get('PYTHONPATH', '')}",
+                "PYTHONSAFEPATH": "1",
+            },
         ),
         Sick("device", "no such GPU", 31, ("--set", "device=cuda:63")),
         Sick("device", "a run that does not fit", 31, ("--set", "memory=1MB")),
-        Sick("disk", "a key that others can read", 32, spoil=lambda ours: ours.identity_path.chmod(0o644), mends=True),
+        Sick(
+            "disk",
+            "a key that others can read",
+            32,
+            spoil=lambda ours: ours.identity_path.chmod(0o644),
+            mends=True,
+        ),
         Sick("disk", "a damaged key", 32, spoil=damaged),
-        Sick("disk", "too little room for checkpoints", 32, ("--set", "checkpoint.keep=1000"), manifest=amended(demo, HUGE)),
-        Sick("data", "a file that is not there", 33, manifest=amended(demo, {"data.source": "file:/nowhere/text.txt"})),
-        Sick("data", "another text than the run's", 33, manifest=amended(demo, {"data.sha256": "ab" * 32})),
+        Sick(
+            "disk",
+            "too little room for checkpoints",
+            32,
+            ("--set", "checkpoint.keep=1000"),
+            manifest=amended(demo, HUGE),
+        ),
+        Sick(
+            "data",
+            "a file that is not there",
+            33,
+            manifest=amended(demo, {"data.source": "file:/nowhere/text.txt"}),
+        ),
+        Sick(
+            "data",
+            "another text than the run's",
+            33,
+            manifest=amended(demo, {"data.sha256": "ab" * 32}),
+        ),
         Sick("clock", "behind what it has written", 26, spoil=later),
         Sick("net", "a port that is closed", 21, (nowhere,)),
     ]
@@ -178,24 +241,50 @@ def examined(report: Report, box: Box, sick: Sick) -> None:
     ours = remembered(box, re.sub(r"\W+", "-", sick.what), Manifest.default_demo())
 
     def doctor(*words: str) -> tuple[int, str]:
-        done = box.tutti("doctor", sick.check, *words, "--json", home=ours.home.name, timeout=PATIENCE_S, **environment)
+        done = box.tutti(
+            "doctor",
+            sick.check,
+            *words,
+            "--json",
+            home=ours.home.name,
+            timeout=PATIENCE_S,
+            **environment,
+        )
         found = json.loads(done.stdout)
         checks = found["checks"] if sick.check != "net" else [found["verdict"]]
-        return done.returncode, "; ".join(f"{c['cause']} | {c['effect']} | {c['fix']}".strip(" |") for c in checks)[:300]
+        return done.returncode, "; ".join(
+            f"{c['cause']} | {c['effect']} | {c['fix']}".strip(" |") for c in checks
+        )[:300]
 
     environment: dict[str, Any] = {}
     code, said = doctor()
-    report.add(f"5 doctor {sick.check} passes ({sick.what})", code, "exit code", said, "0", holds=code == 0)
+    report.add(
+        f"5 doctor {sick.check} passes ({sick.what})", code, "exit code", said, "0", holds=code == 0
+    )
     environment = sick.environment
     if sick.manifest is not None:
         remembered(box, ours.home.name, sick.manifest)
     sick.spoil(ours)
     code, said = doctor(*sick.words)
     holds = code == sick.code and said.count(" | ") >= 2
-    report.add(f"5 doctor {sick.check} fails: {sick.what}", code, "exit code", said, str(sick.code), holds=holds)
+    report.add(
+        f"5 doctor {sick.check} fails: {sick.what}",
+        code,
+        "exit code",
+        said,
+        str(sick.code),
+        holds=holds,
+    )
     if sick.mends:
         code, said = doctor(*sick.words, "--fix")
-        report.add(f"5 doctor {sick.check} --fix: {sick.what}", code, "exit code", said, "0", holds=code == 0)
+        report.add(
+            f"5 doctor {sick.check} --fix: {sick.what}",
+            code,
+            "exit code",
+            said,
+            "0",
+            holds=code == 0,
+        )
 
 
 def remembered(box: Box, name: str, manifest: Manifest) -> NodeConfig:

@@ -1,4 +1,5 @@
-"""How fast commands answer: processes of their own, from the shell's view, beside what Python alone takes."""
+"""How fast commands answer: processes of their own, from the shell's view, beside what Python alone
+takes."""
 
 from __future__ import annotations
 
@@ -22,25 +23,39 @@ TIMES = 15
 
 
 def rows(report: Report, root: Path) -> None:
-    """Medians of ``status``, ``peers`` and ``--help`` with a daemon that waits, and that what ``status`` says fits a screen."""
+    """Medians of ``status``, ``peers`` and ``--help`` with a daemon that waits, and that what
+    ``status`` says fits a screen."""
     box = Box(root)
     try:
         # It waits for the ends: beside a swarm that trains on every core no machine is a quiet one.
         peer = box.peer("founder", "start", str(_manifest(box)), "--role", "stage", "--stage", "1")
         peer.start()
-        box.wait("the daemon to host its stage", lambda: bool(peer.status().layers), START_S, (peer,))
+        box.wait(
+            "the daemon to host its stage", lambda: bool(peer.status().layers), START_S, (peer,)
+        )
         load = os.getloadavg()[0]
-        bare = statistics.median(_seconds(root, [sys.executable, "-c", "pass"]) for _ in range(TIMES))
+        bare = statistics.median(
+            _seconds(root, [sys.executable, "-c", "pass"]) for _ in range(TIMES)
+        )
         for words in (("status",), ("peers",), ("--help",)):
             command = [sys.executable, "-m", "cli", "--home", str(peer.home), *words]
             times = sorted(_seconds(root, command) for _ in range(TIMES))
             said = f"python alone {bare:.3f} s, fastest {times[0]:.3f} s, load {load:.1f}"
             median = statistics.median(times)
-            report.add(f"6 {' '.join(words)}, median of {TIMES}", median, "s", said, f"{LIMIT_S} s", holds=median <= LIMIT_S)
+            report.add(
+                f"6 {' '.join(words)}, median of {TIMES}",
+                median,
+                "s",
+                said,
+                f"{LIMIT_S} s",
+                holds=median <= LIMIT_S,
+            )
         shown = _on_a_terminal([sys.executable, "-m", "cli", "--home", str(peer.home), "status"])
         wide = max((len(line) for line in shown), default=0)
         fits = 0 < len(shown) < 24 and wide <= 80
-        report.add("6 status, rows and columns", f"{len(shown)} x {wide}", "", "", "24 x 80", holds=fits)
+        report.add(
+            "6 status, rows and columns", f"{len(shown)} x {wide}", "", "", "24 x 80", holds=fits
+        )
     finally:
         box.clean_up()
 
@@ -49,8 +64,13 @@ def _on_a_terminal(command: Sequence[str]) -> list[str]:
     """The lines that a command writes to a terminal of 24 rows and 80 columns."""
     ours, its = pty.openpty()
     termios.tcsetwinsize(its, (24, 80))
-    environment = {k: v for k, v in os.environ.items() if k not in ("LINES", "COLUMNS")} | {"NO_COLOR": "1", "TERM": "xterm"}
-    process = subprocess.Popen(command, cwd=REPOSITORY, stdin=its, stdout=its, stderr=its, env=environment)
+    environment = {k: v for k, v in os.environ.items() if k not in ("LINES", "COLUMNS")} | {
+        "NO_COLOR": "1",
+        "TERM": "xterm",
+    }
+    process = subprocess.Popen(
+        command, cwd=REPOSITORY, stdin=its, stdout=its, stderr=its, env=environment
+    )
     os.close(its)
     said = bytearray()
     # A terminal whose last writer has gone ends in an error.
@@ -65,7 +85,14 @@ def _on_a_terminal(command: Sequence[str]) -> list[str]:
 def _manifest(box: Box) -> Path:
     made = box.root / "swarm.toml"
     done = box.tutti(
-        "swarm", "init", str(made), "--set", "training.epochs=100000", "--set", "training.min_replicas=1", home="founder"
+        "swarm",
+        "init",
+        str(made),
+        "--set",
+        "training.epochs=100000",
+        "--set",
+        "training.min_replicas=1",
+        home="founder",
     )
     if done.returncode:
         raise RuntimeError(done.stderr)
@@ -74,5 +101,12 @@ def _manifest(box: Box) -> Path:
 
 def _seconds(root: Path, command: list[str]) -> float:
     begin = time.perf_counter()
-    subprocess.run(command, cwd=REPOSITORY, env={**os.environ, "NO_COLOR": "1"}, capture_output=True, timeout=60, check=False)
+    subprocess.run(
+        command,
+        cwd=REPOSITORY,
+        env={**os.environ, "NO_COLOR": "1"},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
     return time.perf_counter() - begin

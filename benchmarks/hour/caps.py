@@ -1,6 +1,8 @@
-"""3: caps on what a peer sends and receives, and the forecast of the consent sheet, by the counters of interfaces.
+"""3: caps on what a peer sends and receives, and the forecast of the consent sheet, by the counters
+of interfaces.
 
-Each daemon runs on a host of its own (a network namespace), so its interface counts all that it and its p2pd send and receive.
+Each daemon runs on a host of its own (a network namespace), so its interface counts all that it and
+its p2pd send and receive.
 """
 
 from __future__ import annotations
@@ -23,17 +25,26 @@ CAP = 500_000
 """Bytes a second: a tenth and less of what this run moves without one."""
 MOST, LEAST, OFF = 1.05, 0.8, 0.2
 MODEL = {
-    "model__layers": 2, "model__d_model": 128, "model__heads": 4, "model__kv_heads": 2, "model__d_ff": 256, "model__seq_len": 128,
-    "pipeline__micro_batch": 4, "training__target_batch": 64, "training__epochs": 100_000, "training__min_replicas": 1,
+    "model__layers": 2,
+    "model__d_model": 128,
+    "model__heads": 4,
+    "model__kv_heads": 2,
+    "model__d_ff": 256,
+    "model__seq_len": 128,
+    "pipeline__micro_batch": 4,
+    "training__target_batch": 64,
+    "training__epochs": 100_000,
+    "training__min_replicas": 1,
     "training__rebalance_every_s": 0.0,
-}  # fmt: skip
+}
 """Little work, much traffic: 16 micro-batches of 256 KiB an epoch."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One transfer between peers without a model: settings of who gives and who fetches, kinds of their hosts, whose interface is
-    looked at and which way. ``path``: how they must reach each other."""
+    """One transfer between peers without a model: settings of who gives and who fetches, kinds of
+    their hosts, whose interface is looked at and which way. ``path``: how they must reach each
+    other."""
 
     path: str
     narrow: str
@@ -48,8 +59,12 @@ WITHOUT_A_MODEL = {
     "max_up, direct": Case("direct", "gives", "sent", gives={"max_up": CAP}),
     "max_down, direct": Case("direct", "fetches", "received", fetches={"max_down": CAP}),
     "max_up, tunnel": Case("tunnel", "gives", "sent", gives={"max_up": CAP, "force_tunnel": True}),
-    "max_down, tunnel": Case("tunnel", "fetches", "received", gives={"force_tunnel": True}, fetches={"max_down": CAP}),
-    "max_up, relaying for others": Case("relayed", "hub", "sent", relays={"max_up": CAP}, kind="home"),
+    "max_down, tunnel": Case(
+        "tunnel", "fetches", "received", gives={"force_tunnel": True}, fetches={"max_down": CAP}
+    ),
+    "max_up, relaying for others": Case(
+        "relayed", "hub", "sent", relays={"max_up": CAP}, kind="home"
+    ),
     "max_up, relayed": Case("relayed", "gives", "sent", gives={"max_up": CAP}, kind="home"),
 }
 
@@ -71,7 +86,9 @@ def rows(report: Report, root: Path) -> None:
     parts: dict[str, Callable[[Path], None]] = {
         "--max-up": lambda to: capped(report, to, "--max-up", ("--max-up", "4Mbit"), ""),
         "--max-down": lambda to: capped(report, to, "--max-down", ("--max-down", "4Mbit"), ""),
-        "--max-up, tunnel": lambda to: capped(report, to, "--max-up, tunnel", ("--max-up", "4Mbit"), "tunnel"),
+        "--max-up, tunnel": lambda to: capped(
+            report, to, "--max-up, tunnel", ("--max-up", "4Mbit"), "tunnel"
+        ),
         "forecast": lambda to: predicted(report, to),
     }
     for name, case in WITHOUT_A_MODEL.items():
@@ -84,16 +101,30 @@ def rows(report: Report, root: Path) -> None:
 
 
 def capped(report: Report, root: Path, name: str, words: tuple[str, ...], through: str) -> None:
-    """One peer of a block stage with a cap; it binds, since every micro-batch goes through that peer."""
+    """One peer of a block stage with a cap; it binds, since every micro-batch goes through that
+    peer."""
     with Lab(root, (1, 1, 1), {1: (*words, *(("--force-tunnel",) if through else ()))}) as lab:
         narrow = lab.peers[1]
         seen = lab.watch()[narrow.label]
         used = seen.sent if "up" in name else seen.received
         share = used / seen.seconds / CAP
         ways = dict(narrow.status().paths_to)
-    report.add(f"3 {name}: used of the cap", share, "x", f"4 Mbit/s over {seen.seconds:.0f} s, {ways}",
-               f"{LEAST} to {MOST}", holds=LEAST <= share <= MOST)  # fmt: skip
-    report.add(f"3 {name}: epochs committed meanwhile", seen.epochs, "epochs", "", "1", holds=seen.epochs >= 1)
+    report.add(
+        f"3 {name}: used of the cap",
+        share,
+        "x",
+        f"4 Mbit/s over {seen.seconds:.0f} s, {ways}",
+        f"{LEAST} to {MOST}",
+        holds=LEAST <= share <= MOST,
+    )
+    report.add(
+        f"3 {name}: epochs committed meanwhile",
+        seen.epochs,
+        "epochs",
+        "",
+        "1",
+        holds=seen.epochs >= 1,
+    )
 
 
 def predicted(report: Report, root: Path) -> None:
@@ -103,26 +134,50 @@ def predicted(report: Report, root: Path) -> None:
         found = lab.watch()
         for peer in lab.peers:
             seen, stage = found[peer.label], peer.status().stage
-            said = forecast(lab.box.manifest, stage, dict(enumerate(nodes))).over(seen.epochs, seen.seconds, leads=stage == 0)
-            for way, expected, counted in (("up", said[0], seen.sent), ("down", said[1], seen.received)):
+            said = forecast(lab.box.manifest, stage, dict(enumerate(nodes))).over(
+                seen.epochs, seen.seconds, leads=stage == 0
+            )
+            for way, expected, counted in (
+                ("up", said[0], seen.sent),
+                ("down", said[1], seen.received),
+            ):
                 ratio = expected / counted
                 text = (
-                    f"{expected / 1e6:.1f} MB said, {counted / 1e6:.1f} counted, {seen.epochs} epochs in {seen.seconds:.0f} s"
+                    f"{expected / 1e6:.1f} MB said, {counted / 1e6:.1f} counted, {seen.epochs} "
+                    f"epochs in {seen.seconds:.0f} s"
                 )
-                report.add(f"3 forecast over counted, {peer.label} {way}", ratio, "x", text, f"within {OFF:.0%}",
-                           holds=abs(ratio - 1) <= OFF)  # fmt: skip
+                report.add(
+                    f"3 forecast over counted, {peer.label} {way}",
+                    ratio,
+                    "x",
+                    text,
+                    f"within {OFF:.0%}",
+                    holds=abs(ratio - 1) <= OFF,
+                )
 
 
 def moved(report: Report, root: Path, name: str, case: Case) -> None:
-    """One peer fetches from another as fast as it can, by every way there is; pings go on meanwhile."""
+    """One peer fetches from another as fast as it can, by every way there is; pings go on
+    meanwhile."""
     with Internet({"hub": "open", "gives": case.kind, "fetches": case.kind}) as net:
         reach = {"punch": False}
         hub = HostPeer(net, "hub", root / "hub", settings=dict(case.relays), reach=reach)
-        gives = HostPeer(net, "gives", root / "gives", join=[hub.door], settings=dict(case.gives), reach=reach)
-        fetches = HostPeer(net, "fetches", root / "fetches", join=[hub.door], settings=dict(case.fetches), reach=reach)
+        gives = HostPeer(
+            net, "gives", root / "gives", join=[hub.door], settings=dict(case.gives), reach=reach
+        )
+        fetches = HostPeer(
+            net,
+            "fetches",
+            root / "fetches",
+            join=[hub.door],
+            settings=dict(case.fetches),
+            reach=reach,
+        )
         assert gives.facts
         deadline = time.monotonic() + START_S
-        while (path := fetches.do(do="way", peer=gives.peer).get("path", "")) != case.path and time.monotonic() < deadline:
+        while (
+            path := fetches.do(do="way", peer=gives.peer).get("path", "")
+        ) != case.path and time.monotonic() < deadline:
             time.sleep(1.0)
         fetches.tell(do="fetch", peer=gives.peer, bytes=round(2 * CAP * (WINDOW_S + WARM_S)))
         time.sleep(WARM_S)
@@ -134,22 +189,33 @@ def moved(report: Report, root: Path, name: str, case: Case) -> None:
         after, seconds = counters(net, case.narrow), time.monotonic() - began
     share = (after[case.way == "received"] - before[case.way == "received"]) / seconds / CAP
     text = f"{path}; {len(trips)} pings meanwhile, longest {max(trips):.2f} s"
-    report.add(f"3 without a model, {name}: used of the cap", share, "x", text, f"{LEAST} to {MOST}",
-               holds=LEAST <= share <= MOST and path == case.path)  # fmt: skip
+    report.add(
+        f"3 without a model, {name}: used of the cap",
+        share,
+        "x",
+        text,
+        f"{LEAST} to {MOST}",
+        holds=LEAST <= share <= MOST and path == case.path,
+    )
 
 
 def counters(net: Internet, host: str) -> tuple[int, int]:
     """Bytes that the interface of a host has sent and received."""
-    said = net.run(host, ["cat", *(f"/sys/class/net/eth0/statistics/{way}_bytes" for way in ("tx", "rx"))]).stdout.split()
+    said = net.run(
+        host, ["cat", *(f"/sys/class/net/eth0/statistics/{way}_bytes" for way in ("tx", "rx"))]
+    ).stdout.split()
     if len(said) != 2:
         raise Hang(f"no counters on host {host}")
     return int(said[0]), int(said[1])
 
 
 class Lab:
-    """A swarm of ``nodes``, each daemon on a host of its own on one public segment. ``more``: words for some of them, by number."""
+    """A swarm of ``nodes``, each daemon on a host of its own on one public segment. ``more``: words
+    for some of them, by number."""
 
-    def __init__(self, root: Path, nodes: tuple[int, ...], more: Mapping[int, tuple[str, ...]] | None = None) -> None:
+    def __init__(
+        self, root: Path, nodes: tuple[int, ...], more: Mapping[int, tuple[str, ...]] | None = None
+    ) -> None:
         self.net = Internet({f"h{i}": "open" for i in range(sum(nodes))})
         self._root, self._nodes, self._more = root, nodes, more or {}
         self._count = sum(nodes)
@@ -175,9 +241,15 @@ class Lab:
         self.net.close()
 
     def watch(self) -> dict[str, Seen]:
-        """Of every peer, what its interface counts from one commit to the first one after WINDOW_S."""
+        """Of every peer, what its interface counts from one commit to the first one after
+        WINDOW_S."""
         for peer in self.peers:
-            self.box.wait(f"{peer.label} in a plan", lambda p=peer: p.status().state in WORKING, 2 * START_S, (peer,))
+            self.box.wait(
+                f"{peer.label} in a plan",
+                lambda p=peer: p.status().state in WORKING,
+                2 * START_S,
+                (peer,),
+            )
         first = self._next(self.box.epoch() + 1)
         before, began = self._counters(), time.monotonic()
         while time.monotonic() < began + WINDOW_S:
@@ -185,7 +257,9 @@ class Lab:
         last = self._next(self.box.epoch())
         after, seconds = self._counters(), time.monotonic() - began
         return {
-            p.label: Seen(after[i][0] - before[i][0], after[i][1] - before[i][1], seconds, last - first)
+            p.label: Seen(
+                after[i][0] - before[i][0], after[i][1] - before[i][1], seconds, last - first
+            )
             for i, p in enumerate(self.peers)
         }
 

@@ -1,10 +1,12 @@
-"""Many daemons on two cores: what they cost while they wait, and that slow is not dead while they train.
+"""Many daemons on two cores: what they cost while they wait, and that slow is not dead while they
+train.
 
     python -m benchmarks.firsthour --only 2        # a quarter of an hour
     CROWD_SECONDS=60 CROWD_PEERS=12 python -m benchmarks.firsthour --only 2
 
-All run the demo's model, one thread each, at their default niceness and settings. Idle: they wait for one peer more than there is. In training
-nobody is killed, so that every death is a false one; an epoch is lost when its plan had to be made again.
+All run the demo's model, one thread each, at their default niceness and settings. Idle: they wait
+for one peer more than there is. In training nobody is killed, so that every death is a false one;
+an epoch is lost when its plan had to be made again.
 """
 
 from __future__ import annotations
@@ -31,10 +33,15 @@ PEERS = int(os.environ.get("CROWD_PEERS", "24"))
 IDLE = (8, PEERS)
 IDLE_S = min(60.0, SECONDS)
 SETTLE_S, QUIET_S = min(30.0, SECONDS), min(90.0, SECONDS)
-"""After the last one is there, before training is judged, and before idle cost is measured: newcomers make work for all."""
+"""After the last one is there, before training is judged, and before idle cost is measured:
+newcomers make work for all."""
 START_S = 600.0
 """For all of them to load on two cores, one after the other."""
-LOST, DESTROYED, FAILED = "peer-lost", "Task was destroyed but it is pending", ("task-failed", "task-died")
+LOST, DESTROYED, FAILED = (
+    "peer-lost",
+    "Task was destroyed but it is pending",
+    ("task-failed", "task-died"),
+)
 
 
 def rows(report: Report, root: Path) -> None:
@@ -43,15 +50,21 @@ def rows(report: Report, root: Path) -> None:
         (few, less), (many, more) = costs.items()
         each = {name: (more[name] - less[name]) / max(1, many - few) for name in less}
         said = ", ".join(f"{name} {value * 100:+.4f} %" for name, value in each.items())
-        report.add("2 growth of the idle cost for each peer more", max(each.values()) * 100, "% of a core", said)
+        report.add(
+            "2 growth of the idle cost for each peer more",
+            max(each.values()) * 100,
+            "% of a core",
+            said,
+        )
     train(report, root / "train")
 
 
-# ---------------------------------------------------------------- waiting
+# ------------------------------------------------------------ waiting
 
 
 def idle(report: Report, root: Path, count: int) -> dict[str, float]:
-    """Shares of a core that a daemon and its p2pd take while they wait: the median of all, by name."""
+    """Shares of a core that a daemon and its p2pd take while they wait: the median of all, by
+    name."""
     with crowd(root, count, training__min_replicas=count) as (box, peers):
         began = time.monotonic()
         launch(box, peers, lambda p: p.status().state in ("waiting", "ready"))
@@ -60,19 +73,29 @@ def idle(report: Report, root: Path, count: int) -> dict[str, float]:
         before, at = spent(peers), time.monotonic()
         time.sleep(IDLE_S)
         after, seconds = spent(peers), time.monotonic() - at
-    shares = {name: [(after[name][i] - before[name][i]) / seconds for i in range(count)] for name in after}
+    shares = {
+        name: [(after[name][i] - before[name][i]) / seconds for i in range(count)] for name in after
+    }
     for name, each in shares.items():
-        said = f"mean {mean(each) * 100:.2f}, most {max(each) * 100:.2f} over {seconds:.0f} s; all were there after {started_s:.0f} s"
+        said = (
+            f"mean {mean(each) * 100:.2f}, most {max(each) * 100:.2f} over {seconds:.0f} s; all "
+            f"were there after {started_s:.0f} s"
+        )
         limit = count >= PEERS
         report.add(
-            f"2 idle {name}, {count} peers", median(each) * 100, "% of a core", said, "1 %" if limit else "",
+            f"2 idle {name}, {count} peers",
+            median(each) * 100,
+            "% of a core",
+            said,
+            "1 %" if limit else "",
             holds=median(each) <= 0.01 if limit else None,
-        )  # fmt: skip
+        )
     return {name: median(each) for name, each in shares.items()}
 
 
 def spent(peers: list[Peer]) -> dict[str, list[float]]:
-    """Processor seconds so far, of every daemon and of every p2pd. Raises Hang when one has ended."""
+    """Processor seconds so far, of every daemon and of every p2pd. Raises Hang when one has
+    ended."""
     found: dict[str, list[float]] = {"daemon": [], "p2pd": []}
     for peer in peers:
         try:
@@ -85,11 +108,14 @@ def spent(peers: list[Peer]) -> dict[str, list[float]]:
     return found
 
 
-# ---------------------------------------------------------------- training
+# ------------------------------------------------------------ training
 
 
 def train(report: Report, root: Path) -> None:
-    with crowd(root, PEERS, training__epochs=1_000_000, training__rebalance_every_s=0.0) as (box, peers):
+    with crowd(root, PEERS, training__epochs=1_000_000, training__rebalance_every_s=0.0) as (
+        box,
+        peers,
+    ):
         chronicle = Chronicle()
         for peer in peers:
             chronicle.follow(peer.label, peer.events_path)
@@ -104,7 +130,9 @@ def train(report: Report, root: Path) -> None:
             chronicle.close()
 
 
-def judge(report: Report, told: list[Told], since: float, until: float, done: int, peers: list[Peer]) -> None:
+def judge(
+    report: Report, told: list[Told], since: float, until: float, done: int, peers: list[Peer]
+) -> None:
     """The rows about a story in which nobody was killed."""
     later = [e for e in told if e.at >= since]
     minutes = (until - since) / 60
@@ -115,35 +143,75 @@ def judge(report: Report, told: list[Told], since: float, until: float, done: in
     silent = sum(e.kind == "leader-silent" for e in later)
     leaders = sum(e.kind == LEADING for e in later)
     repaired = sum(e.kind == "round-repaired" for e in later)
-    report.add("2 epochs committed", done, "", f"{about}; {done / minutes:.1f} a minute", "more than 0", holds=done > 0)
-    report.add("2 false deaths", len(deaths), "", f"{about}; {_commonest(deaths)}", "0", holds=not deaths)
     report.add(
-        "2 changes of leader", leaders, "", f"{about}; {silent} times a leader was called silent", "0", holds=not leaders
+        "2 epochs committed",
+        done,
+        "",
+        f"{about}; {done / minutes:.1f} a minute",
+        "more than 0",
+        holds=done > 0,
     )
-    report.add("2 epochs lost", lost.epochs, "", f"{about}; {repaired} rounds repaired", "0", holds=not lost.epochs)
+    report.add(
+        "2 false deaths", len(deaths), "", f"{about}; {_commonest(deaths)}", "0", holds=not deaths
+    )
+    report.add(
+        "2 changes of leader",
+        leaders,
+        "",
+        f"{about}; {silent} times a leader was called silent",
+        "0",
+        holds=not leaders,
+    )
+    report.add(
+        "2 epochs lost",
+        lost.epochs,
+        "",
+        f"{about}; {repaired} rounds repaired",
+        "0",
+        holds=not lost.epochs,
+    )
     destroyed = sum(p.said().count(DESTROYED) for p in peers)
     destroyed += sum(DESTROYED in e.text for e in told)
     failed = [e for e in told if e.kind in FAILED]
-    report.add("2 tasks destroyed pending", destroyed, "", f"{about}, from the start", "0", holds=not destroyed)
-    report.add("2 tasks that failed", len(failed), "", f"{about}, from the start; {_commonest(failed)}", "0", holds=not failed)
+    report.add(
+        "2 tasks destroyed pending",
+        destroyed,
+        "",
+        f"{about}, from the start",
+        "0",
+        holds=not destroyed,
+    )
+    report.add(
+        "2 tasks that failed",
+        len(failed),
+        "",
+        f"{about}, from the start; {_commonest(failed)}",
+        "0",
+        holds=not failed,
+    )
     early = sum(e.kind == LOST for e in told) - len(deaths)
-    report.add("2 false deaths while they start", early, "", f"{len(peers)} daemons load on two cores")
+    report.add(
+        "2 false deaths while they start", early, "", f"{len(peers)} daemons load on two cores"
+    )
 
 
 def _commonest(events: list[Told]) -> str:
     return events[0].text[:120] if events else "none"
 
 
-# ---------------------------------------------------------------- the crowd
+# ------------------------------------------------------------ the crowd
 
 
 @contextlib.contextmanager
 def crowd(root: Path, count: int, **changes: Any) -> Iterator[tuple[Box, list[Peer]]]:
-    """So many daemons of the demo's model over its ends and stages, none started; all gone afterwards."""
+    """So many daemons of the demo's model over its ends and stages, none started; all gone
+    afterwards."""
     root.mkdir(parents=True)
     demo = Manifest.default_demo()
     shape = {
-        name.replace(".", "__"): getattr(getattr(demo, section), key) for name in TINY for section, key in [name.split(".")]
+        name.replace(".", "__"): getattr(getattr(demo, section), key)
+        for name in TINY
+        for section, key in [name.split(".")]
     }
     box = Box(root, settings=())
     stages = 1 + demo.pipeline.stages
@@ -163,11 +231,17 @@ def crowd(root: Path, count: int, **changes: Any) -> Iterator[tuple[Box, list[Pe
 
 
 def launch(box: Box, peers: list[Peer], ready: Any) -> None:
-    """Start them, a few at a time, for two cores cannot load torch two dozen times at once. Raises Hang."""
+    """Start them, a few at a time, for two cores cannot load torch two dozen times at once. Raises
+    Hang."""
     for begin in range(0, len(peers), 4):
         for peer in peers[begin : begin + 4]:
             peer.start()
         for peer in peers[begin : begin + 4]:
-            box.wait(f"{peer.label} to answer", lambda p=peer: p.status().state not in ("", "starting"), START_S, (peer,))
+            box.wait(
+                f"{peer.label} to answer",
+                lambda p=peer: p.status().state not in ("", "starting"),
+                START_S,
+                (peer,),
+            )
     for peer in peers:
         box.wait(f"{peer.label} to be ready", lambda p=peer: ready(p), START_S, (peer,))

@@ -1,7 +1,9 @@
-"""Damage: every file of a peer's home altered, cut, emptied and removed, one at a time, with real daemons.
+"""Damage: every file of a peer's home altered, cut, emptied and removed, one at a time, with real
+daemons.
 
-The files are those that a home has after it joined a run by an invite, with settings of its own, and trained: whatever is
-there is damaged. Each case begins with the home as it was, damages one file, and starts the daemon with a bare ``tutti start``.
+The files are those that a home has after it joined a run by an invite, with settings of its own,
+and trained: whatever is there is damaged. Each case begins with the home as it was, damages one
+file, and starts the daemon with a bare ``tutti start``.
 """
 
 from __future__ import annotations
@@ -90,11 +92,13 @@ def rows(report: Report, root: Path) -> None:
     full_disk(report, root / "full")
 
 
-# ---------------------------------------------------------------- every file of a home
+# ------------------------------------------------------------ every file of a home
 
 
 def every_file(report: Report, box: Box) -> None:
-    ends, keeper = box.swarm((1, 1), pipeline__stages=1, training__epochs=10**6, training__min_replicas=1)
+    ends, keeper = box.swarm(
+        (1, 1), pipeline__stages=1, training__epochs=10**6, training__min_replicas=1
+    )
     box.start(ends, keeper)
     victims = [joined(box, f"victim-{i}", ends) for i in range(VICTIMS)]
     files = listed(victims[0].home)
@@ -121,33 +125,76 @@ def every_file(report: Report, box: Box) -> None:
             done.result()
     spent, passed = time.monotonic() - began, keeper.status().epoch - epoch
     said = "; ".join(f"{n} x {what}" for what, n in found.outcomes.most_common())
-    report.add("4 files of a home that joined and trained", len(files), "files", " ".join(files)[:1500])
     report.add(
-        "4 cases tried", found.tried, "cases", f"in {spent:.0f} s: {said}"[:1500], f"{total}", holds=found.tried == total
+        "4 files of a home that joined and trained", len(files), "files", " ".join(files)[:1500]
     )
-    report.add("4 neither started nor ended", len(found.stuck), "cases", brief(found.stuck), "0", holds=not found.stuck)
     report.add(
-        "4 ended without one clear error", len(found.unclear), "cases", brief(found.unclear), "0", holds=not found.unclear
+        "4 cases tried",
+        found.tried,
+        "cases",
+        f"in {spent:.0f} s: {said}"[:1500],
+        f"{total}",
+        holds=found.tried == total,
     )
-    report.add("4 other files lost or changed", len(found.lost), "files", brief(found.lost), "0", holds=not found.lost)
+    report.add(
+        "4 neither started nor ended",
+        len(found.stuck),
+        "cases",
+        brief(found.stuck),
+        "0",
+        holds=not found.stuck,
+    )
+    report.add(
+        "4 ended without one clear error",
+        len(found.unclear),
+        "cases",
+        brief(found.unclear),
+        "0",
+        holds=not found.unclear,
+    )
+    report.add(
+        "4 other files lost or changed",
+        len(found.lost),
+        "files",
+        brief(found.lost),
+        "0",
+        holds=not found.lost,
+    )
     healthy = ends.running and keeper.running and box.agree(of=[ends, keeper])
-    report.add("4 epochs of the other peers meanwhile", passed, "epochs", "", "20", holds=passed >= 20 and healthy)
+    report.add(
+        "4 epochs of the other peers meanwhile",
+        passed,
+        "epochs",
+        "",
+        "20",
+        holds=passed >= 20 and healthy,
+    )
 
 
 def joined(box: Box, label: str, giver: Peer) -> Peer:
-    """A peer that joined by an invite, trained, has its two newest checkpoints, and was stopped; a copy of its home is kept."""
+    """A peer that joined by an invite, trained, has its two newest checkpoints, and was stopped; a
+    copy of its home is kept."""
     home = box.root / label
     home.mkdir(mode=0o700)
     (home / "config.toml").write_text(SETTINGS.format(name=label))
     first = box.newcomer(label, giver).start()
     box.until_training(first)
-    box.wait(f"checkpoints of {label}", lambda: len(list(home.rglob("manifest.json"))) >= 2, START_S, (first,))
-    box.wait(f"peers that {label} has met", lambda: list(home.glob("swarms/*/peers")), START_S, (first,))
+    box.wait(
+        f"checkpoints of {label}",
+        lambda: len(list(home.rglob("manifest.json"))) >= 2,
+        START_S,
+        (first,),
+    )
+    box.wait(
+        f"peers that {label} has met", lambda: list(home.glob("swarms/*/peers")), START_S, (first,)
+    )
     first.end()
     kept = sorted({p.parent for p in home.rglob("manifest.json")}, key=lambda p: epoch_in(str(p)))
     for older in kept[:-2]:
         shutil.rmtree(older)
-    shutil.copytree(home, home.with_name(f"{label}.pristine"), ignore=shutil.ignore_patterns("*.sock"))
+    shutil.copytree(
+        home, home.with_name(f"{label}.pristine"), ignore=shutil.ignore_patterns("*.sock")
+    )
     return box.bare(label, "start")
 
 
@@ -158,16 +205,29 @@ def listed(home: Path) -> list[str]:
 
 
 def epoch_in(name: str) -> int:
-    return next((int(part.removeprefix("epoch-")) for part in Path(name).parts if part.startswith("epoch-")), 0)
+    return next(
+        (
+            int(part.removeprefix("epoch-"))
+            for part in Path(name).parts
+            if part.startswith("epoch-")
+        ),
+        0,
+    )
 
 
-def one_case(victim: Peer, name: str, how: Callable[[Path], None], found: Found, lock: threading.Lock) -> None:
+def one_case(
+    victim: Peer, name: str, how: Callable[[Path], None], found: Found, lock: threading.Lock
+) -> None:
     how(victim.home / name)
     case, before = f"{name} {how.__name__}", contents(victim.home)
     (victim.home / "daemon.out").write_bytes(b"")
     began = time.monotonic()
     outcome, unclear, stuck = started(victim)
-    print(f"  {case}: {outcome} ({time.monotonic() - began:.1f} s) {unclear}{stuck}", file=sys.stderr, flush=True)
+    print(
+        f"  {case}: {outcome} ({time.monotonic() - began:.1f} s) {unclear}{stuck}",
+        file=sys.stderr,
+        flush=True,
+    )
     lost = [f"{case}: {gone}" for gone in missing(victim.home, before, name)]
     with lock:
         found.tried += 1
@@ -178,7 +238,8 @@ def one_case(victim: Peer, name: str, how: Callable[[Path], None], found: Found,
 
 
 def started(victim: Peer) -> tuple[str, str, str]:
-    """(how it ended, why that is not clear, why it is stuck); the latter two mostly empty. It runs no more."""
+    """(how it ended, why that is not clear, why it is stuck); the latter two mostly empty. It runs
+    no more."""
     victim.start()
     deadline = time.monotonic() + CASE_S
     while time.monotonic() < deadline and victim.running:
@@ -195,7 +256,11 @@ def started(victim: Peer) -> tuple[str, str, str]:
     heads = [i for i, line in enumerate(lines) if line.startswith("tutti: ")]
     clear = code > 1 and len(heads) == 1 and "Traceback" not in victim.said()
     clear = clear and any(line.startswith("  ") for line in lines[heads[0] + 1 :])
-    return f"exit code {code}", "" if clear else f"exit code {code}: {' | '.join(lines[-4:])}"[:400], ""
+    return (
+        f"exit code {code}",
+        "" if clear else f"exit code {code}: {' | '.join(lines[-4:])}"[:400],
+        "",
+    )
 
 
 def contents(home: Path) -> dict[str, bytes]:
@@ -209,7 +274,8 @@ def contents(home: Path) -> dict[str, bytes]:
 
 
 def missing(home: Path, before: dict[str, bytes], damaged: str) -> Iterator[str]:
-    """Files that are not what they were, beside the damaged one, and the damaged one where it was a checkpoint's and is gone."""
+    """Files that are not what they were, beside the damaged one, and the damaged one where it was a
+    checkpoint's and is gone."""
     after = contents(home)
     left = set(after.values())
     for name, was in before.items():
@@ -217,12 +283,13 @@ def missing(home: Path, before: dict[str, bytes], damaged: str) -> Iterator[str]
             continue
         now = after.get(name)
         same = now is not None and (now.startswith(was) if name in GROWS else now == was)
-        # A directory that could not be read may have been set aside: its files go on existing under another name.
+        # A directory that could not be read may have been set aside: its files go on existing under
+        # another name.
         if not same and (name in GROWS or was not in left):
             yield f"{name} is {'gone' if now is None else 'changed'}"
 
 
-# ---------------------------------------------------------------- the newest checkpoint of everybody
+# ------------------------------------------------------------ the newest checkpoint of everybody
 
 
 def newest_checkpoints(report: Report, box: Box) -> None:
@@ -231,12 +298,22 @@ def newest_checkpoints(report: Report, box: Box) -> None:
     peers = box.swarm((1, 2), pipeline__stages=1, training__epochs=10**6)
     box.start(*peers)
     box.wait(
-        "checkpoints", lambda: all(len(list(p.home.rglob("manifest.json"))) >= 2 for p in peers) or None, START_S, tuple(peers)
+        "checkpoints",
+        lambda: all(len(list(p.home.rglob("manifest.json"))) >= 2 for p in peers) or None,
+        START_S,
+        tuple(peers),
     )
     reference = peers[0].status().loss_first
     codes = set(box.stop_all().values())
     late = [e["text"] for p in peers for e in p.events() if "not finished in" in e["text"]]
-    report.add("4 SIGTERM: lines that say a micro-batch was not finished in time", len(late), "lines", "", "0", holds=not late)
+    report.add(
+        "4 SIGTERM: lines that say a micro-batch was not finished in time",
+        len(late),
+        "lines",
+        "",
+        "0",
+        holds=not late,
+    )
     whole: list[set[int]] = []
     for peer in peers:
         epochs = {epoch_in(str(p)): p for p in peer.home.rglob("parameters.safetensors")}
@@ -245,30 +322,48 @@ def newest_checkpoints(report: Report, box: Box) -> None:
     newest = max(set.intersection(*whole), default=0)
     began = time.monotonic()
     box.start(*peers)
-    box.wait("the epoch after", lambda: peers[0].status().epoch > newest or None, START_S, tuple(peers))
+    box.wait(
+        "the epoch after", lambda: peers[0].status().epoch > newest or None, START_S, tuple(peers)
+    )
 
     def tells(peer: Peer) -> bool:
-        return bool(peer.events("restore-failed")) and any("cannot be used" in w for w in peer.status().warnings)
+        return bool(peer.events("restore-failed")) and any(
+            "cannot be used" in w for w in peer.status().warnings
+        )
 
     with contextlib.suppress(Hang):
         box.wait("the status to say so", lambda: all(map(tells, peers)), 30.0, tuple(peers))
     told = [p.label for p in peers if tells(p)]
     first = min(e["fields"]["epoch"] for e in peers[0].events("restored"))
     report.add(
-        "4 newest checkpoint of all three altered: epoch they go on from", first, "", f"ended with {codes}", f"{newest}",
+        "4 newest checkpoint of all three altered: epoch they go on from",
+        first,
+        "",
+        f"ended with {codes}",
+        f"{newest}",
         holds=first == newest and codes == {0},
-    )  # fmt: skip
+    )
     report.add("4 the same: until the next epoch is committed", time.monotonic() - began, "s")
     report.add(
-        "4 the same: peers whose journal and status say so", len(told), "peers", " ".join(told), "3", holds=len(told) == 3
+        "4 the same: peers whose journal and status say so",
+        len(told),
+        "peers",
+        " ".join(told),
+        "3",
+        holds=len(told) == 3,
     )
     again = peers[0].status().loss_first
     report.add(
-        "4 reference loss after the restart", again, "nats", f"before: {reference:.4f}", "equal", holds=again == reference
+        "4 reference loss after the restart",
+        again,
+        "nats",
+        f"before: {reference:.4f}",
+        "equal",
+        holds=again == reference,
     )
 
 
-# ---------------------------------------------------------------- a full disk
+# ------------------------------------------------------------ a full disk
 
 
 def full_disk(report: Report, root: Path) -> None:
@@ -277,38 +372,94 @@ def full_disk(report: Report, root: Path) -> None:
         with small_disk(root), boxed(root / "box") as box:
             filled(report, box)
     except (OSError, subprocess.CalledProcessError) as e:
-        report.add("4 full disk: not tried, a file system of its own cannot be mounted", 0, "", str(e)[:200])
+        report.add(
+            "4 full disk: not tried, a file system of its own cannot be mounted",
+            0,
+            "",
+            str(e)[:200],
+        )
 
 
 def filled(report: Report, box: Box) -> None:
     box.settings = ("checkpoint.every=2",)
-    (peer, other) = box.swarm((1, 1), pipeline__stages=1, training__epochs=10**6, training__min_replicas=1)
+    (peer, other) = box.swarm(
+        (1, 1), pipeline__stages=1, training__epochs=10**6, training__min_replicas=1
+    )
     box.start(peer, other)
-    box.wait("a checkpoint", lambda: list(peer.home.rglob("manifest.json")) or None, START_S, (peer, other))
+    box.wait(
+        "a checkpoint",
+        lambda: list(peer.home.rglob("manifest.json")) or None,
+        START_S,
+        (peer, other),
+    )
     filler, began = box.root / "filler", time.monotonic()
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as out:
         while True:
             out.write(bytes(1 << 16))
-    box.wait("the status to say so", lambda: any(map(says_full, peer.status().warnings)) or None, 60.0, (peer, other))
+    box.wait(
+        "the status to say so",
+        lambda: any(map(says_full, peer.status().warnings)) or None,
+        60.0,
+        (peer, other),
+    )
     report.add(
-        "4 full disk: until status says so", time.monotonic() - began, "s", peer.status().warnings[0], "60 s", holds=True
+        "4 full disk: until status says so",
+        time.monotonic() - began,
+        "s",
+        peer.status().warnings[0],
+        "60 s",
+        holds=True,
     )
     epoch = peer.status().epoch
-    box.wait("epochs on a full disk", lambda: peer.status().epoch >= epoch + 4 or None, 60.0, (peer, other))
+    box.wait(
+        "epochs on a full disk",
+        lambda: peer.status().epoch >= epoch + 4 or None,
+        60.0,
+        (peer, other),
+    )
     code = peer.end()
     began = time.monotonic()
     box.start(peer)
     where = f"stopped with exit code {code}"
-    report.add("4 full disk: a daemon starts and takes part after", time.monotonic() - began, "s", where, "", holds=code == 0)
+    report.add(
+        "4 full disk: a daemon starts and takes part after",
+        time.monotonic() - began,
+        "s",
+        where,
+        "",
+        holds=code == 0,
+    )
     kept = {p: p.read_bytes() for p in peer.home.rglob("manifest.json")}
     filler.unlink()
     began = time.monotonic()
-    box.wait("the status to be quiet", lambda: not any(map(says_full, peer.status().warnings)) or None, 60.0, (peer, other))
-    report.add("4 space is back: until status says nothing of it", time.monotonic() - began, "s", "", "60 s", holds=True)
-    more = box.wait(
-        "another checkpoint", lambda: len(set(peer.home.rglob("manifest.json")) - set(kept)) or None, 60.0, (peer, other)
+    box.wait(
+        "the status to be quiet",
+        lambda: not any(map(says_full, peer.status().warnings)) or None,
+        60.0,
+        (peer, other),
     )
-    report.add("4 space is back: checkpoints written since", more, "", f"{len(kept)} before", "1 or more", holds=more >= 1)
+    report.add(
+        "4 space is back: until status says nothing of it",
+        time.monotonic() - began,
+        "s",
+        "",
+        "60 s",
+        holds=True,
+    )
+    more = box.wait(
+        "another checkpoint",
+        lambda: len(set(peer.home.rglob("manifest.json")) - set(kept)) or None,
+        60.0,
+        (peer, other),
+    )
+    report.add(
+        "4 space is back: checkpoints written since",
+        more,
+        "",
+        f"{len(kept)} before",
+        "1 or more",
+        holds=more >= 1,
+    )
 
 
 def says_full(warning: str) -> bool:
@@ -317,9 +468,14 @@ def says_full(warning: str) -> bool:
 
 @contextlib.contextmanager
 def small_disk(root: Path) -> Iterator[None]:
-    """A file system of 24 MiB at ``root``. Raises OSError and CalledProcessError where this user may not mount."""
+    """A file system of 24 MiB at ``root``. Raises OSError and CalledProcessError where this user
+    may not mount."""
     root.mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tutti-damage", str(root)], check=True, capture_output=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tutti-damage", str(root)],
+        check=True,
+        capture_output=True,
+    )
     try:
         yield
     finally:

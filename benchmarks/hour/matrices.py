@@ -1,4 +1,5 @@
-"""8: a Muon step beside the public ones on this processor, and the same rules where it is limited to older instructions."""
+"""8: a Muon step beside the public ones on this processor, and the same rules where it is limited
+to older instructions."""
 
 from __future__ import annotations
 
@@ -12,10 +13,12 @@ from benchmarks import kernels
 from benchmarks.report import ROOT, Report, cpuinfo
 
 LIMITS = {"AVX2": "avx2", "AVX512_CORE": "avx512bw", "AVX512_CORE_BF16": "avx512_bf16"}
-"""What oneDNN may use at most, and the flag of a processor that has it. It multiplies bf16; fp32 is MKL's, which is not limited."""
+"""What oneDNN may use at most, and the flag of a processor that has it. It multiplies bf16; fp32 is
+MKL's, which is not limited."""
 LIMITED_MINUTES = 4.0
 SLACK_S = 600.0
-"""A limited table may end so much later than it should: one step is not cut short, nor is one compilation."""
+"""A limited table may end so much later than it should: one step is not cut short, nor is one
+compilation."""
 
 
 def rows(report: Report, root: Path) -> None:
@@ -30,15 +33,32 @@ def rows(report: Report, root: Path) -> None:
 def limited(report: Report, root: Path, limit: str) -> None:
     """The rows of a process of its own, because oneDNN reads its limit once."""
     out = root / f"{limit}.json"
-    command = [sys.executable, "-m", "benchmarks.kernels", "--quick", "--minutes", str(LIMITED_MINUTES), "--json", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.kernels",
+        "--quick",
+        "--minutes",
+        str(LIMITED_MINUTES),
+        "--json",
+        str(out),
+    ]
     environ = {**os.environ, "ONEDNN_MAX_CPU_ISA": limit}
     ran = subprocess.run(
-        command, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False,
+        command,
+        cwd=ROOT,
+        env=environ,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
         timeout=60 * LIMITED_MINUTES + SLACK_S,
-    )  # fmt: skip
+    )
     if not out.is_file():
         said = (ran.stderr.strip().splitlines() or ["nothing"])[-1]
-        report.add(f"8 under {limit}: no table, exit code {ran.returncode}", 0, "", said, holds=False)
+        report.add(
+            f"8 under {limit}: no table, exit code {ran.returncode}", 0, "", said, holds=False
+        )
         return
     for row in json.loads(out.read_text())["results"]:
         report.add(**{**row, "name": f"8 under {limit}, {row['name'].removeprefix('4 ')}"})

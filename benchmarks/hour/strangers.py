@@ -1,4 +1,5 @@
-"""Strangers in a live open swarm of eight daemons: what each of their attacks costs, in epochs and in peers that are not listened to."""
+"""Strangers in a live open swarm of eight daemons: what each of their attacks costs, in epochs and
+in peers that are not listened to."""
 
 from __future__ import annotations
 
@@ -36,9 +37,18 @@ class Strangers:
         self._errors = home / "stderr"
         with self._errors.open("wb") as err:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.lab.stranger", json.dumps({"home": str(home), **asked})],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, text=True, cwd=REPOSITORY,
-            )  # fmt: skip
+                [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.lab.stranger",
+                    json.dumps({"home": str(home), **asked}),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=err,
+                text=True,
+                cwd=REPOSITORY,
+            )
         self.peers: list[str] = self._read()["peers"]
 
     def do(self, **asked: Any) -> dict[str, Any]:
@@ -62,13 +72,19 @@ class Strangers:
 def rows(report: Report, root: Path) -> None:
     box = Box(root)
     try:
-        peers = box.swarm(NODES, training__epochs=100_000, training__eval_every=0, training__rebalance_every_s=0.0)
+        peers = box.swarm(
+            NODES, training__epochs=100_000, training__eval_every=0, training__rebalance_every_s=0.0
+        )
         for peer in peers:
             peer.start()
         box.until_training(*peers)
         box.goes_on(3, 2 * START_S)
         began = time.monotonic()
-        box.wait("peers that have worked with each other", lambda: time.monotonic() - began > 1.5 * RIPE_S, 3 * RIPE_S)
+        box.wait(
+            "peers that have worked with each other",
+            lambda: time.monotonic() - began > 1.5 * RIPE_S,
+            3 * RIPE_S,
+        )
         with strangers(box, peers, "yesterday") as spy:
             wait_to_see(box, spy)
             if spy.do(do="keep")["kept"] < 0:
@@ -91,9 +107,12 @@ def strangers(box: Box, peers: Sequence[Peer], label: str) -> Iterator[Strangers
     """One at the ends, with a PeerId below all that are there, and one in each block stage."""
     below = min(p.key for p in peers if p.label in box.doors)
     made = Strangers(
-        box.root / f"strangers-{label}", manifest=str(box.root / "swarm.toml"), join=list(box.doors.values()), below=below,
+        box.root / f"strangers-{label}",
+        manifest=str(box.root / "swarm.toml"),
+        join=list(box.doors.values()),
+        below=below,
         stages=list(range(len(NODES))),
-    )  # fmt: skip
+    )
     try:
         yield made
     finally:
@@ -101,10 +120,16 @@ def strangers(box: Box, peers: Sequence[Peer], label: str) -> Iterator[Strangers
 
 
 def wait_to_see(box: Box, band: Strangers) -> None:
-    box.wait("strangers that see the swarm", lambda: min(band.do(do="look")["peers"]) >= sum(NODES), START_S)
+    box.wait(
+        "strangers that see the swarm",
+        lambda: min(band.do(do="look")["peers"]) >= sum(NODES),
+        START_S,
+    )
 
 
-def attack(report: Report, box: Box, peers: Sequence[Peer], band: Strangers, kind: str, what: str) -> None:
+def attack(
+    report: Report, box: Box, peers: Sequence[Peer], band: Strangers, kind: str, what: str
+) -> None:
     """One kind of attack, and the epochs around it."""
     before, begin, since = {p.label: len(p.told()) for p in peers}, box.epoch(), time.monotonic()
     said = band.do(do="attack", kind=kind, seconds=ATTACK_S)
@@ -117,15 +142,33 @@ def attack(report: Report, box: Box, peers: Sequence[Peer], band: Strangers, kin
     leaders = [t for t in told if t.kind == "leading"]
     banned = {t.get("peer") for t in told if t.kind == "banned"}
     honest = {p.key for p in peers}
-    words = f"{said['sent']} words, {said['accepted']} accepted, {said['refused']} refused, {said['unheard']} not heard"
+    words = (
+        f"{said['sent']} words, {said['accepted']} accepted, {said['refused']} refused, "
+        f"{said['unheard']} not heard"
+    )
     report.add(
-        f"7 {what}: epochs lost beyond the one under way", max(0, epochs - 1) + len(worse), "epochs",
-        f"{words}; {epochs} epochs given up, {len(leaders)} changes of leader {sorted({t.kind for t in worse})}", "0",
+        f"7 {what}: epochs lost beyond the one under way",
+        max(0, epochs - 1) + len(worse),
+        "epochs",
+        f"{words}; {epochs} epochs given up, {len(leaders)} changes of leader "
+        f"{sorted({t.kind for t in worse})}",
+        "0",
         holds=epochs <= 1 and not worse,
-    )  # fmt: skip
+    )
     wronged = sorted(str(p)[-6:] for p in banned & honest)
     report.add(
-        f"7 {what}: peers banned that are no strangers", len(wronged), "peers",
-        f"{len(banned - honest)} strangers of {len(band.peers)} banned {wronged or ''}".strip(), "0", holds=not wronged,
-    )  # fmt: skip
-    report.add(f"7 {what}: epochs committed meanwhile", during, "epochs", f"in {seconds:.0f} s", "1", holds=during >= 1)
+        f"7 {what}: peers banned that are no strangers",
+        len(wronged),
+        "peers",
+        f"{len(banned - honest)} strangers of {len(band.peers)} banned {wronged or ''}".strip(),
+        "0",
+        holds=not wronged,
+    )
+    report.add(
+        f"7 {what}: epochs committed meanwhile",
+        during,
+        "epochs",
+        f"in {seconds:.0f} s",
+        "1",
+        holds=during >= 1,
+    )

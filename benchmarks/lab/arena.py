@@ -1,4 +1,5 @@
-"""A swarm in which something is going to happen: its daemons on the hosts of a wide-area network, followed from outside.
+"""A swarm in which something is going to happen: its daemons on the hosts of a wide-area network,
+followed from outside.
 
 with arena((2, 2, 2, 2)) as a:
     a.heal()                     # everybody up, in one plan, digests equal
@@ -31,11 +32,17 @@ POLL_S = 0.1
 class Arena:
     """A box of daemons, the network between them (None: loopback), and what they tell."""
 
-    def __init__(self, box: Box, nodes: Sequence[int], wan: Wan | None, limits: Limits, **changes: Any) -> None:
+    def __init__(
+        self, box: Box, nodes: Sequence[int], wan: Wan | None, limits: Limits, **changes: Any
+    ) -> None:
         self.box, self.nodes, self.wan, self.limits = box, tuple(nodes), wan, limits
         self.peers: dict[str, Peer] = {p.label: p for p in box.swarm(self.nodes, **changes)}
         self.chronicle = Chronicle()
-        self.keys = {label: p.key for label, p in self.peers.items() if p.home.joinpath("identity.key").exists()}
+        self.keys = {
+            label: p.key
+            for label, p in self.peers.items()
+            if p.home.joinpath("identity.key").exists()
+        }
 
     @property
     def manifest(self):
@@ -59,7 +66,7 @@ class Arena:
         self.peers.pop(label).close()
         self.box.made.pop(label, None)
 
-    # ------------------------------------------------------------ watching
+    # ----------------------------------------------------------- watching
 
     def read(self) -> list[Told]:
         """Everything told until now."""
@@ -87,7 +94,9 @@ class Arena:
 
     def leader(self) -> Peer:
         """Who told of the newest plan or commit."""
-        ends = [e for e in self.read() if e.kind in ("epoch-planned", COMMITTED) and e.who in self.peers]
+        ends = [
+            e for e in self.read() if e.kind in ("epoch-planned", COMMITTED) and e.who in self.peers
+        ]
         live = [e for e in ends if self.peers[e.who].running]
         if not live:
             raise Hang("nobody leads")
@@ -98,10 +107,11 @@ class Arena:
             self.keys[label] = self.peers[label].key
         return self.keys[label]
 
-    # ------------------------------------------------------------ health
+    # ----------------------------------------------------------- health
 
     def heal(self, seconds: float = HEAL_S) -> float:
-        """Everything undone, everybody up, in one plan, at one epoch, digests equal; how many seconds it took. Raises Hang."""
+        """Everything undone, everybody up, in one plan, at one epoch, digests equal; how many
+        seconds it took. Raises Hang."""
         began = time.monotonic()
         if self.wan is not None:
             self.wan.heal()
@@ -125,10 +135,14 @@ class Arena:
         if in_plan(self.read()) != (len(self.peers), 0):
             return False
         seen = [p.status() for p in self.peers.values()]
-        return all(s.state in WORKING for s in seen) and max(s.epoch for s in seen) - min(s.epoch for s in seen) <= 1
+        return (
+            all(s.state in WORKING for s in seen)
+            and max(s.epoch for s in seen) - min(s.epoch for s in seen) <= 1
+        )
 
     def when(self, peer: Peer, phase: str, seconds: float = 20.0) -> bool:
-        """Wait until the peer says it is in this phase of an epoch ("run", "average"); False when it never was seen in it."""
+        """Wait until the peer says it is in this phase of an epoch ("run", "average"); False when
+        it never was seen in it."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if peer.status().phase == phase:
@@ -155,11 +169,16 @@ def arena(
     whole: bool = True,
     **changes: Any,
 ) -> Iterator[Arena]:
-    """A swarm that has been started and is whole; nothing of it is left afterwards. ``disks``: labels whose checkpoints stand
-    on a small disk of their own. ``whole`` False: do not wait until all replicas agree. Raises Hang when it does not start."""
+    """A swarm that has been started and is whole; nothing of it is left afterwards. ``disks``:
+    labels whose checkpoints stand on a small disk of their own. ``whole`` False: do not wait until
+    all replicas agree. Raises Hang when it does not start."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_orderly())
-        root = home or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tutti-", ignore_cleanup_errors=True)))
+        root = home or Path(
+            stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="tutti-", ignore_cleanup_errors=True)
+            )
+        )
         wan = stack.enter_context(Wan(sum(nodes))) if network else None
         hosts: tuple[Host, ...] = tuple(wan.host(i) for i in range(sum(nodes))) if wan else ()
         limits = Limits()

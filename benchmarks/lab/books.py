@@ -1,14 +1,17 @@
-"""The books of a swarm, kept from what its daemons told: epochs and samples lost or counted twice, detection, recovery.
+"""The books of a swarm, kept from what its daemons told: epochs and samples lost or counted twice,
+detection, recovery.
 
 Pure: events in, numbers out. Definitions:
 
-* An *attempt* is one plan. The history that holds is the newest commit and, from each plan backwards, the version it
-  started from. ``again``: attempts that were committed and do not belong to it. ``abandoned``: attempts that were begun
-  before the one of the same epoch that holds, and never committed. A plan that nobody followed costs nothing.
-* ``unaccounted`` at a plan is *next position - positions handed back - samples counted* in the history it starts from.
-  It stays what it was while every sample is counted once or handed back; more means lost, less means handed out twice.
-* A stage counted samples twice when the gradients its living members took into a round stand for more tokens than the
-  leader counted.
+* An *attempt* is one plan. The history that holds is the newest commit and, from each plan
+  backwards, the version it started from. ``again``: attempts that were committed and do not belong
+  to it. ``abandoned``: attempts that were begun before the one of the same epoch that holds, and
+  never committed. A plan that nobody followed costs nothing.
+* ``unaccounted`` at a plan is *next position - positions handed back - samples counted* in the
+  history it starts from. It stays what it was while every sample is counted once or handed back;
+  more means lost, less means handed out twice.
+* A stage counted samples twice when the gradients its living members took into a round stand for
+  more tokens than the leader counted.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ PLANNED, COMMITTED, CONTRIBUTED = "epoch-planned", "epoch-committed", "contribut
 
 @dataclass(frozen=True)
 class Losses:
-    """Epochs that had to be done more than once: ``again`` had been committed, ``abandoned`` had not."""
+    """Epochs that had to be done more than once: ``again`` had been committed, ``abandoned`` had
+    not."""
 
     again: int = 0
     abandoned: int = 0
@@ -87,7 +91,9 @@ class Books:
 
     def _before(self, later: Attempt) -> Attempt | None:
         """The attempt that made the version ``later`` starts from."""
-        earlier = [a for a in self.attempts if a.epoch == later.epoch - 1 and a.plan.at <= later.plan.at]
+        earlier = [
+            a for a in self.attempts if a.epoch == later.epoch - 1 and a.plan.at <= later.plan.at
+        ]
         made = [a for a in earlier if a.makes == later.starts_from]
         # A leader that died of it never told its last commit; then the last plan was it.
         return max(made or earlier, key=lambda a: a.plan.at, default=None)
@@ -97,44 +103,55 @@ class Books:
         held = self.history()
         again = sum(a.commit is not None and held.get(a.epoch) is not a for a in self.attempts)
         abandoned = sum(
-            a.commit is None and (h := held.get(a.epoch)) is not None and h is not a and a.plan.at < h.plan.at
+            a.commit is None
+            and (h := held.get(a.epoch)) is not None
+            and h is not a
+            and a.plan.at < h.plan.at
             for a in self.attempts
         )
         return Losses(again, abandoned)
 
     def first_tries(self, begin: int, end: int) -> tuple[int, int, int]:
-        """(epochs from ``begin`` to before ``end`` that hold, those held by their first plan, those of them without repair or loss)."""
+        """(epochs from ``begin`` to before ``end`` that hold, those held by their first plan, those
+        of them without repair or loss)."""
         held = {epoch: a for epoch, a in self.history().items() if begin <= epoch < end}
         first: dict[int, Attempt] = {}
         for a in self.attempts:
             first.setdefault(a.epoch, a)
         straight = [a for epoch, a in held.items() if first[epoch] is a]
-        clean = [a for a in straight if a.commit and not any(a.commit.get(k, 0) for k in ("repaired", "dropped", "dead"))]
+        clean = [
+            a
+            for a in straight
+            if a.commit and not any(a.commit.get(k, 0) for k in ("repaired", "dropped", "dead"))
+        ]
         return len(held), len(straight), len(clean)
 
     def counted_twice(self, begin: float, sequence: int) -> float | None:
-        """Samples that some stage counted more than once in what holds of the attempts planned since ``begin``; None when
-        nobody tells what it counted."""
+        """Samples that some stage counted more than once in what holds of the attempts planned
+        since ``begin``; None when nobody tells what it counted."""
         shares: dict[str, dict[int, dict[str, int]]] = {}
         for e in self.events:
             if e.kind == CONTRIBUTED and e.at >= begin:
-                shares.setdefault(str(e.get("hash")), {}).setdefault(int(e.get("stage", 0)), {})[e.who] = int(
-                    e.get("tokens", 0)
-                )
+                shares.setdefault(str(e.get("hash")), {}).setdefault(int(e.get("stage", 0)), {})[
+                    e.who
+                ] = int(e.get("tokens", 0))
         if not shares:
             return None
         worst = 0
         for a in self.history().values():
             if a.commit is None or a.plan.at < begin or a.commit.get("dead", 0):
-                continue  # what the dead contributed was not averaged, and which of it was is not told
+                # what the dead contributed was not averaged, and which of it was is not told
+                continue
             counted = int(a.commit.get("tokens", 0))
             by_stage = shares.get(str(a.plan.get("hash")), {})
-            worst += max((max(0, sum(by.values()) - counted) for by in by_stage.values()), default=0)
+            worst += max(
+                (max(0, sum(by.values()) - counted) for by in by_stage.values()), default=0
+            )
         return worst / sequence
 
     def accounted(self, begin: float, sequence: int) -> tuple[float, float] | None:
-        """(samples lost, samples handed out twice) between the last plan before ``begin`` and the newest that holds; None when
-        plans do not tell enough."""
+        """(samples lost, samples handed out twice) between the last plan before ``begin`` and the
+        newest that holds; None when plans do not tell enough."""
         held = sorted(self.history().values(), key=lambda a: a.epoch)
         known = [(a.plan.at, u) for a in held if (u := unaccounted(a.plan, sequence)) is not None]
         # A run that is struck before its first commit has taken nothing that counts.
@@ -144,20 +161,34 @@ class Books:
         change = known[-1][1] - before[-1]
         return max(0.0, change), max(0.0, -change)
 
-    def first_notice(self, since: float, victims: Collection[str], keys: Collection[str]) -> Told | None:
+    def first_notice(
+        self, since: float, victims: Collection[str], keys: Collection[str]
+    ) -> Told | None:
         """The first word of who is no victim (label) about a victim (PeerId) after ``since``."""
         for e in self.events:
-            if e.at >= since and e.who not in victims and (e.kind == LEADING or (e.kind in NAMING and _names(e, keys))):
+            if (
+                e.at >= since
+                and e.who not in victims
+                and (e.kind == LEADING or (e.kind in NAMING and _names(e, keys)))
+            ):
                 return e
         return None
 
     def next_commit(self, since: float, without: Collection[str] = ()) -> Told | None:
         """The first commit after ``since`` that none of ``without`` led."""
-        return next((e for e in self.events if e.kind == COMMITTED and e.at >= since and e.who not in without), None)
+        return next(
+            (
+                e
+                for e in self.events
+                if e.kind == COMMITTED and e.at >= since and e.who not in without
+            ),
+            None,
+        )
 
 
 def unaccounted(plan: Told, sequence: int) -> float | None:
-    """Samples taken, not handed back and not counted at a plan; None when it does not tell enough."""
+    """Samples taken, not handed back and not counted at a plan; None when it does not tell
+    enough."""
     if not {"cursor", "returned", "tokens"} <= plan.fields.keys():
         return None
     return plan.fields["cursor"] - plan.fields["returned"] - plan.fields["tokens"] / sequence

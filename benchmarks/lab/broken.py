@@ -1,4 +1,5 @@
-"""Networks that are broken in eight ways, each on a host that wants to join a rendezvous on a public one."""
+"""Networks that are broken in eight ways, each on a host that wants to join a rendezvous on a
+public one."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from node.manifest import Manifest
 
 PORT = 31337
 LATE_S = 40.0
-"""What a command may take with Python's start and imports on a busy machine: then something hangs."""
+"""What a command may take with Python's start and imports on a busy machine: then something
+hangs."""
 HOSTS = {"founder": "open", "friend": "open", "joiner": "home", "cut": "home", "six": "home"}
 HOUR_OFF = """
 import time
@@ -48,7 +50,8 @@ class Tried:
 
 
 class BrokenLab:
-    """A rendezvous on "founder", a peer of its swarm on "friend", and hosts that want to join. A context."""
+    """A rendezvous on "founder", a peer of its swarm on "friend", and hosts that want to join. A
+    context."""
 
     def __init__(self, root: Path) -> None:
         self.net, self.box = Internet(HOSTS, families=(4, 6)), Box(root)
@@ -70,7 +73,9 @@ class BrokenLab:
                 self.box.made[label] = Peer(label, home, child)
                 started.append(self.box.made[label].start())
             for peer in started:
-                self.box.wait("a friend", lambda p=peer: len(known(p)) > 1, START_S, must_run=(peer,))
+                self.box.wait(
+                    "a friend", lambda p=peer: len(known(p)) > 1, START_S, must_run=(peer,)
+                )
         except BaseException:
             self.__exit__()
             raise
@@ -105,13 +110,27 @@ class BrokenLab:
         started = [
             self.net.popen(
                 host,
-                [*("env", *(f"{key}={value}" for key, value in env.items())),
-                 sys.executable, "-m", "cli", "--home", str(home), *words, invite],
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY,
+                [
+                    *("env", *(f"{key}={value}" for key, value in env.items())),
+                    sys.executable,
+                    "-m",
+                    "cli",
+                    "--home",
+                    str(home),
+                    *words,
+                    invite,
+                ],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=REPOSITORY,
             )
             for words in verbs
-        ]  # fmt: skip
-        joined, examined = (Tried(*one.communicate(timeout=LATE_S), one.wait(), time.monotonic() - begin) for one in started)
+        ]
+        joined, examined = (
+            Tried(*one.communicate(timeout=LATE_S), one.wait(), time.monotonic() - begin)
+            for one in started
+        )
         return joined, examined
 
     @contextlib.contextmanager
@@ -126,7 +145,8 @@ class BrokenLab:
 
 @dataclass(frozen=True)
 class Case:
-    """One broken network: how both commands end there, and words that both say. ``run`` gives what they printed."""
+    """One broken network: how both commands end there, and words that both say. ``run`` gives what
+    they printed."""
 
     name: str
     code: ExitCode
@@ -146,7 +166,9 @@ def _wrong_port(lab: BrokenLab) -> tuple[Tried, Tried]:
 
 
 def _no_such_name(lab: BrokenLab) -> tuple[Tried, Tried]:
-    return lab.both("joiner", lab.home("name"), lab.invite(lab.address(host="dns4/founder.invalid")))
+    return lab.both(
+        "joiner", lab.home("name"), lab.invite(lab.address(host="dns4/founder.invalid"))
+    )
 
 
 def _inbound_dropped(lab: BrokenLab) -> tuple[Tried, Tried]:
@@ -174,7 +196,10 @@ def _clock_off(lab: BrokenLab) -> tuple[Tried, Tried]:
 def _key_in_use(lab: BrokenLab) -> tuple[Tried, Tried]:
     # What was dropped before may have cost the friend its connection for a while.
     founder, friend = lab.box.made["founder"], lab.box.made["friend"].key
-    lab.box.wait("the friend's record", lambda: any(p.peer == friend and p.seen_s < 2 for p in founder.peers().peers))
+    lab.box.wait(
+        "the friend's record",
+        lambda: any(p.peer == friend and p.seen_s < 2 for p in founder.peers().peers),
+    )
     return lab.both("joiner", lab.home("copied", key=lab.friend), lab.invite())
 
 
@@ -184,9 +209,19 @@ CASES = (
     Case("name not found", ExitCode.NAME_NOT_FOUND, ("founder.invalid",), _no_such_name),
     Case("inbound dropped", ExitCode.NO_ANSWER, (f"TCP port {PORT}",), _inbound_dropped),
     Case("UDP dropped, only QUIC", ExitCode.UDP_BLOCKED, ("over UDP",), _udp_dropped),
-    Case("IPv6 here, IPv4 there", ExitCode.NO_COMMON_FAMILY, ("no IPv4 address, only IPv6",), _six_only),
+    Case(
+        "IPv6 here, IPv4 there",
+        ExitCode.NO_COMMON_FAMILY,
+        ("no IPv4 address, only IPv6",),
+        _six_only,
+    ),
     Case("clock an hour off", ExitCode.CLOCK_WRONG, ("1h00m ahead of",), _clock_off),
-    Case("identity in use elsewhere", ExitCode.IDENTITY_IN_USE, ("in use elsewhere", "refreshes its record"), _key_in_use),
+    Case(
+        "identity in use elsewhere",
+        ExitCode.IDENTITY_IN_USE,
+        ("in use elsewhere", "refreshes its record"),
+        _key_in_use,
+    ),
 )
 
 

@@ -1,10 +1,12 @@
-"""One member of a cell as a process of its own: its round over TLS gRPC, and the same step by collectives of torch.
+"""One member of a cell as a process of its own: its round over TLS gRPC, and the same step by
+collectives of torch.
 
     python -m benchmarks.lab.cell RANK WORLD PORT LAYERS WIDTH [LISTEN ANNOUNCE]
 
-LISTEN and ANNOUNCE: ports of its gRPC server, and of the line in front of it (benchmarks/lab/line.py).
-Speaks lines of JSON: says who it is, hears who the others are, then answers every order with how long it took.
-Times are of the machine's monotonic clock, so those of several processes may be compared.
+LISTEN and ANNOUNCE: ports of its gRPC server, and of the line in front of it
+(benchmarks/lab/line.py). Speaks lines of JSON: says who it is, hears who the others are, then
+answers every order with how long it took. Times are of the machine's monotonic clock, so those of
+several processes may be compared.
 """
 
 from __future__ import annotations
@@ -55,7 +57,11 @@ def matrices(layers: int, width: int) -> dict[str, tuple[int, int]]:
         "up": (3 * d, d),
         "down": (d, 3 * d),
     }
-    return {f"model.layers.{i:02}.{name}_proj.weight": shape for i in range(layers) for name, shape in each.items()}
+    return {
+        f"model.layers.{i:02}.{name}_proj.weight": shape
+        for i in range(layers)
+        for name, shape in each.items()
+    }
 
 
 class Cut(CellRound):
@@ -69,16 +75,29 @@ class Cut(CellRound):
 class Worker:
     """``orders``: what the parent may ask for, by name."""
 
-    def __init__(self, rank: int, world: int, port: int, layers: int, width: int, listen: int = 0, announce: int = 0) -> None:
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        port: int,
+        layers: int,
+        width: int,
+        listen: int = 0,
+        announce: int = 0,
+    ) -> None:
         self.rank, self.world, self.port = rank, world, port
         self.network = TransportSettings(
-            host="127.0.0.1", grpc_port=listen, announce=(f"127.0.0.1:{announce}",) if announce else ()
+            host="127.0.0.1",
+            grpc_port=listen,
+            announce=(f"127.0.0.1:{announce}",) if announce else (),
         )
         self.shapes = matrices(layers, width)
         dice = torch.Generator().manual_seed(7)
         self.parameters = {n: torch.randn(s, generator=dice) * 0.02 for n, s in self.shapes.items()}
         dice.manual_seed(100 + rank)
-        self.gradients = {n: torch.randn(s, generator=dice) * TOKENS for n, s in self.shapes.items()}
+        self.gradients = {
+            n: torch.randn(s, generator=dice) * TOKENS for n, s in self.shapes.items()
+        }
         self.settings = OptimSettings(lr=LR, momentum=MOMENTUM, warmup=0)
         self.thread = ThreadPoolExecutor(1)
         self.epoch = 0
@@ -88,9 +107,13 @@ class Worker:
         """Answer orders until there are no more."""
         loop = asyncio.get_running_loop()
         transport = self.transport = Transport(
-            Identity.ephemeral(), self.network, Journal(clock=SystemClock()), Metrics(),
-            lambda: Facts("a" * 64, "bench", "0", b""), lambda peer, hello: None,
-        )  # fmt: skip
+            Identity.ephemeral(),
+            self.network,
+            Journal(clock=SystemClock()),
+            Metrics(),
+            lambda: Facts("a" * 64, "bench", "0", b""),
+            lambda peer, hello: None,
+        )
         self.cell = Cut(transport, AveragingSettings(round_timeout_s=300.0), executor=self.thread)
         await transport.start()
         try:
@@ -124,20 +147,36 @@ class Worker:
         more = await getattr(self, f"do_{do}")(**order)
         ended = time.monotonic()
         moved = [b - a for a, b in zip(before, self._moved(), strict=True)]
-        return {"began": began, "ended": ended, "cpu": _cpu() - cpu, "sent": moved[0], "received": moved[1], **(more or {})}
+        return {
+            "began": began,
+            "ended": ended,
+            "cpu": _cpu() - cpu,
+            "sent": moved[0],
+            "received": moved[1],
+            **(more or {}),
+        }
 
     def _moved(self) -> list[int]:
         links = self.transport.peers().values()
         return [sum(link.sent for link in links), sum(link.received for link in links)]
 
     async def do_round(self, group_bytes: int, identity: bool = False) -> dict[str, Any]:
-        """Ours: gradients to owners, their steps, fresh parameters back. ``identity``: no optimizer, the same bytes."""
+        """Ours: gradients to owners, their steps, fresh parameters back. ``identity``: no
+        optimizer, the same bytes."""
         self.cell.cut(group_bytes)
         self.epoch += 1
         request = RoundRequest(
-            round=RoundId(self.epoch, 1, 0), plan_hash="plan", members=self.peers, listeners=frozenset(), owners=self.owners,
-            ownership_hash="owners", shapes=self.shapes, gradients=self.gradients, tokens=TOKENS, deadline_s=300.0,
-        )  # fmt: skip
+            round=RoundId(self.epoch, 1, 0),
+            plan_hash="plan",
+            members=self.peers,
+            listeners=frozenset(),
+            owners=self.owners,
+            ownership_hash="owners",
+            shapes=self.shapes,
+            gradients=self.gradients,
+            tokens=TOKENS,
+            deadline_s=300.0,
+        )
         outcome = await self.cell.run(request, self._identity if identity else self._step)
         self.owner.commit(self.epoch)
         self.cell.forget(self.epoch)
@@ -165,7 +204,8 @@ class Worker:
 
     def _gloo(self, name: str) -> None:
         if name not in self.made:
-            # Same shapes next to each other: gloo gathers only equal tensors, and round robin gathers neighbours.
+            # Same shapes next to each other: gloo gathers only equal tensors, and round robin
+            # gathers neighbours.
             order = sorted(self.shapes, key=lambda n: (self.shapes[n], n))
             tensors = [torch.nn.Parameter(self.parameters[n].clone()) for n in order]
             sums = [torch.empty_like(tensor) for tensor in tensors]
@@ -197,7 +237,8 @@ def _round_robin(tensors: list[torch.nn.Parameter]) -> Any:
 
 
 class _Ours:
-    """Our kernel in every process: what replication costs with the same arithmetic as in the cell."""
+    """Our kernel in every process: what replication costs with the same arithmetic as in the
+    cell."""
 
     def __init__(self, tensors: list[torch.nn.Parameter]) -> None:
         self._tensors = {f"model.layers.0.{i:03}.weight": t for i, t in enumerate(tensors)}
@@ -205,7 +246,9 @@ class _Ours:
 
     def step(self) -> None:
         fresh = self._owner.step_all(
-            self._tensors, {n: t.grad for n, t in self._tensors.items() if t.grad is not None}, self._epoch
+            self._tensors,
+            {n: t.grad for n, t in self._tensors.items() if t.grad is not None},
+            self._epoch,
         )
         self._epoch += 1
         with torch.no_grad():

@@ -1,7 +1,8 @@
-"""Death and arrival without end: now and then a peer is killed, and a stranger with a new identity joins in its place.
+"""Death and arrival without end: now and then a peer is killed, and a stranger with a new identity
+joins in its place.
 
-A newcomer comes as a volunteer would: by an invite, choosing its stage itself. Nobody is killed who is the last replica of
-its stage in the newest plan, for then the swarm would rightly stand still.
+A newcomer comes as a volunteer would: by an invite, choosing its stage itself. Nobody is killed who
+is the last replica of its stage in the newest plan, for then the swarm would rightly stand still.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from benchmarks.lab.fleet import WORKING, Hang, Peer
 
 @dataclass
 class Churn:
-    """``protected``: labels that are never killed. ``given_up``: newcomers that ended before they took part."""
+    """``protected``: labels that are never killed. ``given_up``: newcomers that ended before they
+    took part."""
 
     arena: Arena
     seed: int = 0
@@ -66,11 +68,17 @@ class Churn:
                 self._replace()
 
     def _choose(self) -> Peer | None:
-        standing = {label: s for label, p in self.arena.peers.items() if (s := p.status()).state in WORKING}
+        standing = {
+            label: s for label, p in self.arena.peers.items() if (s := p.status()).state in WORKING
+        }
         most = max((s.epoch for s in standing.values()), default=0)
         standing = {label: s for label, s in standing.items() if s.epoch >= most - 1}
         count = Counter(s.stage for s in standing.values())
-        able = sorted(label for label, s in standing.items() if count[s.stage] > 1 and label not in self.protected)
+        able = sorted(
+            label
+            for label, s in standing.items()
+            if count[s.stage] > 1 and label not in self.protected
+        )
         return self.arena.peers[self._dice.choice(able)] if able else None
 
     def _replace(self) -> None:

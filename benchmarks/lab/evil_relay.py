@@ -1,4 +1,5 @@
-"""Relays that do what a stranger may do with what it carries: pose as its client, read, alter, replay, stall, cut."""
+"""Relays that do what a stranger may do with what it carries: pose as its client, read, alter,
+replay, stall, cut."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ GOOD_BYTES = 1 << 16
 
 
 class EvilRelay(Relay):
-    """``kind`` is one of :data:`KINDS`. ``seen``: what it has read; ``answers``: what came back to what it replayed."""
+    """``kind`` is one of :data:`KINDS`. ``seen``: what it has read; ``answers``: what came back to
+    what it replayed."""
 
     def __init__(self, *made: Any, kind: str, identity: Identity, run_id: str) -> None:
         super().__init__(*made)
@@ -36,18 +38,30 @@ class EvilRelay(Relay):
         self.active = True
         self._shown = make_certificate(time.time())
 
-    async def _carry(self, peer: PeerId, ask: RelayAsk, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _carry(
+        self,
+        peer: PeerId,
+        ask: RelayAsk,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
         if not self.active:
             return await super()._carry(peer, ask, reader, writer)
         if self.kind == "poses" and ask.connect.stream == handshake.STREAM:
             return await self._pose(peer, PeerId(ask.connect.target), reader, writer)
         target = PeerId(ask.connect.target)
-        far_reader, far_writer = await self._streams.open_stream(target, relay.RELAYED, relay.OPEN_S)
-        await write_frame(far_writer, Relayed(source=peer, stream=ask.connect.stream).SerializeToString())
+        far_reader, far_writer = await self._streams.open_stream(
+            target, relay.RELAYED, relay.OPEN_S
+        )
+        await write_frame(
+            far_writer, Relayed(source=peer, stream=ask.connect.stream).SerializeToString()
+        )
         await write_frame(writer, RelayAnswer(granted=True).SerializeToString())
         one_tunnel = ask.connect.stream == tunnel.STREAM
 
-        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, outward: bool) -> None:
+        async def pump(
+            source: asyncio.StreamReader, sink: asyncio.StreamWriter, outward: bool
+        ) -> None:
             moved = 0
             while piece := await source.read(1 << 16):
                 if self.kind == "reads":
@@ -55,7 +69,9 @@ class EvilRelay(Relay):
                 if self.kind == "replays" and outward and one_tunnel:
                     self.recorded.append(piece)
                     if len(self.recorded) == 1:
-                        asyncio.get_running_loop().call_later(1.0, lambda: asyncio.ensure_future(self._replay(peer, target)))
+                        asyncio.get_running_loop().call_later(
+                            1.0, lambda: asyncio.ensure_future(self._replay(peer, target))
+                        )
                 if moved > GOOD_BYTES and one_tunnel:
                     if self.kind == "stalls":
                         await asyncio.Event().wait()
@@ -69,9 +85,17 @@ class EvilRelay(Relay):
             writer.close()
             far_writer.close()
 
-        await asyncio.gather(pump(reader, far_writer, True), pump(far_reader, writer, False), return_exceptions=True)
+        await asyncio.gather(
+            pump(reader, far_writer, True), pump(far_reader, writer, False), return_exceptions=True
+        )
 
-    async def _pose(self, peer: PeerId, target: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pose(
+        self,
+        peer: PeerId,
+        target: PeerId,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
         """Answer in the place of the client, with a key that is not its."""
         await write_frame(writer, RelayAnswer(granted=True).SerializeToString())
         posing = Identity(self._identity._key, None)
@@ -88,7 +112,9 @@ class EvilRelay(Relay):
         """Send a client again what a caller has sent it, and keep what it says."""
         try:
             reader, writer = await self._streams.open_stream(target, relay.RELAYED, relay.OPEN_S)
-            await write_frame(writer, Relayed(source=source, stream=tunnel.STREAM).SerializeToString())
+            await write_frame(
+                writer, Relayed(source=source, stream=tunnel.STREAM).SerializeToString()
+            )
             for piece in self.recorded[:8]:
                 writer.write(piece)
             async with asyncio.timeout(3.0):
@@ -101,8 +127,15 @@ def corrupt(transport: Transport, kind: str, identity: Identity, run_id: str) ->
     """Make the relay of a transport that is not started yet an evil one."""
     old = transport.relay
     made = EvilRelay(
-        old._streams, old._settings, old._allow, old._offers, old._journal, old._metrics, kind=kind, identity=identity,
+        old._streams,
+        old._settings,
+        old._allow,
+        old._offers,
+        old._journal,
+        old._metrics,
+        kind=kind,
+        identity=identity,
         run_id=run_id,
-    )  # fmt: skip
+    )
     transport.relay = made
     return made

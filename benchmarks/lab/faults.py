@@ -1,7 +1,8 @@
-"""Faults that need the machine: a process that is paused, starved or short of memory, and a disk that is full.
+"""Faults that need the machine: a process that is paused, starved or short of memory, and a disk
+that is full.
 
-Memory and processor time are limited with control groups (version 1 or 2), the disk is a small tmpfs. Everything made
-here is taken away by :meth:`Limits.close`, and needs root.
+Memory and processor time are limited with control groups (version 1 or 2), the disk is a small
+tmpfs. Everything made here is taken away by :meth:`Limits.close`, and needs root.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Limits:
         self._disks: list[Path] = []
 
     def memory(self, pid: int, limit: int) -> None:
-        """No more than ``limit`` bytes for what the process asks for from now on; the kernel kills it then. Raises Unavailable."""
+        """No more than ``limit`` bytes for what the process asks for from now on; the kernel kills
+        it then. Raises Unavailable."""
         group, old = self._group("memory", pid)
         self._write(group / ("memory.limit_in_bytes" if old else "memory.max"), str(limit))
         self._write(group / "cgroup.procs", str(pid))
@@ -49,7 +51,10 @@ class Limits:
         """A tmpfs there. Raises Unavailable."""
         place.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)], capture_output=True, text=True, check=False
+            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             raise Unavailable(f"no small disk: {done.stderr.strip()}")

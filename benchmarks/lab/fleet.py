@@ -1,7 +1,9 @@
-"""Whole daemons as processes: real p2pd, real TLS, on this machine's loopback or on the hosts of a :class:`Wan`.
+"""Whole daemons as processes: real p2pd, real TLS, on this machine's loopback or on the hosts of a
+:class:`Wan`.
 
-A :class:`Peer` is one daemon with its home, its words and its control window; a :class:`Box` is a directory of homes and
-everything that was started in it. The model is so small that an epoch takes about a second.
+A :class:`Peer` is one daemon with its home, its words and its control window; a :class:`Box` is a
+directory of homes and everything that was started in it. The model is so small that an epoch takes
+about a second.
 """
 
 from __future__ import annotations
@@ -36,16 +38,29 @@ from protos.control_pb2 import Snapshot
 T = TypeVar("T")
 REPOSITORY = Path(__file__).resolve().parents[2]
 START_S = 90.0
-"""Bound of every wait for daemons that start: each loads torch and hivemind, several at once, on two busy cores."""
+"""Bound of every wait for daemons that start: each loads torch and hivemind, several at once, on
+two busy cores."""
 MOVE_S = 60.0
 """Bound of every wait for a swarm that should go on."""
 TINY: dict[str, Any] = {
-    "model.layers": 2, "model.d_model": 32, "model.heads": 2, "model.kv_heads": 1, "model.d_ff": 64, "model.seq_len": 32,
-    "pipeline.stages": 2, "pipeline.micro_batch": 4, "training.target_batch": 16, "training.eval_every": 5,
-    "training.eval_batches": 2, "training.min_replicas": 2, "optimizer.warmup": 2, "data.source": "synthetic:7",
-}  # fmt: skip
+    "model.layers": 2,
+    "model.d_model": 32,
+    "model.heads": 2,
+    "model.kv_heads": 1,
+    "model.d_ff": 64,
+    "model.seq_len": 32,
+    "pipeline.stages": 2,
+    "pipeline.micro_batch": 4,
+    "training.target_batch": 16,
+    "training.eval_every": 5,
+    "training.eval_batches": 2,
+    "training.min_replicas": 2,
+    "optimizer.warmup": 2,
+    "data.source": "synthetic:7",
+}
 HASTE = {"TUTTI_NICE": "0", "TUTTI_DIRECTORY_REFRESH_S": "1"}
-"""Environment of every daemon: not nice, for the waits have bounds, and quick to see who is there."""
+"""Environment of every daemon: not nice, for the waits have bounds, and quick to see who is
+there."""
 WORKING = ("training", "finished")
 
 
@@ -65,7 +80,8 @@ def folder() -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Host:
-    """Where a daemon runs: the address it listens at ("": where it does by default), and the command that runs another there."""
+    """Where a daemon runs: the address it listens at ("": where it does by default), and the
+    command that runs another there."""
 
     address: str = "127.0.0.1"
     through: tuple[str, ...] = ()
@@ -113,7 +129,10 @@ class Peer:
         """Its control window. Raises NotRunning."""
         if self._client is None or self._client_pid != self.pid:
             self.close()
-            self._client, self._client_pid = ControlClient(self.config.control_socket, 10.0), self.pid
+            self._client, self._client_pid = (
+                ControlClient(self.config.control_socket, 10.0),
+                self.pid,
+            )
         return self._client
 
     @property
@@ -192,7 +211,8 @@ class Peer:
 
 @dataclass
 class Box:
-    """A directory of homes and every process that was started in it. ``hosts``: where the peers of :meth:`swarm` run."""
+    """A directory of homes and every process that was started in it. ``hosts``: where the peers of
+    :meth:`swarm` run."""
 
     root: Path
     hosts: tuple[Host, ...] = ()
@@ -203,7 +223,7 @@ class Box:
     """The multiaddr of every ends peer of the swarm, by its label."""
     _where: dict[str, Host] = field(default_factory=dict)
 
-    # ------------------------------------------------------------ making
+    # ----------------------------------------------------------- making
 
     def swarm(self, nodes: tuple[int, ...], **changes: Any) -> list[Peer]:
         """Peers of a new swarm, not started: ``nodes`` of the ends, then of each block stage."""
@@ -215,19 +235,27 @@ class Box:
         chief = Identity.load(self.root / labels[0] / "identity.key")
         self.manifest = Manifest.parse(signed(chief, changes))
         (self.root / "swarm.toml").write_bytes(self.manifest.to_toml())
-        return [self.member(stage, str(i)) for stage, count in enumerate(nodes) for i in range(count)]
+        return [
+            self.member(stage, str(i)) for stage, count in enumerate(nodes) for i in range(count)
+        ]
 
     def member(self, stage: int, number: str, *more: str) -> Peer:
         """One more daemon of the swarm, not started yet."""
         label = named(stage, number)
         role = ("--role", "stage", "--stage", str(stage)) if stage else ("--role", "ends")
-        where = [word for other, door in self.doors.items() if other != label for word in ("--join", door)]
+        where = [
+            word
+            for other, door in self.doors.items()
+            if other != label
+            for word in ("--join", door)
+        ]
         if label in self.doors:
             where += ["--p2p-port", self.doors[label].split("/")[4]]
         return self.peer(label, "start", str(self.root / "swarm.toml"), *role, *where, *more)
 
     def newcomer(self, label: str, giver: Peer, *words: str) -> Peer:
-        """A stranger with an identity of its own that joins by an invite of ``giver``, not started yet."""
+        """A stranger with an identity of its own that joins by an invite of ``giver``, not started
+        yet."""
         invite = self.tutti("swarm", "invite", home=giver.home)
         if invite.returncode:
             raise Hang(f"no invite from {giver.label}: {invite.stderr}")
@@ -244,7 +272,9 @@ class Box:
         """A daemon started with these words and nothing else."""
         home, host = self.root / label, self.host(label)
         # What a daemon measures of the machine is kept for this box alone.
-        where = {"XDG_CACHE_HOME": str(self.root / "cache")} | ({"TUTTI_LISTEN": host.address} if host.address else {})
+        where = {"XDG_CACHE_HOME": str(self.root / "cache")} | (
+            {"TUTTI_LISTEN": host.address} if host.address else {}
+        )
         found = self.made[label] = Peer(label, home, Child(label, home, words, host.through), where)
         return found
 
@@ -265,18 +295,31 @@ class Box:
         """The command line, in a process of its own."""
         command = [sys.executable, "-m", "cli", "--home", str(self.root / home), *words]
         return subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout, cwd=REPOSITORY, stdin=subprocess.DEVNULL,
-            env={**os.environ, "NO_COLOR": "1", "COLUMNS": "200", **extra}, check=False,
-        )  # fmt: skip
+            command,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            cwd=REPOSITORY,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "NO_COLOR": "1", "COLUMNS": "200", **extra},
+            check=False,
+        )
 
-    # ------------------------------------------------------------ watching
+    # ----------------------------------------------------------- watching
 
     @property
     def live(self) -> list[Peer]:
         return [p for p in self.made.values() if p.running]
 
-    def wait(self, what: str, condition: Callable[[], T | None], seconds: float = MOVE_S, must_run: tuple[Peer, ...] = ()) -> T:
-        """The first true value of ``condition()``. Raises Hang after ``seconds``, and at once when one of ``must_run`` ends."""
+    def wait(
+        self,
+        what: str,
+        condition: Callable[[], T | None],
+        seconds: float = MOVE_S,
+        must_run: tuple[Peer, ...] = (),
+    ) -> T:
+        """The first true value of ``condition()``. Raises Hang after ``seconds``, and at once when
+        one of ``must_run`` ends."""
         deadline = time.monotonic() + seconds
         while not (value := condition()):
             for peer in must_run:
@@ -295,7 +338,12 @@ class Box:
 
     def until_training(self, *peers: Peer) -> None:
         for peer in peers:
-            self.wait(f"{peer.label} in a plan", lambda p=peer: p.status().state in WORKING, START_S, must_run=(peer,))
+            self.wait(
+                f"{peer.label} in a plan",
+                lambda p=peer: p.status().state in WORKING,
+                START_S,
+                must_run=(peer,),
+            )
 
     def epoch(self) -> int:
         """Of whoever is furthest."""
@@ -304,13 +352,19 @@ class Box:
     def goes_on(self, epochs: int = 3, seconds: float = MOVE_S) -> int:
         """Wait until ``epochs`` more are committed; the epoch then."""
         begin = self.epoch()
-        return self.wait(f"epoch {begin + epochs}", lambda: (now := self.epoch()) >= begin + epochs and now, seconds)
+        return self.wait(
+            f"epoch {begin + epochs}",
+            lambda: (now := self.epoch()) >= begin + epochs and now,
+            seconds,
+        )
 
     def digests_equal(self) -> None:
-        """Wait until two replicas of every stage say the same digest at one epoch, and fail when any two ever differ."""
+        """Wait until two replicas of every stage say the same digest at one epoch, and fail when
+        any two ever differ."""
         seen: dict[tuple[int, int], dict[str, str]] = {}
         cells = {
-            stage: [p for p in self.live if p.status().stage == stage] for stage in range(self.manifest.pipeline.stages + 1)
+            stage: [p for p in self.live if p.status().stage == stage]
+            for stage in range(self.manifest.pipeline.stages + 1)
         }
 
         def compared() -> bool:
@@ -319,7 +373,8 @@ class Box:
                 if s.digest and s.state in (*WORKING, "ready"):
                     seen.setdefault((s.stage, s.epoch), {})[peer.label] = s.digest
             for (stage, epoch), said in seen.items():
-                # At the very end of an epoch some have the next version in place and some do not, but versions have numbers.
+                # At the very end of an epoch some have the next version in place and some do not,
+                # but versions have numbers.
                 if len(set(said.values())) > 1:
                     raise Hang(f"replicas differ: stage {stage}, epoch {epoch}: {said}")
             met = {stage for (stage, _), said in seen.items() if len(said) > 1}
@@ -330,18 +385,30 @@ class Box:
             raise Hang(f"digests differed at some time, say {found}")
 
     def agree(self, seconds: float = MOVE_S, of: Sequence[Peer] | None = None) -> bool:
-        """Whether all live replicas (or these) of every stage come to say one digest at one epoch, however they differed before.
+        """Whether all live replicas (or these) of every stage come to say one digest at one epoch,
+        however they differed before.
 
         A stage with one replica has nothing to compare and agrees with itself.
         """
-        peers, deadline, met = list(self.live if of is None else of), time.monotonic() + seconds, set[int]()
+        peers, deadline, met = (
+            list(self.live if of is None else of),
+            time.monotonic() + seconds,
+            set[int](),
+        )
         while time.monotonic() < deadline:
             now = [s for p in peers if (s := p.status()).state in WORKING]
-            cells = {stage: [s for s in now if s.stage == stage] for stage in range(self.manifest.pipeline.stages + 1)}
+            cells = {
+                stage: [s for s in now if s.stage == stage]
+                for stage in range(self.manifest.pipeline.stages + 1)
+            }
             for stage, said in cells.items():
                 compared, unequal = compare_digests(said)
                 alone = len(said) == 1
-                if not unequal and (alone or compared == len(said) > 0) and len({s.epoch for s in said}) == 1:
+                if (
+                    not unequal
+                    and (alone or compared == len(said) > 0)
+                    and len({s.epoch for s in said}) == 1
+                ):
                     met.add(stage)
             if len(now) == len(peers) and met == cells.keys():
                 return True
@@ -357,7 +424,7 @@ class Box:
             parts += [f"  {told}" for told in peer.told()[-25:]]
         return "\n".join(parts)
 
-    # ------------------------------------------------------------ ending
+    # ----------------------------------------------------------- ending
 
     def family(self) -> list[psutil.Process]:
         """Every running daemon and its descendants."""

@@ -1,9 +1,11 @@
-"""One peer of four that averages with hivemind's averager while one of them is faulty, as a process of its own.
+"""One peer of four that averages with hivemind's averager while one of them is faulty, as a process
+of its own.
 
     python -m benchmarks.lab.hive RANK WORLD NUMBERS SENDER_TIMEOUT REDUCER_TIMEOUT
 
-Speaks lines of JSON as benchmarks/lab/speed.py. Peer i has i + 1 everywhere. An order says whether to begin when the group is found;
-the answer is that it has begun, then what it has: which values, and whether hivemind calls it a success.
+Speaks lines of JSON as benchmarks/lab/speed.py. Peer i has i + 1 everywhere. An order says whether
+to begin when the group is found; the answer is that it has begun, then what it has: which values,
+and whether hivemind calls it a success.
 """
 
 from __future__ import annotations
@@ -35,9 +37,18 @@ def main() -> None:
     others = json.loads(sys.stdin.readline())
     dht = dht or hivemind.DHT(initial_peers=others, start=True)
     averager = DecentralizedAverager(
-        [torch.zeros(count)], dht, start=True, prefix="faulty", target_group_size=world, min_group_size=world, bandwidth=1e9,
-        min_matchmaking_time=1.0, request_timeout=0.5, sender_timeout=sender, reducer_timeout=reducer,
-    )  # fmt: skip
+        [torch.zeros(count)],
+        dht,
+        start=True,
+        prefix="faulty",
+        target_group_size=world,
+        min_group_size=world,
+        bandwidth=1e9,
+        min_matchmaking_time=1.0,
+        request_timeout=0.5,
+        sender_timeout=sender,
+        reducer_timeout=reducer,
+    )
     _say("ready")
     while line := sys.stdin.readline():
         _round(averager, rank, json.loads(line)["begin"])
@@ -46,7 +57,9 @@ def main() -> None:
 def _round(averager: Any, rank: int, begins: bool) -> None:
     with averager.get_tensors() as tensors:
         tensors[0].fill_(rank + 1.0)
-    step = averager.step(wait=False, timeout=PATIENCE_S, allow_retries=False, require_trigger=not begins)
+    step = averager.step(
+        wait=False, timeout=PATIENCE_S, allow_retries=False, require_trigger=not begins
+    )
     while begins and not step.done() and not step.began_allreduce:
         time.sleep(0.002)
     _say({"at": time.monotonic()})
@@ -61,7 +74,10 @@ def _round(averager: Any, rank: int, begins: bool) -> None:
     at = time.monotonic()
     with averager.get_tensors() as tensors:
         values, many = torch.unique((tensors[0] * 1000).round() / 1000, return_counts=True)
-        found = {f"{v:g}": round(float(m) / tensors[0].numel(), 2) for v, m in zip(values, many, strict=True)}
+        found = {
+            f"{v:g}": round(float(m) / tensors[0].numel(), 2)
+            for v, m in zip(values, many, strict=True)
+        }
     _say({"at": at, "fine": fine, "found": found})
 
 

@@ -1,4 +1,5 @@
-"""Processes of :mod:`benchmarks.lab.reach_peer` on the hosts of an :class:`~benchmarks.lab.internet.Internet`, spoken to by JSON lines."""
+"""Processes of :mod:`benchmarks.lab.reach_peer` on the hosts of an
+:class:`~benchmarks.lab.internet.Internet`, spoken to by JSON lines."""
 
 from __future__ import annotations
 
@@ -14,16 +15,28 @@ from benchmarks.lab.internet import Internet
 
 
 class HostPeer:
-    """One peer without a model. ``started``: seconds of the steady clock when its process began to run."""
+    """One peer without a model. ``started``: seconds of the steady clock when its process began to
+    run."""
 
     def __init__(self, net: Internet, name: str, home: Path, host: str = "", **asked: Any) -> None:
         self.name, self.home = name, home
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        command = [sys.executable, "-m", "benchmarks.lab.reach_peer", json.dumps({"home": str(home), **asked})]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.lab.reach_peer",
+            json.dumps({"home": str(home), **asked}),
+        ]
         self.started = time.monotonic()
         with (home / "stderr").open("wb") as err:
             self.process = net.popen(
-                host or name, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, text=True, cwd=REPOSITORY
+                host or name,
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=err,
+                text=True,
+                cwd=REPOSITORY,
             )
         self._facts: dict[str, Any] = {}
 

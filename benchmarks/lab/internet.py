@@ -1,7 +1,9 @@
-"""A small internet on one machine: hosts in network namespaces, public or behind routers that translate addresses.
+"""A small internet on one machine: hosts in network namespaces, public or behind routers that
+translate addresses.
 
-Needs root, iproute2 and nftables; nothing leaves the machine, no host has a route outside. Public addresses are of
-11.0.0.0/24 and 2a09:8280:1::/64, which libp2p takes for public (it does not private and documentation ranges).
+Needs root, iproute2 and nftables; nothing leaves the machine, no host has a route outside. Public
+addresses are of 11.0.0.0/24 and 2a09:8280:1::/64, which libp2p takes for public (it does not
+private and documentation ranges).
 
     with Internet({"hub": "open", "anna": "home", "ben": "symmetric", "carl": "home@anna"}) as net:
         net.popen("anna", ["python3", "-m", "http.server"])
@@ -25,13 +27,15 @@ from benchmarks.lab.fleet import Host
 
 KINDS: Mapping[str, str] = {
     "open": "an address on the public segment, no router",
-    "home": "one router: source ports are kept, so the mapping does not depend on the destination; filtering does",
+    "home": "one router: source ports are kept, so the mapping does not depend on the destination; "
+    "filtering does",
     "symmetric": "one router: a new random port for every destination",
     "noudp": "home, and no UDP leaves it",
     "cgnat": "home behind a second router of the provider (100.64.0.0/10); both keep ports",
     "lan": "an address on a private segment without a way out; all hosts of this kind share it",
 }
-"""Routers drop what nobody inside asked for. "KIND@NAME" stands behind the router of host NAME, whose kind it shares."""
+"""Routers drop what nobody inside asked for. "KIND@NAME" stands behind the router of host NAME,
+whose kind it shares."""
 
 V6 = "2a09:8280:1"
 _NAMESPACES = "/var/run/netns"
@@ -40,7 +44,8 @@ _UPNPD_S = 10.0
 
 @dataclass(frozen=True)
 class Place:
-    """One host: its namespace, its addresses, the namespace of its router ("" for none) and that one's public address."""
+    """One host: its namespace, its addresses, the namespace of its router ("" for none) and that
+    one's public address."""
 
     name: str
     kind: str
@@ -57,12 +62,14 @@ class Place:
 
     @property
     def host(self) -> Host:
-        """Where :class:`~benchmarks.lab.fleet.Box` starts a daemon of this host: listening wherever it does by default."""
+        """Where :class:`~benchmarks.lab.fleet.Box` starts a daemon of this host: listening wherever
+        it does by default."""
         return Host("", self.through)
 
 
 class Internet:
-    """``hosts``: name to kind, see :data:`KINDS`. ``families``: 4, 6 or both; without 4 no host has an IPv4 address but loopback."""
+    """``hosts``: name to kind, see :data:`KINDS`. ``families``: 4, 6 or both; without 4 no host has
+    an IPv4 address but loopback."""
 
     def __init__(self, hosts: Mapping[str, str], families: Sequence[int] = (4,)) -> None:
         for name, kind in hosts.items():
@@ -93,7 +100,8 @@ class Internet:
         self.close()
 
     def close(self) -> None:
-        """End what was started through :meth:`popen` and take every namespace down. Safe to call twice."""
+        """End what was started through :meth:`popen` and take every namespace down. Safe to call
+        twice."""
         for process in self._started:
             if process.poll() is None:
                 process.kill()
@@ -104,30 +112,47 @@ class Internet:
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)
 
-    # ------------------------------------------------------------ using
+    # ----------------------------------------------------------- using
 
     def __getitem__(self, name: str) -> Place:
         return self.places[name]
 
     def popen(self, name: str, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Run a command on a host; it is killed when the network is taken down, if it still runs then."""
+        """Run a command on a host; it is killed when the network is taken down, if it still runs
+        then."""
         process = subprocess.Popen([*self.places[name].through, *command], **options)
         self._started.append(process)
         return process
 
-    def run(self, name: str, command: Sequence[str], timeout: float = 60.0, **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, name: str, command: Sequence[str], timeout: float = 60.0, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
         """Run a command on a host to its end and return what it printed."""
         return subprocess.run(
-            [*self.places[name].through, *command], capture_output=True, text=True, timeout=timeout, check=False, **options
+            [*self.places[name].through, *command],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            **options,
         )
 
     def filter(self, name: str, *rules: str) -> None:
-        """Replace the packet filter of the host itself by nftables rules such as "input meta l4proto udp drop"; none: let all in."""
-        chains = {hook: [r.removeprefix(hook + " ") for r in rules if r.startswith(hook + " ")] for hook in ("input", "output")}
+        """Replace the packet filter of the host itself by nftables rules such as "input meta
+        l4proto udp drop"; none: let all in."""
+        chains = {
+            hook: [r.removeprefix(hook + " ") for r in rules if r.startswith(hook + " ")]
+            for hook in ("input", "output")
+        }
         text = "".join(
-            f"chain {h} {{ type filter hook {h} priority 0; {'; '.join(of)} ; }}\n" for h, of in chains.items() if of
+            f"chain {h} {{ type filter hook {h} priority 0; {'; '.join(of)} ; }}\n"
+            for h, of in chains.items()
+            if of
         )
-        self._nft(self.places[name].namespace, f"table inet host {{}}\ndelete table inet host\ntable inet host {{\n{text}}}\n")
+        self._nft(
+            self.places[name].namespace,
+            f"table inet host {{}}\ndelete table inet host\ntable inet host {{\n{text}}}\n",
+        )
 
     def no_route(self, name: str) -> None:
         """Take the default route of a host away."""
@@ -139,14 +164,20 @@ class Internet:
         device = ("dev", "eth0", "root", "tbf", "rate", rate, "burst", burst, "latency", "100ms")
         self._sh("tc", "qdisc", "replace", *device, ns=self.places[name].namespace)
 
-    def map_ports(self, name: str, ways: Sequence[str] = ("upnp", "natpmp", "pcp")) -> subprocess.Popen[Any]:
-        """Start miniupnpd in the router of a host, offering only these ways; it is returned running.
+    def map_ports(
+        self, name: str, ways: Sequence[str] = ("upnp", "natpmp", "pcp")
+    ) -> subprocess.Popen[Any]:
+        """Start miniupnpd in the router of a host, offering only these ways; it is returned
+        running.
 
-        Raises FileNotFoundError when miniupnpd is not installed, TimeoutError when it does not come up.
+        Raises FileNotFoundError when miniupnpd is not installed, TimeoutError when it does not come
+        up.
         """
         binary = shutil.which("miniupnpd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
         if binary is None:
-            raise FileNotFoundError("miniupnpd is not installed (Debian: apt install miniupnpd-nftables)")
+            raise FileNotFoundError(
+                "miniupnpd is not installed (Debian: apt install miniupnpd-nftables)"
+            )
         place = self.places[name]
         folder = Path(tempfile.mkdtemp(prefix="tutti-upnpd-"))
         self._folders.append(folder)
@@ -154,41 +185,61 @@ class Internet:
         config = folder / "miniupnpd.conf"
         pmp = "yes" if {"natpmp", "pcp"} & set(ways) else "no"
         config.write_text(
-            f"ext_ifname=wan\next_ip={place.public}\nlistening_ip=lan\nenable_upnp={'yes' if 'upnp' in ways else 'no'}\n"
+            f"ext_ifname=wan\next_ip={place.public}\nlistening_ip=lan\n"
+            f"enable_upnp={'yes' if 'upnp' in ways else 'no'}\n"
             f"enable_natpmp={pmp}\nsecure_mode=yes\nlease_file={folder}/leases\nuuid=00000000-0000-0000-0000-000000000001\n"
             "upnp_table_name=upnp\nupnp_nat_table_name=upnp\nupnp_forward_chain=through\nupnp_nat_chain=enter\n"
-            f"upnp_nat_postrouting_chain=leave\nallow 1024-65535 {inside}.0/24 1024-65535\ndeny 0-65535 0.0.0.0/0 0-65535\n"
+            f"upnp_nat_postrouting_chain=leave\nallow 1024-65535 {inside}.0/24 1024-65535\ndeny "
+            "0-65535 0.0.0.0/0 0-65535\n"
         )
         self._nft(
             place.router,
-            "table inet upnp {}\ndelete table inet upnp\ntable inet upnp {\n chain through { }\n chain enter { }\n chain leave { }\n"
+            "table inet upnp {}\ndelete table inet upnp\ntable inet upnp {\n chain through { }\n "
+            "chain enter { }\n chain leave { }\n"
             " chain first { type nat hook prerouting priority -100; jump enter; }\n}\n",
         )
         # The version of a request is its first byte: 0 is NAT-PMP, 2 is PCP.
         other = {"natpmp": 2, "pcp": 0}
         silent = [
-            f" udp dport 5351 @th,64,8 {version} drop\n" for way, version in other.items() if way in ways and len(ways) == 1
+            f" udp dport 5351 @th,64,8 {version} drop\n"
+            for way, version in other.items()
+            if way in ways and len(ways) == 1
         ]
         self._nft(
             place.router,
             "table ip silent {}\ndelete table ip silent\n"
-            f"table ip silent {{\n chain here {{\n type filter hook input priority -10;\n{''.join(silent)} }}\n}}\n",
+            f"table ip silent {{\n chain here {{\n type filter hook input priority "
+            f"-10;\n{''.join(silent)} }}\n}}\n",
         )
         log = (folder / "log").open("wb")
         process = subprocess.Popen(
-            ["ip", "netns", "exec", place.router, binary, "-d", "-f", str(config), "-P", str(folder / "pid")],
-            stdout=log, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            [
+                "ip",
+                "netns",
+                "exec",
+                place.router,
+                binary,
+                "-d",
+                "-f",
+                str(config),
+                "-P",
+                str(folder / "pid"),
+            ],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
         self._started.append(process)
         deadline = time.monotonic() + _UPNPD_S
         up = b"listening on" if "upnp" in ways else b"Listening for NAT-PMP/PCP"
         while up not in (said := (folder / "log").read_bytes()):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise TimeoutError(f"miniupnpd did not come up: {said.decode(errors='replace')[-500:]}")
+                raise TimeoutError(
+                    f"miniupnpd did not come up: {said.decode(errors='replace')[-500:]}"
+                )
             time.sleep(0.05)
         return process
 
-    # ------------------------------------------------------------ making
+    # ----------------------------------------------------------- making
 
     def _host(self, name: str, kind: str, number: int) -> Place:
         kind, _, beside = kind.partition("@")
@@ -197,8 +248,12 @@ class Internet:
             segment = "net" if kind == "open" else "lan"
             base, base6 = ("11.0.0", V6) if kind == "open" else ("192.168.9", "fd77:7")
             self._plug(segment, number, space, "eth0")
-            address, address6 = self._address(space, "eth0", f"{base}.{number}", 24, f"{base6}::{number}", 64)
-            return Place(name, kind, space, address, address6, "", address if kind == "open" else "")
+            address, address6 = self._address(
+                space, "eth0", f"{base}.{number}", 24, f"{base6}::{number}", 64
+            )
+            return Place(
+                name, kind, space, address, address6, "", address if kind == "open" else ""
+            )
         if beside:
             router, home = self._routers[beside]
             last = number
@@ -208,7 +263,9 @@ class Internet:
         self._cable(f"{self._prefix}s{home}", f"h{number}", space, "eth0")
         self._sh("ip", "link", "set", f"h{number}", "master", "sw0", ns=f"{self._prefix}s{home}")
         inside6 = f"{V6}:{home:x}" if kind != "cgnat" else ""
-        address, address6 = self._address(space, "eth0", f"192.168.{home}.{last}", 24, inside6 and f"{inside6}::{last}", 64)
+        address, address6 = self._address(
+            space, "eth0", f"192.168.{home}.{last}", 24, inside6 and f"{inside6}::{last}", 64
+        )
         if 4 in self._families:
             self._sh("ip", "route", "add", "default", "via", f"192.168.{home}.1", ns=space)
         if address6:
@@ -216,7 +273,8 @@ class Internet:
         return Place(name, kind, space, address, address6, router, f"11.0.0.{home}")
 
     def _router(self, name: str, kind: str, number: int) -> str:
-        """The router(s) of one home, with a switch inside; returns the innermost one's namespace."""
+        """The router(s) of one home, with a switch inside; returns the innermost one's
+        namespace."""
         outer = self._space(f"{name}-r")
         self._plug("net", number, outer, "wan")
         self._address(outer, "wan", f"11.0.0.{number}", 24, f"{V6}::{number}", 64)
@@ -233,11 +291,19 @@ class Internet:
         self._switch(switch)
         self._cable(switch, "uplink", inside, "lan")
         self._sh("ip", "link", "set", "uplink", "master", "sw0", ns=switch)
-        self._address(inside, "lan", f"192.168.{number}.1", 24, f"{V6}:{number:x}::1" if kind != "cgnat" else "", 64)
+        self._address(
+            inside,
+            "lan",
+            f"192.168.{number}.1",
+            24,
+            f"{V6}:{number:x}::1" if kind != "cgnat" else "",
+            64,
+        )
         return inside
 
     def _route6(self) -> None:
-        """Every home has an IPv6 prefix of its own, which all others on the public segment reach through its router."""
+        """Every home has an IPv6 prefix of its own, which all others on the public segment reach
+        through its router."""
         if 6 not in self._families:
             return
         outside = {p.namespace for p in self.places.values() if p.kind == "open"}
@@ -245,7 +311,16 @@ class Internet:
         for space in outside | set(homes.values()):
             for home, router in homes.items():
                 if router != space:
-                    self._sh("ip", "-6", "route", "add", f"{V6}:{home:x}::/64", "via", f"{V6}::{home}", ns=space)
+                    self._sh(
+                        "ip",
+                        "-6",
+                        "route",
+                        "add",
+                        f"{V6}:{home:x}::/64",
+                        "via",
+                        f"{V6}::{home}",
+                        ns=space,
+                    )
 
     def _six(self, space: str) -> bool:
         return V6 in self._sh("ip", "-6", "addr", "show", "dev", "lan", ns=space)
@@ -290,7 +365,9 @@ table ip6 t {{
         self._switch(self._space(name))
 
     def _switch(self, space: str) -> None:
-        self._sh("ip", "link", "add", "name", "sw0", "type", "bridge", "mcast_snooping", "0", ns=space)
+        self._sh(
+            "ip", "link", "add", "name", "sw0", "type", "bridge", "mcast_snooping", "0", ns=space
+        )
         self._sh("ip", "link", "set", "sw0", "up", ns=space)
 
     def _plug(self, segment: str, number: int, space: str, interface: str) -> None:
@@ -298,7 +375,9 @@ table ip6 t {{
         self._cable(switch, f"p{number}", space, interface)
         self._sh("ip", "link", "set", f"p{number}", "master", "sw0", ns=switch)
 
-    def _address(self, space: str, interface: str, four: str, bits: int, six: str, bits6: int) -> tuple[str, str]:
+    def _address(
+        self, space: str, interface: str, four: str, bits: int, six: str, bits6: int
+    ) -> tuple[str, str]:
         if 4 in self._families:
             self._sh("ip", "addr", "add", f"{four}/{bits}", "dev", interface, ns=space)
         else:

@@ -1,8 +1,10 @@
-"""Lines of a given speed in front of members of a cell: a relay of TCP connections, as a process of its own.
+"""Lines of a given speed in front of members of a cell: a relay of TCP connections, as a process of
+its own.
 
     python -m benchmarks.lab.line MBIT FROM:TO [FROM:TO ...]
 
-Whoever connects to port FROM of loopback talks to port TO; each direction of each connection carries MBIT million bits a second.
+Whoever connects to port FROM of loopback talks to port TO; each direction of each connection
+carries MBIT million bits a second.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import time
 
 PIECE = 1 << 16
 AHEAD_S = 0.02
-"""What a line may carry at once after a pause: sleeping is not more exact than this on a busy machine."""
+"""What a line may carry at once after a pause: sleeping is not more exact than this on a busy
+machine."""
 
 
 def main() -> None:

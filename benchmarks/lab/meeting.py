@@ -1,6 +1,6 @@
-"""Four members of a round, one of them faulty: what each gives, what the others must end with, and whether they have.
-Enters: outcomes of the survivors. Leaves: what is wrong with them.
-Never: arithmetic of node/averaging."""
+"""Four members of a round, one of them faulty: what each gives, what the others must end with, and
+whether they have. Enters: outcomes of the survivors. Leaves: what is wrong with them. Never:
+arithmetic of node/averaging."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def given(peer: PeerId) -> dict[str, torch.Tensor]:
     """Sums over ``TOKENS[peer]`` tokens; the same in every process."""
     seed = int.from_bytes(hashlib.sha256(peer.encode()).digest()[:4], "big")
     generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(shape, generator=generator) * TOKENS[peer] for name, shape in SHAPES.items()}
+    return {
+        name: torch.randn(shape, generator=generator) * TOKENS[peer]
+        for name, shape in SHAPES.items()
+    }
 
 
 @cache
@@ -48,36 +51,57 @@ def owners(among: Sequence[PeerId] = MEMBERS) -> dict[str, PeerId]:
     return {name: among[i % len(among)] for i, name in enumerate(SHAPES)}
 
 
-def request(me: PeerId, epoch: int, who: Mapping[str, PeerId], deadline_s: float, attempt: int = 0) -> RoundRequest:
+def request(
+    me: PeerId, epoch: int, who: Mapping[str, PeerId], deadline_s: float, attempt: int = 0
+) -> RoundRequest:
     """Attempt 0 is of all four, a later one of the survivors."""
     members = MEMBERS if attempt == 0 else SURVIVORS
     return RoundRequest(
-        round=RoundId(epoch, 1, attempt), plan_hash="plan", members=members, listeners=frozenset(), owners=who,
-        ownership_hash=f"owners {attempt}", shapes=SHAPES, gradients=given(me), tokens=TOKENS[me], deadline_s=deadline_s,
-        token_limit=sum(TOKENS.values()), allowed=TOKENS, total=sum(TOKENS.values()), up="fp32",
-    )  # fmt: skip
+        round=RoundId(epoch, 1, attempt),
+        plan_hash="plan",
+        members=members,
+        listeners=frozenset(),
+        owners=who,
+        ownership_hash=f"owners {attempt}",
+        shapes=SHAPES,
+        gradients=given(me),
+        tokens=TOKENS[me],
+        deadline_s=deadline_s,
+        token_limit=sum(TOKENS.values()),
+        allowed=TOKENS,
+        total=sum(TOKENS.values()),
+        up="fp32",
+    )
 
 
-def repaired(who: Mapping[str, PeerId], outcomes: Mapping[PeerId, RoundOutcome]) -> dict[str, PeerId]:
-    """As a leader repairs: what the faulty one owned goes to a survivor that holds it, else to each in turn."""
+def repaired(
+    who: Mapping[str, PeerId], outcomes: Mapping[PeerId, RoundOutcome]
+) -> dict[str, PeerId]:
+    """As a leader repairs: what the faulty one owned goes to a survivor that holds it, else to each
+    in turn."""
     made = {}
     for i, (name, owner) in enumerate(who.items()):
         holders = [p for p, o in outcomes.items() if name in o.fresh]
-        made[name] = owner if owner != FAULTY else (holders or SURVIVORS)[i % len(holders or SURVIVORS)]
+        made[name] = (
+            owner if owner != FAULTY else (holders or SURVIVORS)[i % len(holders or SURVIVORS)]
+        )
     return made
 
 
 def wrong(outcomes: Mapping[PeerId, RoundOutcome], who: Mapping[str, PeerId]) -> list[str]:
     """Why this is no honest result, in words; nothing when it is one.
 
-    Every part that a survivor owns is there; every part that is there is finite, has all survivors among its contributors, is the
-    mean of just those that are named, and is the same, bits and names, at everybody that has it.
+    Every part that a survivor owns is there; every part that is there is finite, has all survivors
+    among its contributors, is the mean of just those that are named, and is the same, bits and
+    names, at everybody that has it.
     """
     said: list[str] = []
     for peer, outcome in outcomes.items():
         lost = [n for n in outcome.missing if who[n] != FAULTY]
         said += [f"{peer} lacks {', '.join(lost)}"] if lost else []
-        if outcome.fresh.keys() | set(outcome.missing) != SHAPES.keys() or outcome.fresh.keys() & set(outcome.missing):
+        if outcome.fresh.keys() | set(
+            outcome.missing
+        ) != SHAPES.keys() or outcome.fresh.keys() & set(outcome.missing):
             said.append(f"{peer} does not say what became of some parts")
         for name, tensor in outcome.fresh.items():
             by = outcome.parts[name].contributors
@@ -93,6 +117,7 @@ def wrong(outcomes: Mapping[PeerId, RoundOutcome], who: Mapping[str, PeerId]) ->
 def _differs(name: str, outcomes: Iterable[RoundOutcome]) -> bool:
     have = [o for o in outcomes if name in o.fresh]
     return any(
-        not torch.equal(o.fresh[name], have[0].fresh[name]) or o.parts[name].contributors != have[0].parts[name].contributors
+        not torch.equal(o.fresh[name], have[0].fresh[name])
+        or o.parts[name].contributors != have[0].parts[name].contributors
         for o in have[1:]
     )

@@ -1,4 +1,5 @@
-"""Part 5 of ``benchmarks.averaging``: the same model and text under every strategy, as rows and as a picture."""
+"""Part 5 of ``benchmarks.averaging``: the same model and text under every strategy, as rows and as
+a picture."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from benchmarks.report import Report
 from node.averaging.outer import OuterSettings
 
 DILOCO = OuterSettings(carries="deltas", every=50, optimizer="nesterov", momentum=0.8)
-"""A momentum of 0.9, as published for runs of thousands of outer steps, remembers too long for the hundred of these."""
+"""A momentum of 0.9, as published for runs of thousands of outer steps, remembers too long for the
+hundred of these."""
 MOSHPIT = OuterSettings("moshpit", every=50, grid=(2, 2))
 PARALLEL, PLAIN, INT8 = "data parallel", "DiLoCo, H 50", "DiLoCo, H 50, int8"
 Run = Callable[[Task, Text, Line], Curve]
@@ -36,15 +38,20 @@ RUNS: dict[str, Run] = {
     INT8: of(replace(DILOCO, codec="int8")),
     "DiLoCo, H 50, int4": of(replace(DILOCO, codec="int4")),
     "DiLoCo, H 50, top-k, feedback": of(replace(DILOCO, codec="top-k", feedback=True)),
-    "DiLoCo, H 50, Moshpit 2 x 2": of(replace(MOSHPIT, carries="state", optimizer="nesterov", momentum=0.8)),
+    "DiLoCo, H 50, Moshpit 2 x 2": of(
+        replace(MOSHPIT, carries="state", optimizer="nesterov", momentum=0.8)
+    ),
     "DiLoCo, H 50, random pairs": of(replace(DILOCO, strategy="gossip", carries="state")),
-    "streaming DiLoCo, 2 fragments, overlap 5": of(replace(DILOCO, fragments=2, overlap=5, mixing=0.5, codec="int8")),
+    "streaming DiLoCo, 2 fragments, overlap 5": of(
+        replace(DILOCO, fragments=2, overlap=5, mixing=0.5, codec="int8")
+    ),
     "DiLoCo, H 50, quorum, one of 4 at half speed": of(replace(DILOCO, quorum=3), slow=1),
 }
 
 
 def training(report: Report, steps: int, only: str, plot: Path | None) -> dict[str, Points]:
-    """A row for each strategy: loss, bytes and time; then what is asked of DiLoCo. The curves, as (tokens, seconds, loss)."""
+    """A row for each strategy: loss, bytes and time; then what is asked of DiLoCo. The curves, as
+    (tokens, seconds, loss)."""
     wanted = [w.strip() for w in only.split(",") if w.strip()]
     line = Line()
     with tempfile.TemporaryDirectory(prefix="averaging-") as home:
@@ -55,10 +62,13 @@ def training(report: Report, steps: int, only: str, plot: Path | None) -> dict[s
             if not wanted or any(name.startswith(w) for w in wanted):
                 curves[name] = curve = run(task, text, line)
                 report.add(
-                    f"5 {name}", round(curve.loss, 4), "nats a token, held out",
-                    f"{curve.per_token:.4g} bytes by a peer for each of its tokens, {curve.seconds:.0f} s at 20 Mbit/s and 100 ms, "
+                    f"5 {name}",
+                    round(curve.loss, 4),
+                    "nats a token, held out",
+                    f"{curve.per_token:.4g} bytes by a peer for each of its tokens, "
+                    f"{curve.seconds:.0f} s at 20 Mbit/s and 100 ms, "
                     f"{curve.tokens:,} tokens",
-                )  # fmt: skip
+                )
     parallel, plain, coded = (curves.get(n) for n in (PARALLEL, PLAIN, INT8))
     if parallel and plain:
         off, fewer = plain.loss / parallel.loss - 1, parallel.per_token / plain.per_token
@@ -70,7 +80,14 @@ def training(report: Report, steps: int, only: str, plot: Path | None) -> dict[s
             "at most 2",
             off <= 0.02,
         )
-        report.add("5 bytes of DiLoCo, H 50", fewer, "times fewer than data parallelism", "", "50", abs(fewer - 50) < 1)
+        report.add(
+            "5 bytes of DiLoCo, H 50",
+            fewer,
+            "times fewer than data parallelism",
+            "",
+            "50",
+            abs(fewer - 50) < 1,
+        )
     if plain and coded:
         off = coded.loss / plain.loss - 1
         report.add(
@@ -91,7 +108,11 @@ def draw(points: dict[str, Points], steps: int, where: Path) -> None:
     """Loss over tokens and over simulated time."""
     across = ((0, "tokens, millions", 1e6), (1, "simulated seconds", 1.0))
     panels = [
-        (label, "held-out loss, nats a token", {n: [(p[at] / unit, p[2]) for p in c] for n, c in points.items()})
+        (
+            label,
+            "held-out loss, nats a token",
+            {n: [(p[at] / unit, p[2]) for p in c] for n, c in points.items()},
+        )
         for at, label, unit in across
     ]
     chart.write(where, f"4 replicas, {steps} steps each, 20 Mbit/s and 100 ms", panels, top=2.5)

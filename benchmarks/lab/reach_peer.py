@@ -1,15 +1,19 @@
-"""One peer without a model, as a process: the daemon's transport, directory and presence, and a source of bytes to fetch.
+"""One peer without a model, as a process: the daemon's transport, directory and presence, and a
+source of bytes to fetch.
 
-argv: one JSON object {home, settings: {...TransportSettings}, reach: {...ReachSettings}, join: [multiaddr, ...], refresh_s,
-evil: a kind of evil_relay.KINDS}.
-Prints one JSON object {peer, addresses} when it runs, then one for every command read from its standard input:
+argv: one JSON object {home, settings: {...TransportSettings}, reach: {...ReachSettings}, join:
+[multiaddr, ...], refresh_s, evil: a kind of evil_relay.KINDS}. Prints one JSON object {peer,
+addresses} when it runs, then one for every command read from its standard input:
 
-    {"do": "look"}                                -> {others: {peer: {reach, relays, room}}, links: {peer: path}, standing}
+    {"do": "look"}                                -> {others: {peer: {reach, relays, room}}, links:
+                                                  {peer: path}, standing}
     {"do": "way", "peer": P}                      -> {path, via, rtt_s, tried} or {error}
     {"do": "fetch", "peer": P, "bytes": n}        -> {seconds, digest, bytes, path} or {error}
     {"do": "fetch_all", "peers": [...], "bytes": n} -> {by peer: the same, all at the same time}
-    {"do": "evil", "active": b}                   -> {seen, answers}; its relay is evil from now on, or honest
-    {"do": "reads", "seconds": s}                 -> {reads: [seconds of each reading of the directory]}
+    {"do": "evil", "active": b}                   -> {seen, answers}; its relay is evil from now on,
+                                                  or honest
+    {"do": "reads", "seconds": s}                 -> {reads: [seconds of each reading of the
+                                                  directory]}
 """
 
 from __future__ import annotations
@@ -68,27 +72,43 @@ class Peer:
         self.identity = Identity.load_or_create(home / "identity.key")
         self.journal, self.clock = Journal([JsonlSink(home / "events.jsonl")]), SystemClock()
         self.transport = Transport(
-            self.identity, TransportSettings(**asked.get("settings", {})), self.journal, Metrics(),
-            lambda: Facts(str(RUN), home.name, "0"), lambda peer, hello: None, None, ReachSettings(**asked.get("reach", {})),
-        )  # fmt: skip
+            self.identity,
+            TransportSettings(**asked.get("settings", {})),
+            self.journal,
+            Metrics(),
+            lambda: Facts(str(RUN), home.name, "0"),
+            lambda peer, hello: None,
+            None,
+            ReachSettings(**asked.get("reach", {})),
+        )
         state_pb2_grpc.add_StateServicer_to_server(Source(), self.transport.server)
         evil = asked.get("evil")
         self.evil = corrupt(self.transport, evil, self.identity, str(RUN)) if evil else None
         self.join, self.name = list(asked.get("join", ())), home.name
         self.directory = Directory(
-            self.identity, DirectorySettings(refresh_s=asked.get("refresh_s", 2.0)), self.clock, RUN, self.journal
+            self.identity,
+            DirectorySettings(refresh_s=asked.get("refresh_s", 2.0)),
+            self.clock,
+            RUN,
+            self.journal,
         )
         self.presence = Presence(
-            self.identity.peer_id, self.directory, self.clock, asked.get("refresh_s", 2.0), self._learn,
+            self.identity.peer_id,
+            self.directory,
+            self.clock,
+            asked.get("refresh_s", 2.0),
+            self._learn,
             lambda name, error: self.journal.emit("lab", "failed", f"{name}: {error!r}", "error"),
-        )  # fmt: skip
+        )
 
     async def start(self) -> None:
         await self.transport.start(self.join)
         reachable = self.transport.reachable
 
         def serving() -> bool:
-            return reachable.standing is Standing.OPEN or (reachable.standing is Standing.UNKNOWN and not self.join)
+            return reachable.standing is Standing.OPEN or (
+                reachable.standing is Standing.UNKNOWN and not self.join
+            )
 
         async def moved() -> None:
             await self.directory.serve(serving())
@@ -111,13 +131,24 @@ class Peer:
     def body(self) -> PeerBody:
         t = self.transport
         return PeerBody(
-            0, "stage", "ready", 0, self.name, "0", maddrs=tuple(t.reachable.multiaddrs()), reach=t.reachable.standing.value,
-            relays=t.relays.held, room=t.relay.room, rate=t.relay.rate_left,
-        )  # fmt: skip
+            0,
+            "stage",
+            "ready",
+            0,
+            self.name,
+            "0",
+            maddrs=tuple(t.reachable.multiaddrs()),
+            reach=t.reachable.standing.value,
+            relays=t.relays.held,
+            room=t.relay.room,
+            rate=t.relay.rate_left,
+        )
 
     def _learn(self, peer: PeerId, body: PeerBody) -> None:
         relays = [PeerId(r) for r in body.relays]
-        self.transport.learn(peer, body.maddrs, standing=Standing(body.reach), relays=relays, room=body.room)
+        self.transport.learn(
+            peer, body.maddrs, standing=Standing(body.reach), relays=relays, room=body.room
+        )
 
     async def do(self, asked: dict[str, Any]) -> dict[str, Any]:
         """One command."""
@@ -139,10 +170,15 @@ class Peer:
         }
         t = self.transport
         return {
-            "others": others, "links": {p: t.p2p.how(p) for p in t.p2p.links()}, "standing": t.reachable.standing.value,
-            "at": t.reachable.multiaddrs(), "seen": t.reachable.seen(), "held": t.relays.held, "mapped": [list(vars_of(m)) for m in t.reachable.mapper.mappings],
+            "others": others,
+            "links": {p: t.p2p.how(p) for p in t.p2p.links()},
+            "standing": t.reachable.standing.value,
+            "at": t.reachable.multiaddrs(),
+            "seen": t.reachable.seen(),
+            "held": t.relays.held,
+            "mapped": [list(vars_of(m)) for m in t.reachable.mapper.mappings],
             "neighbours": self.directory.neighbours,
-        }  # fmt: skip
+        }
 
     async def do_way(self, peer: str) -> dict[str, Any]:
         who = PeerId(peer)
@@ -153,7 +189,13 @@ class Peer:
         link = self.transport.peers()[who]
         line = self.transport._lines.line(who)
         token = line.met.token if line is not None else ""
-        return {"path": link.path, "via": link.via, "rtt_s": rtt, "tried": self.transport.tried(who), "token": token}
+        return {
+            "path": link.path,
+            "via": link.via,
+            "rtt_s": rtt,
+            "tried": self.transport.tried(who),
+            "token": token,
+        }
 
     async def do_fetch(self, peer: str, bytes: int) -> dict[str, Any]:
         who, digest, count = PeerId(peer), hashlib.sha256(), 0
@@ -178,7 +220,10 @@ class Peer:
         if self.evil is None:
             return {"error": "this relay is an honest one"}
         self.evil.active = active
-        return {"seen": self.evil.seen.hex()[:200_000], "answers": [len(a) for a in self.evil.answers]}
+        return {
+            "seen": self.evil.seen.hex()[:200_000],
+            "answers": [len(a) for a in self.evil.answers],
+        }
 
     async def do_reads(self, seconds: float) -> dict[str, Any]:
         end, found = time.monotonic() + seconds, []
@@ -197,7 +242,12 @@ def vars_of(mapping: Any) -> tuple[Any, ...]:
 async def main() -> None:
     peer = Peer(json.loads(sys.argv[1]))
     await peer.start()
-    print(json.dumps({"peer": peer.identity.peer_id, "addresses": peer.transport.reachable.multiaddrs()}), flush=True)
+    print(
+        json.dumps(
+            {"peer": peer.identity.peer_id, "addresses": peer.transport.reachable.multiaddrs()}
+        ),
+        flush=True,
+    )
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         print(json.dumps(await peer.do(json.loads(line))), flush=True)

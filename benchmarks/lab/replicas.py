@@ -1,7 +1,9 @@
-"""Replicas of one small decoder in one process, trained on the same text under any averaging strategy of the daemon.
+"""Replicas of one small decoder in one process, trained on the same text under any averaging
+strategy of the daemon.
 
-Every replica has its own samples, its own AdamW and, between rounds, its own parameters: rows of one matrix. What a round
-does to the rows is decided by ``node.averaging``; bytes are those of its formats, time is that of a simulated line.
+Every replica has its own samples, its own AdamW and, between rounds, its own parameters: rows of
+one matrix. What a round does to the rows is decided by ``node.averaging``; bytes are those of its
+formats, time is that of a simulated line.
 """
 
 from __future__ import annotations
@@ -17,7 +19,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from node.averaging.codecs import Feedback, settle
-from node.averaging.diloco import OuterState, due, fragments, merged, mixed, outer_step, pseudo_gradient
+from node.averaging.diloco import (
+    OuterState,
+    due,
+    fragments,
+    merged,
+    mixed,
+    outer_step,
+    pseudo_gradient,
+)
 from node.averaging.formats import nbytes_of
 from node.averaging.outer import OuterSettings, strategy_of
 from node.averaging.strategy import Edges, Groups, mixing
@@ -41,7 +51,8 @@ class Line:
     step_s: float = 0.1
 
     def round_s(self, busiest: float) -> float:
-        """A reduce-scatter and an all-gather, or a push and a pull; ``busiest`` bytes in one direction of the busiest line."""
+        """A reduce-scatter and an all-gather, or a push and a pull; ``busiest`` bytes in one
+        direction of the busiest line."""
         return 2 * self.latency + busiest / self.rate
 
 
@@ -55,13 +66,16 @@ class Task:
     lr: float = 3e-3
     seed: int = 0
     model: ModelSettings = field(
-        default_factory=lambda: ModelSettings(layers=2, d_model=48, heads=2, kv_heads=2, d_ff=128, vocab=259, seq_len=32)
+        default_factory=lambda: ModelSettings(
+            layers=2, d_model=48, heads=2, kv_heads=2, d_ff=128, vocab=259, seq_len=32
+        )
     )
 
 
 @dataclass
 class Curve:
-    """``points``: (tokens of all replicas, simulated seconds, held-out loss); ``sent``: bytes of the average peer, ``tokens``: of all."""
+    """``points``: (tokens of all replicas, simulated seconds, held-out loss); ``sent``: bytes of
+    the average peer, ``tokens``: of all."""
 
     points: list[tuple[int, float, float]] = field(default_factory=list)
     sent: float = 0.0
@@ -71,7 +85,8 @@ class Curve:
 
     @property
     def loss(self) -> float:
-        """At the end: the mean of the last three looks, because one look's noise is as large as what is compared."""
+        """At the end: the mean of the last three looks, because one look's noise is as large as
+        what is compared."""
         last = [loss for _, _, loss in self.points[-3:]]
         return sum(last) / len(last)
 
@@ -86,7 +101,11 @@ class Text:
 
     def __init__(self, task: Task, home: Path) -> None:
         corpus = open_source(DataSettings(), task.model.seq_len, home)
-        self._task, self._train, self._order = task, corpus.train, SampleOrder(corpus.windows, task.seed)
+        self._task, self._train, self._order = (
+            task,
+            corpus.train,
+            SampleOrder(corpus.windows, task.seed),
+        )
         held = [self._window(corpus.held_out, i) for i in range(min(128, corpus.held_out_windows))]
         self.held_out = torch.stack(held)
 
@@ -95,25 +114,40 @@ class Text:
         t = self._task
         many = t.replicas * t.batch
         order = (self._order.sample(step * many + i) for i in range(many))
-        return torch.stack([self._window(self._train, window) for window in order]).view(t.replicas, t.batch, -1)
+        return torch.stack([self._window(self._train, window) for window in order]).view(
+            t.replicas, t.batch, -1
+        )
 
     def _window(self, tokens: np.ndarray, index: int) -> Tensor:
         begin = index * self._task.model.seq_len
-        return torch.from_numpy(tokens[begin : begin + self._task.model.seq_len + 1].astype(np.int64))
+        return torch.from_numpy(
+            tokens[begin : begin + self._task.model.seq_len + 1].astype(np.int64)
+        )
 
 
 class Adam:
-    """AdamW (arXiv 1711.05101) on every row by itself, with linear warm-up, a cosine to a tenth, and norms clipped at 1."""
+    """AdamW (arXiv 1711.05101) on every row by itself, with linear warm-up, a cosine to a tenth,
+    and norms clipped at 1."""
 
     def __init__(self, like: Tensor, task: Task, scale: float = 1.0) -> None:
-        self.m, self.v, self._task, self._scale = torch.zeros_like(like), torch.zeros_like(like), task, scale
+        self.m, self.v, self._task, self._scale = (
+            torch.zeros_like(like),
+            torch.zeros_like(like),
+            task,
+            scale,
+        )
         self.steps = torch.zeros(len(like), 1)
 
     def step(self, rows: Tensor, gradients: Tensor, progress: float) -> None:
         """In place, the first ``len(rows)`` rows, at ``progress`` (0 to 1) through the training."""
         n = len(rows)
         m, v, steps = self.m[:n], self.v[:n], self.steps[:n].add_(1)
-        lr = self._task.lr * self._scale * min(1.0, progress / 0.03 + 0.02) * (0.55 + 0.45 * math.cos(math.pi * progress))
+        lr = (
+            self._task.lr
+            * self._scale
+            * min(1.0, progress / 0.03 + 0.02)
+            * (0.55 + 0.45 * math.cos(math.pi * progress))
+        )
         gradients = gradients * (1.0 / (gradients.norm(dim=1, keepdim=True) + 1e-6)).clamp_(max=1.0)
         m.lerp_(gradients, 0.1)
         v.mul_(0.95).addcmul_(gradients, gradients, value=0.05)
@@ -122,7 +156,8 @@ class Adam:
 
 
 class Replicas:
-    """All replicas' parameters as rows, and one forward pass for all: ``node.model``'s decoder with one more dimension."""
+    """All replicas' parameters as rows, and one forward pass for all: ``node.model``'s decoder with
+    one more dimension."""
 
     def __init__(self, task: Task, text: Text) -> None:
         module = Unsplit(task.model)
@@ -137,7 +172,10 @@ class Replicas:
     def named(self, rows: Tensor) -> dict[str, Tensor]:
         """Views of one row [V], or of several [R, V], by parameter."""
         parts = rows.split([shape.numel() for shape in self.names.values()], dim=-1)
-        return {n: part.view(*rows.shape[:-1], *shape) for (n, shape), part in zip(self.names.items(), parts, strict=True)}
+        return {
+            n: part.view(*rows.shape[:-1], *shape)
+            for (n, shape), part in zip(self.names.items(), parts, strict=True)
+        }
 
     def losses(self, rows: Tensor, tokens: Tensor) -> Tensor:
         """Mean loss [R] of every row on its own token ids [R, B, T + 1]."""
@@ -156,15 +194,26 @@ class Replicas:
         for i in range(m.layers):
             at = f"model.layers.{i}."
             n = norm(h, at + "input_layernorm.weight")
-            q, k, v = (linear(n, f"{at}self_attn.{w}_proj.weight").view(R * B, T, m.heads, -1) for w in "qkv")
+            q, k, v = (
+                linear(n, f"{at}self_attn.{w}_proj.weight").view(R * B, T, m.heads, -1)
+                for w in "qkv"
+            )
             q, k, v = (t.transpose(1, 2) for t in (rotate(q, cos, sin), rotate(k, cos, sin), v))
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(R, B * T, -1)
+            out = (
+                F.scaled_dot_product_attention(q, k, v, is_causal=True)
+                .transpose(1, 2)
+                .reshape(R, B * T, -1)
+            )
             h = h + linear(out, at + "self_attn.o_proj.weight")
             n = norm(h, at + "post_attention_layernorm.weight")
-            gated = F.silu(linear(n, at + "mlp.gate_proj.weight")) * linear(n, at + "mlp.up_proj.weight")
+            gated = F.silu(linear(n, at + "mlp.gate_proj.weight")) * linear(
+                n, at + "mlp.up_proj.weight"
+            )
             h = h + linear(gated, at + "mlp.down_proj.weight")
         logits = linear(norm(h, "model.norm.weight"), "lm_head.weight")
-        loss = F.cross_entropy(logits.reshape(R * B * T, -1), tokens[:, :, 1:].reshape(-1), reduction="none")
+        loss = F.cross_entropy(
+            logits.reshape(R * B * T, -1), tokens[:, :, 1:].reshape(-1), reduction="none"
+        )
         return loss.view(R, -1).mean(1)
 
     def gradients(self, rows: Tensor, tokens: Tensor) -> Tensor:
@@ -199,11 +248,15 @@ def data_parallel(task: Task, text: Text, line: Line) -> Curve:
 
 
 def pushed(task: Task, text: Text, line: Line, *, locked: bool) -> Curve:
-    """A server that steps on every push, a fraction of the rate each, without a barrier. Not ``locked``: half of a push may
-    be missing in what its sender pulls."""
+    """A server that steps on every push, a fraction of the rate each, without a barrier. Not
+    ``locked``: half of a push may be missing in what its sender pulls."""
     r = Replicas(task, text)
     n, server = task.replicas, r.rows[:1].clone()
-    inner, half, whole = Adam(server, task, 1 / task.replicas), r.numbers // 2, nbytes_of(r.numbers, "fp32")
+    inner, half, whole = (
+        Adam(server, task, 1 / task.replicas),
+        r.numbers // 2,
+        nbytes_of(r.numbers, "fp32"),
+    )
     dice = np.random.RandomState(task.seed)
     for step in range(task.steps):
         r.look(server[0], step)
@@ -215,15 +268,16 @@ def pushed(task: Task, text: Text, line: Line, *, locked: bool) -> Curve:
             if not locked:
                 r.rows[i, half:] = before[0, half:]
         r.curve.sent += 2 * whole * (n - 1) / n
-        # All lines end at the server's, which carries everybody's pushes; nobody waits for anybody else.
+        # All lines end at the server's, which carries everybody's pushes; nobody waits for anybody
+        # else.
         r.curve.seconds += max(line.step_s + line.round_s(whole), (n - 1) * whole / line.rate)
     r.look(server[0], task.steps)
     return r.curve
 
 
 def rounds(task: Task, text: Text, line: Line, s: OuterSettings, *, slow: int = 0) -> Curve:
-    """Training alone, and a round of ``s`` every ``s.every`` steps. The last ``slow`` replicas do half as many steps;
-    what they contribute weighs half, and nobody waits for them."""
+    """Training alone, and a round of ``s`` every ``s.every`` steps. The last ``slow`` replicas do
+    half as many steps; what they contribute weighs half, and nobody waits for them."""
     r = Replicas(task, text)
     inner = Adam(r.rows, task)
     play = _states if s.carries == "state" else _deltas if s.carries == "deltas" else _parameters
@@ -299,7 +353,8 @@ def _deltas(r: Replicas, s: OuterSettings, line: Line, slow: int) -> Callable[[i
 
 
 def _states(r: Replicas, s: OuterSettings, line: Line, slow: int) -> Callable[[int], None]:
-    """DiLoCo over groups that are a part of all: each steps alone, then anchors and momenta are averaged."""
+    """DiLoCo over groups that are a part of all: each steps alone, then anchors and momenta are
+    averaged."""
     states = [OuterState.begin(r.named(row)) for row in r.rows]
     strategy, alive = strategy_of(s), np.ones(r.task.replicas, bool)
 
@@ -308,7 +363,10 @@ def _states(r: Replicas, s: OuterSettings, line: Line, slow: int) -> Callable[[i
         if step % s.every:
             return
         meeting = strategy.meet(len(alive), step // s.every - 1, r.task.seed)
-        stepped = [outer_step(a, pseudo_gradient(a, r.named(row)), s) for a, row in zip(states, r.rows, strict=True)]
+        stepped = [
+            outer_step(a, pseudo_gradient(a, r.named(row)), s)
+            for a, row in zip(states, r.rows, strict=True)
+        ]
         shares = [[(j, float(w)) for j, w in enumerate(row) if w] for row in mixing(meeting, alive)]
         states = [merged([stepped[j] for j, _ in share], [w for _, w in share]) for share in shares]
         for state, row in zip(states, r.rows, strict=True):
@@ -318,8 +376,11 @@ def _states(r: Replicas, s: OuterSettings, line: Line, slow: int) -> Callable[[i
     return after
 
 
-def _charge(r: Replicas, line: Line, s: OuterSettings, meeting: object, numbers: int, hidden: float = 0.0) -> None:
-    """Bytes and time of one round of ``numbers`` numbers; ``hidden`` seconds of it pass while steps go on."""
+def _charge(
+    r: Replicas, line: Line, s: OuterSettings, meeting: object, numbers: int, hidden: float = 0.0
+) -> None:
+    """Bytes and time of one round of ``numbers`` numbers; ``hidden`` seconds of it pass while steps
+    go on."""
     whole = nbytes_of(numbers, s.codec)
     if isinstance(meeting, Edges):
         sent = whole * len(meeting.source) / r.task.replicas

@@ -1,5 +1,5 @@
-"""A member of a round that misbehaves on the wire: real frames in both directions, bent as a :class:`Lie` says.
-Never: the engine's own member or owner, which would not let it lie."""
+"""A member of a round that misbehaves on the wire: real frames in both directions, bent as a
+:class:`Lie` says. Never: the engine's own member or owner, which would not let it lie."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ def _same_frames(frames: Frames) -> Frames:
 
 @dataclass(frozen=True)
 class Lie:
-    """``bend``: what becomes of every tensor, which is announced as it then is; ``cut``: of the frames behind a head; both in every
-    group from ``since`` on. ``tokens``: what it claims, 0 for the truth. ``silent``: opens no exchange and answers none; ``stalls``:
-    says no more after its last frame, but hangs on. ``owns``: it owns parts too, and answers as it gives."""
+    """``bend``: what becomes of every tensor, which is announced as it then is; ``cut``: of the
+    frames behind a head; both in every group from ``since`` on. ``tokens``: what it claims, 0 for
+    the truth. ``silent``: opens no exchange and answers none; ``stalls``: says no more after its
+    last frame, but hangs on. ``owns``: it owns parts too, and answers as it gives."""
 
     bend: Callable[[Tensor], Tensor] = _same_tensor
     cut: Callable[[Frames], Frames] = _same_frames
@@ -57,7 +58,9 @@ class Rogue:
         self._request: RoundRequest | None = None
         self._open = asyncio.Event()
         handler = grpc.stream_stream_rpc_method_handler(self._answer)
-        transport.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICES[0], {"Exchange": handler}),))
+        transport.server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICES[0], {"Exchange": handler}),)
+        )
 
     async def run(self, request: RoundRequest) -> None:
         """Take part until everything has been said and answered; a lie that stalls does not end."""
@@ -73,14 +76,22 @@ class Rogue:
         for group in request.groups_of(peer, SETTINGS.group_bytes):
             heads, frames = self._words([(n, given(FAULTY)[n]) for n in group.names], group.index)
             head = averaging_pb2.ContributionHead(
-                epoch=request.round.epoch, term=request.round.term, attempt=request.round.attempt, plan_hash=request.plan_hash,
-                ownership_hash=request.ownership_hash, tokens=self._lie.tokens or TOKENS[FAULTY], tensors=heads,
-                group=group.index, group_digest=group.digest,
-            )  # fmt: skip
+                epoch=request.round.epoch,
+                term=request.round.term,
+                attempt=request.round.attempt,
+                plan_hash=request.plan_hash,
+                ownership_hash=request.ownership_hash,
+                tokens=self._lie.tokens or TOKENS[FAULTY],
+                tensors=heads,
+                group=group.index,
+                group_digest=group.digest,
+            )
             try:
                 channel = await self._transport.channel(peer)
                 first = averaging_pb2.Contribution(head=head).SerializeToString()
-                call = channel.stream_stream(f"/{SERVICES[0]}/Exchange")(self._spoken([first, *frames], group.index))
+                call = channel.stream_stream(f"/{SERVICES[0]}/Exchange")(
+                    self._spoken([first, *frames], group.index)
+                )
                 answer = averaging_pb2.Fresh.FromString(await anext(aiter(call)))
                 if answer.WhichOneof("part") == "refusal":
                     self.told[owner] = averaging_pb2.RefusalKind.Name(answer.refusal.kind)
@@ -95,7 +106,9 @@ class Rogue:
                 self.told[owner] = "hung up"
                 return
 
-    async def _answer(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+    async def _answer(
+        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> None:
         """What it owns, made of everybody's contributions, in the format of its lies."""
         await self._open.wait()
         if self._lie.silent or self._request is None:
@@ -107,9 +120,13 @@ class Rogue:
             left -= len(parcel.payload(await anext(requests)))
         group = self._request.groups_of(FAULTY, SETTINGS.group_bytes)[head.group]
         heads, frames = self._words([(n, truth(n, MEMBERS)) for n in group.names], group.index)
-        made = averaging_pb2.Made(tensors=len(heads), tokens=sum(TOKENS.values()), contributors=MEMBERS)
+        made = averaging_pb2.Made(
+            tensors=len(heads), tokens=sum(TOKENS.values()), contributors=MEMBERS
+        )
         fresh = averaging_pb2.FreshHead(tensors=heads, made=[made])
-        async for message in self._spoken([averaging_pb2.Fresh(head=fresh).SerializeToString(), *frames], group.index):
+        async for message in self._spoken(
+            [averaging_pb2.Fresh(head=fresh).SerializeToString(), *frames], group.index
+        ):
             await context.write(message)
 
     def _words(self, parts: Sequence[tuple[str, Tensor]], group: int) -> tuple[list, Frames]:

@@ -1,6 +1,7 @@
 """What can happen to a swarm, one small object each: what is done to it, and what may come of it.
 
-The swarm has two ends peers and two replicas of each of three block stages, each on a host of its own.
+The swarm has two ends peers and two replicas of each of three block stages, each on a host of its
+own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from benchmarks.lab.faults import Unavailable, fill
 from benchmarks.lab.fleet import Hang, Peer
 
 KILLED_S, SILENT_S, RECOVER_S = 2.0, 5.0, 10.0
-"""Targets: until a killed process, and until a silent one, is noticed; from there to the next commit."""
+"""Targets: until a killed process, and until a silent one, is noticed; from there to the next
+commit."""
 HOLD_S = 10.0
 """How long a pause or a cut lasts."""
 NODES = (2, 2, 2, 2)
@@ -24,8 +26,8 @@ SMALL_DISK = "stage-3-1"
 
 @dataclass
 class Strike:
-    """What was done: when, to whom (labels), how it is undone, and how long it stays before that. ``apart``: those whose
-    commits are of a history of their own meanwhile."""
+    """What was done: when, to whom (labels), how it is undone, and how long it stays before that.
+    ``apart``: those whose commits are of a history of their own meanwhile."""
 
     at: float
     victims: tuple[str, ...]
@@ -37,10 +39,11 @@ class Strike:
 
 @dataclass(frozen=True)
 class Scenario:
-    """``detect_s``, ``recover_s``: the targets, None when nobody need notice, and when daemons have to start first.
+    """``detect_s``, ``recover_s``: the targets, None when nobody need notice, and when daemons have
+    to start first.
 
-    ``again`` and ``abandoned``: most epochs that may be lost after their commit, and before; ``again`` None: counted, and no
-    promise. ``twins``: the victims' own words count too.
+    ``again`` and ``abandoned``: most epochs that may be lost after their commit, and before;
+    ``again`` None: counted, and no promise. ``twins``: the victims' own words count too.
     """
 
     name: str
@@ -53,7 +56,7 @@ class Scenario:
     twins: bool = False
 
 
-# ---------------------------------------------------------------- the deeds
+# ------------------------------------------------------------ the deeds
 
 
 def _kill(*peers: Peer) -> Strike:
@@ -86,7 +89,9 @@ def _pause(a: Arena, victim: Peer) -> Strike:
     victim.close()
     at = time.time()
     victim.signal(signal.SIGSTOP, family=True)
-    return Strike(at, (victim.label,), lambda: victim.signal(signal.SIGCONT, family=True), _until(at + HOLD_S))
+    return Strike(
+        at, (victim.label,), lambda: victim.signal(signal.SIGCONT, family=True), _until(at + HOLD_S)
+    )
 
 
 def _p2pd(a: Arena) -> Strike:
@@ -141,7 +146,9 @@ def _full_disk(a: Arena) -> Strike:
 
     def told() -> None:
         a.wait(
-            "the full disk to be told", lambda: [e for e in victim.told() if e.kind == "checkpoint-failed" and e.at >= at], 60.0
+            "the full disk to be told",
+            lambda: [e for e in victim.told() if e.kind == "checkpoint-failed" and e.at >= at],
+            60.0,
         )
         a.epochs(3, 60.0)
 
@@ -160,7 +167,9 @@ def _short_of_memory(a: Arena) -> Strike:
 
     a.limits.memory(victim.pid, 1 << 20)
     a.wait("the kernel to kill it", dead, 60.0)
-    return Strike(lived, (victim.label,), a.limits.lift, notes={"killed_after_s": round(lived - began, 1)})
+    return Strike(
+        lived, (victim.label,), a.limits.lift, notes={"killed_after_s": round(lived - began, 1)}
+    )
 
 
 def _partition(a: Arena) -> Strike:
@@ -177,7 +186,13 @@ def _partition(a: Arena) -> Strike:
 
 
 def _everybody(a: Arena) -> Strike:
-    a.wait("checkpoints", lambda: all(any(e.kind == "checkpoint-written" for e in p.told()) for p in a.peers.values()), 120.0)
+    a.wait(
+        "checkpoints",
+        lambda: all(
+            any(e.kind == "checkpoint-written" for e in p.told()) for p in a.peers.values()
+        ),
+        120.0,
+    )
     strike = _kill(*a.peers.values())
     for peer in a.peers.values():
         peer.start()
@@ -224,30 +239,96 @@ def network(a: Arena):
     return a.wan
 
 
-# ---------------------------------------------------------------- the table
+# ------------------------------------------------------------ the table
 
 SCENARIOS: tuple[Scenario, ...] = (
-    Scenario("kill-stage-run", "kill -9 of a stage peer while micro-batches run", _in_phase("run"), KILLED_S),
-    Scenario("kill-stage-round", "kill -9 of a stage peer in the round", _in_phase("average"), KILLED_S),
-    Scenario("kill-leader", "kill -9 of the leader", lambda a: _kill(a.leader()), KILLED_S),
-    Scenario("kill-ends", "kill -9 of the ends peer that does not lead", lambda a: _kill(_other_ends(a)), KILLED_S),
-    Scenario("pause-stage", "a stage peer stands still for 10 s", lambda a: _pause(a, a.peers["stage-1-0"]), SILENT_S),
-    Scenario("pause-leader", "the leader stands still for 10 s", lambda a: _pause(a, a.leader()), SILENT_S),
-    Scenario("kill-p2pd", "kill -9 of one peer's p2pd alone", _p2pd, twins=True),
-    Scenario("cut-both-ways", "no packet to or from one peer for 10 s", lambda a: _cut(a, ("stage-2-1",)), SILENT_S),
-    Scenario("cut-outward", "no packet from one peer for 10 s", lambda a: _cut(a, ("stage-3-0",), inward=False), SILENT_S),
-    Scenario("cut-inward", "no packet to one peer for 10 s", lambda a: _cut(a, ("stage-3-0",), outward=False), SILENT_S),
-    Scenario("slow-link", "one peer's bandwidth falls from 20 to 2 Mbit/s", _slow_link, abandoned=0, twins=True),
-    Scenario("far-apart", "80 ms and 1% loss on every link", _far, abandoned=0, twins=True),
-    Scenario("disk-full", "no room for one peer's checkpoints", _full_disk, abandoned=0, twins=True),
-    Scenario("out-of-memory", "the kernel kills a peer that is out of memory", _short_of_memory, KILLED_S),
     Scenario(
-        "half-at-once", "kill -9 of one replica of every stage at once",
-        lambda a: _kill(_other_ends(a), *(a.peers[f"stage-{s}-1"] for s in (1, 2, 3))), KILLED_S,
+        "kill-stage-run",
+        "kill -9 of a stage peer while micro-batches run",
+        _in_phase("run"),
+        KILLED_S,
     ),
-    Scenario("partition", "two halves that each hold every stage; heals after 8 epochs", _partition, SILENT_S, again=None),
-    Scenario("everybody", "kill -9 of everybody, then all start again", _everybody, None, None, 6, 2, twins=True),
-    Scenario("straggler", "one peer gets a twentieth of a core", _straggler, abandoned=0, twins=True),
+    Scenario(
+        "kill-stage-round", "kill -9 of a stage peer in the round", _in_phase("average"), KILLED_S
+    ),
+    Scenario("kill-leader", "kill -9 of the leader", lambda a: _kill(a.leader()), KILLED_S),
+    Scenario(
+        "kill-ends",
+        "kill -9 of the ends peer that does not lead",
+        lambda a: _kill(_other_ends(a)),
+        KILLED_S,
+    ),
+    Scenario(
+        "pause-stage",
+        "a stage peer stands still for 10 s",
+        lambda a: _pause(a, a.peers["stage-1-0"]),
+        SILENT_S,
+    ),
+    Scenario(
+        "pause-leader",
+        "the leader stands still for 10 s",
+        lambda a: _pause(a, a.leader()),
+        SILENT_S,
+    ),
+    Scenario("kill-p2pd", "kill -9 of one peer's p2pd alone", _p2pd, twins=True),
+    Scenario(
+        "cut-both-ways",
+        "no packet to or from one peer for 10 s",
+        lambda a: _cut(a, ("stage-2-1",)),
+        SILENT_S,
+    ),
+    Scenario(
+        "cut-outward",
+        "no packet from one peer for 10 s",
+        lambda a: _cut(a, ("stage-3-0",), inward=False),
+        SILENT_S,
+    ),
+    Scenario(
+        "cut-inward",
+        "no packet to one peer for 10 s",
+        lambda a: _cut(a, ("stage-3-0",), outward=False),
+        SILENT_S,
+    ),
+    Scenario(
+        "slow-link",
+        "one peer's bandwidth falls from 20 to 2 Mbit/s",
+        _slow_link,
+        abandoned=0,
+        twins=True,
+    ),
+    Scenario("far-apart", "80 ms and 1% loss on every link", _far, abandoned=0, twins=True),
+    Scenario(
+        "disk-full", "no room for one peer's checkpoints", _full_disk, abandoned=0, twins=True
+    ),
+    Scenario(
+        "out-of-memory", "the kernel kills a peer that is out of memory", _short_of_memory, KILLED_S
+    ),
+    Scenario(
+        "half-at-once",
+        "kill -9 of one replica of every stage at once",
+        lambda a: _kill(_other_ends(a), *(a.peers[f"stage-{s}-1"] for s in (1, 2, 3))),
+        KILLED_S,
+    ),
+    Scenario(
+        "partition",
+        "two halves that each hold every stage; heals after 8 epochs",
+        _partition,
+        SILENT_S,
+        again=None,
+    ),
+    Scenario(
+        "everybody",
+        "kill -9 of everybody, then all start again",
+        _everybody,
+        None,
+        None,
+        6,
+        2,
+        twins=True,
+    ),
+    Scenario(
+        "straggler", "one peer gets a twentieth of a core", _straggler, abandoned=0, twins=True
+    ),
     Scenario("drain", "an owner is asked to leave in order", _drain, abandoned=0),
-)  # fmt: skip
+)
 QUICK = ("kill-stage-run", "pause-stage", "kill-leader", "cut-both-ways")

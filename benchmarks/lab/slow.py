@@ -1,4 +1,5 @@
-"""Reducers as their papers write them, with no care for time or memory: what the fast ones are compared with."""
+"""Reducers as their papers write them, with no care for time or memory: what the fast ones are
+compared with."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def median(v: Tensor, w: Sequence[float]) -> Tensor:
 
 
 def trimmed_mean(v: Tensor, w: Sequence[float], share: float = 0.25) -> Tensor:
-    """Yin et al., arXiv 1803.01498, definition 2, with one row at least cut at each end and one at least kept."""
+    """Yin et al., arXiv 1803.01498, definition 2, with one row at least cut at each end and one at
+    least kept."""
     n = len(v)
     cut = min(max(1, int(share * n)), (n - 1) // 2)
     return torch.sort(v, 0).values[cut : n - cut].mean(0)
@@ -37,9 +39,14 @@ def clipped_mean(v: Tensor, w: Sequence[float], clip: float = 2.0) -> Tensor:
 
 
 def centered_clip(
-    v: Tensor, w: Sequence[float], clip: float = 2.0, iterations: int = 3, center: Tensor | None = None
+    v: Tensor,
+    w: Sequence[float],
+    clip: float = 2.0,
+    iterations: int = 3,
+    center: Tensor | None = None,
 ) -> Tensor:
-    """Karimireddy et al., arXiv 2012.10333, algorithm 2, with a radius of ``clip`` median distances."""
+    """Karimireddy et al., arXiv 2012.10333, algorithm 2, with a radius of ``clip`` median
+    distances."""
     c = torch.zeros_like(v[0]) if center is None else center.clone()
     share = torch.tensor(w, dtype=v.dtype) / sum(w)
     for _ in range(iterations):

@@ -1,9 +1,11 @@
-"""One peer that averages 16 Mi numbers with others, as a process of its own: ours, hivemind's averager, or gloo. ``wire`` only sends as many bytes.
+"""One peer that averages 16 Mi numbers with others, as a process of its own: ours, hivemind's
+averager, or gloo. ``wire`` only sends as many bytes.
 
     python -m benchmarks.lab.speed {ours,tunnel,wire,gloo,hivemind} RANK WORLD PORT NUMBERS
 
-Speaks lines of JSON as benchmarks/lab/cell.py: says where it is, hears where the others are, then answers every order
-(a number format and an instant) with when it began and ended. What it has afterwards is compared with the true mean.
+Speaks lines of JSON as benchmarks/lab/cell.py: says where it is, hears where the others are, then
+answers every order (a number format and an instant) with when it began and ended. What it has
+afterwards is compared with the true mean.
 """
 
 from __future__ import annotations
@@ -80,7 +82,8 @@ class Gloo:
 
 
 class Hivemind:
-    """``DecentralizedAverager``, one for each format. The number of peers is told it, so its matchmaking waits for nobody."""
+    """``DecentralizedAverager``, one for each format. The number of peers is told it, so its
+    matchmaking waits for nobody."""
 
     def __init__(self, rank: int, world: int, port: int, count: int) -> None:
         self.rank, self.world, self.count = rank, world, count
@@ -104,12 +107,24 @@ class Hivemind:
         Uniform8BitQuantization.extract = _extract
         if self.dht is None:
             self.dht = hivemind.DHT(initial_peers=others[0], start=True)
-        formats = {"fp32": NoCompression(), "fp16": Float16Compression(), "int8": Uniform8BitQuantization()}
+        formats = {
+            "fp32": NoCompression(),
+            "fp16": Float16Compression(),
+            "int8": Uniform8BitQuantization(),
+        }
         for codec, compression in formats.items():
             averager = DecentralizedAverager(
-                [torch.zeros(self.count)], self.dht, start=True, prefix=f"speed-{codec}", target_group_size=self.world,
-                min_group_size=self.world, min_matchmaking_time=1.0, request_timeout=0.5, compression=compression, bandwidth=1e9,
-            )  # fmt: skip
+                [torch.zeros(self.count)],
+                self.dht,
+                start=True,
+                prefix=f"speed-{codec}",
+                target_group_size=self.world,
+                min_group_size=self.world,
+                min_matchmaking_time=1.0,
+                request_timeout=0.5,
+                compression=compression,
+                bandwidth=1e9,
+            )
             self.averagers[codec] = averager, []
 
     def ready(self, codec: str) -> None:
@@ -145,16 +160,22 @@ def _extract(self: Any, serialized_tensor: Any) -> torch.Tensor:
     size = int(np.frombuffer(data, count=1, dtype=np.int64)[0])
     codebook = torch.as_tensor(np.frombuffer(data, offset=8, count=size, dtype=np.float32).copy())
     places = np.frombuffer(data, offset=8 + 4 * size, dtype=np.uint8)
-    return codebook[torch.as_tensor(places, dtype=torch.int64).reshape(tuple(serialized_tensor.size))]
+    return codebook[
+        torch.as_tensor(places, dtype=torch.int64).reshape(tuple(serialized_tensor.size))
+    ]
 
 
 class Ours:
-    """The cell's round as the daemon runs it; the mean itself is what an owner gives back, in the format it came in."""
+    """The cell's round as the daemon runs it; the mean itself is what an owner gives back, in the
+    format it came in."""
 
     def __init__(self, rank: int, world: int, port: int, count: int, tunnel: bool = False) -> None:
         keep_freed()  # as a daemon does
         self.rank, self.tunnel, self.epoch = rank, tunnel, 0
-        self.shapes = {f"part.{i:03}": (min(PART, count - start),) for i, start in enumerate(range(0, count, PART))}
+        self.shapes = {
+            f"part.{i:03}": (min(PART, count - start),)
+            for i, start in enumerate(range(0, count, PART))
+        }
         parts = numbers_of(rank, count).split(PART)
         self.given = dict(zip(self.shapes, parts, strict=True))
         self.fresh: dict[str, torch.Tensor] = {}
@@ -177,9 +198,13 @@ class Ours:
         from node.transport.settings import TransportSettings
 
         self.transport = Transport(
-            Identity.ephemeral(), TransportSettings(host="127.0.0.1", force_tunnel=self.tunnel), Journal(clock=SystemClock()), Metrics(),
-            lambda: Facts("a" * 64, "bench", "0", b""), lambda peer, hello: None,
-        )  # fmt: skip
+            Identity.ephemeral(),
+            TransportSettings(host="127.0.0.1", force_tunnel=self.tunnel),
+            Journal(clock=SystemClock()),
+            Metrics(),
+            lambda: Facts("a" * 64, "bench", "0", b""),
+            lambda peer, hello: None,
+        )
         self._serve()
         await self.transport.start()
         while not self.transport.p2p.addresses():  # noqa: ASYNC110
@@ -190,7 +215,9 @@ class Ours:
         from node.averaging.service import CellRound
         from node.averaging.settings import AveragingSettings
 
-        self.cell = CellRound(self.transport, AveragingSettings(round_timeout_s=60.0, quarantine=0.0))
+        self.cell = CellRound(
+            self.transport, AveragingSettings(round_timeout_s=60.0, quarantine=0.0)
+        )
 
     def meet(self, others: list[Any]) -> None:
         from node.core.ids import PeerId
@@ -202,7 +229,8 @@ class Ours:
         self._do(self._greet())
 
     async def _greet(self) -> None:
-        """Dial everybody before the clock runs. On a busy machine a first dial may fail, and p2pd backs off from the next."""
+        """Dial everybody before the clock runs. On a busy machine a first dial may fail, and p2pd
+        backs off from the next."""
         from node.core.errors import PeerFault
 
         for peer in self.peers:
@@ -230,10 +258,20 @@ class Ours:
         owners = assign_units(units, [(p, 1.0) for p in self.peers])
         met = time.monotonic() - began
         request = RoundRequest(
-            round=RoundId(self.epoch, 1, 0), plan_hash="plan", members=tuple(self.peers), listeners=frozenset(), owners=owners,
-            ownership_hash="owners", shapes=self.shapes, gradients=self.given, tokens=1, deadline_s=60.0, up=codec, down=codec,
+            round=RoundId(self.epoch, 1, 0),
+            plan_hash="plan",
+            members=tuple(self.peers),
+            listeners=frozenset(),
+            owners=owners,
+            ownership_hash="owners",
+            shapes=self.shapes,
+            gradients=self.given,
+            tokens=1,
+            deadline_s=60.0,
+            up=codec,
+            down=codec,
             summed=False,
-        )  # fmt: skip
+        )
         outcome = await self.cell.run(request, None)
         self.cell.forget(self.epoch)
         if not outcome.complete or len(outcome.contributors) != len(self.peers):
@@ -254,7 +292,8 @@ class Ours:
 
 
 class Wire(Ours):
-    """The same bytes both ways over the same connections, in as large messages with nothing in them: what gRPC and TLS take alone."""
+    """The same bytes both ways over the same connections, in as large messages with nothing in
+    them: what gRPC and TLS take alone."""
 
     METHOD = "/tutti.bench.Wire/Exchange"
 
@@ -263,7 +302,9 @@ class Wire(Ours):
 
         service, _, name = self.METHOD[1:].partition("/")
         handlers = {name: grpc.stream_stream_rpc_method_handler(self._exchange)}
-        self.transport.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+        self.transport.server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(service, handlers),)
+        )
 
     async def _exchange(self, requests: Any, context: Any) -> None:
         first = await anext(aiter(requests))
@@ -338,7 +379,13 @@ def main() -> None:
             sys.stdin.readline()
             result = peer.result(codec)
             off = float((result - exact).norm() / exact.norm())
-            _say({"off": off, "digest": int(result.view(torch.int32).sum(dtype=torch.int64)), "fine": off <= TOLERANCE[codec]})
+            _say(
+                {
+                    "off": off,
+                    "digest": int(result.view(torch.int32).sum(dtype=torch.int64)),
+                    "fine": off <= TOLERANCE[codec],
+                }
+            )
             del result
     finally:
         peer.close()

@@ -1,16 +1,20 @@
-"""Strangers in an open run, as one process: each with a key of its own, the real transport and directory, and a tongue.
+"""Strangers in an open run, as one process: each with a key of its own, the real transport and
+directory, and a tongue.
 
-argv: one JSON object {home, manifest, join: [multiaddr, ...], below: PeerId, stages: [0, 1, 2, ...]}: one stranger for each stage,
-the first of them with a PeerId ground to be smaller than ``below``. Nobody of them has data or parameters.
-Prints one JSON object {peers: [...]} when they are in the directory, then one for every command read from its standard input:
+argv: one JSON object {home, manifest, join: [multiaddr, ...], below: PeerId, stages: [0, 1, 2,
+...]}: one stranger for each stage, the first of them with a PeerId ground to be smaller than
+``below``. Nobody of them has data or parameters. Prints one JSON object {peers: [...]} when they
+are in the directory, then one for every command read from its standard input:
 
     {"do": "look"}                            -> {peers: how many others each of them sees}
-    {"do": "keep"}                            -> {kept: epoch}: a plan of the honest leader is fetched and kept for later
+    {"do": "keep"}                            -> {kept: epoch}: a plan of the honest leader is
+                                              fetched and kept for later
     {"do": "attack", "kind": K, "seconds": s} -> {sent, accepted, refused, heard: {answer: times}}
 
-Kinds: "term" (plans of term 2^62), "no-paths" (plans that end the run), "tokens" (heartbeats of a history with 2^53 tokens, then of one
-with as many as the run's epochs can have), "leads" (the ground key says that it leads, the others that they follow it, and it plans),
-"replays" (the plan that was kept, as it was and under a signature of their own).
+Kinds: "term" (plans of term 2^62), "no-paths" (plans that end the run), "tokens" (heartbeats of a
+history with 2^53 tokens, then of one with as many as the run's epochs can have), "leads" (the
+ground key says that it leads, the others that they follow it, and it plans), "replays" (the plan
+that was kept, as it was and under a signature of their own).
 """
 
 from __future__ import annotations
@@ -67,22 +71,34 @@ class Stranger:
     """One of them."""
 
     def __init__(self, home: Path, identity: Identity, manifest: Manifest, stage: int) -> None:
-        self.identity, self.me, self.manifest, self.stage = identity, identity.peer_id, manifest, stage
+        self.identity, self.me, self.manifest, self.stage = (
+            identity,
+            identity.peer_id,
+            manifest,
+            stage,
+        )
         self.leads, self.follows, self.epoch = False, "", 0
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.journal, self.clock = Journal([JsonlSink(home / "events.jsonl")]), SystemClock()
         self.transport = Transport(
-            identity, TransportSettings(host="127.0.0.1"), self.journal, Metrics(),
-            lambda: Facts(manifest.run_id, home.name, VERSION), lambda peer, hello: None,
-        )  # fmt: skip
+            identity,
+            TransportSettings(host="127.0.0.1"),
+            self.journal,
+            Metrics(),
+            lambda: Facts(manifest.run_id, home.name, VERSION),
+            lambda peer, hello: None,
+        )
         rpc.add_TrainingServicer_to_server(Agrees(), self.transport.server)
         settings = DirectorySettings(refresh_s=1.0)
         self.directory = Directory(identity, settings, self.clock, manifest.run_id, self.journal)
         self.presence = Presence(
-            self.me, self.directory, self.clock, 1.0,
+            self.me,
+            self.directory,
+            self.clock,
+            1.0,
             lambda peer, body: self.transport.learn(peer, body.maddrs),
             lambda name, error: self.journal.emit("lab", "failed", f"{name}: {error!r}", "error"),
-        )  # fmt: skip
+        )
 
     async def start(self, join: list[str]) -> None:
         await self.transport.start(join)
@@ -92,9 +108,17 @@ class Stranger:
 
     def body(self) -> PeerBody:
         return PeerBody(
-            self.stage, "stage" if self.stage else "ends", "training", self.epoch, "stranger", VERSION, speed=1.0,
-            maddrs=tuple(self.transport.reachable.multiaddrs()), leads=self.leads, follows=self.follows,
-        )  # fmt: skip
+            self.stage,
+            "stage" if self.stage else "ends",
+            "training",
+            self.epoch,
+            "stranger",
+            VERSION,
+            speed=1.0,
+            maddrs=tuple(self.transport.reachable.multiaddrs()),
+            leads=self.leads,
+            follows=self.follows,
+        )
 
     async def tell(self, peer: PeerId, note: pb.Note) -> str:
         """ "" when it was accepted, else the answer."""
@@ -108,7 +132,9 @@ class Stranger:
 
     def signed(self, plan: Plan) -> pb.Note:
         """Under its own signature."""
-        return notes.plan_note(plan, self.identity.sign(plan.canonical(), notes.plan_domain(self.manifest.run_id)))
+        return notes.plan_note(
+            plan, self.identity.sign(plan.canonical(), notes.plan_domain(self.manifest.run_id))
+        )
 
 
 class Band:
@@ -140,9 +166,15 @@ class Band:
     async def do_keep(self) -> dict[str, Any]:
         leader = next(p for p, b in self.honest().items() if b.leads)
         stub = rpc.TrainingStub(await self.chief.transport.channel(leader))
-        past = (await stub.History(pb.HistoryRequest(version=notes.version_note(Version(0))), timeout=ANSWER_S)).past
+        past = (
+            await stub.History(
+                pb.HistoryRequest(version=notes.version_note(Version(0))), timeout=ANSWER_S
+            )
+        ).past
         for milestone in past:
-            reply = await stub.History(pb.HistoryRequest(version=milestone.version), timeout=ANSWER_S)
+            reply = await stub.History(
+                pb.HistoryRequest(version=milestone.version), timeout=ANSWER_S
+            )
             if reply.plan:
                 plan = Plan.parse(reply.plan)
                 self.kept = (plan, leader)
@@ -153,7 +185,9 @@ class Band:
         said: Counter[str] = Counter()
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            words = getattr(self, "_" + kind.replace("-", "_"))(end - time.monotonic() < seconds / 2)
+            words = getattr(self, "_" + kind.replace("-", "_"))(
+                end - time.monotonic() < seconds / 2
+            )
             said.update(await asyncio.gather(*(who.tell(peer, note) for who, peer, note in words)))
             await asyncio.sleep(1.0)
         for one in self.all:
@@ -161,28 +195,44 @@ class Band:
             one.presence.changed()
         unheard = sum(n for text, n in said.items() if text.startswith("not heard"))
         return {
-            "sent": said.total(), "accepted": said[""], "unheard": unheard,
-            "refused": said.total() - said[""] - unheard, "heard": {text[:120]: n for text, n in said.most_common(6)},
-        }  # fmt: skip
+            "sent": said.total(),
+            "accepted": said[""],
+            "unheard": unheard,
+            "refused": said.total() - said[""] - unheard,
+            "heard": {text[:120]: n for text, n in said.most_common(6)},
+        }
 
-    # ------------------------------------------------------------ what they say
+    # ----------------------------------------------------------- what they say
 
-    def _plan(self, who: Stranger, term: int, *, works: bool = True, epoch: int | None = None) -> Plan:
+    def _plan(
+        self, who: Stranger, term: int, *, works: bool = True, epoch: int | None = None
+    ) -> Plan:
         """Of everybody, by what their records say; nobody owns anything."""
         there = self.honest()
-        members = tuple(Member(p, b.stage) for p, b in sorted([*there.items(), (who.me, who.body())]))
+        members = tuple(
+            Member(p, b.stage) for p, b in sorted([*there.items(), (who.me, who.body())])
+        )
         newest = max((b.epoch for b in there.values()), default=0) if epoch is None else epoch
         firsts = {b.stage: p for p, b in sorted(there.items(), reverse=True)}
-        hops = tuple(Hop(s, firsts[s]) for s in range(1, self.manifest.pipeline.stages + 1) if s in firsts)
+        hops = tuple(
+            Hop(s, firsts[s]) for s in range(1, self.manifest.pipeline.stages + 1) if s in firsts
+        )
         path = Way(0, who.me, tuple(range(self.manifest.pipeline.micro_batch)), hops)
         return Plan(newest, term, who.me, members, (path,) if works else (), {}, lineage=FAKE)
 
     def _term(self, late: bool) -> list[tuple[Stranger, PeerId, pb.Note]]:
-        return [(one, p, one.signed(self._plan(one, 2**62))) for one in self.all for p in self.honest()]
+        return [
+            (one, p, one.signed(self._plan(one, 2**62))) for one in self.all for p in self.honest()
+        ]
 
     def _no_paths(self, late: bool) -> list[tuple[Stranger, PeerId, pb.Note]]:
         plans = [
-            (one, self._plan(one, 10**6, works=False, epoch=self.manifest.training.epochs if late else None))
+            (
+                one,
+                self._plan(
+                    one, 10**6, works=False, epoch=self.manifest.training.epochs if late else None
+                ),
+            )
             for one in self.all
         ]
         return [(one, p, one.signed(plan)) for one, plan in plans for p in self.honest()]
@@ -195,7 +245,11 @@ class Band:
         for one in self.all:
             one.epoch = epoch
             heard = ev.Heard(one.me, one.stage, Version(epoch, FAKE), "d" * 16, 1.0, (), 0, tokens)
-            found += [(one, p, notes.ready_note(heard)) for p, b in self.honest().items() if b.stage == ENDS]
+            found += [
+                (one, p, notes.ready_note(heard))
+                for p, b in self.honest().items()
+                if b.stage == ENDS
+            ]
         return found
 
     def _leads(self, late: bool) -> list[tuple[Stranger, PeerId, pb.Note]]:
@@ -210,7 +264,11 @@ class Band:
         if self.kept is None:
             raise ValueError("no plan was kept")
         plan, _ = self.kept
-        note = self.chief.signed(plan) if not late else self.chief.signed(replace(plan, leader=self.chief.me))
+        note = (
+            self.chief.signed(plan)
+            if not late
+            else self.chief.signed(replace(plan, leader=self.chief.me))
+        )
         return [(self.chief, p, note) for p in self.honest()]
 
 

@@ -30,14 +30,19 @@ class Told:
     @property
     def raw(self) -> dict[str, Any]:
         """As it stands in the file."""
-        return {name: getattr(self, name) for name in ("at", "level", "room", "kind", "text", "fields")}
+        return {
+            name: getattr(self, name) for name in ("at", "level", "room", "kind", "text", "fields")
+        }
 
     def get(self, name: str, default: Any = None) -> Any:
         return self.fields.get(name, default)
 
     def __str__(self) -> str:
         moment = time.strftime("%H:%M:%S", time.localtime(self.at))
-        return f"{moment}.{int(self.at % 1 * 1000):03d} {self.who:12} {self.level:7} {self.room}/{self.kind}: {self.text[:200]}"
+        return (
+            f"{moment}.{int(self.at % 1 * 1000):03d} {self.who:12} {self.level:7} "
+            f"{self.room}/{self.kind}: {self.text[:200]}"
+        )
 
 
 def parsed(who: str, lines: Iterable[bytes]) -> Iterator[Told]:
@@ -45,7 +50,15 @@ def parsed(who: str, lines: Iterable[bytes]) -> Iterator[Told]:
     for line in lines:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             e = json.loads(line)
-            yield Told(who, float(e["at"]), e["level"], e["room"], e["kind"], e["text"], e.get("fields") or {})
+            yield Told(
+                who,
+                float(e["at"]),
+                e["level"],
+                e["room"],
+                e["kind"],
+                e["text"],
+                e.get("fields") or {},
+            )
 
 
 def read_told(who: str, path: Path) -> list[Told]:

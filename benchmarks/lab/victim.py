@@ -1,9 +1,11 @@
-"""A member of a round in a process of its own, which ends itself with SIGKILL at a certain point of it, or stops with SIGSTOP.
+"""A member of a round in a process of its own, which ends itself with SIGKILL at a certain point of
+it, or stops with SIGSTOP.
 
     python -m benchmarks.lab.victim PHASE DEADLINE_S EPOCH
 
-It is the daemon's own round, not a copy: what stops it hangs on the words it uses. Speaks lines of JSON: says where it listens, hears
-where the others do, says that it is ready, hears that the round begins; then it dies, or is neither dead nor alive.
+It is the daemon's own round, not a copy: what stops it hangs on the words it uses. Speaks lines of
+JSON: says where it listens, hears where the others do, says that it is ready, hears that the round
+begins; then it dies, or is neither dead nor alive.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ SOME_SENT, SOME_SERVED = 10, 30
 
 
 def die(how: signal.Signals = signal.SIGKILL) -> None:
-    """At once: no handler runs. SIGKILL closes the sockets; after SIGSTOP they stay open, and the kernel still takes what comes."""
+    """At once: no handler runs. SIGKILL closes the sockets; after SIGSTOP they stay open, and the
+    kernel still takes what comes."""
     os.kill(os.getpid(), how)
 
 
@@ -58,7 +61,10 @@ def arm(phase: str, transport: MemoryTransport, exchanges: int) -> Executor | No
     if phase == "before":
         _replace(member, head_of=lambda *_: die())
     elif phase in ("sending", "frozen"):
-        _replace(member, messages=_counted(SOME_SENT, signal.SIGSTOP if phase == "frozen" else signal.SIGKILL))
+        _replace(
+            member,
+            messages=_counted(SOME_SENT, signal.SIGSTOP if phase == "frozen" else signal.SIGKILL),
+        )
     elif phase == "serving":
         _replace(owner, messages=_counted(SOME_SERVED))
     else:
@@ -71,7 +77,9 @@ def arm(phase: str, transport: MemoryTransport, exchanges: int) -> Executor | No
                 die()
 
         # An exchange is counted when its answer is here, so what went up is in the others' means.
-        transport.count = lambda peer, sent=0, received=0, plane="": done() if sent and received else None
+        transport.count = lambda peer, sent=0, received=0, plane="": (
+            done() if sent and received else None
+        )
         return Waits(done)
     return None
 
@@ -80,7 +88,9 @@ def _replace(module: ModuleType, **names: Any) -> None:
     vars(module)["parcel"] = SimpleNamespace(**(vars(parcel) | names))
 
 
-def _counted(most: int, how: signal.Signals = signal.SIGKILL) -> Callable[[Iterable[torch.Tensor], int], Iterator[bytes]]:
+def _counted(
+    most: int, how: signal.Signals = signal.SIGKILL
+) -> Callable[[Iterable[torch.Tensor], int], Iterator[bytes]]:
     said = 0
 
     def messages(parts: Iterable[torch.Tensor], size: int) -> Iterator[bytes]:

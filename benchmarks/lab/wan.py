@@ -1,11 +1,12 @@
-"""A wide-area network on one machine: network namespaces joined by a hub in user space that shapes every directed link.
+"""A wide-area network on one machine: network namespaces joined by a hub in user space that shapes
+every directed link.
 
-Needs root, /dev/net/tun and iproute2, and no module of the kernel that could be missing. Carries roughly half a Gbit/s
-in all. Host i has the address 10.88.0.(i+1); nothing leaves the machine.
+Needs root, /dev/net/tun and iproute2, and no module of the kernel that could be missing. Carries
+roughly half a Gbit/s in all. Host i has the address 10.88.0.(i+1); nothing leaves the machine.
 
     with Wan(3) as wan:
         wan.shape(0, 1, delay_s=0.04, rate_bps=100e6)     # both directions; both=False for one
-        wan.cut({0}, {1, 2})                              # a partition; both=False cuts one way; heal() undoes it
+        wan.cut({0}, {1, 2})    # a partition; both=False cuts one way; heal() undoes it
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _BURST = 64
 
 @dataclass
 class Link:
-    """One direction. Times in seconds, ``loss`` in [0, 1], rate in bits per second (0: unlimited)."""
+    """One direction. Times in seconds, ``loss`` in [0, 1], rate in bits per second (0:
+    unlimited)."""
 
     delay_s: float = 0.0
     loss: float = 0.0
@@ -190,9 +192,13 @@ def _ip(*words: str) -> None:
 
 
 def _tun_in(name: str, address: str, mtu: int) -> int:
-    """A file descriptor that is the network card of the namespace. Raises OSError, CalledProcessError."""
+    """A file descriptor that is the network card of the namespace. Raises OSError,
+    CalledProcessError."""
     libc = ctypes.CDLL(None, use_errno=True)
-    home, there = os.open("/proc/self/ns/net", os.O_RDONLY), os.open(f"{_NAMESPACES}/{name}", os.O_RDONLY)
+    home, there = (
+        os.open("/proc/self/ns/net", os.O_RDONLY),
+        os.open(f"{_NAMESPACES}/{name}", os.O_RDONLY),
+    )
     try:
         if libc.setns(there, _NEWNET):
             raise OSError(ctypes.get_errno(), f"cannot enter network namespace {name}")
@@ -206,7 +212,10 @@ def _tun_in(name: str, address: str, mtu: int) -> int:
             os.close(tun)
             raise
         # The machine's congestion control may be one that does not slow down for loss.
-        with contextlib.suppress(OSError), open("/proc/sys/net/ipv4/tcp_congestion_control", "w") as f:
+        with (
+            contextlib.suppress(OSError),
+            open("/proc/sys/net/ipv4/tcp_congestion_control", "w") as f,
+        ):
             f.write("cubic")
         return tun
     finally:

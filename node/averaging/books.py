@@ -38,8 +38,9 @@ class Stream:
 
 @dataclass(slots=True)
 class Books:
-    """One group of the current attempt. ``given``: tokens by contributor; ``present``: came for what is claimed already;
-    ``missing``: broke off. ``closes``: when its quorum has waited long enough for the others, None before there is one."""
+    """One group of the current attempt. ``given``: tokens by contributor; ``present``: came for
+    what is claimed already; ``missing``: broke off. ``closes``: when its quorum has waited long
+    enough for the others, None before there is one."""
 
     names: frozenset[str]
     contribute_by: float
@@ -51,10 +52,11 @@ class Books:
 
 @dataclass(slots=True)
 class Epoch:
-    """``claimed`` and ``fresh`` are of the whole epoch, ``served`` (how often each peer had each group) of each of its rounds, the rest
-    of the current attempt. ``idle``: came with nothing to give;
-    ``missing``: died or left; ``barred``: spoiled a contribution, or lied about one. ``stepping``: the optimizer has a group of ours.
-    Where members are in cells, each cell has one of these."""
+    """``claimed`` and ``fresh`` are of the whole epoch, ``served`` (how often each peer had each
+    group) of each of its rounds, the rest of the current attempt. ``idle``: came with nothing to
+    give; ``missing``: died or left; ``barred``: spoiled a contribution, or lied about one.
+    ``stepping``: the optimizer has a group of ours. Where members are in cells, each cell has one
+    of these."""
 
     cell: int = 0
     rounds: dict[RoundId, Opened] = field(default_factory=dict)
@@ -77,7 +79,9 @@ class Epoch:
         self.claimed |= opened.held
         self.fresh |= opened.held
         self.groups = [
-            Books(frozenset(group.names), until, {opened.me: opened.tokens} if opened.tokens else {})
+            Books(
+                frozenset(group.names), until, {opened.me: opened.tokens} if opened.tokens else {}
+            )
             for group, until in zip(opened.groups, opened.contribute_by, strict=True)
         ]
         self.idle, self.missing, self.barred, self.fault = {opened.me}, set(), set(), ""
@@ -88,7 +92,8 @@ class Epoch:
         opened = self.current
         if opened is None or not opened.cells:
             return opened is not None and opened.may_hold
-        # Who is only gone may have had something to give, and another of its cell may give it in the next attempt.
+        # Who is only gone may have had something to give, and another of its cell may give it in
+        # the next attempt.
         return opened.may_hold and opened.members - opened.listeners <= self.idle | self.barred
 
     def unclaimed(self, group: int) -> frozenset[str]:
@@ -107,7 +112,14 @@ class Epoch:
         if self.current is None:
             return frozenset()
         books = self.groups[group]
-        out = self.idle | self.missing | self.barred | books.given.keys() | books.present | books.missing
+        out = (
+            self.idle
+            | self.missing
+            | self.barred
+            | books.given.keys()
+            | books.present
+            | books.missing
+        )
         return self.current.members - self.current.listeners - out
 
     def closes(self, group: int, now: float) -> float:
@@ -118,24 +130,35 @@ class Epoch:
         # When nobody is left who may still come, nobody is waited for, however many a quorum is.
         if books.closes is None and len(books.given) >= opened.quorum:
             books.closes = now + grace(opened.grace_s, opened.spare_s, now - self.began)
-        return books.contribute_by if books.closes is None else min(books.closes, books.contribute_by)
+        return (
+            books.contribute_by if books.closes is None else min(books.closes, books.contribute_by)
+        )
 
     def wanted(self, stream: Stream) -> frozenset[str]:
-        """A contributor is answered with the parts it gave to; a listener with all of the group it asked for."""
+        """A contributor is answered with the parts it gave to; a listener with all of the group it
+        asked for."""
         began = stream.began
-        return frozenset(began.names) or frozenset(self.rounds[began.round].groups[began.group].names)
+        return frozenset(began.names) or frozenset(
+            self.rounds[began.round].groups[began.group].names
+        )
 
 
 def by_cell(opened: Opened) -> Mapping[int, Opened]:
-    """What is opened in each cell: an owner takes part in all, and gives and holds something in its own only."""
+    """What is opened in each cell: an owner takes part in all, and gives and holds something in its
+    own only."""
     if not opened.cells:
         return {0: opened}
     found: dict[int, Opened] = {}
     for cell in sorted(set(opened.cells.values())):
-        members = frozenset(p for p, at in opened.cells.items() if at == cell and p in opened.members)
+        members = frozenset(
+            p for p, at in opened.cells.items() if at == cell and p in opened.members
+        )
         mine = opened.me in members
         found[cell] = replace(
-            opened, members=members | {opened.me}, listeners=opened.listeners if mine else opened.listeners | {opened.me},
-            held=opened.held if mine else frozenset(), tokens=opened.tokens if mine else 0,
-        )  # fmt: skip
+            opened,
+            members=members | {opened.me},
+            listeners=opened.listeners if mine else opened.listeners | {opened.me},
+            held=opened.held if mine else frozenset(),
+            tokens=opened.tokens if mine else 0,
+        )
     return found

@@ -2,8 +2,9 @@
 Enters: how many members, round, seed. Leaves: who owns, and who pushes when.
 Never: the optimizer, what becomes of a push (:mod:`node.averaging.pushes`).
 
-A synchronous parameter server is a butterfly whose shares all lie with one owner; sharded, with a few. Without a barrier,
-pushes older than a bound are refused (stale-synchronous, Ho et al. 2013); Hogwild (Niu et al. 2011) also drops the lock.
+A synchronous parameter server is a butterfly whose shares all lie with one owner; sharded, with a
+few. Without a barrier, pushes older than a bound are refused (stale-synchronous, Ho et al. 2013);
+Hogwild (Niu et al. 2011) also drops the lock.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from node.averaging.strategy import Groups, Pushes, order
 
 @dataclass(frozen=True, slots=True)
 class ParameterServer:
-    """Everybody's values meet at ``shards`` members, who change with the seed only, and come back in the same round."""
+    """Everybody's values meet at ``shards`` members, who change with the seed only, and come back
+    in the same round."""
 
     shards: int = 1
     partial: bool = False
@@ -28,25 +30,31 @@ class ParameterServer:
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """No barrier: pushes are applied as they come, unless more than ``bound`` others were applied since the sender's pull."""
+    """No barrier: pushes are applied as they come, unless more than ``bound`` others were applied
+    since the sender's pull."""
 
     bound: int
     shards: int = 1
     partial: bool = True
 
     def meet(self, count: int, round: int, seed: int) -> Pushes:
-        return Pushes(order(count, seed, "pushes", round), servers(count, self.shards, seed), self.bound)
+        return Pushes(
+            order(count, seed, "pushes", round), servers(count, self.shards, seed), self.bound
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Hogwild:
-    """Neither barrier nor lock nor bound: whatever arrives is added in place, coordinate by coordinate."""
+    """Neither barrier nor lock nor bound: whatever arrives is added in place, coordinate by
+    coordinate."""
 
     shards: int = 1
     partial: bool = True
 
     def meet(self, count: int, round: int, seed: int) -> Pushes:
-        return Pushes(order(count, seed, "pushes", round), servers(count, self.shards, seed), locked=False)
+        return Pushes(
+            order(count, seed, "pushes", round), servers(count, self.shards, seed), locked=False
+        )
 
 
 def servers(count: int, shards: int, seed: int) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
-"""Differences and gradients in few bits: what one peer sends, what the others read, what the owner adopts.
-Enters: fp32 numbers. Leaves: bytes, and the numbers that everybody will have.
-Never: memory for bytes that were not counted first; parameters (see ``outer.check``): their rounding would add up.
+"""Differences and gradients in few bits: what one peer sends, what the others read, what the owner
+adopts. Enters: fp32 numbers. Leaves: bytes, and the numbers that everybody will have. Never: memory
+for bytes that were not counted first; parameters (see ``outer.check``): their rounding would add
+up.
 
 How each format lies in its bytes is in ``layouts.py``. Encoding is a function of the numbers alone.
 """
@@ -25,8 +26,9 @@ if sys.byteorder != "little":
 
 
 class Numbers(ABC):
-    """fp32 numbers of ``shape`` that need not be in memory: who goes through them has a ``PIECE`` at a time, in the processor's
-    cache, so that 32 MiB of numbers are not written and read again because 8 MiB of bytes have come."""
+    """fp32 numbers of ``shape`` that need not be in memory: who goes through them has a ``PIECE``
+    at a time, in the processor's cache, so that 32 MiB of numbers are not written and read again
+    because 8 MiB of bytes have come."""
 
     shape: tuple[int, ...]
     numbers: int
@@ -35,8 +37,8 @@ class Numbers(ABC):
 
     @abstractmethod
     def read(self, start: int, into: Tensor) -> Tensor:
-        """As many numbers from ``start`` on, a multiple of ``PIECE``, as ``into`` [numbers] has room for: there, or where they lie
-        already and must not be changed."""
+        """As many numbers from ``start`` on, a multiple of ``PIECE``, as ``into`` [numbers] has
+        room for: there, or where they lie already and must not be changed."""
 
     def pieces(self) -> Iterator[Tensor]:
         """All of them in order, fp32; each is good until the next is asked for."""
@@ -49,15 +51,17 @@ class Numbers(ABC):
         return self.read(0, torch.empty(self.numbers)).view(self.shape)
 
     def norm(self) -> float:
-        """Their 2-norm, not finite where a number is not. The same for the same numbers, whoever asks."""
+        """Their 2-norm, not finite where a number is not. The same for the same numbers, whoever
+        asks."""
         return math.hypot(*(float(torch.linalg.vector_norm(piece)) for piece in self.pieces()))
 
 
 class Coded(Numbers):
     """The numbers of a part as the bytes they came in, looked through and not opened.
 
-    Raises WireError, before anything is allocated, when there are more or fewer bytes than ``shape`` takes; and for scales,
-    places or values that no encoder writes. ValueError for an unknown codec. ``data`` must not change any more.
+    Raises WireError, before anything is allocated, when there are more or fewer bytes than
+    ``shape`` takes; and for scales, places or values that no encoder writes. ValueError for an
+    unknown codec. ``data`` must not change any more.
     """
 
     def __init__(self, data: Tensor | Buffer, shape: Sequence[int], codec: str) -> None:
@@ -65,7 +69,9 @@ class Coded(Numbers):
         expected = nbytes_of(self.numbers, codec)
         size = data.numel() if isinstance(data, Tensor) else memoryview(data).nbytes
         if size != expected:
-            raise WireError(f"{size} bytes for {self.numbers} numbers as {codec}, expected {expected}")
+            raise WireError(
+                f"{size} bytes for {self.numbers} numbers as {codec}, expected {expected}"
+            )
         raw = _aligned(data) if self.numbers else torch.empty(0, dtype=torch.uint8)
         if fault := FAULTS[codec](raw, self.numbers):
             raise WireError(fault)
@@ -74,7 +80,8 @@ class Coded(Numbers):
 
     @classmethod
     def of(cls, tensor: Tensor) -> Coded:
-        """Numbers that travel as they are, or not at all: the same memory if they are fp32, contiguous and on the CPU."""
+        """Numbers that travel as they are, or not at all: the same memory if they are fp32,
+        contiguous and on the CPU."""
         return cls(_flat(tensor).view(torch.uint8), tensor.shape, "fp32")
 
     def read(self, start: int, into: Tensor) -> Tensor:
@@ -93,7 +100,8 @@ class Coded(Numbers):
 
 
 class Rounded(Numbers):
-    """Numbers of ours as others would have them if they got them in ``codec``: rounded when they are asked for."""
+    """Numbers of ours as others would have them if they got them in ``codec``: rounded when they
+    are asked for."""
 
     def __init__(self, tensor: Tensor, codec: str) -> None:
         self.shape, self.numbers, self._flat = tuple(tensor.shape), tensor.numel(), _flat(tensor)
@@ -108,7 +116,8 @@ class Rounded(Numbers):
 
 
 class Encoding:
-    """The bytes of ``numbers`` numbers in ``codec``, written a piece at a time; each can be read again while it is in the cache.
+    """The bytes of ``numbers`` numbers in ``codec``, written a piece at a time; each can be read
+    again while it is in the cache.
 
     Raises ValueError for an unknown codec.
     """
@@ -116,10 +125,14 @@ class Encoding:
     def __init__(self, numbers: int, codec: str) -> None:
         self.numbers, self.codec = numbers, codec
         self._raw = torch.empty(nbytes_of(numbers, codec), dtype=torch.uint8)
-        self._write, self._open = WRITERS[codec](self._raw, numbers), OPENERS[codec](self._raw, numbers)
+        self._write, self._open = (
+            WRITERS[codec](self._raw, numbers),
+            OPENERS[codec](self._raw, numbers),
+        )
 
     def write(self, start: int, piece: Tensor) -> None:
-        """A ``PIECE`` of numbers (fp32, CPU, contiguous), or what is left at the end, from ``start`` on, a multiple of it."""
+        """A ``PIECE`` of numbers (fp32, CPU, contiguous), or what is left at the end, from
+        ``start`` on, a multiple of it."""
         self._write(start, piece)
 
     def read(self, start: int, into: Tensor) -> None:
@@ -129,15 +142,18 @@ class Encoding:
     def done(self) -> Tensor:
         """All the bytes [nbytes_of] uint8. Raises ValueError for what :func:`encode` does."""
         if FAULTS[self.codec](self._raw, self.numbers):
-            raise ValueError(f"a number that is not finite, or nearly so, cannot be sent as {self.codec}")
+            raise ValueError(
+                f"a number that is not finite, or nearly so, cannot be sent as {self.codec}"
+            )
         return self._raw
 
 
 def encode(tensor: Tensor, codec: str) -> Tensor:
-    """The numbers of ``tensor``, any shape, as bytes [nbytes_of] uint8 on the CPU; its own memory for contiguous fp32.
+    """The numbers of ``tensor``, any shape, as bytes [nbytes_of] uint8 on the CPU; its own memory
+    for contiguous fp32.
 
-    Raises ValueError for an unknown codec, and for a number that is not finite, or within a fifth of the largest that is;
-    fp32, bf16 and fp16 let these pass, and receivers refuse them.
+    Raises ValueError for an unknown codec, and for a number that is not finite, or within a fifth
+    of the largest that is; fp32, bf16 and fp16 let these pass, and receivers refuse them.
     """
     flat = _flat(tensor)
     if codec == "fp32":
@@ -149,13 +165,15 @@ def encode(tensor: Tensor, codec: str) -> Tensor:
 
 
 def decode(data: Tensor | Buffer, numbers: int, codec: str) -> Tensor:
-    """The ``numbers`` numbers that ``data`` stands for: fp32 on the CPU, [numbers]. Raises as :class:`Coded`."""
+    """The ``numbers`` numbers that ``data`` stands for: fp32 on the CPU, [numbers]. Raises as
+    :class:`Coded`."""
     found = Coded(data, (numbers,), codec).whole()
     return found.clone() if codec == "fp32" else found
 
 
 def settle(tensor: Tensor, codec: str) -> tuple[Tensor, Tensor]:
-    """(bytes to send, the numbers that they are to everybody), the latter in the shape of ``tensor``.
+    """(bytes to send, the numbers that they are to everybody), the latter in the shape of
+    ``tensor``.
 
     The owner of a result adopts the second, so that all members end with the same bits.
     """
@@ -164,9 +182,11 @@ def settle(tensor: Tensor, codec: str) -> tuple[Tensor, Tensor]:
 
 
 class Feedback:
-    """Error feedback (Seide et al. 2014; Karimireddy et al. 2019): what a round's rounding lost is added to the next one.
+    """Error feedback (Seide et al. 2014; Karimireddy et al. 2019): what a round's rounding lost is
+    added to the next one.
 
-    Two phases, because a round may come to nothing: :meth:`encode` remembers what *would* be lost, :meth:`commit` makes it so.
+    Two phases, because a round may come to nothing: :meth:`encode` remembers what *would* be lost,
+    :meth:`commit` makes it so.
     """
 
     def __init__(self, codec: str) -> None:
@@ -175,11 +195,16 @@ class Feedback:
         self._pending: dict[str, Tensor] = {}
 
     def encode(self, name: str, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """As :func:`settle`, of ``tensor`` and what is owed to it. Raises ValueError when the shape of ``name`` has changed."""
+        """As :func:`settle`, of ``tensor`` and what is owed to it. Raises ValueError when the shape
+        of ``name`` has changed."""
         owed = self.lost.get(name)
         if owed is not None and owed.shape != tensor.shape:
             raise ValueError(f"{name} was {tuple(owed.shape)} and is {tuple(tensor.shape)}")
-        whole = tensor.detach().to("cpu", torch.float32) if owed is None else tensor.detach().to("cpu", torch.float32) + owed
+        whole = (
+            tensor.detach().to("cpu", torch.float32)
+            if owed is None
+            else tensor.detach().to("cpu", torch.float32) + owed
+        )
         data, sent = settle(whole, self.codec)
         self._pending[name] = whole - sent
         return data, sent
@@ -200,7 +225,8 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def _aligned(data: Tensor | Buffer) -> Tensor:
-    """The bytes as uint8 that may be seen as words; copied only when they lie at an odd address or must not be written to."""
+    """The bytes as uint8 that may be seen as words; copied only when they lie at an odd address or
+    must not be written to."""
     if not isinstance(data, Tensor):
         view = memoryview(data).cast("B")
         data = torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.uint8)

@@ -1,8 +1,10 @@
-"""DiLoCo (arXiv 2311.08105): members train alone for a while, then the average of what they moved by is one outer step.
-Enters: parameters at the anchor and now, averaged differences. Leaves: the next anchor and momentum, and what to train on from.
-Never: an average (that is the strategy's), a half-made step: every function gives a new state, the caller adopts it on commit.
+"""DiLoCo (arXiv 2311.08105): members train alone for a while, then the average of what they moved
+by is one outer step. Enters: parameters at the anchor and now, averaged differences. Leaves: the
+next anchor and momentum, and what to train on from. Never: an average (that is the strategy's), a
+half-made step: every function gives a new state, the caller adopts it on commit.
 
-The streaming form (arXiv 2501.18512) does it in fragments, a few steps late, and keeps part of what was learned meanwhile.
+The streaming form (arXiv 2501.18512) does it in fragments, a few steps late, and keeps part of what
+was learned meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ Named = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class OuterState:
-    """``anchor``: parameters after the last outer step, fp32. ``momentum``: of the outer optimizer, same names and shapes; zeros at first."""
+    """``anchor``: parameters after the last outer step, fp32. ``momentum``: of the outer optimizer,
+    same names and shapes; zeros at first."""
 
     anchor: dict[str, Tensor]
     momentum: dict[str, Tensor]
@@ -29,28 +32,37 @@ class OuterState:
     @classmethod
     def begin(cls, parameters: Named) -> OuterState:
         """From a copy of ``parameters``."""
-        anchor = {name: p.detach().to("cpu", torch.float32, copy=True) for name, p in parameters.items()}
+        anchor = {
+            name: p.detach().to("cpu", torch.float32, copy=True) for name, p in parameters.items()
+        }
         return cls(anchor, {name: torch.zeros_like(p) for name, p in anchor.items()})
 
 
 @torch.no_grad()
 def pseudo_gradient(state: OuterState, local: Named) -> dict[str, Tensor]:
-    """Anchor minus local parameters, for the names in ``local``: where gradient descent would have gone, with a minus."""
-    return {name: state.anchor[name] - p.detach().to("cpu", torch.float32) for name, p in local.items()}
+    """Anchor minus local parameters, for the names in ``local``: where gradient descent would have
+    gone, with a minus."""
+    return {
+        name: state.anchor[name] - p.detach().to("cpu", torch.float32) for name, p in local.items()
+    }
 
 
 @torch.no_grad()
 def outer_step(state: OuterState, mean: Named, s: OuterSettings) -> OuterState:
-    """One step of SGD along the averaged pseudo-gradients ``mean``; names that are not in it keep anchor and momentum.
+    """One step of SGD along the averaged pseudo-gradients ``mean``; names that are not in it keep
+    anchor and momentum.
 
-    buf <- momentum * buf + mean; Nesterov: anchor <- anchor - lr * (mean + momentum * buf), as torch.optim.SGD;
-    plain: anchor - lr * buf. Element by element and in a fixed order, so equal inputs give equal bits at every member.
-    Raises ValueError for a shape that is not the anchor's, or numbers that are not finite.
+    buf <- momentum * buf + mean; Nesterov: anchor <- anchor - lr * (mean + momentum * buf), as
+    torch.optim.SGD; plain: anchor - lr * buf. Element by element and in a fixed order, so equal
+    inputs give equal bits at every member. Raises ValueError for a shape that is not the anchor's,
+    or numbers that are not finite.
     """
     anchor, momentum = dict(state.anchor), dict(state.momentum)
     for name, delta in mean.items():
         if delta.shape != anchor[name].shape:
-            raise ValueError(f"{name} is {tuple(anchor[name].shape)}, its pseudo-gradient {tuple(delta.shape)}")
+            raise ValueError(
+                f"{name} is {tuple(anchor[name].shape)}, its pseudo-gradient {tuple(delta.shape)}"
+            )
         if not bool(torch.isfinite(delta).all()):
             raise ValueError(f"the pseudo-gradient of {name} is not finite")
         buf = momentum[name] * s.momentum + delta if s.momentum else delta.clone()
@@ -62,8 +74,9 @@ def outer_step(state: OuterState, mean: Named, s: OuterSettings) -> OuterState:
 
 @torch.no_grad()
 def pushed(value: Tensor, delta: Tensor, rate: float) -> Tensor:
-    """value - rate * delta: what a server without a barrier makes of one pseudo-gradient by itself. It has no momentum, which would count
-    the direction that cells have in common once for each of them.
+    """value - rate * delta: what a server without a barrier makes of one pseudo-gradient by itself.
+    It has no momentum, which would count the direction that cells have in common once for each of
+    them.
 
     Raises StepFault for another shape, or numbers that are not finite.
     """
@@ -79,8 +92,8 @@ def pushed(value: Tensor, delta: Tensor, rate: float) -> Tensor:
 def merged(states: Sequence[OuterState], weights: Sequence[float]) -> OuterState:
     """Weighted mean of anchors and momenta of members who each made their own outer step.
 
-    The step is linear, so this is the step of the mean from the mean anchor; replicas over partial groups contract only
-    with it. Raises ValueError without states, or when weights do not sum to 1.
+    The step is linear, so this is the step of the mean from the mean anchor; replicas over partial
+    groups contract only with it. Raises ValueError without states, or when weights do not sum to 1.
     """
     if not states or abs(sum(weights) - 1) > 1e-6:
         raise ValueError("weights of states that are merged sum to 1")
@@ -98,25 +111,31 @@ def merged(states: Sequence[OuterState], weights: Sequence[float]) -> OuterState
 
 @torch.no_grad()
 def mixed(local: Named, state: OuterState, mixing: float) -> dict[str, Tensor]:
-    """What to train on from, for the names in ``local``: ``mixing`` of the local parameters, the rest from the anchor."""
+    """What to train on from, for the names in ``local``: ``mixing`` of the local parameters, the
+    rest from the anchor."""
     if not mixing:
         return {name: state.anchor[name].clone() for name in local}
-    return {n: torch.lerp(state.anchor[n], p.detach().to("cpu", torch.float32), mixing) for n, p in local.items()}
+    return {
+        n: torch.lerp(state.anchor[n], p.detach().to("cpu", torch.float32), mixing)
+        for n, p in local.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What happens after a step: fragments whose deltas are sent, fragments whose outer step lands."""
+    """What happens after a step: fragments whose deltas are sent, fragments whose outer step
+    lands."""
 
     send: tuple[int, ...]
     land: tuple[int, ...]
 
 
 def due(step: int, s: OuterSettings) -> Due:
-    """After step ``step`` (1, 2, ..): fragment p is sent every ``every`` steps, offset by p * every / fragments, and lands ``overlap`` later.
+    """After step ``step`` (1, 2, ..): fragment p is sent every ``every`` steps, offset by p * every
+    / fragments, and lands ``overlap`` later.
 
-    One fragment and no overlap is plain DiLoCo: sent and landed after steps every, 2 every, .. A function of the step alone,
-    so all members agree on the fragment.
+    One fragment and no overlap is plain DiLoCo: sent and landed after steps every, 2 every, .. A
+    function of the step alone, so all members agree on the fragment.
     """
     gap = s.every // s.fragments
 
@@ -129,9 +148,11 @@ def due(step: int, s: OuterSettings) -> Due:
 
 
 def fragments(layers: Mapping[str, int | None], count: int) -> list[tuple[str, ...]]:
-    """Names of every fragment: layer i goes to fragment i mod ``count`` (strided), what has no layer to the smallest in turn.
+    """Names of every fragment: layer i goes to fragment i mod ``count`` (strided), what has no
+    layer to the smallest in turn.
 
-    ``layers``: the layer of each parameter, None outside of layers. Raises ValueError when a fragment would be empty.
+    ``layers``: the layer of each parameter, None outside of layers. Raises ValueError when a
+    fragment would be empty.
     """
     found: list[list[str]] = [[] for _ in range(count)]
     for name, layer in sorted(layers.items()):

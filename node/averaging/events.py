@@ -1,6 +1,5 @@
-"""What happens to an owner's exchanges, and what it may do about it: the words between the machine and whoever drives it.
-Enters: events. Leaves: actions.
-Never: a decision."""
+"""What happens to an owner's exchanges, and what it may do about it: the words between the machine
+and whoever drives it. Enters: events. Leaves: actions. Never: a decision."""
 
 from __future__ import annotations
 
@@ -41,12 +40,15 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Our own round begins. ``groups``: the parts we own in it, in the order of their steps; ``held``: parts whose fresh bytes
-    we already have (from this or a former owner); ``tokens``: behind our own gradients, 0 for none; ``contribute_by``: when to
-    step each group without the late; ``may_hold``: parts that nobody gives anything to stay as they are, which is no fault.
-    ``cells``: where cells are averaged and answered each by itself, and none waits for another, those of the members; empty: all
-    are in one. There parts stay as they are only when all who might have given have said that they have nothing. ``quorum``: contributions
-    to a group after which the others have ``grace_s`` left, 0 for all; ``spare_s``: nobody waits for the result so long, None where everybody does."""
+    """Our own round begins. ``groups``: the parts we own in it, in the order of their steps;
+    ``held``: parts whose fresh bytes we already have (from this or a former owner); ``tokens``:
+    behind our own gradients, 0 for none; ``contribute_by``: when to step each group without the
+    late; ``may_hold``: parts that nobody gives anything to stay as they are, which is no fault.
+    ``cells``: where cells are averaged and answered each by itself, and none waits for another,
+    those of the members; empty: all are in one. There parts stay as they are only when all who
+    might have given have said that they have nothing. ``quorum``: contributions to a group after
+    which the others have ``grace_s`` left, 0 for all; ``spare_s``: nobody waits for the result so
+    long, None where everybody does."""
 
     round: RoundId
     me: PeerId
@@ -68,8 +70,9 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """A stream's head has come; nothing has been set aside for it. It is for one of our groups, which its peer calls ``digest``.
-    No tokens: it only wants to be served; a ``gift``: it only wants to know that its gradients have come."""
+    """A stream's head has come; nothing has been set aside for it. It is for one of our groups,
+    which its peer calls ``digest``. No tokens: it only wants to be served; a ``gift``: it only
+    wants to know that its gradients have come."""
 
     stream: int
     peer: PeerId
@@ -151,7 +154,19 @@ class Voided:
     epoch: int
 
 
-Event = Opened | Began | Uploaded | Spoiled | Ended | Gone | Ticked | Stepped | StepFailed | Forgot | Voided
+Event = (
+    Opened
+    | Began
+    | Uploaded
+    | Spoiled
+    | Ended
+    | Gone
+    | Ticked
+    | Stepped
+    | StepFailed
+    | Forgot
+    | Voided
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +178,16 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The stream's round is open here and has nothing for it yet: be patient until the round's deadline, and stop reading it."""
+    """The stream's round is open here and has nothing for it yet: be patient until the round's
+    deadline, and stop reading it."""
 
     stream: int
 
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Send the stream the fresh bytes of these parts, sorted by name, of none for a gift; stop reading it."""
+    """Send the stream the fresh bytes of these parts, sorted by name, of none for a gift; stop
+    reading it."""
 
     stream: int
     names: tuple[str, ...]
@@ -189,8 +206,8 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Reduce the contributions of these peers to a group, who claim ``tokens`` in all, and step ``names``. One at a time in a
-    cell. Without contributors: keep the parts as they are."""
+    """Reduce the contributions of these peers to a group, who claim ``tokens`` in all, and step
+    ``names``. One at a time in a cell. Without contributors: keep the parts as they are."""
 
     round: RoundId
     group: int

@@ -1,6 +1,6 @@
-"""The number formats that averaging may send in, and how many bytes each takes; what they do to numbers is in ``codecs.py``.
-Enters: a name, a count. Leaves: bytes.
-Never: torch, so that settings and the simulator can ask."""
+"""The number formats that averaging may send in, and how many bytes each takes; what they do to
+numbers is in ``codecs.py``. Enters: a name, a count. Leaves: bytes. Never: torch, so that settings
+and the simulator can ask."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ TOP_BLOCK, TOP_SHARE = 4096, 32
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """``lossy``: coarser than the rounding of half a float; ``biased``: leaves numbers out, so that it only works with
-    error feedback; ``finite``: its bytes stand for finite numbers or are refused; ``says``: what it is."""
+    """``lossy``: coarser than the rounding of half a float; ``biased``: leaves numbers out, so that
+    it only works with error feedback; ``finite``: its bytes stand for finite numbers or are
+    refused; ``says``: what it is."""
 
     lossy: bool
     biased: bool
@@ -34,7 +35,8 @@ FORMATS: dict[str, Format] = {
 
 
 def nbytes_of(numbers: int, name: str) -> int:
-    """Bytes that ``numbers`` numbers take. Raises ValueError for an unknown name or a negative count."""
+    """Bytes that ``numbers`` numbers take. Raises ValueError for an unknown name or a negative
+    count."""
     if numbers < 0:
         raise ValueError("a count of numbers is not negative")
     if name == "fp32":

@@ -2,8 +2,9 @@
 Enters: how many members, round, seed. Leaves: pairs, or directed edges; push-sum's mass.
 Never: a lost message that takes mass with it.
 
-Random pairs are groups of two, exchanged as a butterfly is. Directed edges need push-sum (Kempe et al. 2003; SGP, Assran et
-al. 2019), which is right only while the sum of (value, weight) over members and messages stays the same: :class:`Mass`.
+Random pairs are groups of two, exchanged as a butterfly is. Directed edges need push-sum (Kempe et
+al. 2003; SGP, Assran et al. 2019), which is right only while the sum of (value, weight) over
+members and messages stays the same: :class:`Mass`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from node.core.ids import PeerId
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Random pairs, all at once. ``single``: one pair a round, as in Boyd et al. 2006, where the variance falls by
-    1 - 1/(N-1) a round on average."""
+    """Random pairs, all at once. ``single``: one pair a round, as in Boyd et al. 2006, where the
+    variance falls by 1 - 1/(N-1) a round on average."""
 
     single: bool = False
     partial: bool = True
@@ -36,7 +37,8 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Everybody takes the mean of itself and its two neighbours on a ring: the slow baseline, second eigenvalue near 1."""
+    """Everybody takes the mean of itself and its two neighbours on a ring: the slow baseline,
+    second eigenvalue near 1."""
 
     partial: bool = True
 
@@ -44,15 +46,18 @@ class Ring:
         here = np.arange(count)
         if count < 3:  # both neighbours are the same
             return Edges(here[: count // 2 * 2], here[::-1][: count // 2 * 2])
-        return Edges(np.concatenate((here, here)), np.concatenate(((here + 1) % count, (here - 1) % count)))
+        return Edges(
+            np.concatenate((here, here)), np.concatenate(((here + 1) % count, (here - 1) % count))
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """Round t sends to the members 2^t, .. 2^(t + fanout - 1) further on; exponents begin again when the ring is spanned.
+    """Round t sends to the members 2^t, .. 2^(t + fanout - 1) further on; exponents begin again
+    when the ring is spanned.
 
-    With one neighbour and 2^k members the average is exact after k rounds. Two neighbours are the published SGP
-    experiment. What is sent is a share of the mass, so links may be one-way.
+    With one neighbour and 2^k members the average is exact after k rounds. Two neighbours are the
+    published SGP experiment. What is sent is a share of the mass, so links may be one-way.
     """
 
     fanout: int = 1
@@ -70,8 +75,9 @@ class Exponential:
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """All that ``sender`` ever sent to one receiver: ``value`` and ``weight`` are sums since the beginning, ``number`` counts
-    them up. Cumulative, so a lost parcel is made good by the next one and a repeated or late one does no harm."""
+    """All that ``sender`` ever sent to one receiver: ``value`` and ``weight`` are sums since the
+    beginning, ``number`` counts them up. Cumulative, so a lost parcel is made good by the next one
+    and a repeated or late one does no harm."""
 
     sender: PeerId
     number: int
@@ -80,9 +86,11 @@ class Parcel:
 
 
 class Mass:
-    """One member's part of a push-sum: numbers of any kind that can be added and scaled (arrays, tensors, fractions).
+    """One member's part of a push-sum: numbers of any kind that can be added and scaled (arrays,
+    tensors, fractions).
 
-    What is *here* plus what is still *under way* to others (:meth:`owed`) never changes in sum over the members.
+    What is *here* plus what is still *under way* to others (:meth:`owed`) never changes in sum over
+    the members.
     """
 
     def __init__(self, me: PeerId, value: Any, weight: Any = 1) -> None:
@@ -96,7 +104,8 @@ class Mass:
         return self.value / self.weight
 
     def send(self, targets: Sequence[PeerId]) -> dict[PeerId, Parcel]:
-        """Give every target the same share as is kept; the parcel for each. With no target nothing changes.
+        """Give every target the same share as is kept; the parcel for each. With no target nothing
+        changes.
 
         Raises ValueError for a target named twice, or oneself.
         """
@@ -108,7 +117,11 @@ class Mass:
         for target in targets:
             old = self._sent.get(target)
             new = Parcel(self.me, 1, value, weight)
-            self._sent[target] = new if old is None else Parcel(self.me, old.number + 1, old.value + value, old.weight + weight)
+            self._sent[target] = (
+                new
+                if old is None
+                else Parcel(self.me, old.number + 1, old.value + value, old.weight + weight)
+            )
         return {target: self._sent[target] for target in targets}
 
     def again(self, target: PeerId) -> Parcel | None:

@@ -1,6 +1,6 @@
-"""Micro-groups: which of an owner's parts travel and are stepped together, so that one group's way hides behind another's step.
-Enters: names with their bytes, and the most a group may hold. Leaves: groups in the order of their steps.
-Never: a cost, an owner, a clock."""
+"""Micro-groups: which of an owner's parts travel and are stepped together, so that one group's way
+hides behind another's step. Enters: names with their bytes, and the most a group may hold. Leaves:
+groups in the order of their steps. Never: a cost, an owner, a clock."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 LET_IN = 2
-"""Groups of an attempt whose gradients an owner holds at once: one is stepped while the next one's arrive."""
+"""Groups of an attempt whose gradients an owner holds at once: one is stepped while the next one's
+arrive."""
 UNDER_WAY = 3
-"""Groups of one owner that a member has under way: one leaves the owner, one is stepped there, one goes up."""
+"""Groups of one owner that a member has under way: one leaves the owner, one is stepped there, one
+goes up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """``names`` sorted; ``digest`` names exactly these names: who has another one at this index has other groups."""
+    """``names`` sorted; ``digest`` names exactly these names: who has another one at this index has
+    other groups."""
 
     index: int
     names: tuple[str, ...]
@@ -24,11 +27,12 @@ class Group:
 
 
 def micro_groups(sizes: Mapping[str, int], most: int) -> tuple[Group, ...]:
-    """Parts in order of names, in about as few groups as ``most`` bytes each allow, of about equal bytes.
+    """Parts in order of names, in about as few groups as ``most`` bytes each allow, of about equal
+    bytes.
 
-    A part larger than ``most`` is a group of its own. The same at every member, in whatever order ``sizes`` comes: whole
-    numbers only. Equal groups, because what is not overlapped is the first one's way in and the last one's way out.
-    Raises ValueError for a bound below one byte.
+    A part larger than ``most`` is a group of its own. The same at every member, in whatever order
+    ``sizes`` comes: whole numbers only. Equal groups, because what is not overlapped is the first
+    one's way in and the last one's way out. Raises ValueError for a bound below one byte.
     """
     if most < 1:
         raise ValueError("a group holds at least one byte")
@@ -39,7 +43,11 @@ def micro_groups(sizes: Mapping[str, int], most: int) -> tuple[Group, ...]:
     for name in sorted(sizes):
         size = sizes[name]
         # Too much for this group, or its middle lies in the next group's share of the bytes.
-        if not made or used and (used + size > most or (2 * done + size) * count > 2 * total * len(made)):
+        if (
+            not made
+            or used
+            and (used + size > most or (2 * done + size) * count > 2 * total * len(made))
+        ):
             made.append([])
             used = 0
         made[-1].append(name)
@@ -48,10 +56,13 @@ def micro_groups(sizes: Mapping[str, int], most: int) -> tuple[Group, ...]:
 
 
 def contribute_until(started: float, deadline_s: float, count: int) -> tuple[float, ...]:
-    """When each of ``count`` groups is stepped without the late: contributions have three fifths of a round; the steps and
-    the way back have the rest, and a group may wait until its equal share of that begins."""
+    """When each of ``count`` groups is stepped without the late: contributions have three fifths of
+    a round; the steps and the way back have the rest, and a group may wait until its equal share of
+    that begins."""
     return tuple(started + deadline_s * (0.6 + 0.4 * index / count) for index in range(count))
 
 
 def _digest(names: list[str]) -> str:
-    return blake2b("".join(f"{len(name)}:{name}" for name in names).encode(), digest_size=16).hexdigest()
+    return blake2b(
+        "".join(f"{len(name)}:{name}" for name in names).encode(), digest_size=16
+    ).hexdigest()

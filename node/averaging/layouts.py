@@ -1,10 +1,12 @@
-"""How the numbers of each format lie in its bytes: written and read a piece at a time, which stays in the processor's cache.
-Enters: the bytes of a part, and fp32 numbers. Leaves: who writes them, who reads them, what is wrong with them.
-Never: memory for a part; trust: a part that came is looked at by its ``FAULTS`` before it is read.
+"""How the numbers of each format lie in its bytes: written and read a piece at a time, which stays
+in the processor's cache. Enters: the bytes of a part, and fp32 numbers. Leaves: who writes them,
+who reads them, what is wrong with them. Never: memory for a part; trust: a part that came is looked
+at by its ``FAULTS`` before it is read.
 
-int8 and int4 divide each block by its largest number and round to nearest; scales (fp32) stand before all codes. int4 puts
-two codes in a byte, numbers of the first half of each ``PIECE`` in the low half of its bytes. top-k stands as places in the block
-(two bytes each, rising), then values (bf16). All little endian.
+int8 and int4 divide each block by its largest number and round to nearest; scales (fp32) stand
+before all codes. int4 puts two codes in a byte, numbers of the first half of each ``PIECE`` in the
+low half of its bytes. top-k stands as places in the block (two bytes each, rising), then values
+(bf16). All little endian.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ from torch import Tensor
 from node.averaging.formats import INT4_BLOCK, INT8_BLOCK, TOP_BLOCK, TOP_SHARE, kept
 
 PIECE = 1 << 17
-"""Numbers worked on at a time, a multiple of all blocks: 512 KiB, which stay in the processor's second cache. Part of what int4 is on the wire."""
+"""Numbers worked on at a time, a multiple of all blocks: 512 KiB, which stay in the processor's
+second cache. Part of what int4 is on the wire."""
 Writer = Callable[[int, Tensor], None]
-"""(first number, numbers): writes a ``PIECE``, or what is left at the end, from a multiple of it on."""
+"""(first number, numbers): writes a ``PIECE``, or what is left at the end, from a multiple of it
+on."""
 Opener = Callable[[int, Tensor], None]
 """(first number, where to): the same way back."""
 _SMALLEST = 1e-37
@@ -46,18 +50,35 @@ def _int8_writer(raw: Tensor, numbers: int) -> Writer:
 
     def write(start: int, piece: Tensor) -> None:
         stop = start + piece.numel()
-        _blockwise(piece, scales[start // INT8_BLOCK : -(-stop // INT8_BLOCK)], codes[start:stop], scratch, INT8_BLOCK, 127)
+        _blockwise(
+            piece,
+            scales[start // INT8_BLOCK : -(-stop // INT8_BLOCK)],
+            codes[start:stop],
+            scratch,
+            INT8_BLOCK,
+            127,
+        )
 
     return write
 
 
 def _int4_writer(raw: Tensor, numbers: int) -> Writer:
     scales, packed = _scaled(raw, numbers, INT4_BLOCK)
-    scratch, codes = torch.empty(min(PIECE, numbers)), torch.empty(min(PIECE, numbers), dtype=torch.int8)
+    scratch, codes = (
+        torch.empty(min(PIECE, numbers)),
+        torch.empty(min(PIECE, numbers), dtype=torch.int8),
+    )
 
     def write(start: int, piece: Tensor) -> None:
         n = piece.numel()
-        _blockwise(piece, scales[start // INT4_BLOCK : -(-(start + n) // INT4_BLOCK)], codes[:n], scratch, INT4_BLOCK, 7)
+        _blockwise(
+            piece,
+            scales[start // INT4_BLOCK : -(-(start + n) // INT4_BLOCK)],
+            codes[:n],
+            scratch,
+            INT4_BLOCK,
+            7,
+        )
         half = -(-n // 2)
         into = packed[start // 2 : start // 2 + half].view(torch.uint8)
         into.copy_(codes[:half].view(torch.uint8)).bitwise_and_(15)
@@ -75,7 +96,11 @@ def _top_writer(raw: Tensor, numbers: int) -> Writer:
         for rows in (piece[:whole].view(-1, TOP_BLOCK), piece[whole:].view(1, -1)):
             if not rows.numel():
                 continue
-            at = torch.topk(rows.abs(), kept(rows.shape[1]), dim=1, sorted=False).indices.sort(dim=1).values
+            at = (
+                torch.topk(rows.abs(), kept(rows.shape[1]), dim=1, sorted=False)
+                .indices.sort(dim=1)
+                .values
+            )
             these = slice(done, done + at.numel())
             places[these] = at.reshape(-1).to(torch.int16)
             values[these] = rows.gather(1, at).reshape(-1).to(torch.bfloat16)
@@ -84,7 +109,9 @@ def _top_writer(raw: Tensor, numbers: int) -> Writer:
     return write
 
 
-def _blockwise(flat: Tensor, scales: Tensor, codes: Tensor, scratch: Tensor, block: int, top: int) -> None:
+def _blockwise(
+    flat: Tensor, scales: Tensor, codes: Tensor, scratch: Tensor, block: int, top: int
+) -> None:
     """Write scales, and codes -top..top, of one piece, whose last block may be short."""
     n = flat.numel()
     whole = n // block * block
@@ -95,7 +122,8 @@ def _blockwise(flat: Tensor, scales: Tensor, codes: Tensor, scratch: Tensor, blo
         scale, rows = scales[begin // block : -(-stop // block)], work[begin:stop].view(-1, width)
         torch.amax(rows, dim=1, out=scale)
         scale.div_(top)
-        # The inverse of next to nothing is infinite: such a block is sent as zeros. NaN stays, and is refused.
+        # The inverse of next to nothing is infinite: such a block is sent as zeros. NaN stays, and
+        # is refused.
         inverse = scale.reciprocal().masked_fill_(scale < _SMALLEST, 0.0)
         torch.mul(flat[begin:stop].view(-1, width), inverse[:, None], out=rows)
         codes[begin:stop].copy_(work[begin:stop].round_())
@@ -152,7 +180,9 @@ def _top_opener(raw: Tensor, numbers: int) -> Opener:
             if not rows.numel():
                 continue
             these = slice(done, done + len(rows) * each)
-            rows.scatter_(1, places[these].view(-1, each).long(), values[these].view(-1, each).float())
+            rows.scatter_(
+                1, places[these].view(-1, each).long(), values[these].view(-1, each).float()
+            )
             done = these.stop
 
     return opener
@@ -209,7 +239,11 @@ def _bad_top(raw: Tensor, numbers: int) -> str:
     ):
         if not at.numel():
             continue
-        if bool((at[:, 0] < 0).any()) or bool((at[:, -1] >= width).any()) or bool((at[:, 1:] <= at[:, :-1]).any()):
+        if (
+            bool((at[:, 0] < 0).any())
+            or bool((at[:, -1] >= width).any())
+            or bool((at[:, 1:] <= at[:, :-1]).any())
+        ):
             return "top-k places do not rise within their block"
     return ""
 

@@ -21,8 +21,8 @@ from node.core.ids import PeerId, RoundId
 
 @dataclass(slots=True)
 class Held:
-    """A fresh part: who stepped it, over how many tokens, from whose gradients. The tensor is never written again; ``data``:
-    the bytes it travels as, the same from whomever it is had."""
+    """A fresh part: who stepped it, over how many tokens, from whose gradients. The tensor is never
+    written again; ``data``: the bytes it travels as, the same from whomever it is had."""
 
     tensor: torch.Tensor
     source: PeerId
@@ -34,7 +34,8 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A contribution: its numbers as they came (none of our own, which are the request's), and the 2-norm of each part."""
+    """A contribution: its numbers as they came (none of our own, which are the request's), and the
+    2-norm of each part."""
 
     tokens: int
     named: Mapping[str, Coded]
@@ -43,10 +44,12 @@ class Given:
 
 @dataclass(slots=True)
 class Attempt:
-    """One of our own rounds. ``settled`` resolves to "" when all our parts are fresh, or to what went wrong.
+    """One of our own rounds. ``settled`` resolves to "" when all our parts are fresh, or to what
+    went wrong.
 
-    ``cell``: ours, 0 where there are none; ``given``: by group and contributor, from its arrival to its step; ``begun``: groups,
-    by cell, whose step takes no more; ``faults``: by cell, why our parts do not get fresh there."""
+    ``cell``: ours, 0 where there are none; ``given``: by group and contributor, from its arrival to
+    its step; ``begun``: groups, by cell, whose step takes no more; ``faults``: by cell, why our
+    parts do not get fresh there."""
 
     request: RoundRequest
     step: StepCall | None
@@ -73,13 +76,16 @@ class Attempt:
         return self.request.cells.get(peer, self.cell)
 
     def lacking(self, held: Mapping[int, Mapping[str, Held]]) -> Iterator[int]:
-        """Cells in which not all of our parts are fresh, one by one: of many, who asks seldom needs more than the first."""
+        """Cells in which not all of our parts are fresh, one by one: of many, who asks seldom needs
+        more than the first."""
         mine = self.mine
         return (cell for cell in self.cells if not mine <= held.get(cell, {}).keys())
 
     def drop(self, cells: Collection[int]) -> None:
-        """No step of this attempt will begin any more in these cells: let go of what was given for one."""
-        # In place, and of a copy of the keys: a step takes what it was given out of it on a thread of its own.
+        """No step of this attempt will begin any more in these cells: let go of what was given for
+        one."""
+        # In place, and of a copy of the keys: a step takes what it was given out of it on a thread
+        # of its own.
         for group, peer in list(self.given):
             cell = self.cell_of(peer)
             if cell in cells and (cell, group) not in self.begun:

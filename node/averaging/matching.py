@@ -1,12 +1,14 @@
-"""Finding a group through the directory, where no view says who is there. One machine for each attempt of each member.
-Enters: who declared the same key, what others asked and said, the time. Leaves: what to declare, look up, ask, answer; the group.
-Never: a fixed wait.
+"""Finding a group through the directory, where no view says who is there. One machine for each
+attempt of each member. Enters: who declared the same key, what others asked and said, the time.
+Leaves: what to declare, look up, ask, answer; the group. Never: a fixed wait.
 
-Members under one key are ranked by the hash of (round, key, peer). Everybody asks the best-ranked member it sees, itself
-included, so asking goes strictly upwards and cannot run in circles. The best leads: it closes the group at once when it is
-full, or everybody ``expected`` is in; otherwise when nobody new has come for as long as twice the longest gap between arrivals.
-A leader that sees somebody better hands its followers over to it. What a leader closes is believed only as far as its members
-declared the key themselves; everybody in a group knows who leads next when the leader is lost.
+Members under one key are ranked by the hash of (round, key, peer). Everybody asks the best-ranked
+member it sees, itself included, so asking goes strictly upwards and cannot run in circles. The best
+leads: it closes the group at once when it is full, or everybody ``expected`` is in; otherwise when
+nobody new has come for as long as twice the longest gap between arrivals. A leader that sees
+somebody better hands its followers over to it. What a leader closes is believed only as far as its
+members declared the key themselves; everybody in a group knows who leads next when the leader is
+lost.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from node.averaging.strategy import leaders, rank
 from node.core.ids import PeerId
 
 LOOKS = 2
-"""Looks at the directory without anybody new before a group of unknown size is closed: one may have been too early."""
+"""Looks at the directory without anybody new before a group of unknown size is closed: one may have
+been too early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,8 @@ class Declare:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Read who is there under the key, and give :class:`Seen` in any case; empty when the directory does not answer."""
+    """Read who is there under the key, and give :class:`Seen` in any case; empty when the directory
+    does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +148,9 @@ Action = Declare | Look | Ask | Take | Refuse | Tell | Met | Alone | Wake
 
 @dataclass
 class Matching:
-    """``me`` looks for at most ``most`` members under ``key`` in ``round``. ``expected``: members under this key, as far as known
-    (0: unknown); ``deadline``: when it gives up; ``look_s``: pause between looks, at first. Times are the caller's clock."""
+    """``me`` looks for at most ``most`` members under ``key`` in ``round``. ``expected``: members
+    under this key, as far as known (0: unknown); ``deadline``: when it gives up; ``look_s``: pause
+    between looks, at first. Times are the caller's clock."""
 
     me: PeerId
     key: str
@@ -168,7 +173,8 @@ class Matching:
     _wake: float = 0.0
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """What to do about it. After the end only those who still ask are answered, and a lost leader is succeeded."""
+        """What to do about it. After the end only those who still ask are answered, and a lost
+        leader is succeeded."""
         if self.done is not None:
             return self._afterwards(event)
         if now >= self.deadline:
@@ -225,7 +231,11 @@ class Matching:
         if event.peer != self._leader:
             return []
         self._leader = None
-        if event.better is None or event.better == self.me or self._rank(event.better) >= self._rank(event.peer):
+        if (
+            event.better is None
+            or event.better == self.me
+            or self._rank(event.better) >= self._rank(event.peer)
+        ):
             self._gone.add(event.peer)
         else:
             self._seen.add(event.better)
@@ -246,13 +256,16 @@ class Matching:
         return self._judge(event)
 
     def _judge(self, told: Told) -> list[Action]:
-        """Believe it when all members declared themselves; they may have done so after our last look."""
+        """Believe it when all members declared themselves; they may have done so after our last
+        look."""
         if set(told.members) - self._seen - {self.me}:
             if self._quiet_looks > LOOKS:
                 return self._end(Alone("the leader told of members who did not declare themselves"))
             return self._look()
         # The leader first whatever the ranks say, then in order: so all agree who succeeds it.
-        return self._end(Met((told.leader, *leaders(set(told.members) - {told.leader}, self._salt))))
+        return self._end(
+            Met((told.leader, *leaders(set(told.members) - {told.leader}, self._salt)))
+        )
 
     def _lose(self, peer: PeerId, now: float) -> list[Action]:
         self._gone.add(peer)
@@ -264,12 +277,17 @@ class Matching:
     def _tick(self, now: float) -> list[Action]:
         if now < self._wake:
             return []
-        return [*self._close_if_ready(now), *([] if self.done else [*self._look(), *self._later(now)])]
+        return [
+            *self._close_if_ready(now),
+            *([] if self.done else [*self._look(), *self._later(now)]),
+        ]
 
     def _choose(self, now: float) -> list[Action]:
-        """Follow the best that is there. A leader with somebody better above it hands its followers over.
+        """Follow the best that is there. A leader with somebody better above it hands its followers
+        over.
 
-        Whoever was asked is waited for: it may have closed a group with us. If there is somebody better, it says so.
+        Whoever was asked is waited for: it may have closed a group with us. If there is somebody
+        better, it says so.
         """
         if self._leader not in (None, self.me):
             return []
@@ -286,7 +304,11 @@ class Matching:
         if self.done is not None or not self.leading:
             return []
         size = 1 + len(self._followers)
-        if size >= self.most or (self.expected and size >= self.expected) or (size >= self.least and self._settled(now)):
+        if (
+            size >= self.most
+            or (self.expected and size >= self.expected)
+            or (size >= self.least and self._settled(now))
+        ):
             chosen = set(leaders(self._followers, self._salt)[: self.most - 1])
             members = (self.me, *leaders(chosen, self._salt))
             left = [Refuse(peer, None) for peer in sorted(self._followers - chosen)]
@@ -294,7 +316,8 @@ class Matching:
         return []
 
     def _settled(self, now: float) -> bool:
-        """Everybody who declared is in, and has been for a while that fits how they came. Who was expected is waited for longer."""
+        """Everybody who declared is in, and has been for a while that fits how they came. Who was
+        expected is waited for longer."""
         if (self._seen - self._gone) - self._followers or self._quiet_looks < LOOKS:
             return False
         patience = 4 if self.expected else 2
@@ -303,7 +326,11 @@ class Matching:
     def _afterwards(self, event: Event) -> list[Action]:
         if isinstance(event, Asked):
             return [Refuse(event.peer, None)]
-        if isinstance(event, Lost) and isinstance(self.done, Met) and event.peer in self.done.members:
+        if (
+            isinstance(event, Lost)
+            and isinstance(self.done, Met)
+            and event.peer in self.done.members
+        ):
             rest = tuple(p for p in self.done.members if p != event.peer)
             self.done = Met(rest)
             return [self.done]

@@ -1,4 +1,5 @@
-"""The member's side of the exchanges with one owner: give our gradients of its parts, take its fresh parameters, believe nothing."""
+"""The member's side of the exchanges with one owner: give our gradients of its parts, take its
+fresh parameters, believe nothing."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class Unwelcome(PeerFault):
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """A group of an owner's parts, and those of them that we want: all of them unless we give gradients."""
+    """A group of an owner's parts, and those of them that we want: all of them unless we give
+    gradients."""
 
     group: Group
     names: tuple[str, ...]
@@ -59,8 +61,8 @@ class Answer:
 
 
 class Exchanges:
-    """With one owner, in one attempt. ``giving``: with our gradients, one group going up at a time, in order. ``gift``: and nothing
-    is wanted back."""
+    """With one owner, in one attempt. ``giving``: with our gradients, one group going up at a time,
+    in order. ``gift``: and nothing is wanted back."""
 
     def __init__(
         self,
@@ -76,10 +78,14 @@ class Exchanges:
         self._giving, self._chunk, self._method = giving, chunk, f"/{service}/Exchange"
         self._turn, self._redialled = asyncio.Lock(), 0
 
-    async def all(self, errands: Sequence[Errand], timeout: float, took: Callable[[Answer], None]) -> None:
-        """Groups in order, a window of them at once; ``took`` is called with each answer as it comes.
+    async def all(
+        self, errands: Sequence[Errand], timeout: float, took: Callable[[Answer], None]
+    ) -> None:
+        """Groups in order, a window of them at once; ``took`` is called with each answer as it
+        comes.
 
-        Begins no other after one has failed, lets those under way end, and raises the first PeerFault.
+        Begins no other after one has failed, lets those under way end, and raises the first
+        PeerFault.
         """
         todo, faults = iter(errands), list[PeerFault]()
         loop = asyncio.get_running_loop()
@@ -101,9 +107,9 @@ class Exchanges:
     async def one(self, errand: Errand, timeout: float) -> Answer:
         """Give gradients of a group to its owner (if giving) and wait for its fresh parameters.
 
-        A lost connection is dialled anew once: an exchange may be repeated, what was stepped is not stepped again.
-        Raises Unwelcome for a refusal, PeerFault with weight 1 for an answer that does not
-        hold together, with 0 for everything that may be nobody's fault.
+        A lost connection is dialled anew once: an exchange may be repeated, what was stepped is not
+        stepped again. Raises Unwelcome for a refusal, PeerFault with weight 1 for an answer that
+        does not hold together, with 0 for everything that may be nobody's fault.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -113,7 +119,9 @@ class Exchanges:
                 except grpc.aio.AioRpcError as e:
                     if e.code() is not grpc.StatusCode.UNAVAILABLE:
                         raise
-                if redialled == self._redialled:  # else another exchange has, and the line is a new one
+                if (
+                    redialled == self._redialled
+                ):  # else another exchange has, and the line is a new one
                     self._redialled += 1
                     self._transport.forget(self._owner)
                 return await self._once(errand)
@@ -126,16 +134,21 @@ class Exchanges:
 
     async def _once(self, errand: Errand) -> Answer:
         channel = await self._transport.channel(self._owner)
-        # Encoded while the one before goes up; the turn is queued for at once, so that groups go up in order: the owner lets
-        # in the first ones only, and one of the others that had the turn would keep them out.
-        coded = asyncio.get_running_loop().run_in_executor(None, self._coded, errand.names if self._giving else ())
+        # Encoded while the one before goes up; the turn is queued for at once, so that groups go up
+        # in order: the owner lets in the first ones only, and one of the others that had the turn
+        # would keep them out.
+        coded = asyncio.get_running_loop().run_in_executor(
+            None, self._coded, errand.names if self._giving else ()
+        )
         await self._turn.acquire()
         upload = _Upload(self._request, errand.group, self._chunk, self._turn, self._gift)
         try:
             upload.parts = await coded
             call = channel.stream_stream(self._method)(upload.messages())
             try:
-                held, received = await _fresh(call, self._owner, self._request, () if self._gift else errand.names)
+                held, received = await _fresh(
+                    call, self._owner, self._request, () if self._gift else errand.names
+                )
             finally:
                 call.cancel()
         finally:
@@ -145,13 +158,18 @@ class Exchanges:
 
     def _coded(self, names: Sequence[str]) -> list[Part]:
         request = self._request
-        return [(parcel.head_of(n, request.shapes[n], request.up), request.bytes_of(n)) for n in names]
+        return [
+            (parcel.head_of(n, request.shapes[n], request.up), request.bytes_of(n)) for n in names
+        ]
 
 
 class _Upload:
-    """What goes up in one exchange. Whoever makes it holds ``turn``; it is released after the last byte, or by :meth:`over`."""
+    """What goes up in one exchange. Whoever makes it holds ``turn``; it is released after the last
+    byte, or by :meth:`over`."""
 
-    def __init__(self, request: RoundRequest, group: Group, chunk: int, turn: asyncio.Lock, gift: bool) -> None:
+    def __init__(
+        self, request: RoundRequest, group: Group, chunk: int, turn: asyncio.Lock, gift: bool
+    ) -> None:
         self._request, self._group, self._chunk, self._gift = request, group, chunk, gift
         self.parts: Sequence[Part] = ()
         self._turn: asyncio.Lock | None = turn
@@ -189,7 +207,8 @@ class _Upload:
 async def _fresh(
     call: grpc.aio.StreamStreamCall, owner: PeerId, request: RoundRequest, names: Sequence[str]
 ) -> tuple[dict[str, Held], int]:
-    """Read and check an owner's answer. Raises WireError for one that does not parse or is not what was asked for."""
+    """Read and check an owner's answer. Raises WireError for one that does not parse or is not what
+    was asked for."""
     first: bytes | None = await anext(aiter(call), None)
     if first is None:
         raise WireError("an empty answer")
@@ -202,7 +221,10 @@ async def _fresh(
     if message.WhichOneof("part") != "head":
         raise WireError("the first message is not the head")
     head, expected = message.head, [(n, request.shapes[n]) for n in sorted(names)]
-    if any((not m.tokens and not request.may_hold) or len(m.contributors) > CONTRIBUTORS_LIMIT for m in head.made):
+    if any(
+        (not m.tokens and not request.may_hold) or len(m.contributors) > CONTRIBUTORS_LIMIT
+        for m in head.made
+    ):
         raise WireError("parts that were made from nothing, or from too many")
     if not all(m.tensors for m in head.made) or sum(m.tensors for m in head.made) != len(expected):
         raise WireError("does not say how each part was made")
@@ -213,13 +235,19 @@ async def _fresh(
             if not reader.remaining:
                 break
     parts = reader.finish()
-    tensors = await asyncio.to_thread(_opened, parts, [shape for _, shape in expected], request.down)
-    made = [(m.tokens, tuple(map(PeerId, m.contributors))) for m in head.made for _ in range(m.tensors)]
+    tensors = await asyncio.to_thread(
+        _opened, parts, [shape for _, shape in expected], request.down
+    )
+    made = [
+        (m.tokens, tuple(map(PeerId, m.contributors))) for m in head.made for _ in range(m.tensors)
+    ]
     rows = zip(sorted(names), tensors, parts, made, strict=True)
     return {n: Held(t, owner, *how, request.down, data) for n, t, data, how in rows}, reader.nbytes
 
 
-def _opened(parts: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]], codec: str) -> list[torch.Tensor]:
+def _opened(
+    parts: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]], codec: str
+) -> list[torch.Tensor]:
     found = [opened(Coded(data, shape, codec)) for data, shape in zip(parts, shapes, strict=True)]
     if not all(fine for _, fine in found):
         raise WireError("fresh parameters that are not finite")

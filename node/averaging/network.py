@@ -1,6 +1,5 @@
-"""Sorting networks: which rows to compare, in which order, so that the wanted order statistics end in their places.
-Enters: how many rows, which ranks. Leaves: comparators.
-Never: an array."""
+"""Sorting networks: which rows to compare, in which order, so that the wanted order statistics end
+in their places. Enters: how many rows, which ranks. Leaves: comparators. Never: an array."""
 
 from __future__ import annotations
 
@@ -9,8 +8,8 @@ from typing import NamedTuple
 
 
 class Comparator(NamedTuple):
-    """Put the smaller of rows ``low`` and ``high`` into ``low``, the larger into ``high``; only what ``keep`` names is used:
-    1 the smaller, 2 the larger, 3 both."""
+    """Put the smaller of rows ``low`` and ``high`` into ``low``, the larger into ``high``; only
+    what ``keep`` names is used: 1 the smaller, 2 the larger, 3 both."""
 
     low: int
     high: int
@@ -19,7 +18,8 @@ class Comparator(NamedTuple):
 
 @lru_cache(maxsize=256)
 def merge_exchange(count: int) -> tuple[tuple[int, int], ...]:
-    """Batcher's odd-even merge exchange for any number of rows: Knuth, TAOCP volume 3, 5.2.2, algorithm M."""
+    """Batcher's odd-even merge exchange for any number of rows: Knuth, TAOCP volume 3, 5.2.2,
+    algorithm M."""
     pairs: list[tuple[int, int]] = []
     top = 1 << max(0, (count - 1).bit_length() - 1)
     p = top if count > 1 else 0
@@ -36,10 +36,12 @@ def merge_exchange(count: int) -> tuple[tuple[int, int], ...]:
 
 @lru_cache(maxsize=256)
 def selection(count: int, first: int, last: int) -> tuple[Comparator, ...]:
-    """The comparators of :func:`merge_exchange` after which rows ``first``..``last`` hold *the set* of these ranks.
+    """The comparators of :func:`merge_exchange` after which rows ``first``..``last`` hold *the set*
+    of these ranks.
 
-    Found from behind: what feeds no wanted row is left out, and so is a comparison of two rows that are both wanted and
-    not looked at again, because the set does not change. Raises ValueError for ranks there are not.
+    Found from behind: what feeds no wanted row is left out, and so is a comparison of two rows that
+    are both wanted and not looked at again, because the set does not change. Raises ValueError for
+    ranks there are not.
     """
     if not 0 <= first <= last < count:
         raise ValueError(f"no ranks {first} to {last} among {count}")

@@ -1,6 +1,6 @@
-"""Which contributions are too loud to be summed: a comparison of norms, with the others' or with those of epochs past.
-Enters: norms. Leaves: who is left out of this step, and why.
-Never: a tensor, a ban."""
+"""Which contributions are too loud to be summed: a comparison of norms, with the others' or with
+those of epochs past. Enters: norms. Leaves: who is left out of this step, and why. Never: a tensor,
+a ban."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ WINDOW = 64
 FEWEST_KNOWN = 8
 """Epochs of a part to be known before anybody is measured by them."""
 COMPARABLE = 3
-"""Contributors from which they are measured by each other: of two, nobody can say which is the odd one."""
+"""Contributors from which they are measured by each other: of two, nobody can say which is the odd
+one."""
 WEIGHT = 0.5
-"""What a quarantined contribution counts against its sender: less than one that is provably wrong."""
+"""What a quarantined contribution counts against its sender: less than one that is provably
+wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One contribution: tokens claimed, and the 2-norm of each of its gradient sums, in the order of the parts."""
+    """One contribution: tokens claimed, and the 2-norm of each of its gradient sums, in the order
+    of the parts."""
 
     tokens: int
     norms: tuple[float, ...]
@@ -36,12 +39,14 @@ class Size:
 
 @dataclass(slots=True)
 class Trail:
-    """Norms of gradients that were accepted, by part and epoch: what this owner has come to expect."""
+    """Norms of gradients that were accepted, by part and epoch: what this owner has come to
+    expect."""
 
     _seen: dict[str, dict[int, tuple[int, float]]] = field(default_factory=dict)
 
     def note(self, epoch: int, names: Sequence[str], size: Size) -> None:
-        """Remember the size of a typical contribution to an epoch; what is older than ``WINDOW`` epochs goes."""
+        """Remember the size of a typical contribution to an epoch; what is older than ``WINDOW``
+        epochs goes."""
         for name, norm in zip(names, size.norms, strict=True):
             self._seen.setdefault(name, {})[epoch] = size.tokens, norm / size.tokens
         for name, seen in list(self._seen.items()):
@@ -51,10 +56,13 @@ class Trail:
 
     def void(self, epoch: int) -> None:
         """Forget ``epoch`` and later ones: the swarm went back."""
-        self._seen = {name: {e: v for e, v in seen.items() if e < epoch} for name, seen in self._seen.items()}
+        self._seen = {
+            name: {e: v for e, v in seen.items() if e < epoch} for name, seen in self._seen.items()
+        }
 
     def expected(self, epoch: int, names: Sequence[str], tokens: int) -> float:
-        """Norm per token to be expected of ``tokens`` tokens in these parts; 0 when too little is known."""
+        """Norm per token to be expected of ``tokens`` tokens in these parts; 0 when too little is
+        known."""
         parts: list[float] = []
         for name in names:
             known = [v for e, v in self._seen.get(name, {}).items() if epoch - WINDOW <= e < epoch]
@@ -65,30 +73,41 @@ class Trail:
 
 
 def quarantined(
-    sizes: Mapping[PeerId, Size], factor: float, epoch: int = 0, names: Sequence[str] = (), trail: Trail | None = None
+    sizes: Mapping[PeerId, Size],
+    factor: float,
+    epoch: int = 0,
+    names: Sequence[str] = (),
+    trail: Trail | None = None,
 ) -> dict[PeerId, str]:
     """Who must be left out, and why; never everybody. ``factor`` 0 turns it off.
 
-    Of three or more, a contribution goes whose norm per token exceeds ``factor`` times the (upper) median of the others'.
-    Fewer are measured by ``trail``; when all of them exceed it, the trail is out of date and the smallest is the measure.
-    A mean over fewer tokens is noisier, its norm grows at most as 1/sqrt(tokens), so somebody who did little is allowed
-    that much more. The answer does not depend on the order of ``sizes``.
+    Of three or more, a contribution goes whose norm per token exceeds ``factor`` times the (upper)
+    median of the others'. Fewer are measured by ``trail``; when all of them exceed it, the trail is
+    out of date and the smallest is the measure. A mean over fewer tokens is noisier, its norm grows
+    at most as 1/sqrt(tokens), so somebody who did little is allowed that much more. The answer does
+    not depend on the order of ``sizes``.
     """
     if not factor or len(sizes) < 2:
         return {}
     ordered = sorted(sizes)
     if len(sizes) >= COMPARABLE:
-        measures = {p: median_high(_scaled(sizes[o], sizes[p]) for o in ordered if o != p) for p in ordered}
+        measures = {
+            p: median_high(_scaled(sizes[o], sizes[p]) for o in ordered if o != p) for p in ordered
+        }
         whose = "the others' median"
     else:
-        measures = {p: 0.0 if trail is None else trail.expected(epoch, names, sizes[p].tokens) for p in ordered}
+        measures = {
+            p: 0.0 if trail is None else trail.expected(epoch, names, sizes[p].tokens)
+            for p in ordered
+        }
         whose = "what was usual"
         if all(_exceeds(sizes[p], measures[p], factor) for p in ordered):
             least = min(ordered, key=lambda p: (sizes[p].per_token, p))
             measures = {p: _scaled(sizes[least], sizes[p]) for p in ordered}
             whose = "the smallest"
     return {
-        p: f"norm per token {sizes[p].per_token:.3g}, {factor:g} times {whose} is {factor * measures[p]:.3g}"
+        p: f"norm per token {sizes[p].per_token:.3g}, {factor:g} times {whose} is "
+        f"{factor * measures[p]:.3g}"
         for p in ordered
         if _exceeds(sizes[p], measures[p], factor)
     }

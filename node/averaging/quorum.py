@@ -1,10 +1,11 @@
-"""When a round among unequal peers closes: at a quorum and a grace that fits into the time nobody waits anyway.
-Enters: who reported what, measured times. Leaves: whose contributions are merged, with what weights.
-Never: a clock, a tensor.
+"""When a round among unequal peers closes: at a quorum and a grace that fits into the time nobody
+waits anyway. Enters: who reported what, measured times. Leaves: whose contributions are merged,
+with what weights. Never: a clock, a tensor.
 
-After the rule of Decoupled DiLoCo (arXiv 2604.21428): members go on training while a round is open, so waiting costs nothing until its
-result is due, ``overlap`` steps later. grace = clip(safety * (overlap * step_s - quorum_s - sync_s), 0, most).
-Who reports late is not thrown away: its report goes into the next round if it is no older than ``bound`` rounds.
+After the rule of Decoupled DiLoCo (arXiv 2604.21428): members go on training while a round is open,
+so waiting costs nothing until its result is due, ``overlap`` steps later. grace = clip(safety *
+(overlap * step_s - quorum_s - sync_s), 0, most). Who reports late is not thrown away: its report
+goes into the next round if it is no older than ``bound`` rounds.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """``peer`` has a contribution computed from the result of round ``since``, with ``tokens`` behind it."""
+    """``peer`` has a contribution computed from the result of round ``since``, with ``tokens``
+    behind it."""
 
     peer: PeerId
     since: int
@@ -47,7 +49,8 @@ class Ticked:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Close ``round``: mean of ``weights`` (they sum to 1, by tokens). ``late``: members of whom nothing is in it."""
+    """Close ``round``: mean of ``weights`` (they sum to 1, by tokens). ``late``: members of whom
+    nothing is in it."""
 
     round: int
     weights: dict[PeerId, float]
@@ -74,14 +77,15 @@ Action = Merge | TooOld | Wake
 
 
 def grace(most: float, spare_s: float | None, quorum_s: float, safety: float = SAFETY) -> float:
-    """Seconds that may pass after a quorum took ``quorum_s``, at most ``most``; ``spare_s``: nobody waits for the result before, None
-    where every wait is felt."""
+    """Seconds that may pass after a quorum took ``quorum_s``, at most ``most``; ``spare_s``: nobody
+    waits for the result before, None where every wait is felt."""
     return most if spare_s is None else min(most, max(0.0, safety * (spare_s - quorum_s)))
 
 
 @dataclass
 class Quorum:
-    """Rounds of one fragment, one after the other. ``quorum`` 0: all members. Times are seconds of the caller's clock."""
+    """Rounds of one fragment, one after the other. ``quorum`` 0: all members. Times are seconds of
+    the caller's clock."""
 
     quorum: int
     most: float
@@ -99,7 +103,8 @@ class Quorum:
     _open: bool = False
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """What to do about it. Raises ValueError for a round begun while one is open, or a report from the future."""
+        """What to do about it. Raises ValueError for a round begun while one is open, or a report
+        from the future."""
         if isinstance(event, Begin):
             if self._open:
                 raise ValueError(f"round {self.round} is open")
@@ -113,12 +118,21 @@ class Quorum:
         return self._settle(now) if self._open else []
 
     def grace(self, quorum_s: float) -> float:
-        """Seconds that may pass after a quorum took ``quorum_s``. Without overlap every wait is felt, so ``most`` is the rule."""
-        return grace(self.most, self.overlap * self.step_s if self.overlap else None, quorum_s + self.sync_s, self.safety)
+        """Seconds that may pass after a quorum took ``quorum_s``. Without overlap every wait is
+        felt, so ``most`` is the rule."""
+        return grace(
+            self.most,
+            self.overlap * self.step_s if self.overlap else None,
+            quorum_s + self.sync_s,
+            self.safety,
+        )
 
     def _take(self, report: Reported) -> list[Action]:
         if report.since > self.round or report.tokens < 1:
-            raise ValueError(f"a report of {report.tokens} tokens since round {report.since} in round {self.round}")
+            raise ValueError(
+                f"a report of {report.tokens} tokens since round {report.since} in round "
+                f"{self.round}"
+            )
         if self.round - report.since > self.bound:
             return [TooOld(report.peer, report.since)]
         self._reports[report.peer] = report

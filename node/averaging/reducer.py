@@ -1,6 +1,6 @@
-"""One owner's way from contributions to one gradient per token: weigh, leave out the absurd, reduce.
-Enters: gradient sums with what their senders claim. Leaves: means for the optimizer.
-Never: a socket, a ban."""
+"""One owner's way from contributions to one gradient per token: weigh, leave out the absurd,
+reduce. Enters: gradient sums with what their senders claim. Leaves: means for the optimizer. Never:
+a socket, a ban."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from node.core.ids import PeerId
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What is to be reduced. ``claims``: tokens by contributor; ``gradients``: their sums over these tokens, as they
-    came, in the order of ``names``. ``allowed`` and ``total``: see :func:`node.averaging.weights.weights`. Not ``summed``:
-    they are values already, and each counts for its tokens. ``norms``: of ``gradients``, of whom they are known. ``reducer``: "" for
-    that of the settings."""
+    """What is to be reduced. ``claims``: tokens by contributor; ``gradients``: their sums over
+    these tokens, as they came, in the order of ``names``. ``allowed`` and ``total``: see
+    :func:`node.averaging.weights.weights`. Not ``summed``: they are values already, and each counts
+    for its tokens. ``norms``: of ``gradients``, of whom they are known. ``reducer``: "" for that of
+    the settings."""
 
     epoch: int
     names: tuple[str, ...]
@@ -39,9 +40,11 @@ class Gathered:
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """``numbers``: gradients per token, in the order of the names, which may need the contributions until they are read; ``tokens``: the weight behind them; ``contributors``:
-    whose gradients are in them, sorted; ``quarantined``: whose are not, and why. ``fell_back``: too few for the reducer
-    that was asked for, so it is their mean. ``center`` and ``typical`` are for :meth:`Reducer.remember`."""
+    """``numbers``: gradients per token, in the order of the names, which may need the contributions
+    until they are read; ``tokens``: the weight behind them; ``contributors``: whose gradients are
+    in them, sorted; ``quarantined``: whose are not, and why. ``fell_back``: too few for the reducer
+    that was asked for, so it is their mean. ``center`` and ``typical`` are for
+    :meth:`Reducer.remember`."""
 
     epoch: int
     names: tuple[str, ...]
@@ -60,8 +63,8 @@ class Reduced:
 
 
 class Reducer:
-    """Reduces by the manifest. :meth:`reduce` changes nothing, so it may run on any thread and be done again;
-    :meth:`remember` is called when its result was stepped."""
+    """Reduces by the manifest. :meth:`reduce` changes nothing, so it may run on any thread and be
+    done again; :meth:`remember` is called when its result was stepped."""
 
     def __init__(self, settings: AveragingSettings) -> None:
         self._settings = settings
@@ -74,13 +77,21 @@ class Reducer:
         Raises ValueError when nobody contributed, or all weigh nothing.
         """
         sizes = {
-            p: Size(t if g.summed else 1, tuple(g.norms[p] if p in g.norms else (each.norm() for each in g.gradients[p])))
+            p: Size(
+                t if g.summed else 1,
+                tuple(g.norms[p] if p in g.norms else (each.norm() for each in g.gradients[p])),
+            )
             for p, t in sorted(g.claims.items())
             if t > 0
         }
-        # Before anybody is left out: what a liar claims must not become room for the claims of another.
-        weigh = {p: w for p, w in weights(g.claims, g.allowed, g.total).items() if w > 0 and p in sizes}
-        out = quarantined({p: sizes[p] for p in weigh}, self._settings.quarantine, g.epoch, g.names, self._trail)
+        # Before anybody is left out: what a liar claims must not become room for the claims of
+        # another.
+        weigh = {
+            p: w for p, w in weights(g.claims, g.allowed, g.total).items() if w > 0 and p in sizes
+        }
+        out = quarantined(
+            {p: sizes[p] for p in weigh}, self._settings.quarantine, g.epoch, g.names, self._trail
+        )
         order = tuple(sorted(weigh.keys() - out.keys()))
         if not order:
             raise ValueError("no contribution has any weight")
@@ -90,14 +101,26 @@ class Reducer:
         made = self._apply(name, g, order, sizes, weigh)
         typical = median_high([(sizes[p].per_token, p) for p in order])[1]
         center = [each.whole().clone() for each in made] if name == "centered-clip" else None
-        return Reduced(g.epoch, g.names, made, sum(weigh[p] for p in order), order, out, fell_back, sizes[typical], center)
+        return Reduced(
+            g.epoch,
+            g.names,
+            made,
+            sum(weigh[p] for p in order),
+            order,
+            out,
+            fell_back,
+            sizes[typical],
+            center,
+        )
 
     def remember(self, reduced: Reduced) -> None:
         """Expect such norms from now on, and start from this average next time."""
         self._trail.note(reduced.epoch, reduced.names, reduced.typical)
         self._centers = {n: c for n, c in self._centers.items() if c[0] >= reduced.epoch - 1}
         if reduced.center is not None:
-            self._centers |= {n: (reduced.epoch, c) for n, c in zip(reduced.names, reduced.center, strict=True)}
+            self._centers |= {
+                n: (reduced.epoch, c) for n, c in zip(reduced.names, reduced.center, strict=True)
+            }
 
     def void(self, epoch: int) -> None:
         """``epoch`` and later ones did not happen."""
@@ -105,7 +128,12 @@ class Reducer:
         self._centers = {n: c for n, c in self._centers.items() if c[0] < epoch}
 
     def _apply(
-        self, name: str, g: Gathered, order: tuple[PeerId, ...], sizes: Mapping[PeerId, Size], weigh: Mapping[PeerId, int]
+        self,
+        name: str,
+        g: Gathered,
+        order: tuple[PeerId, ...],
+        sizes: Mapping[PeerId, Size],
+        weigh: Mapping[PeerId, int],
     ) -> Sequence[Numbers]:
         s = self._settings
         tokens = [g.claims[p] if g.summed else 1 for p in order]
@@ -117,14 +145,21 @@ class Reducer:
         norms, weight = [sizes[p].per_token for p in order], [float(weigh[p]) for p in order]
         if name == "clipped-mean":
             shares = robust.clipped(norms, weight, s.clip)
-            return means(g.gradients, order, 1, {p: f / t for p, f, t in zip(order, shares, tokens, strict=True)})
+            return means(
+                g.gradients,
+                order,
+                1,
+                {p: f / t for p, f, t in zip(order, shares, tokens, strict=True)},
+            )
         given = [[each.whole() for each in g.gradients[p]] for p in order]
         if name == "median":
             return [Coded.of(t) for t in robust.median(given, tokens)]
         if name == "trimmed-mean":
             return [Coded.of(t) for t in robust.trimmed_mean(given, tokens, s.trim)]
         center = self._center(g)
-        shares, kept = robust.centered(given, tokens, norms, weight, s.clip, s.clip_iterations, center)
+        shares, kept = robust.centered(
+            given, tokens, norms, weight, s.clip, s.clip_iterations, center
+        )
         factors = {p: f / t for p, f, t in zip(order, shares, tokens, strict=True)}
         moved = [each.whole() for each in means(g.gradients, order, 1, factors)]
         if center is not None:
@@ -134,8 +169,13 @@ class Reducer:
 
     def _center(self, g: Gathered) -> list[torch.Tensor] | None:
         """Averages of the epoch before, zeros for parts that were another's; None when all were."""
-        known = {n: c for n in g.names if (c := self._centers.get(n)) is not None and c[0] == g.epoch - 1}
+        known = {
+            n: c for n in g.names if (c := self._centers.get(n)) is not None and c[0] == g.epoch - 1
+        }
         if not known:
             return None
         like = next(iter(g.gradients.values()))
-        return [known[n][1] if n in known else torch.zeros(t.shape) for n, t in zip(g.names, like, strict=True)]
+        return [
+            known[n][1] if n in known else torch.zeros(t.shape)
+            for n, t in zip(g.names, like, strict=True)
+        ]

@@ -10,27 +10,34 @@ class AveragingSettings:
     """What replicas do every epoch: a butterfly exchange inside their cell."""
 
     cell: int | str = "all"
-    """Replicas that share an optimizer step: "all" of a stage, or so many at most. Cells average with each other as [outer] says."""
+    """Replicas that share an optimizer step: "all" of a stage, or so many at most. Cells average
+    with each other as [outer] says."""
     wire: str = "fp32"
-    """Number format of gradients on the wire: fp32, bf16, fp16, int8. Fresh parameters always travel in fp32."""
+    """Number format of gradients on the wire: fp32, bf16, fp16, int8. Fresh parameters always
+    travel in fp32."""
     group_bytes: int = 8 << 20
-    """Most bytes of an owner's parts, as they travel the larger way, that are stepped together; in fp32 they are four times as many at
-    most. A larger part goes alone. While a group is stepped, the next one's gradients arrive and the one before leaves. An owner holds
-    two groups of every member."""
+    """Most bytes of an owner's parts, as they travel the larger way, that are stepped together; in
+    fp32 they are four times as many at most. A larger part goes alone. While a group is stepped,
+    the next one's gradients arrive and the one before leaves. An owner holds two groups of every
+    member."""
     round_timeout_s: float = 30.0
-    """A contribution or a fresh part that is later counts as missing. A floor: a round has four times as long as its steps and its
-    bytes should take, where that is more."""
+    """A contribution or a fresh part that is later counts as missing. A floor: a round has four
+    times as long as its steps and its bytes should take, where that is more."""
     max_gradient_norm: float = 1e6
-    """A contribution whose norm per token is above it, or not finite, is refused and counted against its sender."""
+    """A contribution whose norm per token is above it, or not finite, is refused and counted
+    against its sender."""
     quarantine: float = 10.0
-    """A contribution this many times louder per token than the others' median is left out of the step and counted; 0 is off."""
+    """A contribution this many times louder per token than the others' median is left out of the
+    step and counted; 0 is off."""
     reducer: str = "mean"
-    """What becomes of the contributions: mean (by tokens), clipped-mean, median, trimmed-mean, centered-clip.
-    All but the mean need three contributors and average like it below that."""
+    """What becomes of the contributions: mean (by tokens), clipped-mean, median, trimmed-mean,
+    centered-clip. All but the mean need three contributors and average like it below that."""
     trim: float = 0.25
-    """Share of contributors that trimmed-mean leaves out at each end of every coordinate, at least one."""
+    """Share of contributors that trimmed-mean leaves out at each end of every coordinate, at least
+    one."""
     clip: float = 2.0
-    """Radius of clipped-mean and centered-clip, in medians of the contributions' norms or distances."""
+    """Radius of clipped-mean and centered-clip, in medians of the contributions' norms or
+    distances."""
     clip_iterations: int = 3
     """Times that centered-clip moves its center."""
 

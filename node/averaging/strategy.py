@@ -1,6 +1,7 @@
-"""Who averages with whom in a round: a pure function of (members, round, seed), computed and never negotiated.
-Enters: how many members, round, seed. Leaves: groups, or directed edges, by the members' places in sorted order.
-Never: a tensor, a clock, chance that two machines would see differently."""
+"""Who averages with whom in a round: a pure function of (members, round, seed), computed and never
+negotiated. Enters: how many members, round, seed. Leaves: groups, or directed edges, by the
+members' places in sorted order. Never: a tensor, a clock, chance that two machines would see
+differently."""
 
 from __future__ import annotations
 
@@ -20,9 +21,10 @@ Places = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """``labels`` [n]: members with equal labels average with each other. ``owners``: places that reduce for everybody, in
-    equal shares; empty: every member of a group reduces its share of it. ``whole``: a group with a member missing averages
-    nothing (a plain all-reduce); otherwise it goes on without."""
+    """``labels`` [n]: members with equal labels average with each other. ``owners``: places that
+    reduce for everybody, in equal shares; empty: every member of a group reduces its share of it.
+    ``whole``: a group with a member missing averages nothing (a plain all-reduce); otherwise it
+    goes on without."""
 
     labels: Places
     owners: tuple[int, ...] = ()
@@ -31,8 +33,9 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """``source`` and ``target`` [m]: who sends to whom. ``mass``: what is sent is a share of the sender's sum and weight
-    (push-sum); otherwise the receiver takes the mean of its own value and those that came."""
+    """``source`` and ``target`` [m]: who sends to whom. ``mass``: what is sent is a share of the
+    sender's sum and weight (push-sum); otherwise the receiver takes the mean of its own value and
+    those that came."""
 
     source: Places
     target: Places
@@ -41,8 +44,9 @@ class Edges:
 
 @dataclass(frozen=True, slots=True)
 class Pushes:
-    """Every member pushes to the ``owners`` and pulls when it likes, here in ``order``. A push is refused when more than
-    ``bound`` others were applied since its sender last pulled (None: never). ``locked`` False: pushes mix coordinate by coordinate."""
+    """Every member pushes to the ``owners`` and pulls when it likes, here in ``order``. A push is
+    refused when more than ``bound`` others were applied since its sender last pulled (None: never).
+    ``locked`` False: pushes mix coordinate by coordinate."""
 
     order: Places
     owners: tuple[int, ...]
@@ -54,8 +58,8 @@ Meeting = Groups | Edges | Pushes
 
 
 class Strategy(Protocol):
-    """``meet`` is pure. ``partial``: one round leaves members with different values, so that only what contracts by itself
-    (parameters, not gradients) may be averaged with it."""
+    """``meet`` is pure. ``partial``: one round leaves members with different values, so that only
+    what contracts by itself (parameters, not gradients) may be averaged with it."""
 
     @property
     def partial(self) -> bool: ...
@@ -78,7 +82,8 @@ class Butterfly:
 
 @dataclass(frozen=True, slots=True)
 class RandomGroups:
-    """Groups of ``size`` drawn anew every round; who is left over joins them one by one, so groups differ by as little as can be."""
+    """Groups of ``size`` drawn anew every round; who is left over joins them one by one, so groups
+    differ by as little as can be."""
 
     size: int
     partial: bool = True
@@ -91,10 +96,12 @@ class RandomGroups:
 
 
 def dice(seed: int, *what: object) -> np.random.Philox:
-    """Random bits named by what they are for; the same on every machine (the bit stream of Philox is fixed, numpy's
-    distributions on top of it are not)."""
+    """Random bits named by what they are for; the same on every machine (the bit stream of Philox
+    is fixed, numpy's distributions on top of it are not)."""
     text = ":".join(map(str, (seed, *what)))
-    return np.random.Philox(key=int.from_bytes(blake2b(text.encode(), digest_size=16).digest(), "little"))
+    return np.random.Philox(
+        key=int.from_bytes(blake2b(text.encode(), digest_size=16).digest(), "little")
+    )
 
 
 def order(count: int, seed: int, *what: object) -> Places:
@@ -102,8 +109,11 @@ def order(count: int, seed: int, *what: object) -> Places:
     return np.argsort(dice(seed, *what).random_raw(count), kind="stable")
 
 
-def groups_of(strategy: Strategy, members: Sequence[PeerId], round: int, seed: int) -> tuple[tuple[PeerId, ...], ...]:
-    """The groups of ``round`` among ``members``, in whatever order those are given; each sorted, singles included.
+def groups_of(
+    strategy: Strategy, members: Sequence[PeerId], round: int, seed: int
+) -> tuple[tuple[PeerId, ...], ...]:
+    """The groups of ``round`` among ``members``, in whatever order those are given; each sorted,
+    singles included.
 
     Raises ValueError for a strategy without groups, or a member named twice.
     """
@@ -117,8 +127,11 @@ def groups_of(strategy: Strategy, members: Sequence[PeerId], round: int, seed: i
     return tuple(tuple(group) for _, group in sorted(found.items()))
 
 
-def group_of(strategy: Strategy, members: Sequence[PeerId], round: int, seed: int, me: PeerId) -> tuple[PeerId, ...]:
-    """My group, led by its first in :func:`leaders`. Raises ValueError as :func:`groups_of`, and when I am no member."""
+def group_of(
+    strategy: Strategy, members: Sequence[PeerId], round: int, seed: int, me: PeerId
+) -> tuple[PeerId, ...]:
+    """My group, led by its first in :func:`leaders`. Raises ValueError as :func:`groups_of`, and
+    when I am no member."""
     for group in groups_of(strategy, members, round, seed):
         if me in group:
             return leaders(group, f"{seed}:{round}")
@@ -128,7 +141,8 @@ def group_of(strategy: Strategy, members: Sequence[PeerId], round: int, seed: in
 def neighbours_of(
     strategy: Strategy, members: Sequence[PeerId], round: int, seed: int, me: PeerId
 ) -> tuple[tuple[PeerId, ...], tuple[PeerId, ...]]:
-    """(whom I send to, who sends to me). Raises ValueError for a strategy without edges, or when I am no member."""
+    """(whom I send to, who sends to me). Raises ValueError for a strategy without edges, or when I
+    am no member."""
     names = _sorted(members)
     meeting, here = strategy.meet(len(names), round, seed), names.index(me)
     if not isinstance(meeting, Edges):
@@ -139,9 +153,11 @@ def neighbours_of(
 
 
 def leaders(group: Collection[PeerId], salt: str) -> tuple[PeerId, ...]:
-    """The group in the order in which its members lead: the first leads, the next succeeds it when it is lost.
+    """The group in the order in which its members lead: the first leads, the next succeeds it when
+    it is lost.
 
-    By :func:`rank`, so that the work goes round from ``salt`` to salt (seed, round, key) and nobody can choose it.
+    By :func:`rank`, so that the work goes round from ``salt`` to salt (seed, round, key) and nobody
+    can choose it.
     """
     return tuple(sorted(group, key=lambda peer: rank(peer, salt)))
 
@@ -152,16 +168,19 @@ def rank(peer: PeerId, salt: str) -> tuple[bytes, PeerId]:
 
 
 def mixing(meeting: Meeting, alive: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """The round as a matrix [n, n]: new values are ``mixing @ values``. Members that are not alive keep theirs.
+    """The round as a matrix [n, n]: new values are ``mixing @ values``. Members that are not alive
+    keep theirs.
 
-    Rows sum to 1, columns too for groups; with ``mass``, columns only: values and weights both go through it (push-sum).
-    Raises ValueError for pushes, which depend on their order.
+    Rows sum to 1, columns too for groups; with ``mass``, columns only: values and weights both go
+    through it (push-sum). Raises ValueError for pushes, which depend on their order.
     """
     if isinstance(meeting, Pushes):
         raise ValueError("pushes without a barrier are no matrix")
     count = len(alive)
     if isinstance(meeting, Groups):
-        together = (meeting.labels[:, None] == meeting.labels[None, :]) & alive[:, None] & alive[None, :]
+        together = (
+            (meeting.labels[:, None] == meeting.labels[None, :]) & alive[:, None] & alive[None, :]
+        )
         if not _owned(meeting, alive):
             together[:] = False
         elif meeting.whole:

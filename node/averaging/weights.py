@@ -9,21 +9,27 @@ from collections.abc import Mapping
 from node.core.ids import PeerId
 
 
-def weights(claims: Mapping[PeerId, int], allowed: Mapping[PeerId, int], total: int) -> dict[PeerId, int]:
-    """Tokens each contribution counts for, at most those it claims; a function of the arguments, whatever their order.
+def weights(
+    claims: Mapping[PeerId, int], allowed: Mapping[PeerId, int], total: int
+) -> dict[PeerId, int]:
+    """Tokens each contribution counts for, at most those it claims; a function of the arguments,
+    whatever their order.
 
-    ``allowed``: tokens the plan assigned, by member; ``total``: tokens of all micro-batches that count. Who claims more
-    than it was assigned may have done the work of a replica that died, so all share what nobody else accounts for:
+    ``allowed``: tokens the plan assigned, by member; ``total``: tokens of all micro-batches that
+    count. Who claims more than it was assigned may have done the work of a replica that died, so
+    all share what nobody else accounts for:
 
         w_i = min(t_i, allowed_i + max(0, total - sum_j min(t_j, allowed_j)))
 
-    Without ``allowed``, or with 0 for an unknown ``total``, every claim stands. A claim below 1 weighs nothing.
-    Raises ValueError for a claim that is not a whole number.
+    Without ``allowed``, or with 0 for an unknown ``total``, every claim stands. A claim below 1
+    weighs nothing. Raises ValueError for a claim that is not a whole number.
     """
     if any(type(tokens) is not int for tokens in claims.values()):
         raise ValueError("tokens are counted in whole numbers")
     if not allowed or total <= 0:
         return {peer: max(0, tokens) for peer, tokens in claims.items()}
     assigned = {peer: max(0, allowed.get(peer, 0)) for peer in claims}
-    spare = max(0, total - sum(max(0, min(tokens, assigned[peer])) for peer, tokens in claims.items()))
+    spare = max(
+        0, total - sum(max(0, min(tokens, assigned[peer])) for peer, tokens in claims.items())
+    )
     return {peer: max(0, min(tokens, assigned[peer] + spare)) for peer, tokens in claims.items()}

@@ -1,9 +1,11 @@
-"""The joiner: state of one epoch from several donors at once, believed only as far as it can be checked.
+"""The joiner: state of one epoch from several donors at once, believed only as far as it can be
+checked.
 
-What a donor says is compared, in this order, with what this peer already knows: names and shapes (from the manifest
-of the run) before a byte is allocated, the hash of each tensor when it is there, the digest of the stage (from the
-plan) when all are. Donors that describe the same bytes work together; one that is caught is left out and counted
-against. A whole tensor comes from one donor if possible, so that a wrong hash has one author.
+What a donor says is compared, in this order, with what this peer already knows: names and shapes
+(from the manifest of the run) before a byte is allocated, the hash of each tensor when it is there,
+the digest of the stage (from the plan) when all are. Donors that describe the same bytes work
+together; one that is caught is left out and counted against. A whole tensor comes from one donor if
+possible, so that a wrong hash has one author.
 """
 
 from __future__ import annotations
@@ -35,13 +37,18 @@ Progress = Callable[[int, int, float, PeerId], None]
 
 Shapes = Mapping[str, Sequence[int]]
 _HEX = re.compile(r"[0-9a-f]{64}")
-_GONE = {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED}
+_GONE = {
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.PERMISSION_DENIED,
+}
 
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds. ``describe_s``: a donor hashes its whole state for the first who asks. ``stall_s``: between two
-    messages. ``request_s``: one request, slow lines included. ``tries``: failures in a row that end a donor's turn."""
+    """Seconds. ``describe_s``: a donor hashes its whole state for the first who asks. ``stall_s``:
+    between two messages. ``request_s``: one request, slow lines included. ``tries``: failures in a
+    row that end a donor's turn."""
 
     describe_s: float = 120.0
     stall_s: float = 15.0
@@ -67,16 +74,31 @@ async def fetch(
     patience: Patience | None = None,
     gate: asyncio.Event | None = None,
 ) -> StateSnapshot:
-    """The state of ``stage`` at ``epoch`` (None: one that most donors agree on, the newest of these), exactly ``shapes``.
+    """The state of ``stage`` at ``epoch`` (None: one that most donors agree on, the newest of
+    these), exactly ``shapes``.
 
-    ``lineage`` names the history of ``epoch``, "" stands for any. With ``expected_digest`` only that state is accepted.
-    Without, the word of the largest group of donors that agree is taken, so give it whenever it is known. ``partial``
-    keeps what is verified across calls, and while ``epoch`` is None the version that was under way is asked for before
-    any other; it is cleared on success. No request begins while ``gate`` is not set. Raises NoDonor when the state could not be had from anybody, OutOfResources when the disk of
-    ``partial`` is full. Donors that lied were reported to ``transport.fault`` with weight 1.
+    ``lineage`` names the history of ``epoch``, "" stands for any. With ``expected_digest`` only
+    that state is accepted. Without, the word of the largest group of donors that agree is taken, so
+    give it whenever it is known. ``partial`` keeps what is verified across calls, and while
+    ``epoch`` is None the version that was under way is asked for before any other; it is cleared on
+    success. No request begins while ``gate`` is not set. Raises NoDonor when the state could not be
+    had from anybody, OutOfResources when the disk of ``partial`` is full. Donors that lied were
+    reported to ``transport.fault`` with weight 1.
     """
-    job = _Fetch(transport, stage, StateKind(kind), shapes, settings or CheckpointSettings(), partial or Partial())
-    job.progress, job.clock, job.patience, job.gate = progress, clock or SystemClock(), patience or Patience(), gate
+    job = _Fetch(
+        transport,
+        stage,
+        StateKind(kind),
+        shapes,
+        settings or CheckpointSettings(),
+        partial or Partial(),
+    )
+    job.progress, job.clock, job.patience, job.gate = (
+        progress,
+        clock or SystemClock(),
+        patience or Patience(),
+        gate,
+    )
     job.lineage = lineage
     return await job.run(dict.fromkeys(donors), epoch, expected_digest)
 
@@ -133,7 +155,13 @@ class _Fetch:
         settings: CheckpointSettings,
         partial: Partial,
     ) -> None:
-        self.transport, self.stage, self.kind, self.settings, self.partial = transport, stage, kind, settings, partial
+        self.transport, self.stage, self.kind, self.settings, self.partial = (
+            transport,
+            stage,
+            kind,
+            settings,
+            partial,
+        )
         self.shapes = {name: tuple(int(d) for d in shape) for name, shape in shapes.items()}
         self.total = sum(nbytes_of(shape, WIRE) for shape in self.shapes.values())
         self.progress: Progress | None = None
@@ -147,12 +175,20 @@ class _Fetch:
         self.began = 0.0
         self.came = 0
 
-    async def run(self, donors: Mapping[PeerId, None], epoch: int | None, expected: str | None) -> StateSnapshot:
-        what = f"{self.kind} of stage {self.stage}" + ("" if epoch is None else f" at epoch {epoch}")
+    async def run(
+        self, donors: Mapping[PeerId, None], epoch: int | None, expected: str | None
+    ) -> StateSnapshot:
+        what = f"{self.kind} of stage {self.stage}" + (
+            "" if epoch is None else f" at epoch {epoch}"
+        )
         self.began = self.clock.now()
         groups = await self._offers(list(donors), epoch, expected)
         begun = self.partial.version
-        order = sorted(groups, key=lambda o: (o.version == begun, len(groups[o]), o.version, o.digest), reverse=True)
+        order = sorted(
+            groups,
+            key=lambda o: (o.version == begun, len(groups[o]), o.version, o.digest),
+            reverse=True,
+        )
         for offer in order:
             self.partial.version = offer.version
             await asyncio.to_thread(self.partial.only, {sha256 for _, sha256 in offer.hashes})
@@ -162,8 +198,11 @@ class _Fetch:
             if await asyncio.to_thread(digest, tensors) == offer.digest:
                 await asyncio.to_thread(self.partial.clear)
                 version = offer.version
-                return StateSnapshot(version.epoch, tensors, offer.digest, dict(self.sources), version.lineage)
-            # Every tensor had the hash that was claimed for it: the claim itself is false, and all of the group made it.
+                return StateSnapshot(
+                    version.epoch, tensors, offer.digest, dict(self.sources), version.lineage
+                )
+            # Every tensor had the hash that was claimed for it: the claim itself is false, and all
+            # of the group made it.
             others = {pair for other in groups if other != offer for pair in other.hashes}
             for _, sha256 in set(offer.hashes) - others:
                 self.partial.forget(sha256)
@@ -173,10 +212,15 @@ class _Fetch:
 
     # Phase 1: who holds what.
 
-    async def _offers(self, donors: list[PeerId], epoch: int | None, expected: str | None) -> dict[_Offer, list[PeerId]]:
+    async def _offers(
+        self, donors: list[PeerId], epoch: int | None, expected: str | None
+    ) -> dict[_Offer, list[PeerId]]:
         tasks, groups = Tasks("fetch"), defaultdict[_Offer, list[PeerId]](list)
         try:
-            asked = [(peer, tasks.spawn(self._ask(peer, epoch, expected), f"describe {peer[-6:]}")) for peer in donors]
+            asked = [
+                (peer, tasks.spawn(self._ask(peer, epoch, expected), f"describe {peer[-6:]}"))
+                for peer in donors
+            ]
             for peer, task in asked:
                 if (offer := await task) is not None:
                     groups[offer].append(peer)
@@ -188,7 +232,11 @@ class _Fetch:
         begun = self.partial.version if epoch is None else None
         try:
             async with asyncio.timeout(self.patience.describe_s):
-                offer = None if begun is None else await self._described(peer, begun.epoch, begun.lineage)
+                offer = (
+                    None
+                    if begun is None
+                    else await self._described(peer, begun.epoch, begun.lineage)
+                )
                 if offer is None or expected not in (None, offer.digest):
                     offer = await self._described(peer, epoch, self.lineage, must=True)
         except grpc.aio.AioRpcError as e:
@@ -202,15 +250,26 @@ class _Fetch:
         else:
             if offer is None or expected is None or offer.digest == expected:
                 return offer
-            said = f"offers digest {offer.digest[:12]} at epoch {offer.version.epoch}, the swarm has {expected[:12]}"
+            said = (
+                f"offers digest {offer.digest[:12]} at epoch {offer.version.epoch}, the swarm "
+                f"has {expected[:12]}"
+            )
             self._lied(peer, said)
         return None
 
-    async def _described(self, peer: PeerId, epoch: int | None, history: str, must: bool = False) -> _Offer | None:
-        """One donor's offer; None when it has no such state and ``must`` it not. Raises AioRpcError, PeerFault, WireError."""
+    async def _described(
+        self, peer: PeerId, epoch: int | None, history: str, must: bool = False
+    ) -> _Offer | None:
+        """One donor's offer; None when it has no such state and ``must`` it not. Raises
+        AioRpcError, PeerFault, WireError."""
         names = [] if self.kind is StateKind.PARAMETERS else sorted(self.shapes)
         request = state_pb2.DescribeRequest(
-            stage=self.stage, kind=self.kind.code, epoch=epoch or 0, any_epoch=epoch is None, names=names, lineage=history
+            stage=self.stage,
+            kind=self.kind.code,
+            epoch=epoch or 0,
+            any_epoch=epoch is None,
+            names=names,
+            lineage=history,
         )
         stub = state_pb2_grpc.StateStub(await self.transport.channel(peer))
         try:
@@ -222,20 +281,32 @@ class _Fetch:
         return self._check(manifest, epoch, history)
 
     def _check(self, manifest: state_pb2.StateManifest, epoch: int | None, history: str) -> _Offer:
-        """Raises WireError for an answer to another question, or for tensors this peer did not expect."""
-        same = (manifest.stage, manifest.kind) == (self.stage, self.kind.code) and epoch in (None, manifest.epoch)
+        """Raises WireError for an answer to another question, or for tensors this peer did not
+        expect."""
+        same = (manifest.stage, manifest.kind) == (self.stage, self.kind.code) and epoch in (
+            None,
+            manifest.epoch,
+        )
         if not same or history not in ("", manifest.lineage):
             raise WireError("the answer is about other state than was asked for")
         entries = {t.head.name: t for t in manifest.tensors}
         if len(entries) != len(manifest.tensors) or entries.keys() != self.shapes.keys():
-            raise WireError(f"{len(manifest.tensors)} tensors described, expected {len(self.shapes)} by their names")
+            raise WireError(
+                f"{len(manifest.tensors)} tensors described, expected {len(self.shapes)} by their "
+                "names"
+            )
         for name, shape in self.shapes.items():
             check_head(entries[name].head, name, shape, WIRE)
         hashes = tuple((name, entries[name].sha256) for name in sorted(entries))
-        if any(_HEX.fullmatch(text) is None for text in (manifest.digest, *(sha256 for _, sha256 in hashes))):
+        if any(
+            _HEX.fullmatch(text) is None
+            for text in (manifest.digest, *(sha256 for _, sha256 in hashes))
+        ):
             raise WireError("a hash is not a hex sha256")
         try:
-            return _Offer(Version(manifest.epoch, lineage(manifest.lineage)), manifest.digest, hashes)
+            return _Offer(
+                Version(manifest.epoch, lineage(manifest.lineage)), manifest.digest, hashes
+            )
         except ValueError as e:
             raise WireError(str(e)) from e
 
@@ -254,7 +325,9 @@ class _Fetch:
         self.done_bytes = self.total - sum(w.nbytes for w in wanted)
         wanted.sort(key=lambda w: w.nbytes)  # taken from the end: largest first
         # Every joiner has its own order of donors, so that they do not all begin with the same one.
-        ring = sorted(peers, key=lambda p: hashlib.sha256(f"{self.transport.peer_id}{p}".encode()).digest())
+        ring = sorted(
+            peers, key=lambda p: hashlib.sha256(f"{self.transport.peer_id}{p}".encode()).digest()
+        )
         donors = [_Donor(peer) for peer in ring]
         tasks = Tasks("fetch")
         try:
@@ -268,8 +341,16 @@ class _Fetch:
             await tasks.close()
         return have if len(have) == len(self.shapes) else None
 
-    async def _worker(self, offer: _Offer, wanted: list[_Wanted], have: dict[str, torch.Tensor], donors: list[_Donor]) -> None:
-        while wanted and (donor := min((d for d in donors if not d.out), key=lambda d: d.active, default=None)):
+    async def _worker(
+        self,
+        offer: _Offer,
+        wanted: list[_Wanted],
+        have: dict[str, torch.Tensor],
+        donors: list[_Donor],
+    ) -> None:
+        while wanted and (
+            donor := min((d for d in donors if not d.out), key=lambda d: d.active, default=None)
+        ):
             want = wanted.pop()
             donor.active += 1
             try:
@@ -284,7 +365,8 @@ class _Fetch:
                 await asyncio.sleep(0 if donor.out else self.patience.pause_s * donor.failed)
 
     async def _take(self, offer: _Offer, want: _Wanted, donor: _Donor) -> bool:
-        """Go on with one tensor at one donor, until it is whole and right (True) or the donor failed (False)."""
+        """Go on with one tensor at one donor, until it is whole and right (True) or the donor
+        failed (False)."""
         if want.alone and want.sources - {donor.peer}:
             self._drop(want)
         try:
@@ -309,7 +391,8 @@ class _Fetch:
         return await self._verify(want, donor)
 
     async def _request(self, offer: _Offer, want: _Wanted, view: memoryview, donor: _Donor) -> None:
-        """One range. What arrived before an error stays. Raises AioRpcError, PeerFault, TimeoutError, WireError."""
+        """One range. What arrived before an error stays. Raises AioRpcError, PeerFault,
+        TimeoutError, WireError."""
         if self.gate is not None:
             await self.gate.wait()
         end = min(want.filled + max(1, self.settings.fetch_chunk), want.nbytes)
@@ -337,13 +420,18 @@ class _Fetch:
         finally:
             call.cancel()
         if want.filled < end:
-            raise WireError(f"{want.name} ended {end - want.filled} bytes short of what was asked for")
+            raise WireError(
+                f"{want.name} ended {end - want.filled} bytes short of what was asked for"
+            )
 
-    def _accept(self, want: _Wanted, view: memoryview, chunk: state_pb2.StateChunk, end: int, donor: _Donor) -> None:
+    def _accept(
+        self, want: _Wanted, view: memoryview, chunk: state_pb2.StateChunk, end: int, donor: _Donor
+    ) -> None:
         size = len(chunk.data)
         if chunk.offset != want.filled or not 0 < size <= end - want.filled:
             raise WireError(
-                f"{size} bytes at {chunk.offset} of {want.name}, expected at most {end - want.filled} at {want.filled}"
+                f"{size} bytes at {chunk.offset} of {want.name}, expected at most "
+                f"{end - want.filled} at {want.filled}"
             )
         view[want.filled : want.filled + size] = chunk.data
         want.filled += size

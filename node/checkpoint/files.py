@@ -1,8 +1,9 @@
-"""Files that are whole or absent: nothing is followed, everything is flushed before it gets its name.
+"""Files that are whole or absent: nothing is followed, everything is flushed before it gets its
+name.
 
-Names are opened relative to a directory's descriptor, so a link planted on the way is refused and not walked.
-:class:`Disk` is the whole of what a checkpoint asks of the operating system when it writes; a test replaces it to
-rehearse a power cut after every single call.
+Names are opened relative to a directory's descriptor, so a link planted on the way is refused and
+not walked. :class:`Disk` is the whole of what a checkpoint asks of the operating system when it
+writes; a test replaces it to rehearse a power cut after every single call.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Disk:
     """Writing calls, each relative to a directory descriptor. All raise OSError."""
 
     def create(self, name: str, at: int) -> int:
-        """A new file for writing, readable by its owner only; an existing name is an error. Returns a descriptor."""
+        """A new file for writing, readable by its owner only; an existing name is an error. Returns
+        a descriptor."""
         return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW, 0o600, dir_fd=at)
 
     def write(self, fd: int, data: memoryview) -> None:
@@ -55,8 +57,8 @@ class Disk:
 def directory(path: str | Path, at: int | None = None) -> Iterator[int]:
     """The descriptor of a directory, for the time of a with-block.
 
-    With ``at`` the name is one step below that directory and must not be a link; without, it is a path the user
-    chose, links allowed. Raises OSError.
+    With ``at`` the name is one step below that directory and must not be a link; without, it is a
+    path the user chose, links allowed. Raises OSError.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     fd = os.open(path, flags) if at is None else os.open(path, flags | os.O_NOFOLLOW, dir_fd=at)
@@ -70,7 +72,8 @@ def directory(path: str | Path, at: int | None = None) -> Iterator[int]:
 def reading(name: str, at: int) -> Iterator[tuple[int, int]]:
     """(descriptor, size in bytes) of a regular file, for the time of a with-block.
 
-    Raises Refused when ``name`` is missing, a link, a device or a directory, OSError when it cannot be opened.
+    Raises Refused when ``name`` is missing, a link, a device or a directory, OSError when it cannot
+    be opened.
     """
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _NO_FOLLOW, dir_fd=at)
@@ -90,7 +93,8 @@ def reading(name: str, at: int) -> Iterator[tuple[int, int]]:
 
 
 def sha256_of(fd: int) -> str:
-    """Hex sha256 of a file from its beginning, whatever the descriptor's position. Raises OSError."""
+    """Hex sha256 of a file from its beginning, whatever the descriptor's position. Raises
+    OSError."""
     sha, block, at = hashlib.sha256(), bytearray(READ_BLOCK), 0
     view = memoryview(block)
     while got := os.preadv(fd, [block], at):
@@ -100,7 +104,8 @@ def sha256_of(fd: int) -> str:
 
 
 def remove_tree(disk: Disk, name: str, at: int) -> None:
-    """Remove a directory that holds only files, as every one this room makes does. Raises OSError."""
+    """Remove a directory that holds only files, as every one this room makes does. Raises
+    OSError."""
     with directory(name, at) as fd:
         for entry in sorted(os.listdir(fd)):
             disk.unlink(entry, fd)
@@ -113,8 +118,10 @@ def local_fault(doing: str, where: Path, error: OSError) -> LocalFault:
     if error.errno in _FULL:
         return OutOfResources(
             f"no room to {doing} under {where}: {reason}",
-            f"free space on that disk or keep fewer checkpoints, then go on; what is already under {where} is untouched",
+            "free space on that disk or keep fewer checkpoints, then go on; what is already under "
+            f"{where} is untouched",
         )
     return LocalFault(
-        f"cannot {doing} under {where}: {reason}", f"check that {where} exists and that this user may write there"
+        f"cannot {doing} under {where}: {reason}",
+        f"check that {where} exists and that this user may write there",
     )

@@ -1,4 +1,5 @@
-"""The page that makes a directory a checkpoint: what is in it, of which run, and a hash of every file and of itself."""
+"""The page that makes a directory a checkpoint: what is in it, of which run, and a hash of every
+file and of itself."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """``digest`` is the stage digest of the parameters; ``meta`` is JSON of whoever saved (the sampler's place, …)."""
+    """``digest`` is the stage digest of the parameters; ``meta`` is JSON of whoever saved (the
+    sampler's place, …)."""
 
     run_id: str
     stage: int
@@ -34,14 +36,18 @@ class Manifest:
     meta: dict[str, Any]
 
     def encode(self) -> bytes:
-        """The file: the facts and the sha256 of their canonical form. Raises ValueError for meta that is not JSON."""
+        """The file: the facts and the sha256 of their canonical form. Raises ValueError for meta
+        that is not JSON."""
         body = {
             "format": FORMAT,
             "run_id": self.run_id,
             "stage": self.stage,
             "epoch": self.epoch,
             "digest": self.digest,
-            "files": {name: {"size": entry.size, "sha256": entry.sha256} for name, entry in self.files.items()},
+            "files": {
+                name: {"size": entry.size, "sha256": entry.sha256}
+                for name, entry in self.files.items()
+            },
             "meta": self.meta,
         }
         try:
@@ -50,24 +56,37 @@ class Manifest:
         except TypeError as e:
             raise ValueError(f"meta is not JSON: {e}") from e
         if json.loads(written) != page:
-            raise ValueError("meta does not survive JSON: use lists for tuples and strings for keys")
+            raise ValueError(
+                "meta does not survive JSON: use lists for tuples and strings for keys"
+            )
         return written.encode()
 
     @classmethod
     def parse(cls, raw: bytes) -> Manifest:
-        """The inverse of :meth:`encode`. Raises Refused for bytes that are torn, garbled or of another format."""
+        """The inverse of :meth:`encode`. Raises Refused for bytes that are torn, garbled or of
+        another format."""
         try:
             page = json.loads(raw)
             body = page["checkpoint"]
             if page["sha256"] != _hash(body):
                 raise Refused("its manifest is garbled: it does not have the hash it names")
             if body["format"] != FORMAT:
-                raise Refused(f"its manifest has format {body['format']}, this software reads {FORMAT}")
-            files = {str(name): FileEntry(_natural(f["size"]), _hex(f["sha256"])) for name, f in body["files"].items()}
+                raise Refused(
+                    f"its manifest has format {body['format']}, this software reads {FORMAT}"
+                )
+            files = {
+                str(name): FileEntry(_natural(f["size"]), _hex(f["sha256"]))
+                for name, f in body["files"].items()
+            }
             if not isinstance(body["meta"], dict):
                 raise ValueError("meta is no object")
             return cls(
-                str(body["run_id"]), _natural(body["stage"]), _natural(body["epoch"]), _hex(body["digest"]), files, body["meta"]
+                str(body["run_id"]),
+                _natural(body["stage"]),
+                _natural(body["epoch"]),
+                _hex(body["digest"]),
+                files,
+                body["meta"],
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
             raise Refused(f"its manifest cannot be read: {e}") from e

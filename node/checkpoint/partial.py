@@ -1,7 +1,8 @@
-"""What was already fetched and verified, so that a broken donor, or a restart, costs only what was under way.
+"""What was already fetched and verified, so that a broken donor, or a restart, costs only what was
+under way.
 
-Tensors are kept by the sha256 of their bytes: a name from another peer is never part of a path, and what is found
-again is known to be right because it hashes to its own name.
+Tensors are kept by the sha256 of their bytes: a name from another peer is never part of a path, and
+what is found again is known to be right because it hashes to its own name.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _PIECE = re.compile(r"[0-9a-f]{64}\.tensor(\.writing)?")
 class Partial:
     """In memory, and in a ``directory`` of its own when one is given, where it survives a restart.
 
-    ``version`` is what was under way when the last fetch ended early: the next one asks for it first.
+    ``version`` is what was under way when the last fetch ended early: the next one asks for it
+    first.
     """
 
     def __init__(self, directory: Path | str | None = None, *, disk: Disk | None = None) -> None:
@@ -37,7 +39,8 @@ class Partial:
         self.version: Version | None = None
 
     def find(self, sha256: str, shape: Sequence[int]) -> torch.Tensor | None:
-        """The fp32 tensor whose bytes hash to ``sha256``, or None. Blocks on the disk when it is not in memory."""
+        """The fp32 tensor whose bytes hash to ``sha256``, or None. Blocks on the disk when it is
+        not in memory."""
         key = sha256, tuple(shape)
         if (
             key not in self._held
@@ -48,7 +51,8 @@ class Partial:
         return self._held.get(key)
 
     def keep(self, sha256: str, tensor: torch.Tensor) -> None:
-        """Remember a verified fp32 tensor. Blocks on the disk; raises OutOfResources when it is full."""
+        """Remember a verified fp32 tensor. Blocks on the disk; raises OutOfResources when it is
+        full."""
         self._held[sha256, tuple(tensor.shape)] = tensor
         if self.directory is None:
             return
@@ -65,16 +69,22 @@ class Partial:
             (self.directory / f"{sha256}.tensor").unlink(missing_ok=True)
 
     def only(self, hashes: Collection[str]) -> None:
-        """Drop what is no part of the state wanted now: pieces of versions that are gone would add up. Blocks on the disk."""
+        """Drop what is no part of the state wanted now: pieces of versions that are gone would add
+        up. Blocks on the disk."""
         held = {sha256 for sha256, _ in self._held}
         if self.directory is not None:
             with suppress(OSError):
-                held |= {name.partition(".")[0] for name in os.listdir(self.directory) if _PIECE.fullmatch(name)}
+                held |= {
+                    name.partition(".")[0]
+                    for name in os.listdir(self.directory)
+                    if _PIECE.fullmatch(name)
+                }
         for sha256 in held - set(hashes):
             self.forget(sha256)
 
     def clear(self) -> None:
-        """Forget everything: the state is whole, or no longer wanted. Files of other makers in the directory stay."""
+        """Forget everything: the state is whole, or no longer wanted. Files of other makers in the
+        directory stay."""
         self._held.clear()
         self.version = None
         if self.directory is None or not self.directory.is_dir():

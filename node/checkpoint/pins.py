@@ -1,7 +1,8 @@
 """Snapshots a donor holds still while joiners read them: few, and not for ever.
 
-A pin keeps references to the tensors of one epoch, so training goes on while they are read; the price is the memory
-of an epoch that would otherwise be gone. Hence the bounds: how many, how long unused, how long at all.
+A pin keeps references to the tensors of one epoch, so training goes on while they are read; the
+price is the memory of an epoch that would otherwise be gone. Hence the bounds: how many, how long
+unused, how long at all.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class PinKey(NamedTuple):
 
 @dataclass
 class Pin:
-    """One snapshot. ``described`` keeps answers by the names asked for; ``views`` the bytes of tensors, made once."""
+    """One snapshot. ``described`` keeps answers by the names asked for; ``views`` the bytes of
+    tensors, made once."""
 
     key: PinKey
     tensors: dict[str, torch.Tensor]
@@ -57,15 +59,23 @@ class Pin:
         return self.views[name]
 
     def describe(self, names: tuple[str, ...]) -> state_pb2.StateManifest:
-        """Heads, hashes and digest of ``names``, all of them held. Reads every byte, so run it off the event loop."""
+        """Heads, hashes and digest of ``names``, all of them held. Reads every byte, so run it off
+        the event loop."""
         if names not in self.described:
             version = self.key.version
             manifest = state_pb2.StateManifest(
-                epoch=version.epoch, lineage=version.lineage, stage=self.key.stage, kind=self.key.kind.code
+                epoch=version.epoch,
+                lineage=version.lineage,
+                stage=self.key.stage,
+                kind=self.key.kind.code,
             )
             for name in names:
                 sha256 = hashlib.sha256(self.view(name)).hexdigest()
-                manifest.tensors.append(state_pb2.StateTensor(head=head_of(name, self.tensors[name], WIRE), sha256=sha256))
+                manifest.tensors.append(
+                    state_pb2.StateTensor(
+                        head=head_of(name, self.tensors[name], WIRE), sha256=sha256
+                    )
+                )
             manifest.digest = digest({name: self.tensors[name] for name in names})
             if len(self.described) >= PINS:  # subsets are cheap to describe again
                 self.described.clear()
@@ -76,7 +86,9 @@ class Pin:
 class Pins:
     """All pins of a donor. Pure: ``now`` is monotonic seconds given by the caller."""
 
-    def __init__(self, limit: int = PINS, idle_s: float = IDLE_S, longest_s: float = LONGEST_S) -> None:
+    def __init__(
+        self, limit: int = PINS, idle_s: float = IDLE_S, longest_s: float = LONGEST_S
+    ) -> None:
         self.limit, self.idle_s, self.longest_s = limit, idle_s, longest_s
         self._pins: dict[PinKey, Pin] = {}
 
@@ -92,22 +104,34 @@ class Pins:
         return pin
 
     def find(self, stage: int, kind: StateKind, epoch: int, lineage: str, now: float) -> Pin | None:
-        """The pin of that state, used now; an empty ``lineage`` stands for any. None when there is none."""
+        """The pin of that state, used now; an empty ``lineage`` stands for any. None when there is
+        none."""
         self.expire(now)
         for key in self._pins:
-            if key[:2] == (stage, kind) and key.version.epoch == epoch and lineage in ("", key.version.lineage):
+            if (
+                key[:2] == (stage, kind)
+                and key.version.epoch == epoch
+                and lineage in ("", key.version.lineage)
+            ):
                 return self.get(key, now)
         return None
 
     def add(self, key: PinKey, tensors: Mapping[str, torch.Tensor], now: float) -> Pin | None:
-        """A new pin, or None when ``limit`` others are in use; a pin in use is never taken from its readers."""
+        """A new pin, or None when ``limit`` others are in use; a pin in use is never taken from its
+        readers."""
         self.expire(now)
         if key.kind is not StateKind.PARAMETERS:
-            # Optimizer state is copied every few epochs: old snapshots of it would fill the memory one after the other.
-            for old in [k for k, p in self._pins.items() if k.kind is key.kind and not p.readers and now - p.used > SPARE_S]:
+            # Optimizer state is copied every few epochs: old snapshots of it would fill the memory
+            # one after the other.
+            for old in [
+                k
+                for k, p in self._pins.items()
+                if k.kind is key.kind and not p.readers and now - p.used > SPARE_S
+            ]:
                 del self._pins[old]
         if len(self._pins) >= self.limit:
-            # Epochs may follow each other faster than pins grow old, and their readers have long gone.
+            # Epochs may follow each other faster than pins grow old, and their readers have long
+            # gone.
             spare = [p for p in self._pins.values() if not p.readers and now - p.used > SPARE_S]
             if not spare:
                 return None
@@ -118,12 +142,17 @@ class Pins:
 
     def expire(self, now: float) -> None:
         """Let go of what nobody read for ``idle_s``, and of everything older than ``longest_s``."""
-        for key in [k for k, p in self._pins.items() if now - p.used > self.idle_s or now - p.born > self.longest_s]:
+        for key in [
+            k
+            for k, p in self._pins.items()
+            if now - p.used > self.idle_s or now - p.born > self.longest_s
+        ]:
             del self._pins[key]
 
 
 def chosen(held: Iterable[str], asked: Iterable[str]) -> tuple[str, ...] | None:
-    """The names to describe, sorted: all that are held when nothing in particular is asked, None when one is missing."""
+    """The names to describe, sorted: all that are held when nothing in particular is asked, None
+    when one is missing."""
     have, want = set(held), set(asked)
     if not want <= have:
         return None

@@ -1,4 +1,5 @@
-"""The donor: answers what this peer holds and streams it to joiners, no faster and to no more of them than it was told.
+"""The donor: answers what this peer holds and streams it to joiners, no faster and to no more of
+them than it was told.
 
 The other end is :func:`node.checkpoint.fetch.fetch`.
 """
@@ -26,10 +27,19 @@ from node.transport.port import TransportPort
 from node.transport.share import Share
 from protos import state_pb2, state_pb2_grpc
 
-__all__ = ["NoDonor", "Partial", "StateKind", "StateProvider", "StateService", "StateSnapshot", "fetch"]
+__all__ = [
+    "NoDonor",
+    "Partial",
+    "StateKind",
+    "StateProvider",
+    "StateService",
+    "StateSnapshot",
+    "fetch",
+]
 
 MESSAGE = 256 << 10
-"""Bytes of one message: small, so that a joiner on a slow line sees progress before its patience ends."""
+"""Bytes of one message: small, so that a joiner on a slow line sees progress before its patience
+ends."""
 LARGEST = 64 << 20
 """Bytes one request may ask for."""
 STREAMS = 16
@@ -45,7 +55,8 @@ class _No(Exception):
 
 
 class StateService(state_pb2_grpc.StateServicer):
-    """Serves what ``provider`` holds. Made before the transport starts: it adds itself to the transport's server.
+    """Serves what ``provider`` holds. Made before the transport starts: it adds itself to the
+    transport's server.
 
     ``on_served(kind, version, name)`` is told of every tensor whose last byte has gone out.
     """
@@ -69,8 +80,11 @@ class StateService(state_pb2_grpc.StateServicer):
         self.bytes_given: Counter[PeerId] = Counter()
         state_pb2_grpc.add_StateServicer_to_server(self, transport.server)
 
-    async def Describe(self, request: state_pb2.DescribeRequest, context: Any) -> state_pb2.StateManifest:
-        """Heads and hashes of what is held, and from now on pinned: NOT_FOUND when it is not, RESOURCE_EXHAUSTED when busy."""
+    async def Describe(
+        self, request: state_pb2.DescribeRequest, context: Any
+    ) -> state_pb2.StateManifest:
+        """Heads and hashes of what is held, and from now on pinned: NOT_FOUND when it is not,
+        RESOURCE_EXHAUSTED when busy."""
         try:
             with self._stream(self._transport.caller(context)):
                 return await self._describe(request)
@@ -78,7 +92,9 @@ class StateService(state_pb2_grpc.StateServicer):
             await context.abort(no.code, no.reason)
             raise
 
-    async def Fetch(self, request: state_pb2.FetchRequest, context: Any) -> AsyncIterator[state_pb2.StateChunk]:
+    async def Fetch(
+        self, request: state_pb2.FetchRequest, context: Any
+    ) -> AsyncIterator[state_pb2.StateChunk]:
         """A byte range of one tensor of a pinned snapshot, in order."""
         peer = self._transport.caller(context)
         try:
@@ -90,7 +106,9 @@ class StateService(state_pb2_grpc.StateServicer):
                         data = bytes(view[at : at + MESSAGE])
                         await self._share.take(peer, len(data))
                         yield state_pb2.StateChunk(offset=request.offset + at, data=data)
-                        self.pins.get(pin.key, self._clock.now())  # in use: does not expire under its reader
+                        self.pins.get(
+                            pin.key, self._clock.now()
+                        )  # in use: does not expire under its reader
                         self.bytes_given[peer] += len(data)
                         self._transport.count(peer, sent=len(data))
                     if request.offset + request.length == len(pin.views[request.name]):
@@ -106,9 +124,14 @@ class StateService(state_pb2_grpc.StateServicer):
             with self._stream(self._transport.caller(context)):
                 kind = StateKind.of(request.kind)
                 if kind is None or kind in (StateKind.PARAMETERS, StateKind.OUTER):
-                    raise _No(grpc.StatusCode.INVALID_ARGUMENT, "there are no parts of this kind of state")
+                    raise _No(
+                        grpc.StatusCode.INVALID_ARGUMENT, "there are no parts of this kind of state"
+                    )
                 held = sorted(self._provider.listing(request.stage, kind).items())[:NAMES]
-                parts = [state_pb2.PartVersion(name=name, epoch=v.epoch, lineage=v.lineage) for name, v in held]
+                parts = [
+                    state_pb2.PartVersion(name=name, epoch=v.epoch, lineage=v.lineage)
+                    for name, v in held
+                ]
                 return state_pb2.StateList(parts=parts)
         except _No as no:
             await context.abort(no.code, no.reason)
@@ -118,7 +141,9 @@ class StateService(state_pb2_grpc.StateServicer):
         kind = StateKind.of(request.kind)
         if kind is None or len(request.names) > NAMES:
             raise _No(grpc.StatusCode.INVALID_ARGUMENT, "unknown kind of state, or too many names")
-        pin = self._pin(request.stage, kind, None if request.any_epoch else request.epoch, request.lineage)
+        pin = self._pin(
+            request.stage, kind, None if request.any_epoch else request.epoch, request.lineage
+        )
         if (names := chosen(pin.tensors, request.names)) is None:
             raise _No(grpc.StatusCode.NOT_FOUND, "not all of these tensors are held here")
         async with self._hashing:  # one core at most goes to joiners
@@ -129,9 +154,15 @@ class StateService(state_pb2_grpc.StateServicer):
     def _range(self, request: state_pb2.FetchRequest) -> tuple[Pin, memoryview]:
         kind = StateKind.of(request.kind)
         now = self._clock.now()
-        pin = None if kind is None else self.pins.find(request.stage, kind, request.epoch, request.lineage, now)
+        pin = (
+            None
+            if kind is None
+            else self.pins.find(request.stage, kind, request.epoch, request.lineage, now)
+        )
         if pin is None or request.name not in pin.views:
-            raise _No(grpc.StatusCode.NOT_FOUND, "no such tensor is held still here: describe first")
+            raise _No(
+                grpc.StatusCode.NOT_FOUND, "no such tensor is held still here: describe first"
+            )
         view, end = pin.views[request.name], request.offset + request.length
         if not 0 < request.length <= LARGEST or end > len(view):
             raise _No(grpc.StatusCode.INVALID_ARGUMENT, f"no such range in {len(view)} bytes")
@@ -140,7 +171,8 @@ class StateService(state_pb2_grpc.StateServicer):
     def _pin(self, stage: int, kind: StateKind, epoch: int | None, lineage: str) -> Pin:
         now = self._clock.now()
         pin = None if epoch is None else self.pins.find(stage, kind, epoch, lineage, now)
-        # Spares of one version come one after the other, so an older snapshot of them may lack some.
+        # Spares of one version come one after the other, so an older snapshot of them may lack
+        # some.
         if pin is not None and kind is not StateKind.SPARE:
             return pin
         held = self._provider.describe(stage, kind, epoch, lineage)
@@ -152,7 +184,9 @@ class StateService(state_pb2_grpc.StateServicer):
         if (pin := self.pins.get(key, now)) is not None:
             pin.extend(held[1])
         elif (pin := self.pins.add(key, held[1], now)) is None:
-            raise _No(grpc.StatusCode.RESOURCE_EXHAUSTED, "all snapshots are in use, try again later")
+            raise _No(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, "all snapshots are in use, try again later"
+            )
         return pin
 
     def _tidy_later(self) -> None:

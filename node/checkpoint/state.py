@@ -1,4 +1,5 @@
-"""What state is to the room: four kinds of it, where a donor takes it from, what a joiner ends up with."""
+"""What state is to the room: four kinds of it, where a donor takes it from, what a joiner ends up
+with."""
 
 from __future__ import annotations
 
@@ -19,9 +20,10 @@ WIRE = "fp32"
 
 
 class StateKind(StrEnum):
-    """``PARAMETERS`` of a stage, named as the model names them; ``OPTIMIZER`` state of the parts a peer owns, named
-    "<part>/<state>"; ``SPARE``: copies it keeps of other owners' optimizer state, named alike; ``OUTER``: anchor and outer
-    momentum of the stage, "<part>/anchor" and "<part>/momentum"."""
+    """``PARAMETERS`` of a stage, named as the model names them; ``OPTIMIZER`` state of the parts a
+    peer owns, named "<part>/<state>"; ``SPARE``: copies it keeps of other owners' optimizer state,
+    named alike; ``OUTER``: anchor and outer momentum of the stage, "<part>/anchor" and
+    "<part>/momentum"."""
 
     PARAMETERS = "parameters"
     OPTIMIZER = "optimizer"
@@ -52,12 +54,13 @@ class StateProvider(Protocol):
     def describe(
         self, stage: int, kind: StateKind, epoch: int | None, lineage: str
     ) -> tuple[Version, Mapping[str, torch.Tensor]] | None:
-        """The state of ``stage`` at ``epoch`` (None: the newest committed), or None when it is not held.
+        """The state of ``stage`` at ``epoch`` (None: the newest committed), or None when it is not
+        held.
 
         A ``lineage`` that is not empty must be that of the history the state comes from.
 
-        The tensors are kept by reference until joiners have read them: a later epoch must replace them and not
-        write into them.
+        The tensors are kept by reference until joiners have read them: a later epoch must replace
+        them and not write into them.
         """
         ...
 
@@ -68,7 +71,8 @@ class StateProvider(Protocol):
 
 @dataclass(frozen=True)
 class StateSnapshot:
-    """State fetched whole: fp32 on the CPU, its digest verified. ``sources`` are the bytes each donor gave."""
+    """State fetched whole: fp32 on the CPU, its digest verified. ``sources`` are the bytes each
+    donor gave."""
 
     epoch: int
     tensors: dict[str, torch.Tensor]
@@ -83,7 +87,8 @@ class StateSnapshot:
 
 
 class NoDonor(PeerFault):
-    """Nobody asked could give the state whole. ``reasons`` says why for each; what was verified is kept for a retry."""
+    """Nobody asked could give the state whole. ``reasons`` says why for each; what was verified is
+    kept for a retry."""
 
     def __init__(self, what: str, reasons: Mapping[PeerId, str]) -> None:
         said = "; ".join(f"{peer[-6:]}: {why}" for peer, why in reasons.items()) or "nobody to ask"

@@ -2,12 +2,14 @@
 
     <root>/stage-<s>/epoch-<n>/parameters.safetensors
                                optimizer.safetensors      keys "<part>/<state>"
-                               manifest.json              written last: sha256 and size of both, digest, meta
+                               manifest.json              written last: sha256 and size of both,
+                                                          digest, meta
 
-A checkpoint is written under a hidden name, flushed, then renamed, so that a reader (after a crash, after a power
-cut) finds the old one, the new one, or both, and never half of one. A directory that is torn, garbled, of another run
-or of a later format is left where it is and reported: deleting what one cannot read is how last copies are lost. Where
-its name is wanted for a new checkpoint it is renamed to "<name>.aside-<hex>", up to :data:`ASIDE` of them in a stage.
+A checkpoint is written under a hidden name, flushed, then renamed, so that a reader (after a crash,
+after a power cut) finds the old one, the new one, or both, and never half of one. A directory that
+is torn, garbled, of another run or of a later format is left where it is and reported: deleting
+what one cannot read is how last copies are lost. Where its name is wanted for a new checkpoint it
+is renamed to "<name>.aside-<hex>", up to :data:`ASIDE` of them in a stage.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ _HIDDEN = re.compile(r"\.(writing|removing)-[0-9]{1,18}-[0-9a-f]{16}")
 _ASIDE = re.compile(r"epoch-[0-9]{1,18}\.aside-[0-9a-f]{8}")
 _MAX_STAGE = 1 << 20
 ASIDE = 8
-"""Unusable directories of a stage that are renamed to make way; with so many, a person has to look before the next."""
+"""Unusable directories of a stage that are renamed to make way; with so many, a person has to look
+before the next."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +57,15 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one run below ``root``. Calls block on the disk: run them outside the event loop.
+    """The checkpoints of one run below ``root``. Calls block on the disk: run them outside the
+    event loop.
 
-    ``run_id`` is written into every manifest and asked of every one that is read. ``tell`` hears, in one sentence,
-    of everything that was ignored, set aside or cleared away. One process writes a root at a time.
+    ``run_id`` is written into every manifest and asked of every one that is read. ``tell`` hears,
+    in one sentence, of everything that was ignored, set aside or cleared away. One process writes a
+    root at a time.
 
-    What :meth:`load` could not read, or :meth:`distrust` named, counts as no checkpoint from then on, although its manifest
-    is intact: hashes of large files are only computed when they are read.
+    What :meth:`load` could not read, or :meth:`distrust` named, counts as no checkpoint from then
+    on, although its manifest is intact: hashes of large files are only computed when they are read.
     """
 
     def __init__(
@@ -86,38 +91,54 @@ class CheckpointStore:
     ) -> Path:
         """Write one checkpoint and forget those beyond ``settings.keep``; returns its directory.
 
-        The tensors must not change during the call. Saving what is already there is a no-op. Raises OutOfResources
-        when the disk is full and LocalFault when it refuses (earlier checkpoints are then as they were), Refused when what
-        is in the way cannot be read and :data:`ASIDE` others were set aside before, ValueError for names, dtypes, numbers
-        or meta that cannot be kept.
+        The tensors must not change during the call. Saving what is already there is a no-op. Raises
+        OutOfResources when the disk is full and LocalFault when it refuses (earlier checkpoints are
+        then as they were), Refused when what is in the way cannot be read and :data:`ASIDE` others
+        were set aside before, ValueError for names, dtypes, numbers or meta that cannot be kept.
         """
         _check_numbers(stage, epoch)
-        flat = {f"{part}/{key}": tensor for part, states in optimizer.items() for key, tensor in states.items()}
+        flat = {
+            f"{part}/{key}": tensor
+            for part, states in optimizer.items()
+            for key, tensor in states.items()
+        }
         stage_digest = digest(parameters)
         try:
             with self._stage(stage, create=True) as at:
                 self._sweep(at)
                 if self._same(at, stage, epoch, stage_digest, meta):
                     return self.path(stage, epoch)
-                self._write(at, stage, epoch, {PARAMETERS: parameters, OPTIMIZER: flat}, stage_digest, dict(meta))
+                self._write(
+                    at,
+                    stage,
+                    epoch,
+                    {PARAMETERS: parameters, OPTIMIZER: flat},
+                    stage_digest,
+                    dict(meta),
+                )
                 self._prune(at, stage)
         except OSError as e:
             raise local_fault("write a checkpoint", self.root, e) from e
         return self.path(stage, epoch)
 
     def epochs(self, stage: int) -> list[int]:
-        """Epochs whose checkpoint looks whole (manifest intact, files of the right size), oldest first."""
-        return sorted({epoch for epoch, _, manifest, _ in self._survey(stage) if manifest is not None})
+        """Epochs whose checkpoint looks whole (manifest intact, files of the right size), oldest
+        first."""
+        return sorted(
+            {epoch for epoch, _, manifest, _ in self._survey(stage) if manifest is not None}
+        )
 
     def digest_of(self, stage: int, epoch: int) -> str:
-        """The stage digest a checkpoint was written with, without reading its tensors. Raises Refused."""
+        """The stage digest a checkpoint was written with, without reading its tensors. Raises
+        Refused."""
         for found, _, manifest, _ in self._survey(stage):
             if found == epoch and manifest is not None:
                 return manifest.digest
         raise Refused(f"no whole checkpoint of stage {stage} at epoch {epoch} under {self.root}")
 
     def meta_of(self, stage: int, epoch: int) -> dict[str, Any]:
-        """What a checkpoint was written with beside its tensors, without reading them. Raises Refused."""
+        """What a checkpoint was written with beside its tensors, without reading them. Raises
+        Refused."""
         for found, _, manifest, _ in self._survey(stage):
             if found == epoch and manifest is not None:
                 return dict(manifest.meta)
@@ -128,16 +149,19 @@ class CheckpointStore:
         return {epoch: dict(m.meta) for epoch, _, m, _ in self._survey(stage) if m is not None}
 
     def problems(self, stage: int) -> list[tuple[str, str]]:
-        """(directory, why it is not used) of everything under the stage that is no usable checkpoint."""
+        """(directory, why it is not used) of everything under the stage that is no usable
+        checkpoint."""
         return [(name, why) for _, name, _, why in self._survey(stage) if why]
 
     def distrust(self, stage: int, epoch: int, why: str) -> None:
-        """This process does not count the checkpoint of ``epoch`` any more: it can be read, but not used."""
+        """This process does not count the checkpoint of ``epoch`` any more: it can be read, but not
+        used."""
         for name in (_named(epoch), _named(epoch) + ".replaced"):
             self._distrusted[stage, name] = why
 
     def load(self, stage: int, epoch: int) -> Checkpoint:
-        """Read one checkpoint, verifying every hash. Raises Refused when it is missing, torn, garbled or foreign."""
+        """Read one checkpoint, verifying every hash. Raises Refused when it is missing, torn,
+        garbled or foreign."""
         _check_numbers(stage, epoch)
         reasons: list[str] = []
         for name in (_named(epoch), _named(epoch) + ".replaced"):
@@ -151,7 +175,10 @@ class CheckpointStore:
                 reasons.append(f"{name}: {e}")
         where = self.path(stage, epoch)
         why = "; ".join(reasons) or "there is none"
-        raise Refused(f"checkpoint {where} cannot be used: {why}", "use another epoch, or fetch the state from a peer")
+        raise Refused(
+            f"checkpoint {where} cannot be used: {why}",
+            "use another epoch, or fetch the state from a peer",
+        )
 
     def newest(self, stage: int) -> Checkpoint | None:
         """The newest checkpoint that can be read whole, or None; those passed over are told."""
@@ -163,7 +190,8 @@ class CheckpointStore:
         return None
 
     def free(self) -> int:
-        """Bytes this user may still write to the disk of ``root``, or where it will be. Raises OSError."""
+        """Bytes this user may still write to the disk of ``root``, or where it will be. Raises
+        OSError."""
         there = next((p for p in (self.root, *self.root.parents) if p.is_dir()), Path("/"))
         return shutil.disk_usage(there).free
 
@@ -184,7 +212,9 @@ class CheckpointStore:
         disk.mkdir(hidden, at)
         try:
             with directory(hidden, at) as fd:
-                entries = {name: self._put_tensors(fd, name, tensors) for name, tensors in files.items()}
+                entries = {
+                    name: self._put_tensors(fd, name, tensors) for name, tensors in files.items()
+                }
                 manifest = Manifest(self.run_id, stage, epoch, stage_digest, entries, meta)
                 self._put_bytes(fd, MANIFEST, manifest.encode())
                 disk.fsync(fd)
@@ -213,7 +243,9 @@ class CheckpointStore:
 
     def _put_bytes(self, fd: int, name: str, data: bytes) -> None:
         if len(data) > MANIFEST_LIMIT:
-            raise ValueError(f"a manifest of {len(data)} bytes is over the limit of {MANIFEST_LIMIT}")
+            raise ValueError(
+                f"a manifest of {len(data)} bytes is over the limit of {MANIFEST_LIMIT}"
+            )
         out = self._disk.create(name, fd)
         try:
             self._disk.write(out, memoryview(data))
@@ -221,7 +253,9 @@ class CheckpointStore:
         finally:
             os.close(out)
 
-    def _same(self, at: int, stage: int, epoch: int, stage_digest: str, meta: Mapping[str, Any]) -> bool:
+    def _same(
+        self, at: int, stage: int, epoch: int, stage_digest: str, meta: Mapping[str, Any]
+    ) -> bool:
         if not _exists(_named(epoch), at):
             return False
         manifest, _ = self._look(at, _named(epoch), stage, epoch)
@@ -230,7 +264,8 @@ class CheckpointStore:
         return not self._changed(at, _named(epoch), manifest)
 
     def _changed(self, at: int, name: str, manifest: Manifest) -> str:
-        """Why a checkpoint with an intact manifest is not what it describes, after reading all of it; empty when it is."""
+        """Why a checkpoint with an intact manifest is not what it describes, after reading all of
+        it; empty when it is."""
         with directory(name, at) as fd:
             for file, entry in manifest.files.items():
                 try:
@@ -241,7 +276,8 @@ class CheckpointStore:
         return ""
 
     def _make_way(self, at: int, stage: int, epoch: int) -> None:
-        """Free the final name. A whole one that differs stays readable as ".replaced" until the new one is named."""
+        """Free the final name. A whole one that differs stays readable as ".replaced" until the new
+        one is named."""
         name = _named(epoch)
         if not _exists(name, at):
             return
@@ -252,8 +288,10 @@ class CheckpointStore:
             before = [n for n in os.listdir(at) if _ASIDE.fullmatch(n)]
             if len(before) >= ASIDE:
                 raise Refused(
-                    f"{name} under {self.root / f'stage-{stage}'} cannot be read ({why}), and {len(before)} others were set aside",
-                    "look at what is set aside there (*.aside-*), remove what you do not need, and check the disk",
+                    f"{name} under {self.root / f'stage-{stage}'} cannot be read ({why}), and "
+                    f"{len(before)} others were set aside",
+                    "look at what is set aside there (*.aside-*), remove what you do not need, and "
+                    "check the disk",
                 )
             aside = f"{name}.aside-{secrets.token_hex(4)}"
             self._tell(f"stage {stage}: {name} is set aside as {aside}: {why}")
@@ -266,7 +304,9 @@ class CheckpointStore:
         self._disk.fsync(at)
 
     def _prune(self, at: int, stage: int) -> None:
-        whole = sorted({e for e, _, manifest, _ in self._survey(stage) if manifest is not None}, reverse=True)
+        whole = sorted(
+            {e for e, _, manifest, _ in self._survey(stage) if manifest is not None}, reverse=True
+        )
         for epoch in whole[max(1, self.settings.keep) :]:
             for name in (_named(epoch), _named(epoch) + ".replaced"):
                 if _exists(name, at):
@@ -279,7 +319,8 @@ class CheckpointStore:
         remove_tree(self._disk, gone, at)
 
     def _sweep(self, at: int) -> None:
-        """Hidden names are this store's own unfinished work: nobody can read them, and a crash leaves them behind."""
+        """Hidden names are this store's own unfinished work: nobody can read them, and a crash
+        leaves them behind."""
         for name in sorted(os.listdir(at)):
             if not _HIDDEN.fullmatch(name):
                 continue
@@ -291,7 +332,8 @@ class CheckpointStore:
                 self._tell(f"cleared {name}, left by an interrupted run")
 
     def _survey(self, stage: int) -> list[tuple[int, str, Manifest | None, str]]:
-        """(epoch, directory, manifest or None, why it is not used) of everything in the stage's directory."""
+        """(epoch, directory, manifest or None, why it is not used) of everything in the stage's
+        directory."""
         found: list[tuple[int, str, Manifest | None, str]] = []
         try:
             with self._stage(stage) as at:
@@ -332,7 +374,9 @@ class CheckpointStore:
         if set(manifest.files) != {PARAMETERS, OPTIMIZER}:
             raise Refused("its manifest names other files than a checkpoint has")
         if manifest.run_id != self.run_id:
-            raise Refused(f"it belongs to run {manifest.run_id[:12]!r}, not to {self.run_id[:12]!r}")
+            raise Refused(
+                f"it belongs to run {manifest.run_id[:12]!r}, not to {self.run_id[:12]!r}"
+            )
         if (manifest.stage, manifest.epoch) != (stage, epoch):
             raise Refused(f"it was written for stage {manifest.stage} at epoch {manifest.epoch}")
         return manifest
@@ -346,13 +390,18 @@ class CheckpointStore:
                 if sha256_of(file) != entry.sha256:
                     raise Refused(f"{name} is not the file its manifest describes")
                 parts[name] = read_tensors(file, size)
-        if not all(t.is_floating_point() for t in parts[PARAMETERS].values()) or digest(parts[PARAMETERS]) != manifest.digest:
+        if (
+            not all(t.is_floating_point() for t in parts[PARAMETERS].values())
+            or digest(parts[PARAMETERS]) != manifest.digest
+        ):
             raise Refused("its parameters do not have the digest its manifest names")
         optimizer: dict[str, dict[str, torch.Tensor]] = {}
         for key, tensor in parts[OPTIMIZER].items():
             part, _, state = key.rpartition("/")
             optimizer.setdefault(part, {})[state] = tensor
-        return Checkpoint(stage, epoch, parts[PARAMETERS], optimizer, manifest.meta, manifest.digest)
+        return Checkpoint(
+            stage, epoch, parts[PARAMETERS], optimizer, manifest.meta, manifest.digest
+        )
 
     @contextmanager
     def _stage(self, stage: int, create: bool = False) -> Iterator[int]:

@@ -1,7 +1,9 @@
-"""Named tensors in one safetensors file, streamed out and hashed on the way, checked before the library reads it.
+"""Named tensors in one safetensors file, streamed out and hashed on the way, checked before the
+library reads it.
 
-Format: 8 bytes little-endian length of the header, the header as JSON (name -> dtype, shape, [begin, end)), then
-the numbers of every tensor back to back. https://github.com/huggingface/safetensors#format
+Format: 8 bytes little-endian length of the header, the header as JSON (name -> dtype, shape,
+[begin, end)), then the numbers of every tensor back to back.
+https://github.com/huggingface/safetensors#format
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ HEADER_LIMIT = 8 << 20
 """Bytes of header this project writes or reads; the library itself allows 100 MB."""
 
 NAME = re.compile(r"(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9_.:#\[\]-]{0,199}(/[a-z][a-z0-9_]{0,63})?")
-"""A parameter ("model.norm.weight") or an optimizer state of a part ("model.norm.weight/momentum")."""
+"""A parameter ("model.norm.weight") or an optimizer state of a part
+("model.norm.weight/momentum")."""
 
 _TYPES: dict[torch.dtype, str] = {
     torch.float64: "F64",
@@ -38,13 +41,15 @@ _BLOCK = 8 << 20
 
 
 def check_name(name: str) -> None:
-    """Raises ValueError for a tensor name outside the pattern; a name is never a path, and never looks like one."""
+    """Raises ValueError for a tensor name outside the pattern; a name is never a path, and never
+    looks like one."""
     if NAME.fullmatch(name) is None:
         raise ValueError(f"not a tensor name: {name[:80]!r}")
 
 
 def write_tensors(disk: Disk, fd: int, tensors: Mapping[str, torch.Tensor]) -> tuple[int, str]:
-    """Write ``tensors`` (any device, any strides) to a new file; returns (bytes, hex sha256) of what was written.
+    """Write ``tensors`` (any device, any strides) to a new file; returns (bytes, hex sha256) of
+    what was written.
 
     Raises ValueError for a name or dtype that cannot be kept, OSError from the disk.
     """
@@ -65,10 +70,11 @@ def write_tensors(disk: Disk, fd: int, tensors: Mapping[str, torch.Tensor]) -> t
 
 
 def read_tensors(fd: int, size: int) -> dict[str, torch.Tensor]:
-    """Every tensor of an open file of ``size`` bytes, on the CPU, independent of the file afterwards.
+    """Every tensor of an open file of ``size`` bytes, on the CPU, independent of the file
+    afterwards.
 
-    The length of the header is checked before the library sees the file. Raises Refused for anything that is not
-    such a file, OSError from the disk.
+    The length of the header is checked before the library sees the file. Raises Refused for
+    anything that is not such a file, OSError from the disk.
     """
     head = os.pread(fd, 8, 0)
     length = int.from_bytes(head, "little")
@@ -92,14 +98,22 @@ def _header(tensors: Mapping[str, torch.Tensor]) -> bytes:
         check_name(name)
         tensor = tensors[name]
         if tensor.dtype not in _TYPES:
-            raise ValueError(f"tensor {name} holds {tensor.dtype}, which has no place in a checkpoint")
+            raise ValueError(
+                f"tensor {name} holds {tensor.dtype}, which has no place in a checkpoint"
+            )
         end = at + tensor.numel() * tensor.element_size()
-        entries[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
+        entries[name] = {
+            "dtype": _TYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [at, end],
+        }
         at = end
     body = json.dumps(entries, separators=(",", ":")).encode()
     body += b" " * (-len(body) % 8)  # the format wants the numbers aligned
     if len(body) > HEADER_LIMIT:
-        raise ValueError(f"{len(entries)} tensors need a header of {len(body)} bytes, more than {HEADER_LIMIT}")
+        raise ValueError(
+            f"{len(entries)} tensors need a header of {len(body)} bytes, more than {HEADER_LIMIT}"
+        )
     return len(body).to_bytes(8, "little") + body
 
 

@@ -1,4 +1,5 @@
-"""The operator's window, command line side: synchronous, every call with a deadline, faults as their own errors again."""
+"""The operator's window, command line side: synchronous, every call with a deadline, faults as
+their own errors again."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ M = TypeVar("M", bound=Message)
 
 
 class ControlClient:
-    """A conversation with the daemon whose socket is ``path``. Raises NotRunning when none listens there."""
+    """A conversation with the daemon whose socket is ``path``. Raises NotRunning when none listens
+    there."""
 
     def __init__(self, path: Path, timeout_s: float = 5.0, home: Path | None = None) -> None:
         self.path, self.timeout_s = path, timeout_s
@@ -39,7 +41,8 @@ class ControlClient:
 
     @cached_property
     def _stub(self) -> ControlStub:
-        """Made when it is needed: gRPC takes longer to import than a question to the daemon takes."""
+        """Made when it is needed: gRPC takes longer to import than a question to the daemon
+        takes."""
         import grpc
 
         from protos.control_pb2_grpc import ControlStub
@@ -69,7 +72,9 @@ class ControlClient:
 
     def ping(self, peer: str, count: int = 3, *, improve: bool = False) -> control_pb2.PingReport:
         patience = self.timeout_s + 10.0 * count + (60.0 if improve else 0.0)
-        return self._ask(self._stub.Ping, control_pb2.PingPeer(peer=peer, count=count, improve=improve), patience)
+        return self._ask(
+            self._stub.Ping, control_pb2.PingPeer(peer=peer, count=count, improve=improve), patience
+        )
 
     def reach(self) -> control_pb2.ReachReport:
         """How the daemon's peer is reached, and its ways to others."""
@@ -85,22 +90,32 @@ class ControlClient:
     def stop(self, *, now: bool = False) -> str:
         return self._ask(self._stub.Stop, control_pb2.StopRequest(now=now)).text
 
-    def events(self, *, follow: bool = False, last: int = 20, level: str = "info") -> Iterator[control_pb2.Event]:
+    def events(
+        self, *, follow: bool = False, last: int = 20, level: str = "info"
+    ) -> Iterator[control_pb2.Event]:
         """History, then live events until the daemon ends or the iterator is closed."""
         request = control_pb2.EventsRequest(follow=follow, last=last, level=level)
         return self._read(self._stub.Events, request, None if follow else self.timeout_s)
 
     def drain(self, timeout_s: float) -> Iterator[control_pb2.Event]:
-        return self._read(self._stub.Drain, control_pb2.DrainRequest(timeout_s=timeout_s), timeout_s + 30.0)
+        return self._read(
+            self._stub.Drain, control_pb2.DrainRequest(timeout_s=timeout_s), timeout_s + 30.0
+        )
 
-    def generate(self, request: control_pb2.GenerateRequest, timeout_s: float = 600.0) -> Iterator[control_pb2.Piece]:
+    def generate(
+        self, request: control_pb2.GenerateRequest, timeout_s: float = 600.0
+    ) -> Iterator[control_pb2.Piece]:
         return self._read(self._stub.Generate, request, timeout_s)
 
-    def evaluate(self, request: control_pb2.EvaluateRequest, timeout_s: float = 3600.0) -> Iterator[control_pb2.Evaluated]:
+    def evaluate(
+        self, request: control_pb2.EvaluateRequest, timeout_s: float = 3600.0
+    ) -> Iterator[control_pb2.Evaluated]:
         return self._read(self._stub.Evaluate, request, timeout_s)
 
     def export(self, directory: str, timeout_s: float = 3600.0) -> Iterator[control_pb2.Event]:
-        return self._read(self._stub.Export, control_pb2.ExportRequest(directory=directory), timeout_s)
+        return self._read(
+            self._stub.Export, control_pb2.ExportRequest(directory=directory), timeout_s
+        )
 
     def wait_gone(self, timeout_s: float) -> bool:
         """True as soon as nobody listens on the socket any more, False after ``timeout_s``."""
@@ -112,11 +127,14 @@ class ControlClient:
         return True
 
     def _look(self, method: str, request: Message, kind: type[M]) -> M:
-        """A question that changes nothing, so that it may be asked again to hear why it was refused."""
+        """A question that changes nothing, so that it may be asked again to hear why it was
+        refused."""
         if not self._open:
             name = f"/{control_pb2.DESCRIPTOR.services_by_name['Control'].full_name}/{method}"
             try:
-                return kind.FromString(unary(self.path, name, request.SerializeToString(), self.timeout_s))
+                return kind.FromString(
+                    unary(self.path, name, request.SerializeToString(), self.timeout_s)
+                )
             except TimeoutError as e:
                 raise self._late() from e
             except (Unanswered, DecodeError):
@@ -131,7 +149,9 @@ class ControlClient:
         except grpc.RpcError as error:
             raise self._fault(error) from error
 
-    def _read(self, call: Callable[..., Any], request: Any, timeout_s: float | None) -> Iterator[Any]:
+    def _read(
+        self, call: Callable[..., Any], request: Any, timeout_s: float | None
+    ) -> Iterator[Any]:
         import grpc
 
         stream = call(request, timeout=timeout_s)
@@ -151,19 +171,30 @@ class ControlClient:
             code = ExitCode.UNEXPECTED
             with contextlib.suppress(ValueError):
                 code = ExitCode(int(extra[CODE_KEY]))
-            return LocalFault(details, bytes(extra.get(NEXT_KEY, b"")).decode(errors="replace"), code)
+            return LocalFault(
+                details, bytes(extra.get(NEXT_KEY, b"")).decode(errors="replace"), code
+            )
         if status == grpc.StatusCode.DEADLINE_EXCEEDED:
             return self._late()
         if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             return NotRunning(
-                "the daemon went away while it was asked", "see why with  tutti logs ; start it again with  tutti start"
+                "the daemon went away while it was asked",
+                "see why with  tutti logs ; start it again with  tutti start",
             )
-        return LocalFault(f"the daemon failed to answer: {details[:300]}", "see  tutti logs --level error")
+        return LocalFault(
+            f"the daemon failed to answer: {details[:300]}", "see  tutti logs --level error"
+        )
 
     def _late(self) -> TimedOut:
-        return TimedOut("the daemon did not answer in time", f"it may be busy; see  tutti logs , socket {self.path}")
+        return TimedOut(
+            "the daemon did not answer in time",
+            f"it may be busy; see  tutti logs , socket {self.path}",
+        )
 
 
 def not_running(home: Path) -> NotRunning:
     """The error of every command that needs a daemon."""
-    return NotRunning(f"no daemon is running in {home}", "start one with  tutti start , or name its directory with  --home DIR")
+    return NotRunning(
+        f"no daemon is running in {home}",
+        "start one with  tutti start , or name its directory with  --home DIR",
+    )

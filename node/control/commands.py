@@ -1,4 +1,5 @@
-"""The verbs that talk to a running daemon: each asks, prints and says what to exit with. Data on stdout, the rest on stderr."""
+"""The verbs that talk to a running daemon: each asks, prints and says what to exit with. Data on
+stdout, the rest on stderr."""
 
 from __future__ import annotations
 
@@ -19,12 +20,29 @@ from rich.text import Text
 
 from node.control.client import ControlClient
 from node.control.snapshot import exit_code, plain
-from node.control.text import SORTS, evaluated_lines, event_line, fitted, missing_words, peers_table, ping_lines, status_lines
+from node.control.text import (
+    SORTS,
+    evaluated_lines,
+    event_line,
+    fitted,
+    missing_words,
+    peers_table,
+    ping_lines,
+    status_lines,
+)
 from node.control.words import clean
 from node.core.errors import ExitCode, LocalFault, NotRunning, TimedOut, UsageFault
 from node.core.ids import PeerId, short
 from protos.ask_pb2 import PeersAnswer
-from protos.control_pb2 import Evaluated, EvaluateRequest, Event, GenerateRequest, Missing, PingReport, Snapshot
+from protos.control_pb2 import (
+    Evaluated,
+    EvaluateRequest,
+    Event,
+    GenerateRequest,
+    Missing,
+    PingReport,
+    Snapshot,
+)
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -45,7 +63,9 @@ def status(client: ControlClient, *, as_json: bool, bare: bool, watch: bool) -> 
     def screen(snapshot: Snapshot) -> list[Text]:
         if bare:
             return status_lines(snapshot)
-        return fitted(status_lines(snapshot), console.width, console.height - 1 if console.is_terminal else 0)
+        return fitted(
+            status_lines(snapshot), console.width, console.height - 1 if console.is_terminal else 0
+        )
 
     if watch and not as_json and console.is_terminal:
         from rich.console import Group
@@ -92,13 +112,16 @@ def ping(report: PingReport, *, as_json: bool) -> ExitCode:
 def drain(client: ControlClient, timeout_s: float, *, as_json: bool) -> ExitCode:
     _progress(client.drain(timeout_s), as_json)
     if not client.wait_gone(30.0):
-        raise TimedOut("the daemon has left the swarm but does not end", "end it with  tutti stop --now")
+        raise TimedOut(
+            "the daemon has left the swarm but does not end", "end it with  tutti stop --now"
+        )
     say("drained and stopped")
     return ExitCode.OK
 
 
 def stop(client: ControlClient, *, now: bool) -> ExitCode:
-    """Ask, and wait until nobody listens. ``now``: kill the process when it takes longer than five seconds."""
+    """Ask, and wait until nobody listens. ``now``: kill the process when it takes longer than five
+    seconds."""
     with contextlib.suppress(NotRunning):  # gone before it could answer is what was asked for
         client.stop(now=now)
     if not client.wait_gone(5.0 if now else 60.0):
@@ -127,7 +150,15 @@ def generate(client: ControlClient, request: GenerateRequest, *, as_json: bool) 
             sys.stdout.flush()
     if as_json:
         gone = {"left_out": list(missing.asked), "dead": list(missing.dead)}
-        say_json({"prompt": request.prompt, "text": text, "tokens_per_s": speed, **gone, **({"ends": by} if by else {})})
+        say_json(
+            {
+                "prompt": request.prompt,
+                "text": text,
+                "tokens_per_s": speed,
+                **gone,
+                **({"ends": by} if by else {}),
+            }
+        )
         return ExitCode.OK
     print()
     if speed:
@@ -149,8 +180,15 @@ def evaluate(client: ControlClient, request: EvaluateRequest, *, as_json: bool) 
         print(f"epoch {found[0].epoch}, {found[0].tokens} held-out tokens")
         print("\n".join(evaluated_lines(found)))
         return ExitCode.OK
-    document: dict[str, Any] = {"epoch": found[0].epoch, "stages": found[0].missing.stages, "tokens": found[0].tokens}
-    document["choices"] = [{"left_out": list(f.missing.asked), "dead": list(f.missing.dead), "loss": f.loss} for f in found]
+    document: dict[str, Any] = {
+        "epoch": found[0].epoch,
+        "stages": found[0].missing.stages,
+        "tokens": found[0].tokens,
+    }
+    document["choices"] = [
+        {"left_out": list(f.missing.asked), "dead": list(f.missing.dead), "loss": f.loss}
+        for f in found
+    ]
     if others := found[1:]:
         loss = sum(f.loss for f in others) / len(others)
         document |= {"loss": loss, "perplexity_ratio": math.exp(loss - found[0].loss)}
@@ -176,12 +214,18 @@ def export(client: ControlClient, directory: Path, *, as_json: bool) -> ExitCode
     return ExitCode.OK
 
 
-def logs(client: ControlClient | None, file: Path, *, follow: bool, last: int, level: str, as_json: bool) -> ExitCode:
+def logs(
+    client: ControlClient | None, file: Path, *, follow: bool, last: int, level: str, as_json: bool
+) -> ExitCode:
     """From the daemon; from its event file when none runs."""
     if level not in LEVELS:
         raise UsageFault(f"--level {level}", f"allowed: {', '.join(LEVELS)}")
     console = _console()
-    events = client.events(follow=follow, last=last, level=level) if client else read_events(file, last, level)
+    events = (
+        client.events(follow=follow, last=last, level=level)
+        if client
+        else read_events(file, last, level)
+    )
     try:
         for event in events:
             if as_json:
@@ -196,9 +240,12 @@ def logs(client: ControlClient | None, file: Path, *, follow: bool, last: int, l
 
 
 def read_events(file: Path, last: int, level: str) -> Iterator[Event]:
-    """The newest ``last`` events of at least ``level`` in an event file; a torn last line is skipped."""
+    """The newest ``last`` events of at least ``level`` in an event file; a torn last line is
+    skipped."""
     if not file.is_file():
-        raise NotRunning(f"no daemon is running and {file} does not exist", "start one with  tutti start")
+        raise NotRunning(
+            f"no daemon is running and {file} does not exist", "start one with  tutti start"
+        )
     floor = LEVELS.index(level)
     newest: deque[Event] = deque(maxlen=max(0, last))
     with file.open(errors="replace") as lines:
@@ -237,7 +284,8 @@ def local_time(at: float) -> str:
 
 
 def _progress(events: Iterable[Event], as_json: bool) -> Event | None:
-    """Show progress; people read it on stderr, a machine gets the last event as its one document."""
+    """Show progress; people read it on stderr, a machine gets the last event as its one
+    document."""
     newest: Event | None = None
     console = Console(stderr=True)
     for newest in events:
@@ -253,7 +301,9 @@ def _console(bare: bool = False) -> Console:
 
 def _printable(text: str) -> str:
     """Model output may hold any byte: escape sequences must not reach the terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
 
 
 def _finite(value: Any) -> Any:
@@ -268,9 +318,17 @@ def _finite(value: Any) -> Any:
 
 
 def show_fault(fault: LocalFault, *, as_json: bool) -> None:
-    """One clear block on stderr: what failed, then the next step; with ``as_json`` also a document on stdout."""
+    """One clear block on stderr: what failed, then the next step; with ``as_json`` also a document
+    on stdout."""
     if as_json:
-        say_json({"error": fault.what, "next_step": fault.next_step, "exit_code": int(fault.code), **fault.details})
+        say_json(
+            {
+                "error": fault.what,
+                "next_step": fault.next_step,
+                "exit_code": int(fault.code),
+                **fault.details,
+            }
+        )
     console = Console(stderr=True, highlight=False)
     first, *rest = fault.what.splitlines() or [""]
     console.print(Text("tutti: ", "bold red").append(clean(first, 500), ""), soft_wrap=True)

@@ -72,7 +72,8 @@ _WORDS: dict[ExitCode, tuple[str, str]] = {
     ),
     ExitCode.OTHER_SERVICE: (
         "the daemon that is looked for does not listen on this port",
-        "check the port with whoever gave you the address: {transport} port {port} belongs to something else there",
+        "check the port with whoever gave you the address: {transport} port {port} belongs to "
+        "something else there",
     ),
     ExitCode.IDENTITY_IN_USE: (
         "two peers with one PeerId take each other's place in the swarm",

@@ -97,23 +97,36 @@ def examine(
 
 
 def daemon_lines(report: ReachReport) -> list[str]:
-    """For people: how others reach the daemon that runs here, and what it tried towards each of them."""
+    """For people: how others reach the daemon that runs here, and what it tried towards each of
+    them."""
     ports = ", ".join(f"{name} {port}" for name, port in sorted(report.ports.items()))
     lines = [f"the daemon here: {report.reachable}", f"  {'ports':10} {ports}"]
     lines += [f"  {'address':10} {clean(address)}" for address in report.addresses]
     lines += [f"  {'seen at':10} {clean(address)}" for address in report.seen]
     lines += [f"  {'relay':10} {short(PeerId(clean(relay, 80)))}" for relay in report.relays]
-    lines += [f"  {'router':10} {way}: {clean(why) or 'maps the ports'}" for way, why in sorted(report.mapping.items())]
+    lines += [
+        f"  {'router':10} {way}: {clean(why) or 'maps the ports'}"
+        for way, why in sorted(report.mapping.items())
+    ]
     if report.lan:
         lines.append(f"  {'LAN':10} no discovery: {clean(report.lan)}")
-    lines += [f"  {'start peer':10} {clean(a)}: {clean(why) or 'connected'}" for a, why in sorted(report.bootstrap.items())]
+    lines += [
+        f"  {'start peer':10} {clean(a)}: {clean(why) or 'connected'}"
+        for a, why in sorted(report.bootstrap.items())
+    ]
     for way in report.ways:
         via = f" by {short(PeerId(clean(way.via, 80)))}" if way.via else ""
-        proven = f"   {way.rtt_s * 1000:.0f} ms, proven {span(way.proven_s)} ago" if way.proven_s else ""
-        lines.append(
-            f"  {'peer':10} {clean(way.name, 16)} ({clean(way.standing, 8)}): {way.path or 'not reached'}{via}{proven}"
+        proven = (
+            f"   {way.rtt_s * 1000:.0f} ms, proven {span(way.proven_s)} ago" if way.proven_s else ""
         )
-        lines += [f"  {'':10}   {name}: {clean(why, 120) or 'works'}" for name, why in sorted(way.tried.items())]
+        lines.append(
+            f"  {'peer':10} {clean(way.name, 16)} ({clean(way.standing, 8)}): "
+            f"{way.path or 'not reached'}{via}{proven}"
+        )
+        lines += [
+            f"  {'':10}   {name}: {clean(why, 120) or 'works'}"
+            for name, why in sorted(way.tried.items())
+        ]
     return lines
 
 
@@ -129,7 +142,7 @@ def checkup_document(checkup: Checkup) -> dict[str, Any]:
         "machine": {
             "addresses": [
                 {"interface": name, "address": address, "scope": scope}
-                for name, address, scope in machine.addresses  # fmt: skip
+                for name, address, scope in machine.addresses
             ],
             "routes": {f"ipv{version}": way or None for version, way in machine.routes.items()},
             "clock_s": checkup.clock_s,

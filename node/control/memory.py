@@ -1,4 +1,5 @@
-"""A canned daemon behind a real control service: for tests of the command line and the monitor, and for trying their looks."""
+"""A canned daemon behind a real control service: for tests of the command line and the monitor, and
+for trying their looks."""
 
 from __future__ import annotations
 
@@ -11,14 +12,23 @@ from node.core.version import VERSION
 from node.telemetry.events import Journal
 from protos import control_pb2 as pb
 from protos.ask_pb2 import PeerLine, PeersAnswer, SwarmLine
-from protos.control_pb2 import Event, GenerateRequest, InviteReply, Piece, PingReport, RoundLine, Snapshot
+from protos.control_pb2 import (
+    Event,
+    GenerateRequest,
+    InviteReply,
+    Piece,
+    PingReport,
+    RoundLine,
+    Snapshot,
+)
 
 RUN = "9f3c21" + "0" * 58
 ME = "12D3KooWCannedCannedCannedCannedCannedCannedCankJ4m2a"
 
 
 class CannedWindow:
-    """A :class:`node.control.window.Window` that says what it was told to say. ``stopped`` is set by stop and drain."""
+    """A :class:`node.control.window.Window` that says what it was told to say. ``stopped`` is set
+    by stop and drain."""
 
     def __init__(self, snapshot: Snapshot | None = None, peers: PeersAnswer | None = None) -> None:
         self.journal = Journal()
@@ -35,13 +45,17 @@ class CannedWindow:
         return self.seen
 
     def reach(self) -> pb.ReachReport:
-        return pb.ReachReport(standing="open", reachable=self.said.reachable, addresses=self.said.addresses)
+        return pb.ReachReport(
+            standing="open", reachable=self.said.reachable, addresses=self.said.addresses
+        )
 
     async def ping(self, peer: str, count: int, improve: bool = False) -> PingReport:
         found = next((p for p in self.seen.peers if p.peer.endswith(peer)), None)
         if found is None:
             raise Refused(f"no peer {peer} in sight", "see  tutti peers --all")
-        return PingReport(peer=found.peer, name=found.name, path=found.path or "direct", rtt_s=[0.031] * count)
+        return PingReport(
+            peer=found.peer, name=found.name, path=found.path or "direct", rtt_s=[0.031] * count
+        )
 
     async def drain(self, timeout_s: float) -> None:
         self.drained = timeout_s
@@ -63,11 +77,30 @@ class CannedWindow:
         named = list(request.leave_out.stages)
         yield pb.Evaluated(missing=pb.Missing(asked=named, stages=4), loss=1.0, tokens=64, epoch=7)
         for stage in range(1, 1 + round(4 * request.share)):
-            yield pb.Evaluated(missing=pb.Missing(asked=[*named, stage], stages=4), loss=1.0 + stage, tokens=64, epoch=7)
+            yield pb.Evaluated(
+                missing=pb.Missing(asked=[*named, stage], stages=4),
+                loss=1.0 + stage,
+                tokens=64,
+                epoch=7,
+            )
 
     async def export(self, directory: str) -> AsyncIterator[Event]:
-        yield Event(at=1.0, level="info", room="checkpoint", kind="export-progress", text="stage 1 of 3 fetched", fields="{}")
-        yield Event(at=2.0, level="info", room="checkpoint", kind="exported", text=f"written to {directory}", fields="{}")
+        yield Event(
+            at=1.0,
+            level="info",
+            room="checkpoint",
+            kind="export-progress",
+            text="stage 1 of 3 fetched",
+            fields="{}",
+        )
+        yield Event(
+            at=2.0,
+            level="info",
+            room="checkpoint",
+            kind="exported",
+            text=f"written to {directory}",
+            fields="{}",
+        )
 
     def invite(self) -> InviteReply:
         return InviteReply(invite="tutti2canned", addresses=[f"/ip4/127.0.0.1/tcp/31337/p2p/{ME}"])
@@ -81,16 +114,47 @@ def training_snapshot(**changes: object) -> Snapshot:
     """A healthy block-stage peer in the middle of a run; keyword arguments replace fields."""
     losses = [5.56 * math.exp(-i / 40) + 1.6 * (1 - math.exp(-i / 40)) for i in range(120)]
     snapshot = Snapshot(
-        peer=ME, name="brisk-otter", version=VERSION, up_s=11_540, state="training", healthy=True,
-        swarm=SwarmLine(name="tiny-demo", run_id=RUN, epoch=120, epochs=150, loss=losses[-1], stages=3),
-        stage=2, role="stage", layers="layers 2-3", replicas=2, epoch=120, phase="round", loss=losses[-1], loss_first=losses[0],
-        loss_val=2.01, tokens_per_s=18_204, tokens=41_200_000, micro_batches=1204, last_work_s=0.8, bytes_sent=3 << 30,
-        bytes_received=2 << 30, paths_to={"direct": 5, "relayed": 1}, reachable="direct, by a port that the router maps (UPnP)",
-        round=RoundLine(done=118, repaired=2, failed=0, last_s=0.42, members=2, contributors=2, bytes=1 << 20),
-        device="cpu, 1 thread", memory_used=900 << 20, memory_limit=4 << 30, stash_bytes=12 << 20, stash_limit=1 << 30,
-        leader=ME, digest="ab" * 32, time_s={"compute": 620.0, "wire": 80.0, "wait": 240.0, "round": 60.0}, loss_history=losses,
-        home="/home/me/.local/share/tutti", metrics_url="http://127.0.0.1:9101/metrics",
-    )  # fmt: skip
+        peer=ME,
+        name="brisk-otter",
+        version=VERSION,
+        up_s=11_540,
+        state="training",
+        healthy=True,
+        swarm=SwarmLine(
+            name="tiny-demo", run_id=RUN, epoch=120, epochs=150, loss=losses[-1], stages=3
+        ),
+        stage=2,
+        role="stage",
+        layers="layers 2-3",
+        replicas=2,
+        epoch=120,
+        phase="round",
+        loss=losses[-1],
+        loss_first=losses[0],
+        loss_val=2.01,
+        tokens_per_s=18_204,
+        tokens=41_200_000,
+        micro_batches=1204,
+        last_work_s=0.8,
+        bytes_sent=3 << 30,
+        bytes_received=2 << 30,
+        paths_to={"direct": 5, "relayed": 1},
+        reachable="direct, by a port that the router maps (UPnP)",
+        round=RoundLine(
+            done=118, repaired=2, failed=0, last_s=0.42, members=2, contributors=2, bytes=1 << 20
+        ),
+        device="cpu, 1 thread",
+        memory_used=900 << 20,
+        memory_limit=4 << 30,
+        stash_bytes=12 << 20,
+        stash_limit=1 << 30,
+        leader=ME,
+        digest="ab" * 32,
+        time_s={"compute": 620.0, "wire": 80.0, "wait": 240.0, "round": 60.0},
+        loss_history=losses,
+        home="/home/me/.local/share/tutti",
+        metrics_url="http://127.0.0.1:9101/metrics",
+    )
     for name, value in changes.items():
         setattr(snapshot, name, value)
     return snapshot
@@ -108,10 +172,23 @@ def some_peers() -> PeersAnswer:
     )
     peers = [
         PeerLine(
-            peer=ME[:-6] + tail, name=name, state=state, stage=stage, role="ends" if stage == 0 else "stage", path=path,
-            rtt_s=rtt, tokens_per_s=speed, epoch=epoch, up_s=up, version=VERSION, progress=progress,
+            peer=ME[:-6] + tail,
+            name=name,
+            state=state,
+            stage=stage,
+            role="ends" if stage == 0 else "stage",
+            path=path,
+            rtt_s=rtt,
+            tokens_per_s=speed,
+            epoch=epoch,
+            up_s=up,
+            version=VERSION,
+            progress=progress,
             seen_s=41.0 if state == "lost" else 1.0,
         )
         for tail, name, state, stage, path, rtt, speed, epoch, up, progress in rows
-    ]  # fmt: skip
-    return PeersAnswer(peers=peers, swarm=SwarmLine(name="tiny-demo", run_id=RUN, epoch=120, epochs=150, loss=1.8, stages=3))
+    ]
+    return PeersAnswer(
+        peers=peers,
+        swarm=SwarmLine(name="tiny-demo", run_id=RUN, epoch=120, epochs=150, loss=1.8, stages=3),
+    )

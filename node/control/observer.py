@@ -1,9 +1,10 @@
 """Ask running nodes from outside the swarm: py-libp2p dials their p2pd, one question, one answer.
 
-For the command line only, from a machine without torch and without a p2pd of its own. Never in a process that has
-hivemind: both register the same protobuf names. All addresses are tried at the same time, over TCP and, where that
-has not helped after a moment, over QUIC. py-libp2p 0.8.1 and the go-libp2p of hivemind's p2pd understand each other
-over QUIC: tests/control/test_observer.py asks a real one, over IPv4 and IPv6.
+For the command line only, from a machine without torch and without a p2pd of its own. Never in a
+process that has hivemind: both register the same protobuf names. All addresses are tried at the
+same time, over TCP and, where that has not helped after a moment, over QUIC. py-libp2p 0.8.1 and
+the go-libp2p of hivemind's p2pd understand each other over QUIC: tests/control/test_observer.py
+asks a real one, over IPv4 and IPv6.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 if "hivemind" in sys.modules:
-    raise ImportError("py-libp2p and hivemind register the same protobuf names; ask from a process of its own")
+    raise ImportError(
+        "py-libp2p and hivemind register the same protobuf names; ask from a process of its own"
+    )
 
 import libp2p.transport.quic.transport as quic_transport
 import trio
@@ -74,7 +77,15 @@ CLOSING_S = 1.0
 HOSTS_OF_A_NAME = 4
 _HELLO = b"\x13/multistream/1.0.0\n"
 """What both sides of a libp2p connection over TCP say first."""
-_BROKEN = (BaseLibp2pError, QUICError, WireError, OSError, EOFError, trio.BrokenResourceError, trio.ClosedResourceError)
+_BROKEN = (
+    BaseLibp2pError,
+    QUICError,
+    WireError,
+    OSError,
+    EOFError,
+    trio.BrokenResourceError,
+    trio.ClosedResourceError,
+)
 """What a conversation that comes apart raises."""
 
 
@@ -91,18 +102,25 @@ class Heard:
         return bool(self.answers) and self.answers[0].WhichOneof("answer") != "refusal"
 
 
-def ask(multiaddr: str, question: Ask, timeout: float = PATIENCE_S, seed: bytes | None = None) -> Answer:
-    """Ask the node at ``multiaddr`` (ending in /p2p/ and its PeerId) and return its answer, a refusal included.
+def ask(
+    multiaddr: str, question: Ask, timeout: float = PATIENCE_S, seed: bytes | None = None
+) -> Answer:
+    """Ask the node at ``multiaddr`` (ending in /p2p/ and its PeerId) and return its answer, a
+    refusal included.
 
-    The connection is encrypted and proves the PeerId. At most ``timeout`` seconds. Raises UsageFault for what is no
-    multiaddr of a peer, NetworkFault with the reason when there was no answer. Not for use inside an event loop: it
-    runs its own. ``seed`` are the 32 bytes of the Ed25519 key to ask as; None: of a new one.
+    The connection is encrypted and proves the PeerId. At most ``timeout`` seconds. Raises
+    UsageFault for what is no multiaddr of a peer, NetworkFault with the reason when there was no
+    answer. Not for use inside an event loop: it runs its own. ``seed`` are the 32 bytes of the
+    Ed25519 key to ask as; None: of a new one.
     """
     return ask_first([multiaddr], question, timeout, seed)
 
 
-def ask_first(multiaddrs: Sequence[str], question: Ask, timeout: float = PATIENCE_S, seed: bytes | None = None) -> Answer:
-    """As :func:`ask`, trying all addresses at the same time: the first good answer wins, the others are given up.
+def ask_first(
+    multiaddrs: Sequence[str], question: Ask, timeout: float = PATIENCE_S, seed: bytes | None = None
+) -> Answer:
+    """As :func:`ask`, trying all addresses at the same time: the first good answer wins, the others
+    are given up.
 
     ``timeout`` seconds in all. Raises NetworkFault naming every address with what went wrong there.
     """
@@ -121,16 +139,20 @@ def survey(
     *,
     first: bool = False,
 ) -> list[Heard]:
-    """Try all addresses at the same time, with all questions on one connection; what came of each address.
+    """Try all addresses at the same time, with all questions on one connection; what came of each
+    address.
 
-    ``first``: give the others up when one has given a good answer to the first question, and those of a peer that has
-    refused it; what is told of them then means nothing. QUIC waits a moment for TCP. Otherwise QUIC is tried at once,
-    and the others get a few seconds more. Never more than ``timeout`` seconds. Raises UsageFault as :func:`ask` does.
+    ``first``: give the others up when one has given a good answer to the first question, and those
+    of a peer that has refused it; what is told of them then means nothing. QUIC waits a moment for
+    TCP. Otherwise QUIC is tried at once, and the others get a few seconds more. Never more than
+    ``timeout`` seconds. Raises UsageFault as :func:`ask` does.
     """
     if not 0 < timeout < math.inf:
         raise UsageFault(f"a time-out of {timeout} s", "give a positive number of seconds")
     if not multiaddrs:
-        raise UsageFault("no address to ask", "give a multiaddr such as /ip4/203.0.113.7/tcp/4001/p2p/12D3Koo…")
+        raise UsageFault(
+            "no address to ask", "give a multiaddr such as /ip4/203.0.113.7/tcp/4001/p2p/12D3Koo…"
+        )
     for text in multiaddrs:
         peer_of_address(text)
     for name in ("libp2p", "quic"):  # a refused dial is our answer to give, not a log line
@@ -139,8 +161,8 @@ def survey(
 
 
 class _Flat(QuicConnection):
-    """Of an IPv6 datagram the system tells the sender in four parts, of which py-libp2p gave aioquic two: it took every
-    answer to be from somebody else."""
+    """Of an IPv6 datagram the system tells the sender in four parts, of which py-libp2p gave
+    aioquic two: it took every answer to be from somebody else."""
 
     def receive_datagram(self, data: bytes, addr: Any, now: float) -> None:
         super().receive_datagram(data, addr[:2], now)
@@ -151,7 +173,8 @@ quic_transport.__dict__["NativeQUICConnection"] = _Flat
 
 @dataclass
 class _Trial:
-    """One IP address of one address being tried: how far it has come, and the time of the newest step."""
+    """One IP address of one address being tried: how far it has come, and the time of the newest
+    step."""
 
     address: str
     place: Endpoint
@@ -165,7 +188,12 @@ class _Survey:
     """All addresses at the same time. ``first``: only until one has given a good answer."""
 
     def __init__(
-        self, addresses: Sequence[str], questions: Sequence[Ask], timeout: float, seed: bytes | None, first: bool
+        self,
+        addresses: Sequence[str],
+        questions: Sequence[Ask],
+        timeout: float,
+        seed: bytes | None,
+        first: bool,
     ) -> None:
         self._addresses = dict.fromkeys(addresses)
         self._raw = [question.SerializeToString() for question in questions]
@@ -173,7 +201,9 @@ class _Survey:
         self._here: Machine = this_machine()
         self._found: dict[str, list[Heard]] = {address: [] for address in self._addresses}
         self._scopes: dict[str, trio.CancelScope] = {}
-        self._tcp = {a for a in self._addresses if (place := endpoint_of(a)) is not None and not place.quic}
+        self._tcp = {
+            a for a in self._addresses if (place := endpoint_of(a)) is not None and not place.quic
+        }
         self._tcp_failed = trio.Event()
 
     async def run(self) -> list[Heard]:
@@ -198,7 +228,9 @@ class _Survey:
             hosts = await self._hosts(address, place)
             async with trio.open_nursery() as nursery:
                 for host in hosts:
-                    nursery.start_soon(self._dial, _Trial(address, place, host, trio.current_time()))
+                    nursery.start_soon(
+                        self._dial, _Trial(address, place, host, trio.current_time())
+                    )
         if not found:  # the time was over before anything was dialled
             seconds = trio.current_time() - begin
             late = unresolved(address, place.host, f"was not resolved within {seconds:.2g} s")
@@ -216,10 +248,15 @@ class _Survey:
         with trio.move_on_after(NAME_S):
             try:
                 # The system's resolver, which knows /etc/hosts and whatever else is set up here.
-                known = await trio.socket.getaddrinfo(place.host, place.port, family, socket.SOCK_STREAM)
+                known = await trio.socket.getaddrinfo(
+                    place.host, place.port, family, socket.SOCK_STREAM
+                )
                 return list(dict.fromkeys(str(one[4][0]) for one in known))[:HOSTS_OF_A_NAME]
             except socket.gaierror as e:
-                gone = e.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
+                gone = e.errno in (
+                    socket.EAI_NONAME,
+                    getattr(socket, "EAI_NODATA", socket.EAI_NONAME),
+                )
                 why = "does not exist" if gone else "was not resolved: no name server answers"
             except UnicodeError:
                 why = "cannot be a name"
@@ -274,7 +311,8 @@ class _Survey:
         return refused(trial.address, closed[0]) if closed else finding
 
     async def _converse(self, trial: _Trial) -> Finding | None:
-        """One connection, one stream for each question. None when all are answered, or time was over."""
+        """One connection, one stream for each question. None when all are answered, or time was
+        over."""
         place, host, peer = trial.place, trial.host, ID.from_string(peer_of_address(trial.address))
         literal = Endpoint("ip6" if ":" in host else "ip4", host, place.port, place.quic)
         finding = None
@@ -288,12 +326,15 @@ class _Survey:
                         trial.answers.append(await _exchange(made, peer, question))
                     trial.at = trio.current_time()
                 finally:
-                    # Shielded: a time-out that also stopped the closing would leave the socket open.
+                    # Shielded: a time-out that also stopped the closing would leave the socket
+                    # open.
                     with trio.move_on_after(CLOSING_S) as scope:
                         scope.shield = True
                         await made.close()
         except* _BROKEN as group:
-            finding = _broke(trial.address, "answer" if trial.layer == "answer" else "proof", _first(group))
+            finding = _broke(
+                trial.address, "answer" if trial.layer == "answer" else "proof", _first(group)
+            )
         return finding
 
 
@@ -319,17 +360,35 @@ def _answered(address: str, answers: Sequence[Answer], seconds: float) -> Findin
 def _broke(address: str, layer: str, why: str) -> Finding:
     """A conversation that ended early: while the peer was to prove who it is, or later."""
     if layer == "answer":
-        return failed(address, layer, ExitCode.NETWORK, f"connected, but the answer did not come: {clean(why)}")
+        return failed(
+            address,
+            layer,
+            ExitCode.NETWORK,
+            f"connected, but the answer did not come: {clean(why)}",
+        )
     if "mismatch" in why.lower() or "does not correspond" in why:
-        return failed(address, layer, ExitCode.NETWORK, "somebody else answers there, with another PeerId")
+        return failed(
+            address, layer, ExitCode.NETWORK, "somebody else answers there, with another PeerId"
+        )
     if "not yet valid" in why or "has expired" in why:  # of a certificate, which only QUIC has
-        return failed(address, layer, ExitCode.CLOCK_WRONG, "its certificate is not valid by the clock of this machine")
-    return failed(address, layer, ExitCode.NETWORK, f"it hangs up before it has proven who it is ({clean(why)})")
+        return failed(
+            address,
+            layer,
+            ExitCode.CLOCK_WRONG,
+            "its certificate is not valid by the clock of this machine",
+        )
+    return failed(
+        address,
+        layer,
+        ExitCode.NETWORK,
+        f"it hangs up before it has proven who it is ({clean(why)})",
+    )
 
 
 async def _connect(trial: _Trial) -> bytes:
-    """Whether a TCP connection can be made, and the first bytes that come back; b"" when none do in a moment. py-libp2p makes
-    its own: it does not say how making one failed, and of what is no peer only that a message is wrong.
+    """Whether a TCP connection can be made, and the first bytes that come back; b"" when none do in
+    a moment. py-libp2p makes its own: it does not say how making one failed, and of what is no peer
+    only that a message is wrong.
 
     Raises OSError as the system gives it.
     """
@@ -344,18 +403,27 @@ async def _connect(trial: _Trial) -> bytes:
 
 
 def other_service(address: str, greeting: bytes) -> Finding | None:
-    """The finding for an address where something speaks that is no peer; None for a peer, and for who says nothing."""
+    """The finding for an address where something speaks that is no peer; None for a peer, and for
+    who says nothing."""
     if not greeting or greeting.startswith(_HELLO):
         return None
     known = {b"SSH-": "an SSH server", b"HTTP/": "a web server", b"220": "a mail or FTP server"}
     # 15 03 is an alert, the answer of TLS to what is no TLS.
     known[b"\x15\x03"] = "a TLS server (the gRPC port of a peer is one)"
-    who = next((words for start, words in known.items() if greeting.startswith(start)), "another service")
-    return failed(address, "proof", ExitCode.OTHER_SERVICE, f"{who} answers there, not the libp2p port of a peer")
+    who = next(
+        (words for start, words in known.items() if greeting.startswith(start)), "another service"
+    )
+    return failed(
+        address,
+        "proof",
+        ExitCode.OTHER_SERVICE,
+        f"{who} answers there, not the libp2p port of a peer",
+    )
 
 
 async def _refused_udp(host: str, port: int) -> None:
-    """Raises OSError when the system says that nothing can be sent or nobody listens; never returns.
+    """Raises OSError when the system says that nothing can be sent or nobody listens; never
+    returns.
 
     Only a connected socket is told that. The byte that asks is no QUIC, which servers drop.
     """
@@ -368,7 +436,8 @@ async def _refused_udp(host: str, port: int) -> None:
 
 
 def _host(timeout: float, seed: bytes | None = None, *, quic: bool = False) -> IHost:
-    """A libp2p host that only dials: nothing listens, nothing is announced or discovered, no metrics are served."""
+    """A libp2p host that only dials: nothing listens, nothing is announced or discovered, no
+    metrics are served."""
     return new_host(
         key_pair=create_new_key_pair(seed) if seed is not None else None,
         muxer_preference="YAMUX",
@@ -382,8 +451,11 @@ def _host(timeout: float, seed: bytes | None = None, *, quic: bool = False) -> I
         connection_config=ConnectionConfig(
             dial_timeout=timeout,
             outbound_upgrade_timeout=timeout,
-            min_connections=0,  # else it keeps dialling whoever it has heard of until it has as many as the mean of the
-            low_watermark=0,  # two watermarks, and races our own dial with a second connection that outlives the first
+            # else it keeps dialling whoever it has heard of until it has as many as the mean of the
+            min_connections=0,
+            # two watermarks, and races our own dial with a second connection that outlives the
+            # first
+            low_watermark=0,
             high_watermark=1,
         ),
         disable_identify_address_discovery=True,
@@ -418,7 +490,8 @@ async def _exactly(stream: ReadWriteCloser, count: int) -> bytes:
 
 
 def _first(error: BaseException) -> str:
-    """One line about the innermost cause: libp2p wraps "connection refused" in four layers that do not say so."""
+    """One line about the innermost cause: libp2p wraps "connection refused" in four layers that do
+    not say so."""
     said = type(error).__name__
     inner: BaseException | None = error
     while inner is not None:

@@ -1,7 +1,9 @@
-"""One question to a gRPC server on a unix socket, without gRPC: importing that takes longer than asking.
+"""One question to a gRPC server on a unix socket, without gRPC: importing that takes longer than
+asking.
 
-HTTP/2 as RFC 9113 has it, as much as one unary call needs. Headers are sent as plain literals and those that come are not
-read: a server sends a message only with success, so a message is the answer and anything else is :class:`Unanswered`.
+HTTP/2 as RFC 9113 has it, as much as one unary call needs. Headers are sent as plain literals and
+those that come are not read: a server sends a message only with success, so a message is the answer
+and anything else is :class:`Unanswered`.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ class Unanswered(Exception):
 
 
 def unary(path: Path, method: str, request: bytes, timeout_s: float) -> bytes:
-    """The answer to ``request``, both serialised, of ``method`` ("/package.Service/Name"). Raises Unanswered,
-    and TimeoutError after ``timeout_s``."""
+    """The answer to ``request``, both serialised, of ``method`` ("/package.Service/Name"). Raises
+    Unanswered, and TimeoutError after ``timeout_s``."""
     end = time.monotonic() + timeout_s
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
@@ -42,11 +44,18 @@ def unary(path: Path, method: str, request: bytes, timeout_s: float) -> bytes:
 
 def _question(method: str, request: bytes) -> bytes:
     fields = {
-        ":method": "POST", ":scheme": "http", ":path": method, ":authority": "localhost",
-        "te": "trailers", "content-type": "application/grpc",
-    }  # fmt: skip
-    # A literal without indexing: a zero, then name and value, each behind its length, which is below 127.
-    block = b"".join(b"\0" + b"".join(bytes([len(t)]) + t.encode() for t in pair) for pair in fields.items())
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": method,
+        ":authority": "localhost",
+        "te": "trailers",
+        "content-type": "application/grpc",
+    }
+    # A literal without indexing: a zero, then name and value, each behind its length, which is
+    # below 127.
+    block = b"".join(
+        b"\0" + b"".join(bytes([len(t)]) + t.encode() for t in pair) for pair in fields.items()
+    )
     message = struct.pack(">BI", 0, len(request)) + request
     if len(message) > _MAX_FRAME:
         raise Unanswered(f"a question of {len(request)} bytes")

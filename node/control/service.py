@@ -31,21 +31,28 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self._inode = -1
 
     async def start(self) -> None:
-        """Listen. A socket left by a dead daemon is replaced; Refused when a living one answers or the path is not ours."""
+        """Listen. A socket left by a dead daemon is replaced; Refused when a living one answers or
+        the path is not ours."""
         clear_stale(self.path)
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 1 << 20)])
+        server = grpc.aio.server(
+            options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 1 << 20)]
+        )
         control_pb2_grpc.add_ControlServicer_to_server(self, server)
         try:
             server.add_insecure_port(f"unix:{self.path}")
             os.chmod(self.path, 0o600)
             self._inode = self.path.stat().st_ino
         except (RuntimeError, OSError) as e:
-            raise Refused(f"cannot listen on {self.path}: {e}", "check that --home is a directory you may write") from e
+            raise Refused(
+                f"cannot listen on {self.path}: {e}",
+                "check that --home is a directory you may write",
+            ) from e
         await server.start()
         self._server = server
 
     async def close(self, grace_s: float = 1.0) -> None:
-        """Let running answers end for ``grace_s``, then hang up and remove the socket, if it is still ours."""
+        """Let running answers end for ``grace_s``, then hang up and remove the socket, if it is
+        still ours."""
         if self._server is not None:
             await self._server.stop(grace_s)
             self._server = None
@@ -54,7 +61,9 @@ class ControlService(control_pb2_grpc.ControlServicer):
             if self.path.lstat().st_ino == self._inode:
                 self.path.unlink()
 
-    async def Status(self, request: control_pb2.StatusRequest, context: Any) -> control_pb2.Snapshot:
+    async def Status(
+        self, request: control_pb2.StatusRequest, context: Any
+    ) -> control_pb2.Snapshot:
         return await self._answer(context, self._window.snapshot)
 
     async def Peers(self, request: control_pb2.PeersRequest, context: Any) -> ask_pb2.PeersAnswer:
@@ -62,17 +71,23 @@ class ControlService(control_pb2_grpc.ControlServicer):
         if request.all:
             return answer
         present = ask_pb2.PeersAnswer(swarm=answer.swarm)
-        present.peers.extend(line for line in answer.peers if line.state != "lost" and line.role != "rendezvous")
+        present.peers.extend(
+            line for line in answer.peers if line.state != "lost" and line.role != "rendezvous"
+        )
         return present
 
     async def Ping(self, request: control_pb2.PingPeer, context: Any) -> control_pb2.PingReport:
         count = min(max(1, request.count), MAX_PINGS)
         return await self._answer(context, self._window.ping, request.peer, count, request.improve)
 
-    async def Reach(self, request: control_pb2.ReachRequest, context: Any) -> control_pb2.ReachReport:
+    async def Reach(
+        self, request: control_pb2.ReachRequest, context: Any
+    ) -> control_pb2.ReachReport:
         return await self._answer(context, self._window.reach)
 
-    async def Events(self, request: control_pb2.EventsRequest, context: Any) -> AsyncIterator[control_pb2.Event]:
+    async def Events(
+        self, request: control_pb2.EventsRequest, context: Any
+    ) -> AsyncIterator[control_pb2.Event]:
         level = request.level if request.level in LEVELS else "info"
         last = min(request.last, MAX_HISTORY)
         if not request.follow:
@@ -83,7 +98,9 @@ class ControlService(control_pb2_grpc.ControlServicer):
             async for event in feed:
                 yield as_event(event)
 
-    async def Drain(self, request: control_pb2.DrainRequest, context: Any) -> AsyncIterator[control_pb2.Event]:
+    async def Drain(
+        self, request: control_pb2.DrainRequest, context: Any
+    ) -> AsyncIterator[control_pb2.Event]:
         with self._window.journal.subscribe(level="info") as feed:
             work = self._tasks.spawn(self._drain(request.timeout_s or 600.0, feed), "drain")
             async for event in feed:
@@ -92,8 +109,11 @@ class ControlService(control_pb2_grpc.ControlServicer):
         if fault is not None:
             await refuse(context, fault)
 
-    async def _drain(self, timeout_s: float, feed: Subscription) -> LocalFault | PeerFault | RoundAborted | None:
-        """Drain goes on when the command that asked for it is interrupted: half a drain would be no use to anybody."""
+    async def _drain(
+        self, timeout_s: float, feed: Subscription
+    ) -> LocalFault | PeerFault | RoundAborted | None:
+        """Drain goes on when the command that asked for it is interrupted: half a drain would be no
+        use to anybody."""
         try:
             await self._window.drain(timeout_s)
         except (LocalFault, PeerFault, RoundAborted) as fault:
@@ -106,23 +126,33 @@ class ControlService(control_pb2_grpc.ControlServicer):
         await self._answer(context, self._window.stop)
         return control_pb2.StopReply(text="stopping")
 
-    async def Generate(self, request: control_pb2.GenerateRequest, context: Any) -> AsyncIterator[control_pb2.Piece]:
+    async def Generate(
+        self, request: control_pb2.GenerateRequest, context: Any
+    ) -> AsyncIterator[control_pb2.Piece]:
         request.max_tokens = min(request.max_tokens or 100, MAX_TOKENS)
         async for piece in self._stream(context, self._window.generate, request):
             yield piece
 
-    async def Evaluate(self, request: control_pb2.EvaluateRequest, context: Any) -> AsyncIterator[control_pb2.Evaluated]:
+    async def Evaluate(
+        self, request: control_pb2.EvaluateRequest, context: Any
+    ) -> AsyncIterator[control_pb2.Evaluated]:
         async for found in self._stream(context, self._window.evaluate, request):
             yield found
 
-    async def Export(self, request: control_pb2.ExportRequest, context: Any) -> AsyncIterator[control_pb2.Event]:
+    async def Export(
+        self, request: control_pb2.ExportRequest, context: Any
+    ) -> AsyncIterator[control_pb2.Event]:
         async for event in self._stream(context, self._window.export, request.directory):
             yield event
 
-    async def Invite(self, request: control_pb2.InviteRequest, context: Any) -> control_pb2.InviteReply:
+    async def Invite(
+        self, request: control_pb2.InviteRequest, context: Any
+    ) -> control_pb2.InviteReply:
         return await self._answer(context, self._window.invite)
 
-    async def Switch(self, request: control_pb2.SwitchRequest, context: Any) -> control_pb2.SwitchReply:
+    async def Switch(
+        self, request: control_pb2.SwitchRequest, context: Any
+    ) -> control_pb2.SwitchReply:
         return await self._answer(context, self._window.switch, request.change)
 
     async def _answer(self, context: Any, ask: Any, *args: Any) -> Any:
@@ -147,7 +177,11 @@ async def settled(value: Any) -> Any:
 async def refuse(context: Any, fault: Exception) -> NoReturn:
     """End the call with a fault the client can rebuild: sentence, next step, exit code."""
     code = fault.code if isinstance(fault, LocalFault) else ExitCode.NETWORK
-    next_step = fault.next_step if isinstance(fault, LocalFault) else "try again; the swarm routes around a failing peer"
+    next_step = (
+        fault.next_step
+        if isinstance(fault, LocalFault)
+        else "try again; the swarm routes around a failing peer"
+    )
     metadata = ((CODE_KEY, str(int(code))), (NEXT_KEY, next_step.encode()))
     await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(fault), metadata)
     raise AssertionError("abort raises")
@@ -156,5 +190,10 @@ async def refuse(context: Any, fault: Exception) -> NoReturn:
 def as_event(event: Event) -> control_pb2.Event:
     """A journal entry as the message of the wire."""
     return control_pb2.Event(
-        at=event.at, level=event.level, room=event.room, kind=event.kind, text=event.text, fields=event.fields_json()
+        at=event.at,
+        level=event.level,
+        room=event.room,
+        kind=event.kind,
+        text=event.text,
+        fields=event.fields_json(),
     )

@@ -19,7 +19,8 @@ ABSENT = ("lost", "draining", "joining", "moving", "choosing", "starting", "stop
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """A message as JSON-ready values: every field present, numbers stay numbers (64-bit ones too)."""
+    """A message as JSON-ready values: every field present, numbers stay numbers (64-bit ones
+    too)."""
     result: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
@@ -41,7 +42,9 @@ def exit_code(snapshot: Snapshot) -> ExitCode:
 
 def cover(answer: PeersAnswer) -> dict[int, int]:
     """Working replicas of every stage, 0 (ends) to the last, so that a hole shows as 0."""
-    live = Counter(p.stage for p in answer.peers if p.state not in ABSENT and p.role != "rendezvous")
+    live = Counter(
+        p.stage for p in answer.peers if p.state not in ABSENT and p.role != "rendezvous"
+    )
     return {stage: live[stage] for stage in range(max([answer.swarm.stages, *live]) + 1)}
 
 
@@ -75,14 +78,21 @@ class SwarmView:
 
 
 def swarm_view(snapshots: Sequence[Snapshot]) -> SwarmView:
-    """Put the snapshots of one swarm's peers together; the peer furthest ahead speaks for the curve."""
-    ahead = max(snapshots, key=lambda s: (s.epoch, len(s.loss_history), s.tokens), default=Snapshot())
-    stages: dict[int, tuple[Snapshot, ...]] = {stage: () for stage in range(1, ahead.swarm.stages + 1)}
+    """Put the snapshots of one swarm's peers together; the peer furthest ahead speaks for the
+    curve."""
+    ahead = max(
+        snapshots, key=lambda s: (s.epoch, len(s.loss_history), s.tokens), default=Snapshot()
+    )
+    stages: dict[int, tuple[Snapshot, ...]] = {
+        stage: () for stage in range(1, ahead.swarm.stages + 1)
+    }
     for snapshot in sorted(snapshots, key=lambda s: (s.stage, s.name, s.peer)):
         if snapshot.role != "rendezvous":
             stages[snapshot.stage] = (*stages.get(snapshot.stage, ()), snapshot)
     compared, unequal = compare_digests(snapshots)
-    spent = {kind: sum(s.time_s[kind] for s in snapshots if kind in s.time_s) for kind in TIME_KINDS}
+    spent = {
+        kind: sum(s.time_s[kind] for s in snapshots if kind in s.time_s) for kind in TIME_KINDS
+    }
     rounds = [(s.round.done, s.round.repaired, s.round.failed) for s in snapshots] or [(0, 0, 0)]
     return SwarmView(
         name=ahead.swarm.name,
@@ -91,7 +101,9 @@ def swarm_view(snapshots: Sequence[Snapshot]) -> SwarmView:
         epochs=ahead.swarm.epochs,
         loss=ahead.loss,
         loss_first=ahead.loss_first,
-        loss_val=next((s.loss_val for s in sorted(snapshots, key=lambda s: -s.epoch) if s.loss_val), 0.0),
+        loss_val=next(
+            (s.loss_val for s in sorted(snapshots, key=lambda s: -s.epoch) if s.loss_val), 0.0
+        ),
         history=tuple(ahead.loss_history),
         tokens=max((s.tokens for s in snapshots), default=0),
         tokens_per_s=ahead.tokens_per_s or max((s.tokens_per_s for s in snapshots), default=0.0),
@@ -104,10 +116,13 @@ def swarm_view(snapshots: Sequence[Snapshot]) -> SwarmView:
 
 
 def compare_digests(snapshots: Iterable[Snapshot]) -> tuple[int, tuple[int, ...]]:
-    """How many replicas could be compared with another of their cell at the same epoch, and the stages that differ."""
+    """How many replicas could be compared with another of their cell at the same epoch, and the
+    stages that differ."""
     at: dict[tuple[int, int, int], list[str]] = {}
     for s in snapshots:
         if s.digest and s.state != "lost":
             at.setdefault((s.stage, s.outer.cell, s.epoch), []).append(s.digest)
     together = {key: digests for key, digests in at.items() if len(digests) > 1}
-    return sum(map(len, together.values())), tuple(sorted({stage for (stage, *_), d in together.items() if len(set(d)) > 1}))
+    return sum(map(len, together.values())), tuple(
+        sorted({stage for (stage, *_), d in together.items() if len(set(d)) > 1})
+    )

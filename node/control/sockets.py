@@ -1,4 +1,5 @@
-"""The socket between the command line and the daemon: who listens on it, and what its answers carry beside themselves."""
+"""The socket between the command line and the daemon: who listens on it, and what its answers carry
+beside themselves."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ CODE_KEY, NEXT_KEY = "tutti-exit-code", "tutti-next-step-bin"
 
 
 def clear_stale(path: Path) -> None:
-    """Remove a socket nobody listens on. Refused when somebody does (naming the process), or it is no socket."""
+    """Remove a socket nobody listens on. Refused when somebody does (naming the process), or it is
+    no socket."""
     try:
         status = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -26,13 +28,15 @@ def clear_stale(path: Path) -> None:
     if pid is not None:
         who = f", pid {pid}" if pid else ""
         raise Refused(
-            f"a daemon is already running here{who}", "see  tutti status ; end it with  tutti stop ; or use another --home"
+            f"a daemon is already running here{who}",
+            "see  tutti status ; end it with  tutti stop ; or use another --home",
         )
     path.unlink(missing_ok=True)
 
 
 def listener(path: Path) -> int | None:
-    """Pid of the process that listens on a unix socket, 0 when the system does not tell, None when nobody does."""
+    """Pid of the process that listens on a unix socket, 0 when the system does not tell, None when
+    nobody does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:

@@ -1,4 +1,5 @@
-"""What an operator reads: status, peers, the banner at start, the picture of a whole swarm. For 80 columns; pure."""
+"""What an operator reads: status, peers, the banner at start, the picture of a whole swarm. For 80
+columns; pure."""
 
 from __future__ import annotations
 
@@ -16,17 +17,42 @@ from node.control.words import bits, chart, clean, count, milliseconds, size, sp
 from node.core.ids import ENDS, PeerId, short
 from node.reach.ladder import Rung
 from protos.ask_pb2 import PeerLine, PeersAnswer
-from protos.control_pb2 import ChangeLine, Evaluated, Event, Missing, OuterLine, PingReport, Snapshot, SpreadLine
+from protos.control_pb2 import (
+    ChangeLine,
+    Evaluated,
+    Event,
+    Missing,
+    OuterLine,
+    PingReport,
+    Snapshot,
+    SpreadLine,
+)
 
 STATE_STYLE = {
-    "training": "green", "ready": "green", "finished": "bold green", "joining": "cyan", "starting": "cyan", "waiting": "yellow",
+    "training": "green",
+    "ready": "green",
+    "finished": "bold green",
+    "joining": "cyan",
+    "starting": "cyan",
+    "waiting": "yellow",
     "choosing": "cyan",
-    "draining": "yellow", "moving": "yellow", "stopping": "yellow", "lost": "red",
-}  # fmt: skip
+    "draining": "yellow",
+    "moving": "yellow",
+    "stopping": "yellow",
+    "lost": "red",
+}
 TIME_STYLE = {"compute": "green", "wire": "blue", "wait": "bright_black", "round": "magenta"}
 TIME_GLYPH = {"compute": "█", "wire": "▓", "wait": "░", "round": "▒"}
 LEVEL_STYLE = {"debug": "dim", "info": "", "warning": "yellow", "error": "bold red"}
-MARK = {"training": "●", "ready": "●", "finished": "●", "lost": "✗", "draining": "◐", "moving": "◐", "stopping": "◐"}
+MARK = {
+    "training": "●",
+    "ready": "●",
+    "finished": "●",
+    "lost": "✗",
+    "draining": "◐",
+    "moving": "◐",
+    "stopping": "◐",
+}
 
 
 def status_lines(s: Snapshot) -> list[Text]:
@@ -37,37 +63,55 @@ def status_lines(s: Snapshot) -> list[Text]:
         if s.next_step:
             lines.append(_line("  fix", clean(s.next_step)))
     if s.swarm.run_id:
-        lines.append(_line("swarm", f"{clean(s.swarm.name, 16)} {s.swarm.run_id[:6]}  {_progress(s)}"))
+        lines.append(
+            _line("swarm", f"{clean(s.swarm.name, 16)} {s.swarm.run_id[:6]}  {_progress(s)}")
+        )
     if s.role == "rendezvous":
-        lines.append(_line("my work", "rendezvous: helps others find each other, holds no part of the model"))
+        lines.append(
+            _line("my work", "rendezvous: helps others find each other, holds no part of the model")
+        )
     elif s.state == "choosing":
         lines.append(_line("my work", "chooses the stage that most needs a peer"))
     elif s.role or s.layers:
         place = "the ends" if s.stage == ENDS else f"stage {s.stage} of {s.swarm.stages}"
-        last = f"   last useful work {span(s.last_work_s)} ago" if s.micro_batches else "   no micro-batch yet"
+        last = (
+            f"   last useful work {span(s.last_work_s)} ago"
+            if s.micro_batches
+            else "   no micro-batch yet"
+        )
         replicas = f", {s.replicas} replica{'s' * (s.replicas != 1)}" if s.replicas else ""
         lines.append(_line("my work", f"{place} ({clean(s.layers, 24)}){replicas}{last}"))
     if s.tokens or s.micro_batches:
         done = f"{count(s.micro_batches)} micro-batches here, {count(s.tokens)} tokens by the swarm"
-        lines.append(_line("counted", done + (f"   {count(s.tokens_per_s)} tok/s" if s.tokens_per_s else "")))
+        lines.append(
+            _line("counted", done + (f"   {count(s.tokens_per_s)} tok/s" if s.tokens_per_s else ""))
+        )
     if s.round.done or s.round.failed:
         r = s.round
         last = f"last {r.last_s:.2f} s with {r.contributors}/{r.members}, {size(r.bytes)}"
-        lines.append(_line("rounds", f"{count(r.done)} ok, {r.repaired} repaired, {r.failed} failed   {last}"))
+        lines.append(
+            _line(
+                "rounds", f"{count(r.done)} ok, {r.repaired} repaired, {r.failed} failed   {last}"
+            )
+        )
     lines.extend(_paths(s))
     if s.HasField("outer"):
         lines.append(_line("cell", _outer(s.outer)))
         if s.outer.spread.cells:
             lines.append(_line("", _spread(s.outer.spread)))
     if s.change.revision:
-        lines.extend(_line("averaging" if i == 0 else "", text) for i, text in enumerate(_change(s.change)))
+        lines.extend(
+            _line("averaging" if i == 0 else "", text) for i, text in enumerate(_change(s.change))
+        )
     spent = _shares(s.time_s)
     if spent:
         lines.append(_line("time", spent))
     lines.append(_line("network", f"{paths_words(s.paths_to) or 'no peer yet'}   {_traffic(s)}"))
     if s.max_up or s.max_down:
         caps = (("up", s.max_up), ("down", s.max_down))
-        lines.append(_line("", "capped at " + ", ".join(f"{bits(cap)} {way}" for way, cap in caps if cap)))
+        lines.append(
+            _line("", "capped at " + ", ".join(f"{bits(cap)} {way}" for way, cap in caps if cap))
+        )
     if s.reachable:
         lines.append(_line("reachable", clean(s.reachable, 100)))
     if s.device:
@@ -76,30 +120,66 @@ def status_lines(s: Snapshot) -> list[Text]:
     if s.metrics_url:
         lines.append(_line("metrics", clean(s.metrics_url)))
     if s.leader:
-        lines.append(_line("leader", f"{short(PeerId(clean(s.leader)))}" + (" (this node)" if s.leader == s.peer else "")))
+        lines.append(
+            _line(
+                "leader",
+                f"{short(PeerId(clean(s.leader)))}"
+                + (" (this node)" if s.leader == s.peer else ""),
+            )
+        )
     if s.digest_mismatches:
-        lines.append(_line("warning", f"{s.digest_mismatches} digest mismatches: replicas disagreed on parameters", "red"))
+        lines.append(
+            _line(
+                "warning",
+                f"{s.digest_mismatches} digest mismatches: replicas disagreed on parameters",
+                "red",
+            )
+        )
     if s.momentum_lost:
         lines.append(
-            _line("warning", f"{s.momentum_lost} parts went on without optimizer state; tutti logs says why", "yellow")
+            _line(
+                "warning",
+                f"{s.momentum_lost} parts went on without optimizer state; tutti logs says why",
+                "yellow",
+            )
         )
     if s.momentum_age:
-        lines.append(_line("warning", f"optimizer state came from copies up to {s.momentum_age} epochs old", "yellow"))
+        lines.append(
+            _line(
+                "warning",
+                f"optimizer state came from copies up to {s.momentum_age} epochs old",
+                "yellow",
+            )
+        )
     if s.p2pd_restarts:
-        lines.append(_line("warning", f"the p2p daemon was restarted {s.p2pd_restarts} times", "yellow"))
+        lines.append(
+            _line("warning", f"the p2p daemon was restarted {s.p2pd_restarts} times", "yellow")
+        )
     lines.extend(_line("warning", clean(w), "yellow") for w in s.warnings)
     return lines
 
 
-LEAST = ("metrics", "leader", "memory", "device", "time", "counted", "rounds", "cell", "averaging", "reachable")
+LEAST = (
+    "metrics",
+    "leader",
+    "memory",
+    "device",
+    "time",
+    "counted",
+    "rounds",
+    "cell",
+    "averaging",
+    "reachable",
+)
 """Labels of ``status`` that a small screen goes without, the first ones first."""
 LABEL = 10
 """Columns of a label."""
 
 
 def fitted(lines: Sequence[Text], width: int, height: int = 0) -> list[Text]:
-    """The lines of ``status`` wrapped at words to ``width`` columns, under the beginning of their text. More than ``height`` rows
-    (0: any number) lose whole facts, the least important first; what is wrong and what to do about it stays."""
+    """The lines of ``status`` wrapped at words to ``width`` columns, under the beginning of their
+    text. More than ``height`` rows (0: any number) lose whole facts, the least important first;
+    what is wrong and what to do about it stays."""
     width = max(30, width)
     facts: list[tuple[str, list[Text]]] = []
     for i, line in enumerate(lines):
@@ -141,7 +221,8 @@ def _wrapped(line: Text, width: int) -> list[Text]:
 
 
 def doing(s: Snapshot) -> tuple[str, str]:
-    """What a daemon is doing, for the terminal it was started in: a word that changes when there is news, and a sentence."""
+    """What a daemon is doing, for the terminal it was started in: a word that changes when there is
+    news, and a sentence."""
     place = "the ends" if s.stage == ENDS else f"stage {s.stage}"
     if s.state == "joining":
         return "joining", f"fetching the state of {place} from others: {s.progress:.0%} is here"
@@ -159,7 +240,10 @@ def doing(s: Snapshot) -> tuple[str, str]:
     said = [_progress(s), f"{count(s.micro_batches)} micro-batches at {place}"]
     said += [f"last work {span(s.last_work_s)} ago"] if s.micro_batches else []
     said += [f"{count(s.tokens_per_s)} tok/s"] if s.tokens_per_s else []
-    said += [f"peers: {paths_words(s.paths_to) or 'none yet'}", f"sent {size(s.bytes_sent)}, received {size(s.bytes_received)}"]
+    said += [
+        f"peers: {paths_words(s.paths_to) or 'none yet'}",
+        f"sent {size(s.bytes_sent)}, received {size(s.bytes_received)}",
+    ]
     return s.state, f"{clean(s.state, 12)}: {', '.join(said)}"
 
 
@@ -171,7 +255,10 @@ def _paths(s: Snapshot) -> list[Text]:
     said = f"   should take {p.run_s:.2f} s + round {p.round_s:.2f} s" if p.run_s else ""
     took = f"   last took {p.last_took_s:.2f} s" if p.last_took_s else ""
     took += f" of {p.last_said_s:.2f} s" if p.last_took_s and p.last_said_s else ""
-    return [_line("paths", f"{clean(p.how, 16)}{said}{took}"), *(_line("", clean(why, 100)) for why in p.why)]
+    return [
+        _line("paths", f"{clean(p.how, 16)}{said}{took}"),
+        *(_line("", clean(why, 100)) for why in p.why),
+    ]
 
 
 def peers_table(answer: PeersAnswer, *, sort: str = "stage", stage: int | None = None) -> Group:
@@ -190,13 +277,22 @@ def peers_table(answer: PeersAnswer, *, sort: str = "stage", stage: int | None =
         ("VER", 1),
     ):
         table.add_column(title, no_wrap=True, justify="right" if right else "left")
-    lines = sorted((p for p in answer.peers if stage is None or p.stage == stage), key=lambda p: sort_key(p, sort))
+    lines = sorted(
+        (p for p in answer.peers if stage is None or p.stage == stage),
+        key=lambda p: sort_key(p, sort),
+    )
     for p in lines:
         table.add_row(*peer_cells(p, answer.swarm.stages))
-    seen = ", ".join(f"{n} {clean(state, 12)}" for state, n in states(answer).items()) or "none in sight"
+    seen = (
+        ", ".join(f"{n} {clean(state, 12)}" for state, n in states(answer).items())
+        or "none in sight"
+    )
     holes = Text("Stage cover ")
     for number, n in cover(answer).items():
-        holes.append(f" {'ends' if number == ENDS else number}:{n}", style="bold red" if n == 0 else "yellow" if n == 1 else "")
+        holes.append(
+            f" {'ends' if number == ENDS else number}:{n}",
+            style="bold red" if n == 0 else "yellow" if n == 1 else "",
+        )
     total = len(answer.peers)
     return Group(table, Text(f"{total} peer{'s' * (total != 1)}: {seen}."), holes)
 
@@ -214,10 +310,17 @@ def peer_cells(p: PeerLine, stages: int) -> tuple[Text, ...]:
     path = "" if p.path == "self" else clean(p.path, 8)
     me = "* " if p.path == "self" else "  "
     return (
-        Text(me + short(PeerId(clean(p.peer, 64)))), Text(clean(p.name, 16)), Text(state, STATE_STYLE.get(p.state, "")), Text(place),
-        Text(path or "-"), Text(milliseconds(p.rtt_s)), Text(count(p.tokens_per_s) if p.tokens_per_s else "-"), Text(str(p.epoch)),
-        Text(span(p.up_s) if p.up_s else "-"), Text(clean(p.version, 8)),
-    )  # fmt: skip
+        Text(me + short(PeerId(clean(p.peer, 64)))),
+        Text(clean(p.name, 16)),
+        Text(state, STATE_STYLE.get(p.state, "")),
+        Text(place),
+        Text(path or "-"),
+        Text(milliseconds(p.rtt_s)),
+        Text(count(p.tokens_per_s) if p.tokens_per_s else "-"),
+        Text(str(p.epoch)),
+        Text(span(p.up_s) if p.up_s else "-"),
+        Text(clean(p.version, 8)),
+    )
 
 
 def sort_key(p: PeerLine, by: str) -> tuple[object, ...]:
@@ -251,14 +354,18 @@ def ping_lines(report: PingReport) -> list[str]:
     lines += [f"{who}: {path}   {t * 1000:.1f} ms" for t in report.rtt_s]
     if report.rtt_s:
         times = sorted(report.rtt_s)
-        lines.append(f"{len(times)} answers   least {times[0] * 1000:.1f} ms, median {times[len(times) // 2] * 1000:.1f} ms")
+        lines.append(
+            f"{len(times)} answers   least {times[0] * 1000:.1f} ms, median "
+            f"{times[len(times) // 2] * 1000:.1f} ms"
+        )
     if report.error:
         lines.append(f"{who}: {clean(report.error)}")
     return lines
 
 
 def missing_words(m: Missing) -> str:
-    """Which block stages are left out and why: "without block stages 5, 6 (as asked) and 3 (nobody answers), of 8"."""
+    """Which block stages are left out and why: "without block stages 5, 6 (as asked) and 3 (nobody
+    answers), of 8"."""
     parts = [
         f"{', '.join(map(str, stages))} ({why})"
         for stages, why in ((m.asked, "as asked"), (m.dead, "nobody answers"))
@@ -266,12 +373,15 @@ def missing_words(m: Missing) -> str:
     ]
     count = len(m.asked) + len(m.dead)
     return (
-        f"without block stage{'s' if count > 1 else ''} {' and '.join(parts)}, of {m.stages}" if parts else "all block stages"
+        f"without block stage{'s' if count > 1 else ''} {' and '.join(parts)}, of {m.stages}"
+        if parts
+        else "all block stages"
     )
 
 
 def evaluated_lines(found: Sequence[Evaluated]) -> list[str]:
-    """One line a choice of missing stages; beside the first the perplexity of the others over its own, and their mean."""
+    """One line a choice of missing stages; beside the first the perplexity of the others over its
+    own, and their mean."""
     whole, others = found[0].loss, found[1:]
     rows = [(missing_words(f.missing), f.loss) for f in found]
     if others:
@@ -287,27 +397,53 @@ def evaluated_lines(found: Sequence[Evaluated]) -> list[str]:
 def event_line(event: Event, clock: str) -> Text:
     """``clock`` is the time as text: this room reads no clock and knows no time zone."""
     mark = {"warning": "! ", "error": "!! "}.get(event.level, "")
-    return Text(f"{clock} ", "dim").append(f"{mark}{clean(event.text, 400)}", LEVEL_STYLE.get(event.level, ""))
+    return Text(f"{clock} ", "dim").append(
+        f"{mark}{clean(event.text, 400)}", LEVEL_STYLE.get(event.level, "")
+    )
 
 
 def banner(
-    *, version: str, name: str, peer: str, key_path: str, home: str = "", new_key: bool = False, solo: bool = False, swarm: str = "",
-    run_id: str = "", model: str = "", parameters: int = 0, listening: Sequence[str] = (), metrics_url: str = "",
-    invite: str = "", home_flag: str = "", everywhere: bool = False,
-) -> list[str]:  # fmt: skip
-    """What a daemon prints when it starts; empty values leave their line out. ``home_flag`` is " --home DIR" when not the default;
-    ``everywhere``: it listens on all addresses."""
+    *,
+    version: str,
+    name: str,
+    peer: str,
+    key_path: str,
+    home: str = "",
+    new_key: bool = False,
+    solo: bool = False,
+    swarm: str = "",
+    run_id: str = "",
+    model: str = "",
+    parameters: int = 0,
+    listening: Sequence[str] = (),
+    metrics_url: str = "",
+    invite: str = "",
+    home_flag: str = "",
+    everywhere: bool = False,
+) -> list[str]:
+    """What a daemon prints when it starts; empty values leave their line out. ``home_flag`` is "
+    --home DIR" when not the default; ``everywhere``: it listens on all addresses."""
     solo_note = "a solo swarm: every stage runs on this machine until others join"
     lines = [f"tutti {version}" + (f"   {solo_note}" if solo else "")]
-    lines.append(_plain("identity", f"{name}  {short(PeerId(peer))}" + ("   a new key" if new_key else "")))
+    lines.append(
+        _plain("identity", f"{name}  {short(PeerId(peer))}" + ("   a new key" if new_key else ""))
+    )
     shape = f"{count(parameters)} parameters: {model}" if model else ""
     lines.append(_plain("key", f"{key_path}   keep a backup: without it nobody is this peer again"))
-    for label, value in (("home", home), ("swarm", f"{clean(swarm, 40)} {run_id[:12]}" if swarm else ""), ("model", shape)):
+    for label, value in (
+        ("home", home),
+        ("swarm", f"{clean(swarm, 40)} {run_id[:12]}" if swarm else ""),
+        ("model", shape),
+    ):
         if value:
             lines.append(_plain(label, value))
-    lines.extend(_plain("network" if i == 0 else "", address) for i, address in enumerate(listening))
+    lines.extend(
+        _plain("network" if i == 0 else "", address) for i, address in enumerate(listening)
+    )
     if everywhere:
-        lines.append(_plain("", "listening on all addresses; tutti status says how others reach this peer"))
+        lines.append(
+            _plain("", "listening on all addresses; tutti status says how others reach this peer")
+        )
     elif listening:
         lines.append(_plain("", "listening on one address only, as --listen says"))
     if metrics_url:
@@ -319,17 +455,37 @@ def banner(
 
 
 def consent_lines(
-    *, name: str, run_id: str, owner: str, signed: bool, admission: str, model: str, parameters: int, data: str, cut: str,
-    work: str, fetches_data: bool, traffic: Sequence[str] = (), width: int = 80,
-) -> list[str]:  # fmt: skip
-    """What a person accepts who joins: whose swarm, what is trained on what, what goes over the line, what others see. No line is
-    wider than ``width``, unless a word is."""
+    *,
+    name: str,
+    run_id: str,
+    owner: str,
+    signed: bool,
+    admission: str,
+    model: str,
+    parameters: int,
+    data: str,
+    cut: str,
+    work: str,
+    fetches_data: bool,
+    traffic: Sequence[str] = (),
+    width: int = 80,
+) -> list[str]:
+    """What a person accepts who joins: whose swarm, what is trained on what, what goes over the
+    line, what others see. No line is wider than ``width``, unless a word is."""
     signature = f"signed by its owner {owner}" if signed else "NOT SIGNED"
     lines = [
-        _plain("swarm", f"{clean(name, 64)}   run {run_id[:12]}   {'private' if admission == 'invite' else 'open'}"),
+        _plain(
+            "swarm",
+            f"{clean(name, 64)}   run {run_id[:12]}   "
+            f"{'private' if admission == 'invite' else 'open'}",
+        ),
         _plain("", signature),
         _plain("model", f"{count(parameters)} parameters: {clean(model)}"),
-        _plain("memory", f"{size(4 * parameters)} of parameters in all, as much again for gradients; you hold one stage"),
+        _plain(
+            "memory",
+            f"{size(4 * parameters)} of parameters in all, as much again for gradients; you hold "
+            "one stage",
+        ),
         _plain("data", clean(data)),
         _plain("pipeline", clean(cut)),
         _plain("work", clean(work)),
@@ -337,27 +493,40 @@ def consent_lines(
         *(_plain("traffic" if i == 0 else "", text) for i, text in enumerate(traffic)),
         _plain(
             "others see",
-            "your IP addresses, node name, version and speed; peers of your stage your gradients, peers of other stages the "
+            "your IP addresses, node name, version and speed; peers of your stage your gradients, "
+            "peers of other stages the "
             "activations and their gradients that you send on",
         ),
     ]
     if fetches_data:
-        lines.append(_plain("download", "a peer that hosts the ends fetches this data from the Hugging Face hub"))
+        lines.append(
+            _plain(
+                "download", "a peer that hosts the ends fetches this data from the Hugging Face hub"
+            )
+        )
     return [part for line in lines for part in wrapped(line, width)]
 
 
-def swarm_picture(snapshots: Sequence[Snapshot], *, width: int = 80, height: int = 24, note: str = "") -> Group:
-    """A whole swarm: loss curve, a row for each replica of each stage, where its time goes, whether replicas agree.
+def swarm_picture(
+    snapshots: Sequence[Snapshot], *, width: int = 80, height: int = 24, note: str = ""
+) -> Group:
+    """A whole swarm: loss curve, a row for each replica of each stage, where its time goes, whether
+    replicas agree.
 
-    Never more than ``height`` lines nor ``width`` columns. A peer known to be gone is a snapshot whose state is "lost".
+    Never more than ``height`` lines nor ``width`` columns. A peer known to be gone is a snapshot
+    whose state is "lost".
     """
     view = swarm_view(snapshots)
     rows = _replica_rows(view, width, max(4, height - 8))
     curve_height = max(1, min(7, height - 6 - len(rows) - bool(note)))
     curve = [Text("  " + row, "cyan") for row in chart(view.history, width - 4, curve_height)]
-    head = Text(f"{clean(view.name, 16)} {view.run_id[:6]}", "bold").append(f"   epoch {view.epoch}/{view.epochs}", "")
+    head = Text(f"{clean(view.name, 16)} {view.run_id[:6]}", "bold").append(
+        f"   epoch {view.epoch}/{view.epochs}", ""
+    )
     if view.loss:
-        head.append(f"   loss {view.loss:.3f}", "bold").append(f" from {view.loss_first:.3f}" if view.loss_first else "")
+        head.append(f"   loss {view.loss:.3f}", "bold").append(
+            f" from {view.loss_first:.3f}" if view.loss_first else ""
+        )
     if view.loss_val:
         head.append(f"   held out {view.loss_val:.3f}")
     lines = [head, *curve, Text(""), *rows, Text(""), _legend(view), _agreement(view)]
@@ -381,7 +550,9 @@ def _replica_rows(view: SwarmView, width: int, most: int) -> list[Text]:
         for i, s in enumerate(members[:each]):
             row = Text(f"{place if i == 0 else '':<9}", "bold")
             row.append(f"{MARK.get(s.state, '○')} ", STATE_STYLE.get(s.state, ""))
-            row.append(f"{clean(s.name, 16):<17}").append(f"{_activity(s):<17}", STATE_STYLE.get(s.state, ""))
+            row.append(f"{clean(s.name, 16):<17}").append(
+                f"{_activity(s):<17}", STATE_STYLE.get(s.state, "")
+            )
             row.append(f"epoch {s.epoch:<6}")
             row.append_text(_time_bar(s.time_s, max(8, width - 9 - 2 - 17 - 17 - 12 - 1)))
             if i == each - 1 and len(members) > each:
@@ -399,7 +570,9 @@ def _activity(s: Snapshot) -> str:
 
 def _time_bar(time_s: Mapping[str, float], width: int) -> Text:
     bar = Text()
-    runs = stacked([time_s.get(k, 0.0) for k in TIME_KINDS], [TIME_GLYPH[k] for k in TIME_KINDS], width)
+    runs = stacked(
+        [time_s.get(k, 0.0) for k in TIME_KINDS], [TIME_GLYPH[k] for k in TIME_KINDS], width
+    )
     for kind, run in zip(TIME_KINDS, runs, strict=True):
         bar.append(run, TIME_STYLE[kind])
     return bar
@@ -418,7 +591,9 @@ def _agreement(view: SwarmView) -> Text:
     done, repaired, failed = view.rounds
     line = Text(f"rounds    {done} ok, {repaired} repaired, {failed} failed   ")
     if view.unequal:
-        return line.append(f"replicas DIFFER in stage {', '.join(map(str, view.unequal))}", "bold red")
+        return line.append(
+            f"replicas DIFFER in stage {', '.join(map(str, view.unequal))}", "bold red"
+        )
     if view.compared:
         line.append("replicas bit-identical ✓", "green")
     return line.append(f"   {count(view.tokens)} tokens" if view.tokens else "")
@@ -430,8 +605,13 @@ def _headline(s: Snapshot) -> Text:
         state, STATE_STYLE.get(s.state, "")
     )
     if s.state in ("training", "moving") and s.phase:
-        head.append(f" {clean(s.phase, 8 if s.state == 'training' else 16)}", "dim" if s.state == "training" else "")
-    head.append("   healthy" if s.healthy else "   degraded", "green" if s.healthy else "bold yellow")
+        head.append(
+            f" {clean(s.phase, 8 if s.state == 'training' else 16)}",
+            "dim" if s.state == "training" else "",
+        )
+    head.append(
+        "   healthy" if s.healthy else "   degraded", "green" if s.healthy else "bold yellow"
+    )
     right = f"up {span(s.up_s)}   tutti {clean(s.version, 16)}"
     return head.append(" " * max(3, 80 - head.cell_len - len(right))).append(right, "dim")
 
@@ -439,7 +619,9 @@ def _headline(s: Snapshot) -> Text:
 def _progress(s: Snapshot) -> str:
     text = f"epoch {s.epoch}" + (f"/{s.swarm.epochs}" if s.swarm.epochs else "")
     if s.loss:
-        arrow = "↓" if s.loss_first > s.loss else "↑" if s.loss_first and s.loss_first < s.loss else ""
+        arrow = (
+            "↓" if s.loss_first > s.loss else "↑" if s.loss_first and s.loss_first < s.loss else ""
+        )
         text += f"  loss {s.loss:.3f}" + (f" {arrow} {s.loss_first:.3f}" if arrow else "")
     return text + (f"  held out {s.loss_val:.3f}" if s.loss_val else "")
 
@@ -449,25 +631,40 @@ def _outer(o: OuterLine) -> str:
     where = f"cell {o.cell - 1}" if o.cell else "no cell yet"
     if not o.last:
         return f"{where}   no outer round yet, one after {o.next} more epochs"
-    met = f"outer round {o.last}: {o.cells} cells, {o.peers} peers, {o.last_s:.2f} s, {size(o.bytes)}"
+    met = (
+        f"outer round {o.last}: {o.cells} cells, {o.peers} peers, {o.last_s:.2f} s, {size(o.bytes)}"
+    )
     return f"{where}   {met}   next after {o.next} epochs"
 
 
 def _change(c: ChangeLine) -> list[str]:
     """What cells go by, and what the owner has signed and no plan is under yet."""
-    said = [f"by the owner's change {c.in_force}, since epoch {c.since}" if c.in_force else "by the manifest"]
+    said = [
+        f"by the owner's change {c.in_force}, since epoch {c.since}"
+        if c.in_force
+        else "by the manifest"
+    ]
     said.append(clean(c.says, 68))
-    return said if c.in_force == c.revision else [*said, f"change {c.revision} comes into force with the next plan"]
+    return (
+        said
+        if c.in_force == c.revision
+        else [*said, f"change {c.revision} comes into force with the next plan"]
+    )
 
 
 def _spread(s: SpreadLine) -> str:
     """How far the cells of the stage are apart."""
-    return f"{s.cells} cells of this stage were {100 * s.relative:.3g}% apart at the last commit (+-{s.error:.0%} of that)"
+    return (
+        f"{s.cells} cells of this stage were {100 * s.relative:.3g}% apart at the last commit "
+        f"(+-{s.error:.0%} of that)"
+    )
 
 
 def _shares(time_s: Mapping[str, float]) -> str:
     total = sum(time_s.get(k, 0.0) for k in TIME_KINDS)
-    return "  ".join(f"{k} {time_s.get(k, 0.0) / total:.0%}" for k in TIME_KINDS) if total > 0 else ""
+    return (
+        "  ".join(f"{k} {time_s.get(k, 0.0) / total:.0%}" for k in TIME_KINDS) if total > 0 else ""
+    )
 
 
 def _traffic(s: Snapshot) -> str:
@@ -478,7 +675,9 @@ def _traffic(s: Snapshot) -> str:
 
 def _memory(s: Snapshot) -> str:
     used = size(s.memory_used) + (f" of {size(s.memory_limit)}" if s.memory_limit else "")
-    return used + (f"   stash {size(s.stash_bytes)} of {size(s.stash_limit)}" if s.stash_limit else "")
+    return used + (
+        f"   stash {size(s.stash_bytes)} of {size(s.stash_limit)}" if s.stash_limit else ""
+    )
 
 
 def _line(label: str, value: str, style: str = "") -> Text:
@@ -486,12 +685,17 @@ def _line(label: str, value: str, style: str = "") -> Text:
 
 
 def wrapped(line: str, width: int, indent: int = 11) -> list[str]:
-    """``line`` cut between words so that no piece is wider than ``width`` (a word that is stays whole); what follows the first piece
-    is indented."""
+    """``line`` cut between words so that no piece is wider than ``width`` (a word that is stays
+    whole); what follows the first piece is indented."""
     found = textwrap.wrap(
-        line, max(width, indent + 20), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False,
-        drop_whitespace=True, replace_whitespace=False,
-    )  # fmt: skip
+        line,
+        max(width, indent + 20),
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+        replace_whitespace=False,
+    )
     return found or [line]
 
 

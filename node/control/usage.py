@@ -1,6 +1,8 @@
-"""How the command line explains itself: help in plain text, and errors that name the help of the verb they are about.
+"""How the command line explains itself: help in plain text, and errors that name the help of the
+verb they are about.
 
-typer's own help loads rich and its renderers, a quarter of a second; it also takes what stands in brackets for markup.
+typer's own help loads rich and its renderers, a quarter of a second; it also takes what stands in
+brackets for markup.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ _NAME = "tutti"
 
 
 class Argument(typer.core.TyperArgument):
-    """click 8.4 gave arguments a help text of their own, and its constructor clears the one that typer has set before."""
+    """click 8.4 gave arguments a help text of their own, and its constructor clears the one that
+    typer has set before."""
 
     def __init__(self, *, help: str | None = None, **how: Any) -> None:
         super().__init__(help=help, **how)
@@ -50,7 +53,9 @@ class Group(TyperGroup):
                 panels.setdefault(heading, []).append((name, _first_sentence(command.help or "")))
         wide = max((len(name) for rows in panels.values() for name, _ in rows), default=0)
         rank = {heading: i for i, heading in enumerate(PANELS)}
-        for heading, rows in sorted(panels.items(), key=lambda panel: rank.get(panel[0], len(rank))):
+        for heading, rows in sorted(
+            panels.items(), key=lambda panel: rank.get(panel[0], len(rank))
+        ):
             with formatter.section(heading):
                 formatter.write_dl([(f"{name:{wide}}", text) for name, text in rows])
 
@@ -60,13 +65,19 @@ class App(typer.Typer):
 
     def __init__(self, **how: Any) -> None:
         # click suggests names as well as typer does.
-        super().__init__(cls=Group, rich_markup_mode=None, suggest_commands=False, no_args_is_help=True, **how)
+        super().__init__(
+            cls=Group, rich_markup_mode=None, suggest_commands=False, no_args_is_help=True, **how
+        )
 
     def built(self, words: Sequence[str]) -> click.Command:
-        """What reads the line ``words``. Where they begin with a verb there is only that one: to make all takes longer than
-        most of them do."""
+        """What reads the line ``words``. Where they begin with a verb there is only that one: to
+        make all takes longer than most of them do."""
         name = next((word for word in words if not word.startswith("-")), "")
-        commands = [c for c in self.registered_commands if name == (c.name or getattr(c.callback, "__name__", ""))]
+        commands = [
+            c
+            for c in self.registered_commands
+            if name == (c.name or getattr(c.callback, "__name__", ""))
+        ]
         groups = [g for g in self.registered_groups if name == g.name]
         if not (commands or groups):
             return typer.main.get_command(self)
@@ -81,7 +92,11 @@ class App(typer.Typer):
 
 def what_was_wrong(error: click.ClickException) -> tuple[str, str]:
     """The sentence of a line that cannot be read, and where its verb is explained."""
-    where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx is not None else _NAME
+    where = (
+        error.ctx.command_path
+        if isinstance(error, click.UsageError) and error.ctx is not None
+        else _NAME
+    )
     return error.format_message() or "no command given", f"see  {where} -h"
 
 

@@ -1,4 +1,5 @@
-"""What the operator's window needs from the daemon behind it: one port, implemented by the daemon and by a canned one in tests."""
+"""What the operator's window needs from the daemon behind it: one port, implemented by the daemon
+and by a canned one in tests."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from protos.control_pb2 import (
 
 
 class Window(Protocol):
-    """The daemon. Every method is called in its loop; each may also be written as a coroutine function."""
+    """The daemon. Every method is called in its loop; each may also be written as a coroutine
+    function."""
 
     @property
     def journal(self) -> Journal: ...
@@ -36,8 +38,8 @@ class Window(Protocol):
         ...
 
     async def ping(self, peer: str, count: int, improve: bool = False) -> PingReport:
-        """``count`` round trips to a PeerId, its last letters, or a multiaddr; with ``improve`` after every better way was
-        tried. Failures go into ``error``."""
+        """``count`` round trips to a PeerId, its last letters, or a multiaddr; with ``improve``
+        after every better way was tried. Failures go into ``error``."""
         ...
 
     def reach(self) -> ReachReport | Awaitable[ReachReport]:
@@ -45,7 +47,8 @@ class Window(Protocol):
         ...
 
     async def drain(self, timeout_s: float) -> None:
-        """Finish what is in flight, hand over, withdraw, and let the daemon end. Raises TimedOut."""
+        """Finish what is in flight, hand over, withdraw, and let the daemon end. Raises
+        TimedOut."""
         ...
 
     def stop(self) -> None:
@@ -65,5 +68,6 @@ class Window(Protocol):
     def invite(self) -> InviteReply | Awaitable[InviteReply]: ...
 
     def switch(self, change: str) -> SwitchReply | Awaitable[SwitchReply]:
-        """Pass on a change that the owner signed. Raises Refused for one that it did not, UsageFault for one that is not new."""
+        """Pass on a change that the owner signed. Raises Refused for one that it did not,
+        UsageFault for one that is not new."""
         ...

@@ -9,7 +9,8 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 def clean(text: str, limit: int = 200) -> str:
-    """Text from outside made safe for a terminal: one line, no control or escape characters, at most ``limit`` long."""
+    """Text from outside made safe for a terminal: one line, no control or escape characters, at
+    most ``limit`` long."""
     text = "".join(c if c.isprintable() else " " for c in text[: 4 * limit])
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
@@ -53,8 +54,12 @@ def span(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}m"
     if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m" if whole < 36000 else f"{whole // 3600}h"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h" if whole < 864000 else f"{whole // 86400}d"
+        return (
+            f"{whole // 3600}h{whole % 3600 // 60:02d}m" if whole < 36000 else f"{whole // 3600}h"
+        )
+    return (
+        f"{whole // 86400}d{whole % 86400 // 3600:02d}h" if whole < 864000 else f"{whole // 86400}d"
+    )
 
 
 def milliseconds(seconds: float) -> str:
@@ -74,14 +79,18 @@ def resample(values: Sequence[float], width: int) -> list[float]:
 
 
 def chart(values: Sequence[float], width: int, height: int) -> list[str]:
-    """A bar for every point, ``height`` rows, highest value at the top; every bar shows at least its foot."""
+    """A bar for every point, ``height`` rows, highest value at the top; every bar shows at least
+    its foot."""
     points = resample(values, width)
     if not points or height < 1:
         return [""] * max(0, height)
     low, high = min(points), max(points)
     reach = high - low
     steps = [1 + round((v - low) / reach * (8 * height - 1)) if reach > 0 else 4 for v in points]
-    return ["".join(BLOCKS[min(8, max(0, s - 8 * row))] for s in steps) for row in reversed(range(height))]
+    return [
+        "".join(BLOCKS[min(8, max(0, s - 8 * row))] for s in steps)
+        for row in reversed(range(height))
+    ]
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -90,7 +99,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def stacked(shares: Sequence[float], glyphs: Sequence[str], width: int) -> list[str]:
-    """One run of glyphs per share, together exactly ``width`` long (all empty when nothing was measured)."""
+    """One run of glyphs per share, together exactly ``width`` long (all empty when nothing was
+    measured)."""
     total = sum(s for s in shares if s > 0)
     if total <= 0:
         return [""] * len(shares)

@@ -38,5 +38,6 @@ def scope(host: str) -> Scope:
         return Scope.LOOPBACK
     if address.is_link_local:
         return Scope.LINK
-    # The library calls 100.64.0.0/10 neither private nor global, and documentation ranges, where no packet finds its way, private.
+    # The library calls 100.64.0.0/10 neither private nor global, and documentation ranges, where no
+    # packet finds its way, private.
     return Scope.PUBLIC if address.is_global else Scope.PRIVATE

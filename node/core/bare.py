@@ -1,7 +1,8 @@
-"""hivemind's packages without what ``import hivemind`` loads besides: its averager, optimizer and experts, and scipy with them.
+"""hivemind's packages without what ``import hivemind`` loads besides: its averager, optimizer and
+experts, and scipy with them.
 
-Of hivemind a daemon uses its p2p adapter and its DHT. Its ``__init__`` costs every process another 0.8 s of processor time and 50 MB.
-Import this before anything of hivemind.
+Of hivemind a daemon uses its p2p adapter and its DHT. Its ``__init__`` costs every process another
+0.8 s of processor time and 50 MB. Import this before anything of hivemind.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import Any
 
 
 def lay_bare(name: str, needed: Sequence[str] = ()) -> None:
-    """Register the package so that its modules can be imported, and its ``__init__`` runs only when a name of it is asked for.
+    """Register the package so that its modules can be imported, and its ``__init__`` runs only when
+    a name of it is asked for.
 
-    ``needed``: modules of it that are imported now. Where one of them cannot do without the ``__init__``, the package is loaded
-    whole, as without this function. Does nothing when the package is loaded already, or is not installed.
+    ``needed``: modules of it that are imported now. Where one of them cannot do without the
+    ``__init__``, the package is loaded whole, as without this function. Does nothing when the
+    package is loaded already, or is not installed.
     """
     spec = None if name in sys.modules else importlib.util.find_spec(name)
     if spec is None or spec.loader is None:
@@ -25,9 +28,13 @@ def lay_bare(name: str, needed: Sequence[str] = ()) -> None:
     package, loader = importlib.util.module_from_spec(spec), spec.loader
 
     def wanted(attribute: str) -> Any:
-        if attribute.startswith("__") and attribute != "__version__":  # what inspectors ask of every module
+        if (
+            attribute.startswith("__") and attribute != "__version__"
+        ):  # what inspectors ask of every module
             raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
-        if (part := sys.modules.get(f"{name}.{attribute}")) is not None:  # on its way in, not bound yet
+        if (
+            part := sys.modules.get(f"{name}.{attribute}")
+        ) is not None:  # on its way in, not bound yet
             return part
         del vars(package)["__getattr__"]
         loader.exec_module(package)

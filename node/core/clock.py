@@ -7,7 +7,8 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """``now()`` is monotonic seconds for deadlines; ``wall()`` is Unix seconds for records other peers read."""
+    """``now()`` is monotonic seconds for deadlines; ``wall()`` is Unix seconds for records other
+    peers read."""
 
     def now(self) -> float: ...
     def wall(self) -> float: ...
@@ -24,10 +25,11 @@ class SystemClock:
 
 
 class Since:
-    """A moment of the past as Unix seconds, the same number at every look until the wall clock is set.
+    """A moment of the past as Unix seconds, the same number at every look until the wall clock is
+    set.
 
-    Wall time less what the monotonic clock has counted since differs in its last bits from look to look; in a record that others
-    compare, that is news every time.
+    Wall time less what the monotonic clock has counted since differs in its last bits from look to
+    look; in a record that others compare, that is news every time.
     """
 
     SET_S = 1.0
@@ -44,7 +46,8 @@ class Since:
 
 
 class VirtualClock:
-    """A clock that stands still until told to move. ``wall`` runs ``skew`` seconds beside ``now``."""
+    """A clock that stands still until told to move. ``wall`` runs ``skew`` seconds beside
+    ``now``."""
 
     def __init__(self, start: float = 1_000_000.0, skew: float = 0.0) -> None:
         self._now, self.skew = start, skew

@@ -2,7 +2,8 @@
 
 * :class:`PeerFault`     somebody else failed: route around it, count it.
 * :class:`RoundAborted`  this attempt is void: retry under a new round with the survivors.
-* :class:`LocalFault`    we failed, or were asked for the impossible: stop, say why, say the next step.
+* :class:`LocalFault`    we failed, or were asked for the impossible: stop, say why, say the next
+                         step.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from node.core.ids import PeerId, short
 
 
 class ExitCode(IntEnum):
-    """Exit codes of the command line, stable for scripts and service managers (docs/operating.md)."""
+    """Exit codes of the command line, stable for scripts and service managers
+    (docs/operating.md)."""
 
     OK = 0
     UNEXPECTED = 1
@@ -62,7 +64,8 @@ class PeerFault(TuttiError):
 
 
 class WireError(TuttiError):
-    """Bytes from outside that do not parse or exceed a limit; raised before anything is allocated for them."""
+    """Bytes from outside that do not parse or exceed a limit; raised before anything is allocated
+    for them."""
 
 
 class RoundAborted(TuttiError):
@@ -86,7 +89,8 @@ class LocalFault(TuttiError):
 
 
 class UsageFault(LocalFault):
-    """A value the user gave cannot be used (a wrong invite, a bad manifest field, an unknown flag)."""
+    """A value the user gave cannot be used (a wrong invite, a bad manifest field, an unknown
+    flag)."""
 
     code = ExitCode.USAGE
 
@@ -122,11 +126,13 @@ class OutOfResources(LocalFault):
 
 
 class StepFault(LocalFault):
-    """An optimizer step, or state for one, that cannot be: another shape, numbers that are not finite, an epoch that is over."""
+    """An optimizer step, or state for one, that cannot be: another shape, numbers that are not
+    finite, an epoch that is over."""
 
 
 class DeviceLost(LocalFault):
-    """One of the devices of this box is gone, or its process, and with it what it held: the daemon must start again."""
+    """One of the devices of this box is gone, or its process, and with it what it held: the daemon
+    must start again."""
 
     code = ExitCode.RESTART_WANTED
 

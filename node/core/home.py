@@ -1,4 +1,5 @@
-"""Where the files of one peer are, and the socket its daemon listens on. Beside the settings the only reader of the environment."""
+"""Where the files of one peer are, and the socket its daemon listens on. Beside the settings the
+only reader of the environment."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ def home_named(given: str | None, env: Mapping[str, str] | None = None) -> Path 
 
 
 def user_dir(kind: str) -> Path:
-    """The directory of this user for "data", "config" or "cache", where no home is named: of the XDG base directories, which on
-    macOS stand for two directories unless they are set."""
+    """The directory of this user for "data", "config" or "cache", where no home is named: of the
+    XDG base directories, which on macOS stand for two directories unless they are set."""
     variable, usual, mac = {
         "data": ("XDG_DATA_HOME", "~/.local/share", "Application Support"),
         "config": ("XDG_CONFIG_HOME", "~/.config", "Application Support"),
@@ -32,7 +33,8 @@ def user_dir(kind: str) -> Path:
 
 
 def control_socket(home: Path) -> Path:
-    """Where the control service listens: in ``home``, or in a short private directory when its path is too long."""
+    """Where the control service listens: in ``home``, or in a short private directory when its path
+    is too long."""
     here = home / "ctl.sock"
     if len(os.fsencode(here)) <= MAX_SOCKET_PATH:
         return here

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple, NewType
 
 PeerId = NewType("PeerId", str)
-"""base58 of the identity multihash of an Ed25519 public key, "12D3Koo…"; contains the key itself."""
+"""base58 of the identity multihash of an Ed25519 public key, "12D3Koo…"; contains the key
+itself."""
 
 RunId = NewType("RunId", str)
 """Lower-case hex sha256 of the manifest's immutable part: the name of one training run."""

@@ -14,9 +14,11 @@ from node.core.ids import ENDS, PeerId
 
 @dataclass(frozen=True, slots=True, order=True)
 class Version:
-    """Parameters after ``epoch`` updates, and by which history: two sides of a parted network make different ones.
+    """Parameters after ``epoch`` updates, and by which history: two sides of a parted network make
+    different ones.
 
-    ``lineage`` is :func:`lineage_after` of the plan that made it, "" for the parameters a run begins with.
+    ``lineage`` is :func:`lineage_after` of the plan that made it, "" for the parameters a run
+    begins with.
     """
 
     epoch: int
@@ -35,9 +37,9 @@ class Hop:
 class Path:
     """Where one micro-batch goes.
 
-    ``index`` is its number inside the epoch, ``origin`` the ends peer that starts it and computes its loss,
-    ``samples`` the ids of the sequences it is made of, ``hops`` the block stages in visiting order.
-    The full journey is ``origin → hops… → origin`` and back along the same hops.
+    ``index`` is its number inside the epoch, ``origin`` the ends peer that starts it and computes
+    its loss, ``samples`` the ids of the sequences it is made of, ``hops`` the block stages in
+    visiting order. The full journey is ``origin → hops… → origin`` and back along the same hops.
     """
 
     index: int
@@ -57,10 +59,11 @@ class Member:
     """A peer as one epoch's view sees it.
 
     ``speed``: micro-batches per second its stage can do, quantised by the leader, 0 for unknown.
-    ``current``: holds the parameters of the plan's base; a member that does not is a *listener*: it gets no
-    micro-batch and owns nothing this epoch, but gathers every fresh part and is current afterwards.
-    ``cell``: which of its stage's replicas it shares the optimizer step with. ``group``: in an outer round the members of
-    its stage with the same number average with each other, and in a plan that sends for one those who will; 0 in any other.
+    ``current``: holds the parameters of the plan's base; a member that does not is a *listener*: it
+    gets no micro-batch and owns nothing this epoch, but gathers every fresh part and is current
+    afterwards. ``cell``: which of its stage's replicas it shares the optimizer step with.
+    ``group``: in an outer round the members of its stage with the same number average with each
+    other, and in a plan that sends for one those who will; 0 in any other.
     """
 
     peer: PeerId
@@ -90,28 +93,33 @@ def of_cell(owners: Mapping[str, PeerId], cell: int) -> dict[str, PeerId]:
 
 @dataclass(frozen=True)
 class Plan:
-    """The leader's decision for one epoch: views, quotas, paths, owners; named by ``(epoch, term)`` and its hash.
+    """The leader's decision for one epoch: views, quotas, paths, owners; named by ``(epoch, term)``
+    and its hash.
 
-    ``epoch`` is the version of the parameters the plan starts from; committing it makes ``epoch + 1``.
-    ``owners`` maps every parameter of every cell (:func:`in_cell`) to the peer that reduces and steps it; ``moved`` names, for
-    parts whose owner changed, the peer that holds the optimizer state. ``digests`` are those of the base, by stage and cell.
-    ``outer``: 0, or the number of the outer round that this epoch is: it has no micro-batches, cells average with cells, and
-    ``reducers`` maps every parameter of every group to the member that averages it there. ``worked``: micro-batches that counted in
-    each cell since it last met others, where a stage has more than one.
-    ``senders``: in an outer round along directed edges, which cells send to each cell, where others send to it; a group is then a
-    cell. ``mass``: push-sum's weights of the cells in units of 2^-20, where the run averages so.
-    ``fragment``: 0, or which fragment of the parameters this outer round carries (1 is the first): ``reducers`` has its parts only, and
-    cells differ in the others afterwards. ``sends``: 0, or the number of the outer round whose fragment is taken from this plan's version
-    and is under way while this epoch and the next ones run; groups and ``reducers`` are then that round's.
-    ``stood``: for stages whose parameters at the base are those of an older version, because nobody had them in the epochs
-    between, that version; it has members again, or the paths go around it.
-    ``change``: the owner's signed change to how cells average, "" for none, in force since the plan from version ``since``.
-    ``cursor`` is the sampler before this epoch took its samples: next position and positions handed back.
-    ``lineage`` is that of the base, ``tokens`` what was counted in its whole history: of two histories the one
-    with more tokens goes on. ``loss`` and ``loss_val`` are nats per token of the epoch before and of the last
-    evaluation (0: none yet): news that every member shows its operator; so is ``forecast``, what paths and round should take,
-    seconds, 0 for unknown, and ``spread``: how many cells of a stage were compared when an epoch was last committed, and how far
-    their parameters were apart, relative to their length.
+    ``epoch`` is the version of the parameters the plan starts from; committing it makes ``epoch +
+    1``. ``owners`` maps every parameter of every cell (:func:`in_cell`) to the peer that reduces
+    and steps it; ``moved`` names, for parts whose owner changed, the peer that holds the optimizer
+    state. ``digests`` are those of the base, by stage and cell. ``outer``: 0, or the number of the
+    outer round that this epoch is: it has no micro-batches, cells average with cells, and
+    ``reducers`` maps every parameter of every group to the member that averages it there.
+    ``worked``: micro-batches that counted in each cell since it last met others, where a stage has
+    more than one. ``senders``: in an outer round along directed edges, which cells send to each
+    cell, where others send to it; a group is then a cell. ``mass``: push-sum's weights of the cells
+    in units of 2^-20, where the run averages so. ``fragment``: 0, or which fragment of the
+    parameters this outer round carries (1 is the first): ``reducers`` has its parts only, and cells
+    differ in the others afterwards. ``sends``: 0, or the number of the outer round whose fragment
+    is taken from this plan's version and is under way while this epoch and the next ones run;
+    groups and ``reducers`` are then that round's. ``stood``: for stages whose parameters at the
+    base are those of an older version, because nobody had them in the epochs between, that version;
+    it has members again, or the paths go around it. ``change``: the owner's signed change to how
+    cells average, "" for none, in force since the plan from version ``since``. ``cursor`` is the
+    sampler before this epoch took its samples: next position and positions handed back. ``lineage``
+    is that of the base, ``tokens`` what was counted in its whole history: of two histories the one
+    with more tokens goes on. ``loss`` and ``loss_val`` are nats per token of the epoch before and
+    of the last evaluation (0: none yet): news that every member shows its operator; so is
+    ``forecast``, what paths and round should take, seconds, 0 for unknown, and ``spread``: how many
+    cells of a stage were compared when an epoch was last committed, and how far their parameters
+    were apart, relative to their length.
     """
 
     epoch: int
@@ -156,7 +164,8 @@ class Plan:
         return tuple(sorted((m for m in self.members if m.stage == stage), key=lambda m: m.peer))
 
     def cell(self, stage: int, cell: int = 0) -> tuple[Member, ...]:
-        """The members of ``stage`` that share an optimizer step, listeners included, in PeerId order."""
+        """The members of ``stage`` that share an optimizer step, listeners included, in PeerId
+        order."""
         return tuple(m for m in self.stage(stage) if m.cell == cell)
 
     def cells(self, stage: int) -> tuple[int, ...]:
@@ -173,7 +182,8 @@ class Plan:
         return member.stage, member.group if self.outer else member.cell
 
     def unit(self, unit: Unit) -> tuple[Member, ...]:
-        """Those who average with each other at the end of the epoch, listeners included, in PeerId order."""
+        """Those who average with each other at the end of the epoch, listeners included, in PeerId
+        order."""
         return tuple(m for m in self.stage(unit[0]) if self.unit_of(m) == unit)
 
     @property
@@ -192,7 +202,8 @@ class Plan:
         return next((m for m in self.members if m.peer == peer), None)
 
     def canonical(self) -> bytes:
-        """The bytes that are hashed, signed and sent: JSON with sorted keys and peers as indices."""
+        """The bytes that are hashed, signed and sent: JSON with sorted keys and peers as
+        indices."""
         index = {m.peer: i for i, m in enumerate(self.members)}
         outside = sorted(({self.leader} | set(self.moved.values())) - index.keys())
         names = [m.peer for m in self.members] + outside
@@ -205,7 +216,13 @@ class Plan:
             "peers": names,
             "members": [[m.stage, m.speed, m.current, m.cell, m.group] for m in self.members],
             "paths": [
-                [p.index, index[p.origin], list(p.samples), [[h.stage, index[h.peer]] for h in p.hops]] for p in self.paths
+                [
+                    p.index,
+                    index[p.origin],
+                    list(p.samples),
+                    [[h.stage, index[h.peer]] for h in p.hops],
+                ]
+                for p in self.paths
             ],
             "owners": {k: index[v] for k, v in self.owners.items()},
             "moved": {k: index[v] for k, v in self.moved.items()},
@@ -236,7 +253,11 @@ class Plan:
         try:
             body = json.loads(raw)
             names = [PeerId(str(p)) for p in body["peers"]]
-            (change, since), (position, returned), (fragment, sends) = body["rules"], body["cursor"], body["stream"]
+            (change, since), (position, returned), (fragment, sends) = (
+                body["rules"],
+                body["cursor"],
+                body["stream"],
+            )
             loss, loss_val, tokens, run_s, round_s = body["news"]
 
             def name(i: Any) -> PeerId:
@@ -250,7 +271,9 @@ class Plan:
                 term=_natural(body["term"]),
                 leader=name(body["leader"]),
                 members=tuple(
-                    Member(names[i], _natural(s), _finite(v), bool(c), _natural(cell), _natural(group))
+                    Member(
+                        names[i], _natural(s), _finite(v), bool(c), _natural(cell), _natural(group)
+                    )
                     for i, (s, v, c, cell, group) in enumerate(body["members"])
                 ),
                 paths=tuple(
@@ -266,7 +289,10 @@ class Plan:
                 moved={str(k): name(v) for k, v in body["moved"].items()},
                 digests={_unit(k): str(v) for k, v in body["digests"].items()},
                 worked={_unit(k): _natural(v) for k, v in body["worked"].items()},
-                senders={_unit(k): tuple(_natural(cell) for cell in v) for k, v in body["senders"].items()},
+                senders={
+                    _unit(k): tuple(_natural(cell) for cell in v)
+                    for k, v in body["senders"].items()
+                },
                 mass={_unit(k): _natural(v) for k, v in body["mass"].items()},
                 change=str(change),
                 since=_natural(since),
@@ -280,15 +306,29 @@ class Plan:
                 fragment=_natural(fragment),
                 sends=_natural(sends),
                 reducers={str(k): name(v) for k, v in body["reducers"].items()},
-                stood={int(k): Version(_natural(e), lineage(line)) for k, (e, line) in body["stood"].items()},
-                spread={int(s): (_natural(cells), _finite(apart)) for s, (cells, apart) in body["spread"].items()},
+                stood={
+                    int(k): Version(_natural(e), lineage(line))
+                    for k, (e, line) in body["stood"].items()
+                },
+                spread={
+                    int(s): (_natural(cells), _finite(apart))
+                    for s, (cells, apart) in body["spread"].items()
+                },
             )
-        except (KeyError, TypeError, IndexError, AttributeError, RecursionError, json.JSONDecodeError) as e:
+        except (
+            KeyError,
+            TypeError,
+            IndexError,
+            AttributeError,
+            RecursionError,
+            json.JSONDecodeError,
+        ) as e:
             raise ValueError(f"not a plan: {e}") from e
 
 
 def lineage_after(plan: Plan, dropped: Collection[int]) -> str:
-    """The lineage of the version that ``plan`` makes when these micro-batches do not count: 32 hex digits of a sha256."""
+    """The lineage of the version that ``plan`` makes when these micro-batches do not count: 32 hex
+    digits of a sha256."""
     closed = f"{plan.hash}/{','.join(map(str, sorted(dropped)))}"
     return hashlib.sha256(closed.encode()).hexdigest()[:_LINEAGE]
 

@@ -1,7 +1,9 @@
-"""The C allocator of this process: what is freed is kept, because the next round takes as much again.
+"""The C allocator of this process: what is freed is kept, because the next round takes as much
+again.
 
-glibc gives blocks above a threshold, and the end of its heaps, back to the system at once; taking them anew, a page at a time, was a quarter
-of the processor time of averaging 64 MiB. The price is memory that stays with an idle process: as much as its busiest moment took.
+glibc gives blocks above a threshold, and the end of its heaps, back to the system at once; taking
+them anew, a page at a time, was a quarter of the processor time of averaging 64 MiB. The price is
+memory that stays with an idle process: as much as its busiest moment took.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ LARGEST = 1 << 25
 
 
 def keep_freed() -> bool:
-    """Call it early: threads get heaps of their own as they first allocate, and what one freed is of no use to another.
+    """Call it early: threads get heaps of their own as they first allocate, and what one freed is
+    of no use to another.
 
     False, and nothing has changed, where the C library has no such knobs (musl, macOS).
     """
@@ -24,5 +27,10 @@ def keep_freed() -> bool:
     except (OSError, AttributeError):
         return False
     return all(
-        mallopt(what, value) for what, value in ((ARENA_MAX, 1), (MMAP_THRESHOLD, LARGEST), (TRIM_THRESHOLD, (1 << 31) - 1))
+        mallopt(what, value)
+        for what, value in (
+            (ARENA_MAX, 1),
+            (MMAP_THRESHOLD, LARGEST),
+            (TRIM_THRESHOLD, (1 << 31) - 1),
+        )
     )

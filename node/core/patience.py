@@ -1,8 +1,10 @@
-"""How long to wait for others: what they were measured to take, and how late this process itself runs. Pure: times in, seconds out.
+"""How long to wait for others: what they were measured to take, and how late this process itself
+runs. Pure: times in, seconds out.
 
-A slow answer is one of a busy machine as often as of a dead one. Two things widen a wait beyond its floor. Measured answers: the wait is
-:data:`SPARE` times what Jacobson's estimator expects (smoothed mean and four mean deviations; V. Jacobson, "Congestion Avoidance and
-Control", 1988; RFC 6298). And the own clock: a process whose timers woke seconds late has not had the time to hear others.
+A slow answer is one of a busy machine as often as of a dead one. Two things widen a wait beyond its
+floor. Measured answers: the wait is :data:`SPARE` times what Jacobson's estimator expects (smoothed
+mean and four mean deviations; V. Jacobson, "Congestion Avoidance and Control", 1988; RFC 6298). And
+the own clock: a process whose timers woke seconds late has not had the time to hear others.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from dataclasses import dataclass
 SPARE = 2.0
 """Times what an answer is expected to take."""
 MOST_S = 60.0
-"""No wait is widened beyond this by what was measured, and no lateness counts for more: a machine that slept is no busy one."""
+"""No wait is widened beyond this by what was measured, and no lateness counts for more: a machine
+that slept is no busy one."""
 HALF_LIFE_S = 20.0
 """The latest wake-up counts half after so long."""
 KNOWN = 1024
@@ -55,7 +58,7 @@ class Patience:
         self._took: OrderedDict[Hashable, Took] = OrderedDict()
         self._late, self._at = 0.0, -math.inf
 
-    # ------------------------------------------------------------ the own clock
+    # ----------------------------------------------------------- the own clock
 
     def woke(self, due: float, now: float) -> None:
         """A timer of this process that was due at ``due`` ran at ``now``."""
@@ -64,10 +67,11 @@ class Patience:
             self._late, self._at = late, now
 
     def slack(self, now: float) -> float:
-        """Seconds by which the own timers were late: the worst lately, which counts for less as time goes by."""
+        """Seconds by which the own timers were late: the worst lately, which counts for less as
+        time goes by."""
         return self._late * 0.5 ** ((now - self._at) / HALF_LIFE_S) if self._late else 0.0
 
-    # ------------------------------------------------------------ answers
+    # ----------------------------------------------------------- answers
 
     def took(self, what: Hashable, seconds: float) -> None:
         """An answer of this kind came after so long."""
@@ -78,8 +82,8 @@ class Patience:
             self._took.popitem(last=False)
 
     def within(self, what: Hashable, floor_s: float, now: float) -> float:
-        """Seconds to wait for an answer of this kind: what is expected with room to spare, never less than ``floor_s``, and what this
-        process runs late on top."""
+        """Seconds to wait for an answer of this kind: what is expected with room to spare, never
+        less than ``floor_s``, and what this process runs late on top."""
         known = self._took.get(what)
         expected = min(MOST_S, SPARE * known.expected) if known else 0.0
         return max(floor_s, expected) + self.slack(now)

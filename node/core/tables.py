@@ -1,4 +1,5 @@
-"""A table of plain values (from TOML, the environment, flags) into a frozen dataclass, with complaints people can act on."""
+"""A table of plain values (from TOML, the environment, flags) into a frozen dataclass, with
+complaints people can act on."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """What a field may hold: one of ``choices``, a number between ``low`` and ``high``, or text matching ``pattern``.
+    """What a field may hold: one of ``choices``, a number between ``low`` and ``high``, or text
+    matching ``pattern``.
 
     ``says`` is the sentence shown when a value breaks the rule; made up from the bounds when empty.
     """
@@ -33,8 +35,14 @@ class Rule:
         if self.choices:
             return value in self.choices
         if self.pattern:
-            return isinstance(value, str | int) and re.fullmatch(self.pattern, str(value)) is not None
-        return isinstance(value, (int, float)) and math.isfinite(value) and self.low <= value <= self.high
+            return (
+                isinstance(value, str | int) and re.fullmatch(self.pattern, str(value)) is not None
+            )
+        return (
+            isinstance(value, (int, float))
+            and math.isfinite(value)
+            and self.low <= value <= self.high
+        )
 
     @property
     def sentence(self) -> str:
@@ -50,7 +58,8 @@ class Rule:
 
 
 _ALIKE = 0.65
-"""Ratio of equal characters above which a name is a slip of the pen: "layer" for "layers", not "hiden" for "tied"."""
+"""Ratio of equal characters above which a name is a slip of the pen: "layer" for "layers", not
+"hiden" for "tied"."""
 Rules = Mapping[str, Rule]
 """Field name, with its section in front ("model.layers"), to the rule of that field."""
 
@@ -58,39 +67,54 @@ Rules = Mapping[str, Rule]
 def build(kind: type[T], table: Any, section: str, rules: Rules, *, source: str = "") -> T:
     """``table`` as an instance of the dataclass ``kind``; missing fields keep their defaults.
 
-    Raises UsageFault naming ``section.field``, the bad value and what is allowed. ``source`` says where the
-    value came from ("in swarm.toml") and ends the first line.
+    Raises UsageFault naming ``section.field``, the bad value and what is allowed. ``source`` says
+    where the value came from ("in swarm.toml") and ends the first line.
     """
     if not isinstance(table, Mapping):
-        raise UsageFault(f"{section or 'the file'} is not a table{_where(source)}", f"write it as  [{section}]")
+        raise UsageFault(
+            f"{section or 'the file'} is not a table{_where(source)}", f"write it as  [{section}]"
+        )
     hints = typing.get_type_hints(kind)
     known = {f.name for f in dataclasses.fields(kind)}  # pyright: ignore[reportArgumentType]
     values: dict[str, Any] = {}
     for key, raw in table.items():
         if key not in known:
             raise unknown(dotted(section, str(key)), [dotted(section, k) for k in known], source)
-        values[key] = check(dotted(section, key), raw, hints[key], rules.get(dotted(section, key)), source=source)
+        values[key] = check(
+            dotted(section, key), raw, hints[key], rules.get(dotted(section, key)), source=source
+        )
     return kind(**values)
 
 
 def check(name: str, raw: Any, hint: Any, rule: Rule | None, *, source: str = "") -> Any:
-    """``raw`` as the type ``hint`` (bool, int, float, str, a tuple of str or of int, or one of several of these) if ``rule``
-    allows it, else UsageFault."""
+    """``raw`` as the type ``hint`` (bool, int, float, str, a tuple of str or of int, or one of
+    several of these) if ``rule`` allows it, else UsageFault."""
     value = _typed(raw, hint)
     if value is None:
-        raise UsageFault(f"{name} = {show(raw)}{_where(source)}", f"expected {_type_sentence(hint)}" + _also(rule))
+        raise UsageFault(
+            f"{name} = {show(raw)}{_where(source)}",
+            f"expected {_type_sentence(hint)}" + _also(rule),
+        )
     if rule is not None and not rule.allows(value):
         raise UsageFault(f"{name} = {show(raw)}{_where(source)}", f"allowed: {rule.sentence}")
     return value
 
 
 def from_text(text: str, hint: Any) -> Any:
-    """Text from the environment as the value TOML would have given; the text itself when it does not look like one."""
+    """Text from the environment as the value TOML would have given; the text itself when it does
+    not look like one."""
     word = text.strip()
     if hint is bool:
-        return {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}.get(
-            word.lower(), text
-        )
+        return {
+            "1": True,
+            "true": True,
+            "yes": True,
+            "on": True,
+            "0": False,
+            "false": False,
+            "no": False,
+            "off": False,
+        }.get(word.lower(), text)
     if typing.get_origin(hint) is tuple:
         return [from_text(w, typing.get_args(hint)[0]) for w in re.split(r"[,\s]+", word) if w]
     if typing.get_origin(hint) is types.UnionType:
@@ -111,13 +135,16 @@ def unknown(name: str, known: list[str], source: str = "") -> UsageFault:
     near = _meant(name, known)
     section, dot, _ = name.rpartition(".")
     beside = sorted(k for k in known if k.rpartition(".")[0] == section) if dot else []
-    hint = f"did you mean  {near}  ?" if near else "known here: " + ", ".join(beside or sorted(known))
+    hint = (
+        f"did you mean  {near}  ?" if near else "known here: " + ", ".join(beside or sorted(known))
+    )
     return UsageFault(f"{name} is not a setting{_where(source)}", hint)
 
 
 def _meant(name: str, known: list[str]) -> str:
-    """The name that ``name`` is a slip of the pen for; "" where none is near. What two names share by standing in one section
-    says nothing: keys are compared within the section, sections by themselves."""
+    """The name that ``name`` is a slip of the pen for; "" where none is near. What two names share
+    by standing in one section says nothing: keys are compared within the section, sections by
+    themselves."""
     section, _, key = name.rpartition(".")
     keys: dict[str, list[str]] = {}
     for one in known:
@@ -146,7 +173,10 @@ def show(value: Any) -> str:
 
 def _typed(raw: Any, hint: Any) -> Any:
     if typing.get_origin(hint) is types.UnionType:
-        return next((value for kind in typing.get_args(hint) if (value := _typed(raw, kind)) is not None), None)
+        return next(
+            (value for kind in typing.get_args(hint) if (value := _typed(raw, kind)) is not None),
+            None,
+        )
     if hint is bool:
         return raw if isinstance(raw, bool) else None
     if isinstance(raw, bool):
@@ -159,7 +189,11 @@ def _typed(raw: Any, hint: Any) -> Any:
         return raw if isinstance(raw, float) and math.isfinite(raw) else None
     if typing.get_origin(hint) is tuple:
         kind = typing.get_args(hint)[0]
-        return tuple(raw) if isinstance(raw, (list, tuple)) and all(_typed(v, kind) is not None for v in raw) else None
+        return (
+            tuple(raw)
+            if isinstance(raw, (list, tuple)) and all(_typed(v, kind) is not None for v in raw)
+            else None
+        )
     return str(raw) if isinstance(raw, str) else None
 
 
@@ -167,8 +201,12 @@ def _type_sentence(hint: Any) -> str:
     if typing.get_origin(hint) is tuple:
         return "a list of texts" if typing.get_args(hint)[0] is str else "a list of whole numbers"
     if typing.get_origin(hint) is types.UnionType:
-        return " or ".join(_type_sentence(kind) for kind in typing.get_args(hint) if kind is not types.NoneType)
-    return {bool: "true or false", int: "a whole number", float: "a number"}.get(hint, "text in quotes")
+        return " or ".join(
+            _type_sentence(kind) for kind in typing.get_args(hint) if kind is not types.NoneType
+        )
+    return {bool: "true or false", int: "a whole number", float: "a number"}.get(
+        hint, "text in quotes"
+    )
 
 
 def _also(rule: Rule | None) -> str:

@@ -9,13 +9,16 @@ from typing import Any
 
 
 class Tasks:
-    """A service's tasks. Closing it ends them all; an unexpected error in one is told to the parent once.
+    """A service's tasks. Closing it ends them all; an unexpected error in one is told to the parent
+    once.
 
     ``on_error(name, error)`` is called for a task that raised (not for cancellation), and for an
     *eternal* task that returned: something that should run for ever and stopped is an error.
     """
 
-    def __init__(self, owner: str, on_error: Callable[[str, BaseException], None] | None = None) -> None:
+    def __init__(
+        self, owner: str, on_error: Callable[[str, BaseException], None] | None = None
+    ) -> None:
         self.owner, self._on_error = owner, on_error
         self._tasks: set[asyncio.Task[Any]] = set()
         self.errors: list[tuple[str, BaseException]] = []
@@ -23,7 +26,9 @@ class Tasks:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def spawn(self, coro: Coroutine[Any, Any, Any], name: str, *, eternal: bool = False) -> asyncio.Task[Any]:
+    def spawn(
+        self, coro: Coroutine[Any, Any, Any], name: str, *, eternal: bool = False
+    ) -> asyncio.Task[Any]:
         """Run ``coro`` as a child named ``owner.name`` until it ends or the owner closes."""
         task = asyncio.get_running_loop().create_task(coro, name=f"{self.owner}.{name}")
         self._tasks.add(task)
@@ -44,7 +49,8 @@ class Tasks:
             self._on_error(f"{self.owner}.{name}", error)
 
     async def close(self) -> None:
-        """Cancel every child and wait for it. Safe to call twice, and from a child (which is left to end by itself)."""
+        """Cancel every child and wait for it. Safe to call twice, and from a child (which is left
+        to end by itself)."""
         me = asyncio.current_task()
         children = [t for t in self._tasks if t is not me]
         for task in children:
@@ -55,7 +61,8 @@ class Tasks:
 
 
 async def together(*work: Coroutine[Any, Any, None]) -> None:
-    """Run all at once; none of them outlives this call: when one raises or the caller is cancelled, the others are cancelled and waited for.
+    """Run all at once; none of them outlives this call: when one raises or the caller is cancelled,
+    the others are cancelled and waited for.
 
     Raises what was raised first.
     """

@@ -1,6 +1,8 @@
-"""Tokenised text on disk, mapped into memory, named by a hash of where it came from: made once, read by every later start.
+"""Tokenised text on disk, mapped into memory, named by a hash of where it came from: made once,
+read by every later start.
 
-After the ids stands their sha256: a file that was cut or changed since is made anew, for what is wrong in it would be trained on.
+After the ids stands their sha256: a file that was cut or changed since is made anew, for what is
+wrong in it would be trained on.
 """
 
 from __future__ import annotations
@@ -25,12 +27,16 @@ _SUM = hashlib.sha256().digest_size
 _log = logging.getLogger("tutti.data")
 
 
-def cached(home: Path, source: str, documents: Iterator[bytes], tokenizer: Tokenizer, end: int | None) -> np.ndarray:
-    """Token ids of ``documents``, each followed by the id ``end`` unless that is None; read-only map of a file under
-    ``home/data``, which is written first when it is not there. ``source`` names the documents' bytes.
+def cached(
+    home: Path, source: str, documents: Iterator[bytes], tokenizer: Tokenizer, end: int | None
+) -> np.ndarray:
+    """Token ids of ``documents``, each followed by the id ``end`` unless that is None; read-only
+    map of a file under ``home/data``, which is written first when it is not there. ``source`` names
+    the documents' bytes.
 
-    Two daemons may do this at once: each writes its own file and the last rename wins, with equal content.
-    Raises OutOfResources when the disk is full, UsageFault when the directory cannot be written.
+    Two daemons may do this at once: each writes its own file and the last rename wins, with equal
+    content. Raises OutOfResources when the disk is full, UsageFault when the directory cannot be
+    written.
     """
     key = hashlib.sha256(json.dumps([_FORMAT, source, tokenizer.digest, end]).encode()).hexdigest()
     # An end mark of a byte tokenizer is the id 257, so that one byte is too narrow even there.
@@ -43,8 +49,13 @@ def cached(home: Path, source: str, documents: Iterator[bytes], tokenizer: Token
             _write(path, documents, tokenizer, end, dtype)
         except OSError as e:
             if e.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise OutOfResources(f"no space to keep tokenised text in {path.parent}", "free some space") from e
-            raise UsageFault(f"cannot keep tokenised text in {path.parent}: {e}", "choose a home you may write to") from e
+                raise OutOfResources(
+                    f"no space to keep tokenised text in {path.parent}", "free some space"
+                ) from e
+            raise UsageFault(
+                f"cannot keep tokenised text in {path.parent}: {e}",
+                "choose a home you may write to",
+            ) from e
     ids = (path.stat().st_size - _SUM) // dtype.itemsize
     return np.memmap(path, dtype=dtype, mode="r", shape=(ids,)) if ids else np.empty(0, dtype=dtype)
 
@@ -63,7 +74,9 @@ def _whole(path: Path) -> bool:
         return False
 
 
-def _write(path: Path, documents: Iterator[bytes], tokenizer: Tokenizer, end: int | None, dtype: np.dtype) -> None:
+def _write(
+    path: Path, documents: Iterator[bytes], tokenizer: Tokenizer, end: int | None, dtype: np.dtype
+) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     staged = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     mark = b"" if end is None else np.asarray([end], dtype=dtype).tobytes()

@@ -1,4 +1,5 @@
-"""Where this peer keeps the files that a manifest names. A manifest names content; a path is each peer's own."""
+"""Where this peer keeps the files that a manifest names. A manifest names content; a path is each
+peer's own."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Places:
-    """A field: the file, or a directory that holds it under the manifest's name; "" for the path the manifest gives."""
+    """A field: the file, or a directory that holds it under the manifest's name; "" for the path
+    the manifest gives."""
 
     data: str = ""
     tokenizer: str = ""
@@ -25,5 +27,6 @@ def local(name: str, place: str) -> Path:
 
 
 def meant_for_one(place: str) -> bool:
-    """Whether a place says that this very run reads a file: a directory may be set once for all runs of a peer."""
+    """Whether a place says that this very run reads a file: a directory may be set once for all
+    runs of a peer."""
     return bool(place) and not os.path.isdir(os.path.expanduser(place))

@@ -1,4 +1,5 @@
-"""File formats to bytes of text. Everything is read in pieces: a source may be larger than memory."""
+"""File formats to bytes of text. Everything is read in pieces: a source may be larger than
+memory."""
 
 from __future__ import annotations
 
@@ -46,17 +47,20 @@ def documents_sha256(documents: Iterable[bytes]) -> str:
 
 
 def mapped(path: Path, dtype: np.dtype) -> np.ndarray:
-    """A file as an array of ``dtype``, mapped read-only. Raises UsageFault when its size is no multiple of an item's."""
+    """A file as an array of ``dtype``, mapped read-only. Raises UsageFault when its size is no
+    multiple of an item's."""
     size = path.stat().st_size
     if size % dtype.itemsize:
         raise UsageFault(
-            f"{path} has {size} bytes, no multiple of {dtype.itemsize}", f"write it as {dtype.name}, little-endian"
+            f"{path} has {size} bytes, no multiple of {dtype.itemsize}",
+            f"write it as {dtype.name}, little-endian",
         )
     return np.memmap(path, dtype=dtype, mode="r") if size else np.empty(0, dtype=dtype)
 
 
 def text_pieces(path: Path) -> Iterator[bytes]:
-    """A text file in order, in pieces that end behind a line end where there is one, else at a character's end."""
+    """A text file in order, in pieces that end behind a line end where there is one, else at a
+    character's end."""
     with open(path, "rb") as file:
         rest = b""
         while more := file.read(PIECE):
@@ -64,7 +68,11 @@ def text_pieces(path: Path) -> Iterator[bytes]:
             cut = rest.rfind(b"\n") + 1
             if not cut and len(rest) >= 4 * PIECE:
                 cut = len(rest)
-                for _ in range(4):  # back to the first byte of the last character, which may go on in the next piece
+                for _ in range(
+                    4
+                    # back to the first byte of the last character, which may go on in the next
+                    # piece
+                ):
                     cut -= 1
                     if rest[cut] & 0xC0 != 0x80:
                         break
@@ -76,7 +84,8 @@ def text_pieces(path: Path) -> Iterator[bytes]:
 
 
 def jsonl(path: Path) -> Iterator[bytes]:
-    """The field "text" of each line. Raises UsageFault, with the line number, for a line without one."""
+    """The field "text" of each line. Raises UsageFault, with the line number, for a line without
+    one."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
@@ -86,12 +95,14 @@ def jsonl(path: Path) -> Iterator[bytes]:
                 yield text.encode("utf-8", errors="replace")
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
                 raise UsageFault(
-                    f'{path}, line {number}: not a JSON object with a string "text"', 'write {"text": "…"} on every line'
+                    f'{path}, line {number}: not a JSON object with a string "text"',
+                    'write {"text": "…"} on every line',
                 ) from e
 
 
 def parquet(path: Path, column: str = "text") -> Iterator[bytes]:
-    """The strings of one column; nulls are left out. Raises UsageFault without pyarrow, or for another kind of file."""
+    """The strings of one column; nulls are left out. Raises UsageFault without pyarrow, or for
+    another kind of file."""
     try:
         import pyarrow
         import pyarrow.parquet as pq
@@ -100,7 +111,10 @@ def parquet(path: Path, column: str = "text") -> Iterator[bytes]:
     try:
         with pq.ParquetFile(path) as file:
             if column not in file.schema_arrow.names:
-                raise UsageFault(f"{path} has no column {column!r}", f"it has {', '.join(file.schema_arrow.names[:8])}")
+                raise UsageFault(
+                    f"{path} has no column {column!r}",
+                    f"it has {', '.join(file.schema_arrow.names[:8])}",
+                )
             for rows in file.iter_batches(columns=[column], batch_size=1024):
                 for value in rows.column(0).to_pylist():
                     if value is not None:
@@ -117,8 +131,9 @@ def note_beside(path: Path) -> Path:
 def pretokenised(path: Path, vocab: int) -> tuple[np.ndarray, int]:
     """(ids, vocab) of a little-endian array of uint16 or uint32.
 
-    ``path`` + ".json" may say ``{"dtype": "uint16" | "uint32", "vocab": n}``; otherwise ``vocab`` ids are assumed, two
-    bytes wide when they fit. Raises UsageFault for a bad note, or when an id is out of range: it would be a wild read later.
+    ``path`` + ".json" may say ``{"dtype": "uint16" | "uint32", "vocab": n}``; otherwise ``vocab``
+    ids are assumed, two bytes wide when they fit. Raises UsageFault for a bad note, or when an id
+    is out of range: it would be a wild read later.
     """
     note: Any = {}
     side = note_beside(path)
@@ -127,7 +142,9 @@ def pretokenised(path: Path, vocab: int) -> tuple[np.ndarray, int]:
             note = json.loads(side.read_bytes())
             vocab = note.get("vocab", vocab)
         except (OSError, ValueError, AttributeError, RecursionError) as e:
-            raise UsageFault(f"cannot read {side}: {e}", 'write {"dtype": "uint16", "vocab": 50257}') from e
+            raise UsageFault(
+                f"cannot read {side}: {e}", 'write {"dtype": "uint16", "vocab": 50257}'
+            ) from e
     if type(vocab) is not int or not 0 < vocab <= 1 << 32:
         raise UsageFault(f"{side}: vocab is {vocab!r}", "give the number of token ids")
     name = note.get("dtype", "uint16" if vocab <= 1 << 16 else "uint32")
@@ -137,15 +154,19 @@ def pretokenised(path: Path, vocab: int) -> tuple[np.ndarray, int]:
     for start in range(0, len(ids), PIECE):
         largest = int(ids[start : start + PIECE].max())
         if largest >= vocab:
-            raise UsageFault(f"{path} holds the id {largest}, but only {vocab} exist", f"say dtype and vocab in {side.name}")
+            raise UsageFault(
+                f"{path} holds the id {largest}, but only {vocab} exist",
+                f"say dtype and vocab in {side.name}",
+            )
     return ids, vocab
 
 
 def hub(name: str) -> tuple[Any, str]:
-    """(dataset, column) for NAME[:SPLIT[:COLUMN]]; NAME is a directory written by ``save_to_disk``, or a name on the Hub.
+    """(dataset, column) for NAME[:SPLIT[:COLUMN]]; NAME is a directory written by ``save_to_disk``,
+    or a name on the Hub.
 
-    Raises UsageFault without the extra, or for a name, split or column that is not there; NetworkFault when the Hub cannot
-    be reached.
+    Raises UsageFault without the extra, or for a name, split or column that is not there;
+    NetworkFault when the Hub cannot be reached.
     """
     try:
         import datasets
@@ -161,11 +182,19 @@ def hub(name: str) -> tuple[Any, str]:
         else:
             found = datasets.load_dataset(where, split=split)
     except ConnectionError as e:
-        raise NetworkFault(f"cannot download {where}: {e}", "check the network, or give a directory saved to disk") from e
+        raise NetworkFault(
+            f"cannot download {where}: {e}", "check the network, or give a directory saved to disk"
+        ) from e
     except (OSError, ValueError, KeyError) as e:
-        raise UsageFault(f"cannot open the data set {where!r}, split {split!r}: {e}", "check hf:NAME[:SPLIT[:COLUMN]]") from e
+        raise UsageFault(
+            f"cannot open the data set {where!r}, split {split!r}: {e}",
+            "check hf:NAME[:SPLIT[:COLUMN]]",
+        ) from e
     if column not in (found.column_names or ()):
-        raise UsageFault(f"{where} has no column {column!r}", f"it has {', '.join(map(str, found.column_names or ()))}")
+        raise UsageFault(
+            f"{where} has no column {column!r}",
+            f"it has {', '.join(map(str, found.column_names or ()))}",
+        )
     return found, column
 
 
@@ -178,5 +207,7 @@ def hub_documents(dataset: Any, column: str) -> Iterator[bytes]:
 
 def _text(value: Any, where: str) -> bytes:
     if not isinstance(value, str):
-        raise UsageFault(f"{where} holds {type(value).__name__}, not text", "name a column of strings")
+        raise UsageFault(
+            f"{where} holds {type(value).__name__}, not text", "name a column of strings"
+        )
     return value.encode("utf-8", errors="replace")

@@ -10,8 +10,9 @@ class DataSettings:
     """A source of tokens and its order."""
 
     source: str = "builtin:pydoc"
-    """builtin:pydoc | file:NAME (txt, jsonl, parquet, bin) | hf:NAME[:SPLIT[:COLUMN]] | synthetic:SEED. The name of a file may
-    be a path, where it lies at peers that say nothing else; its ending is the format."""
+    """builtin:pydoc | file:NAME (txt, jsonl, parquet, bin) | hf:NAME[:SPLIT[:COLUMN]] |
+    synthetic:SEED. The name of a file may be a path, where it lies at peers that say nothing else;
+    its ending is the format."""
     sha256: str = ""
     """Hex hash of the source's bytes, compared by everybody who opens it; empty: not compared."""
     tokenizer: str = "bytes"

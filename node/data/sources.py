@@ -1,7 +1,8 @@
-"""A source's name to a corpus: tokens in memory or mapped from disk, hashed, split into training and held-out text.
+"""A source's name to a corpus: tokens in memory or mapped from disk, hashed, split into training
+and held-out text.
 
-``builtin:pydoc`` is the text of Python's own help; it differs between Python versions, so peers that share a run compare
-its hash. Readers of the formats are in ``readers.py``.
+``builtin:pydoc`` is the text of Python's own help; it differs between Python versions, so peers
+that share a run compare its hash. Readers of the formats are in ``readers.py``.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ SYNTHETIC_TOKENS = 1 << 20
 
 @dataclass(frozen=True)
 class Corpus:
-    """``train`` and ``held_out`` are unsigned token ids [n], perhaps memory-mapped: read, never write.
+    """``train`` and ``held_out`` are unsigned token ids [n], perhaps memory-mapped: read, never
+    write.
 
-    Windows are ``seq_len + 1`` tokens long and begin ``seq_len`` apart, so each token but the first is a target once.
+    Windows are ``seq_len + 1`` tokens long and begin ``seq_len`` apart, so each token but the first
+    is a target once.
     """
 
     train: np.ndarray
@@ -55,8 +58,9 @@ class Corpus:
 def open_data(
     settings: DataSettings, seq_len: int, vocab: int, home: Path, places: Places = AS_NAMED
 ) -> tuple[Corpus, Tokenizer]:
-    """What a peer that holds the ends of a model with ``vocab`` token ids needs. Raises as :func:`open_source` does, and
-    UsageFault when the model could meet an id it has no embedding for, in the data or in a prompt."""
+    """What a peer that holds the ends of a model with ``vocab`` token ids needs. Raises as
+    :func:`open_source` does, and UsageFault when the model could meet an id it has no embedding
+    for, in the data or in a prompt."""
     tokenizer = open_tokenizer(settings, places)
     _require(vocab, tokenizer.vocab, f"the tokenizer {settings.tokenizer}")
     corpus = _open(settings, seq_len, tokenizer, home, places)
@@ -66,20 +70,27 @@ def open_data(
 
 def _require(vocab: int, ids: int, what: str) -> None:
     if ids > vocab:
-        raise UsageFault(f"{what} has {ids} token ids, the model {vocab}", f"set model.vocab to at least {ids}")
+        raise UsageFault(
+            f"{what} has {ids} token ids, the model {vocab}", f"set model.vocab to at least {ids}"
+        )
 
 
-def open_source(settings: DataSettings, seq_len: int, home: Path, places: Places = AS_NAMED) -> Corpus:
-    """Read, hash, tokenise and split what ``settings.source`` names. Tokenised files are kept under ``home/data``.
+def open_source(
+    settings: DataSettings, seq_len: int, home: Path, places: Places = AS_NAMED
+) -> Corpus:
+    """Read, hash, tokenise and split what ``settings.source`` names. Tokenised files are kept under
+    ``home/data``.
 
-    Raises UsageFault for a source that does not exist, does not parse, or is too short for one window of training text, and
-    for a place of a source that is no file; Refused when a hash is not that of ``settings``; OutOfResources when the disk
-    is full.
+    Raises UsageFault for a source that does not exist, does not parse, or is too short for one
+    window of training text, and for a place of a source that is no file; Refused when a hash is not
+    that of ``settings``; OutOfResources when the disk is full.
     """
     return _open(settings, seq_len, open_tokenizer(settings, places), home, places)
 
 
-def _open(settings: DataSettings, seq_len: int, tokenizer: Tokenizer, home: Path, places: Places) -> Corpus:
+def _open(
+    settings: DataSettings, seq_len: int, tokenizer: Tokenizer, home: Path, places: Places
+) -> Corpus:
     if not 0 <= settings.holdout < 1:
         raise UsageFault(f"data.holdout is {settings.holdout}", "give a share from 0 to below 1")
     if seq_len < 1:
@@ -89,15 +100,19 @@ def _open(settings: DataSettings, seq_len: int, tokenizer: Tokenizer, home: Path
         raise UsageFault(f"unknown data source {settings.source!r}", _SOURCES)
     if kind in ("builtin", "synthetic") and meant_for_one(places.data):
         raise UsageFault(
-            f"this run trains on {settings.source}, which is no file, and  data = {places.data}  is set here",
-            f"leave  --data  away, or make a run on that file:  tutti swarm init --data {places.data}",
+            f"this run trains on {settings.source}, which is no file, and  data = {places.data}  "
+            "is set here",
+            "leave  --data  away, or make a run on that file:  tutti swarm init --data "
+            f"{places.data}",
         )
     if kind == "builtin":
         tokens, digest, vocab = _builtin(name, tokenizer)
     elif kind == "synthetic":
         tokens, digest, vocab = _synthetic(name, tokenizer)
     elif kind == "file":
-        tokens, digest, vocab = _file(name, local(name, places.data), tokenizer, settings.sha256, home)
+        tokens, digest, vocab = _file(
+            name, local(name, places.data), tokenizer, settings.sha256, home
+        )
     elif kind == "hf":
         tokens, digest, vocab = _hub(name, places.data, tokenizer, settings.sha256, home)
     else:
@@ -118,18 +133,24 @@ def _builtin(name: str, tokenizer: Tokenizer) -> tuple[np.ndarray, str, int]:
 
 def _synthetic(name: str, tokenizer: Tokenizer) -> tuple[np.ndarray, str, int]:
     if not (name.isascii() and name.isdigit()):
-        raise UsageFault(f"the seed of the synthetic language is {name!r}", "use synthetic:SEED with a whole number")
+        raise UsageFault(
+            f"the seed of the synthetic language is {name!r}",
+            "use synthetic:SEED with a whole number",
+        )
     raw = MarkovLanguage(int(name)).generate(SYNTHETIC_TOKENS).tobytes()
     return tokenizer.encode(raw), hashlib.sha256(raw).hexdigest(), tokenizer.vocab
 
 
-def _file(name: str, path: Path, tokenizer: Tokenizer, wanted: str, home: Path) -> tuple[np.ndarray, str, int]:
+def _file(
+    name: str, path: Path, tokenizer: Tokenizer, wanted: str, home: Path
+) -> tuple[np.ndarray, str, int]:
     # The manifest's word, not that of the file here: all peers must read it in the same way.
     kind = Path(name).suffix.lower()
     digest = readers.file_sha256(path)
     side = readers.note_beside(path)
     if kind == ".bin" and side.is_file() and digest != wanted.lower():
-        # Who lacks the note would read other ids from the same bytes. Older manifests name the array alone.
+        # Who lacks the note would read other ids from the same bytes. Older manifests name the
+        # array alone.
         digest = hashlib.sha256(f"{digest}:{readers.file_sha256(side)}".encode()).hexdigest()
     _check_hash(digest, wanted)  # before minutes of tokenising
     if kind == ".bin":
@@ -144,35 +165,50 @@ def _file(name: str, path: Path, tokenizer: Tokenizer, wanted: str, home: Path) 
     elif kind == ".parquet":
         documents, ends = readers.parquet(path), tokenizer.eos
     else:
-        raise UsageFault(f"cannot read {name}: unknown ending", "use .txt, .jsonl, .parquet or .bin")
+        raise UsageFault(
+            f"cannot read {name}: unknown ending", "use .txt, .jsonl, .parquet or .bin"
+        )
     return cached(home, f"{kind}:{digest}", documents, tokenizer, ends), digest, tokenizer.vocab
 
 
-def _hub(name: str, place: str, tokenizer: Tokenizer, wanted: str, home: Path) -> tuple[np.ndarray, str, int]:
+def _hub(
+    name: str, place: str, tokenizer: Tokenizer, wanted: str, home: Path
+) -> tuple[np.ndarray, str, int]:
     where, colon, rest = name.partition(":")
-    inside = local(where, place)  # a saved data set is a directory itself, or one of several in a directory
-    dataset, column = readers.hub(f"{inside if place and os.path.isdir(inside) else place or where}{colon}{rest}")
+    inside = local(
+        where, place
+    )  # a saved data set is a directory itself, or one of several in a directory
+    dataset, column = readers.hub(
+        f"{inside if place and os.path.isdir(inside) else place or where}{colon}{rest}"
+    )
     digest = readers.documents_sha256(readers.hub_documents(dataset, column))
     _check_hash(digest, wanted)
     documents = readers.hub_documents(dataset, column)
-    return cached(home, f"hf:{digest}", documents, tokenizer, tokenizer.eos), digest, tokenizer.vocab
+    return (
+        cached(home, f"hf:{digest}", documents, tokenizer, tokenizer.eos),
+        digest,
+        tokenizer.vocab,
+    )
 
 
 def _check_hash(digest: str, wanted: str) -> None:
     if wanted and digest != wanted.lower():
         raise Refused(
             f"the data's sha256 is {digest[:16]}…, the run asks for {wanted[:16]}…",
-            "get the same data as the run's other peers, or join as a block stage, which needs none",
+            "get the same data as the run's other peers, or join as a block stage, which needs "
+            "none",
         )
 
 
-def _split(tokens: np.ndarray, settings: DataSettings, seq_len: int, digest: str, vocab: int) -> Corpus:
+def _split(
+    tokens: np.ndarray, settings: DataSettings, seq_len: int, digest: str, vocab: int
+) -> Corpus:
     window = seq_len + 1
     held = max(int(len(tokens) * settings.holdout), window) if settings.holdout else 0
     if len(tokens) - held < window:
         raise UsageFault(
-            f"{settings.source} has {len(tokens)} tokens, too few for windows of {window} to train on"
-            + (" and to hold out" if held else ""),
+            f"{settings.source} has {len(tokens)} tokens, too few for windows of {window} to train "
+            "on" + (" and to hold out" if held else ""),
             "give a longer text or a shorter model.seq_len",
         )
     cut = len(tokens) - held

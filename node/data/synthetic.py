@@ -1,4 +1,5 @@
-"""A language that needs no file and whose best possible loss is known: a seeded Markov chain over 32 letters."""
+"""A language that needs no file and whose best possible loss is known: a seeded Markov chain over
+32 letters."""
 
 from __future__ import annotations
 
@@ -8,18 +9,20 @@ from functools import cached_property
 import numpy as np
 
 LETTERS = b"abcdefghijklmnopqrstuvwxyz .,;?\n"
-"""What the symbols look like, so that samples can be read; also their token ids under the byte tokenizer."""
+"""What the symbols look like, so that samples can be read; also their token ids under the byte
+tokenizer."""
 
 _V = len(LETTERS)
 _BITS = 12
 _FAVOURITES = (0.5, 0.25, 0.125, 0.0625)
-"""Shares of a context's four favourite successors; the rest, a sixteenth, is spread evenly over all letters, which makes
-the chain ergodic: there is one entropy rate, whatever the first letters."""
+"""Shares of a context's four favourite successors; the rest, a sixteenth, is spread evenly over all
+letters, which makes the chain ergodic: there is one entropy rate, whatever the first letters."""
 
 
 class MarkovLanguage:
-    """Each letter depends on the two before it. Every machine makes the same text from the same seed: probabilities are
-    multiples of 2**-12 and the dice are the raw words of a counter-based generator."""
+    """Each letter depends on the two before it. Every machine makes the same text from the same
+    seed: probabilities are multiples of 2**-12 and the dice are the raw words of a counter-based
+    generator."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -27,7 +30,9 @@ class MarkovLanguage:
         favourites = dice.random_raw(_V * _V * len(_FAVOURITES)) % np.uint64(_V)
         counts = np.full((_V * _V, _V), (1 << _BITS) // 16 // _V, dtype=np.int64)
         rows = np.arange(_V * _V)
-        for share, successor in zip(_FAVOURITES, favourites.reshape(len(_FAVOURITES), -1).astype(np.int64), strict=True):
+        for share, successor in zip(
+            _FAVOURITES, favourites.reshape(len(_FAVOURITES), -1).astype(np.int64), strict=True
+        ):
             np.add.at(counts, (rows, successor), int(share * (1 << _BITS)))
         self._counts = counts
 
@@ -37,17 +42,21 @@ class MarkovLanguage:
 
     @cached_property
     def probabilities(self) -> np.ndarray:
-        """[V * V, V] float64: row ``a * V + b`` is the distribution of the letter after the letters number a, b."""
+        """[V * V, V] float64: row ``a * V + b`` is the distribution of the letter after the letters
+        number a, b."""
         return self._counts / (1 << _BITS)
 
     @cached_property
     def entropy_rate(self) -> float:
-        """Nats per token no model can beat: the rows' entropies, weighted by how often each context occurs."""
+        """Nats per token no model can beat: the rows' entropies, weighted by how often each context
+        occurs."""
         entropies = -(self.probabilities * np.log(self.probabilities)).sum(axis=1)
         often = np.full(_V * _V, 1.0 / _V**2)
         for _ in range(1000):
             # Context (a, b) with letter c becomes (b, c): sum over a.
-            following = (often[:, None] * self.probabilities).reshape(_V, _V, _V).sum(axis=0).reshape(-1)
+            following = (
+                (often[:, None] * self.probabilities).reshape(_V, _V, _V).sum(axis=0).reshape(-1)
+            )
             if np.abs(following - often).sum() < 1e-13:
                 break
             often = following
@@ -56,8 +65,14 @@ class MarkovLanguage:
     def generate(self, tokens: int) -> np.ndarray:
         """The first ``tokens`` token ids of the language's only text, uint8."""
         # One table entry per (context, throw of 12 bits): the next letter.
-        table = np.repeat(np.tile(np.arange(_V, dtype=np.uint8), _V * _V), self._counts.reshape(-1)).tobytes()
-        throws = (self._dice("text").random_raw(tokens) >> np.uint64(64 - _BITS)).astype(np.int64).tolist()
+        table = np.repeat(
+            np.tile(np.arange(_V, dtype=np.uint8), _V * _V), self._counts.reshape(-1)
+        ).tobytes()
+        throws = (
+            (self._dice("text").random_raw(tokens) >> np.uint64(64 - _BITS))
+            .astype(np.int64)
+            .tolist()
+        )
         out, context = bytearray(tokens), 0
         for i, throw in enumerate(throws):
             letter = table[context << _BITS | throw]
@@ -66,7 +81,8 @@ class MarkovLanguage:
         return np.frombuffer(LETTERS, dtype=np.uint8)[np.frombuffer(out, dtype=np.uint8)]
 
     def cross_entropy(self, tokens: np.ndarray) -> float:
-        """Mean nats per token of a text under the true model, from its third token on. Raises ValueError for foreign ids."""
+        """Mean nats per token of a text under the true model, from its third token on. Raises
+        ValueError for foreign ids."""
         number = np.full(256, -1, dtype=np.int64)
         number[np.frombuffer(LETTERS, dtype=np.uint8)] = np.arange(_V)
         letters = number[tokens]

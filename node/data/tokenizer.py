@@ -16,11 +16,13 @@ from node.data.places import AS_NAMED, Places, local, meant_for_one
 from node.data.settings import DataSettings
 
 PIECE = 1 << 20
-"""Characters given to a trained tokenizer at once; longer texts are cut behind a line end near it."""
+"""Characters given to a trained tokenizer at once; longer texts are cut behind a line end near
+it."""
 
 
 class Tokenizer(Protocol):
-    """``vocab`` ids, of which ``eos`` (if there is one) ends a document; ``digest`` names it, for caches."""
+    """``vocab`` ids, of which ``eos`` (if there is one) ends a document; ``digest`` names it, for
+    caches."""
 
     vocab: int
     bos: int | None
@@ -42,7 +44,8 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """Ids 0..255 are the bytes of UTF-8, then bos, eos, pad. Nothing to train, nothing to download."""
+    """Ids 0..255 are the bytes of UTF-8, then bos, eos, pad. Nothing to train, nothing to
+    download."""
 
     vocab = 259
     bos: int | None = 256
@@ -52,7 +55,8 @@ class ByteTokenizer:
     SPECIAL = {"<|bos|>": 256, "<|eos|>": 257, "<|pad|>": 258}
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        """As :meth:`Tokenizer.encode`, uint8. A lone surrogate, which UTF-8 cannot say, becomes "?"."""
+        """As :meth:`Tokenizer.encode`, uint8. A lone surrogate, which UTF-8 cannot say, becomes
+        "?"."""
         raw = text if isinstance(text, bytes) else text.encode("utf-8", errors="replace")
         return np.frombuffer(raw, dtype=np.uint8)
 
@@ -60,17 +64,32 @@ class ByteTokenizer:
         return bytes(i for i in map(int, ids) if 0 <= i < 256).decode("utf-8", errors="replace")
 
     def to_json(self) -> bytes:
-        """Encodes as :meth:`encode` does in the ``tokenizers`` library: byte-level BPE without merges.
+        """Encodes as :meth:`encode` does in the ``tokenizers`` library: byte-level BPE without
+        merges.
 
-        Only the three special words themselves are read as their ids there, unless ``encode_special_tokens`` is set.
+        Only the three special words themselves are read as their ids there, unless
+        ``encode_special_tokens`` is set.
         """
-        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-        level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+        flags = {
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
+        level = {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": False,
+            "use_regex": False,
+        }
         body = {
             "version": "1.0",
             "truncation": None,
             "padding": None,
-            "added_tokens": [{"id": i, "content": word, **flags} for word, i in self.SPECIAL.items()],
+            "added_tokens": [
+                {"id": i, "content": word, **flags} for word, i in self.SPECIAL.items()
+            ],
             "normalizer": None,
             "pre_tokenizer": level,
             "post_processor": None,
@@ -84,7 +103,8 @@ class ByteTokenizer:
                 "fuse_unk": False,
                 "byte_fallback": False,
                 "ignore_merges": False,
-                "vocab": {letter: byte for byte, letter in enumerate(byte_letters())} | self.SPECIAL,
+                "vocab": {letter: byte for byte, letter in enumerate(byte_letters())}
+                | self.SPECIAL,
                 "merges": [],
             },
         }
@@ -92,8 +112,13 @@ class ByteTokenizer:
 
 
 def byte_letters() -> list[str]:
-    """GPT-2's letter for each byte: itself where it prints, else the next free letter from U+0100 on."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    """GPT-2's letter for each byte: itself where it prints, else the next free letter from U+0100
+    on."""
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     shown, letters, spare = set(printable), [], 256
     for byte in range(256):
         letters.append(chr(byte if byte in shown else spare))
@@ -113,7 +138,8 @@ class FileTokenizer:
             why = e.strerror if isinstance(e, OSError) else e
             raise UsageFault(
                 f"cannot read the tokenizer {path}: {why}",
-                "name the tokenizer.json with  --tokenizer PATH ; who owns the run has it, and a block stage needs none",
+                "name the tokenizer.json with  --tokenizer PATH ; who owns the run has it, and a "
+                "block stage needs none",
             ) from e
         self._inner.no_truncation()
         self._inner.no_padding()
@@ -121,7 +147,9 @@ class FileTokenizer:
         self.vocab = max(ids, default=-1) + 1
         self.digest = hashlib.sha256(self._json).hexdigest()
         self.bos = self._special("<|bos|>", "<s>", "<|begin_of_text|>")
-        self.eos = self._special("<|eos|>", "</s>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>")
+        self.eos = self._special(
+            "<|eos|>", "</s>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>"
+        )
         self.pad = self._special("<|pad|>", "<pad>")
 
     def _special(self, *words: str) -> int | None:
@@ -130,18 +158,24 @@ class FileTokenizer:
     def encode(self, text: str | bytes) -> np.ndarray:
         """As :meth:`Tokenizer.encode`, uint32."""
         whole = text.decode("utf-8", errors="replace") if isinstance(text, bytes) else text
-        ids = [np.asarray(self._inner.encode(p, add_special_tokens=False).ids, dtype=np.uint32) for p in pieces(whole)]
+        ids = [
+            np.asarray(self._inner.encode(p, add_special_tokens=False).ids, dtype=np.uint32)
+            for p in pieces(whole)
+        ]
         return np.concatenate(ids) if ids else np.empty(0, dtype=np.uint32)
 
     def decode(self, ids: Iterable[int]) -> str:
-        return self._inner.decode([i for i in map(int, ids) if 0 <= i < self.vocab], skip_special_tokens=True)
+        return self._inner.decode(
+            [i for i in map(int, ids) if 0 <= i < self.vocab], skip_special_tokens=True
+        )
 
     def to_json(self) -> bytes:
         return self._json
 
 
 def pieces(text: str, size: int = PIECE) -> Iterable[str]:
-    """The text in order, in pieces of about ``size`` characters that end behind a line end where there is one in reach."""
+    """The text in order, in pieces of about ``size`` characters that end behind a line end where
+    there is one in reach."""
     start = 0
     while start < len(text):
         stop = min(start + size, len(text))
@@ -153,18 +187,21 @@ def pieces(text: str, size: int = PIECE) -> Iterable[str]:
 
 
 def open_tokenizer(settings: DataSettings, places: Places = AS_NAMED) -> Tokenizer:
-    """The tokenizer that ``settings`` name. Raises UsageFault for a file that is missing or no tokenizer, and for a place of
-    what is no file; Refused when its hash is not the manifest's."""
+    """The tokenizer that ``settings`` name. Raises UsageFault for a file that is missing or no
+    tokenizer, and for a place of what is no file; Refused when its hash is not the manifest's."""
     name, wanted = settings.tokenizer, settings.tokenizer_sha256
     if name == "bytes" and meant_for_one(places.tokenizer):
         raise UsageFault(
-            f'this run\'s tokenizer is "bytes", which is no file, and  tokenizer = {places.tokenizer}  is set here',
-            f"leave  --tokenizer  away, or make a run with that one:  tutti swarm init --tokenizer {places.tokenizer}",
+            'this run\'s tokenizer is "bytes", which is no file, and  tokenizer = '
+            f"{places.tokenizer}  is set here",
+            "leave  --tokenizer  away, or make a run with that one:  tutti swarm init --tokenizer "
+            f"{places.tokenizer}",
         )
     found = ByteTokenizer() if name == "bytes" else FileTokenizer(local(name, places.tokenizer))
     if wanted and found.digest != wanted:
         raise Refused(
             f"the tokenizer's sha256 is {found.digest[:16]}…, the run asks for {wanted[:16]}…",
-            "get the tokenizer.json of the run's other peers, or join as a block stage, which needs none",
+            "get the tokenizer.json of the run's other peers, or join as a block stage, which "
+            "needs none",
         )
     return found

@@ -11,34 +11,47 @@ from node.identity.records import seal
 
 
 class Author:
-    """Seals one identity's records for one run's noticeboard, each newer and longer-lived than the one before.
+    """Seals one identity's records for one run's noticeboard, each newer and longer-lived than the
+    one before.
 
-    Sequence numbers are the milliseconds of the writer's wall clock, so they keep growing over restarts without a
-    file. The expiry must grow too: storages keep whichever record expires later. Raises UsageFault for a life that
-    others would refuse. ``admission`` is the writer's token for a private run, part of every record.
+    Sequence numbers are the milliseconds of the writer's wall clock, so they keep growing over
+    restarts without a file. The expiry must grow too: storages keep whichever record expires later.
+    Raises UsageFault for a life that others would refuse. ``admission`` is the writer's token for a
+    private run, part of every record.
     """
 
-    def __init__(self, identity: Identity, run_id: RunId, settings: DirectorySettings, admission: bytes = b"") -> None:
+    def __init__(
+        self, identity: Identity, run_id: RunId, settings: DirectorySettings, admission: bytes = b""
+    ) -> None:
         if not 0 < settings.ttl_s <= settings.max_ttl_s:
-            raise UsageFault(f"ttl_s {settings.ttl_s} is not between 0 and max_ttl_s {settings.max_ttl_s}", "lower ttl_s")
+            raise UsageFault(
+                f"ttl_s {settings.ttl_s} is not between 0 and max_ttl_s {settings.max_ttl_s}",
+                "lower ttl_s",
+            )
         self.key = peers_key(run_id)
         self._identity, self._settings, self._admission = identity, settings, admission
         self._seq, self._not_after = 0, 0.0
 
     def seal(
         self, body: bytes, now: float, heard: tuple[int, float] = (0, 0.0), times: float = 1.0
-    ) -> tuple[bytes, float]:  # fmt: skip
-        """The sealed record of ``body`` (empty: a withdrawal) and the Unix time until which it holds: ``times`` ``ttl_s`` from now,
-        as far as others take it.
+    ) -> tuple[bytes, float]:
+        """The sealed record of ``body`` (empty: a withdrawal) and the Unix time until which it
+        holds: ``times`` ``ttl_s`` from now, as far as others take it.
 
-        ``heard`` is the number and expiry of the newest own record seen on the board: after a restart with a clock
-        that was set back, others still hold that one.
+        ``heard`` is the number and expiry of the newest own record seen on the board: after a
+        restart with a clock that was set back, others still hold that one.
         """
         self._seq = max(self._seq + 1, heard[0] + 1, int(now * 1000))
         life = min(times * self._settings.ttl_s, self._settings.max_ttl_s)
         until, after_last = now + life, max(self._not_after, heard[1]) + 0.002
-        if until < after_last <= now + self._settings.max_ttl_s:  # further off: the clock was wrong, nobody took it
+        if (
+            until < after_last <= now + self._settings.max_ttl_s
+        ):  # further off: the clock was wrong, nobody took it
             until = after_last
-        self._not_after = round(until, 3)  # within SLACK_S of board.py, and the same number on every way it travels
-        raw = seal(self._identity, self.key, wrap(self._admission, body), self._seq, self._not_after)
+        self._not_after = round(
+            until, 3
+        )  # within SLACK_S of board.py, and the same number on every way it travels
+        raw = seal(
+            self._identity, self.key, wrap(self._admission, body), self._seq, self._not_after
+        )
         return raw, self._not_after

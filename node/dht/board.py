@@ -1,6 +1,8 @@
-"""What is posted on one run's noticeboard, as far as this peer has heard: decides which records stand.
+"""What is posted on one run's noticeboard, as far as this peer has heard: decides which records
+stand.
 
-Pure: time is an argument, and nothing is sent or fetched here. The adapter and the fake both feed it.
+Pure: time is an argument, and nothing is sent or fetched here. The adapter and the fake both feed
+it.
 """
 
 from __future__ import annotations
@@ -16,15 +18,18 @@ from node.dht.settings import DirectorySettings
 from node.identity.records import open_record
 
 SLACK_S = 0.001
-"""A record may be stored until this much beside its signed expiry: what a float loses on its way."""
+"""A record may be stored until this much beside its signed expiry: what a float loses on its
+way."""
 
 
 Admit = Callable[[PeerId, bytes, float], float]
-"""``admit(writer, token, now)``: the Unix time until which the writer may take part. Raises Refused."""
+"""``admit(writer, token, now)``: the Unix time until which the writer may take part. Raises
+Refused."""
 
 
 class Outdated(WireError):
-    """The writer has posted something newer. Nobody's fault: a copy elsewhere takes a moment to be replaced."""
+    """The writer has posted something newer. Nobody's fault: a copy elsewhere takes a moment to be
+    replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +38,8 @@ class _Posted:
     seq: int
     not_after: float
     entry: PeerEntry | None
-    """None for a withdrawal, which is kept until it expires so that no older record can take its place."""
+    """None for a withdrawal, which is kept until it expires so that no older record can take its
+    place."""
     admitted: float = math.inf
     """Unix time from which on the writer is no part of the run."""
 
@@ -41,15 +47,20 @@ class _Posted:
 class Board:
     """The newest valid record of every writer.
 
-    Sequence numbers are remembered per writer for as long as an older record could still be valid; after that an
-    old record is refused because it has expired. So the memory is bounded, and a writer whose clock was set back
-    is heard again after one life of a record. At most ``max_peers`` writers are remembered, and always ``me``; with one
-    record of at most ``max_record`` bytes each, that is all the memory strangers can take. ``admit`` decides whose
-    records stand in a private run; None: everybody's.
+    Sequence numbers are remembered per writer for as long as an older record could still be valid;
+    after that an old record is refused because it has expired. So the memory is bounded, and a
+    writer whose clock was set back is heard again after one life of a record. At most ``max_peers``
+    writers are remembered, and always ``me``; with one record of at most ``max_record`` bytes each,
+    that is all the memory strangers can take. ``admit`` decides whose records stand in a private
+    run; None: everybody's.
     """
 
     def __init__(
-        self, run_id: RunId, settings: DirectorySettings, me: PeerId | None = None, admit: Admit | None = None
+        self,
+        run_id: RunId,
+        settings: DirectorySettings,
+        me: PeerId | None = None,
+        admit: Admit | None = None,
     ) -> None:
         self.key, self._me, self._admit = peers_key(run_id), me, admit
         self._settings = settings
@@ -58,12 +69,13 @@ class Board:
         """Records refused so far that no honest peer would have passed on."""
 
     def offer(self, writer: str, raw: bytes, expires: float, now: float) -> bool:
-        """Consider a sealed record found under subkey ``writer``, stored until ``expires`` (Unix seconds, as ``now``).
+        """Consider a sealed record found under subkey ``writer``, stored until ``expires`` (Unix
+        seconds, as ``now``).
 
-        True when it is news, False when it was known. Raises WireError when it must not be stored or passed on:
-        too large, expired or living too long, one writer too many, not signed by ``writer`` for this board, stored
-        for another time than was signed, older than what the writer has posted since, without a valid admission, or not
-        a peer's body.
+        True when it is news, False when it was known. Raises WireError when it must not be stored
+        or passed on: too large, expired or living too long, one writer too many, not signed by
+        ``writer`` for this board, stored for another time than was signed, older than what the
+        writer has posted since, without a valid admission, or not a peer's body.
         """
         try:
             return self._offer(writer, raw, expires, now)
@@ -91,15 +103,24 @@ class Board:
                 raise WireError(f"{limit.max_peers} peers are posted already")
         peer = PeerId(writer)
         record = open_record(
-            raw, key=self.key, writer=peer, now_wall=now, max_ttl_s=limit.max_ttl_s, max_bytes=limit.max_record
+            raw,
+            key=self.key,
+            writer=peer,
+            now_wall=now,
+            max_ttl_s=limit.max_ttl_s,
+            max_bytes=limit.max_record,
         )
         if abs(record.not_after - expires) > SLACK_S:
-            raise WireError("a record is stored for as long as its writer signed, not for longer or shorter")
+            raise WireError(
+                "a record is stored for as long as its writer signed, not for longer or shorter"
+            )
         if known is not None and record.seq <= known.seq:
             raise Outdated(f"record {record.seq} comes after {known.seq} of the same writer")
         token, body = unwrap(record.body)
         admitted = self._admitted(peer, token, now)
-        entry = PeerEntry(peer, PeerBody.parse(body), record.seq, record.not_after) if body else None
+        entry = (
+            PeerEntry(peer, PeerBody.parse(body), record.seq, record.not_after) if body else None
+        )
         self._posted[writer] = _Posted(raw, record.seq, record.not_after, entry, admitted)
         return True
 
@@ -113,14 +134,18 @@ class Board:
             raise WireError(f"a record of somebody who is no part of this run: {e.what}") from e
 
     def newest(self, writer: PeerId) -> tuple[int, float]:
-        """Sequence number and expiry of the writer's newest record, withdrawn or not; zeros for none."""
+        """Sequence number and expiry of the writer's newest record, withdrawn or not; zeros for
+        none."""
         posted = self._posted.get(writer)
         return (posted.seq, posted.not_after) if posted is not None else (0, 0.0)
 
     def entries(self, now: float) -> dict[PeerId, PeerEntry]:
-        """Everybody admitted whose record holds at ``now`` and is not withdrawn, in PeerId order."""
+        """Everybody admitted whose record holds at ``now`` and is not withdrawn, in PeerId
+        order."""
         self._forget_expired(now)
-        present = [p.entry for p in self._posted.values() if p.entry is not None and p.admitted > now]
+        present = [
+            p.entry for p in self._posted.values() if p.entry is not None and p.admitted > now
+        ]
         return {entry.peer: entry for entry in sorted(present, key=lambda entry: entry.peer)}
 
     def _forget_expired(self, now: float) -> None:

@@ -1,4 +1,5 @@
-"""The noticeboard on hivemind's DHT: posts the own record, reads everybody's, keeps in touch with bootstrap peers."""
+"""The noticeboard on hivemind's DHT: posts the own record, reads everybody's, keeps in touch with
+bootstrap peers."""
 
 from __future__ import annotations
 
@@ -32,27 +33,46 @@ if TYPE_CHECKING:
     from node.identity.keys import Identity
     from node.telemetry.events import Journal
 
-_DOWN = (P2PDaemonError, P2PHandlerError, OSError, EOFError, ValueError, AssertionError, TimeoutError, asyncio.TimeoutError)
-"""What hivemind raises when its p2pd, the network or the other side fails; AssertionError for a malformed node id."""
+_DOWN = (
+    P2PDaemonError,
+    P2PHandlerError,
+    OSError,
+    EOFError,
+    ValueError,
+    AssertionError,
+    TimeoutError,
+    asyncio.TimeoutError,
+)
+"""What hivemind raises when its p2pd, the network or the other side fails; AssertionError for a
+malformed node id."""
 
 
 NEAREST = 8
-"""Nodes that a walk through the DHT asks, and that a bucket of its routing table holds (Kademlia's k). hivemind's 20 are for swarms of
-thousands; each question costs both sides a millisecond of processor time, every few seconds, for ever."""
+"""Nodes that a walk through the DHT asks, and that a bucket of its routing table holds (Kademlia's
+k). hivemind's 20 are for swarms of thousands; each question costs both sides a millisecond of
+processor time, every few seconds, for ever."""
 
 
 class Directory:
     """Who is in the swarm (see ``DirectoryPort``), over the p2pd of :meth:`attach`.
 
-    In a private run ``admit`` says who may read and write here, and ``admission`` is the token this peer shows.
-    Before the first :meth:`attach`, and while p2pd is down, publishing keeps the record for later and reading gives
-    what was heard so far. Only its own p2pd's connections are used; no public bootstrap peers.
+    In a private run ``admit`` says who may read and write here, and ``admission`` is the token this
+    peer shows. Before the first :meth:`attach`, and while p2pd is down, publishing keeps the record
+    for later and reading gives what was heard so far. Only its own p2pd's connections are used; no
+    public bootstrap peers.
     """
 
     def __init__(
-        self, identity: Identity, settings: DirectorySettings, clock: Clock, run_id: RunId, journal: Journal | None = None,
-        *, admit: Admit | None = None, admission: bytes = b"",
-    ) -> None:  # fmt: skip
+        self,
+        identity: Identity,
+        settings: DirectorySettings,
+        clock: Clock,
+        run_id: RunId,
+        journal: Journal | None = None,
+        *,
+        admit: Admit | None = None,
+        admission: bytes = b"",
+    ) -> None:
         self.me = identity.peer_id
         self._settings, self._clock, self._journal = settings, clock, journal
         self._board = Board(run_id, settings, self.me, admit)
@@ -78,26 +98,32 @@ class Directory:
     @property
     def neighbours(self) -> int:
         """Peers this node can ask; 0 means it is alone."""
-        return len(self._node.protocol.routing_table.uid_to_peer_id) if self._node is not None else 0
+        return (
+            len(self._node.protocol.routing_table.uid_to_peer_id) if self._node is not None else 0
+        )
 
     async def attach(self, p2p: P2P, initial_peers: Sequence[str] = ()) -> None:
         """Use ``p2p`` from now on: at the start, and again after every restart of p2pd.
 
-        ``initial_peers`` are multiaddrs with /p2p/; none for the first peer of a run. Those that do not answer are
-        tried again in the background, for as long as they are missing. Raises UsageFault for one that is not a
-        multiaddr with /p2p/.
+        ``initial_peers`` are multiaddrs with /p2p/; none for the first peer of a run. Those that do
+        not answer are tried again in the background, for as long as they are missing. Raises
+        UsageFault for one that is not a multiaddr with /p2p/.
         """
         seeds, self._seeds = _by_peer(initial_peers), tuple(initial_peers)
         guard.install()
         await self._detach(keep=p2p)
         self._node = await DHTNode.create(
             p2p=p2p,
-            # A client asks and is never asked: whom others cannot dial would only be waited for in their routing tables.
+            # A client asks and is never asked: whom others cannot dial would only be waited for in
+            # their routing tables.
             client_mode=not self._serving,
             node_id=guard.node_id_of(PeerID.from_base58(str(p2p.peer_id))),
             bucket_size=NEAREST,
-            record_validator=guard.EnvelopeValidator(self._board, self._clock, self._settings.max_record, self._door),
-            # The board is our cache, and it knows which records still hold; a cached dictionary would be stale.
+            record_validator=guard.EnvelopeValidator(
+                self._board, self._clock, self._settings.max_record, self._door
+            ),
+            # The board is our cache, and it knows which records still hold; a cached dictionary
+            # would be stale.
             cache_locally=False,
             cache_nearest=0,
             cache_on_store=False,
@@ -105,12 +131,15 @@ class Directory:
             reuse_get_requests=False,
         )
         self._p2p = p2p
-        self._company = self._tasks.spawn(self._keep_company(p2p, self._node, seeds), "company", eternal=True)
+        self._company = self._tasks.spawn(
+            self._keep_company(p2p, self._node, seeds), "company", eternal=True
+        )
         if self._body is not None:
             await self._post(self._body.pack())
 
     async def serve(self, serving: bool) -> None:
-        """Answer others' requests, or only ask. Takes the place in the DHT anew when that changes."""
+        """Answer others' requests, or only ask. Takes the place in the DHT anew when that
+        changes."""
         if serving == self._serving:
             return
         self._serving = serving
@@ -118,16 +147,18 @@ class Directory:
             await self.attach(self._p2p, self._seeds)
 
     def meet(self, multiaddrs: Sequence[str]) -> None:
-        """One more bootstrap peer, tried from now on for as long as it is missing. Raises UsageFault as :meth:`attach`."""
+        """One more bootstrap peer, tried from now on for as long as it is missing. Raises
+        UsageFault as :meth:`attach`."""
         for peer, addresses in _by_peer(multiaddrs).items():
             self._met_later[peer] = addresses
         self._seeds = (*self._seeds, *(m for m in multiaddrs if m not in self._seeds))
 
     async def publish(self, body: PeerBody, times: float = 1.0) -> bool:
-        """Post ``body``, and again every ``times`` ``refresh_s`` until :meth:`withdraw` or the next :meth:`publish`.
+        """Post ``body``, and again every ``times`` ``refresh_s`` until :meth:`withdraw` or the next
+        :meth:`publish`.
 
-        False when no storage took it, this node's own included: not attached, or p2pd is down; the refresh tries
-        again. Raises WireError for a body that others would refuse.
+        False when no storage took it, this node's own included: not attached, or p2pd is down; the
+        refresh tries again. Raises WireError for a body that others would refuse.
         """
         packed = body.pack()
         self._body, self._times = body, times
@@ -136,7 +167,8 @@ class Directory:
         return await self._post(packed)
 
     async def withdraw(self) -> None:
-        """Replace the own record by a signed withdrawal; others stop seeing this peer with their next reading."""
+        """Replace the own record by a signed withdrawal; others stop seeing this peer with their
+        next reading."""
         if self._body is not None:
             self._body = None
             await self._post(b"")
@@ -144,7 +176,8 @@ class Directory:
     async def read(self) -> dict[PeerId, PeerEntry]:
         """Everybody's verified, unexpired record in PeerId order, the own one included.
 
-        Asks the DHT for at most ``lookup_timeout_s``; what was heard earlier and still holds is there in any case.
+        Asks the DHT for at most ``lookup_timeout_s``; what was heard earlier and still holds is
+        there in any case.
         """
         if (node := self._node) is not None:
             with contextlib.suppress(*_DOWN):
@@ -152,7 +185,8 @@ class Directory:
         return self._board.entries(self._clock.wall())
 
     async def close(self) -> None:
-        """Leave the DHT and stop refreshing. The record is left to expire: :meth:`withdraw` first to be gone at once."""
+        """Leave the DHT and stop refreshing. The record is left to expire: :meth:`withdraw` first
+        to be gone at once."""
         await self._tasks.close()
         if self._sparing is not None:
             self._sparing.close()
@@ -168,16 +202,24 @@ class Directory:
             return False
         try:
             return bool(
-                await self._search("post", lambda: node.store(self._board.key, raw, expires, subkey=str(self.me)), anew=True)
+                await self._search(
+                    "post",
+                    lambda: node.store(self._board.key, raw, expires, subkey=str(self.me)),
+                    anew=True,
+                )
             )
         except _DOWN:
             return False
 
-    async def _search(self, name: str, search: Callable[[], Coroutine[Any, Any, Any]], *, anew: bool = False) -> Any:
-        """What a walk through the DHT gives, waited for ``lookup_timeout_s``; raises TimeoutError after that.
+    async def _search(
+        self, name: str, search: Callable[[], Coroutine[Any, Any, Any]], *, anew: bool = False
+    ) -> Any:
+        """What a walk through the DHT gives, waited for ``lookup_timeout_s``; raises TimeoutError
+        after that.
 
-        The walk itself goes on: it ends by its own time-outs, and cancelled in between it leaves tasks behind that nobody ends. So there
-        is one of each ``name`` at a time; who comes meanwhile waits for it, and with ``anew`` makes another one afterwards.
+        The walk itself goes on: it ends by its own time-outs, and cancelled in between it leaves
+        tasks behind that nobody ends. So there is one of each ``name`` at a time; who comes
+        meanwhile waits for it, and with ``anew`` makes another one afterwards.
         """
         async with self._in_time():
             while (running := self._searches.get(name)) is not None and not running.done() and anew:
@@ -193,7 +235,10 @@ class Directory:
         pause = self._settings.refresh_s
         while True:
             await asyncio.sleep(pause)
-            idle, every = self._clock.now() - self._posted_at, self._times * self._settings.refresh_s
+            idle, every = (
+                self._clock.now() - self._posted_at,
+                self._times * self._settings.refresh_s,
+            )
             if idle < every:  # somebody published meanwhile
                 pause = min(every - idle, self._settings.refresh_s)
                 continue
@@ -201,16 +246,26 @@ class Directory:
             if self._body is not None:
                 await self._post(self._body.pack())
 
-    async def _keep_company(self, p2p: P2P, node: DHTNode, seeds: dict[PeerId, list[Multiaddr]]) -> None:
+    async def _keep_company(
+        self, p2p: P2P, node: DHTNode, seeds: dict[PeerId, list[Multiaddr]]
+    ) -> None:
         """Meet the bootstrap peers, and whoever is on the board when nobody is left to ask."""
         pause, complained = self._settings.rejoin_s, False
         while True:
             table = node.protocol.routing_table
             wanted = self._met_later | seeds
             if not table.uid_to_peer_id:
-                wanted |= _by_peer_leniently(self._board.entries(self._clock.wall()).values(), self.me)
-            missing = {p: addrs for p, addrs in wanted.items() if PeerID.from_base58(p) not in table.peer_id_to_uid}
-            met = await asyncio.gather(*(self._meet(p2p, node, peer, addrs) for peer, addrs in missing.items()))
+                wanted |= _by_peer_leniently(
+                    self._board.entries(self._clock.wall()).values(), self.me
+                )
+            missing = {
+                p: addrs
+                for p, addrs in wanted.items()
+                if PeerID.from_base58(p) not in table.peer_id_to_uid
+            }
+            met = await asyncio.gather(
+                *(self._meet(p2p, node, peer, addrs) for peer, addrs in missing.items())
+            )
             if any(met):
                 await self._settle(node)
                 self._tell("joined", f"{sum(met)} bootstrap peers answered", peers=sum(met))
@@ -218,11 +273,18 @@ class Directory:
             elif missing and not table.uid_to_peer_id and not complained:
                 complained = True
                 names = ", ".join(short(p) for p in missing)
-                self._tell("alone", f"no bootstrap peer answers ({names}); trying on", level="warning", peers=len(missing))
+                self._tell(
+                    "alone",
+                    f"no bootstrap peer answers ({names}); trying on",
+                    level="warning",
+                    peers=len(missing),
+                )
             await asyncio.sleep(pause)
             pause = min(2 * pause, self._settings.rejoin_max_s)
 
-    async def _meet(self, p2p: P2P, node: DHTNode, peer: PeerId, addresses: list[Multiaddr]) -> bool:
+    async def _meet(
+        self, p2p: P2P, node: DHTNode, peer: PeerId, addresses: list[Multiaddr]
+    ) -> bool:
         who = PeerID.from_base58(peer)
         client: Any = p2p._client  # the public face of P2P has no way to dial an address
         try:
@@ -241,7 +303,8 @@ class Directory:
             await self._post(self._body.pack())
 
     async def _detach(self, keep: P2P | None) -> None:
-        """Let go of the node. Its handlers are removed unless p2pd is gone, which is all a dead one needs."""
+        """Let go of the node. Its handlers are removed unless p2pd is gone, which is all a dead one
+        needs."""
         node, self._node = self._node, None
         company, self._company = self._company, None
         if company is not None:
@@ -257,7 +320,8 @@ class Directory:
         node.is_alive = False
 
     def _in_time(self) -> asyncio.Timeout:
-        # Not wait_for: on Python 3.11 it loses a cancellation that comes with the result, and close() waits for ever.
+        # Not wait_for: on Python 3.11 it loses a cancellation that comes with the result, and
+        # close() waits for ever.
         return asyncio.timeout(self._settings.lookup_timeout_s)
 
     def _task_failed(self, name: str, error: BaseException) -> None:
@@ -273,7 +337,8 @@ class Directory:
 
 
 async def _caught(search: Coroutine[Any, Any, Any]) -> Any:
-    """What a search gives, or why it gives nothing: a network that is down is no task that failed."""
+    """What a search gives, or why it gives nothing: a network that is down is no task that
+    failed."""
     try:
         return await search
     except _DOWN as e:
@@ -284,18 +349,23 @@ def _by_peer(multiaddrs: Iterable[str]) -> dict[PeerId, list[Multiaddr]]:
     """Addresses to dial, grouped by the PeerId at their end. Raises UsageFault."""
     out: dict[PeerId, list[Multiaddr]] = {}
     for text in multiaddrs:
-        # p2pd wants the address without the PeerId it leads to; behind a relay there is a second one, which stays.
+        # p2pd wants the address without the PeerId it leads to; behind a relay there is a second
+        # one, which stays.
         where, _, who = text.rpartition("/p2p/")
         try:
             address, peer = Multiaddr(where), peer_id_of(public_key_of(who))
         except (ValueError, LookupError, WireError) as e:
-            raise UsageFault(f"not a multiaddr with /p2p/: {text}", "copy it from `tutti peers` of a running peer") from e
+            raise UsageFault(
+                f"not a multiaddr with /p2p/: {text}",
+                "copy it from `tutti peers` of a running peer",
+            ) from e
         out.setdefault(peer, []).append(address)
     return out
 
 
 def _by_peer_leniently(entries: Iterable[PeerEntry], me: PeerId) -> dict[PeerId, list[Multiaddr]]:
-    """The same for addresses that others claim: only those that end in the writer's own PeerId, the rest is dropped."""
+    """The same for addresses that others claim: only those that end in the writer's own PeerId, the
+    rest is dropped."""
     out: dict[PeerId, list[Multiaddr]] = {}
     for entry in entries:
         for text in entry.body.maddrs if entry.peer != me else ():

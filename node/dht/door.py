@@ -1,7 +1,8 @@
 """Who may use this node's part of the DHT, and how often.
 
-In a private run every request carries the caller's admission token, in a field of hivemind's messages that nobody else
-uses here. A token names its peer, and libp2p has proven who calls, so it need not be kept secret.
+In a private run every request carries the caller's admission token, in a field of hivemind's
+messages that nobody else uses here. A token names its peer, and libp2p has proven who calls, so it
+need not be kept secret.
 """
 
 # hivemind ships no types for its generated messages.
@@ -31,10 +32,15 @@ Tell = Callable[[PeerId, str, str], None]
 
 
 class Door:
-    """``admit`` raises Refused for whom the run does not want (None: everybody is welcome), ``admission`` is what we show."""
+    """``admit`` raises Refused for whom the run does not want (None: everybody is welcome),
+    ``admission`` is what we show."""
 
     def __init__(
-        self, clock: Clock, admit: Admit | None = None, admission: bytes = b"", tell: Tell = lambda peer, kind, text: None
+        self,
+        clock: Clock,
+        admit: Admit | None = None,
+        admission: bytes = b"",
+        tell: Tell = lambda peer, kind, text: None,
     ) -> None:
         self._clock, self._admit, self._admission, self._tell = clock, admit, admission, tell
         self._rate = Rate(REQUESTS_PER_S, REQUESTS_AT_ONCE)
@@ -56,7 +62,9 @@ class Door:
         peer = PeerId(caller.to_base58())
         if self._rate.allow(peer, self._clock.now()):
             return True
-        self._tell(peer, "rate-limited", f"{short(peer)} asks the directory too much and is put off")
+        self._tell(
+            peer, "rate-limited", f"{short(peer)} asks the directory too much and is put off"
+        )
         return False
 
     def label(self, stub: Any) -> Any:

@@ -1,8 +1,9 @@
 """hivemind's DHT, made to distrust what strangers send.
 
-``install()`` before the first node starts: it bounds how deep msgpack extensions may nest (each level is a C stack
-frame in hivemind's decoder, which runs before any validator is asked), and makes nodes speak
-:class:`SwarmProtocol`, which limits requests and keeps only the records that the validator accepts.
+``install()`` before the first node starts: it bounds how deep msgpack extensions may nest (each
+level is a C stack frame in hivemind's decoder, which runs before any validator is asked), and makes
+nodes speak :class:`SwarmProtocol`, which limits requests and keeps only the records that the
+validator accepts.
 """
 
 # hivemind ships no types for its generated messages.
@@ -38,7 +39,8 @@ from node.dht.door import Door
 MAX_NESTING = 4
 """Extensions inside extensions; a dictionary of records needs one."""
 MAX_KEYS = 8
-"""Keys in one request; we use one, and every key of a search costs a whole dictionary in the answer."""
+"""Keys in one request; we use one, and every key of a search costs a whole dictionary in the
+answer."""
 MAX_ENTRIES = 4096
 """Records in one dictionary; more are not even looked at."""
 MAX_SUBKEY = 128
@@ -63,12 +65,14 @@ def install() -> None:
     """Put the bounds in place, for every DHT node of this process. Safe to call again."""
     MSGPackSerializer._decode_ext_types = classmethod(_decode_bounded)
     hivemind.dht.node.DHTProtocol = SwarmProtocol
-    # Whatever a stranger sends may end up in these lines, and a stranger decides how many there are.
+    # Whatever a stranger sends may end up in these lines, and a stranger decides how many there
+    # are.
     logging.getLogger("hivemind.utils.serializer").setLevel(logging.ERROR)
 
 
 def node_id_of(peer: PeerID) -> DHTID:
-    """Where a peer stands in the DHT: derived from its PeerId, so that nobody can choose a place next to a key."""
+    """Where a peer stands in the DHT: derived from its PeerId, so that nobody can choose a place
+    next to a key."""
     return DHTID.generate(source=b"tutti/node/" + peer.to_bytes())
 
 
@@ -77,7 +81,8 @@ def _refuse_extension(code: int, data: bytes) -> Any:
 
 
 def _unpack_flat(packed: bytes, longest: int) -> Any:
-    """One msgpack scalar; raises WireError for containers, extensions, anything longer, or bytes left over."""
+    """One msgpack scalar; raises WireError for containers, extensions, anything longer, or bytes
+    left over."""
     if not isinstance(packed, bytes) or len(packed) > longest + 5:
         raise WireError(f"not a packed value of at most {longest} bytes")
     try:
@@ -96,12 +101,15 @@ def _unpack_flat(packed: bytes, longest: int) -> Any:
 
 
 class EnvelopeValidator(RecordValidatorBase):
-    """Lets through what the board takes: our signed records, under our key and the signer's PeerId; nothing else.
+    """Lets through what the board takes: our signed records, under our key and the signer's PeerId;
+    nothing else.
 
     ``door`` decides who may ask for and store them; None: everybody, at the usual rate.
     """
 
-    def __init__(self, board: Board, clock: Clock, max_record: int, door: Door | None = None) -> None:
+    def __init__(
+        self, board: Board, clock: Clock, max_record: int, door: Door | None = None
+    ) -> None:
         self._board, self._clock, self._max_record = board, clock, max_record
         self.door = door or Door(clock)
         self._key = DHTID.generate(source=board.key).to_bytes()
@@ -110,8 +118,15 @@ class EnvelopeValidator(RecordValidatorBase):
         try:
             if record.key != self._key:
                 raise WireError("not the key of this run")
-            writer, raw = _unpack_flat(record.subkey, MAX_SUBKEY), _unpack_flat(record.value, self._max_record)
-            if not isinstance(writer, str) or not isinstance(raw, bytes) or not isinstance(record.expiration_time, float):
+            writer, raw = (
+                _unpack_flat(record.subkey, MAX_SUBKEY),
+                _unpack_flat(record.value, self._max_record),
+            )
+            if (
+                not isinstance(writer, str)
+                or not isinstance(raw, bytes)
+                or not isinstance(record.expiration_time, float)
+            ):
                 raise WireError("not a record of ours")
             self._board.offer(writer, raw, record.expiration_time, self._clock.wall())
         except WireError:
@@ -139,21 +154,38 @@ class SwarmProtocol(DHTProtocol):
     def get_stub(self, peer: PeerID) -> Any:
         return self._door.label(super().get_stub(peer))
 
-    async def rpc_ping(self, request: dht_pb2.PingRequest, context: P2PContext) -> dht_pb2.PingResponse:
+    async def rpc_ping(
+        self, request: dht_pb2.PingRequest, context: P2PContext
+    ) -> dht_pb2.PingResponse:
         if not isinstance(context, _Welcome):
             if not self._door.admits(context.remote_id, request):
                 return dht_pb2.PingResponse()
             if not self._door.in_time(context.remote_id) or _pretender(request.peer, context):
-                return dht_pb2.PingResponse(peer=self.node_info, dht_time=get_dht_time(), available=False)
+                return dht_pb2.PingResponse(
+                    peer=self.node_info, dht_time=get_dht_time(), available=False
+                )
         return await super().rpc_ping(request, context)
 
-    async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
+    async def rpc_store(
+        self, request: dht_pb2.StoreRequest, context: P2PContext
+    ) -> dht_pb2.StoreResponse:
         count = len(request.keys)
         refusal = [False] * min(count, MAX_KEYS)
         if not self._door.admits(context.remote_id, request):
             return dht_pb2.StoreResponse(store_ok=refusal)
-        aligned = count == len(request.subkeys) == len(request.values) == len(request.expiration_time) == len(request.in_cache)
-        if not aligned or count > MAX_KEYS or any(request.in_cache) or _pretender(request.peer, context):
+        aligned = (
+            count
+            == len(request.subkeys)
+            == len(request.values)
+            == len(request.expiration_time)
+            == len(request.in_cache)
+        )
+        if (
+            not aligned
+            or count > MAX_KEYS
+            or any(request.in_cache)
+            or _pretender(request.peer, context)
+        ):
             return dht_pb2.StoreResponse(store_ok=refusal, peer=self.node_info)
         if not self._door.in_time(context.remote_id):
             return dht_pb2.StoreResponse(store_ok=refusal, peer=self.node_info)
@@ -162,7 +194,9 @@ class SwarmProtocol(DHTProtocol):
         except (ValueError, TypeError, AttributeError, AssertionError, msgpack.UnpackException):
             return dht_pb2.StoreResponse(store_ok=refusal, peer=self.node_info)
 
-    async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
+    async def rpc_find(
+        self, request: dht_pb2.FindRequest, context: P2PContext
+    ) -> dht_pb2.FindResponse:
         if not self._door.admits(context.remote_id, request):
             return dht_pb2.FindResponse()
         if len(request.keys) > MAX_KEYS or _pretender(request.peer, context):
@@ -174,7 +208,8 @@ class SwarmProtocol(DHTProtocol):
         return await super().rpc_find(request, self._welcome(context))
 
     async def call_find(self, peer: PeerID, keys: Collection[DHTID]) -> Any:
-        """As the parent, but an answer lives as long as its records, not as long as its sender says."""
+        """As the parent, but an answer lives as long as its records, not as long as its sender
+        says."""
         found = await super().call_find(peer, keys)
         if found is None:
             return None
@@ -183,12 +218,18 @@ class SwarmProtocol(DHTProtocol):
                 ValueWithExpiration(item.value, item.value.latest_expiration_time)
                 if item is not None and isinstance(item.value, DictionaryDHTValue)
                 else None,
-                {n: p for n, p in itertools.islice(nearest.items(), self.bucket_size) if n == node_id_of(p)},
+                {
+                    n: p
+                    for n, p in itertools.islice(nearest.items(), self.bucket_size)
+                    if n == node_id_of(p)
+                },
             )
             for key, (item, nearest) in found.items()
         }
 
-    async def update_routing_table(self, node_id: DHTID | None, peer_id: PeerID, responded: bool = True) -> None:
+    async def update_routing_table(
+        self, node_id: DHTID | None, peer_id: PeerID, responded: bool = True
+    ) -> None:
         if node_id is not None and node_id != node_id_of(peer_id):
             return
         await super().update_routing_table(node_id, peer_id, responded)
@@ -196,8 +237,8 @@ class SwarmProtocol(DHTProtocol):
     def _validate_dictionary(self, key_bytes: bytes, dictionary: Any) -> bool:
         """Keep the good records of a dictionary; True when there are any.
 
-        The parent refuses the whole dictionary for one bad record, so that a single record that expired on its
-        way, or is older than what we know, would hide everybody else's.
+        The parent refuses the whole dictionary for one bad record, so that a single record that
+        expired on its way, or is older than what we know, would hide everybody else's.
         """
         if not isinstance(dictionary, DictionaryDHTValue) or self.record_validator is None:
             return False
@@ -208,13 +249,16 @@ class SwarmProtocol(DHTProtocol):
             dictionary.clear()
             dictionary.maxsize, dictionary.latest_expiration_time = float("inf"), float("-inf")
             for subkey, value, expires in offered:
-                if isinstance(subkey, str) and self._validate_record(key_bytes, self.serializer.dumps(subkey), value, expires):
+                if isinstance(subkey, str) and self._validate_record(
+                    key_bytes, self.serializer.dumps(subkey), value, expires
+                ):
                     dictionary.store(subkey, value, expires)
         return bool(dictionary.data)
 
 
 class _Welcome(P2PContext):
-    """The context of a caller that was let in: the parent pings in its name, which is no second request."""
+    """The context of a caller that was let in: the parent pings in its name, which is no second
+    request."""
 
 
 def _pretender(claim: dht_pb2.NodeInfo, context: P2PContext) -> bool:

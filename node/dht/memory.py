@@ -17,7 +17,8 @@ from node.identity.keys import Identity
 
 @dataclass
 class Wall:
-    """Where the directories of one process pin their sealed records: (key, subkey) -> (record, expiry)."""
+    """Where the directories of one process pin their sealed records: (key, subkey) -> (record,
+    expiry)."""
 
     pinned: dict[tuple[str, str], tuple[bytes, float]] = field(default_factory=dict)
     down: bool = False
@@ -25,12 +26,19 @@ class Wall:
 
 
 class MemoryDirectory:
-    """A directory over a shared :class:`Wall`. Unlike the real one it does not refresh by itself: time is the test's."""
+    """A directory over a shared :class:`Wall`. Unlike the real one it does not refresh by itself:
+    time is the test's."""
 
     def __init__(
-        self, identity: Identity, settings: DirectorySettings, clock: Clock, run_id: RunId, wall: Wall,
-        admit: Admit | None = None, admission: bytes = b"",
-    ) -> None:  # fmt: skip
+        self,
+        identity: Identity,
+        settings: DirectorySettings,
+        clock: Clock,
+        run_id: RunId,
+        wall: Wall,
+        admit: Admit | None = None,
+        admission: bytes = b"",
+    ) -> None:
         self.me = identity.peer_id
         self._clock, self._wall = clock, wall
         self._board = Board(run_id, settings, self.me, admit)

@@ -9,11 +9,12 @@ from node.dht.record import PeerBody, PeerEntry
 
 
 class DirectoryPort(Protocol):
-    """Post the own record, read everybody's. No call raises for a network that is down: the board is what was heard."""
+    """Post the own record, read everybody's. No call raises for a network that is down: the board
+    is what was heard."""
 
     async def publish(self, body: PeerBody, times: float = 1.0) -> bool:
-        """Post ``body`` and keep it posted until :meth:`withdraw`, ``times`` as rarely as the settings say; it lives so many times as
-        long. False: no storage took it this time."""
+        """Post ``body`` and keep it posted until :meth:`withdraw`, ``times`` as rarely as the
+        settings say; it lives so many times as long. False: no storage took it this time."""
         ...
 
     @property

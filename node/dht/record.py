@@ -1,4 +1,5 @@
-"""What a peer says about itself on the noticeboard: compact JSON, checked field by field when it comes from outside."""
+"""What a peer says about itself on the noticeboard: compact JSON, checked field by field when it
+comes from outside."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ _LENGTH = struct.Struct(">H")
 
 
 def wrap(admission: bytes, packed: bytes) -> bytes:
-    """What is sealed into a record: the writer's admission token with its length (u16, big endian), then the packed body.
+    """What is sealed into a record: the writer's admission token with its length (u16, big endian),
+    then the packed body.
 
     No body is a withdrawal. Raises WireError for a token that others would refuse unseen.
     """
@@ -59,14 +61,15 @@ _ADDED: dict[str, Any] = {"reach": "unknown", "relays": [], "room": 0, "rate": 0
 class PeerBody:
     """One peer's account of itself.
 
-    ``stage`` is 0 for the ends and 1..S for block stages; ``role`` is "ends", "stage" or "rendezvous"; ``state`` one
-    lower-case word such as "joining", "ready", "training", "draining". ``epoch`` is the version of the parameters it
-    holds, ``tokens_per_s`` and ``speed`` (micro-batches per second) are its own claims, ``maddrs`` the libp2p
-    addresses to dial it at, best first, ``started`` the Unix time its daemon started, ``leads`` whether it leads the epochs,
-    ``follows`` whose plan it follows (empty: nobody's yet).
-    ``reach`` is "open" when other peers have dialled it, "closed" when they tried and could not, "unknown" before; ``relays``
-    are peers it can be reached through, ``room`` is for how many more peers it would relay, ``rate`` the bytes a second that
-    one more of them could have (0: no limit).
+    ``stage`` is 0 for the ends and 1..S for block stages; ``role`` is "ends", "stage" or
+    "rendezvous"; ``state`` one lower-case word such as "joining", "ready", "training", "draining".
+    ``epoch`` is the version of the parameters it holds, ``tokens_per_s`` and ``speed``
+    (micro-batches per second) are its own claims, ``maddrs`` the libp2p addresses to dial it at,
+    best first, ``started`` the Unix time its daemon started, ``leads`` whether it leads the epochs,
+    ``follows`` whose plan it follows (empty: nobody's yet). ``reach`` is "open" when other peers
+    have dialled it, "closed" when they tried and could not, "unknown" before; ``relays`` are peers
+    it can be reached through, ``room`` is for how many more peers it would relay, ``rate`` the
+    bytes a second that one more of them could have (0: no limit).
 
     While ``state`` is "choosing" it has no stage, and ``role`` may be "auto". ``open_to``: which
     other stages it would host, "auto" for any, "stage" for block stages, "" for none. Not
@@ -99,7 +102,9 @@ class PeerBody:
         """
         body = replace(self, maddrs=tuple(self.maddrs[:MAX_MADDRS]))
         while True:
-            raw = json.dumps(asdict(body), separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+            raw = json.dumps(asdict(body), separators=(",", ":"), ensure_ascii=False).encode(
+                "utf-8", "replace"
+            )
             if len(raw) <= MAX_BODY or not body.maddrs:
                 break
             body = replace(body, maddrs=body.maddrs[:-1])
@@ -108,7 +113,8 @@ class PeerBody:
 
     @classmethod
     def parse(cls, raw: bytes) -> PeerBody:
-        """The inverse of :meth:`pack`. Raises WireError for anything that is not a whole and plausible body."""
+        """The inverse of :meth:`pack`. Raises WireError for anything that is not a whole and
+        plausible body."""
         if len(raw) > MAX_BODY:
             raise WireError(f"a peer's record has at most {MAX_BODY} bytes, not {len(raw)}")
         try:
@@ -142,7 +148,8 @@ class PeerBody:
 
 @dataclass(frozen=True, slots=True)
 class PeerEntry:
-    """A verified record: ``body`` was signed by ``peer`` and holds until ``not_after`` (Unix seconds, its clock)."""
+    """A verified record: ``body`` was signed by ``peer`` and holds until ``not_after`` (Unix
+    seconds, its clock)."""
 
     peer: PeerId
     body: PeerBody
@@ -151,7 +158,8 @@ class PeerEntry:
 
     @property
     def refreshed(self) -> float:
-        """When its writer signed it, Unix seconds by the writer's clock: sequence numbers are milliseconds."""
+        """When its writer signed it, Unix seconds by the writer's clock: sequence numbers are
+        milliseconds."""
         return self.seq / 1000.0
 
 
@@ -193,7 +201,11 @@ def _peer(value: Any) -> str:
 
 def _peers(body: dict[str, Any]) -> tuple[str, ...]:
     value = body.get("relays")
-    if not isinstance(value, list) or len(value) > MAX_RELAYS or not all(isinstance(p, str) and len(p) <= 64 for p in value):
+    if (
+        not isinstance(value, list)
+        or len(value) > MAX_RELAYS
+        or not all(isinstance(p, str) and len(p) <= 64 for p in value)
+    ):
         raise WireError(f"relays in a peer's record is not a list of at most {MAX_RELAYS} peers")
     for peer in value:
         public_key_of(peer)

@@ -10,7 +10,8 @@ class DirectorySettings:
     """Of this peer."""
 
     refresh_s: float = 5.0
-    """Seconds between two publications of the own record, and between two readings of the others'."""
+    """Seconds between two publications of the own record, and between two readings of the
+    others'."""
     ttl_s: float = 20.0
     """Life of a record."""
     max_record: int = 4096
@@ -22,6 +23,7 @@ class DirectorySettings:
     lookup_timeout_s: float = 5.0
     """One reading or one publication is given up after this; the next one tries again."""
     rejoin_s: float = 1.0
-    """First pause between attempts to reach bootstrap peers that do not answer; doubles up to ``rejoin_max_s``."""
+    """First pause between attempts to reach bootstrap peers that do not answer; doubles up to
+    ``rejoin_max_s``."""
     rejoin_max_s: float = 30.0
     """Longest pause between attempts to reach bootstrap peers that do not answer."""

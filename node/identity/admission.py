@@ -1,12 +1,16 @@
-"""Who may take part in a private run: the owner's signed word, as it is handed out and as it is shown.
+"""Who may take part in a private run: the owner's signed word, as it is handed out and as it is
+shown.
 
-A *token* names one peer and is worth nothing to anybody else, so it may be shown to whoever asks. A *grant* is for
-whoever holds the invite: it carries a secret key that the owner vouches for, stays on the machine of the invited,
-and makes a token for the peer it is there. Layouts, integers big endian, ``not_after`` u64 in Unix milliseconds:
+A *token* names one peer and is worth nothing to anybody else, so it may be shown to whoever asks. A
+*grant* is for whoever holds the invite: it carries a secret key that the owner vouches for, stays
+on the machine of the invited, and makes a token for the peer it is there. Layouts, integers big
+endian, ``not_after`` u64 in Unix milliseconds:
 
     token for a peer    01 · not_after · the peer's key 32 · the owner's signature 64
-    grant               02 · not_after · secret seed 32 · the owner's signature over the public half 64
-    token from a grant  03 · not_after · the grant's public key 32 · the owner's signature 64 · the grant's, over the peer 64
+    grant               02 · not_after · secret seed 32 · the owner's signature over the public half
+                        64
+    token from a grant  03 · not_after · the grant's public key 32 · the owner's signature 64 · the
+                        grant's, over the peer 64
 
 Every signature covers the run id as well.
 """
@@ -43,9 +47,11 @@ _STEP = "ask the owner of the run for a new invite"
 
 
 def admission_token(owner: Identity, run_id: RunId, peer: PeerId | None, not_after: float) -> bytes:
-    """The owner's word that ``peer`` may take part in ``run_id`` until ``not_after``: a token; for None a grant.
+    """The owner's word that ``peer`` may take part in ``run_id`` until ``not_after``: a token; for
+    None a grant.
 
-    ``not_after`` in Unix seconds. Raises ValueError for what is no time, WireError for what is no PeerId.
+    ``not_after`` in Unix seconds. Raises ValueError for what is no time, WireError for what is no
+    PeerId.
     """
     if peer is not None:
         head = _HEAD.pack(_FOR_PEER, milliseconds(not_after), public_key_of(peer))
@@ -56,13 +62,18 @@ def admission_token(owner: Identity, run_id: RunId, peer: PeerId | None, not_aft
 
 
 def shown(admission: bytes, me: Identity, run_id: RunId) -> bytes:
-    """What ``me`` shows others of what came with the invite: a token as it is, of a grant a token for this peer."""
+    """What ``me`` shows others of what came with the invite: a token as it is, of a grant a token
+    for this peer."""
     if not is_grant(admission):
         return admission
     _, until, seed = _HEAD.unpack_from(admission)
     key = _key_of(seed)
     head = _HEAD.pack(_BY_GRANT, until, key.public)
-    return head + admission[_HEAD.size :] + key.sign(run_id.encode() + head + me.public, _DOMAIN_OF_GRANT)
+    return (
+        head
+        + admission[_HEAD.size :]
+        + key.sign(run_id.encode() + head + me.public, _DOMAIN_OF_GRANT)
+    )
 
 
 def is_grant(admission: bytes) -> bool:
@@ -70,8 +81,11 @@ def is_grant(admission: bytes) -> bool:
     return _kind(admission) == _GRANT
 
 
-def check_admission(token: bytes, *, run_id: RunId, owner: PeerId, peer: PeerId, now_wall: float) -> float:
-    """The Unix time until which ``owner`` let ``peer`` into ``run_id``. Raises Refused, with the reason, for every other token."""
+def check_admission(
+    token: bytes, *, run_id: RunId, owner: PeerId, peer: PeerId, now_wall: float
+) -> float:
+    """The Unix time until which ``owner`` let ``peer`` into ``run_id``. Raises Refused, with the
+    reason, for every other token."""
     if not token:
         raise Refused("this run is private and no admission token was shown", _STEP)
     kind = _kind(token)
@@ -84,7 +98,9 @@ def check_admission(token: bytes, *, run_id: RunId, owner: PeerId, peer: PeerId,
         verify(owner, run_id.encode() + vouched, signature, _DOMAIN)
         bearer = public_key_of(peer)
     except (Refused, WireError) as e:
-        raise Refused("the admission token was not signed by this run's owner for this run", _STEP) from e
+        raise Refused(
+            "the admission token was not signed by this run's owner for this run", _STEP
+        ) from e
     if kind == _FOR_PEER and public != bearer:
         raise Refused("the admission token is for another peer", _STEP)
     if kind == _BY_GRANT:
@@ -99,9 +115,11 @@ def check_admission(token: bytes, *, run_id: RunId, owner: PeerId, peer: PeerId,
 
 
 class Gate:
-    """Who may take part in one run: everybody in an open one; in a private one its owner, and who shows a token.
+    """Who may take part in one run: everybody in an open one; in a private one its owner, and who
+    shows a token.
 
-    The signatures of a token are checked once for each peer that shows it; of those the newest ``KEPT`` are remembered.
+    The signatures of a token are checked once for each peer that shows it; of those the newest
+    ``KEPT`` are remembered.
     """
 
     def __init__(self, run_id: RunId, owner: PeerId, private: bool) -> None:
@@ -109,13 +127,16 @@ class Gate:
         self._known: OrderedDict[tuple[PeerId, bytes], float] = OrderedDict()
 
     def admit(self, peer: PeerId, token: bytes, now_wall: float) -> float:
-        """The Unix time until which ``peer`` may take part, infinity for no end. Raises Refused with the reason."""
+        """The Unix time until which ``peer`` may take part, infinity for no end. Raises Refused
+        with the reason."""
         if not self.private or peer == self.owner:
             return math.inf
         until = self._known.get((peer, token), -math.inf)
         if until <= now_wall:
             self._known.pop((peer, token), None)
-            until = check_admission(token, run_id=self.run_id, owner=self.owner, peer=peer, now_wall=now_wall)
+            until = check_admission(
+                token, run_id=self.run_id, owner=self.owner, peer=peer, now_wall=now_wall
+            )
             self._known[peer, token] = until
             if len(self._known) > KEPT:
                 self._known.popitem(last=False)

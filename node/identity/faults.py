@@ -1,4 +1,5 @@
-"""How often a peer has wronged us lately, and for how long it is not listened to. Pure: time is an argument."""
+"""How often a peer has wronged us lately, and for how long it is not listened to. Pure: time is an
+argument."""
 
 from __future__ import annotations
 
@@ -13,17 +14,20 @@ _REMEMBERED = 64  # faults of one peer that count at once
 
 @dataclass(slots=True)
 class _Page:
-    recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))  # (when, weight)
+    recent: deque[tuple[float, float]] = field(
+        default_factory=lambda: deque(maxlen=_REMEMBERED)
+    )  # (when, weight)
     until: float = -math.inf
     bans: int = 0
 
 
 class FaultBook:
-    """Bans for ``base_ban_s`` when weights within ``window_s`` reach ``threshold``; twice as long each time after that.
+    """Bans for ``base_ban_s`` when weights within ``window_s`` reach ``threshold``; twice as long
+    each time after that.
 
-    A ban is at most ``max_ban_s`` long. A peer that behaved for ``forgive_s`` after its ban starts afresh. Only the
-    ``max_peers`` peers heard of last are remembered, so strangers with many keys cannot fill the memory. Times are
-    monotonic seconds, given by the caller.
+    A ban is at most ``max_ban_s`` long. A peer that behaved for ``forgive_s`` after its ban starts
+    afresh. Only the ``max_peers`` peers heard of last are remembered, so strangers with many keys
+    cannot fill the memory. Times are monotonic seconds, given by the caller.
     """
 
     def __init__(
@@ -37,7 +41,12 @@ class FaultBook:
         max_peers: int = 4096,
     ) -> None:
         self._threshold, self._window = threshold, window_s
-        self._base, self._longest, self._forgive, self._max_peers = base_ban_s, max_ban_s, forgive_s, max_peers
+        self._base, self._longest, self._forgive, self._max_peers = (
+            base_ban_s,
+            max_ban_s,
+            forgive_s,
+            max_peers,
+        )
         self._pages: OrderedDict[PeerId, _Page] = OrderedDict()
 
     def __len__(self) -> int:
@@ -46,8 +55,9 @@ class FaultBook:
     def count(self, peer: PeerId, weight: float, now: float) -> float:
         """Note a fault; returns the length in seconds of the ban it caused, else 0.
 
-        Weight 0 is nobody's fault and leaves no trace. During a ban nothing is counted: late messages of the same
-        misdeed must not lengthen it. Raises ValueError for a weight that is negative or not finite.
+        Weight 0 is nobody's fault and leaves no trace. During a ban nothing is counted: late
+        messages of the same misdeed must not lengthen it. Raises ValueError for a weight that is
+        negative or not finite.
         """
         if not (math.isfinite(weight) and weight >= 0):
             raise ValueError(f"a weight is not negative and finite, not {weight}")

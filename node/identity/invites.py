@@ -1,11 +1,12 @@
 """One string that brings somebody into a run.
 
-An invite is ``tutti2`` + base32 (lower case, no padding) of: run id 32 bytes, the owner's public key 32, admission
-(length u16, bytes), peers (count u8), each with its public key 32 and its addresses (count u8), and 4 bytes of
-sha256 over all that. An address begins with its kind, one byte: in the low four bits ip4, ip6, dns4, dns6 or dns,
-1 to 5, above them 0x10 for TCP and 0x20 for QUIC on the same host and port; then the host (4 bytes, 16 bytes, or
-length u8 and name) and the port u16. Kind 0 is any other multiaddr (length u16, text without its last /p2p/PEERID).
-It survives line breaks, spaces and capitals of the mail it came in.
+An invite is ``tutti2`` + base32 (lower case, no padding) of: run id 32 bytes, the owner's public
+key 32, admission (length u16, bytes), peers (count u8), each with its public key 32 and its
+addresses (count u8), and 4 bytes of sha256 over all that. An address begins with its kind, one
+byte: in the low four bits ip4, ip6, dns4, dns6 or dns, 1 to 5, above them 0x10 for TCP and 0x20 for
+QUIC on the same host and port; then the host (4 bytes, 16 bytes, or length u8 and name) and the
+port u16. Kind 0 is any other multiaddr (length u16, text without its last /p2p/PEERID). It survives
+line breaks, spaces and capitals of the mail it came in.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,253}")
 
 @dataclass(frozen=True)
 class Endpoint:
-    """What a plain multiaddr names: ``family`` as it is written there (ip4, ip6, dns4, dns6, dns), TCP or QUIC."""
+    """What a plain multiaddr names: ``family`` as it is written there (ip4, ip6, dns4, dns6, dns),
+    TCP or QUIC."""
 
     family: str
     host: str
@@ -54,7 +56,8 @@ class Endpoint:
 
     @property
     def version(self) -> int:
-        """4 or 6: the only version of IP that it can be dialled with; 0: either, see what the name stands for."""
+        """4 or 6: the only version of IP that it can be dialled with; 0: either, see what the name
+        stands for."""
         return {"4": 4, "6": 6}.get(self.family[-1], 0)
 
     @property
@@ -64,15 +67,18 @@ class Endpoint:
 
     def __str__(self) -> str:
         """The multiaddr, without a PeerId."""
-        return f"/{self.family}/{self.host}" + _TRANSPORTS[0x20 if self.quic else 0x10].format(port=self.port)
+        return f"/{self.family}/{self.host}" + _TRANSPORTS[0x20 if self.quic else 0x10].format(
+            port=self.port
+        )
 
 
 @dataclass(frozen=True)
 class Invite:
-    """Where a run can be joined. ``owner`` signs its manifest; every address is a multiaddr ending in ``/p2p/PEERID``.
+    """Where a run can be joined. ``owner`` signs its manifest; every address is a multiaddr ending
+    in ``/p2p/PEERID``.
 
-    Addresses are kept as they come out of the string: without repeats, those of one peer together, TCP before QUIC.
-    Raises UsageFault when made from values that are none.
+    Addresses are kept as they come out of the string: without repeats, those of one peer together,
+    TCP before QUIC. Raises UsageFault when made from values that are none.
     """
 
     run_id: RunId
@@ -82,22 +88,34 @@ class Invite:
 
     def __post_init__(self) -> None:
         if not re.fullmatch("[0-9a-f]{64}", self.run_id):
-            raise UsageFault(f"not a run id: {self.run_id[:80]!r}", "a run id is 64 hexadecimal digits, see the manifest")
+            raise UsageFault(
+                f"not a run id: {self.run_id[:80]!r}",
+                "a run id is 64 hexadecimal digits, see the manifest",
+            )
         try:
             public_key_of(self.owner)
         except WireError as e:
             raise UsageFault(f"the owner is not a peer: {e}", _AGAIN) from e
         if not 1 <= len(self.addresses) <= MAX_ADDRESSES:
-            raise UsageFault(f"an invite names 1 to {MAX_ADDRESSES} addresses, not {len(self.addresses)}", _AGAIN)
+            raise UsageFault(
+                f"an invite names 1 to {MAX_ADDRESSES} addresses, not {len(self.addresses)}", _AGAIN
+            )
         if (peers := len({peer_of_address(address) for address in self.addresses})) > MAX_PEERS:
             raise UsageFault(f"an invite names at most {MAX_PEERS} peers, not {peers}", _AGAIN)
         object.__setattr__(self, "addresses", _unpacked(_Reader(_packed(self.addresses))))
         if len(self.admission) > MAX_ADMISSION:
-            raise UsageFault(f"an admission token of {len(self.admission)} bytes is too long", _AGAIN)
+            raise UsageFault(
+                f"an admission token of {len(self.admission)} bytes is too long", _AGAIN
+            )
 
     def encode(self) -> str:
         """The string to hand out: "tutti2…"."""
-        parts = [bytes.fromhex(self.run_id), public_key_of(self.owner), _sized(self.admission), _packed(self.addresses)]
+        parts = [
+            bytes.fromhex(self.run_id),
+            public_key_of(self.owner),
+            _sized(self.admission),
+            _packed(self.addresses),
+        ]
         payload = b"".join(parts)
         return PREFIX + base64.b32encode(payload + _checksum(payload)).decode().rstrip("=").lower()
 
@@ -118,7 +136,9 @@ class Invite:
             raise UsageFault("the invite is cut off", _AGAIN) from e
         payload, checksum = raw[:-_CHECKSUM], raw[-_CHECKSUM:]
         if checksum != _checksum(payload):
-            raise UsageFault("the invite is damaged or cut off: its checksum does not match", _AGAIN)
+            raise UsageFault(
+                "the invite is damaged or cut off: its checksum does not match", _AGAIN
+            )
         return cls._parse(payload)
 
     @classmethod
@@ -129,14 +149,21 @@ class Invite:
             admission = reader.sized()
             addresses = _unpacked(reader)
         except ValueError as e:
-            raise UsageFault(f"the invite does not hold what it should: {e}", "it may be of another version of tutti") from e
+            raise UsageFault(
+                f"the invite does not hold what it should: {e}",
+                "it may be of another version of tutti",
+            ) from e
         if reader.left:
-            raise UsageFault(f"the invite holds {reader.left} bytes too many", "it may be of another version of tutti")
+            raise UsageFault(
+                f"the invite holds {reader.left} bytes too many",
+                "it may be of another version of tutti",
+            )
         return cls(run_id, owner, addresses, admission)
 
 
 def is_invite(text: str) -> bool:
-    """Whether ``text`` is meant as an invite, of any version, whole or not; else it may be a file or an address."""
+    """Whether ``text`` is meant as an invite, of any version, whole or not; else it may be a file
+    or an address."""
     return re.match("tutti[0-9]", text.strip().lower()) is not None and not text.endswith(".toml")
 
 
@@ -157,11 +184,14 @@ def endpoint_of(address: str) -> Endpoint | None:
             return None
     except ValueError:
         return None
-    return Endpoint(found["family"], host, port, found["udp"] is not None) if "%" not in host else None
+    return (
+        Endpoint(found["family"], host, port, found["udp"] is not None) if "%" not in host else None
+    )
 
 
 def peer_of_address(address: str) -> PeerId:
-    """The peer a multiaddr leads to: its last ``/p2p/PEERID``. Raises UsageFault for a text that does not end in one."""
+    """The peer a multiaddr leads to: its last ``/p2p/PEERID``. Raises UsageFault for a text that
+    does not end in one."""
     step = "write it as /ip4/ADDRESS/tcp/PORT/p2p/PEERID, as the other peer prints it"
     if len(address) > MAX_ADDRESS:
         raise UsageFault(f"an address of {len(address)} characters is too long", step)
@@ -217,7 +247,8 @@ def _not_an_invite(text: str) -> UsageFault:
         return UsageFault("that is an address, not an invite", "give addresses with --join")
     if re.match("tutti[0-9]", text):
         return UsageFault(
-            f"an invite of version {text[5]}, this tutti reads version {VERSION}", "use the same version of tutti as its maker"
+            f"an invite of version {text[5]}, this tutti reads version {VERSION}",
+            "use the same version of tutti as its maker",
         )
     return UsageFault(f"not an invite: {text[:20]!r}", f"an invite starts with {PREFIX}")
 
@@ -233,7 +264,11 @@ def _packed(addresses: Iterable[str]) -> bytes:
             entry = b"\0" + _sized(plain.encode())
         else:
             transport = 0x20 if place.quic else 0x10
-            entry = bytes([_FAMILIES.index(place.family)]) + _host_bytes(place) + struct.pack(">H", place.port)
+            entry = (
+                bytes([_FAMILIES.index(place.family)])
+                + _host_bytes(place)
+                + struct.pack(">H", place.port)
+            )
         entries = peers.setdefault(peer, {})
         entries[entry] = entries.get(entry, 0) | transport
     packed = bytearray([len(peers)])
@@ -255,12 +290,18 @@ def _unpacked(reader: _Reader) -> tuple[str, ...]:
             if kind == 0:
                 addresses[f"{reader.sized().decode('ascii')}/p2p/{peer}"] = None
                 continue
-            if not 0 < family < len(_FAMILIES) or kind != family + sum(transports) or not transports:
+            if (
+                not 0 < family < len(_FAMILIES)
+                or kind != family + sum(transports)
+                or not transports
+            ):
                 raise ValueError(f"an address of the unknown kind {kind}")
             host = _host_text(_FAMILIES[family], reader)
             (port,) = struct.unpack(">H", reader.take(2))
             for transport in transports:
-                addresses[f"/{_FAMILIES[family]}/{host}{_TRANSPORTS[transport].format(port=port)}/p2p/{peer}"] = None
+                addresses[
+                    f"/{_FAMILIES[family]}/{host}{_TRANSPORTS[transport].format(port=port)}/p2p/{peer}"
+                ] = None
     return tuple(addresses)
 
 
@@ -282,15 +323,17 @@ def _host_text(family: str, reader: _Reader) -> str:
 
 
 def fitting_addresses(addresses: Iterable[str]) -> tuple[str, ...]:
-    """The addresses that others can use best, as many as fit into an invite: public ones, then relayed ones, then those
-    of private networks. Loopback and link-local ones only when there is nothing else."""
+    """The addresses that others can use best, as many as fit into an invite: public ones, then
+    relayed ones, then those of private networks. Loopback and link-local ones only when there is
+    nothing else."""
     ranked = sorted(within_limits(addresses, most=None), key=scope_of)
     useful = [a for a in ranked if scope_of(a) < Scope.LINK]
     return within_limits(useful or ranked)
 
 
 def within_limits(addresses: Iterable[str], most: int | None = MAX_ADDRESSES) -> tuple[str, ...]:
-    """The first addresses that fit into an invite, in order, without repeats and without what is no address of a peer.
+    """The first addresses that fit into an invite, in order, without repeats and without what is no
+    address of a peer.
 
     ``most`` None: all addresses of all peers.
     """

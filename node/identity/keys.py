@@ -1,4 +1,5 @@
-"""The identity key: its file, its signatures, and the lock that keeps two daemons from using it at once.
+"""The identity key: its file, its signatures, and the lock that keeps two daemons from using it at
+once.
 
 The file is the libp2p protobuf of an Ed25519 private key, so p2pd reads the same file:
 ``08 01 12 40`` + 32 bytes of seed + 32 bytes of public key.
@@ -29,7 +30,8 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class Identity:
-    """One Ed25519 key. ``peer_id`` and ``name`` derive from it; ``path`` is its file, None for an ephemeral one."""
+    """One Ed25519 key. ``peer_id`` and ``name`` derive from it; ``path`` is its file, None for an
+    ephemeral one."""
 
     def __init__(self, key: Ed25519PrivateKey, path: Path | None) -> None:
         self._key, self.path = key, path
@@ -43,11 +45,13 @@ class Identity:
         return f"Identity({self.peer_id})"
 
     def sign(self, data: bytes, domain: str) -> bytes:
-        """64 bytes that say: this key said ``data`` in ``domain``. A signature of one domain is worth nothing in another."""
+        """64 bytes that say: this key said ``data`` in ``domain``. A signature of one domain is
+        worth nothing in another."""
         return self._key.sign(_message(data, domain))
 
     def key_file_bytes(self) -> bytes:
-        """What the key file holds, for handing the key to p2pd. Secret: write it 0600 or not at all."""
+        """What the key file holds, for handing the key to p2pd. Secret: write it 0600 or not at
+        all."""
         return _HEADER + self._key.private_bytes_raw() + self.public
 
     def seed(self) -> bytes:
@@ -61,9 +65,11 @@ class Identity:
 
     @classmethod
     def create(cls, path: Path) -> Identity:
-        """A new identity written to ``path``: mode 0600, flushed to disk, there whole or not at all.
+        """A new identity written to ``path``: mode 0600, flushed to disk, there whole or not at
+        all.
 
-        Raises Refused when the file exists or may not be written, OutOfResources when the disk is full.
+        Raises Refused when the file exists or may not be written, OutOfResources when the disk is
+        full.
         """
         made = cls(Ed25519PrivateKey.generate(), path)
         draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
@@ -93,23 +99,31 @@ class Identity:
     def load(cls, path: Path) -> Identity:
         """The identity kept at ``path``.
 
-        Raises Refused, with the next step, for a file that is missing, unreadable, readable by others than its
-        owner, or not a whole Ed25519 key.
+        Raises Refused, with the next step, for a file that is missing, unreadable, readable by
+        others than its owner, or not a whole Ed25519 key.
         """
         try:
             # Not blocking: opening a pipe somebody put there would wait for ever.
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         except FileNotFoundError as e:
-            raise Refused(f"no identity key at {path}", "make one with  tutti id new , or restore it from your backup") from e
+            raise Refused(
+                f"no identity key at {path}",
+                "make one with  tutti id new , or restore it from your backup",
+            ) from e
         except OSError as e:
-            raise Refused(f"cannot read the identity key {path}: {e.strerror}", f"check the owner of {path}") from e
+            raise Refused(
+                f"cannot read the identity key {path}: {e.strerror}", f"check the owner of {path}"
+            ) from e
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
                 raise Refused(f"{path} is not a file", "give the path of the key file itself")
             if status.st_mode & _OTHERS:
                 mode = stat.S_IMODE(status.st_mode)
-                raise Refused(f"the identity key {path} is open to other users (mode {mode:04o})", f"chmod 600 {path}")
+                raise Refused(
+                    f"the identity key {path} is open to other users (mode {mode:04o})",
+                    f"chmod 600 {path}",
+                )
             raw = os.read(fd, _FILE_BYTES + 1)
         finally:
             os.close(fd)
@@ -131,10 +145,11 @@ class Identity:
         return cls.load(path)  # somebody was faster: then theirs is the key
 
     def lock(self) -> None:
-        """Keep the key to this process until :meth:`unlock` or its end. Does nothing for an ephemeral identity.
+        """Keep the key to this process until :meth:`unlock` or its end. Does nothing for an
+        ephemeral identity.
 
-        Raises Refused when another process holds it. The lock is an flock on the file beside the key,
-        so it vanishes with its holder, however that dies.
+        Raises Refused when another process holds it. The lock is an flock on the file beside the
+        key, so it vanishes with its holder, however that dies.
         """
         if self.path is None or self._lock_fd is not None:
             return
@@ -154,14 +169,17 @@ class Identity:
             ) from e
         except OSError as e:
             os.close(fd)
-            raise Refused(f"cannot lock {beside}: {e.strerror}", "keep the key on a local file system") from e
+            raise Refused(
+                f"cannot lock {beside}: {e.strerror}", "keep the key on a local file system"
+            ) from e
         with contextlib.suppress(OSError):  # a full disk costs the pid in the message, not the lock
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._lock_fd = fd
 
     def unlock(self) -> None:
-        """Give the key back; safe to call at any time. The lock file stays: removing it would let two holders in."""
+        """Give the key back; safe to call at any time. The lock file stays: removing it would let
+        two holders in."""
         if self._lock_fd is not None:
             fd, self._lock_fd = self._lock_fd, None
             with contextlib.suppress(OSError):
@@ -172,7 +190,8 @@ class Identity:
 def verify(peer: PeerId, data: bytes, signature: bytes, domain: str) -> None:
     """Return quietly when ``peer`` signed ``data`` in ``domain``.
 
-    Raises WireError for what is no PeerId or no signature at all, Refused for a signature that is wrong.
+    Raises WireError for what is no PeerId or no signature at all, Refused for a signature that is
+    wrong.
     """
     public = public_key_of(peer)
     if len(signature) != SIGNATURE_BYTES:
@@ -193,7 +212,9 @@ def _parse(raw: bytes, path: Path, size: int) -> Ed25519PrivateKey:
     if raw[:2] != _HEADER[: len(raw[:2])]:
         raise Refused(f"{path} is not a libp2p Ed25519 key", again)
     if len(raw) != _FILE_BYTES:
-        raise Refused(f"the identity key {path} has {size} bytes, a whole one has {_FILE_BYTES}", again)
+        raise Refused(
+            f"the identity key {path} has {size} bytes, a whole one has {_FILE_BYTES}", again
+        )
     seed, public = raw[len(_HEADER) : -KEY_BYTES], raw[-KEY_BYTES:]
     key = Ed25519PrivateKey.from_private_bytes(seed)
     if raw[: len(_HEADER)] != _HEADER or key.public_key().public_bytes_raw() != public:
@@ -203,8 +224,13 @@ def _parse(raw: bytes, path: Path, size: int) -> Ed25519PrivateKey:
 
 def _cannot_write(path: Path, error: OSError) -> LocalFault:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return OutOfResources(f"no space left to write {path}", "free some disk space and start again")
-    return Refused(f"cannot write {path}: {error.strerror}", f"make {path.parent} writable, or choose another home")
+        return OutOfResources(
+            f"no space left to write {path}", "free some disk space and start again"
+        )
+    return Refused(
+        f"cannot write {path}: {error.strerror}",
+        f"make {path.parent} writable, or choose another home",
+    )
 
 
 def _sync_directory(directory: Path) -> None:

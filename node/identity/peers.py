@@ -1,7 +1,8 @@
 """A PeerId contains the public key: from one to the other, and to a name people can say.
 
-PeerId = base58btc of the identity multihash of the libp2p public key, RFC "libp2p peer ids":
-``00 24`` (identity hash, 36 bytes) + ``08 01 12 20`` (protobuf: Ed25519, 32 bytes) + key. Always "12D3Koo…".
+PeerId = base58btc of the identity multihash of the libp2p public key, RFC "libp2p peer ids": ``00
+24`` (identity hash, 36 bytes) + ``08 01 12 20`` (protobuf: Ed25519, 32 bytes) + key. Always
+"12D3Koo…".
 """
 
 from __future__ import annotations
@@ -19,15 +20,21 @@ KEY_BYTES = 32
 _LONGEST = 64  # characters worth decoding; a PeerId has 52
 
 _ADJECTIVES = (
-    "agile amber ample azure bold brave breezy bright brisk calm candid cheery civil clever cosmic cosy crisp curious "
-    "dapper daring deft eager early easy fabled fair fancy fleet fond frank fresh gentle giddy glad golden grand happy "
-    "hardy hasty humble ivory jolly keen kind lively lucid lucky mellow merry mighty misty modest neat noble patient "
+    "agile amber ample azure bold brave breezy bright brisk calm candid cheery civil clever cosmic "
+    "cosy crisp curious "
+    "dapper daring deft eager early easy fabled fair fancy fleet fond frank fresh gentle giddy "
+    "glad golden grand happy "
+    "hardy hasty humble ivory jolly keen kind lively lucid lucky mellow merry mighty misty modest "
+    "neat noble patient "
     "plucky polite proud quick quiet rapid ready sunny"
 ).split()
 _ANIMALS = (
-    "alpaca badger bat bear beaver bison boar camel cat cheetah cobra condor coyote crane cricket crow deer dingo dolphin "
-    "dove duck eagle egret elk falcon ferret finch fox gecko gibbon goose hare hawk heron ibex jackal jaguar kestrel koala "
-    "lark lemur lion llama lynx magpie marten mole moose newt ocelot orca osprey otter owl panda puffin quail raven robin "
+    "alpaca badger bat bear beaver bison boar camel cat cheetah cobra condor coyote crane cricket "
+    "crow deer dingo dolphin "
+    "dove duck eagle egret elk falcon ferret finch fox gecko gibbon goose hare hawk heron ibex "
+    "jackal jaguar kestrel koala "
+    "lark lemur lion llama lynx magpie marten mole moose newt ocelot orca osprey otter owl panda "
+    "puffin quail raven robin "
     "seal sloth stoat tapir toad"
 ).split()
 
@@ -41,7 +48,8 @@ def peer_id_of(public: bytes) -> PeerId:
 
 @lru_cache(maxsize=4096)  # a swarm hears the same few peers all day
 def public_key_of(peer: str) -> bytes:
-    """The 32 bytes of the key inside a PeerId. Raises WireError for anything but the one spelling of an Ed25519 PeerId."""
+    """The 32 bytes of the key inside a PeerId. Raises WireError for anything but the one spelling
+    of an Ed25519 PeerId."""
     if len(peer) > _LONGEST:
         raise WireError(f"{len(peer)} characters are no PeerId")
     try:
@@ -55,6 +63,7 @@ def public_key_of(peer: str) -> bytes:
 
 
 def name_of(peer: PeerId) -> str:
-    """ "adjective-animal", the same on every machine. One of 4096: for people, never for telling peers apart in code."""
+    """ "adjective-animal", the same on every machine. One of 4096: for people, never for telling
+    peers apart in code."""
     hashed = hashlib.sha256(peer.encode()).digest()
     return f"{_ADJECTIVES[hashed[0] % len(_ADJECTIVES)]}-{_ANIMALS[hashed[1] % len(_ANIMALS)]}"

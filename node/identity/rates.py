@@ -1,4 +1,5 @@
-"""How often a stranger may do something: a token bucket for each peer. Pure: time is an argument."""
+"""How often a stranger may do something: a token bucket for each peer. Pure: time is an
+argument."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ class Rate:
         self._buckets: OrderedDict[PeerId, tuple[float, float]] = OrderedDict()
 
     def allow(self, peer: PeerId, now: float) -> bool:
-        """Count one event of ``peer`` at monotonic second ``now``; False when it is one too many."""
+        """Count one event of ``peer`` at monotonic second ``now``; False when it is one too
+        many."""
         left, at = self._buckets.pop(peer, (self.burst, now))
         left = min(self.burst, left + (now - at) * self.per_s)
         allowed = left >= 1

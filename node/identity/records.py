@@ -1,7 +1,9 @@
-"""A signed, numbered, expiring note that anybody may carry: only its writer can have made it, and only for its key.
+"""A signed, numbered, expiring note that anybody may carry: only its writer can have made it, and
+only for its key.
 
-Layout: ``01`` · seq u64 · not_after u64 (Unix milliseconds) · signature 64 · body, integers big endian. The signature
-covers the key as well, which does not travel: a record moved to another key, or to another writer, does not open.
+Layout: ``01`` · seq u64 · not_after u64 (Unix milliseconds) · signature 64 · body, integers big
+endian. The signature covers the key as well, which does not travel: a record moved to another key,
+or to another writer, does not open.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ MAX_SEQ = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What an opened record says. ``not_after`` in Unix seconds. Whether ``seq`` is news is for the reader to know."""
+    """What an opened record says. ``not_after`` in Unix seconds. Whether ``seq`` is news is for the
+    reader to know."""
 
     writer: PeerId
     seq: int
@@ -33,18 +36,22 @@ class Record:
 
 
 def seal(identity: Identity, key: str, body: bytes, seq: int, not_after: float) -> bytes:
-    """A record by ``identity`` for ``key``. Raises ValueError for a number or a time that cannot be written."""
+    """A record by ``identity`` for ``key``. Raises ValueError for a number or a time that cannot be
+    written."""
     if not 0 <= seq <= MAX_SEQ:
         raise ValueError(f"seq must be in 0..2^63-1, not {seq}")
     head = _HEAD.pack(_VERSION, seq, milliseconds(not_after))
     return head + identity.sign(_signed(key, head, body), _DOMAIN) + body
 
 
-def open_record(raw: bytes, *, key: str, writer: PeerId, now_wall: float, max_ttl_s: float, max_bytes: int) -> Record:
+def open_record(
+    raw: bytes, *, key: str, writer: PeerId, now_wall: float, max_ttl_s: float, max_bytes: int
+) -> Record:
     """The record of ``writer`` for ``key``.
 
-    Raises WireError when it is larger than ``max_bytes`` (whole record), not a record, expired, lives longer than
-    ``max_ttl_s`` from ``now_wall``, or was not signed by ``writer`` for ``key``. Cheap checks come before the signature.
+    Raises WireError when it is larger than ``max_bytes`` (whole record), not a record, expired,
+    lives longer than ``max_ttl_s`` from ``now_wall``, or was not signed by ``writer`` for ``key``.
+    Cheap checks come before the signature.
     """
     if len(raw) > max_bytes:
         raise WireError(f"a record of {len(raw)} bytes, the limit is {max_bytes}")
@@ -57,7 +64,9 @@ def open_record(raw: bytes, *, key: str, writer: PeerId, now_wall: float, max_tt
     if not_after <= now_wall:
         raise WireError(f"the record expired {now_wall - not_after:.0f} s ago")
     if not_after > now_wall + max_ttl_s:
-        raise WireError(f"the record wants to live {not_after - now_wall:.0f} s, the limit is {max_ttl_s:.0f}")
+        raise WireError(
+            f"the record wants to live {not_after - now_wall:.0f} s, the limit is {max_ttl_s:.0f}"
+        )
     head, signature, body = raw[: _HEAD.size], raw[_HEAD.size : OVERHEAD], raw[OVERHEAD:]
     try:
         verify(writer, _signed(key, head, body), signature, _DOMAIN)
@@ -67,7 +76,8 @@ def open_record(raw: bytes, *, key: str, writer: PeerId, now_wall: float, max_tt
 
 
 def milliseconds(wall: float) -> int:
-    """Unix seconds as they are written: whole milliseconds. Raises ValueError for what is no time of this age."""
+    """Unix seconds as they are written: whole milliseconds. Raises ValueError for what is no time
+    of this age."""
     if not math.isfinite(wall) or not 0 <= wall < 2**40:
         raise ValueError(f"not a time: {wall}")
     return round(wall * 1000)

@@ -1,4 +1,5 @@
-"""Which rank hosts which matrix, and in which micro-groups they are exchanged. Pure: made once for a set of shapes, and kept."""
+"""Which rank hosts which matrix, and in which micro-groups they are exchanged. Pure: made once for
+a set of shapes, and kept."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from node.partition.search import Problem
 
 @dataclass(frozen=True)
 class Sharded:
-    """A matrix that is cut along ``dim``; ``sizes``: how much of that side each rank holds, 0 allowed."""
+    """A matrix that is cut along ``dim``; ``sizes``: how much of that side each rank holds, 0
+    allowed."""
 
     name: str
     rows: int
@@ -24,9 +26,14 @@ class Sharded:
     sizes: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if self.dim not in (0, 1) or sum(self.sizes) != (self.rows, self.cols)[self.dim] or min(self.sizes) < 0:
+        if (
+            self.dim not in (0, 1)
+            or sum(self.sizes) != (self.rows, self.cols)[self.dim]
+            or min(self.sizes) < 0
+        ):
             raise UsageFault(
-                f"the shards of {self.name}, {self.rows} x {self.cols}, are {self.sizes} along side {self.dim}",
+                f"the shards of {self.name}, {self.rows} x {self.cols}, are {self.sizes} along "
+                f"side {self.dim}",
                 "give sizes that add up to that side",
             )
 
@@ -49,20 +56,31 @@ Group = tuple[tuple[Sharded, ...], ...]
 """The matrices each rank hosts."""
 
 
-def micro_groups(matrices: Sequence[Sharded], ranks: int, most_bytes: int, steps: int) -> tuple[Group, ...]:
-    """Micro-groups in the order they are exchanged; in none does a rank host more than ``most_bytes``, or one matrix if that is more.
+def micro_groups(
+    matrices: Sequence[Sharded], ranks: int, most_bytes: int, steps: int
+) -> tuple[Group, ...]:
+    """Micro-groups in the order they are exchanged; in none does a rank host more than
+    ``most_bytes``, or one matrix if that is more.
 
-    Hosts are chosen longest-processing-time-first by the cost of the whole matrix (Graham 1969). Raises UsageFault for a name
-    given twice, and for shards of another number of ranks.
+    Hosts are chosen longest-processing-time-first by the cost of the whole matrix (Graham 1969).
+    Raises UsageFault for a name given twice, and for shards of another number of ranks.
     """
     for m in matrices:
         if len(m.sizes) != ranks:
-            raise UsageFault(f"{m.name} has {len(m.sizes)} shards, there are {ranks} ranks", "give a size for each rank")
+            raise UsageFault(
+                f"{m.name} has {len(m.sizes)} shards, there are {ranks} ranks",
+                "give a size for each rank",
+            )
     if not matrices:
         return ()
-    units = in_order(Unit(m.name, m.rows, m.cols, muon_flops(m.rows, m.cols, steps), FP32 * m.numel, m.name) for m in matrices)
+    units = in_order(
+        Unit(m.name, m.rows, m.cols, muon_flops(m.rows, m.cols, steps), FP32 * m.numel, m.name)
+        for m in matrices
+    )
     hosts = longest_first(Problem([u.cost for u in units], [1.0] * ranks))
     most = max(most_bytes, *(u.bytes for u in units))
     by_name = {m.name: m for m in matrices}
-    groups = bounded_groups(units, {u.name: host for u, host in zip(units, hosts, strict=True)}, ranks, most, FP32)
+    groups = bounded_groups(
+        units, {u.name: host for u, host in zip(units, hosts, strict=True)}, ranks, most, FP32
+    )
     return tuple(tuple(tuple(by_name[u.name] for u in slot) for slot in group) for group in groups)

@@ -1,5 +1,6 @@
-"""One rank's part of a stage. Every rank makes the same calls in the same order; what goes in and comes out is whole and the
-same at all of them, what is held in between is cut. No command, no process: those are elsewhere.
+"""One rank's part of a stage. Every rank makes the same calls in the same order; what goes in and
+comes out is whole and the same at all of them, what is held in between is cut. No command, no
+process: those are elsewhere.
 
 Legend: B sequences, T positions, D d_model, V vocab.
 """
@@ -31,7 +32,8 @@ from node.model.stages import Blocks, Ends, build
 
 
 class CutEnds(Ends):
-    """The ends with embedding and head cut by the vocabulary: no rank ever holds all logits of the loss."""
+    """The ends with embedding and head cut by the vocabulary: no rank ever holds all logits of the
+    loss."""
 
     here: Rank
 
@@ -40,7 +42,10 @@ class CutEnds(Ends):
         return self._cut_logits(h_BTD).full_tensor()
 
     def _piece(self, h_ND: Tensor, targets_N: Tensor) -> Tensor:
-        return cast(DTensor, F.cross_entropy(self._cut_logits(h_ND), self._everywhere(targets_N), reduction="sum")).to_local()
+        return cast(
+            DTensor,
+            F.cross_entropy(self._cut_logits(h_ND), self._everywhere(targets_N), reduction="sum"),
+        ).to_local()
 
     def _cut_logits(self, h: Tensor) -> DTensor:
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
@@ -51,12 +56,16 @@ class CutEnds(Ends):
 
 
 class Program:
-    """The module of ``stage``, cut; initialised as the whole one is. ``shapes``: of the whole parameters, sorted by name."""
+    """The module of ``stage``, cut; initialised as the whole one is. ``shapes``: of the whole
+    parameters, sorted by name."""
 
     def __init__(self, here: Rank, settings: ModelSettings, stages: int, stage: int) -> None:
         self.here = here
         self.shapes = dict(sorted(parameter_shapes(settings, stages, stage).items()))
-        self.module = _cut(CutEnds(settings) if stage == ENDS else cast(Blocks, build(settings, stages, stage)), here)
+        self.module = _cut(
+            CutEnds(settings) if stage == ENDS else cast(Blocks, build(settings, stages, stage)),
+            here,
+        )
         self.parameters = dict(self.module.named_parameters())
 
     @property
@@ -72,7 +81,8 @@ class Program:
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """Token ids to hidden states [B, T, D]."""
         with self.here.device.autocast():
-            # What is not used is not waited for, and torch keeps it for ever: a copy is a use, at the other ranks the only one.
+            # What is not used is not waited for, and torch keeps it for ever: a copy is a use, at
+            # the other ranks the only one.
             return self.ends.embed(tokens_BT).clone()
 
     def loss(self, h_BTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, int]:
@@ -88,40 +98,59 @@ class Program:
     def gradients(
         self, output: Tensor, inputs: Sequence[Tensor], gradient: Tensor | None
     ) -> tuple[list[Tensor | None], dict[str, Tensor], bool]:
-        """(gradients of ``inputs``, this rank's part of the parameters' by name, whether all ranks' are finite).
+        """(gradients of ``inputs``, this rank's part of the parameters' by name, whether all ranks'
+        are finite).
 
-        Parameters the output does not depend on are left out. ``gradient`` None: the output is the loss.
+        Parameters the output does not depend on are left out. ``gradient`` None: the output is the
+        loss.
         """
         seed = None if gradient is None else gradient.to(output.dtype)
         with loss_parallel():
-            found = torch.autograd.grad(output, [*inputs, *self.parameters.values()], seed, allow_unused=True)
-        share = {n: self._local(n, g) for n, g in zip(self.parameters, found[len(inputs) :], strict=True) if g is not None}
+            found = torch.autograd.grad(
+                output, [*inputs, *self.parameters.values()], seed, allow_unused=True
+            )
+        share = {
+            n: self._local(n, g)
+            for n, g in zip(self.parameters, found[len(inputs) :], strict=True)
+            if g is not None
+        }
         return list(found[: len(inputs)]), share, self._finite(list(share.values()))
 
     def load(self, whole: Mapping[str, Tensor] | None) -> None:
         """Put parameters in place, which rank 0 has whole and the others give None for.
 
-        They are new tensors: a graph made before keeps those it has saved, and knows nothing of these.
+        They are new tensors: a graph made before keeps those it has saved, and knows nothing of
+        these.
         """
         for name, shape in self.shapes.items():
             part = self.here.deal(name, shape, None if whole is None else whole[name])
             dim = cut_of(name)
             if dim is not None:
                 size = torch.Size(shape)
-                part = DTensor.from_local(part, self.here.mesh, [Shard(dim)], run_check=False, shape=size, stride=(size[1], 1))
+                part = DTensor.from_local(
+                    part,
+                    self.here.mesh,
+                    [Shard(dim)],
+                    run_check=False,
+                    shape=size,
+                    stride=(size[1], 1),
+                )
             parent, _, leaf = name.rpartition(".")
             setattr(self.module.get_submodule(parent), leaf, nn.Parameter(part))
         self.parameters = dict(self.module.named_parameters())
 
     def whole(self, parts: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
-        """Tensors that are cut as the parameters ``names`` are, whole, on the CPU at rank 0; nothing at the others."""
+        """Tensors that are cut as the parameters ``names`` are, whole, on the CPU at rank 0;
+        nothing at the others."""
         found = {name: self.here.collect(name, self.shapes[name], parts[name]) for name in names}
         return {name: t for name, t in found.items() if t is not None}
 
     def _local(self, name: str, gradient: Tensor) -> Tensor:
         if isinstance(gradient, DTensor):
             dim = cut_of(name)
-            return gradient.redistribute(placements=[Replicate() if dim is None else Shard(dim)]).to_local()
+            return gradient.redistribute(
+                placements=[Replicate() if dim is None else Shard(dim)]
+            ).to_local()
         return self.here.total(gradient.contiguous()) if per_head(name) else gradient
 
     def _finite(self, share: list[Tensor]) -> bool:
@@ -132,7 +161,9 @@ class Program:
 
 def _cut(module: nn.Module, here: Rank) -> nn.Module:
     whole = PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),))
-    both = PrepareModuleInput(input_layouts=(Replicate(), None), desired_input_layouts=(Replicate(), None))
+    both = PrepareModuleInput(
+        input_layouts=(Replicate(), None), desired_input_layouts=(Replicate(), None)
+    )
     plan: dict[str, ParallelStyle] = {}
     if isinstance(module, CutEnds):
         module.here = here
@@ -142,7 +173,8 @@ def _cut(module: nn.Module, here: Rank) -> nn.Module:
     else:
         for layer in cast(Blocks, module).layers:
             at = f"model.layers.{layer}"
-            # The input becomes one distributed tensor: its gradients from q, k and v are summed here and reduced once.
+            # The input becomes one distributed tensor: its gradients from q, k and v are summed
+            # here and reduced once.
             plan |= {f"{at}.self_attn": both, f"{at}.mlp": whole}
             plan |= {f"{at}.self_attn.{n}_proj": ColwiseParallel() for n in "qkv"}
             plan |= {f"{at}.mlp.{n}_proj": ColwiseParallel() for n in ("gate", "up")}

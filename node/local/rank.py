@@ -1,6 +1,8 @@
-"""One process's place among the devices of its box: rank, device, and how it exchanges tensors with the others.
+"""One process's place among the devices of its box: rank, device, and how it exchanges tensors with
+the others.
 
-Collectives run on gloo for CPUs and on NCCL for GPUs, each with a timeout. The ranks meet in a file of a private directory.
+Collectives run on gloo for CPUs and on NCCL for GPUs, each with a timeout. The ranks meet in a file
+of a private directory.
 """
 
 from __future__ import annotations
@@ -23,13 +25,15 @@ from node.local.split import cut_of, local_shape, span
 from node.model.device import Device
 
 TIMEOUT_S = 120.0
-"""Longest wait of one collective for the slowest rank: a micro-batch and a time-out of the operating system."""
+"""Longest wait of one collective for the slowest rank: a micro-batch and a time-out of the
+operating system."""
 NEXT_STEP = "start the node again; if it happens again, start it with fewer local devices"
 
 
 @dataclass(frozen=True)
 class Rank:
-    """``rank`` of ``size``, on ``device``. Every method is collective: all ranks call it, in one order."""
+    """``rank`` of ``size``, on ``device``. Every method is collective: all ranks call it, in one
+    order."""
 
     rank: int
     size: int
@@ -37,16 +41,24 @@ class Rank:
     mesh: DeviceMesh
 
     @classmethod
-    def meet(cls, rank: int, size: int, device: Device, store: Path, timeout_s: float = TIMEOUT_S) -> Rank:
-        """Wait for the others. ``store`` is a file that nobody used before. Raises DeviceLost when they do not come in time."""
+    def meet(
+        cls, rank: int, size: int, device: Device, store: Path, timeout_s: float = TIMEOUT_S
+    ) -> Rank:
+        """Wait for the others. ``store`` is a file that nobody used before. Raises DeviceLost when
+        they do not come in time."""
         where, limit = device.device, timedelta(seconds=timeout_s)
-        # By itself gloo binds to the address the machine's name resolves to, where strangers can reach it.
+        # By itself gloo binds to the address the machine's name resolves to, where strangers can
+        # reach it.
         os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
         with lost_is_a_fault():
             dist.init_process_group(
-                "nccl" if device.is_cuda else "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit,
+                "nccl" if device.is_cuda else "gloo",
+                init_method=f"file://{store}",
+                rank=rank,
+                world_size=size,
+                timeout=limit,
                 device_id=where if device.is_cuda else None,
-            )  # fmt: skip
+            )
             return cls(rank, size, device, init_device_mesh(where.type, (size,)))
 
     @staticmethod
@@ -72,19 +84,23 @@ class Rank:
         return [bool(v) for v in votes.tolist()]
 
     def deal(self, name: str, shape: tuple[int, ...], whole: Tensor | None) -> Tensor:
-        """This rank's part of a parameter, which rank 0 has ``whole``, on the device; the others give None."""
+        """This rank's part of a parameter, which rank 0 has ``whole``, on the device; the others
+        give None."""
         where, dim = self.device.device, cut_of(name)
         if whole is None:
             part = torch.empty(local_shape(name, shape, self.rank, self.size), device=where)
             dist.recv(part, 0)
             return part
-        pieces = [_piece(whole, dim, rank, self.size).to(where).contiguous() for rank in range(self.size)]
+        pieces = [
+            _piece(whole, dim, rank, self.size).to(where).contiguous() for rank in range(self.size)
+        ]
         for rank in range(1, self.size):
             dist.send(pieces[rank], rank)
         return pieces[0]
 
     def collect(self, name: str, shape: tuple[int, ...], part: Tensor) -> Tensor | None:
-        """The whole of a tensor that is cut as the parameter ``name`` is, on the CPU at rank 0; None at the others."""
+        """The whole of a tensor that is cut as the parameter ``name`` is, on the CPU at rank 0;
+        None at the others."""
         dim = cut_of(name)
         if dim is None:
             return part.cpu() if self.rank == 0 else None
@@ -94,7 +110,11 @@ class Rank:
         whole = torch.empty(shape, dtype=part.dtype)
         _piece(whole, dim, 0, self.size).copy_(part)
         for rank in range(1, self.size):
-            other = torch.empty(local_shape(name, shape, rank, self.size), dtype=part.dtype, device=self.device.device)
+            other = torch.empty(
+                local_shape(name, shape, rank, self.size),
+                dtype=part.dtype,
+                device=self.device.device,
+            )
             dist.recv(other, rank)
             _piece(whole, dim, rank, self.size).copy_(other)
         return whole
@@ -106,7 +126,9 @@ def lost_is_a_fault() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError, OSError) as e:
-        raise DeviceLost(f"the devices of this box lost each other: {str(e).splitlines()[0][:200]}", NEXT_STEP) from e
+        raise DeviceLost(
+            f"the devices of this box lost each other: {str(e).splitlines()[0][:200]}", NEXT_STEP
+        ) from e
 
 
 def named_shapes(parameters: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

@@ -1,8 +1,9 @@
-"""Rank 0's hold on the other ranks: starts their processes, says what comes next, and says so when one is gone.
+"""Rank 0's hold on the other ranks: starts their processes, says what comes next, and says so when
+one is gone.
 
-Words go down each process's standard input as JSON lines, tensors through torch.distributed: a rank that waits for a
-word waits without a timeout, one that waits for a tensor does not. An error inside a command leaves the ranks at different
-places, so it ends them all.
+Words go down each process's standard input as JSON lines, tensors through torch.distributed: a rank
+that waits for a word waits without a timeout, one that waits for a tensor does not. An error inside
+a command leaves the ranks at different places, so it ends them all.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ Lost = Callable[[DeviceLost], None]
 
 
 class Handle:
-    """Something the other ranks keep under a number; when this is forgotten here, it is forgotten there."""
+    """Something the other ranks keep under a number; when this is forgotten here, it is forgotten
+    there."""
 
     __slots__ = ("__weakref__", "number")
 
@@ -47,9 +49,12 @@ class Handle:
 
 
 class Ranks:
-    """The processes of ranks 1 and above. :meth:`start` them, then :meth:`meet`, then :meth:`command`, at last :meth:`close`.
+    """The processes of ranks 1 and above. :meth:`start` them, then :meth:`meet`, then
+    :meth:`command`, at last :meth:`close`.
 
-    ``folder`` is theirs alone: it is emptied at the start and gone at the end. ``lost`` is called at most once, from any thread, when the ranks cannot go on; from then on every command raises DeviceLost.
+    ``folder`` is theirs alone: it is emptied at the start and gone at the end. ``lost`` is called
+    at most once, from any thread, when the ranks cannot go on; from then on every command raises
+    DeviceLost.
     """
 
     def __init__(self, folder: Path, lost: Lost, timeout_s: float = TIMEOUT_S) -> None:
@@ -71,8 +76,11 @@ class Ranks:
         """Why the ranks cannot go on; None while they can."""
         return self._fault
 
-    def start(self, devices: Sequence[str], model: ModelSettings, stages: int, stage: int, threads: int) -> None:
-        """Start a process for every device but the first, which is this process's. Call it on the main thread.
+    def start(
+        self, devices: Sequence[str], model: ModelSettings, stages: int, stage: int, threads: int
+    ) -> None:
+        """Start a process for every device but the first, which is this process's. Call it on the
+        main thread.
 
         The kernel ends a leashed process with the thread that started it.
         """
@@ -80,14 +88,33 @@ class Ranks:
         self._folder.mkdir(parents=True, mode=0o700)
         for rank, device in enumerate(devices[1:], 1):
             words = {
-                "rank": rank, "size": len(devices), "device": device, "store": str(self._folder / "ranks"), "model": asdict(model),
-                "stages": stages, "stage": stage, "threads": threads, "timeout_s": self._timeout_s,
-            }  # fmt: skip
-            command = [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), sys.executable, "-m", "node.local.worker"]
+                "rank": rank,
+                "size": len(devices),
+                "device": device,
+                "store": str(self._folder / "ranks"),
+                "model": asdict(model),
+                "stages": stages,
+                "stage": stage,
+                "threads": threads,
+                "timeout_s": self._timeout_s,
+            }
+            command = [
+                sys.executable,
+                "-I",
+                "-S",
+                leash.__file__,
+                str(os.getpid()),
+                sys.executable,
+                "-m",
+                "node.local.worker",
+            ]
             process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2],
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                cwd=Path(__file__).parents[2],
                 env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-            )  # fmt: skip
+            )
             self._processes.append(process)
             self._tell(process, words)
 
@@ -97,11 +124,19 @@ class Ranks:
         for rank, process in enumerate(self._processes, 1):
             out = process.stdout
             left = max(0.0, deadline - time.monotonic())
-            if out is None or not select.select([out], [], [], left)[0] or out.readline() != b"ready\n":
+            if (
+                out is None
+                or not select.select([out], [], [], left)[0]
+                or out.readline() != b"ready\n"
+            ):
                 raise self._broken(f"the process of local device {rank} did not come up")
-        rank = Rank.meet(0, len(self._processes) + 1, device, self._folder / "ranks", self._timeout_s)
+        rank = Rank.meet(
+            0, len(self._processes) + 1, device, self._folder / "ranks", self._timeout_s
+        )
         for number, process in enumerate(self._processes, 1):
-            threading.Thread(target=self._watch, args=(number, process), name=f"local-{number}", daemon=True).start()
+            threading.Thread(
+                target=self._watch, args=(number, process), name=f"local-{number}", daemon=True
+            ).start()
         return rank
 
     def handle(self) -> Handle:
@@ -112,9 +147,11 @@ class Ranks:
 
     @contextmanager
     def command(self, do: str, **words: Any) -> Iterator[None]:
-        """Tell all ranks what comes next; inside, do rank 0's part of it. One at a time, from any thread.
+        """Tell all ranks what comes next; inside, do rank 0's part of it. One at a time, from any
+        thread.
 
-        Raises DeviceLost, for whatever went wrong inside too. Check what can be wrong with the data before.
+        Raises DeviceLost, for whatever went wrong inside too. Check what can be wrong with the data
+        before.
         """
         with self._lock:
             if self._fault is not None:
@@ -129,7 +166,8 @@ class Ranks:
                 raise self._broken(self._cause(e)) from e
 
     def close(self) -> None:
-        """End the processes and wait for them. Safe to call twice, and when they are gone already."""
+        """End the processes and wait for them. Safe to call twice, and when they are gone
+        already."""
         self._closing = True
         # A command that hangs would be waited for; without the others it fails.
         ours = self._lock.acquire(timeout=END_S)
@@ -174,11 +212,15 @@ class Ranks:
         return fault
 
     def _cause(self, error: Exception) -> str:
-        """A process that died is why a collective failed; it may take the system a moment to say so."""
+        """A process that died is why a collective failed; it may take the system a moment to say
+        so."""
         for rank, process in enumerate(self._processes, 1):
             with suppress(subprocess.TimeoutExpired):
                 return f"the process of local device {rank} ended with code {process.wait(0.5)}"
-        return f"a local device failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+        return (
+            f"a local device failed: {type(error).__name__}: "
+            f"{(str(error).splitlines() or [''])[0][:200]}"
+        )
 
     @staticmethod
     def _tell(process: subprocess.Popen[bytes], words: dict[str, Any]) -> None:

@@ -1,7 +1,9 @@
-"""Which way each parameter is cut over the devices of a box, and over how many a model can be cut. No tensor library.
+"""Which way each parameter is cut over the devices of a box, and over how many a model can be cut.
+No tensor library.
 
-Attention is cut by heads and the SwiGLU by its inner width, as in Megatron-LM (arXiv 1909.08053): the first matrix of each
-pair by rows of its [out, in] weight, the second by columns. The embedding and the head are cut by the vocabulary.
+Attention is cut by heads and the SwiGLU by its inner width, as in Megatron-LM (arXiv 1909.08053):
+the first matrix of each pair by rows of its [out, in] weight, the second by columns. The embedding
+and the head are cut by the vocabulary.
 """
 
 from __future__ import annotations
@@ -14,13 +16,15 @@ from node.model.settings import ModelSettings
 BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head")
 BY_COLUMNS = ("o_proj", "down_proj")
 PER_HEAD = ("q_norm", "k_norm")
-"""Held whole by every rank and applied to its own heads: a rank's gradient is of these alone, and the sum is over ranks."""
+"""Held whole by every rank and applied to its own heads: a rank's gradient is of these alone, and
+the sum is over ranks."""
 MOST = 64
 """Devices of a box."""
 
 
 def cut_of(name: str) -> int | None:
-    """The dimension a parameter is cut along: 0 rows, 1 columns; None: every rank holds it whole."""
+    """The dimension a parameter is cut along: 0 rows, 1 columns; None: every rank holds it
+    whole."""
     module = name.split(".")[-2]
     return 0 if module in BY_ROWS else 1 if module in BY_COLUMNS else None
 
@@ -31,7 +35,8 @@ def per_head(name: str) -> bool:
 
 
 def span(size: int, rank: int, ranks: int) -> tuple[int, int]:
-    """[start, stop) of ``rank``'s share of ``size``: equal pieces but for the last ones, as ``torch.chunk`` cuts."""
+    """[start, stop) of ``rank``'s share of ``size``: equal pieces but for the last ones, as
+    ``torch.chunk`` cuts."""
     each = -(-size // ranks)
     return min(rank * each, size), min((rank + 1) * each, size)
 
@@ -46,14 +51,21 @@ def local_shape(name: str, shape: tuple[int, ...], rank: int, ranks: int) -> tup
 
 
 def check_devices(settings: ModelSettings, devices: int) -> None:
-    """Raises UsageFault unless ``devices`` divide the heads, the key/value heads and the inner width; it says which would."""
+    """Raises UsageFault unless ``devices`` divide the heads, the key/value heads and the inner
+    width; it says which would."""
     if not 1 <= devices <= MOST:
         raise UsageFault(f"{devices} local devices", f"give 1 to {MOST}")
-    whole = {"heads": settings.heads, "key/value heads": settings.kv_heads, "inner width": settings.d_ff}
+    whole = {
+        "heads": settings.heads,
+        "key/value heads": settings.kv_heads,
+        "inner width": settings.d_ff,
+    }
     bad = [f"{what} ({count})" for what, count in whole.items() if count % devices]
     if bad or devices > settings.vocab:
         common = gcd(*whole.values())
-        able = [n for n in range(1, min(common, MOST) + 1) if common % n == 0 and n <= settings.vocab]
+        able = [
+            n for n in range(1, min(common, MOST) + 1) if common % n == 0 and n <= settings.vocab
+        ]
         raise UsageFault(
             f"{devices} local devices do not divide the model's {', '.join(bad) or 'vocabulary'}",
             f"set local_devices to {_either(able)}",

@@ -1,7 +1,9 @@
-"""Rank 0's side of a stage: what the pipeline, the averaging and the optimizer see of it is what they see of one device.
+"""Rank 0's side of a stage: what the pipeline, the averaging and the optimizer see of it is what
+they see of one device.
 
-Every call says first what comes, then does rank 0's part of the program that the other ranks run (worker.py). The whole
-parameters are kept on the CPU beside the cut ones, for those who fetch, average and save them.
+Every call says first what comes, then does rank 0's part of the program that the other ranks run
+(worker.py). The whole parameters are kept on the CPU beside the cut ones, for those who fetch,
+average and save them.
 """
 
 from __future__ import annotations
@@ -26,14 +28,21 @@ from node.pipeline.guard import NotFinite
 from node.pipeline.work import Autocast, EndsModule, StageMath
 
 LEAST_FLOPS = 2_000_000_000
-"""Of a step that is worth the way to the other ranks: below, on two cores over gloo, one is done sooner alone."""
+"""Of a step that is worth the way to the other ranks: below, on two cores over gloo, one is done
+sooner alone."""
 
 
 class LocalStage:
-    """A stage on all devices of this box. ``module``: the whole of it on the CPU; nothing is computed with it."""
+    """A stage on all devices of this box. ``module``: the whole of it on the CPU; nothing is
+    computed with it."""
 
     def __init__(
-        self, ranks: Ranks, program: Program, module: nn.Module, settings: ModelSettings, least_flops: int = LEAST_FLOPS
+        self,
+        ranks: Ranks,
+        program: Program,
+        module: nn.Module,
+        settings: ModelSettings,
+        least_flops: int = LEAST_FLOPS,
     ) -> None:
         self.ranks, self.program, self.module, self.settings = ranks, program, module, settings
         self._least_flops = least_flops
@@ -45,28 +54,41 @@ class LocalStage:
         return CutMath(self.ranks, self.program, module, self.settings, wire)
 
     def place(self, whole: Mapping[str, Tensor]) -> None:
-        """Every rank takes its part of these parameters. Waits for a micro-batch that is being computed. Raises DeviceLost."""
+        """Every rank takes its part of these parameters. Waits for a micro-batch that is being
+        computed. Raises DeviceLost."""
         with self.ranks.command("load"):
             self.program.load(whole)
 
-    def orthogonalise(self, matrices: Sequence[Tensor], steps: int, stack: bool) -> Sequence[Tensor]:
-        """As :func:`newton_schulz_all`, each matrix at one of the ranks. Given and returned on the matrices' own device.
+    def orthogonalise(
+        self, matrices: Sequence[Tensor], steps: int, stack: bool
+    ) -> Sequence[Tensor]:
+        """As :func:`newton_schulz_all`, each matrix at one of the ranks. Given and returned on the
+        matrices' own device.
 
         Raises DeviceLost.
         """
-        if not matrices or sum(muon_flops(m.shape[0], m.shape[1], steps) for m in matrices) < self._least_flops:
+        if (
+            not matrices
+            or sum(muon_flops(m.shape[0], m.shape[1], steps) for m in matrices) < self._least_flops
+        ):
             return newton_schulz_all(matrices, steps, stack)
         shapes = [list(m.shape) for m in matrices]
-        with self.ranks.command("step", shapes=shapes, steps=steps, stack=stack, rule=asdict(followed())):
+        with self.ranks.command(
+            "step", shapes=shapes, steps=steps, stack=stack, rule=asdict(followed())
+        ):
             found: dict[str, Tensor] = {}
             named = {str(i): m for i, m in enumerate(matrices)}
             step = whole_at(0, self.program.here, shapes, steps, stack, self._steps)
-            step.run(named, lambda name, update: found.update({name: update.to(named[name].device, copy=True)}))
+            step.run(
+                named,
+                lambda name, update: found.update({name: update.to(named[name].device, copy=True)}),
+            )
         return [found[name] for name in named]
 
 
 class CutShare(dict[str, Tensor]):
-    """Rank 0's part of a micro-batch's parameter gradients; ``handle`` is what the other ranks keep theirs under."""
+    """Rank 0's part of a micro-batch's parameter gradients; ``handle`` is what the other ranks keep
+    theirs under."""
 
     def __init__(self, parts: Mapping[str, Tensor], handle: Handle) -> None:
         super().__init__(parts)
@@ -74,9 +96,12 @@ class CutShare(dict[str, Tensor]):
 
 
 class CutMath(StageMath):
-    """The arithmetic of a visit, over all ranks. A micro-batch whose numbers are bad is refused before anybody is told."""
+    """The arithmetic of a visit, over all ranks. A micro-batch whose numbers are bad is refused
+    before anybody is told."""
 
-    def __init__(self, ranks: Ranks, program: Program, module: nn.Module, settings: ModelSettings, wire: str) -> None:
+    def __init__(
+        self, ranks: Ranks, program: Program, module: nn.Module, settings: ModelSettings, wire: str
+    ) -> None:
         super().__init__(module, wire)
         self.ranks, self.program, self.settings = ranks, program, settings
         self._names, self._parameters, self._device = [], [], program.here.device.device
@@ -90,7 +115,10 @@ class CutMath(StageMath):
     def hidden(self, x: Tensor) -> Tensor:
         """``x``, if it is hidden states [B, T, D] fp32; raises ValueError."""
         if x.ndim != 3 or x.shape[-1] != self.settings.d_model or x.dtype != torch.float32:
-            raise ValueError(f"hidden states are {x.dtype} {tuple(x.shape)}, not fp32 [B, T, {self.settings.d_model}]")
+            raise ValueError(
+                f"hidden states are {x.dtype} {tuple(x.shape)}, not fp32 [B, T, "
+                f"{self.settings.d_model}]"
+            )
         return x
 
     def ids(self, tokens: Tensor) -> Tensor:
@@ -116,12 +144,17 @@ class CutMath(StageMath):
             y = self.program.forward(self.program.here.share(x))
         return self.keep(y, handle)
 
-    def _grad(self, output: Tensor, inputs: Sequence[Tensor], gradient: Tensor | None) -> tuple[Tensor | None, ...]:
+    def _grad(
+        self, output: Tensor, inputs: Sequence[Tensor], gradient: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         graph = cast(Handle | None, self._graphs.pop(output, None))
         if graph is None:
             raise RuntimeError("the graph was freed, or gone through before")
         if gradient is not None and self.hidden(gradient).shape != output.shape:
-            raise ValueError(f"a gradient of shape {tuple(gradient.shape)} for an output of {tuple(output.shape)}")
+            raise ValueError(
+                f"a gradient of shape {tuple(gradient.shape)} for an output of "
+                f"{tuple(output.shape)}"
+            )
         handle = self.ranks.handle()
         shape = None if gradient is None else list(gradient.shape)
         with self.ranks.command("backward", graph=graph.number, keep=handle.number, shape=shape):
@@ -170,7 +203,10 @@ class CutEndsMath:
         """As :meth:`Ends.loss`."""
         self._math.hidden(h_BTD)
         if self._math.ids(targets_BT).shape != h_BTD.shape[:2]:
-            raise ValueError(f"targets of shape {tuple(targets_BT.shape)} for hidden states of {tuple(h_BTD.shape)}")
+            raise ValueError(
+                f"targets of shape {tuple(targets_BT.shape)} for hidden states of "
+                f"{tuple(h_BTD.shape)}"
+            )
         handle = self._math.kept()
         with self._ranks.command("loss", keep=number(handle), shape=list(h_BTD.shape)):
             self._here.share(h_BTD)
@@ -194,7 +230,8 @@ class CutSum(GradientSum):
         self._whole: tuple[int, dict[str, Tensor]] = (0, {})
 
     def whole(self) -> tuple[dict[str, Tensor], int]:
-        """As of one device: whole gradients, on the CPU, moved there from all devices the first time. Raises DeviceLost."""
+        """As of one device: whole gradients, on the CPU, moved there from all devices the first
+        time. Raises DeviceLost."""
         now = self._round
         parts, tokens = super().whole()
         if parts and self._whole[0] != now:
@@ -209,7 +246,9 @@ class CutSum(GradientSum):
         self._round += 1
 
     def _add(self, share: Share) -> None:
-        with self._ranks.command("add", round=self._round, share=cast(CutShare, share).handle.number):
+        with self._ranks.command(
+            "add", round=self._round, share=cast(CutShare, share).handle.number
+        ):
             super()._add(share)
 
 

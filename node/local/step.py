@@ -1,7 +1,9 @@
-"""Orthogonalising matrices that are cut over the ranks: each is gathered at its host, worked on whole, and its update cut again.
+"""Orthogonalising matrices that are cut over the ranks: each is gathered at its host, worked on
+whole, and its update cut again.
 
-The matrices go in micro-groups (groups.py): while a host works on one group, the next is gathered and the update of the one before
-is scattered. Every rank makes the same calls. The group scheduling is that of Canzona (arXiv 2602.06079).
+The matrices go in micro-groups (groups.py): while a host works on one group, the next is gathered
+and the update of the one before is scattered. Every rank makes the same calls. The group scheduling
+is that of Canzona (arXiv 2602.06079).
 """
 
 from __future__ import annotations
@@ -21,31 +23,46 @@ MOST_BYTES = 64 << 20
 Kernel = Callable[[Sequence[Tensor], int, bool], Sequence[Tensor]]
 """(matrices, steps, stack) to their orthogonalised forms, in order."""
 Apply = Callable[[str, Tensor], None]
-"""Gets the name of a matrix and this rank's shard of its update, fp32, a view that is good during the call only."""
+"""Gets the name of a matrix and this rank's shard of its update, fp32, a view that is good during
+the call only."""
 
 
 class TensorParallelStep:
-    """The executor for one set of ``matrices``, the same at every rank; its plan and buffers are made once.
+    """The executor for one set of ``matrices``, the same at every rank; its plan and buffers are
+    made once.
 
-    Buffers: one for each group under way, of the shards this rank gives and the matrices it hosts in the largest group; ``overlap``
-    False takes one group at a time, with one buffer. Host and kernel see whole matrices, so that the numbers are those of
-    one process, bit for bit where the kernel gets the same matrix in the same memory layout.
+    Buffers: one for each group under way, of the shards this rank gives and the matrices it hosts
+    in the largest group; ``overlap`` False takes one group at a time, with one buffer. Host and
+    kernel see whole matrices, so that the numbers are those of one process, bit for bit where the
+    kernel gets the same matrix in the same memory layout.
     """
 
     def __init__(
-        self, here: Rank, matrices: Sequence[Sharded], steps: int, *, most_bytes: int = MOST_BYTES, stack: bool = False,
-        overlap: bool = True, kernel: Kernel = newton_schulz_all,
-    ) -> None:  # fmt: skip
+        self,
+        here: Rank,
+        matrices: Sequence[Sharded],
+        steps: int,
+        *,
+        most_bytes: int = MOST_BYTES,
+        stack: bool = False,
+        overlap: bool = True,
+        kernel: Kernel = newton_schulz_all,
+    ) -> None:
         self.groups = micro_groups(matrices, here.size, most_bytes, steps)
         self._here, self._steps, self._stack, self._kernel = here, steps, stack, kernel
         self._order = [m for group in self.groups for slot in group for m in slot]
         self._overlap = overlap
         # Three: one is gathered into, one worked on, one scattered from.
         count = min(3, len(self.groups)) if overlap else min(1, len(self.groups))
-        shards = max((sum(m.part(here.rank) for slot in g for m in slot) for g in self.groups), default=0)
+        shards = max(
+            (sum(m.part(here.rank) for slot in g for m in slot) for g in self.groups), default=0
+        )
         hosted = max((sum(m.numel for m in g[here.rank]) for g in self.groups), default=0)
         where = here.device.device
-        self._buffers = [(torch.empty(shards, device=where), torch.empty(hosted, device=where)) for _ in range(count)]
+        self._buffers = [
+            (torch.empty(shards, device=where), torch.empty(hosted, device=where))
+            for _ in range(count)
+        ]
 
     @property
     def buffer_bytes(self) -> int:
@@ -54,23 +71,31 @@ class TensorParallelStep:
 
     @torch.no_grad()
     def run(self, shards: Mapping[str, Tensor | None], apply: Apply) -> frozenset[str]:
-        """Give this rank's shards, get the shards of the updates through ``apply``; the names that were stepped.
+        """Give this rank's shards, get the shards of the updates through ``apply``; the names that
+        were stepped.
 
-        A matrix of which some rank has a shard to give and gives None, or nothing, is left out at every rank. Raises ValueError for
-        a shard of another shape before anything is exchanged, DeviceLost when a rank is gone or does not answer in time.
+        A matrix of which some rank has a shard to give and gives None, or nothing, is left out at
+        every rank. Raises ValueError for a shard of another shape before anything is exchanged,
+        DeviceLost when a rank is gone or does not answer in time.
         """
         me = self._here.rank
         for m in self._order:
             given = shards.get(m.name)
             if given is not None and tuple(given.shape) != m.shape(me):
-                raise ValueError(f"the shard of {m.name} is {tuple(given.shape)}, not {m.shape(me)}")
+                raise ValueError(
+                    f"the shard of {m.name} is {tuple(given.shape)}, not {m.shape(me)}"
+                )
         with lost_is_a_fault():
-            flags = self._here.everywhere([not m.part(me) or shards.get(m.name) is not None for m in self._order])
+            flags = self._here.everywhere(
+                [not m.part(me) or shards.get(m.name) is not None for m in self._order]
+            )
             there = frozenset(m.name for m, flag in zip(self._order, flags, strict=True) if flag)
             self._run([g for g in (_only(g, there) for g in self.groups) if any(g)], shards, apply)
         return there
 
-    def _run(self, groups: Sequence[Group], shards: Mapping[str, Tensor | None], apply: Apply) -> None:
+    def _run(
+        self, groups: Sequence[Group], shards: Mapping[str, Tensor | None], apply: Apply
+    ) -> None:
         depth, ahead = len(self._buffers), 1 if self._overlap else 0
         gathers: dict[int, dist.Work] = {}
         scatters: dict[int, dist.Work] = {}
@@ -78,7 +103,9 @@ class TensorParallelStep:
             coming = turn + ahead
             if coming < len(groups):
                 if coming >= depth:
-                    self._land(groups[coming - depth], coming % depth, scatters.pop(coming - depth), apply)
+                    self._land(
+                        groups[coming - depth], coming % depth, scatters.pop(coming - depth), apply
+                    )
                 gathers[coming] = self._gather(groups[coming], coming % depth, shards)
             if turn >= 0:
                 gathers.pop(turn).wait()
@@ -95,7 +122,8 @@ class TensorParallelStep:
         return self._exchange(group, slot, back=False)
 
     def _exchange(self, group: Group, slot: int, *, back: bool) -> dist.Work:
-        """Shards to their hosts, or ``back``: numbers for each rank are contiguous in both buffers."""
+        """Shards to their hosts, or ``back``: numbers for each rank are contiguous in both
+        buffers."""
         me, size = self._here.rank, self._here.size
         cut = [sum(m.part(me) for m in hosted) for hosted in group]
         whole = [sum(m.part(rank) for m in group[me]) for rank in range(size)]
@@ -112,9 +140,16 @@ class TensorParallelStep:
     def _work(self, group: Group, slot: int) -> None:
         """Replace the shards of every matrix hosted here by those of its update."""
         me, pieces = self._here.rank, self._hosted(group, slot)
-        wholes = [torch.cat(views, m.dim) if len(views) > 1 else views[0] for m, views in zip(group[me], pieces, strict=True)]
-        for m, views, update in zip(group[me], pieces, self._kernel(wholes, self._steps, self._stack), strict=True):
-            for view, part in zip(views, update.split([v.shape[m.dim] for v in views], m.dim), strict=True):
+        wholes = [
+            torch.cat(views, m.dim) if len(views) > 1 else views[0]
+            for m, views in zip(group[me], pieces, strict=True)
+        ]
+        for m, views, update in zip(
+            group[me], pieces, self._kernel(wholes, self._steps, self._stack), strict=True
+        ):
+            for view, part in zip(
+                views, update.split([v.shape[m.dim] for v in views], m.dim), strict=True
+            ):
                 view.copy_(part)
 
     def _land(self, group: Group, slot: int, scatter: dist.Work, apply: Apply) -> None:
@@ -123,7 +158,8 @@ class TensorParallelStep:
             apply(m.name, view)
 
     def _mine(self, group: Group, slot: int) -> list[tuple[Sharded, Tensor]]:
-        """This rank's shards of a group, where they stand in its buffer; none of the matrices it has nothing of."""
+        """This rank's shards of a group, where they stand in its buffer; none of the matrices it
+        has nothing of."""
         found, at, buffer, me = [], 0, self._buffers[slot][0], self._here.rank
         for m in (m for hosted in group for m in hosted if m.part(me)):
             found.append((m, buffer[at : at + m.part(me)].view(m.shape(me))))
@@ -131,7 +167,8 @@ class TensorParallelStep:
         return found
 
     def _hosted(self, group: Group, slot: int) -> list[list[Tensor]]:
-        """For every matrix hosted here its shards, where they stand in the buffer, by rank; empty ones left out."""
+        """For every matrix hosted here its shards, where they stand in the buffer, by rank; empty
+        ones left out."""
         at, buffer, hosted = 0, self._buffers[slot][1], group[self._here.rank]
         found: list[list[Tensor]] = [[] for _ in hosted]
         for rank in range(self._here.size):
@@ -143,14 +180,22 @@ class TensorParallelStep:
 
 
 def whole_at(
-    rank: int, here: Rank, shapes: Sequence[Sequence[int]], steps: int, stack: bool, made: dict[tuple[object, ...], TensorParallelStep]
-) -> TensorParallelStep:  # fmt: skip
-    """The executor for matrices "0", "1", … that ``rank`` has whole and the others nothing of. ``made`` keeps the last one."""
+    rank: int,
+    here: Rank,
+    shapes: Sequence[Sequence[int]],
+    steps: int,
+    stack: bool,
+    made: dict[tuple[object, ...], TensorParallelStep],
+) -> TensorParallelStep:
+    """The executor for matrices "0", "1", … that ``rank`` has whole and the others nothing of.
+    ``made`` keeps the last one."""
     key = (tuple(tuple(s) for s in shapes), steps, stack)
     if key not in made:
         made.clear()
         matrices = [
-            Sharded(str(i), rows, cols, 0, tuple(rows if r == rank else 0 for r in range(here.size)))
+            Sharded(
+                str(i), rows, cols, 0, tuple(rows if r == rank else 0 for r in range(here.size))
+            )
             for i, (rows, cols) in enumerate(shapes)
         ]
         made[key] = TensorParallelStep(here, matrices, steps, stack=stack)

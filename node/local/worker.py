@@ -1,9 +1,10 @@
-"""The process of one further device: does what rank 0 says, in order, until its standard input ends.
+"""The process of one further device: does what rank 0 says, in order, until its standard input
+ends.
 
     python -m node.local.worker        (started by ranks.py)
 
-The first line says who it is; the others are commands. Any error ends it: ranks that are no longer at one place in the
-program would exchange tensors that do not belong together.
+The first line says who it is; the others are commands. Any error ends it: ranks that are no longer
+at one place in the program would exchange tensors that do not belong together.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from node.pipeline.gradients import GradientSum
 
 
 class Worker:
-    """What this rank keeps between commands: graphs and shares by number, the gradient sums of a round."""
+    """What this rank keeps between commands: graphs and shares by number, the gradient sums of a
+    round."""
 
     def __init__(self, program: Program) -> None:
         self._program, self._here = program, program.here
@@ -53,13 +55,17 @@ class Worker:
                 self._sum.drain()
             case "take":
                 if words["round"] != self._round:
-                    raise ValueError(f"sums of round {words['round']} are asked for, these are of {self._round}")
+                    raise ValueError(
+                        f"sums of round {words['round']} are asked for, these are of {self._round}"
+                    )
                 self._program.whole(self._sum.take()[0], words["names"])
             case "load":
                 self._program.load(None)
             case "step":
                 follow(Rule(**words["rule"]))
-                step = whole_at(0, self._here, words["shapes"], words["steps"], words["stack"], self._steps)
+                step = whole_at(
+                    0, self._here, words["shapes"], words["steps"], words["stack"], self._steps
+                )
                 step.run({}, lambda name, update: None)
             case other:
                 raise ValueError(f"no command is called {other!r}")
@@ -106,7 +112,11 @@ def main() -> int:
             worker.do(json.loads(line))
     except Exception as e:  # noqa: BLE001 - said in one line; the exit code tells rank 0
         what = (str(e).splitlines() or [""])[0]
-        print(f"tutti: local device {w['rank']}: {type(e).__name__}: {what}", file=sys.stderr, flush=True)
+        print(
+            f"tutti: local device {w['rank']}: {type(e).__name__}: {what}",
+            file=sys.stderr,
+            flush=True,
+        )
         return 1
     Rank.leave()
     return 0

@@ -1,7 +1,8 @@
-"""What a stage costs in bytes and operations, and whether it fits; answered before anything is loaded.
+"""What a stage costs in bytes and operations, and whether it fits; answered before anything is
+loaded.
 
-Pure arithmetic over the shapes. What torch adds for its own use (kernels' scratch space, fragmentation) is covered by
-``RESERVE``.
+Pure arithmetic over the shapes. What torch adds for its own use (kernels' scratch space,
+fragmentation) is covered by ``RESERVE``.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ RESERVE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class StageBytes:
-    """Bytes of one stage on one peer. ``optimizer`` is what it keeps of the cell's optimizer state, ``work`` what one forward
-    and backward needs beside the stashes, ``outer`` what rounds between cells keep in the same memory."""
+    """Bytes of one stage on one peer. ``optimizer`` is what it keeps of the cell's optimizer state,
+    ``work`` what one forward and backward needs beside the stashes, ``outer`` what rounds between
+    cells keep in the same memory."""
 
     parameters: int
     gradients: int
@@ -33,12 +35,15 @@ class StageBytes:
 
     @property
     def total(self) -> int:
-        return self.parameters + self.gradients + self.optimizer + self.stash + self.work + self.outer
+        return (
+            self.parameters + self.gradients + self.optimizer + self.stash + self.work + self.outer
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer of :func:`fits`: ``text`` is one sentence with the numbers, ``spare`` what is left for optimizer state."""
+    """The answer of :func:`fits`: ``text`` is one sentence with the numbers, ``spare`` what is left
+    for optimizer state."""
 
     ok: bool
     needed: int
@@ -53,11 +58,15 @@ class Verdict:
             raise OutOfResources(self.text, self.next_step)
 
 
-def stash_bytes(settings: ModelSettings, stages: int, stage: int, micro_batch: int, recompute: bool = False) -> int:
-    """Bytes kept for one micro-batch of ``micro_batch`` sequences from its forward to its backward, fp32.
+def stash_bytes(
+    settings: ModelSettings, stages: int, stage: int, micro_batch: int, recompute: bool = False
+) -> int:
+    """Bytes kept for one micro-batch of ``micro_batch`` sequences from its forward to its backward,
+    fp32.
 
-    Without ``recompute`` that is every tensor autograd saves, as counted by torch's saved-tensor hooks on the CPU; with it
-    only the stage's input. The ends keep token ids and the hidden states they sent and got back.
+    Without ``recompute`` that is every tensor autograd saves, as counted by torch's saved-tensor
+    hooks on the CPU; with it only the stage's input. The ends keep token ids and the hidden states
+    they sent and got back.
     """
     tokens, d = micro_batch * settings.seq_len, settings.d_model
     if stage == ENDS:
@@ -66,9 +75,11 @@ def stash_bytes(settings: ModelSettings, stages: int, stage: int, micro_batch: i
     if recompute:
         return tokens * 4 * d
     q, kv = settings.heads * head_dim(settings), settings.kv_heads * head_dim(settings)
-    # Each norm keeps its input, the normalised input, its output (input of the projections) and one root a token.
+    # Each norm keeps its input, the normalised input, its output (input of the projections) and one
+    # root a token.
     per_token = 2 * (3 * d + 1)
-    # Attention keeps rotated q and k, v, its output and one log-sum a head; q/k norms keep as the others do.
+    # Attention keeps rotated q and k, v, its output and one log-sum a head; q/k norms keep as the
+    # others do.
     per_token += 2 * q + 2 * kv + settings.heads
     if settings.qk_norm:
         per_token += 2 * (q + kv) + settings.heads + settings.kv_heads
@@ -78,10 +89,12 @@ def stash_bytes(settings: ModelSettings, stages: int, stage: int, micro_batch: i
 
 
 def work_bytes(settings: ModelSettings, stage: int, micro_batch: int) -> int:
-    """The largest passing tensors of one backward: logits and their gradients at the ends, the SwiGLU's gradients in a block."""
+    """The largest passing tensors of one backward: logits and their gradients at the ends, the
+    SwiGLU's gradients in a block."""
     tokens = micro_batch * settings.seq_len
     if stage == ENDS:
-        # logits, log-probabilities, gradient; pieces of the loss are bounded (stages.LOGITS_AT_ONCE)
+        # logits, log-probabilities, gradient; pieces of the loss are bounded
+        # (stages.LOGITS_AT_ONCE)
         return 3 * 4 * min(tokens * settings.vocab, max(1 << 24, settings.vocab))
     return 4 * tokens * (3 * settings.d_ff + 2 * settings.d_model)
 
@@ -97,8 +110,8 @@ def stage_bytes(
     optimizer: int = 0,
     outer: int = 0,
 ) -> StageBytes:
-    """What ``stage`` takes on one peer that keeps ``optimizer`` bytes of optimizer state and ``outer`` for rounds between cells, with
-    ``in_flight`` micro-batches stashed.
+    """What ``stage`` takes on one peer that keeps ``optimizer`` bytes of optimizer state and
+    ``outer`` for rounds between cells, with ``in_flight`` micro-batches stashed.
 
     Raises UsageFault for a shape, cut or stage that does not exist.
     """
@@ -117,9 +130,11 @@ def stage_bytes(
 
 
 def flops_per_token(settings: ModelSettings, stages: int, stage: int, backward: bool = True) -> int:
-    """Floating-point operations one token costs at ``stage``: 2 a weight forward, 4 backward, plus the attention scores.
+    """Floating-point operations one token costs at ``stage``: 2 a weight forward, 4 backward, plus
+    the attention scores.
 
-    Attention counts the causal half: T/2 keys a query on average. An embedding look-up is free, the head is a matrix.
+    Attention counts the causal half: T/2 keys a query on average. An embedding look-up is free, the
+    head is a matrix.
     """
     shapes = parameter_shapes(settings, stages, stage)
     weights = sum(count({n: s}) for n, s in shapes.items() if len(s) == 2 and n != EMBEDDING)
@@ -127,7 +142,9 @@ def flops_per_token(settings: ModelSettings, stages: int, stage: int, backward: 
     if stage == ENDS:
         weights += settings.vocab * settings.d_model if settings.tied else 0
     else:
-        scores = len(layer_cut(settings, stages)[stage - 1]) * 2 * settings.seq_len * settings.d_model
+        scores = (
+            len(layer_cut(settings, stages)[stage - 1]) * 2 * settings.seq_len * settings.d_model
+        )
     return (2 * weights + scores) * (3 if backward else 1)
 
 
@@ -171,18 +188,32 @@ def fits(
         if value or label != "rounds between cells"
     )
     verb = "needs" if ok else "does not fit: it needs"
-    text = f"stage {stage} of {stages} {verb} {human(need.total)} of {human(available)} ({RESERVE:.0%} kept free): {parts}"
+    text = (
+        f"stage {stage} of {stages} {verb} {human(need.total)} of {human(available)} "
+        f"({RESERVE:.0%} kept free): {parts}"
+    )
     spare = int(available * (1 - RESERVE)) - (need.total - need.optimizer)
     if ok:
         return Verdict(ok, need.total, available, text, max(0, spare))
 
-    def other(stages: int = stages, stage: int = stage, micro_batch: int = micro_batch, in_flight: int = in_flight) -> bool:
+    def other(
+        stages: int = stages,
+        stage: int = stage,
+        micro_batch: int = micro_batch,
+        in_flight: int = in_flight,
+    ) -> bool:
         # Optimizer state and what outer rounds keep grow with the layers held.
         share = layers(stages, stage) / held
         size = stage_bytes(
-            settings, stages, stage, micro_batch=micro_batch, in_flight=in_flight, recompute=recompute,
-            optimizer=int(optimizer * share), outer=int(outer * share),
-        )  # fmt: skip
+            settings,
+            stages,
+            stage,
+            micro_batch=micro_batch,
+            in_flight=in_flight,
+            recompute=recompute,
+            optimizer=int(optimizer * share),
+            outer=int(outer * share),
+        )
         return size.total <= available * (1 - RESERVE)
 
     def layers(stages: int, stage: int) -> int:
@@ -190,13 +221,21 @@ def fits(
 
     held = layers(stages, stage)
     flights = (n for n in range(in_flight - 1, 0, -1) if other(in_flight=n))
-    batches = (n for n in range(micro_batch - 1, 0, -1) if micro_batch % n == 0 and other(micro_batch=n))
+    batches = (
+        n for n in range(micro_batch - 1, 0, -1) if micro_batch % n == 0 and other(micro_batch=n)
+    )
     steps = ["a device with more memory"]
-    steps += [f"fewer micro-batches in flight here (--set limits.in_flight={n})" for n in islice(flights, 1)]
+    steps += [
+        f"fewer micro-batches in flight here (--set limits.in_flight={n})"
+        for n in islice(flights, 1)
+    ]
     steps += [f"a run with pipeline.micro_batch = {n}" for n in islice(batches, 1)]
     if stage == ENDS:
         # Embedding and head stand whole at the ends, into however many stages the layers are cut.
-        steps += ["a block stage here (--role stage)", "a run with a smaller model.vocab or model.d_model"]
+        steps += [
+            "a block stage here (--role stage)",
+            "a run with a smaller model.vocab or model.d_model",
+        ]
     else:
         cuts = (n for n in range(stages + 1, settings.layers + 1) if other(stages=n, stage=1))
         steps += [f"a run with pipeline.stages = {n}" for n in islice(cuts, 1)]
@@ -209,12 +248,14 @@ def _one_of(steps: Sequence[str]) -> str:
 
 
 def fits_beside(stage: int, stages: int, needed: int, available: int) -> Verdict:
-    """Whether what rounds between cells keep of ``stage`` in main memory, ``needed`` bytes, fits into ``available`` bytes of it with
-    ``RESERVE`` of them left free, where the stage itself is on a device with memory of its own."""
+    """Whether what rounds between cells keep of ``stage`` in main memory, ``needed`` bytes, fits
+    into ``available`` bytes of it with ``RESERVE`` of them left free, where the stage itself is on
+    a device with memory of its own."""
     ok = needed <= available * (1 - RESERVE)
     verb = "need" if ok else "do not fit: they need"
     text = (
-        f"rounds between cells of stage {stage} of {stages} {verb} {human(needed)} of {human(available)} main memory "
+        f"rounds between cells of stage {stage} of {stages} {verb} {human(needed)} of "
+        f"{human(available)} main memory "
         f"({RESERVE:.0%} kept free), beside the device's"
     )
     steps = [

@@ -14,18 +14,21 @@ import torch
 from node.core.errors import OutOfResources, UsageFault
 
 PRODUCT, PRODUCTS = 512, 3
-"""Side of the product by which a device's speed is first told, and how many are made after one that warms up."""
+"""Side of the product by which a device's speed is first told, and how many are made after one that
+warms up."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """One torch device. CPU computes in fp32; CUDA in bf16 under autocast, with fp32 parameters and logits."""
+    """One torch device. CPU computes in fp32; CUDA in bf16 under autocast, with fp32 parameters and
+    logits."""
 
     device: torch.device
 
     @classmethod
     def pick(cls, name: str = "auto") -> Device:
-        """The device called ``name``: "auto" (the CUDA device with the most free memory, else the CPU), "cpu", "cuda", "cuda:N".
+        """The device called ``name``: "auto" (the CUDA device with the most free memory, else the
+        CPU), "cpu", "cuda", "cuda:N".
 
         Raises UsageFault for another name, OutOfResources for a device this machine does not have.
         """
@@ -34,12 +37,16 @@ class Device:
         if wanted == "cpu" or (wanted == "auto" and not there):
             return cls(torch.device("cpu"))
         if wanted in ("auto", "cuda"):
-            wanted = f"cuda:{max(range(there), key=lambda i: torch.cuda.mem_get_info(i)[0], default=0)}"
+            wanted = (
+                f"cuda:{max(range(there), key=lambda i: torch.cuda.mem_get_info(i)[0], default=0)}"
+            )
         kind, _, number = wanted.partition(":")
         if kind != "cuda" or not (number.isascii() and number.isdigit()):
             raise UsageFault(f"unknown device {name!r}", 'use "auto", "cpu" or "cuda:0"')
         if int(number) >= there:
-            raise OutOfResources(f"there is no device {wanted} here: {_why_no_cuda(there)}", _next_step(there))
+            raise OutOfResources(
+                f"there is no device {wanted} here: {_why_no_cuda(there)}", _next_step(there)
+            )
         return cls(torch.device("cuda", int(number)))
 
     @property
@@ -48,7 +55,11 @@ class Device:
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """The context every forward runs in: bf16 autocast on CUDA, nothing on the CPU."""
-        return torch.autocast("cuda", dtype=torch.bfloat16) if self.is_cuda else contextlib.nullcontext()
+        return (
+            torch.autocast("cuda", dtype=torch.bfloat16)
+            if self.is_cuda
+            else contextlib.nullcontext()
+        )
 
     def describe(self) -> str:
         """One line for people, such as "cpu, 8 threads, 15.5 GiB (9.1 free)"."""
@@ -61,11 +72,17 @@ class Device:
         return f"{what}, {total / 2**30:.1f} GiB ({free / 2**30:.1f} free)"
 
     def memory_used(self) -> int:
-        """Bytes this process holds on the device: torch's reservation on CUDA, the resident set on the CPU."""
-        return torch.cuda.memory_reserved(self.device) if self.is_cuda else psutil.Process().memory_info().rss
+        """Bytes this process holds on the device: torch's reservation on CUDA, the resident set on
+        the CPU."""
+        return (
+            torch.cuda.memory_reserved(self.device)
+            if self.is_cuda
+            else psutil.Process().memory_info().rss
+        )
 
     def memory_limit(self) -> int:
-        """Bytes the device has, whoever uses them; on the CPU the container's limit when that is lower than the machine's."""
+        """Bytes the device has, whoever uses them; on the CPU the container's limit when that is
+        lower than the machine's."""
         if self.is_cuda:
             return torch.cuda.mem_get_info(self.device)[1]
         return min(psutil.virtual_memory().total, _container_limit())
@@ -74,10 +91,14 @@ class Device:
         """Bytes that can still be taken."""
         if self.is_cuda:
             return torch.cuda.mem_get_info(self.device)[0]
-        return min(psutil.virtual_memory().available, max(0, _container_limit() - psutil.Process().memory_info().rss))
+        return min(
+            psutil.virtual_memory().available,
+            max(0, _container_limit() - psutil.Process().memory_info().rss),
+        )
 
     def tera_s(self) -> float:
-        """Seconds that 10^12 operations of an fp32 product take here, by the middle one of a few; some 10 ms on a CPU."""
+        """Seconds that 10^12 operations of an fp32 product take here, by the middle one of a few;
+        some 10 ms on a CPU."""
         a = torch.ones(PRODUCT, PRODUCT, device=self.device)
         seconds: list[float] = []
         for _ in range(PRODUCTS + 1):
@@ -94,10 +115,11 @@ class Device:
 
 
 def set_threads(threads: int = 0) -> int:
-    """Let torch use ``threads`` CPU threads, 0 for every core this process may run on; returns how many.
+    """Let torch use ``threads`` CPU threads, 0 for every core this process may run on; returns how
+    many.
 
-    Daemons that share a machine should share its cores too: more threads than cores cost a factor, not a percentage.
-    Raises UsageFault for a negative number.
+    Daemons that share a machine should share its cores too: more threads than cores cost a factor,
+    not a percentage. Raises UsageFault for a negative number.
     """
     if threads < 0:
         raise UsageFault(f"{threads} threads", "give 0 for all cores, or a number above 0")
@@ -106,7 +128,8 @@ def set_threads(threads: int = 0) -> int:
 
 
 def _container_limit() -> int:
-    """The memory limit of this process's cgroup (version 2, as seen from inside a container), or a number beyond any machine."""
+    """The memory limit of this process's cgroup (version 2, as seen from inside a container), or a
+    number beyond any machine."""
     try:
         with open("/sys/fs/cgroup/memory.max") as file:
             text = file.read().strip()

@@ -1,7 +1,7 @@
 """A finished model as a Hugging Face directory, written whole or not at all.
 
-The files are written here, without that library: config.json, model.safetensors, generation_config.json and, when there is
-a tokenizer, tokenizer.json and tokenizer_config.json.
+The files are written here, without that library: config.json, model.safetensors,
+generation_config.json and, when there is a tokenizer, tokenizer.json and tokenizer_config.json.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ MARK = "tutti"
 def config_of(
     settings: ModelSettings, bos: int | None = None, eos: int | None = None, pad: int | None = None
 ) -> dict[str, Any]:
-    """config.json: Llama without q/k norms, Qwen3 with them. Old and new readers each find the rotary base where they look."""
+    """config.json: Llama without q/k norms, Qwen3 with them. Old and new readers each find the
+    rotary base where they look."""
     qwen = settings.qk_norm
     config: dict[str, Any] = {
         "architectures": ["Qwen3ForCausalLM" if qwen else "LlamaForCausalLM"],
@@ -62,25 +63,35 @@ def config_of(
         MARK: {"format": 1},
     }
     if qwen:
-        config |= {"use_sliding_window": False, "sliding_window": None, "max_window_layers": settings.layers}
+        config |= {
+            "use_sliding_window": False,
+            "sliding_window": None,
+            "max_window_layers": settings.layers,
+        }
     else:
         config |= {"mlp_bias": False, "pretraining_tp": 1}
     return config
 
 
 def write_hf(
-    directory: Path, settings: ModelSettings, tensors: Mapping[str, Tensor], tokenizer_json: bytes | None = None
+    directory: Path,
+    settings: ModelSettings,
+    tensors: Mapping[str, Tensor],
+    tokenizer_json: bytes | None = None,
 ) -> Path:
     """Write the whole model (the union of the stages' tensors, fp32) to ``directory``; returns it.
 
-    Replaces an earlier export by renaming: a reader finds the old one, the new one or, for an instant, none; never half. Raises UsageFault when tensors
-    are missing, unknown or of another shape; Refused when ``directory`` holds something that is not an export of this
-    program; OutOfResources when the disk is full, leaving what was there.
+    Replaces an earlier export by renaming: a reader finds the old one, the new one or, for an
+    instant, none; never half. Raises UsageFault when tensors are missing, unknown or of another
+    shape; Refused when ``directory`` holds something that is not an export of this program;
+    OutOfResources when the disk is full, leaving what was there.
     """
     _check(settings, tensors)
     directory = Path(directory).absolute()
     if not replaceable(directory):
-        raise Refused(f"{directory} is not empty and not an earlier export", "choose a new directory")
+        raise Refused(
+            f"{directory} is not empty and not an earlier export", "choose a new directory"
+        )
     staged = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}")
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -89,15 +100,20 @@ def write_hf(
         _swap(staged, directory)
     except (OSError, SafetensorError) as e:
         if _disk_full(e):
-            raise OutOfResources(f"no space for the model at {directory}", "free some space, or choose another disk") from e
-        raise UsageFault(f"cannot write {directory}: {e}", "choose a directory you may write to") from e
+            raise OutOfResources(
+                f"no space for the model at {directory}", "free some space, or choose another disk"
+            ) from e
+        raise UsageFault(
+            f"cannot write {directory}: {e}", "choose a directory you may write to"
+        ) from e
     finally:
         shutil.rmtree(staged, ignore_errors=True)
     return directory
 
 
 def replaceable(directory: Path) -> bool:
-    """Whether an export may take this place: nothing there, an empty directory, or an earlier export."""
+    """Whether an export may take this place: nothing there, an empty directory, or an earlier
+    export."""
     if not directory.exists() and not directory.is_symlink():
         return True
     if directory.is_symlink() or not directory.is_dir():
@@ -112,24 +128,44 @@ def replaceable(directory: Path) -> bool:
 
 def _check(settings: ModelSettings, tensors: Mapping[str, Tensor]) -> None:
     shapes = all_shapes(settings)
-    missing, unknown = sorted(shapes.keys() - tensors.keys()), sorted(tensors.keys() - shapes.keys())
+    missing, unknown = (
+        sorted(shapes.keys() - tensors.keys()),
+        sorted(tensors.keys() - shapes.keys()),
+    )
     if missing or unknown:
         raise UsageFault(
-            f"not the whole model: {len(missing)} tensors missing {missing[:3]}, {len(unknown)} unknown {unknown[:3]}",
+            f"not the whole model: {len(missing)} tensors missing {missing[:3]}, {len(unknown)} "
+            f"unknown {unknown[:3]}",
             "give the tensors of every stage of this run, and only those",
         )
     for name, shape in shapes.items():
         if tuple(tensors[name].shape) != shape:
-            raise UsageFault(f"{name} has shape {tuple(tensors[name].shape)}, not {shape}", "use the settings of this run")
+            raise UsageFault(
+                f"{name} has shape {tuple(tensors[name].shape)}, not {shape}",
+                "use the settings of this run",
+            )
 
 
-def _fill(staged: Path, settings: ModelSettings, tensors: Mapping[str, Tensor], tokenizer_json: bytes | None) -> None:
-    whole = {name: tensors[name].detach().to("cpu", torch.float32).contiguous() for name in sorted(tensors)}
+def _fill(
+    staged: Path,
+    settings: ModelSettings,
+    tensors: Mapping[str, Tensor],
+    tokenizer_json: bytes | None,
+) -> None:
+    whole = {
+        name: tensors[name].detach().to("cpu", torch.float32).contiguous()
+        for name in sorted(tensors)
+    }
     save_file(whole, staged / "model.safetensors", metadata={"format": "pt"})
     special = _special(tokenizer_json)
     ids = {name: token[1] for name, token in special.items()}
-    _json(staged / "config.json", config_of(settings, ids.get("bos"), ids.get("eos"), ids.get("pad")))
-    _json(staged / "generation_config.json", {f"{name}_token_id": i for name, i in ids.items()} | {"do_sample": True})
+    _json(
+        staged / "config.json", config_of(settings, ids.get("bos"), ids.get("eos"), ids.get("pad"))
+    )
+    _json(
+        staged / "generation_config.json",
+        {f"{name}_token_id": i for name, i in ids.items()} | {"do_sample": True},
+    )
     if tokenizer_json is not None:
         (staged / "tokenizer.json").write_bytes(tokenizer_json)
         words = {f"{name}_token": token[0] for name, token in special.items()}
@@ -150,7 +186,9 @@ def _disk_full(error: OSError | SafetensorError) -> bool:
     full = (errno.ENOSPC, errno.EDQUOT)
     if isinstance(error, OSError):
         return error.errno in full
-    return any(f"os error {number})" in str(error) for number in full)  # safetensors tells the number in its text only
+    return any(
+        f"os error {number})" in str(error) for number in full
+    )  # safetensors tells the number in its text only
 
 
 _ROLES = {
@@ -161,13 +199,20 @@ _ROLES = {
 
 
 def _special(tokenizer_json: bytes | None) -> dict[str, tuple[str, int]]:
-    """Role to (word, id) of the special tokens, found by their usual words. Raises UsageFault for JSON that is no tokenizer."""
+    """Role to (word, id) of the special tokens, found by their usual words. Raises UsageFault for
+    JSON that is no tokenizer."""
     if tokenizer_json is None:
         return {}
     try:
-        added = {str(t["content"]): int(t["id"]) for t in json.loads(tokenizer_json).get("added_tokens", [])}
+        added = {
+            str(t["content"]): int(t["id"])
+            for t in json.loads(tokenizer_json).get("added_tokens", [])
+        }
     except (ValueError, TypeError, KeyError, AttributeError) as e:
-        raise UsageFault("the tokenizer is not a Hugging Face tokenizer.json", "check the manifest's data.tokenizer") from e
+        raise UsageFault(
+            "the tokenizer is not a Hugging Face tokenizer.json",
+            "check the manifest's data.tokenizer",
+        ) from e
     found = {role: next((w for w in words if w in added), None) for role, words in _ROLES.items()}
     return {role: (word, added[word]) for role, word in found.items() if word is not None}
 
@@ -185,7 +230,8 @@ def _sync(path: Path) -> None:
 
 
 def _swap(staged: Path, directory: Path) -> None:
-    """Put ``staged`` in the place of ``directory``. A rename cannot replace a full directory, so the old one steps aside."""
+    """Put ``staged`` in the place of ``directory``. A rename cannot replace a full directory, so
+    the old one steps aside."""
     aside = directory.with_name(f"{staged.name}.old")
     had_old = directory.is_dir() and any(directory.iterdir())
     if had_old:

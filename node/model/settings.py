@@ -34,4 +34,5 @@ class ModelSettings:
     init_std: float = 0.02
     """Standard deviation of the initial weights."""
     init_seed: int = 1234
-    """Seed of the initial weights; each parameter is drawn from (seed, name), so every cut gives the same model."""
+    """Seed of the initial weights; each parameter is drawn from (seed, name), so every cut gives
+    the same model."""

@@ -1,8 +1,9 @@
-"""Which parameter lives on which stage, and how big it is. No tensor library, so that planners may ask.
+"""Which parameter lives on which stage, and how big it is. No tensor library, so that planners may
+ask.
 
-Stage 0 (the ends) holds the embedding, the final norm and the head; block stage s = 1..S holds a contiguous range of
-transformer layers. Names are those of Hugging Face's Llama and Qwen3, with global layer numbers, so that the stages'
-tensors merge into one whole model by union.
+Stage 0 (the ends) holds the embedding, the final norm and the head; block stage s = 1..S holds a
+contiguous range of transformer layers. Names are those of Hugging Face's Llama and Qwen3, with
+global layer numbers, so that the stages' tensors merge into one whole model by union.
 """
 
 from __future__ import annotations
@@ -24,11 +25,15 @@ def check_settings(settings: ModelSettings) -> None:
     for name in _POSITIVE_INTS:
         value = getattr(settings, name)
         if type(value) is not int or not 0 < value < 2**31:
-            raise UsageFault(f"model.{name} is {value!r}", f"give model.{name} a whole number above 0")
+            raise UsageFault(
+                f"model.{name} is {value!r}", f"give model.{name} a whole number above 0"
+            )
     for name in _POSITIVE_FLOATS:
         value = getattr(settings, name)
         if type(value) not in (int, float) or not 0 < value < float("inf"):
-            raise UsageFault(f"model.{name} is {value!r}", f"give model.{name} a finite number above 0")
+            raise UsageFault(
+                f"model.{name} is {value!r}", f"give model.{name} a finite number above 0"
+            )
     if settings.d_model % (2 * settings.heads):
         raise UsageFault(
             f"d_model {settings.d_model} does not split into {settings.heads} heads of even width",
@@ -47,7 +52,8 @@ def head_dim(settings: ModelSettings) -> int:
 
 
 def layer_cut(settings: ModelSettings, stages: int) -> list[range]:
-    """The layers of block stages 1..``stages`` in order: contiguous, lengths differing by at most one, longer first.
+    """The layers of block stages 1..``stages`` in order: contiguous, lengths differing by at most
+    one, longer first.
 
     Raises UsageFault when a stage would be left without a layer.
     """
@@ -93,7 +99,9 @@ def layer_shapes(settings: ModelSettings, layer: int) -> dict[str, tuple[int, ..
     return {f"model.layers.{layer}.{name}": shape for name, shape in shapes.items()}
 
 
-def parameter_shapes(settings: ModelSettings, stages: int, stage: int) -> dict[str, tuple[int, ...]]:
+def parameter_shapes(
+    settings: ModelSettings, stages: int, stage: int
+) -> dict[str, tuple[int, ...]]:
     """Name to shape of everything ``stage`` holds, of a model cut into ``stages`` block stages.
 
     Raises UsageFault for a cut or a stage number that does not exist.

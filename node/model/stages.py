@@ -1,10 +1,12 @@
 """The model and its cut: ends (embedding, final norm, head, loss) and blocks (a range of layers).
 
-A pre-norm decoder as Hugging Face's Llama, or Qwen3 with ``qk_norm``: RMSNorm, rotary positions in the rotate-half
-convention, grouped-query attention, SwiGLU, no biases. ``Unsplit`` is made of the same modules, so that training in one
-process and training through a pipeline compute the same numbers.
+A pre-norm decoder as Hugging Face's Llama, or Qwen3 with ``qk_norm``: RMSNorm, rotary positions in
+the rotate-half convention, grouped-query attention, SwiGLU, no biases. ``Unsplit`` is made of the
+same modules, so that training in one process and training through a pipeline compute the same
+numbers.
 
-Legend: B sequences, T positions, D d_model, H query heads, K key/value heads, W head width, F d_ff, V vocab.
+Legend: B sequences, T positions, D d_model, H query heads, K key/value heads, W head width, F d_ff,
+V vocab.
 """
 
 from __future__ import annotations
@@ -29,25 +31,29 @@ LOGITS_AT_ONCE = 1 << 24
 
 
 class Rope:
-    """Tables of the rotary embedding (arXiv 2104.09864), kept per device and number format; no parameter, no buffer."""
+    """Tables of the rotary embedding (arXiv 2104.09864), kept per device and number format; no
+    parameter, no buffer."""
 
     def __init__(self, width: int, theta: float, positions: int) -> None:
         self.width, self.theta, self.positions = width, theta, positions
         self._tables: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def tables(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """(cos, sin), each [length, 1, W]: position, broadcast over heads, channel. The first half of ``sin`` is negated,
-        so that rotate-half is ``x * cos + swap_halves(x) * sin``."""
+        """(cos, sin), each [length, 1, W]: position, broadcast over heads, channel. The first half
+        of ``sin`` is negated, so that rotate-half is ``x * cos + swap_halves(x) * sin``."""
         key = (like.device, like.dtype)
         found = self._tables.get(key)
         if found is None or found[0].shape[0] < length:
             self.positions = max(self.positions, length)
             exponents = torch.arange(0, self.width, 2, dtype=torch.int64).float() / self.width
-            angles_TW2 = torch.outer(torch.arange(self.positions).float(), 1.0 / (self.theta**exponents))
+            angles_TW2 = torch.outer(
+                torch.arange(self.positions).float(), 1.0 / (self.theta**exponents)
+            )
             cos, sin = angles_TW2.cos(), angles_TW2.sin()
             pair = (torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
             found = self._tables[key] = cast(
-                tuple[Tensor, Tensor], tuple(t[:, None, :].to(device=like.device, dtype=like.dtype) for t in pair)
+                tuple[Tensor, Tensor],
+                tuple(t[:, None, :].to(device=like.device, dtype=like.dtype) for t in pair),
             )
         return found[0][:length], found[1][:length]
 
@@ -94,7 +100,9 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q_BTHW, k_BTKW = self.q_norm(q_BTHW), self.k_norm(k_BTKW)
         cos, sin = rope.tables(T, q_BTHW)
-        q, k, v = (x.transpose(1, 2) for x in (rotate(q_BTHW, cos, sin), rotate(k_BTKW, cos, sin), v_BTKW))
+        q, k, v = (
+            x.transpose(1, 2) for x in (rotate(q_BTHW, cos, sin), rotate(k_BTKW, cos, sin), v_BTKW)
+        )
         out_BHTW = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
         return self.o_proj(out_BHTW.transpose(1, 2).reshape(B, T, -1))
 
@@ -128,7 +136,8 @@ class Layer(nn.Module):
 
 
 class _Model(nn.Module):
-    """Carries the prefix ``model.`` of the Hugging Face names; its children are set by the stages."""
+    """Carries the prefix ``model.`` of the Hugging Face names; its children are set by the
+    stages."""
 
     embed_tokens: nn.Embedding
     norm: RMSNorm
@@ -136,20 +145,24 @@ class _Model(nn.Module):
 
 
 class Ends(nn.Module):
-    """Stage 0: tokens in, hidden states out; hidden states back in, loss out. Initialised on construction."""
+    """Stage 0: tokens in, hidden states out; hidden states back in, loss out. Initialised on
+    construction."""
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
         check_settings(settings)
         self.settings = settings
         self.model = _Model()
-        self.model.embed_tokens = cast(nn.Embedding, nn.utils.skip_init(nn.Embedding, settings.vocab, settings.d_model))
+        self.model.embed_tokens = cast(
+            nn.Embedding, nn.utils.skip_init(nn.Embedding, settings.vocab, settings.d_model)
+        )
         self.model.norm = RMSNorm(settings.d_model, settings.norm_eps)
         self.lm_head = None if settings.tied else _linear(settings.d_model, settings.vocab)
         initialise(self, settings)
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
-        """Token ids [B, T] int64 to hidden states [B, T, D] fp32. An id outside the vocabulary raises IndexError on CPU."""
+        """Token ids [B, T] int64 to hidden states [B, T, D] fp32. An id outside the vocabulary
+        raises IndexError on CPU."""
         return self.model.embed_tokens(tokens_BT)
 
     def logits(self, h_BTD: Tensor) -> Tensor:
@@ -158,10 +171,11 @@ class Ends(nn.Module):
         return F.linear(self.model.norm(h_BTD), head.weight).float()
 
     def loss(self, h_BTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, int]:
-        """(sum over tokens of the cross entropy in nats, a differentiable fp32 scalar; how many tokens that is).
+        """(sum over tokens of the cross entropy in nats, a differentiable fp32 scalar; how many
+        tokens that is).
 
-        With a large vocabulary the tokens are taken in pieces of at most ``LOGITS_AT_ONCE`` logits, and backward computes
-        each piece's logits again instead of keeping them.
+        With a large vocabulary the tokens are taken in pieces of at most ``LOGITS_AT_ONCE`` logits,
+        and backward computes each piece's logits again instead of keeping them.
         """
         h_ND, targets_N = h_BTD.reshape(-1, h_BTD.shape[-1]), targets_BT.reshape(-1)
         tokens = targets_N.numel()
@@ -178,7 +192,8 @@ class Ends(nn.Module):
 
 
 class Blocks(nn.Module):
-    """A block stage: layers ``layers`` (global numbers) in order, hidden states to hidden states. Initialised on construction."""
+    """A block stage: layers ``layers`` (global numbers) in order, hidden states to hidden states.
+    Initialised on construction."""
 
     def __init__(self, settings: ModelSettings, layers: range) -> None:
         super().__init__()
@@ -197,7 +212,8 @@ class Blocks(nn.Module):
 
 
 class Unsplit(nn.Module):
-    """The whole model in one process, made of one Ends and one Blocks that share their modules with it."""
+    """The whole model in one process, made of one Ends and one Blocks that share their modules with
+    it."""
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
@@ -206,7 +222,8 @@ class Unsplit(nn.Module):
         self.model = _Model()
         self.model.embed_tokens, self.model.norm = ends.model.embed_tokens, ends.model.norm
         self.model.layers, self.lm_head = blocks.model.layers, ends.lm_head
-        # In a tuple, because torch would register a module attribute and list every parameter twice.
+        # In a tuple, because torch would register a module attribute and list every parameter
+        # twice.
         self._parts = (ends, blocks)
 
     @property
@@ -234,15 +251,19 @@ def build(settings: ModelSettings, stages: int, stage: int) -> Ends | Blocks:
     Raises UsageFault for a shape, cut or stage that does not exist.
     """
     parameter_shapes(settings, stages, stage)
-    return Ends(settings) if stage == ENDS else Blocks(settings, layer_cut(settings, stages)[stage - 1])
+    return (
+        Ends(settings)
+        if stage == ENDS
+        else Blocks(settings, layer_cut(settings, stages)[stage - 1])
+    )
 
 
 @torch.no_grad()
 def initialise(module: nn.Module, settings: ModelSettings) -> None:
     """Overwrite every parameter by its initial value, a function of (init_seed, name, shape) alone.
 
-    Vectors (norms) are one. Matrices are drawn with standard deviation ``init_std``; the two projections that write to
-    the residual stream are scaled by 1/sqrt(2 layers), as in GPT-2.
+    Vectors (norms) are one. Matrices are drawn with standard deviation ``init_std``; the two
+    projections that write to the residual stream are scaled by 1/sqrt(2 layers), as in GPT-2.
     """
     for name, parameter in module.named_parameters():
         if parameter.dim() < 2:
@@ -255,10 +276,12 @@ def initialise(module: nn.Module, settings: ModelSettings) -> None:
 
 
 def _draw(parameter: Tensor, seed: str, std: float) -> None:
-    """Fill with bell-shaped numbers of mean 0 and deviation ``std``, bit for bit the same on every machine.
+    """Fill with bell-shaped numbers of mean 0 and deviation ``std``, bit for bit the same on every
+    machine.
 
-    Each number is the sum of the four 16-bit words of one 64-bit draw (Irwin-Hall, within 3.46 deviations): whole-number
-    arithmetic and one rounding, where a normal distribution would depend on the machine's logarithm.
+    Each number is the sum of the four 16-bit words of one 64-bit draw (Irwin-Hall, within 3.46
+    deviations): whole-number arithmetic and one rounding, where a normal distribution would depend
+    on the machine's logarithm.
     """
     key = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:16], "little")
     bits = np.random.Philox(key=key)
@@ -268,5 +291,7 @@ def _draw(parameter: Tensor, seed: str, std: float) -> None:
     for start in range(0, flat.size, piece):
         stop = min(start + piece, flat.size)
         words = bits.random_raw(stop - start).astype("<u8", copy=False).view("<u2").reshape(-1, 4)
-        flat[start:stop] = (words.sum(axis=1, dtype=np.int32) - 2 * 65535).astype(np.float32) * scale
+        flat[start:stop] = (words.sum(axis=1, dtype=np.int32) - 2 * 65535).astype(
+            np.float32
+        ) * scale
     parameter.copy_(torch.from_numpy(flat).view(parameter.shape))

@@ -1,6 +1,8 @@
-"""Coefficients (a, b, c) of the quintic steps p(s) = a s + b s^3 + c s^5 that drive singular values towards 1.
+"""Coefficients (a, b, c) of the quintic steps p(s) = a s + b s^3 + c s^5 that drive singular values
+towards 1.
 
-Pure data: which polynomial is applied in which step. Singular values enter in [0, 1], because the Frobenius norm is 1.
+Pure data: which polynomial is applied in which step. Singular values enter in [0, 1], because the
+Frobenius norm is 1.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from node.core.errors import UsageFault
 Step = tuple[float, float, float]
 
 SIMPLE: Step = (3.4445, -4.7750, 2.0315)
-"""Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024): the same five times, steepest at 0."""
+"""Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024): the same five
+times, steepest at 0."""
 QUINTIC: tuple[Step, ...] = (
     (4.0848, -6.8946, 2.9270),
     (3.9505, -6.3029, 2.6377),
@@ -18,7 +21,8 @@ QUINTIC: tuple[Step, ...] = (
     (2.8769, -3.1427, 1.2046),
     (2.8366, -3.0525, 1.2012),
 )
-"""Five different steps, found by Cesista, You and Jordan, "Squeezing 1-2% efficiency gains out of Muon" (2025)."""
+"""Five different steps, found by Cesista, You and Jordan, "Squeezing 1-2% efficiency gains out of
+Muon" (2025)."""
 POLAR: tuple[Step, ...] = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
@@ -29,19 +33,24 @@ POLAR: tuple[Step, ...] = (
     (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
     (1.875, -1.25, 0.375),
 )
-"""Amsel et al., "The Polar Express" (arXiv 2505.16932): the minimax polynomial of each step for singular values from 1e-3."""
+"""Amsel et al., "The Polar Express" (arXiv 2505.16932): the minimax polynomial of each step for
+singular values from 1e-3."""
 SAFETY = 1.01
-"""What singular values are divided by in all Polar Express steps but the last, against rounding errors above 1."""
+"""What singular values are divided by in all Polar Express steps but the last, against rounding
+errors above 1."""
 FINISH: Step = (2.0, -1.5, 0.5)
-"""Converges to 1 exactly: the last two steps of DeepSeek-V4's ten, whose others are the simple ones."""
+"""Converges to 1 exactly: the last two steps of DeepSeek-V4's ten, whose others are the simple
+ones."""
 NAMES = ("simple", "quintic", "polar_express", "deepseek_v4")
 MAX_STEPS = 100
 
 
 def coefficients(name: str, steps: int) -> tuple[Step, ...]:
-    """The ``steps`` triples of a set. Raises UsageFault for an unknown name or a count outside [1, 100].
+    """The ``steps`` triples of a set. Raises UsageFault for an unknown name or a count outside [1,
+    100].
 
-    Quintic is cyclic. Polar Express repeats its last step, and so becomes exact. DeepSeek-V4 needs three steps at least.
+    Quintic is cyclic. Polar Express repeats its last step, and so becomes exact. DeepSeek-V4 needs
+    three steps at least.
     """
     if not 1 <= steps <= MAX_STEPS:
         raise UsageFault(f"{steps} Newton-Schulz steps", f"choose 1 to {MAX_STEPS}; 5 is usual")
@@ -51,14 +60,22 @@ def coefficients(name: str, steps: int) -> tuple[Step, ...]:
         case "quintic":
             return tuple(QUINTIC[i % len(QUINTIC)] for i in range(steps))
         case "polar_express":
-            safe = [(a / SAFETY, b / SAFETY**3, c / SAFETY**5) for a, b, c in POLAR[:-1]] + [POLAR[-1]]
+            safe = [(a / SAFETY, b / SAFETY**3, c / SAFETY**5) for a, b, c in POLAR[:-1]] + [
+                POLAR[-1]
+            ]
             return tuple(safe[min(i, len(safe) - 1)] for i in range(steps))
         case "deepseek_v4" if steps >= 3:
             return (SIMPLE,) * (steps - 2) + (FINISH,) * 2
         case "deepseek_v4":
-            raise UsageFault(f"deepseek_v4 in {steps} Newton-Schulz steps", "choose 3 or more; 10 is what it was made for")
+            raise UsageFault(
+                f"deepseek_v4 in {steps} Newton-Schulz steps",
+                "choose 3 or more; 10 is what it was made for",
+            )
         case _:
-            raise UsageFault(f"no Newton-Schulz coefficients are called {name[:40]!r}", f"choose one of {', '.join(NAMES)}")
+            raise UsageFault(
+                f"no Newton-Schulz coefficients are called {name[:40]!r}",
+                f"choose one of {', '.join(NAMES)}",
+            )
 
 
 def applied(value: float, chosen: tuple[Step, ...]) -> float:

@@ -1,9 +1,11 @@
-"""The two forms of the Newton-Schulz iteration on wide, normalised matrices, and products known to be symmetric.
+"""The two forms of the Newton-Schulz iteration on wide, normalised matrices, and products known to
+be symmetric.
 
-With R = X X^T, a step is X <- Z X, Z = a I + b R + c R^2. The standard form does that 5 times: 20 n m^2 + 10 m^3 floating-point
-operations for [m, n] in 5 steps. The Gram form ("Gram Newton-Schulz", Dao-AILab, 2026) collects Q <- Z Q and R <- Z R Z and
-multiplies by X at the end: 8 n m^2 + 28 m^3 with one restart, less from n = 1.5 m on. Without the restart, which forms R anew,
-rounding errors in R outgrow small singular values.
+With R = X X^T, a step is X <- Z X, Z = a I + b R + c R^2. The standard form does that 5 times: 20 n
+m^2 + 10 m^3 floating-point operations for [m, n] in 5 steps. The Gram form ("Gram Newton-Schulz",
+Dao-AILab, 2026) collects Q <- Z Q and R <- Z R Z and multiplies by X at the end: 8 n m^2 + 28 m^3
+with one restart, less from n = 1.5 m on. Without the restart, which forms R anew, rounding errors
+in R outgrow small singular values.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ from node.optim.coefficients import Step
 from node.optim.scratch import empty
 
 RESTART = 2
-"""Steps after which the Gram form starts again from R = X X^T. In bf16 it diverges without: 3.4 times the norm on low-rank input."""
+"""Steps after which the Gram form starts again from R = X X^T. In bf16 it diverges without: 3.4
+times the norm on low-rank input."""
 AGAIN = 3
 """Steps after which it starts again from then on."""
 WHOLE = 128
-"""Side from which the standard form in bf16 adds a to Z instead of a X to Z X: 1.05 to 1.1 times as fast at 256, 1.02 to 1.05 at 128. It rounds 2% of the norm
-instead of 1.2%, where the polynomial leaves singular values up to 30% from 1."""
+"""Side from which the standard form in bf16 adds a to Z instead of a X to Z X: 1.05 to 1.1 times as
+fast at 256, 1.02 to 1.05 at 128. It rounds 2% of the norm instead of 1.2%, where the polynomial
+leaves singular values up to 30% from 1."""
 PANELS = 4
 """Panels of a symmetric product: 10 of its 16 blocks are multiplied, the others copied."""
 ALIGN = 32
@@ -29,7 +33,8 @@ ALIGN = 32
 
 
 def standard(x: torch.Tensor, steps: Sequence[Step], panels: int = 0) -> torch.Tensor:
-    """Orthogonalise [..., m, n], m <= n, of Frobenius norm at most 1; ``x`` is written over. ``panels``: see :func:`symmetric`."""
+    """Orthogonalise [..., m, n], m <= n, of Frobenius norm at most 1; ``x`` is written over.
+    ``panels``: see :func:`symmetric`."""
     apart = x.dtype is torch.bfloat16 and x.size(-2) < WHOLE
     y = empty("y", x.shape, x)
     r, z = (empty(name, (*x.shape[:-1], x.size(-2)), x) for name in ("r", "z"))
@@ -45,7 +50,8 @@ def standard(x: torch.Tensor, steps: Sequence[Step], panels: int = 0) -> torch.T
 
 
 def gram(x: torch.Tensor, steps: Sequence[Step], panels: int = 0) -> torch.Tensor:
-    """The same by the Gram form, ``x`` left alone. Equal but for rounding; its [m, m] products commute, so they are symmetric."""
+    """The same by the Gram form, ``x`` left alone. Equal but for rounding; its [m, m] products
+    commute, so they are symmetric."""
     for i, (start, end) in enumerate(runs(len(steps))):
         x = _run(x, steps[start:end], panels, empty("xy"[i % 2], x.shape, x))
     return x
@@ -59,7 +65,9 @@ def runs(steps: int) -> list[tuple[int, int]]:
 
 def _run(x: torch.Tensor, steps: Sequence[Step], panels: int, out: torch.Tensor) -> torch.Tensor:
     """Q X for the [m, m] product Q of the steps' polynomials, written to ``out``."""
-    r, q, z, spare, rz = (empty(name, (*x.shape[:-1], x.size(-2)), x) for name in ("r", "q", "z", "spare", "rz"))
+    r, q, z, spare, rz = (
+        empty(name, (*x.shape[:-1], x.size(-2)), x) for name in ("r", "q", "z", "spare", "rz")
+    )
     symmetric(x, x.mT, r, panels)
     for i, (a, b, c) in enumerate(steps):
         symmetric(r, r, z, panels, plus=r, beta=b, alpha=c)
@@ -87,8 +95,8 @@ def symmetric(
 ) -> None:
     """``out`` = alpha left @ right + beta plus, known to be symmetric. [..., m, k] by [..., k, m].
 
-    From ``panels`` elements in ``left`` on (0: never) one pair of matrices is multiplied as the lower triangle of
-    ``PANELS`` block columns, 5/8 of the work, and the rest is copied.
+    From ``panels`` elements in ``left`` on (0: never) one pair of matrices is multiplied as the
+    lower triangle of ``PANELS`` block columns, 5/8 of the work, and the rest is copied.
     """
     if left.ndim != 2 or not panels or left.numel() < panels:
         multiply(left, right, out, plus, beta, alpha)
@@ -111,11 +119,14 @@ def multiply(
     beta: float = 1,
     alpha: float = 1,
 ) -> None:
-    """``out`` = alpha left @ right + beta plus, for matrices or stacks of them; without ``plus``, left @ right."""
+    """``out`` = alpha left @ right + beta plus, for matrices or stacks of them; without ``plus``,
+    left @ right."""
     if plus is None:
         torch.matmul(left, right, out=out)
     else:
-        (torch.addmm if left.ndim == 2 else torch.baddbmm)(plus, left, right, beta=beta, alpha=alpha, out=out)
+        (torch.addmm if left.ndim == 2 else torch.baddbmm)(
+            plus, left, right, beta=beta, alpha=alpha, out=out
+        )
 
 
 def _shifted(z: torch.Tensor, a: float) -> torch.Tensor:

@@ -1,8 +1,10 @@
-"""Which way of multiplying suits a matrix: decided from its shape and crossover points, and those from times measured on a machine.
+"""Which way of multiplying suits a matrix: decided from its shape and crossover points, and those
+from times measured on a machine.
 
-Enters  rows, columns, a Rule; for a Rule the times of trials. Never how many of a shape there are: a matrix is worked the same way
-        beside any others.
-Leaves  a Way: number format, Gram iteration or not, symmetric products by panels or not, stacked with others of its shape or not.
+Enters  rows, columns, a Rule; for a Rule the times of trials. Never how many of a shape there are:
+        a matrix is worked the same way beside any others.
+Leaves  a Way: number format, Gram iteration or not, symmetric products by panels or not, stacked
+        with others of its shape or not.
 Never   a clock or a tensor: trials.py measures, newton_schulz.py multiplies.
 """
 
@@ -24,7 +26,8 @@ class Way:
     gram: bool
     """Iterate on the small Gram matrix, restarted; else on the whole matrix."""
     panels: int
-    """Elements of an operand from which a symmetric product is made as a lower triangle of panels; 0: never."""
+    """Elements of an operand from which a symmetric product is made as a lower triangle of panels;
+    0: never."""
     stacked: bool
     """Multiplied together with others of its shape, if there are."""
 
@@ -47,17 +50,23 @@ class Rule:
     panels_fp32: int = 1 << 18
     """The same in fp32."""
     gram_aspect: float = 1.75
-    """Aspect from which the Gram iteration is faster. Not measured at the start, because operations decide it: fewer from 1.5 on.
-    On a Xeon with AMX it was 0.93 (bf16) and 1.0 (fp32) times as fast at 1.5, at 2 1.1 and 1.15, at 3 1.4 and 1.35."""
+    """Aspect from which the Gram iteration is faster. Not measured at the start, because operations
+    decide it: fewer from 1.5 on. On a Xeon with AMX it was 0.93 (bf16) and 1.0 (fp32) times as fast
+    at 1.5, at 2 1.1 and 1.15, at 3 1.4 and 1.35."""
     gram_from: int = 64
-    """Side from which it is. Below, calls cost more than products, and the Gram iteration has more calls."""
+    """Side from which it is. Below, calls cost more than products, and the Gram iteration has more
+    calls."""
 
 
 CPU = Rule()
-CUDA = Rule(bf16_from=1, stack_bf16_to=1024, stack_fp32_to=0, panels_bf16=0, panels_fp32=0, gram_from=256)
-"""Not measured. On a GPU small products are all launch time, so bf16 and stacks throughout, and no panels."""
+CUDA = Rule(
+    bf16_from=1, stack_bf16_to=1024, stack_fp32_to=0, panels_bf16=0, panels_fp32=0, gram_from=256
+)
+"""Not measured. On a GPU small products are all launch time, so bf16 and stacks throughout, and no
+panels."""
 STACK_FROM = 8
-"""Side from which matrices are stacked: torch multiplies smaller ones by loops of its own when stacked, with other last bits."""
+"""Side from which matrices are stacked: torch multiplies smaller ones by loops of its own when
+stacked, with other last bits."""
 
 
 def way(rows: int, cols: int, rule: Rule) -> Way:
@@ -71,12 +80,13 @@ def way(rows: int, cols: int, rule: Rule) -> Way:
     return Way("bf16" if bf16 else "fp32", gram, panels, stacked)
 
 
-# ---------------------------------------------------------------- from times to a rule
+# ------------------------------------------------------------ from times to a rule
 
 
 class Trial(NamedTuple):
-    """Something that is timed on one thread. A square of :data:`SQUARES`: one step of the iteration on ``many`` matrices, as a stack
-    or one after the other. One of :data:`OPERANDS`: its symmetric product, whole or by panels."""
+    """Something that is timed on one thread. A square of :data:`SQUARES`: one step of the iteration
+    on ``many`` matrices, as a stack or one after the other. One of :data:`OPERANDS`: its symmetric
+    product, whole or by panels."""
 
     rows: int
     cols: int
@@ -86,26 +96,31 @@ class Trial(NamedTuple):
 
 
 SQUARES = {64: 64, 128: 32, 256: 8, 512: 2, 768: 2}
-"""Side of the squares on which formats and stacks are compared, and how many there are. What is smaller is worked in fp32 on every
-processor: calls cost more than its numbers (16 of 32x64 on a Xeon with AMX: 0.9 ms in bf16, 0.7 in fp32)."""
+"""Side of the squares on which formats and stacks are compared, and how many there are. What is
+smaller is worked in fp32 on every processor: calls cost more than its numbers (16 of 32x64 on a
+Xeon with AMX: 0.9 ms in bf16, 0.7 in fp32)."""
 MEASURED_FROM = min(SQUARES) ** 2
-"""Elements of the smallest matrix that a measured rule works in another way than :data:`CPU`, but for the last bits of stacks."""
+"""Elements of the smallest matrix that a measured rule works in another way than :data:`CPU`, but
+for the last bits of stacks."""
 SMALLER = 32
 """Side up to which matrices are stacked whatever was measured."""
 OPERANDS = ((512, 512), (1024, 1024), (1024, 2048))
-"""Operands whose symmetric product is tried with panels and without, in the format of large matrices."""
+"""Operands whose symmetric product is tried with panels and without, in the format of large
+matrices."""
 GAIN = 1.15
 """bf16 is taken where it is so many times as fast: less does not pay for its rounding."""
 PANELS_GAIN = 1.2
 """The same of panels: a matrix that is worked by panels is not stacked."""
 HOPELESS = 3.0
-"""Where bf16 takes so many times as long as fp32 it is tried on nothing larger: emulated, that can take minutes."""
+"""Where bf16 takes so many times as long as fp32 it is tried on nothing larger: emulated, that can
+take minutes."""
 Times = Mapping[Trial, float]
 """Seconds of processor time of one thread."""
 
 
 def following(times: Times) -> list[Trial]:
-    """What is to be timed next, to be compared with each other; empty when all is known that a rule needs."""
+    """What is to be timed next, to be compared with each other; empty when all is known that a rule
+    needs."""
     kinds: tuple[Precision, ...] = ("fp32", "bf16")
     for side in SQUARES:
         group = [_square(side, kind, form) for kind in kinds for form in ("alone", "stack")]
@@ -142,7 +157,8 @@ def _best(side: int, kind: Precision, times: Times) -> float:
 
 
 def _bf16_from(times: Times) -> int:
-    """Elements of the smallest square from which bf16 is faster on all; 0 when it is not on the largest."""
+    """Elements of the smallest square from which bf16 is faster on all; 0 when it is not on the
+    largest."""
     found = 0
     for side in reversed(SQUARES):
         bf16 = _best(side, "bf16", times)
@@ -166,10 +182,13 @@ def _stack_to(kind: Precision, times: Times, unknown: int) -> int:
 
 
 def _panels(kind: Precision, times: Times, unknown: int) -> int:
-    """Elements of the smallest operand from which panels are faster on all; 0 when they are not on the largest."""
+    """Elements of the smallest operand from which panels are faster on all; 0 when they are not on
+    the largest."""
     found = 0
     for rows, cols in reversed(OPERANDS):
-        alone, panels = (times.get(Trial(rows, cols, 1, kind, form)) for form in ("alone", "panels"))
+        alone, panels = (
+            times.get(Trial(rows, cols, 1, kind, form)) for form in ("alone", "panels")
+        )
         if alone is None or panels is None:
             return unknown
         if PANELS_GAIN * panels > alone:

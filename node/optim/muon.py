@@ -1,6 +1,8 @@
-"""The two update rules as functions: state and gradient in, new state and fresh parameter out, nothing changed in place.
+"""The two update rules as functions: state and gradient in, new state and fresh parameter out,
+nothing changed in place.
 
-Both do the operations of torch.optim.Muon and torch.optim.AdamW in their order, so equal settings give equal numbers.
+Both do the operations of torch.optim.Muon and torch.optim.AdamW in their order, so equal settings
+give equal numbers.
 """
 
 from __future__ import annotations
@@ -17,18 +19,22 @@ from node.optim.scratch import empty, reuse
 from node.optim.settings import OptimSettings
 
 FEW = 1 << 19
-"""Numbers in all matrices of a shape up to which everything is done on stacks of them. 64 of 64x64 take 2.6 ms that way on two
-threads, 3.0 with an operation for each matrix; 16 of 256x256 gain nothing."""
+"""Numbers in all matrices of a shape up to which everything is done on stacks of them. 64 of 64x64
+take 2.6 ms that way on two threads, 3.0 with an operation for each matrix; 16 of 256x256 gain
+nothing."""
 State = dict[str, Tensor]
-"""Optimizer state of one part, by the names of the checkpoint: "momentum" and "steps", or "exp_avg", "exp_avg_sq", "steps"."""
+"""Optimizer state of one part, by the names of the checkpoint: "momentum" and "steps", or
+"exp_avg", "exp_avg_sq", "steps"."""
 
 
 def muon_direction(
     settings: OptimSettings, gradient: Tensor, momentum: Tensor, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What is to be orthogonalised, and the new momentum: M' = mu M + (1 - mu) G; Nesterov: (1 - mu) G + mu M'.
+    """What is to be orthogonalised, and the new momentum: M' = mu M + (1 - mu) G; Nesterov: (1 -
+    mu) G + mu M'.
 
-    The factor (1 - mu) does not matter to the update, which is scale free; it makes momentum a mean gradient.
+    The factor (1 - mu) does not matter to the update, which is scale free; it makes momentum a mean
+    gradient.
     """
     momentum = momentum.lerp(gradient, 1 - settings.momentum)
     return torch.lerp(gradient, momentum, settings.momentum, out=out), momentum
@@ -41,19 +47,30 @@ def muon_fresh(settings: OptimSettings, parameter: Tensor, orthogonal: Tensor, l
 
 
 def muon(
-    settings: OptimSettings, parameters: list[Tensor], gradients: list[Tensor], momenta: list[Tensor], lr: float,
-    chosen: Way, finite: Callable[[Tensor], None],
-) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
-    """Fresh parameter and momentum of matrices of one shape; several are worked on as a stack, of which views come out.
+    settings: OptimSettings,
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    momenta: list[Tensor],
+    lr: float,
+    chosen: Way,
+    finite: Callable[[Tensor], None],
+) -> list[tuple[Tensor, Tensor]]:
+    """Fresh parameter and momentum of matrices of one shape; several are worked on as a stack, of
+    which views come out.
 
-    ``finite`` gets the norms of what is to be orthogonalised, which are not finite where a gradient is not, and may raise.
+    ``finite`` gets the norms of what is to be orthogonalised, which are not finite where a gradient
+    is not, and may raise.
     """
     if len(gradients) > 1 and len(gradients) * gradients[0].numel() <= FEW:
         return _small(settings, parameters, gradients, momenta, lr, chosen, finite)
     weight, first, after, sizes = settings.momentum, gradients[0], list[Tensor](), list[Tensor]()
     with reuse():
-        # One matrix after the other before and after the products, so that it is in the cache from its gradient to its format.
-        direction, stack = empty("direction", first.shape, first), Wide(len(gradients), first, chosen)
+        # One matrix after the other before and after the products, so that it is in the cache from
+        # its gradient to its format.
+        direction, stack = (
+            empty("direction", first.shape, first),
+            Wide(len(gradients), first, chosen),
+        )
         for i, (gradient, momentum) in enumerate(zip(gradients, momenta, strict=True)):
             after.append(momentum.lerp(gradient, 1 - weight))
             torch.lerp(gradient, after[-1], weight, out=direction)
@@ -64,16 +81,24 @@ def muon(
         fresh = []
         for i, parameter in enumerate(parameters):
             stack.get(i, direction)
-            kept = parameter * (1 - lr * settings.weight_decay) if settings.weight_decay else parameter
+            kept = (
+                parameter * (1 - lr * settings.weight_decay) if settings.weight_decay else parameter
+            )
             fresh.append(torch.add(kept, direction, alpha=-lr * _scale(direction)))
     return list(zip(fresh, after, strict=True))
 
 
 def _small(
-    settings: OptimSettings, parameters: list[Tensor], gradients: list[Tensor], momenta: list[Tensor], lr: float,
-    chosen: Way, finite: Callable[[Tensor], None],
-) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
-    """As :func:`muon`, of few numbers in all: one operation over a stack costs less than one for each matrix, even with the copies."""
+    settings: OptimSettings,
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    momenta: list[Tensor],
+    lr: float,
+    chosen: Way,
+    finite: Callable[[Tensor], None],
+) -> list[tuple[Tensor, Tensor]]:
+    """As :func:`muon`, of few numbers in all: one operation over a stack costs less than one for
+    each matrix, even with the copies."""
     many, weight = (len(gradients), *gradients[0].shape), settings.momentum
     with reuse():
         direction = torch.stack(gradients, out=empty("direction", many, gradients[0]))
@@ -89,18 +114,25 @@ def _small(
 
 
 def _stacked(name: str, matrices: list[Tensor]) -> Tensor:
-    """The matrices as one tensor: their own memory where they lie one behind the other, as what a step of a stack gave does."""
+    """The matrices as one tensor: their own memory where they lie one behind the other, as what a
+    step of a stack gave does."""
     first, size = matrices[0], matrices[0].nbytes
     start, many = first.data_ptr(), (len(matrices), *first.shape)
     end = first.untyped_storage().data_ptr() + first.untyped_storage().nbytes()
     places = range(start, start + len(matrices) * size, size)
-    if places.stop <= end and all(m.data_ptr() == at and m.is_contiguous() for m, at in zip(matrices, places, strict=True)):
+    if places.stop <= end and all(
+        m.data_ptr() == at and m.is_contiguous() for m, at in zip(matrices, places, strict=True)
+    ):
         return first.as_strided(many, (first.numel(), first.stride(0), first.stride(1)))
     return torch.stack(matrices, out=empty(name, many, first))
 
 
 def adamw(
-    settings: OptimSettings, parameter: Tensor, gradient: Tensor, state: Mapping[str, Tensor], lr: float
+    settings: OptimSettings,
+    parameter: Tensor,
+    gradient: Tensor,
+    state: Mapping[str, Tensor],
+    lr: float,
 ) -> tuple[Tensor, State]:
     """AdamW (Loshchilov and Hutter, 2019). Vectors, which are norm scales, are not decayed."""
     zero = torch.zeros_like(gradient)
@@ -111,7 +143,9 @@ def adamw(
     steps = int(count.item())
     decay = settings.weight_decay if parameter.ndim >= 2 else 0.0
     root = exp_avg_sq.sqrt().div_(math.sqrt(1 - settings.adam_beta2**steps)).add_(settings.adam_eps)
-    fresh = (parameter * (1 - lr * decay)).addcdiv_(exp_avg, root, value=-lr / (1 - settings.adam_beta1**steps))
+    fresh = (parameter * (1 - lr * decay)).addcdiv_(
+        exp_avg, root, value=-lr / (1 - settings.adam_beta1**steps)
+    )
     return fresh, {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq, "steps": count}
 
 
@@ -121,8 +155,11 @@ def _scale(matrix: Tensor) -> float:
 
 
 def next_counts(states: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-    """One more than the steps behind each state, as tensors of shape [1], because state travels as fp32 tensors."""
-    after: dict[int, Tensor] = {}  # parts that have been stepped together share a tensor: nobody writes into one
+    """One more than the steps behind each state, as tensors of shape [1], because state travels as
+    fp32 tensors."""
+    after: dict[
+        int, Tensor
+    ] = {}  # parts that have been stepped together share a tensor: nobody writes into one
     none = torch.zeros(1)
     befores = [state["steps"] if state else none for state in states]
     for before in befores:

@@ -1,9 +1,10 @@
 """Orthogonalise matrices by a quintic Newton-Schulz iteration, and a slow twin to hold it against.
 
-For X = U S V^T scaled to |X|_F <= 1, each step applies p(s) = a s + b s^3 + c s^5 to the singular values. With the default
-coefficients five steps bring every singular value above 2e-3 of the norm into [0.68, 1.21], not to 1. Muon needs no more.
-How the products are made is decided by ``kernel_rule.py`` from a matrix's shape; what is computed does not depend on it but for
-rounding, in fp32 about 1e-5 of the norm.
+For X = U S V^T scaled to |X|_F <= 1, each step applies p(s) = a s + b s^3 + c s^5 to the singular
+values. With the default coefficients five steps bring every singular value above 2e-3 of the norm
+into [0.68, 1.21], not to 1. Muon needs no more. How the products are made is decided by
+``kernel_rule.py`` from a matrix's shape; what is computed does not depend on it but for rounding,
+in fp32 about 1e-5 of the norm.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ EPS = 1e-7
 STACKED = 1 << 24
 """Elements stacked at once: bounds what a stack takes beside the matrices themselves."""
 APART = 200_000_000
-"""Rows x rows x columns of a matrix, rows the shorter side, from which it is worked in one thread beside others: 512x2048, not 512x512.
-Below, the interpreter's lock lets two threads with short calls wait for each other: 16 of 256x256 take 12.7 ms on two threads,
-9.3 ms as one stack whose operations use both; 8 of 512x512 25.6 and 22.8."""
+"""Rows x rows x columns of a matrix, rows the shorter side, from which it is worked in one thread
+beside others: 512x2048, not 512x512. Below, the interpreter's lock lets two threads with short
+calls wait for each other: 16 of 256x256 take 12.7 ms on two threads, 9.3 ms as one stack whose
+operations use both; 8 of 512x512 25.6 and 22.8."""
 
 
 def newton_schulz(
@@ -53,15 +55,21 @@ def newton_schulz(
     use_gram: bool = False,
     panels: int = 0,
 ) -> torch.Tensor:
-    """Approximately U V^T of each [..., m, n] matrix, computed and returned in ``dtype``, contiguous, without a gradient.
+    """Approximately U V^T of each [..., m, n] matrix, computed and returned in ``dtype``,
+    contiguous, without a gradient.
 
-    A matrix with more rows than columns is worked on transposed: the products are of the smaller side. ``use_gram``, ``panels``:
-    see ``gram.py``. Numbers that are not finite come out as such. Raises StepFault for what is no matrix or an empty one, UsageFault
-    for coefficients that do not exist.
+    A matrix with more rows than columns is worked on transposed: the products are of the smaller
+    side. ``use_gram``, ``panels``: see ``gram.py``. Numbers that are not finite come out as such.
+    Raises StepFault for what is no matrix or an empty one, UsageFault for coefficients that do not
+    exist.
     """
     chosen = coefficients_of(coefficients, steps)
     _check(matrices)
-    x = matrices.detach().contiguous().to(torch.promote_types(torch.promote_types(matrices.dtype, dtype), torch.float32))
+    x = (
+        matrices.detach()
+        .contiguous()
+        .to(torch.promote_types(torch.promote_types(matrices.dtype, dtype), torch.float32))
+    )
     return _iterate(x / norms(x).clamp_(min=EPS), dtype, chosen, use_gram, panels)
 
 
@@ -71,7 +79,8 @@ def norms(x: torch.Tensor) -> torch.Tensor:
 
 
 class Wide:
-    """Normalised matrices of one shape on their way through the iteration: put one by one, iterated together, taken one by one.
+    """Normalised matrices of one shape on their way through the iteration: put one by one, iterated
+    together, taken one by one.
 
     In memory of :func:`empty`, so within :func:`reuse` there is one at a time.
     """
@@ -80,7 +89,8 @@ class Wide:
         rows, cols = like.shape
         self._way, self._tall = chosen, rows > cols
         kind = like.new_empty(0, dtype=_dtype(chosen))
-        # Cast first, transpose then: strides choose the kernel, and with it the last bits; transposing fp32 is slower.
+        # Cast first, transpose then: strides choose the kernel, and with it the last bits;
+        # transposing fp32 is slower.
         self._cast = empty("cast", like.shape, kind) if self._tall else None
         shape = (cols, rows) if self._tall else (rows, cols)
         self._x = empty("wide", shape if count == 1 else (count, *shape), kind)
@@ -101,17 +111,25 @@ class Wide:
         into.copy_(self._rows[i] if self._cast is None else self._cast.copy_(self._rows[i].mT))
 
 
-def finish(x: torch.Tensor, size: torch.Tensor, chosen: Way, steps: int, coefficients: str) -> torch.Tensor:
-    """As :func:`newton_schulz`, of contiguous fp32 matrices whose norms are known; ``x`` and ``size`` are written over.
+def finish(
+    x: torch.Tensor, size: torch.Tensor, chosen: Way, steps: int, coefficients: str
+) -> torch.Tensor:
+    """As :func:`newton_schulz`, of contiguous fp32 matrices whose norms are known; ``x`` and
+    ``size`` are written over.
 
     Within :func:`reuse`, so is what is given back, by the next call.
     """
     x.div_(size.clamp_(min=EPS))
-    return _iterate(x, _dtype(chosen), coefficients_of(coefficients, steps), chosen.gram, chosen.panels)
+    return _iterate(
+        x, _dtype(chosen), coefficients_of(coefficients, steps), chosen.gram, chosen.panels
+    )
 
 
-def _iterate(x: torch.Tensor, dtype: torch.dtype, steps: Sequence[Step], use_gram: bool, panels: int) -> torch.Tensor:
-    # Cast first, transpose then: strides choose the kernel, and with it the last bits; transposing fp32 is slower.
+def _iterate(
+    x: torch.Tensor, dtype: torch.dtype, steps: Sequence[Step], use_gram: bool, panels: int
+) -> torch.Tensor:
+    # Cast first, transpose then: strides choose the kernel, and with it the last bits; transposing
+    # fp32 is slower.
     tall = x.size(-2) > x.size(-1)
     if x.dtype is not dtype:
         x = empty("cast", x.shape, x.new_empty(0, dtype=dtype)).copy_(x)
@@ -122,7 +140,8 @@ def _iterate(x: torch.Tensor, dtype: torch.dtype, steps: Sequence[Step], use_gra
 
 
 def reference(matrix: torch.Tensor, steps: int = 5, coefficients: str = "simple") -> torch.Tensor:
-    """The slow twin: the same polynomial applied to the singular values, in fp64. [m, n] -> [m, n]."""
+    """The slow twin: the same polynomial applied to the singular values, in fp64. [m, n] -> [m,
+    n]."""
     u, s, vt = torch.linalg.svd(matrix.double(), full_matrices=False)
     s = s / torch.linalg.vector_norm(s).clamp(min=EPS)
     for a, b, c in coefficients_of(coefficients, steps):
@@ -134,7 +153,8 @@ _followed: list[Rule] = [CPU]
 
 
 def follow(rule: Rule) -> None:
-    """From now on, steps on a CPU are made by this rule in the whole process; before, by the one for a processor not measured."""
+    """From now on, steps on a CPU are made by this rule in the whole process; before, by the one
+    for a processor not measured."""
     _followed[:] = [rule]
 
 
@@ -149,41 +169,71 @@ def rule_of(device: torch.device) -> Rule:
 
 
 def newton_schulz_all(
-    matrices: Sequence[torch.Tensor], steps: int, stack: bool, *, coefficients: str = "simple", rule: Rule | None = None
+    matrices: Sequence[torch.Tensor],
+    steps: int,
+    stack: bool,
+    *,
+    coefficients: str = "simple",
+    rule: Rule | None = None,
 ) -> list[torch.Tensor]:
-    """Each matrix orthogonalised, in order, in fp32 or bf16. ``stack``, ``rule`` and what is raised: see :func:`in_jobs`."""
+    """Each matrix orthogonalised, in order, in fp32 or bf16. ``stack``, ``rule`` and what is
+    raised: see :func:`in_jobs`."""
     coefficients_of(coefficients, steps)
 
     def act(job: Job) -> Sequence[torch.Tensor]:
-        x = torch.stack([matrices[i] for i in job.members]) if len(job.members) > 1 else matrices[job.members[0]]
-        x = newton_schulz(x, steps, _dtype(job.way), coefficients=coefficients, use_gram=job.way.gram, panels=job.way.panels)
+        x = (
+            torch.stack([matrices[i] for i in job.members])
+            if len(job.members) > 1
+            else matrices[job.members[0]]
+        )
+        x = newton_schulz(
+            x,
+            steps,
+            _dtype(job.way),
+            coefficients=coefficients,
+            use_gram=job.way.gram,
+            panels=job.way.panels,
+        )
         return x.unbind() if len(job.members) > 1 else [x]
 
     return in_jobs(matrices, act, stack, rule)
 
 
 def in_jobs(
-    matrices: Sequence[torch.Tensor], act: Callable[[Job], Sequence[T]], stack: bool, rule: Rule | None = None
+    matrices: Sequence[torch.Tensor],
+    act: Callable[[Job], Sequence[T]],
+    stack: bool,
+    rule: Rule | None = None,
 ) -> list[T]:
     """What ``act`` gives for the members of each job, in the order of ``matrices``.
 
-    With ``stack``, matrices of a shape that gains from it are in one job, and large ones are done side by side on as many threads as
-    torch has, in one job for each thread. Without, every matrix is a job of all threads, one after the other. ``rule``: instead of the one for
-    the kind of device. Raises StepFault for what is no matrix, or an empty one.
+    With ``stack``, matrices of a shape that gains from it are in one job, and large ones are done
+    side by side on as many threads as torch has, in one job for each thread. Without, every matrix
+    is a job of all threads, one after the other. ``rule``: instead of the one for the kind of
+    device. Raises StepFault for what is no matrix, or an empty one.
     """
     threads = torch.get_num_threads()
     jobs = _jobs(matrices, stack, threads, rule)
     together = [job for job in jobs if not job.apart]
     # The longest first, so that none is left alone with a long one.
-    apart = sorted((job for job in jobs if job.apart), key=lambda job: -len(job.members) * _work(matrices[job.members[0]]))
+    apart = sorted(
+        (job for job in jobs if job.apart),
+        key=lambda job: -len(job.members) * _work(matrices[job.members[0]]),
+    )
     outs = [act(job) for job in together]
     if apart:
         outs += spread([partial(act, job) for job in apart], threads, max(1, threads // len(apart)))
-    done = {i: one for job, out in zip(together + apart, outs, strict=True) for i, one in zip(job.members, out, strict=True)}
+    done = {
+        i: one
+        for job, out in zip(together + apart, outs, strict=True)
+        for i, one in zip(job.members, out, strict=True)
+    }
     return [done[i] for i in range(len(matrices))]
 
 
-def _jobs(matrices: Sequence[torch.Tensor], stack: bool, threads: int, rule: Rule | None) -> list[Job]:
+def _jobs(
+    matrices: Sequence[torch.Tensor], stack: bool, threads: int, rule: Rule | None
+) -> list[Job]:
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, matrix in enumerate(matrices):
         groups.setdefault((matrix.shape, matrix.device, matrix.dtype), []).append(i)
@@ -191,13 +241,19 @@ def _jobs(matrices: Sequence[torch.Tensor], stack: bool, threads: int, rule: Rul
     for members in groups.values():
         first = matrices[members[0]]
         if first.ndim != 2:
-            raise StepFault(f"a tensor of shape {tuple(first.shape)} is no matrix", "give it to AdamW, or reshape it")
+            raise StepFault(
+                f"a tensor of shape {tuple(first.shape)} is no matrix",
+                "give it to AdamW, or reshape it",
+            )
         _check(first)
         chosen = way(first.size(0), first.size(1), rule or rule_of(first.device))
         apart = stack and first.device.type == "cpu" and _work(first) >= APART
         share = -(-len(members) // threads) if apart else len(members)
         many = max(1, min(share, STACKED // first.numel())) if stack and chosen.stacked else 1
-        jobs += [Job(members[start : start + many], chosen, apart) for start in range(0, len(members), many)]
+        jobs += [
+            Job(members[start : start + many], chosen, apart)
+            for start in range(0, len(members), many)
+        ]
     return jobs
 
 
@@ -207,9 +263,14 @@ def _work(matrix: torch.Tensor) -> int:
 
 def _check(matrices: torch.Tensor) -> None:
     if matrices.ndim < 2 or not matrices.numel():
-        raise StepFault(f"a tensor of shape {tuple(matrices.shape)} is no matrix", "give it to AdamW, or reshape it")
+        raise StepFault(
+            f"a tensor of shape {tuple(matrices.shape)} is no matrix",
+            "give it to AdamW, or reshape it",
+        )
     if not matrices.is_floating_point():
-        raise StepFault(f"a matrix of {matrices.dtype} cannot be orthogonalised", "give floating-point numbers")
+        raise StepFault(
+            f"a matrix of {matrices.dtype} cannot be orthogonalised", "give floating-point numbers"
+        )
 
 
 def _dtype(chosen: Way) -> torch.dtype:

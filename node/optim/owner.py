@@ -1,7 +1,9 @@
-"""An owner's optimizer: fresh parameters from mean gradients, state that changes only when an epoch commits.
+"""An owner's optimizer: fresh parameters from mean gradients, state that changes only when an epoch
+commits.
 
-A step stages the new state under its epoch. A round may be attempted several times: stepping a part again in the same
-epoch starts from the same committed state and gives the same bits. ``commit`` makes the staged state the state, once.
+A step stages the new state under its epoch. A round may be attempted several times: stepping a part
+again in the same epoch starts from the same committed state and gives the same bits. ``commit``
+makes the staged state the state, once.
 """
 
 from __future__ import annotations
@@ -31,14 +33,22 @@ Orthogonalise = Callable[[Sequence[Tensor], int, bool], Sequence[Tensor]]
 
 
 class Owner:
-    """Optimizer of the parts one peer owns; which those are is decided elsewhere, a part without state starts from zero.
+    """Optimizer of the parts one peer owns; which those are is decided elsewhere, a part without
+    state starts from zero.
 
-    ``total_epochs``: length of the run for the schedule, 0 if unknown. ``orthogonalise``: who does that, where it is not done here.
-    Raises OutOfResources when the package an optimizer comes from cannot be imported, UsageFault for coefficients that do not go
-    with the number of steps, or that ``orthogonalise`` does not know.
+    ``total_epochs``: length of the run for the schedule, 0 if unknown. ``orthogonalise``: who does
+    that, where it is not done here. Raises OutOfResources when the package an optimizer comes from
+    cannot be imported, UsageFault for coefficients that do not go with the number of steps, or that
+    ``orthogonalise`` does not know.
     """
 
-    def __init__(self, settings: OptimSettings, total_epochs: int, *, orthogonalise: Orthogonalise | None = None) -> None:
+    def __init__(
+        self,
+        settings: OptimSettings,
+        total_epochs: int,
+        *,
+        orthogonalise: Orthogonalise | None = None,
+    ) -> None:
         require(settings.name)
         chosen(settings.coefficients, settings.ns_steps)
         if orthogonalise is not None and settings.coefficients != OptimSettings.coefficients:
@@ -53,7 +63,8 @@ class Owner:
         self._staged: dict[int, dict[str, State]] = {}
 
     def step(self, name: str, parameter: Tensor, mean_gradient: Tensor, epoch: int) -> Tensor:
-        """The fresh parameter, fp32 on the parameter's device; neither argument is changed. See :meth:`step_parts`."""
+        """The fresh parameter, fp32 on the parameter's device; neither argument is changed. See
+        :meth:`step_parts`."""
         return self.step_parts({name: parameter}, {name: mean_gradient}, epoch)[name]
 
     def step_parts(
@@ -61,30 +72,40 @@ class Owner:
     ) -> dict[str, Tensor]:
         """Fresh parameters for the names in ``mean_gradients``, their state staged for ``epoch``.
 
-        Raises StepFault for a gradient of another shape or not finite, a step that fails, or an epoch already committed for the
-        part, and then stages nothing.
+        Raises StepFault for a gradient of another shape or not finite, a step that fails, or an
+        epoch already committed for the part, and then stages nothing.
         """
         for name, gradient in mean_gradients.items():
             if name not in parameters or gradient.shape != parameters[name].shape:
-                shape = tuple(parameters[name].shape) if name in parameters else "of a parameter here"
-                raise StepFault(f"the gradient of {name} is {tuple(gradient.shape)}, not {shape}", AGAIN)
+                shape = (
+                    tuple(parameters[name].shape) if name in parameters else "of a parameter here"
+                )
+                raise StepFault(
+                    f"the gradient of {name} is {tuple(gradient.shape)}, not {shape}", AGAIN
+                )
             if epoch <= self._through.get(name, -1):
                 raise StepFault(
-                    f"{name} is committed through epoch {self._through[name]}, it cannot be stepped in {epoch}", AGAIN
+                    f"{name} is committed through epoch {self._through[name]}, it cannot be "
+                    f"stepped in {epoch}",
+                    AGAIN,
                 )
         with torch.no_grad():
             fresh, staged = self._step(parameters, mean_gradients, epoch)
         self._staged.setdefault(epoch, {}).update(staged)
         return fresh
 
-    def step_all(self, parameters: Mapping[str, Tensor], mean_gradients: Mapping[str, Tensor], epoch: int) -> dict[str, Tensor]:
-        """Step every parameter and commit: what one process that owns everything does in an epoch."""
+    def step_all(
+        self, parameters: Mapping[str, Tensor], mean_gradients: Mapping[str, Tensor], epoch: int
+    ) -> dict[str, Tensor]:
+        """Step every parameter and commit: what one process that owns everything does in an
+        epoch."""
         fresh = self.step_parts(parameters, mean_gradients, epoch)
         self.commit(epoch)
         return fresh
 
     def commit(self, epoch: int, names: Iterable[str] | None = None) -> frozenset[str]:
-        """Make the state staged for ``epoch`` the state, of ``names`` only if given, and drop all that was staged up to it.
+        """Make the state staged for ``epoch`` the state, of ``names`` only if given, and drop all
+        that was staged up to it.
 
         Gives the names committed. A second call finds nothing and changes nothing.
         """
@@ -98,7 +119,11 @@ class Owner:
 
     def hold(self, names: Iterable[str], epoch: int) -> None:
         """``epoch`` leaves the state of these parts as it is; staged for it like that of a step."""
-        known = {name: self._state[name] for name in names if name in self._state and self.through(name) < epoch}
+        known = {
+            name: self._state[name]
+            for name in names
+            if name in self._state and self.through(name) < epoch
+        }
         self._staged.setdefault(epoch, {}).update(known)
 
     def abort(self, epoch: int) -> None:
@@ -110,11 +135,16 @@ class Owner:
         return tuple(sorted(self._state))
 
     def state(self, name: str) -> dict[str, Tensor]:
-        """Committed state of a part as CPU fp32 tensors for a checkpoint or the next owner; empty if there is none."""
-        return {key: value.detach().to("cpu", torch.float32) for key, value in self._state.get(name, {}).items()}
+        """Committed state of a part as CPU fp32 tensors for a checkpoint or the next owner; empty
+        if there is none."""
+        return {
+            key: value.detach().to("cpu", torch.float32)
+            for key, value in self._state.get(name, {}).items()
+        }
 
     def through(self, name: str) -> int:
-        """The last epoch behind a part's committed state; -1 when there is no state, or it is not known."""
+        """The last epoch behind a part's committed state; -1 when there is no state, or it is not
+        known."""
         return self._through.get(name, -1)
 
     def staged(self, epoch: int) -> frozenset[str]:
@@ -122,29 +152,42 @@ class Owner:
         return frozenset(self._staged.get(epoch, {}))
 
     def after(self, name: str, epoch: int) -> dict[str, Tensor]:
-        """The state that ``epoch`` leaves a part with, committed or only staged, as :meth:`state` gives it; empty without."""
+        """The state that ``epoch`` leaves a part with, committed or only staged, as :meth:`state`
+        gives it; empty without."""
         staged = self._staged.get(epoch, {}).get(name)
         if staged is not None:
             return {key: value.detach().to("cpu", torch.float32) for key, value in staged.items()}
         return self.state(name) if epoch >= 0 and self.through(name) == epoch else {}
 
-    def load_state(self, name: str, shape: tuple[int, ...], state: Mapping[str, Tensor], epoch: int = -1) -> None:
+    def load_state(
+        self, name: str, shape: tuple[int, ...], state: Mapping[str, Tensor], epoch: int = -1
+    ) -> None:
         """Take over a part. ``epoch`` is the last one behind the state (-1: not known).
 
-        Raises StepFault for tensors of other names or shapes than :func:`state_shapes`, for numbers that are not finite, for a
-        negative second moment, and for a count of steps that is none, and then keeps what it had.
+        Raises StepFault for tensors of other names or shapes than :func:`state_shapes`, for numbers
+        that are not finite, for a negative second moment, and for a count of steps that is none,
+        and then keeps what it had.
         """
-        expected, other = state_shapes(name, tuple(shape), self._settings), "take it from another peer, or go on without"
+        expected, other = (
+            state_shapes(name, tuple(shape), self._settings),
+            "take it from another peer, or go on without",
+        )
         if {key: tuple(value.shape) for key, value in state.items()} != expected:
             raise StepFault(f"optimizer state of {name} should have {expected}", other)
         if not all(bool(torch.isfinite(value).all()) for value in state.values()):
             raise StepFault(f"optimizer state of {name} is not finite", other)
-        squares = [t if key == SQUARES[0] else t.diagonal() for key, t in state.items() if key.startswith(SQUARES)]
+        squares = [
+            t if key == SQUARES[0] else t.diagonal()
+            for key, t in state.items()
+            if key.startswith(SQUARES)
+        ]
         if any(bool((t < 0).any()) for t in squares):
             raise StepFault(f"optimizer state of {name} has a negative second moment", other)
         if not (steps := float(state["steps"])).is_integer() or steps < 1:
             raise StepFault(f"optimizer state of {name} says {steps} steps", other)
-        self._state[name] = {key: value.detach().to(torch.float32, copy=True) for key, value in state.items()}
+        self._state[name] = {
+            key: value.detach().to(torch.float32, copy=True) for key, value in state.items()
+        }
         self._through.pop(name, None)
         if epoch >= 0:
             self._through[name] = epoch
@@ -173,51 +216,96 @@ class Owner:
             if (method := method_of(name, shape, settings)) == "muon":
                 matrices.append(name)
                 continue
-            parameter, gradient = _fp32(parameters[name].detach()), _fp32(gradients[name].detach(), parameters[name].device)
+            parameter, gradient = (
+                _fp32(parameters[name].detach()),
+                _fp32(gradients[name].detach(), parameters[name].device),
+            )
             state = self._state.get(name, {})
             _check_finite([name], torch.linalg.vector_norm(gradient).view(1))
             if method == "adamw":
                 fresh[name], staged[name] = adamw(settings, parameter, gradient, state, lr["adamw"])
             else:
                 declared = state_shapes(name, shape, settings)
-                fresh[name], staged[name] = WRAPPED[method].step(settings, parameter, gradient, state, lr[method], declared)
-        for name, (new, state) in zip(matrices, self._muon(matrices, parameters, gradients, lr["muon"]), strict=True):
+                fresh[name], staged[name] = WRAPPED[method].step(
+                    settings, parameter, gradient, state, lr[method], declared
+                )
+        for name, (new, state) in zip(
+            matrices, self._muon(matrices, parameters, gradients, lr["muon"]), strict=True
+        ):
             fresh[name], staged[name] = new, state
         return fresh, staged
 
     def _muon(
-        self, names: Sequence[str], parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], lr: float
+        self,
+        names: Sequence[str],
+        parameters: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        lr: float,
     ) -> list[tuple[Tensor, State]]:
-        """Fresh parameter and state of each: jobs that are a whole step of some matrices, so that threads meet but once."""
+        """Fresh parameter and state of each: jobs that are a whole step of some matrices, so that
+        threads meet but once."""
         settings, states = self._settings, [self._state.get(name, {}) for name in names]
         olds = [_fp32(parameters[name]) for name in names]
         means = [_fp32(gradients[name], old.device) for name, old in zip(names, olds, strict=True)]
-        momenta = [s["momentum"].to(g.device) if s else torch.zeros_like(g) for g, s in zip(means, states, strict=True)]
+        momenta = [
+            s["momentum"].to(g.device) if s else torch.zeros_like(g)
+            for g, s in zip(means, states, strict=True)
+        ]
 
         def act(job: Job) -> list[tuple[Tensor, Tensor]]:
-            old, mean, momentum = ([each[i] for i in job.members] for each in (olds, means, momenta))
-            return muon(settings, old, mean, momentum, lr, job.way, partial(_check_finite, [names[i] for i in job.members]))
+            old, mean, momentum = (
+                [each[i] for i in job.members] for each in (olds, means, momenta)
+            )
+            return muon(
+                settings,
+                old,
+                mean,
+                momentum,
+                lr,
+                job.way,
+                partial(_check_finite, [names[i] for i in job.members]),
+            )
 
         if self._orthogonalise is None:
             done = in_jobs(means, act, settings.stack)
         else:
             for name, gradient in zip(names, means, strict=True):
                 _check_finite([name], torch.linalg.vector_norm(gradient).view(1))
-            both = [muon_direction(settings, gradient, m) for gradient, m in zip(means, momenta, strict=True)]
-            updates = self._orthogonalise([direction for direction, _ in both], settings.ns_steps, settings.stack)
-            fresh = [muon_fresh(settings, old, update, lr) for old, update in zip(olds, updates, strict=True)]
+            both = [
+                muon_direction(settings, gradient, m)
+                for gradient, m in zip(means, momenta, strict=True)
+            ]
+            updates = self._orthogonalise(
+                [direction for direction, _ in both], settings.ns_steps, settings.stack
+            )
+            fresh = [
+                muon_fresh(settings, old, update, lr)
+                for old, update in zip(olds, updates, strict=True)
+            ]
             done = [(new, m) for new, (_, m) in zip(fresh, both, strict=True)]
         counts = next_counts(states)
-        return [(new, {"momentum": m, "steps": count}) for (new, m), count in zip(done, counts, strict=True)]
+        return [
+            (new, {"momentum": m, "steps": count})
+            for (new, m), count in zip(done, counts, strict=True)
+        ]
 
 
 def _fp32(given: Tensor, device: torch.device | None = None) -> Tensor:
     here = device is None or given.device == device
-    return given if here and given.dtype is torch.float32 else given.to(device or given.device, torch.float32)
+    return (
+        given
+        if here and given.dtype is torch.float32
+        else given.to(device or given.device, torch.float32)
+    )
 
 
 def _check_finite(names: Sequence[str], norms: Tensor) -> None:
-    """Raises StepFault where a norm is not finite: a gradient is not, or is so large that its square is not."""
+    """Raises StepFault where a norm is not finite: a gradient is not, or is so large that its
+    square is not."""
     if not bool(torch.isfinite(norms).all()):
-        name = next(name for name, norm in zip(names, norms.tolist(), strict=True) if not math.isfinite(norm))
+        name = next(
+            name
+            for name, norm in zip(names, norms.tolist(), strict=True)
+            if not math.isfinite(norm)
+        )
         raise StepFault(f"the gradient of {name} is not finite", AGAIN)

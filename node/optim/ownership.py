@@ -1,7 +1,9 @@
-"""Who owns which part: computed by everybody, negotiated by nobody. The plans are those of ``node/partition``.
+"""Who owns which part: computed by everybody, negotiated by nobody. The plans are those of
+``node/partition``.
 
-Without previous owners it is a fresh plan; with them it is repaired: who stays keeps what it has, as far as that is
-near the least makespan, because optimizer state moves with its part. All peers derive the same map.
+Without previous owners it is a fresh plan; with them it is repaired: who stays keeps what it has,
+as far as that is near the least makespan, because optimizer state moves with its part. All peers
+derive the same map.
 """
 
 from __future__ import annotations
@@ -30,11 +32,12 @@ def assign(
     previous: Mapping[str, PeerId] | None = None,
     room: Mapping[PeerId, int] | None = None,
 ) -> dict[str, PeerId]:
-    """Exactly one owner among ``members`` (peer, speed) for every part, by name; 0 for an unknown speed counts as the mean.
+    """Exactly one owner among ``members`` (peer, speed) for every part, by name; 0 for an unknown
+    speed counts as the mean.
 
-    ``previous`` is repaired if any of its owners is still a member. ``room``: bytes of optimizer state, of the members it is
-    known of. Raises UsageFault for no members, a member or a part named twice, or a speed that is not a finite number;
-    OutOfResources when the state does not fit.
+    ``previous`` is repaired if any of its owners is still a member. ``room``: bytes of optimizer
+    state, of the members it is known of. Raises UsageFault for no members, a member or a part named
+    twice, or a speed that is not a finite number; OutOfResources when the state does not fit.
     """
     if not parts:
         return {}
@@ -42,7 +45,9 @@ def assign(
     kept = {p.name: previous[p.name] for p in parts if p.name in previous} if previous else {}
     if not living.intersection(kept.values()):
         kept = {}
-    return dict(_assigned(tuple(parts), tuple(members), tuple(kept.items()), tuple((room or {}).items())))
+    return dict(
+        _assigned(tuple(parts), tuple(members), tuple(kept.items()), tuple((room or {}).items()))
+    )
 
 
 @lru_cache(REMEMBERED)
@@ -57,14 +62,23 @@ def _assigned(
     known = [speed for _, speed in members if speed > 0] or [1.0]
     typical = math.fsum(known) / len(known)
     speeds = {peer: speed or typical for peer, speed in members}
-    largest, share = max(u.bytes for u in units), EVEN * sum(u.bytes for u in units) / math.fsum(speeds.values())
+    largest, share = (
+        max(u.bytes for u in units),
+        EVEN * sum(u.bytes for u in units) / math.fsum(speeds.values()),
+    )
     most = {peer: max(largest, int(share * s)) for peer, s in speeds.items()}
     held = dict.fromkeys(speeds, 0)
     for u in units:
         held[plan[u.name]] += u.bytes
     if any(held[peer] > most[peer] for peer in held):
         try:
-            even = assign_units(units, members, dict(previous), most | {p: min(most[p], r) for p, r in room if p in most}, WORK)
+            even = assign_units(
+                units,
+                members,
+                dict(previous),
+                most | {p: min(most[p], r) for p, r in room if p in most},
+                WORK,
+            )
         except OutOfResources:
             return plan
         if makespan(parts, speeds.items(), even) <= SLOWER * makespan(parts, speeds.items(), plan):
@@ -73,12 +87,16 @@ def _assigned(
 
 
 def ownership_hash(parts: Sequence[Part], owners: Mapping[str, PeerId], method: str) -> str:
-    """Hex sha256 over method, shapes and owners, whatever their order; travels with every exchange."""
+    """Hex sha256 over method, shapes and owners, whatever their order; travels with every
+    exchange."""
     return plan_hash(method, [p.unit for p in parts], owners)
 
 
-def makespan(parts: Sequence[Part], members: Iterable[tuple[PeerId, float]], owners: Mapping[str, PeerId]) -> float:
-    """Time of the slowest owner, in units of cost over speed; every member's speed must be known."""
+def makespan(
+    parts: Sequence[Part], members: Iterable[tuple[PeerId, float]], owners: Mapping[str, PeerId]
+) -> float:
+    """Time of the slowest owner, in units of cost over speed; every member's speed must be
+    known."""
     speeds = dict(members)
     loads = dict.fromkeys(speeds, 0.0)
     for part in parts:

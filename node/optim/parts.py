@@ -1,4 +1,5 @@
-"""What can be owned: one part for each parameter, the method that steps it, the state it keeps, what both cost.
+"""What can be owned: one part for each parameter, the method that steps it, the state it keeps,
+what both cost.
 
 No torch: the planner, the simulator and the check of a peer's state read it.
 """
@@ -16,19 +17,22 @@ from node.partition.matrices import Unit
 ELEMENT_FLOPS = 500
 """Floating-point operations that could be done while one number is moved through the optimizer.
 
-Measured on one core of a 2-core Xeon: an AdamW step takes 2.6 ns a number, fp32 matrix products run at about 170 GF/s.
+Measured on one core of a 2-core Xeon: an AdamW step takes 2.6 ns a number, fp32 matrix products run
+at about 170 GF/s.
 """
 
 ROOT_FLOPS = 180
-"""Operations at that rate that take as long as Shampoo's inverse root of an a x a matrix, over a^3, by the coupled Newton iteration
-of the library that steps it; an eigendecomposition, which the planner counts, would take 11. Same core, a = 512 and 1024."""
+"""Operations at that rate that take as long as Shampoo's inverse root of an a x a matrix, over a^3,
+by the coupled Newton iteration of the library that steps it; an eigendecomposition, which the
+planner counts, would take 11. Same core, a = 512 and 1024."""
 FP32 = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One parameter as an owner sees it. ``cost``: floating-point operations of a step; ``bytes``: of the parameter in fp32;
-    ``atomic``: its update needs the whole matrix at one place; ``state``: bytes of optimizer state, which move with the owner."""
+    """One parameter as an owner sees it. ``cost``: floating-point operations of a step; ``bytes``:
+    of the parameter in fp32; ``atomic``: its update needs the whole matrix at one place; ``state``:
+    bytes of optimizer state, which move with the owner."""
 
     name: str
     shape: tuple[int, ...]
@@ -45,11 +49,13 @@ class Part:
 
 
 def method_of(name: str, shape: tuple[int, ...], settings: OptimSettings) -> Method:
-    """What steps a part: the matrix method for two-dimensional parameters of the blocks, AdamW for everything else.
+    """What steps a part: the matrix method for two-dimensional parameters of the blocks, AdamW for
+    everything else.
 
-    The embedding and the head are lookups and classifiers, not maps between activations: AdamW, as in
-    Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024). Shampoo needs a preconditioner of
-    both sides, so a matrix with a side above ``precondition_side`` is AdamW's too.
+    The embedding and the head are lookups and classifiers, not maps between activations: AdamW, as
+    in Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024). Shampoo
+    needs a preconditioner of both sides, so a matrix with a side above ``precondition_side`` is
+    AdamW's too.
     """
     if len(shape) != 2 or ".layers." not in f".{name}":
         return "adamw"
@@ -61,10 +67,14 @@ def method_of(name: str, shape: tuple[int, ...], settings: OptimSettings) -> Met
     return "adamw"
 
 
-def state_shapes(name: str, shape: tuple[int, ...], settings: OptimSettings) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a part's whole optimizer state, what a receiver of it must insist on. All of it is fp32.
+def state_shapes(
+    name: str, shape: tuple[int, ...], settings: OptimSettings
+) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a part's whole optimizer state, what a receiver of it must insist on. All
+    of it is fp32.
 
-    ``gg_i`` and ``q_i``, ``statistics_i`` and ``pre_conditioners_i``: statistics of side i, and the basis or root made of them.
+    ``gg_i`` and ``q_i``, ``statistics_i`` and ``pre_conditioners_i``: statistics of side i, and the
+    basis or root made of them.
     """
     found: dict[str, tuple[int, ...]] = {"steps": (1,)}
     match method_of(name, shape, settings):
@@ -78,7 +88,11 @@ def state_shapes(name: str, shape: tuple[int, ...], settings: OptimSettings) -> 
             found |= {f"{key}_{i}": (a, a) for i, a in sides for key in ("gg", "q")}
         case "shampoo":
             found |= {"momentum": shape}
-            found |= {f"{key}_{i}": (a, a) for i, a in enumerate(shape) for key in ("statistics", "pre_conditioners")}
+            found |= {
+                f"{key}_{i}": (a, a)
+                for i, a in enumerate(shape)
+                for key in ("statistics", "pre_conditioners")
+            }
     return found
 
 
@@ -88,8 +102,13 @@ def state_bytes(name: str, shape: tuple[int, ...], settings: OptimSettings) -> i
 
 
 def step_cost(name: str, shape: tuple[int, ...], settings: OptimSettings) -> float:
-    """Operations of one step: of the matrix method as the planner counts them, plus the cost of each number."""
-    cost, every, side = float(ELEMENT_FLOPS * math.prod(shape)), settings.precondition_every, settings.precondition_side
+    """Operations of one step: of the matrix method as the planner counts them, plus the cost of
+    each number."""
+    cost, every, side = (
+        float(ELEMENT_FLOPS * math.prod(shape)),
+        settings.precondition_every,
+        settings.precondition_side,
+    )
     if (method := method_of(name, shape, settings)) == "adamw":
         return cost
     rows, cols = shape
@@ -99,12 +118,18 @@ def step_cost(name: str, shape: tuple[int, ...], settings: OptimSettings) -> flo
         case "soap":
             cost += soap_flops(rows, cols, every, side)
         case "shampoo":
-            cost += shampoo_flops(rows, cols, every, side) + (ROOT_FLOPS - 11) * (rows**3 + cols**3) / every
+            cost += (
+                shampoo_flops(rows, cols, every, side)
+                + (ROOT_FLOPS - 11) * (rows**3 + cols**3) / every
+            )
     return cost
 
 
-def parts_of(shapes: Mapping[str, tuple[int, ...]], settings: OptimSettings, rates: Rates | None = None) -> tuple[Part, ...]:
-    """All parts of a stage, sorted by name; ``rates``: measurements that correct the cost of matrices."""
+def parts_of(
+    shapes: Mapping[str, tuple[int, ...]], settings: OptimSettings, rates: Rates | None = None
+) -> tuple[Part, ...]:
+    """All parts of a stage, sorted by name; ``rates``: measurements that correct the cost of
+    matrices."""
     return tuple(_part(name, tuple(shapes[name]), settings, rates) for name in sorted(shapes))
 
 

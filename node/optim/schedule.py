@@ -9,10 +9,11 @@ FLOOR = 0.1
 
 
 def share(settings: OptimSettings, epoch: int, epochs: int) -> float:
-    """In (0, 1]: linear from 1/warmup over the first epochs, 1, then linear to a tenth at epoch ``epochs`` - 1.
+    """In (0, 1]: linear from 1/warmup over the first epochs, 1, then linear to a tenth at epoch
+    ``epochs`` - 1.
 
-    ``epoch`` counts from 0; ``epochs`` 0 means that the end is not known and there is no decay. Where warm-up and decay overlap
-    the smaller rules. Epochs past the end keep the last rate.
+    ``epoch`` counts from 0; ``epochs`` 0 means that the end is not known and there is no decay.
+    Where warm-up and decay overlap the smaller rules. Epochs past the end keep the last rate.
     """
     warm = min(1.0, (epoch + 1) / settings.warmup) if settings.warmup > 0 else 1.0
     start, last = epochs * (1 - settings.decay), epochs - 1
@@ -24,5 +25,10 @@ def share(settings: OptimSettings, epoch: int, epochs: int) -> float:
 
 def learning_rate(settings: OptimSettings, method: str, epoch: int, epochs: int) -> float:
     """Of a method (muon, shampoo, soap, adamw) in this epoch."""
-    peaks = {"muon": settings.lr, "shampoo": settings.shampoo_lr, "soap": settings.soap_lr, "adamw": settings.adam_lr}
+    peaks = {
+        "muon": settings.lr,
+        "shampoo": settings.shampoo_lr,
+        "soap": settings.soap_lr,
+        "adamw": settings.adam_lr,
+    }
     return peaks[method] * share(settings, epoch, epochs)

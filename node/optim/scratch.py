@@ -1,4 +1,5 @@
-"""Memory that a step writes over and needs no longer than itself, kept by each thread for the next one.
+"""Memory that a step writes over and needs no longer than itself, kept by each thread for the next
+one.
 
 Fresh pages cost a small stack as much as its arithmetic: 0.6 of 3.8 ms for 32 of 64x256.
 Never: anything that outlives the ``with`` block it was taken in.
@@ -29,7 +30,8 @@ class _Shelf(threading.local):
 
 
 class _Room:
-    """How much of ``ALL`` is left. What a thread kept is not given back when it ends: the threads of a step stay."""
+    """How much of ``ALL`` is left. What a thread kept is not given back when it ends: the threads
+    of a step stay."""
 
     def __init__(self, left: int) -> None:
         self.left, self._lock = left, threading.Lock()
@@ -55,8 +57,9 @@ def reuse() -> Iterator[None]:
 
 
 def empty(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
-    """An uninitialised tensor of this shape, with dtype and device of ``like``. Within :func:`reuse` the memory is what ``name``
-    had before, so a name is taken again only when its last tensor is of no more use."""
+    """An uninitialised tensor of this shape, with dtype and device of ``like``. Within
+    :func:`reuse` the memory is what ``name`` had before, so a name is taken again only when its
+    last tensor is of no more use."""
     if not _shelf.open or like.device.type != "cpu":
         return like.new_empty(shape)
     key = name, torch.Size(shape), like.dtype

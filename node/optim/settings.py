@@ -12,23 +12,28 @@ class OptimSettings:
     name: str = "muon"
     """muon | shampoo | soap | adamw (adamw: for every parameter)."""
     lr: float = 0.02
-    """Peak learning rate of Muon, in units of its update (unit spectral norm, scaled by sqrt(max(1, rows/cols)))."""
+    """Peak learning rate of Muon, in units of its update (unit spectral norm, scaled by sqrt(max(1,
+    rows/cols)))."""
     momentum: float = 0.95
     """Muon's and Shampoo's momentum, Nesterov form; SOAP's decay of the first moment."""
     ns_steps: int = 5
     """Newton-Schulz iterations."""
     coefficients: str = "simple"
-    """Of the iteration: simple | quintic | polar_express | deepseek_v4 (``node/optim/coefficients.py``)."""
+    """Of the iteration: simple | quintic | polar_express | deepseek_v4
+    (``node/optim/coefficients.py``)."""
     stack: bool = True
-    """Step matrices side by side, small ones of one shape together. False: one after the other, each on all threads; slower."""
+    """Step matrices side by side, small ones of one shape together. False: one after the other,
+    each on all threads; slower."""
     shampoo_lr: float = 3e-3
-    """Peak learning rate of Shampoo, whose update is made as long as one that changes every number by 1."""
+    """Peak learning rate of Shampoo, whose update is made as long as one that changes every number
+    by 1."""
     soap_lr: float = 3e-3
     """Peak learning rate of SOAP, in units of AdamW's."""
     precondition_every: int = 10
     """Steps between two decompositions of Shampoo's and SOAP's statistics."""
     precondition_side: int = 10_000
-    """Longest side with a preconditioner. SOAP leaves a longer side as it is; Shampoo leaves such a matrix to AdamW."""
+    """Longest side with a preconditioner. SOAP leaves a longer side as it is; Shampoo leaves such a
+    matrix to AdamW."""
     adam_lr: float = 3e-3
     """Peak learning rate of AdamW: embedding, head, norms."""
     adam_beta1: float = 0.9

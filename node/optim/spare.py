@@ -1,7 +1,8 @@
-"""Copies of other owners' optimizer state: the death of an owner costs its momentum some epochs of age and not its life.
+"""Copies of other owners' optimizer state: the death of an owner costs its momentum some epochs of
+age and not its life.
 
-Who copies from whom is a pure function of a cell's members, so nobody negotiates it: the *buddy* of an owner is the
-next member in PeerId order, the first after the last.
+Who copies from whom is a pure function of a cell's members, so nobody negotiates it: the *buddy* of
+an owner is the next member in PeerId order, the first after the last.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Spare:
 
 
 class Trail:
-    """The versions the parameters here came through, as far as this peer was there; the newest ``length`` of them."""
+    """The versions the parameters here came through, as far as this peer was there; the newest
+    ``length`` of them."""
 
     def __init__(self, length: int = 1024) -> None:
         self._length, self._past = length, dict[int, str]()
@@ -43,10 +45,13 @@ class Trail:
 
     def stand(self, version: Version) -> None:
         """``version`` is in place."""
-        # Another lineage at the same epoch is another history: what was remembered of ours says nothing about it.
+        # Another lineage at the same epoch is another history: what was remembered of ours says
+        # nothing about it.
         same = self._past.get(version.epoch, version.lineage) == version.lineage
         oldest = version.epoch - self._length
-        self._past = {e: line for e, line in self._past.items() if same and oldest < e < version.epoch}
+        self._past = {
+            e: line for e, line in self._past.items() if same and oldest < e < version.epoch
+        }
         self._past[version.epoch] = version.lineage
         self._end = version.epoch
 
@@ -60,7 +65,10 @@ class Trail:
 
     def leads_from(self, version: Version) -> bool:
         """Whether what is in place came from ``version``, as far as this peer can tell."""
-        return 0 < version.epoch <= self._end and self._past.get(version.epoch, version.lineage) == version.lineage
+        return (
+            0 < version.epoch <= self._end
+            and self._past.get(version.epoch, version.lineage) == version.lineage
+        )
 
 
 class Spares:
@@ -70,7 +78,8 @@ class Spares:
         self._held: dict[str, Spare] = {}
 
     def put(self, name: str, version: Version, state: Mapping[str, torch.Tensor]) -> None:
-        """Keep a copy unless a newer one is held. The tensors are kept by reference: do not write into them."""
+        """Keep a copy unless a newer one is held. The tensors are kept by reference: do not write
+        into them."""
         held = self._held.get(name)
         if held is None or held.version.epoch <= version.epoch:
             self._held[name] = Spare(version, dict(state))
@@ -87,14 +96,21 @@ class Spares:
         return {name: spare.version for name, spare in self._held.items()}
 
     def at(self, epoch: int, lineage: str = "") -> tuple[Version, dict[str, torch.Tensor]] | None:
-        """All copies of one version as "<part>/<state>"; an empty ``lineage`` stands for any. None without a copy."""
+        """All copies of one version as "<part>/<state>"; an empty ``lineage`` stands for any. None
+        without a copy."""
         found = sorted(
-            {s.version for s in self._held.values() if s.version.epoch == epoch and lineage in ("", s.version.lineage)}
+            {
+                s.version
+                for s in self._held.values()
+                if s.version.epoch == epoch and lineage in ("", s.version.lineage)
+            }
         )
         if not found:
             return None
         same = {n: s.state for n, s in self._held.items() if s.version == found[0]}
-        return found[0], {f"{name}/{key}": tensor for name, state in same.items() for key, tensor in state.items()}
+        return found[0], {
+            f"{name}/{key}": tensor for name, state in same.items() for key, tensor in state.items()
+        }
 
     def drop(self, names: Iterable[str]) -> None:
         """Forget these parts."""
@@ -103,7 +119,9 @@ class Spares:
 
     def keep_only(self, trail: Trail) -> None:
         """Forget copies of versions the parameters here did not come through."""
-        self.drop([name for name, spare in self._held.items() if not trail.leads_from(spare.version)])
+        self.drop(
+            [name for name, spare in self._held.items() if not trail.leads_from(spare.version)]
+        )
 
     def clear(self) -> None:
         """Forget everything."""

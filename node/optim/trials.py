@@ -1,8 +1,9 @@
 """Time the ways of multiplying on this machine's processor, for ``kernel_rule.py`` to decide by.
 
-On one thread, in its processor time: while other programs run, a clock on the wall tells how busy the machine is. Of each way the
-shortest time counts, and ways that are compared take turns. Large matrices are worked one to a thread, and small ones as stacks
-that torch shares out, so one thread's times hold for several.
+On one thread, in its processor time: while other programs run, a clock on the wall tells how busy
+the machine is. Of each way the shortest time counts, and ways that are compared take turns. Large
+matrices are worked one to a thread, and small ones as stacks that torch shares out, so one thread's
+times hold for several.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from node.optim.scratch import reuse
 from node.optim.workers import spread
 
 GROUP_S = 0.25
-"""Processor time for the trials that are compared with each other; all together take about two seconds."""
+"""Processor time for the trials that are compared with each other; all together take about two
+seconds."""
 LEAST_ROUNDS, MOST_ROUNDS = 2, 100
 
 
@@ -40,7 +42,9 @@ def _measure(stop: threading.Event, clock: Callable[[], float]) -> Times:
     return times
 
 
-def _timed(group: list[Trial], stop: threading.Event, clock: Callable[[], float]) -> dict[Trial, float]:
+def _timed(
+    group: list[Trial], stop: threading.Event, clock: Callable[[], float]
+) -> dict[Trial, float]:
     """The shortest time of each; nothing when it was stopped."""
     acts = {trial: _act(trial) for trial in group}
     found: dict[Trial, list[float]] = {trial: [] for trial in group}
@@ -63,7 +67,11 @@ def _timed(group: list[Trial], stop: threading.Event, clock: Callable[[], float]
 def _act(trial: Trial) -> Callable[[], None]:
     rows, cols, many, precision, form = trial
     kind = torch.bfloat16 if precision == "bf16" else torch.float32
-    x = torch.randn(many, rows, cols, generator=torch.Generator().manual_seed(0)).div_((rows * cols) ** 0.5).to(kind)
+    x = (
+        torch.randn(many, rows, cols, generator=torch.Generator().manual_seed(0))
+        .div_((rows * cols) ** 0.5)
+        .to(kind)
+    )
     if many == 1:
         out, panels = x.new_empty(rows, rows), int(form == "panels")
         return lambda: symmetric(x[0], x[0].mT, out, panels)

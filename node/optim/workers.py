@@ -1,8 +1,10 @@
-"""Run independent pieces of tensor work side by side, each with intra-operation threads of its own number.
+"""Run independent pieces of tensor work side by side, each with intra-operation threads of its own
+number.
 
-oneDNN multiplies one pair of bf16 matrices of 1024x1024 on one core however many threads torch has: 1.45 TFLOP/s with one thread
-and with two. Two such products on two threads run at 2.8. And threads that never wait for each other within an operation lose
-least on a machine that does other things too.
+oneDNN multiplies one pair of bf16 matrices of 1024x1024 on one core however many threads torch has:
+1.45 TFLOP/s with one thread and with two. Two such products on two threads run at 2.8. And threads
+that never wait for each other within an operation lose least on a machine that does other things
+too.
 """
 
 from __future__ import annotations
@@ -21,15 +23,18 @@ T = TypeVar("T")
 
 @cache
 def _pool(process: int) -> ThreadPoolExecutor:
-    """Threads that stay, of this ``process`` (a fork inherits none): new ones would have to touch all their memory first."""
+    """Threads that stay, of this ``process`` (a fork inherits none): new ones would have to touch
+    all their memory first."""
     return ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1), f"optim-{process}")
 
 
 def spread(acts: Sequence[Callable[[], T]], workers: int, each: int = 1) -> list[T]:
-    """What each gives, in order; an exception is raised when all have ended. Give the longest first.
+    """What each gives, in order; an exception is raised when all have ended. Give the longest
+    first.
 
-    The caller is one of the ``workers``. For the time of the call new threads of this process have ``each`` intra-operation
-    threads; afterwards as many as before. Gradients are recorded where the caller records them.
+    The caller is one of the ``workers``. For the time of the call new threads of this process have
+    ``each`` intra-operation threads; afterwards as many as before. Gradients are recorded where the
+    caller records them.
     """
     before, recording = torch.get_num_threads(), torch.is_grad_enabled()
     waiting, found = deque(enumerate(acts)), dict[int, T]()

@@ -1,9 +1,11 @@
-"""Any ``torch.optim.Optimizer`` whose update is per tensor, as a function: parameter, gradient and state in, fresh ones out.
+"""Any ``torch.optim.Optimizer`` whose update is per tensor, as a function: parameter, gradient and
+state in, fresh ones out.
 
-An optimizer is made for one step of one matrix, given the state, stepped once and read out, so nothing is changed in
-place and a step that is repeated gives the same bits. State is named fp32 tensors of declared shapes; the step count is
-one of them, and numbers that follow from the settings are not state. Tensors are made contiguous: strides choose the
-kernel, and with it the last bits, and state that has travelled must step as state that has not.
+An optimizer is made for one step of one matrix, given the state, stepped once and read out, so
+nothing is changed in place and a step that is repeated gives the same bits. State is named fp32
+tensors of declared shapes; the step count is one of them, and numbers that follow from the settings
+are not state. Tensors are made contiguous: strides choose the kernel, and with it the last bits,
+and state that has travelled must step as state that has not.
 """
 
 from __future__ import annotations
@@ -26,9 +28,10 @@ Make = Callable[[torch.nn.Parameter, OptimSettings, float, int], torch.optim.Opt
 class Wrapped:
     """How an optimizer keeps its state of one matrix, beside plain tensors.
 
-    ``sides``: keys that hold a list, an entry for each side, empty where there is none: entry i of ``GG`` is the tensor ``gg_i``.
-    ``objects``: keys that hold an object, and its attributes that hold such lists, or stacks; ``init_group`` makes it.
-    ``numbers``: what follows from the settings. ``unused``: what it keeps and never reads.
+    ``sides``: keys that hold a list, an entry for each side, empty where there is none: entry i of
+    ``GG`` is the tensor ``gg_i``. ``objects``: keys that hold an object, and its attributes that
+    hold such lists, or stacks; ``init_group`` makes it. ``numbers``: what follows from the
+    settings. ``unused``: what it keeps and never reads.
     """
 
     make: Make
@@ -46,10 +49,11 @@ class Wrapped:
         lr: float,
         shapes: Mapping[str, tuple[int, ...]],
     ) -> tuple[torch.Tensor, State]:
-        """(fresh parameter, new state); empty ``state``: the first step. Works in fp32 on the parameter's device.
+        """(fresh parameter, new state); empty ``state``: the first step. Works in fp32 on the
+        parameter's device.
 
-        Raises StepFault when the optimizer finds no decomposition, when its state is not of the declared ``shapes``, and when
-        the fresh parameter is not finite.
+        Raises StepFault when the optimizer finds no decomposition, when its state is not of the
+        declared ``shapes``, and when the fresh parameter is not finite.
         """
         p = torch.nn.Parameter(_own(parameter))
         p.grad = _own(gradient.to(parameter.device))
@@ -65,19 +69,35 @@ class Wrapped:
             try:
                 optimizer.step()
             except torch.linalg.LinAlgError as e:  # pyright: ignore[reportPrivateImportUsage]
-                raise StepFault(f"a {tuple(p.shape)} matrix cannot be stepped: {e}", "take a smaller learning rate") from e
+                raise StepFault(
+                    f"a {tuple(p.shape)} matrix cannot be stepped: {e}",
+                    "take a smaller learning rate",
+                ) from e
         made = self._read(optimizer.state[p]) | {"steps": torch.full((1,), float(steps + 1))}
         if {name: tuple(t.shape) for name, t in made.items()} != dict(shapes):
-            what = f"{type(optimizer).__name__} keeps {sorted(made)} of a matrix, not {sorted(shapes)}"
+            what = (
+                f"{type(optimizer).__name__} keeps {sorted(made)} of a matrix, not {sorted(shapes)}"
+            )
             raise StepFault(what, "install the version that constraints.txt names")
         if not bool(torch.isfinite(p.detach().sum(dtype=torch.float64))):
-            raise StepFault(f"the fresh {tuple(p.shape)} matrix is not finite", "take a smaller learning rate")
+            raise StepFault(
+                f"the fresh {tuple(p.shape)} matrix is not finite", "take a smaller learning rate"
+            )
         return p.detach(), made
 
-    def _fill(self, optimizer: Any, p: torch.nn.Parameter, state: Mapping[str, torch.Tensor], settings: OptimSettings) -> None:
+    def _fill(
+        self,
+        optimizer: Any,
+        p: torch.nn.Parameter,
+        state: Mapping[str, torch.Tensor],
+        settings: OptimSettings,
+    ) -> None:
         if self.objects:
             optimizer.init_group(optimizer.param_groups[0])
-        held, into = {name: _own(t.to(p.device)) for name, t in state.items() if name != "steps"}, optimizer.state[p]
+        held, into = (
+            {name: _own(t.to(p.device)) for name, t in state.items() if name != "steps"},
+            optimizer.state[p],
+        )
         into |= {"step": state["steps"].reshape(()).clone()} | self.numbers(settings)
         for key in self.sides:
             into[key] = [held.pop(f"{key.lower()}_{i}", []) for i in range(p.ndim)]
@@ -91,9 +111,17 @@ class Wrapped:
     def _read(self, state: Mapping[str, Any]) -> State:
         flat: State = {}
         for key, value in state.items():
-            lists = {key: value} if key in self.sides else {a: getattr(value, a) for a in self.objects.get(key, ())}
+            lists = (
+                {key: value}
+                if key in self.sides
+                else {a: getattr(value, a) for a in self.objects.get(key, ())}
+            )
             for name, kept in lists.items():
-                flat |= {f"{name.lower()}_{i}": _own(t) for i, t in enumerate(kept) if isinstance(t, torch.Tensor)}
+                flat |= {
+                    f"{name.lower()}_{i}": _own(t)
+                    for i, t in enumerate(kept)
+                    if isinstance(t, torch.Tensor)
+                }
             if isinstance(value, torch.Tensor) and key != "step" and key not in self.unused:
                 flat[key] = _own(value)
         return flat
@@ -109,38 +137,60 @@ def _library() -> Any:
         import pytorch_optimizer
     except ImportError as e:
         raise OutOfResources(
-            f"this run's optimizer is of pytorch-optimizer, which cannot be imported: {e}", "install it with  make setup"
+            f"this run's optimizer is of pytorch-optimizer, which cannot be imported: {e}",
+            "install it with  make setup",
         ) from e
     return pytorch_optimizer
 
 
 def _soap(p: torch.nn.Parameter, s: OptimSettings, lr: float, steps: int) -> torch.optim.Optimizer:
     return _library().SOAP(
-        [p], lr=lr, betas=(s.momentum, s.adam_beta2), weight_decay=s.weight_decay, eps=s.adam_eps,
-        precondition_frequency=s.precondition_every, max_precondition_dim=s.precondition_side,
-    )  # fmt: skip
+        [p],
+        lr=lr,
+        betas=(s.momentum, s.adam_beta2),
+        weight_decay=s.weight_decay,
+        eps=s.adam_eps,
+        precondition_frequency=s.precondition_every,
+        max_precondition_dim=s.precondition_side,
+    )
 
 
-def _shampoo(p: torch.nn.Parameter, s: OptimSettings, lr: float, steps: int) -> torch.optim.Optimizer:
-    # One block a side; the length of the update is that of a sign step (SQRTN), so a step of lr changes a number by lr.
+def _shampoo(
+    p: torch.nn.Parameter, s: OptimSettings, lr: float, steps: int
+) -> torch.optim.Optimizer:
+    # One block a side; the length of the update is that of a sign step (SQRTN), so a step of lr
+    # changes a number by lr.
     return _library().ScalableShampoo(
-        [p], lr=lr, betas=(s.momentum, s.adam_beta2), moving_average_for_momentum=True, weight_decay=s.weight_decay,
-        decoupled_weight_decay=True, start_preconditioning_step=1, preconditioning_compute_steps=s.precondition_every,
-        block_size=max(p.shape), no_preconditioning_for_layers_with_dim_gt=max(p.shape), shape_interpretation=False, graft_type=4,
-    )  # fmt: skip
+        [p],
+        lr=lr,
+        betas=(s.momentum, s.adam_beta2),
+        moving_average_for_momentum=True,
+        weight_decay=s.weight_decay,
+        decoupled_weight_decay=True,
+        start_preconditioning_step=1,
+        preconditioning_compute_steps=s.precondition_every,
+        block_size=max(p.shape),
+        no_preconditioning_for_layers_with_dim_gt=max(p.shape),
+        shape_interpretation=False,
+        graft_type=4,
+    )
 
 
 WRAPPED: dict[str, Wrapped] = {
     "soap": Wrapped(
         _soap,
         sides=("GG", "Q"),
-        numbers=lambda s: {"precondition_frequency": s.precondition_every, "shampoo_beta": s.adam_beta2},
+        numbers=lambda s: {
+            "precondition_frequency": s.precondition_every,
+            "shampoo_beta": s.adam_beta2,
+        },
     ),
     "shampoo": Wrapped(_shampoo, objects={"pre_conditioner": ("statistics", "pre_conditioners")}),
 }
 
 
 def require(name: str) -> None:
-    """Load what the optimizer of a run needs, now rather than in its first step. Raises OutOfResources."""
+    """Load what the optimizer of a run needs, now rather than in its first step. Raises
+    OutOfResources."""
     if name in WRAPPED:
         _library()

@@ -1,6 +1,7 @@
 """Whole units to peers of different speeds, as near to the least makespan as counted work allows.
 
-Longest-processing-time-first, MULTIFIT, exchanges from the better start, then branch and bound where units are few.
+Longest-processing-time-first, MULTIFIT, exchanges from the better start, then branch and bound
+where units are few.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ CLOSE = 1e-9
 def balance(problem: Problem, work: int = WORK) -> tuple[list[int], float]:
     """(peer of each unit, lower bound of the makespan that is proven). Ties go to the first peer.
 
-    Raises OutOfResources when the units do not fit into the room given; the search for a fit is a heuristic.
+    Raises OutOfResources when the units do not fit into the room given; the search for a fit is a
+    heuristic.
     """
     if not problem.costs:
         return [], 0.0
@@ -46,9 +48,11 @@ def balance(problem: Problem, work: int = WORK) -> tuple[list[int], float]:
 
 
 def longest_first(problem: Problem, begin: Sequence[int] | None = None) -> list[int]:
-    """Each unit, largest first, where it would be done first (Graham 1969; on uniform machines Gonzalez, Ibarra, Sahni 1977).
+    """Each unit, largest first, where it would be done first (Graham 1969; on uniform machines
+    Gonzalez, Ibarra, Sahni 1977).
 
-    ``begin``: owners already fixed, -1 for the units to place. Raises OutOfResources when a unit finds no room.
+    ``begin``: owners already fixed, -1 for the units to place. Raises OutOfResources when a unit
+    finds no room.
     """
     owner = list(begin) if begin is not None else [-1] * len(problem.costs)
     state = State(problem, owner)
@@ -62,7 +66,9 @@ def longest_first(problem: Problem, begin: Sequence[int] | None = None) -> list[
         cost, size = problem.costs[unit], problem.sizes[unit]
         if room is not None:
             fitting = [p for p, most in enumerate(room) if used[p] + size <= most]
-            peer = min(fitting, key=lambda p: ((state.load[p] + cost) / problem.speeds[p], p), default=-1)
+            peer = min(
+                fitting, key=lambda p: ((state.load[p] + cost) / problem.speeds[p], p), default=-1
+            )
             if peer < 0:
                 raise OutOfResources(
                     f"a unit with {size} bytes of state finds no peer with room for it",
@@ -78,8 +84,8 @@ def longest_first(problem: Problem, begin: Sequence[int] | None = None) -> list[
 
 
 def _multifit(problem: Problem, low: float, high: float) -> list[int] | None:
-    """First-fit-decreasing into bins that hold time T, the slowest peer's first, for ever shorter T (Coffman, Garey, Johnson
-    1978; Friesen and Langston 1983 for different speeds)."""
+    """First-fit-decreasing into bins that hold time T, the slowest peer's first, for ever shorter T
+    (Coffman, Garey, Johnson 1978; Friesen and Langston 1983 for different speeds)."""
     best = None
     for _ in range(FIT_TRIES):
         middle = (low + high) / 2
@@ -115,7 +121,8 @@ def _first_fit(problem: Problem, time: float) -> list[int] | None:
 
 
 def _shake(state: State, work: Work, goal: float) -> State:
-    """Empty the slowest peer and two others, deal their units out anew in a disturbed order, improve; keep what is no worse."""
+    """Empty the slowest peer and two others, deal their units out anew in a disturbed order,
+    improve; keep what is no worse."""
     best, dice = state, 1
     few = len(state.load)
     for _ in range(SHAKES if few > 2 else 0):
@@ -134,7 +141,10 @@ def _shake(state: State, work: Work, goal: float) -> State:
             weights.append((-best.problem.costs[u] * (1.0 + ((dice >> 16) % 256) / 512), u))
         loads = dict.fromkeys(sorted(chosen), 0)
         for _, u in sorted(weights):
-            peer = min(loads, key=lambda p: ((loads[p] + best.problem.costs[u]) / best.problem.speeds[p], p))
+            peer = min(
+                loads,
+                key=lambda p: ((loads[p] + best.problem.costs[u]) / best.problem.speeds[p], p),
+            )
             owner[u] = peer
             loads[peer] += best.problem.costs[u]
         work.spend(len(owner) + few)

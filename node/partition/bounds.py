@@ -1,7 +1,7 @@
 """What no plan can beat: lower bounds on the makespan of whole units on peers of given speeds.
 
-All are certificates: times proven too short. Loads are integers, times are loads over speeds; sums of floats are taken with
-``math.fsum`` so that every Python gives the same bits.
+All are certificates: times proven too short. Loads are integers, times are loads over speeds; sums
+of floats are taken with ``math.fsum`` so that every Python gives the same bits.
 """
 
 from __future__ import annotations
@@ -22,14 +22,19 @@ def ideal(costs: Sequence[int], speeds: Sequence[float]) -> float:
     return sum(costs) / math.fsum(speeds)
 
 
-def lower_bound(costs: Sequence[int], speeds: Sequence[float], reached: float | None = None) -> float:
-    """The best lower bound known here. ``reached``: a makespan that some plan has, which saves work and caps the bound.
+def lower_bound(
+    costs: Sequence[int], speeds: Sequence[float], reached: float | None = None
+) -> float:
+    """The best lower bound known here. ``reached``: a makespan that some plan has, which saves work
+    and caps the bound.
 
-    * k largest units on the k fastest peers, each k: the optimum of the preemptive problem (Horvath, Lam, Sethi 1977);
-      for k = 1 the largest unit at the fastest peer.
-    * k largest units are each at least as large as the k-th, so a peer finishes at most floor(T s / p_k) of them.
+    * k largest units on the k fastest peers, each k: the optimum of the preemptive problem
+      (Horvath, Lam, Sethi 1977); for k = 1 the largest unit at the fastest peer.
+    * k largest units are each at least as large as the k-th, so a peer finishes at most floor(T s /
+      p_k) of them.
     * with speeds equal, Martello and Toth's L2 of bin packing (1990).
-    * what a peer can carry by T is a sum of units, not any number: all peers together must still reach the total.
+    * what a peer can carry by T is a sum of units, not any number: all peers together must still
+      reach the total.
     """
     order = sorted(costs, reverse=True)
     if not order:
@@ -41,15 +46,21 @@ def lower_bound(costs: Sequence[int], speeds: Sequence[float], reached: float | 
         return ceiling
     groups = sorted(Counter(speeds).items())
     for k in _steps_of(order):
-        bound = _raised(bound, ceiling, lambda t, k=k: sum(m * _fit(t, s, order[k - 1]) for s, m in groups) < k)
+        bound = _raised(
+            bound, ceiling, lambda t, k=k: sum(m * _fit(t, s, order[k - 1]) for s, m in groups) < k
+        )
     if len(groups) == 1:
-        bound = _raised(bound, ceiling, lambda t: _too_few_bins(order, t * groups[0][0], len(speeds)))
+        bound = _raised(
+            bound, ceiling, lambda t: _too_few_bins(order, t * groups[0][0], len(speeds))
+        )
     for sums, total in _carried(order, ceiling * fast[0]):
         bound = _raised(bound, ceiling, partial(_cannot_carry, sums, total, groups))
     return bound
 
 
-def _cannot_carry(sums: Sequence[int], total: int, groups: Sequence[tuple[float, int]], time: float) -> bool:
+def _cannot_carry(
+    sums: Sequence[int], total: int, groups: Sequence[tuple[float, int]], time: float
+) -> bool:
     return sum(many * sums[bisect_right(sums, time * s) - 1] for s, many in groups) < total
 
 
@@ -63,7 +74,8 @@ def _preemptive(order: Sequence[int], fast: Sequence[float]) -> float:
 
 
 def _steps_of(order: Sequence[int]) -> list[int]:
-    """How many units are at least as large as each size, where the next one is smaller; the first ``THRESHOLDS``."""
+    """How many units are at least as large as each size, where the next one is smaller; the first
+    ``THRESHOLDS``."""
     last = [i + 1 for i in range(len(order)) if i + 1 == len(order) or order[i + 1] < order[i]]
     return last[:THRESHOLDS] if len(last) > THRESHOLDS else last
 
@@ -73,7 +85,8 @@ def _fit(time: float, speed: float, cost: int) -> int:
 
 
 def _raised(bound: float, ceiling: float, too_short: Callable[[float], bool]) -> float:
-    """The longest time found to be too short, at least ``bound``; rounding is left on the safe side."""
+    """The longest time found to be too short, at least ``bound``; rounding is left on the safe
+    side."""
     if bound >= ceiling or not too_short(bound * (1 + 1e-9)):
         return bound
     low, high = bound, ceiling
@@ -89,8 +102,9 @@ def _raised(bound: float, ceiling: float, too_short: Callable[[float], bool]) ->
 
 
 def _too_few_bins(order: Sequence[int], room: float, bins: int) -> bool:
-    """Whether L2 shows that units do not fit into ``bins`` of ``room``: for each α, those above room - α are alone, those above
-    half of the room are alone with each other, those from α to half fill what is left."""
+    """Whether L2 shows that units do not fit into ``bins`` of ``room``: for each α, those above
+    room - α are alone, those above half of the room are alone with each other, those from α to half
+    fill what is left."""
     room *= 1 + 1e-12
     large = [c for c in order if c > room / 2]
     small = sorted(Counter(c for c in order if c <= room / 2).items(), reverse=True)
@@ -110,7 +124,8 @@ def _too_few_bins(order: Sequence[int], room: float, bins: int) -> bool:
 
 
 def _carried(order: Sequence[int], most: float) -> list[tuple[list[int], int]]:
-    """For sets of the largest units: (sums a peer could carry up to ``most``, sorted; total of the set)."""
+    """For sets of the largest units: (sums a peer could carry up to ``most``, sorted; total of the
+    set)."""
     made: list[tuple[list[int], int]] = []
     sums, total = {0}, 0
     for types, (cost, count) in enumerate(sorted(Counter(order).items(), reverse=True)):

@@ -1,7 +1,9 @@
-"""The published geometry: flat buckets, the start-index rule, and the α-balanced static partition of Canzona.
+"""The published geometry: flat buckets, the start-index rule, and the α-balanced static partition
+of Canzona.
 
-A bucket is a contiguous range of the gradient buffer, in elements. Cuts fall only between parameters, so that each has one
-owner; ranks follow each other in order. Faithful to arXiv 2602.06079 so that its ratios can be reproduced beside ours.
+A bucket is a contiguous range of the gradient buffer, in elements. Cuts fall only between
+parameters, so that each has one owner; ranks follow each other in order. Faithful to arXiv
+2602.06079 so that its ratios can be reproduced beside ours.
 """
 
 from __future__ import annotations
@@ -21,19 +23,24 @@ BUCKET_ALIGN = 128
 
 @dataclass(frozen=True)
 class Bucket:
-    """``spans``: (name, start, end) in elements from the bucket's begin, rising; ``total``: its padded length."""
+    """``spans``: (name, start, end) in elements from the bucket's begin, rising; ``total``: its
+    padded length."""
 
     spans: tuple[tuple[str, int, int], ...]
     total: int
 
 
 def fill_buckets(numels: Sequence[tuple[str, int]], ranks: int, size: int) -> list[Bucket]:
-    """Parameters given in order of registration, laid out in reverse, so that backward finishes the first bucket first.
+    """Parameters given in order of registration, laid out in reverse, so that backward finishes the
+    first bucket first.
 
-    A bucket is closed by the parameter that brings it to ``size`` elements. Raises UsageFault for no ranks or no size.
+    A bucket is closed by the parameter that brings it to ``size`` elements. Raises UsageFault for
+    no ranks or no size.
     """
     if ranks < 1 or size < 1:
-        raise UsageFault(f"buckets of {size} elements for {ranks} ranks", "give at least one of each")
+        raise UsageFault(
+            f"buckets of {size} elements for {ranks} ranks", "give at least one of each"
+        )
     unit = math.lcm(ranks, BUCKET_ALIGN)
     made: list[Bucket] = []
     spans: list[tuple[str, int, int]] = []
@@ -54,13 +61,17 @@ def start_index(buckets: Sequence[Bucket], ranks: int) -> dict[str, int]:
 
 
 def alpha_cuts(buckets: Sequence[Bucket], ranks: int, alpha: float) -> list[tuple[int, ...]]:
-    """Ends of the ranks' slices, 0 first, of each bucket: Algorithm 1 of arXiv 2602.06079, in elements.
+    """Ends of the ranks' slices, 0 first, of each bucket: Algorithm 1 of arXiv 2602.06079, in
+    elements.
 
-    Longest bucket first, each rank wants (1 - α) of an equal share and α of its share of what is missing to the mean; the cut is
-    the parameter end nearest to that. Raises UsageFault for α outside 0..1.
+    Longest bucket first, each rank wants (1 - α) of an equal share and α of its share of what is
+    missing to the mean; the cut is the parameter end nearest to that. Raises UsageFault for α
+    outside 0..1.
     """
     if not 0 <= alpha <= 1:
-        raise UsageFault(f"alpha is {alpha}", "give a number from 0 (equal slices) to 1 (equal loads)")
+        raise UsageFault(
+            f"alpha is {alpha}", "give a number from 0 (equal slices) to 1 (equal loads)"
+        )
     target = sum(b.total for b in buckets) / ranks
     load = [0] * ranks
     cuts: dict[int, tuple[int, ...]] = {}
@@ -97,7 +108,8 @@ def owners_of_cuts(buckets: Sequence[Bucket], cuts: Sequence[Sequence[int]]) -> 
 def alpha_balanced(
     buckets: Sequence[Bucket], ranks: int, alpha: float, cost: Mapping[str, int]
 ) -> tuple[dict[str, int], list[tuple[int, ...]] | None]:
-    """Owner of each parameter and the cuts behind it; no cuts when the start-index rule is kept because it is no worse by ``cost``."""
+    """Owner of each parameter and the cuts behind it; no cuts when the start-index rule is kept
+    because it is no worse by ``cost``."""
     plain = start_index(buckets, ranks)
     cuts = alpha_cuts(buckets, ranks, alpha)
     owner = owners_of_cuts(buckets, cuts)

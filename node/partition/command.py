@@ -1,6 +1,8 @@
-"""``tutti partition``: matrices and ranks from a JSON file, a plan for programs or a table for people.
+"""``tutti partition``: matrices and ranks from a JSON file, a plan for programs or a table for
+people.
 
-Every field is checked before anything is planned; what is wrong ends in a UsageFault with the next step.
+Every field is checked before anything is planned; what is wrong ends in a UsageFault with the next
+step.
 """
 
 from __future__ import annotations
@@ -50,14 +52,17 @@ def read(path: str) -> Any:
             with Path(path).open("rb") as file:
                 raw = file.read(MOST_BYTES + 1)
     except OSError as e:
-        raise UsageFault(f"cannot read {path}: {e.strerror}", "name a JSON file, or  -  for stdin") from e
+        raise UsageFault(
+            f"cannot read {path}: {e.strerror}", "name a JSON file, or  -  for stdin"
+        ) from e
     if len(raw) > MOST_BYTES:
         raise UsageFault(f"{path} is larger than {MOST_BYTES >> 20} MiB", "describe fewer matrices")
     try:
         return json.loads(raw.decode(), parse_constant=_not_finite)
     except (ValueError, RecursionError) as e:
         raise UsageFault(
-            f"{path} is not JSON: {e}"[:300], 'write {"matrices": [{"name": "w", "rows": 64, "cols": 64}], "ranks": 2}'
+            f"{path} is not JSON: {e}"[:300],
+            'write {"matrices": [{"name": "w", "rows": 64, "cols": 64}], "ranks": 2}',
         ) from e
 
 
@@ -74,13 +79,18 @@ def parse(document: Any) -> Asked:
             raise UsageFault(f"{key} is missing", f"give {key}")
     method = document.get("method", "muon")
     if method not in METHODS:
-        raise UsageFault(f"no method is called {str(method)[:40]!r}", f"choose one of {', '.join(METHODS)}")
+        raise UsageFault(
+            f"no method is called {str(method)[:40]!r}", f"choose one of {', '.join(METHODS)}"
+        )
     ranks = _whole(document["ranks"], "ranks", MOST_RANKS)
     tensor = document.get("tensor_parallel")
     matrices = _matrices(document["matrices"])
     units = sum(len(m.shapes) for m in matrices)
     if units * ranks > MOST_WORK:
-        raise UsageFault(f"{units} matrices on {ranks} ranks are too many to plan", f"keep their product below {MOST_WORK}")
+        raise UsageFault(
+            f"{units} matrices on {ranks} ranks are too many to plan",
+            f"keep their product below {MOST_WORK}",
+        )
     return Asked(
         matrices,
         _speeds(document.get("speeds"), ranks),
@@ -94,7 +104,8 @@ def parse(document: Any) -> Asked:
 
 
 def planned(asked: Asked) -> Plan:
-    """The plan that was asked for. Raises UsageFault and OutOfResources as :func:`make_plan` does."""
+    """The plan that was asked for. Raises UsageFault and OutOfResources as :func:`make_plan`
+    does."""
     units = units_of(asked.matrices, asked.method, asked.rates)
     return make_plan(units, asked.speeds, asked.method, asked.previous, asked.room, asked.tensor)
 
@@ -111,7 +122,8 @@ def document(plan: Plan) -> dict[str, Any]:
 
 
 def picture(plan: Plan, asked: Asked) -> list[str]:
-    """For people: a line and a bar for each rank, the slowest first if not all fit, and what it is worth."""
+    """For people: a line and a bar for each rank, the slowest first if not all fit, and what it is
+    worth."""
     count, held = [0] * len(plan.speeds), [0] * len(plan.speeds)
     for u in plan.units:
         count[plan.owner[u.name]] += 1
@@ -123,13 +135,22 @@ def picture(plan: Plan, asked: Asked) -> list[str]:
     lines = [f"{'rank':>5}  {'speed':>8}  {'units':>5}  {'state':>9}  time/ideal"]
     for r in shown:
         bar = "█" * max(round(times[r] * scale), 1 if count[r] else 0)
-        where = f"{r:>5}" if asked.tensor == 1 else f"{r // asked.tensor}.{r % asked.tensor}".rjust(5)
-        lines.append(f"{where}  {plan.speeds[r]:>8.3g}  {count[r]:>5}  {_size(held[r]):>9}  {times[r]:>7.3f}  {bar}")
+        where = (
+            f"{r:>5}" if asked.tensor == 1 else f"{r // asked.tensor}.{r % asked.tensor}".rjust(5)
+        )
+        lines.append(
+            f"{where}  {plan.speeds[r]:>8.3g}  {count[r]:>5}  {_size(held[r]):>9}  "
+            f"{times[r]:>7.3f}  {bar}"
+        )
     if len(order) > LINES:
-        lines.append(f"  and {len(order) - LINES} ranks that are done no later than {times[order[LINES]]:.3f}")
+        lines.append(
+            f"  and {len(order) - LINES} ranks that are done no later than "
+            f"{times[order[LINES]]:.3f}"
+        )
     lines += [
         "",
-        f"{len(plan.units)} units of {len(asked.matrices)} matrices on {len(plan.speeds)} ranks, {asked.method}",
+        f"{len(plan.units)} units of {len(asked.matrices)} matrices on {len(plan.speeds)} ranks, "
+        f"{asked.method}",
         f"makespan  {plan.over_ideal:.4f} × ideal",
         f"floor     {plan.floor_over_ideal:.4f} × ideal: no plan of whole units is shorter",
         f"moved     {_size(plan.moved)} of state"
@@ -144,7 +165,10 @@ def picture(plan: Plan, asked: Asked) -> list[str]:
 
 def _matrices(rows: Any) -> tuple[Matrix, ...]:
     if not isinstance(rows, list) or not rows:
-        raise UsageFault("matrices is not a list with something in it", 'give [{"name": "w", "rows": 64, "cols": 64}]')
+        raise UsageFault(
+            "matrices is not a list with something in it",
+            'give [{"name": "w", "rows": 64, "cols": 64}]',
+        )
     if len(rows) > MOST_MATRICES:
         raise UsageFault(f"{len(rows)} matrices are too many", f"give at most {MOST_MATRICES}")
     made: list[Matrix] = []
@@ -152,8 +176,12 @@ def _matrices(rows: Any) -> tuple[Matrix, ...]:
     for i, row in enumerate(rows):
         name = row.get("name") if isinstance(row, dict) else None
         if not isinstance(name, str) or not name or len(name) > 500:
-            raise UsageFault(f"matrix {i} has no name", 'give {"name": "w", "rows": 64, "cols": 64}')
-        sides = [_whole(row.get(side), f"{side} of {name[:80]}", MOST_SIDE) for side in ("rows", "cols")]
+            raise UsageFault(
+                f"matrix {i} has no name", 'give {"name": "w", "rows": 64, "cols": 64}'
+            )
+        sides = [
+            _whole(row.get(side), f"{side} of {name[:80]}", MOST_SIDE) for side in ("rows", "cols")
+        ]
         matrix = Matrix(name, sides[0], sides[1], _splits(name, sides[0], row.get("splits")))
         for key in {name, *(unit for unit, _, _ in matrix.shapes)}:
             if key in names:
@@ -174,7 +202,8 @@ def _splits(name: str, rows: int, given: Any) -> tuple[tuple[str, int], ...]:
     if isinstance(given, dict):
         return tuple((label[:80], _whole(part, what, rows)) for label, part in given.items())
     raise UsageFault(
-        f"{what} is {str(given)[:40]!r}", "give a number of equal blocks of rows, or the rows of each: [4096, 1024, 1024]"
+        f"{what} is {str(given)[:40]!r}",
+        "give a number of equal blocks of rows, or the rows of each: [4096, 1024, 1024]",
     )
 
 
@@ -182,29 +211,43 @@ def _speeds(given: Any, ranks: int) -> tuple[float, ...]:
     if given is None:
         return (1.0,) * ranks
     if isinstance(given, dict):
-        given = [given.get(str(rank)) for rank in range(ranks)] if len(given) == ranks else list(given)
+        given = (
+            [given.get(str(rank)) for rank in range(ranks)] if len(given) == ranks else list(given)
+        )
     if not isinstance(given, list) or len(given) != ranks:
         count = len(given) if isinstance(given, list) else "no"
-        raise UsageFault(f"there are {count} speeds for {ranks} ranks", "give one speed for each rank, or none at all")
+        raise UsageFault(
+            f"there are {count} speeds for {ranks} ranks",
+            "give one speed for each rank, or none at all",
+        )
     for rank, speed in enumerate(given):
-        if isinstance(speed, bool) or not isinstance(speed, int | float) or not 1e-9 <= speed <= 1e15:
+        if (
+            isinstance(speed, bool)
+            or not isinstance(speed, int | float)
+            or not 1e-9 <= speed <= 1e15
+        ):
             raise UsageFault(
                 f"rank {rank} has speed {str(speed)[:40]}",
-                "give every rank a finite speed above 0 (1e-9 to 1e15); leave out ranks that are gone",
+                "give every rank a finite speed above 0 (1e-9 to 1e15); leave out ranks that are "
+                "gone",
             )
     return tuple(float(speed) for speed in given)
 
 
 def _previous(given: Any, matrices: tuple[Matrix, ...]) -> dict[str, int | None]:
-    """By unit; a whole matrix that is split now had all its splits at one rank. Names of no matrix are left out."""
+    """By unit; a whole matrix that is split now had all its splits at one rank. Names of no matrix
+    are left out."""
     if given is None:
         return {}
     if not isinstance(given, dict):
-        raise UsageFault("previous is not an object", 'give {"w": 0}: the rank that owned each matrix')
+        raise UsageFault(
+            "previous is not an object", 'give {"w": 0}: the rank that owned each matrix'
+        )
     for name, rank in given.items():
         if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int)):
             raise UsageFault(
-                f"the previous owner of {name[:80]} is {str(rank)[:40]!r}", "give its rank; null or any other rank: gone"
+                f"the previous owner of {name[:80]} is {str(rank)[:40]!r}",
+                "give its rank; null or any other rank: gone",
             )
     found: dict[str, int | None] = {}
     for matrix in matrices:
@@ -223,7 +266,8 @@ def _memory(given: Any, ranks: int) -> tuple[int, ...] | None:
         given = [given] * ranks
     if len(given) != ranks:
         raise UsageFault(
-            f"memory of {len(given)} ranks is given, there are {ranks}", "give one figure in bytes, or one for each rank"
+            f"memory of {len(given)} ranks is given, there are {ranks}",
+            "give one figure in bytes, or one for each rank",
         )
     return tuple(_whole(x, "memory", 1 << 62) for x in given)
 
@@ -232,13 +276,19 @@ def _rates(given: Any) -> Rates:
     if given is None:
         return Rates()
     good = isinstance(given, list) and all(
-        isinstance(r, list) and len(r) == 3 and all(isinstance(x, int | float) and not isinstance(x, bool) for x in r)
+        isinstance(r, list)
+        and len(r) == 3
+        and all(isinstance(x, int | float) and not isinstance(x, bool) for x in r)
         for r in given
     )
     if not good:
         raise UsageFault("rates is not a list of measurements", "give [[rows, cols, gflops], ...]")
     return Rates(
-        Rate(_whole(rows, "rows of a rate", MOST_SIDE), _whole(cols, "cols of a rate", MOST_SIDE), gflops)
+        Rate(
+            _whole(rows, "rows of a rate", MOST_SIDE),
+            _whole(cols, "cols of a rate", MOST_SIDE),
+            gflops,
+        )
         for rows, cols, gflops in given
     )
 

@@ -1,7 +1,9 @@
-"""What a step of a matrix costs: floating-point operations of its method, corrected by measured rates.
+"""What a step of a matrix costs: floating-point operations of its method, corrected by measured
+rates.
 
-Cost is time; bytes are another key with functions of their own, and the two are never compared. All figures are of the
-whole matrix (or sub-matrix), because that is what its owner computes, however the tensor-parallel ranks have sharded it.
+Cost is time; bytes are another key with functions of their own, and the two are never compared. All
+figures are of the whole matrix (or sub-matrix), because that is what its owner computes, however
+the tensor-parallel ranks have sharded it.
 """
 
 from __future__ import annotations
@@ -21,21 +23,27 @@ NS_STEPS = 5
 PRECONDITION_EVERY = 10
 """Steps between two eigendecompositions of Shampoo and SOAP."""
 MAX_SIDE = 10_000
-"""Longest side Shampoo and SOAP keep a preconditioner of, the default of SOAP (arXiv 2409.11321)."""
+"""Longest side Shampoo and SOAP keep a preconditioner of, the default of SOAP (arXiv
+2409.11321)."""
 FP32 = 4
 
 
 def muon_flops(rows: int, cols: int, steps: int = NS_STEPS, scheme: Scheme = "standard") -> int:
-    """Newton-Schulz on m × n, m <= n: ``steps`` (4 n m² + 2 m³): X Xᵀ, A A and B X in each step (Jordan et al. 2024).
+    """Newton-Schulz on m × n, m <= n: ``steps`` (4 n m² + 2 m³): X Xᵀ, A A and B X in each step
+    (Jordan et al. 2024).
 
-    ``symmetric``: kernels that compute half of a symmetric product, steps (3 n m² + m³). ``gram``: the iteration on the Gram
-    matrix, restarted once: 8 n m² + 28 m³, or 6 n m² + 14 m³ with symmetric kernels, for five steps; square matrices fall
-    back to the scheme without Gram. Raises UsageFault for Gram with another number of steps.
+    ``symmetric``: kernels that compute half of a symmetric product, steps (3 n m² + m³). ``gram``:
+    the iteration on the Gram matrix, restarted once: 8 n m² + 28 m³, or 6 n m² + 14 m³ with
+    symmetric kernels, for five steps; square matrices fall back to the scheme without Gram. Raises
+    UsageFault for Gram with another number of steps.
     """
     m, n = min(rows, cols), max(rows, cols)
     if scheme.startswith("gram") and m != n:
         if steps != NS_STEPS:
-            raise UsageFault(f"the Gram iteration is counted for {NS_STEPS} steps, not {steps}", "use the standard scheme")
+            raise UsageFault(
+                f"the Gram iteration is counted for {NS_STEPS} steps, not {steps}",
+                "use the standard scheme",
+            )
         return 8 * n * m * m + 28 * m**3 if scheme == "gram" else 6 * n * m * m + 14 * m**3
     if scheme in ("symmetric", "gram-symmetric"):
         return steps * (3 * n * m * m + m**3)
@@ -43,7 +51,8 @@ def muon_flops(rows: int, cols: int, steps: int = NS_STEPS, scheme: Scheme = "st
 
 
 def shard_flops(rows: int, cols: int) -> int:
-    """The count the published planner balances by: 5 · (2 + 2) n m² on whatever shape it is given, without A A.
+    """The count the published planner balances by: 5 · (2 + 2) n m² on whatever shape it is given,
+    without A A.
 
     It is given the tensor-parallel shard; kept only to reproduce published ratios.
     """
@@ -52,8 +61,9 @@ def shard_flops(rows: int, cols: int) -> int:
 
 
 def soap_flops(rows: int, cols: int, every: int = PRECONDITION_EVERY, side: int = MAX_SIDE) -> int:
-    """Mean of a SOAP step: each side a <= ``side`` beside b: 8 a² b for the Gram update and the projections to and from the
-    eigenbasis, and (6 + 4/3) a³ for QR in one of ``every`` steps (arXiv 2409.11321)."""
+    """Mean of a SOAP step: each side a <= ``side`` beside b: 8 a² b for the Gram update and the
+    projections to and from the eigenbasis, and (6 + 4/3) a³ for QR in one of ``every`` steps (arXiv
+    2409.11321)."""
     total = Fraction(0)
     for a, b in ((rows, cols), (cols, rows)):
         if a <= side:
@@ -61,9 +71,12 @@ def soap_flops(rows: int, cols: int, every: int = PRECONDITION_EVERY, side: int 
     return max(int(total), rows * cols)
 
 
-def shampoo_flops(rows: int, cols: int, every: int = PRECONDITION_EVERY, side: int = MAX_SIDE) -> int:
-    """Mean of a Shampoo step: each side a <= ``side`` beside b: 2 a² b for the statistics, 2 a² b for applying the root
-    (arXiv 1802.09568), and in one of ``every`` steps 9 a³ for the eigendecomposition and 2 a³ for the root from it."""
+def shampoo_flops(
+    rows: int, cols: int, every: int = PRECONDITION_EVERY, side: int = MAX_SIDE
+) -> int:
+    """Mean of a Shampoo step: each side a <= ``side`` beside b: 2 a² b for the statistics, 2 a² b
+    for applying the root (arXiv 1802.09568), and in one of ``every`` steps 9 a³ for the
+    eigendecomposition and 2 a³ for the root from it."""
     total = 0
     for a, b in ((rows, cols), (cols, rows)):
         if a <= side:
@@ -71,8 +84,11 @@ def shampoo_flops(rows: int, cols: int, every: int = PRECONDITION_EVERY, side: i
     return max(total, rows * cols)
 
 
-def flops(method: Method, rows: int, cols: int, steps: int = NS_STEPS, scheme: Scheme = "standard") -> int:
-    """Floating-point operations of one step; of AdamW 12 for each number. Raises UsageFault for an unknown method."""
+def flops(
+    method: Method, rows: int, cols: int, steps: int = NS_STEPS, scheme: Scheme = "standard"
+) -> int:
+    """Floating-point operations of one step; of AdamW 12 for each number. Raises UsageFault for an
+    unknown method."""
     if method == "muon":
         return muon_flops(rows, cols, steps, scheme)
     if method == "soap":
@@ -81,12 +97,15 @@ def flops(method: Method, rows: int, cols: int, steps: int = NS_STEPS, scheme: S
         return shampoo_flops(rows, cols)
     if method == "adamw":
         return 12 * rows * cols
-    raise UsageFault(f"no method is called {str(method)[:40]!r}", f"choose one of {', '.join(METHODS)}")
+    raise UsageFault(
+        f"no method is called {str(method)[:40]!r}", f"choose one of {', '.join(METHODS)}"
+    )
 
 
 def state_bytes(method: Method, rows: int, cols: int) -> int:
-    """fp32 bytes of the state its owner keeps: Muon one momentum; AdamW two moments; Shampoo momentum, and two matrices for
-    each side it has a preconditioner of (statistics, root); SOAP two moments, and two for each side (statistics, basis)."""
+    """fp32 bytes of the state its owner keeps: Muon one momentum; AdamW two moments; Shampoo
+    momentum, and two matrices for each side it has a preconditioner of (statistics, root); SOAP two
+    moments, and two for each side (statistics, basis)."""
     numel = rows * cols
     if method == "muon":
         return FP32 * numel
@@ -98,7 +117,8 @@ def state_bytes(method: Method, rows: int, cols: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A measurement: ``gflops`` of a step of ``rows`` × ``cols``, by this method's own count of operations."""
+    """A measurement: ``gflops`` of a step of ``rows`` × ``cols``, by this method's own count of
+    operations."""
 
     rows: int
     cols: int
@@ -108,13 +128,16 @@ class Rate:
 class Rates:
     """Corrects counted operations by measured rates; without measurements the count stands.
 
-    The rate of a shape is that of the nearest measured one: least ratio of the shorter sides, then of the longer ones, then
-    the smaller shape. The correction is relative to the best rate measured, so that costs stay in operations at full rate.
+    The rate of a shape is that of the nearest measured one: least ratio of the shorter sides, then
+    of the longer ones, then the smaller shape. The correction is relative to the best rate
+    measured, so that costs stay in operations at full rate.
     """
 
     def __init__(self, measured: Iterable[Rate] = ()) -> None:
         """Raises UsageFault for a rate that is not above 0 and finite, and for a side below 1."""
-        self._measured = sorted({(min(r.rows, r.cols), max(r.rows, r.cols), r.gflops) for r in measured})
+        self._measured = sorted(
+            {(min(r.rows, r.cols), max(r.rows, r.cols), r.gflops) for r in measured}
+        )
         for m, _, rate in self._measured:
             if m < 1 or not 0 < rate < 1e12:
                 raise UsageFault(f"{rate} is not a rate in Gflop/s of a matrix", "measure again")
@@ -134,9 +157,14 @@ def _ratio(a: int, b: int) -> Fraction:
 
 
 def units_of(
-    matrices: Sequence[Matrix], method: Method, rates: Rates | None = None, steps: int = NS_STEPS, scheme: Scheme = "standard"
+    matrices: Sequence[Matrix],
+    method: Method,
+    rates: Rates | None = None,
+    steps: int = NS_STEPS,
+    scheme: Scheme = "standard",
 ) -> list[Unit]:
-    """Every unit of every matrix, with its cost and the bytes of its state. Raises UsageFault for an unknown method."""
+    """Every unit of every matrix, with its cost and the bytes of its state. Raises UsageFault for
+    an unknown method."""
     table = rates or Rates()
     made: list[Unit] = []
     known: dict[tuple[int, int], tuple[int, int]] = {}

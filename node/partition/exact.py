@@ -1,7 +1,8 @@
 """Exact within counted work: is there a plan that ends by T, and which?
 
-Two searches. One fills peer after peer and keeps every count of packed units that may still lead to a plan: exact and quick where
-units have few different costs, as the layers of a transformer do. The other places unit after unit: for few units.
+Two searches. One fills peer after peer and keeps every count of packed units that may still lead to
+a plan: exact and quick where units have few different costs, as the layers of a transformer do. The
+other places unit after unit: for few units.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from node.partition.search import Problem, State, Work
 
 KINDS, HELD = 8, 12
-"""Peers are packed anew when units have so few costs and a peer holds so few in the mean; otherwise exchanges come close."""
+"""Peers are packed anew when units have so few costs and a peer holds so few in the mean; otherwise
+exchanges come close."""
 BEAMS = ((60, 6), (300, 4))
 """(states kept for each peer, bisections), narrow and quick first."""
 PACK_WORK = 120_000
@@ -23,7 +25,8 @@ NEAR = 1e-4
 
 
 def settle(state: State, floor: float, work: int = BRANCH_WORK) -> tuple[State, float]:
-    """A plan at least as good, and a floor at least as high, by bisection between the two and by branching.
+    """A plan at least as good, and a floor at least as high, by bisection between the two and by
+    branching.
 
     ``work`` bounds each of the searches, if it is less than they take anyway.
     """
@@ -55,10 +58,13 @@ def settle(state: State, floor: float, work: int = BRANCH_WORK) -> tuple[State, 
     return best, floor
 
 
-def _packed(problem: Problem, time: float, beam: int, most: int = PACK_WORK) -> tuple[list[int] | None, bool]:
+def _packed(
+    problem: Problem, time: float, beam: int, most: int = PACK_WORK
+) -> tuple[list[int] | None, bool]:
     """(owners of a plan that ends by ``time``, or None; whether None is proven).
 
-    Peers are filled from the slowest. What a peer leaves unused is lost; all lost so far may not exceed what there is to spare.
+    Peers are filled from the slowest. What a peer leaves unused is lost; all lost so far may not
+    exceed what there is to spare.
     """
     kinds = sorted(Counter(problem.costs).items(), reverse=True)
     costs, totals = [c for c, _ in kinds], tuple(n for _, n in kinds)
@@ -78,7 +84,9 @@ def _packed(problem: Problem, time: float, beam: int, most: int = PACK_WORK) -> 
                     return None, False
                 wasted = lost + unused
                 if not any(after):
-                    return _read_back(problem, costs, peers, [*layers, {after: (wasted, left)}], after), True
+                    return _read_back(
+                        problem, costs, peers, [*layers, {after: (wasted, left)}], after
+                    ), True
                 if wasted <= spare and (after not in found or found[after][0] > wasted):
                     found[after] = wasted, left
         found, cut = _kept(found, beam)
@@ -89,8 +97,11 @@ def _packed(problem: Problem, time: float, beam: int, most: int = PACK_WORK) -> 
     return None, whole
 
 
-def _fillings(costs: Sequence[int], left: tuple[int, ...], room: int, kind: int = 0) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Ways to fill one peer so that nothing of the smallest kind fits beside: (units left, room unused)."""
+def _fillings(
+    costs: Sequence[int], left: tuple[int, ...], room: int, kind: int = 0
+) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Ways to fill one peer so that nothing of the smallest kind fits beside: (units left, room
+    unused)."""
     most = min(left[kind], room // costs[kind])
     last = kind + 1 == len(costs)
     for taken in range(most, most - 1 if last else -1, -1):
@@ -105,8 +116,8 @@ def _fillings(costs: Sequence[int], left: tuple[int, ...], room: int, kind: int 
 def _kept(
     found: dict[tuple[int, ...], tuple[int, tuple[int, ...] | None]], beam: int
 ) -> tuple[dict[tuple[int, ...], tuple[int, tuple[int, ...] | None]], bool]:
-    """Of those that differ in the smallest kind only, the one with least left; then, of too many, two thirds with
-    least lost and one third with fewest large units left."""
+    """Of those that differ in the smallest kind only, the one with least left; then, of too many,
+    two thirds with least lost and one third with fewest large units left."""
     least: dict[tuple[int, ...], int] = {}
     for left in found:
         head = left[:-1]
@@ -155,7 +166,10 @@ def _branched(state: State, floor: float, most: int = BRANCH_WORK) -> tuple[Stat
     def go(unit: int) -> bool:
         nonlocal best, best_time
         if unit == len(costs):
-            best, best_time = list(owner), max(work_done / s for work_done, s in zip(load, speeds, strict=True))
+            best, best_time = (
+                list(owner),
+                max(work_done / s for work_done, s in zip(load, speeds, strict=True)),
+            )
             return best_time > floor * (1 + 1e-9)
         if not work.spend(len(speeds)):
             return False

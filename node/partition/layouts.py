@@ -1,8 +1,9 @@
 """How owned units lie in the exchanged buffers, chosen by predicted time.
 
-*contiguous*: slices of the bucket in order, cut between parameters: in place, but order binds the loads. *permuted*: the bucket
-re-ordered by owner and padded to equal shards: standard collectives, more bytes. *parts*: each unit by itself to an owner of any
-choice: no padding, best balance, one message each.
+*contiguous*: slices of the bucket in order, cut between parameters: in place, but order binds the
+loads. *permuted*: the bucket re-ordered by owner and padded to equal shards: standard collectives,
+more bytes. *parts*: each unit by itself to an owner of any choice: no padding, best balance, one
+message each.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ SLACKS = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 3.0)
 
 @dataclass(frozen=True)
 class Wire:
-    """``rate``: cost a rank does in a second; ``bytes_per_s`` of its link; ``message_s``: of one message; ``hidden``: the share of
-    the exchange that other work covers; ``collectives``: whether equal shards go in one fused call a bucket."""
+    """``rate``: cost a rank does in a second; ``bytes_per_s`` of its link; ``message_s``: of one
+    message; ``hidden``: the share of the exchange that other work covers; ``collectives``: whether
+    equal shards go in one fused call a bucket."""
 
     rate: float
     bytes_per_s: float
@@ -38,7 +40,8 @@ class Wire:
 
 @dataclass(frozen=True)
 class Layout:
-    """``padding``: elements sent beyond those there are, over those there are; ``most``: elements of the fullest rank."""
+    """``padding``: elements sent beyond those there are, over those there are; ``most``: elements
+    of the fullest rank."""
 
     kind: Kind
     owner: dict[str, int]
@@ -53,27 +56,48 @@ class Layout:
         return self.compute_s + self.exchange_s
 
 
-def choose_layout(units: Sequence[Unit], buckets: Sequence[Bucket], ranks: int, wire: Wire) -> list[Layout]:
-    """The best layout of each kind, the quickest first; ``buckets`` hold the units by name, spans in elements of a rank's shard.
+def choose_layout(
+    units: Sequence[Unit], buckets: Sequence[Bucket], ranks: int, wire: Wire
+) -> list[Layout]:
+    """The best layout of each kind, the quickest first; ``buckets`` hold the units by name, spans
+    in elements of a rank's shard.
 
-    Every rank receives its slice from ranks - 1 others and sends it back: 2 (ranks - 1) · longest slice over the link, and messages.
-    Raises UsageFault when a unit is in no bucket.
+    Every rank receives its slice from ranks - 1 others and sends it back: 2 (ranks - 1) · longest
+    slice over the link, and messages. Raises UsageFault when a unit is in no bucket.
     """
     names = {name for b in buckets for name, _, _ in b.spans}
     missing = [u.name for u in units if u.name not in names]
     if missing:
         raise UsageFault(f"{missing[0]} is in no bucket", "lay out every unit")
     cost = {u.name: u.cost for u in units}
-    wanted = [start_index(buckets, ranks)] + [owners_of_cuts(buckets, alpha_cuts(buckets, ranks, a)) for a in ALPHAS]
-    contiguous = [_made("contiguous", o, cost, buckets, ranks, wire, _slices(buckets, o, ranks), fused=False) for o in wanted]
+    wanted = [start_index(buckets, ranks)] + [
+        owners_of_cuts(buckets, alpha_cuts(buckets, ranks, a)) for a in ALPHAS
+    ]
+    contiguous = [
+        _made("contiguous", o, cost, buckets, ranks, wire, _slices(buckets, o, ranks), fused=False)
+        for o in wanted
+    ]
     permuted: list[Layout] = []
     for slack in SLACKS:
         owner, shards = permuted_shards(units, buckets, ranks, slack)
-        permuted.append(_made("permuted", owner, cost, buckets, ranks, wire, [[s] * ranks for s in shards], fused=True))
+        permuted.append(
+            _made(
+                "permuted",
+                owner,
+                cost,
+                buckets,
+                ranks,
+                wire,
+                [[s] * ranks for s in shards],
+                fused=True,
+            )
+        )
     order = in_order(units)
     found, _ = balance(Problem([u.cost for u in order], [1.0] * ranks, [u.bytes for u in order]))
     free = {u.name: r for u, r in zip(order, found, strict=True)}
-    parts = _made("parts", free, cost, buckets, ranks, wire, _slices(buckets, free, ranks), fused=False)
+    parts = _made(
+        "parts", free, cost, buckets, ranks, wire, _slices(buckets, free, ranks), fused=False
+    )
     best = [min(kind, key=lambda made: made.seconds) for kind in (contiguous, permuted, [parts])]
     return sorted(best, key=lambda made: made.seconds)
 
@@ -81,8 +105,9 @@ def choose_layout(units: Sequence[Unit], buckets: Sequence[Bucket], ranks: int, 
 def permuted_shards(
     units: Sequence[Unit], buckets: Sequence[Bucket], ranks: int, slack: float
 ) -> tuple[dict[str, int], list[int]]:
-    """(owner, shard elements of each bucket): largest cost first to the rank with least cost so far whose shard stays within
-    1 + ``slack`` equal shares, else to the emptiest shard; loads go on from bucket to bucket. Shards are padded to the longest."""
+    """(owner, shard elements of each bucket): largest cost first to the rank with least cost so far
+    whose shard stays within 1 + ``slack`` equal shares, else to the emptiest shard; loads go on
+    from bucket to bucket. Shards are padded to the longest."""
     by_name = {u.name: u for u in units}
     loads, owner, shards = [0] * ranks, {}, []
     for b in buckets:
@@ -91,7 +116,11 @@ def permuted_shards(
         for u in in_order(by_name[name] for name in length):
             size = -(-length[u.name] // ALIGN) * ALIGN
             fits = [r for r in range(ranks) if used[r] + size <= cap]
-            rank = min(fits, key=lambda r: (loads[r], r)) if fits else min(range(ranks), key=lambda r: (used[r], loads[r], r))
+            rank = (
+                min(fits, key=lambda r: (loads[r], r))
+                if fits
+                else min(range(ranks), key=lambda r: (used[r], loads[r], r))
+            )
             owner[u.name] = rank
             used[rank] += size
             loads[rank] += u.cost
@@ -126,9 +155,16 @@ def _made(
         for rank, size in enumerate(sizes):
             held[rank] += size
     real = sum(end - start for b in buckets for _, start, end in b.spans)
-    messages = 2 * len(slices) if fused and wire.collectives else 2 * sum(sum(1 for x in sizes if x) for sizes in slices)
+    messages = (
+        2 * len(slices)
+        if fused and wire.collectives
+        else 2 * sum(sum(1 for x in sizes if x) for sizes in slices)
+    )
     longest = max(held) if not fused else sum(max(sizes) for sizes in slices)
-    exchange = 2 * (ranks - 1) * longest * wire.element_bytes / wire.bytes_per_s + messages * wire.message_s
+    exchange = (
+        2 * (ranks - 1) * longest * wire.element_bytes / wire.bytes_per_s
+        + messages * wire.message_s
+    )
     return Layout(
         kind,
         dict(owner),

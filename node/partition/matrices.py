@@ -1,6 +1,7 @@
 """What is planned: matrices, and the units they are stepped as.
 
-A unit is what one peer steps whole: a matrix, or one of the sub-matrices it is split into (q, k and v, gate and up, heads).
+A unit is what one peer steps whole: a matrix, or one of the sub-matrices it is split into (q, k and
+v, gate and up, heads).
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from node.core.errors import UsageFault
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A parameter of ``rows`` × ``cols``. ``splits``: (label, rows) of the blocks of rows it is stepped as; empty: whole.
+    """A parameter of ``rows`` × ``cols``. ``splits``: (label, rows) of the blocks of rows it is
+    stepped as; empty: whole.
 
-    Raises UsageFault for a side below 1, and for splits that do not make up the rows or share a label.
+    Raises UsageFault for a side below 1, and for splits that do not make up the rows or share a
+    label.
     """
 
     name: str
@@ -25,16 +28,25 @@ class Matrix:
 
     def __post_init__(self) -> None:
         if min(self.rows, self.cols) < 1:
-            raise UsageFault(f"{self.name} is {self.rows} x {self.cols}", "give every matrix at least one row and one column")
+            raise UsageFault(
+                f"{self.name} is {self.rows} x {self.cols}",
+                "give every matrix at least one row and one column",
+            )
         if not self.splits:
             return
-        if min(rows for _, rows in self.splits) < 1 or sum(rows for _, rows in self.splits) != self.rows:
+        if (
+            min(rows for _, rows in self.splits) < 1
+            or sum(rows for _, rows in self.splits) != self.rows
+        ):
             told = "+".join(str(rows) for _, rows in self.splits)
             raise UsageFault(
-                f"the splits of {self.name} are {told}, it has {self.rows} rows", "list rows that add up to all of them"
+                f"the splits of {self.name} are {told}, it has {self.rows} rows",
+                "list rows that add up to all of them",
             )
         if len({label for label, _ in self.splits}) != len(self.splits):
-            raise UsageFault(f"two splits of {self.name} have one label", "label each split differently")
+            raise UsageFault(
+                f"two splits of {self.name} have one label", "label each split differently"
+            )
 
     @property
     def shapes(self) -> tuple[tuple[str, int, int], ...]:
@@ -46,7 +58,8 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """``cost``: of one step, an integer so that sums are exact; ``bytes``: of the optimizer state, what moves with its owner."""
+    """``cost``: of one step, an integer so that sums are exact; ``bytes``: of the optimizer state,
+    what moves with its owner."""
 
     name: str
     rows: int
@@ -62,9 +75,13 @@ class Unit:
 
 
 def equal_splits(matrix: str, rows: int, count: int) -> tuple[tuple[str, int], ...]:
-    """``count`` equal blocks of rows, labelled 0, 1, …. Raises UsageFault if they do not divide the rows."""
+    """``count`` equal blocks of rows, labelled 0, 1, …. Raises UsageFault if they do not divide the
+    rows."""
     if count < 1 or rows % count:
-        raise UsageFault(f"{matrix} has {rows} rows, which {count} equal splits do not divide", "list the rows of each split")
+        raise UsageFault(
+            f"{matrix} has {rows} rows, which {count} equal splits do not divide",
+            "list the rows of each split",
+        )
     return tuple((str(i), rows // count) for i in range(count))
 
 
@@ -81,4 +98,6 @@ def in_order(units: Iterable[Unit]) -> list[Unit]:
 
 def _twice(units: Sequence[Unit]) -> str:
     seen: set[str] = set()
-    return next(u.name for u in sorted(units, key=lambda u: u.name) if u.name in seen or seen.add(u.name))
+    return next(
+        u.name for u in sorted(units, key=lambda u: u.name) if u.name in seen or seen.add(u.name)
+    )

@@ -1,8 +1,10 @@
-"""The plan: an owner for every unit, what it is worth beside the ideal and the floor, and the hash that travels with a round.
+"""The plan: an owner for every unit, what it is worth beside the ideal and the floor, and the hash
+that travels with a round.
 
-A rank is a peer's place in the list given; ``assign_units`` is the same for peers by PeerId. With ``tensor`` ranks in each
-tensor-parallel group, rank = data · tensor + t: all are one pool, because a reduce-scatter leaves the shards of a matrix with the
-``tensor`` ranks of one data index, and any of them can then be its host.
+A rank is a peer's place in the list given; ``assign_units`` is the same for peers by PeerId. With
+``tensor`` ranks in each tensor-parallel group, rank = data · tensor + t: all are one pool, because
+a reduce-scatter leaves the shards of a matrix with the ``tensor`` ranks of one data index, and any
+of them can then be its host.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ SLOWEST = 2.0**-20
 
 @dataclass(frozen=True)
 class Plan:
-    """``owner``: rank of each unit by name, sorted. ``makespan``, ``ideal``, ``floor``: in cost over speed; ``moved``: bytes of
-    state that change hands, ``least``: bytes that any plan at the floor must move; ``loads``: cost of each rank."""
+    """``owner``: rank of each unit by name, sorted. ``makespan``, ``ideal``, ``floor``: in cost
+    over speed; ``moved``: bytes of state that change hands, ``least``: bytes that any plan at the
+    floor must move; ``loads``: cost of each rank."""
 
     units: tuple[Unit, ...]
     owner: dict[str, int]
@@ -64,29 +67,36 @@ def make_plan(
     tensor: int = 1,
     work: int = WORK,
 ) -> Plan:
-    """Plan for ranks of these ``speeds``. ``previous``: the rank each unit's state is at; of another or no rank: its owner is gone.
+    """Plan for ranks of these ``speeds``. ``previous``: the rank each unit's state is at; of
+    another or no rank: its owner is gone.
 
-    ``room``: bytes of state each rank can hold. ``work``: comparisons that may be made for a better plan. Raises UsageFault for
-    no units, no ranks, a speed that is not above 0 and finite, or tensor-parallel groups that do not divide the ranks;
-    OutOfResources when state does not fit.
+    ``room``: bytes of state each rank can hold. ``work``: comparisons that may be made for a better
+    plan. Raises UsageFault for no units, no ranks, a speed that is not above 0 and finite, or
+    tensor-parallel groups that do not divide the ranks; OutOfResources when state does not fit.
     """
     _check(units, speeds, room, tensor)
     ordered = in_order(units)
     problem = Problem([u.cost for u in ordered], speeds, [u.bytes for u in ordered])
     before = [_before(previous, u.name, len(speeds)) for u in ordered] if previous else None
     done = _planned(problem, before, tensor, work)
-    if room is not None and any(used > most for used, most in zip(State(problem, done.owner).used, room, strict=True)):
-        # The best plan without limits is the best with them when it keeps them; the rest of the search is narrower.
+    if room is not None and any(
+        used > most for used, most in zip(State(problem, done.owner).used, room, strict=True)
+    ):
+        # The best plan without limits is the best with them when it keeps them; the rest of the
+        # search is narrower.
         if (big := max(ordered, key=lambda u: (u.bytes, u.name))).bytes > max(room):
             raise OutOfResources(
-                f"{big.name} keeps {big.bytes} bytes of state, nobody has room for more than {max(room)}",
+                f"{big.name} keeps {big.bytes} bytes of state, nobody has room for more than "
+                f"{max(room)}",
                 "split the matrix, or add a peer with more memory",
             )
         problem = Problem(problem.costs, speeds, problem.sizes, room)
         done = _planned(problem, before, tensor, work)
     owners, floor = done.owner, done.floor
     state = State(problem, owners)
-    owner = {name: rank for name, rank in sorted(zip((u.name for u in ordered), owners, strict=True))}
+    owner = {
+        name: rank for name, rank in sorted(zip((u.name for u in ordered), owners, strict=True))
+    }
     best, end = ideal(problem.costs, speeds), state.makespan()
     name = plan_hash(method, ordered, {n: str(r) for n, r in owner.items()})
     return Plan(
@@ -110,10 +120,13 @@ def assign_units(
     room: Mapping[PeerId, int] | None = None,
     work: int = WORK,
 ) -> dict[str, PeerId]:
-    """Exactly one owner among ``members`` (peer, speed) for every unit; speed 0 is not known and counts as the mean.
+    """Exactly one owner among ``members`` (peer, speed) for every unit; speed 0 is not known and
+    counts as the mean.
 
-    Speeds are :func:`quantised`, and none counts as less than a millionth of the largest. ``room``: bytes of state, of the members it is known of. The order of units and members does
-    not matter. Raises UsageFault and OutOfResources as :func:`make_plan` does, and UsageFault for a member named twice.
+    Speeds are :func:`quantised`, and none counts as less than a millionth of the largest. ``room``:
+    bytes of state, of the members it is known of. The order of units and members does not matter.
+    Raises UsageFault and OutOfResources as :func:`make_plan` does, and UsageFault for a member
+    named twice.
     """
     ordered = sorted(members)
     peers = [peer for peer, _ in ordered]
@@ -132,7 +145,9 @@ def assign_units(
     return {name: peers[r] for name, r in plan.owner.items()}
 
 
-def _planned(problem: Problem, before: Sequence[int | None] | None, tensor: int, work: int) -> Repaired:
+def _planned(
+    problem: Problem, before: Sequence[int | None] | None, tensor: int, work: int
+) -> Repaired:
     if before is not None:
         return repair(problem, before, work)
     owners, floor = balance(problem, work)
@@ -142,14 +157,17 @@ def _planned(problem: Problem, before: Sequence[int | None] | None, tensor: int,
 
 
 def plan_hash(method: str, units: Sequence[Unit], owner: Mapping[str, str]) -> str:
-    """Hex sha256 over method, and name, shape and owner of every unit, in any order of ``units``."""
+    """Hex sha256 over method, and name, shape and owner of every unit, in any order of
+    ``units``."""
     rows = sorted((u.name, u.rows, u.cols, owner[u.name]) for u in units)
-    return hashlib.sha256(json.dumps(["plan 1", method, rows], separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(["plan 1", method, rows], separators=(",", ":")).encode()
+    ).hexdigest()
 
 
 def spread_bytes(problem: Problem, owner: Sequence[int], tensor: int) -> list[int]:
-    """Rename ranks of one speed so that the data-parallel groups hold near equal bytes: most bytes first, to the group with
-    least that has a place. The makespan stays as it is."""
+    """Rename ranks of one speed so that the data-parallel groups hold near equal bytes: most bytes
+    first, to the group with least that has a place. The makespan stays as it is."""
     state, groups = State(problem, owner), len(problem.speeds) // tensor
     held, places = [0] * groups, [0] * groups
     new = [0] * len(problem.speeds)
@@ -162,9 +180,11 @@ def spread_bytes(problem: Problem, owner: Sequence[int], tensor: int) -> list[in
 
 
 def quantised(speed: float) -> float:
-    """A speed rounded down to one of ``SPEED_STEPS`` steps an octave, so that noise changes no plan. 0 stays 0.
+    """A speed rounded down to one of ``SPEED_STEPS`` steps an octave, so that noise changes no
+    plan. 0 stays 0.
 
-    Steps are equal inside an octave: only exact operations, the same bits everywhere. Raises UsageFault below 0 or not finite.
+    Steps are equal inside an octave: only exact operations, the same bits everywhere. Raises
+    UsageFault below 0 or not finite.
     """
     if not 0 <= speed < float("inf"):
         raise UsageFault(f"{speed} is not a speed", "measure again")
@@ -173,14 +193,17 @@ def quantised(speed: float) -> float:
 
 
 def _before(previous: Mapping[str, int | None], name: str, ranks: int) -> int | None:
-    """The rank that holds a unit's state, -1 for one that is gone, None for a unit without state."""
+    """The rank that holds a unit's state, -1 for one that is gone, None for a unit without
+    state."""
     if name not in previous:
         return None
     rank = previous[name]
     return rank if rank is not None and 0 <= rank < ranks else -1
 
 
-def _check(units: Sequence[Unit], speeds: Sequence[float], room: Sequence[int] | None, tensor: int) -> None:
+def _check(
+    units: Sequence[Unit], speeds: Sequence[float], room: Sequence[int] | None, tensor: int
+) -> None:
     if not units:
         raise UsageFault("there is nothing to own", "give at least one matrix")
     if not speeds:
@@ -188,9 +211,16 @@ def _check(units: Sequence[Unit], speeds: Sequence[float], room: Sequence[int] |
     for rank, speed in enumerate(speeds):
         if not 0 < speed < 1e18:
             raise UsageFault(
-                f"rank {rank} has speed {speed}", "give every rank a finite speed above 0; leave out ranks that are gone"
+                f"rank {rank} has speed {speed}",
+                "give every rank a finite speed above 0; leave out ranks that are gone",
             )
     if tensor < 1 or len(speeds) % tensor:
-        raise UsageFault(f"{len(speeds)} ranks are not whole groups of {tensor}", "make ranks a multiple of tensor_parallel")
+        raise UsageFault(
+            f"{len(speeds)} ranks are not whole groups of {tensor}",
+            "make ranks a multiple of tensor_parallel",
+        )
     if room is not None and len(room) != len(speeds):
-        raise UsageFault(f"memory of {len(room)} ranks is given, there are {len(speeds)}", "give one figure for each rank")
+        raise UsageFault(
+            f"memory of {len(room)} ranks is given, there are {len(speeds)}",
+            "give one figure for each rank",
+        )

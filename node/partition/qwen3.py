@@ -1,7 +1,9 @@
-"""Shapes of the Qwen3 dense models (arXiv 2505.09388), in the forms planners meet them: data for tests and benchmarks.
+"""Shapes of the Qwen3 dense models (arXiv 2505.09388), in the forms planners meet them: data for
+tests and benchmarks.
 
-*Split* is the published checkpoint form: q, k, v, o, gate, up and down are matrices of their own. *Fused* is the form of
-tensor-parallel trainers: q, k and v of each key-value group are one matrix, gate and up are one.
+*Split* is the published checkpoint form: q, k, v, o, gate, up and down are matrices of their own.
+*Fused* is the form of tensor-parallel trainers: q, k and v of each key-value group are one matrix,
+gate and up are one.
 """
 
 from __future__ import annotations
@@ -50,7 +52,11 @@ def split_form(model: Model, per_head: bool = False) -> list[Matrix]:
             ("up", model.feed, model.hidden),
             ("down", model.hidden, model.feed),
         ):
-            heads = tuple((str(h), model.head) for h in range(rows // model.head)) if per_head and name in "qkv" else ()
+            heads = (
+                tuple((str(h), model.head) for h in range(rows // model.head))
+                if per_head and name in "qkv"
+                else ()
+            )
             made.append(Matrix(f"{i:02}.{name}", rows, cols, heads))
     return made
 
@@ -58,8 +64,9 @@ def split_form(model: Model, per_head: bool = False) -> list[Matrix]:
 def fused_form(model: Model, splits: Splits = "none", tensor: int = 1) -> list[Matrix]:
     """Four matrices a layer in the order of registration: proj, qkv, fc1, fc2.
 
-    ``splits``: none; parts (q, k, v and gate, up); heads (each head, and gate, up). ``tensor`` above 1 gives the shard of one of
-    so many tensor-parallel ranks: qkv and fc1 are cut along rows, proj and fc2 along columns; only unsplit.
+    ``splits``: none; parts (q, k, v and gate, up); heads (each head, and gate, up). ``tensor``
+    above 1 gives the shard of one of so many tensor-parallel ranks: qkv and fc1 are cut along rows,
+    proj and fc2 along columns; only unsplit.
     """
     made: list[Matrix] = []
     q, kv, f = model.heads * model.head, model.kv * model.head, model.feed

@@ -1,7 +1,8 @@
 """Change as little of an ownership as a change of members or speeds allows.
 
-Orphans go where they are done first. Then units are exchanged off the slowest peer: first what is moving anyway, then what
-relieves it most for the bytes of state that must travel. Planning anew would move most of the bytes, for little.
+Orphans go where they are done first. Then units are exchanged off the slowest peer: first what is
+moving anyway, then what relieves it most for the bytes of state that must travel. Planning anew
+would move most of the bytes, for little.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ MANY = 48
 LARGE, LARGE_WORK = 60_000, 40_000
 """Units times peers above which one variant is tried, and the work of a fresh plan beside it."""
 ANEW = 0.95
-"""Nearly everything moves when it is planned anew: only where that makes the step so much shorter."""
+"""Nearly everything moves when it is planned anew: only where that makes the step so much
+shorter."""
 MUST = 1.048
-"""Bytes are spent without a limit to come within this of the ideal time, or of the floor where that is above ``APART``."""
+"""Bytes are spent without a limit to come within this of the ideal time, or of the floor where that
+is above ``APART``."""
 APART = 1.04
 WISH = 1.005
 """And up to ``SPEND`` times the least that must move, to come within this."""
@@ -33,13 +36,14 @@ SPENDS = (0.9, 1.0, 1.1, 1.2)
 NEAR = 16
 """The peers that are done first are looked at before the others."""
 TASTES = 3
-"""Ways to choose among exchanges that cost bytes: most relief a byte; earliest end; fewest bytes that reach the goal."""
+"""Ways to choose among exchanges that cost bytes: most relief a byte; earliest end; fewest bytes
+that reach the goal."""
 
 
 @dataclass(frozen=True)
 class Repaired:
-    """``owner`` of each unit; ``moved``: bytes that change hands; ``least``: bytes that any plan at the floor must move;
-    ``floor``: proven lower bound of the makespan."""
+    """``owner`` of each unit; ``moved``: bytes that change hands; ``least``: bytes that any plan at
+    the floor must move; ``floor``: proven lower bound of the makespan."""
 
     owner: list[int]
     moved: int
@@ -48,8 +52,8 @@ class Repaired:
 
 
 def repair(problem: Problem, before: Sequence[int | None], work: int = WORK) -> Repaired:
-    """``before``: the peer that held each unit; -1 a peer that is gone; None for a unit that has no state yet. ``work``:
-    comparisons of each variant; with less than usual fewer variants are tried.
+    """``before``: the peer that held each unit; -1 a peer that is gone; None for a unit that has no
+    state yet. ``work``: comparisons of each variant; with less than usual fewer variants are tried.
 
     Raises OutOfResources when an orphan finds no room.
     """
@@ -80,14 +84,17 @@ def repair(problem: Problem, before: Sequence[int | None], work: int = WORK) -> 
         moves.send_home(max(floor * WISH, state.makespan()))
         tried.append((state.makespan(), orphaned + moves.spent, state.owner))
     if (reached := min(tried)[0]) > must:
-        # What stayed may be in the way of what had to move: a fresh plan, from which goes home what may.
+        # What stayed may be in the way of what had to move: a fresh plan, from which goes home what
+        # may.
         owner, floor = balance(problem, min(fresh_work, LARGE_WORK) if large else fresh_work)
         must, state = bearable(problem, floor), State(problem, owner)
         moves = _Moves(state, home, sizes, 0)
         moves.send_home(max(must, state.makespan()))
         if state.makespan() <= ANEW * reached:
             tried.append((state.makespan(), orphaned + moves.spent, state.owner))
-    _, moved, owner = min(tried, key=lambda plan: (max(plan[0], must), max(plan[1], SPEND * least), plan[:2]))
+    _, moved, owner = min(
+        tried, key=lambda plan: (max(plan[0], must), max(plan[1], SPEND * least), plan[:2])
+    )
     return Repaired(owner, moved, least, floor)
 
 
@@ -98,12 +105,18 @@ def bearable(problem: Problem, floor: float) -> float:
 
 
 def bytes_moved(sizes: Sequence[int], before: Sequence[int | None], owner: Sequence[int]) -> int:
-    """Bytes of state whose owner is another one now, gone owners included; a unit without state moves nothing."""
-    return sum(size for size, was, now in zip(sizes, before, owner, strict=True) if was is not None and was != now)
+    """Bytes of state whose owner is another one now, gone owners included; a unit without state
+    moves nothing."""
+    return sum(
+        size
+        for size, was, now in zip(sizes, before, owner, strict=True)
+        if was is not None and was != now
+    )
 
 
 def _fitting(problem: Problem, home: Sequence[int]) -> list[int]:
-    """Homes, without those units that a peer's memory no longer holds: the cheapest of them are orphans too."""
+    """Homes, without those units that a peer's memory no longer holds: the cheapest of them are
+    orphans too."""
     if problem.room is None:
         return list(home)
     used, kept = [0] * len(problem.speeds), list(home)
@@ -117,8 +130,8 @@ def _fitting(problem: Problem, home: Sequence[int]) -> list[int]:
 
 
 def _shed(problem: Problem, home: Sequence[int], sizes: Sequence[int], time: float) -> int:
-    """The fewest bytes that bring every peer's kept load down to what it does by ``time``, if units could be divided: each
-    sheds those with most cost a byte first (Dantzig 1957)."""
+    """The fewest bytes that bring every peer's kept load down to what it does by ``time``, if units
+    could be divided: each sheds those with most cost a byte first (Dantzig 1957)."""
     total = 0
     for peer, speed in enumerate(problem.speeds):
         held = [i for i, p in enumerate(home) if p == peer]
@@ -142,11 +155,22 @@ class _Moves:
     """Exchanges between the slowest peer and others, priced in bytes that leave home."""
 
     def __init__(self, state: State, home: Sequence[int], sizes: Sequence[int], taste: int) -> None:
-        self.state, self.home, self.sizes, self.taste, self.work = state, home, sizes, taste, Work(0)
-        self.spent = sum(size for size, was, now in zip(sizes, home, state.owner, strict=True) if was >= 0 and was != now)
+        self.state, self.home, self.sizes, self.taste, self.work = (
+            state,
+            home,
+            sizes,
+            taste,
+            Work(0),
+        )
+        self.spent = sum(
+            size
+            for size, was, now in zip(sizes, home, state.owner, strict=True)
+            if was >= 0 and was != now
+        )
 
     def run(self, goal: float, budget: int | None, work: Work) -> None:
-        """Exchange until the makespan is at most ``goal``, nothing helps, or ``budget`` bytes are spent; None: no limit."""
+        """Exchange until the makespan is at most ``goal``, nothing helps, or ``budget`` bytes are
+        spent; None: no limit."""
         state, self.work = self.state, work
         while self.work.left > 0:
             slow = state.slowest()
@@ -156,8 +180,12 @@ class _Moves:
             if not self.work.spend(len(state.load)):
                 return
             limit = None if budget is None else max(0, budget - self.spent)
-            others = sorted((p for p in range(len(state.load)) if p != slow), key=lambda p: (state.time(p), p))
-            found = self._best(slow, others[:NEAR], 1, goal, limit) or self._best(slow, others[NEAR:], 1, goal, limit)
+            others = sorted(
+                (p for p in range(len(state.load)) if p != slow), key=lambda p: (state.time(p), p)
+            )
+            found = self._best(slow, others[:NEAR], 1, goal, limit) or self._best(
+                slow, others[NEAR:], 1, goal, limit
+            )
             if found is None:
                 few = [p for p in others[:NEAR] if len(state.held[p]) + len(state.held[slow]) <= 40]
                 found = self._best(slow, few, 2, goal, limit)
@@ -171,12 +199,15 @@ class _Moves:
                 state.place(unit, slow)
 
     def send_home(self, time: float) -> None:
-        """Undo moves that are not needed for a makespan of ``time``, those with most bytes first."""
+        """Undo moves that are not needed for a makespan of ``time``, those with most bytes
+        first."""
         state, problem = self.state, self.state.problem
         away = [i for i, p in enumerate(state.owner) if self.home[i] >= 0 and p != self.home[i]]
         for unit in sorted(away, key=lambda i: (-self.sizes[i], i)):
             to = self.home[unit]
-            if (state.load[to] + problem.costs[unit]) / problem.speeds[to] <= time and state.room_for(to, (unit,), ()):
+            if (state.load[to] + problem.costs[unit]) / problem.speeds[
+                to
+            ] <= time and state.room_for(to, (unit,), ()):
                 state.place(unit, to)
                 self.spent -= self.sizes[unit]
 
@@ -190,7 +221,8 @@ class _Moves:
         return price
 
     def _handfuls(self, here: int, there: int, most: int) -> list[tuple[int, int, tuple[int, ...]]]:
-        """(cost, price, units): for each total cost the handful whose move is cheapest; rising, the empty one first."""
+        """(cost, price, units): for each total cost the handful whose move is cheapest; rising, the
+        empty one first."""
         costs, held = self.state.problem.costs, self.state.held[here]
         if len(held) > MANY:
             loose = [i for i in held if self.home[i] != here]
@@ -222,7 +254,8 @@ class _Moves:
     def _best(
         self, slow: int, others: Sequence[int], most: int, goal: float, limit: int | None
     ) -> tuple[float, float, int, tuple[int, ...], tuple[int, ...]] | None:
-        """The exchange that is best by taste: (taste, taste, peer, units that go there, units that come back)."""
+        """The exchange that is best by taste: (taste, taste, peer, units that go there, units that
+        come back)."""
         state, speeds = self.state, self.state.problem.speeds
         now, best = state.time(slow), None
         for peer in others:
@@ -233,15 +266,22 @@ class _Moves:
             sums = [cost for cost, _, _ in theirs]
             if not self.work.spend(len(mine) + len(theirs)):
                 break
-            shift = (state.load[slow] * speeds[peer] - state.load[peer] * speeds[slow]) / (speeds[slow] + speeds[peer])
+            shift = (state.load[slow] * speeds[peer] - state.load[peer] * speeds[slow]) / (
+                speeds[slow] + speeds[peer]
+            )
             for cost, price, give in mine:
                 at = bisect_left(sums, cost - shift)
                 for k in sorted({0, max(at - 1, 0), min(at, len(sums) - 1)}):
                     moved, paid, take = cost - sums[k], price + theirs[k][1], theirs[k][2]
                     if not 0 < moved < room or (limit is not None and paid > limit):
                         continue
-                    end = max((state.load[slow] - moved) / speeds[slow], (state.load[peer] + moved) / speeds[peer])
-                    if end >= now or not (state.room_for(peer, give, take) and state.room_for(slow, take, give)):
+                    end = max(
+                        (state.load[slow] - moved) / speeds[slow],
+                        (state.load[peer] + moved) / speeds[peer],
+                    )
+                    if end >= now or not (
+                        state.room_for(peer, give, take) and state.room_for(slow, take, give)
+                    ):
                         continue
                     key = (*self._taste(now, end, goal, paid), peer, give, take)
                     if best is None or key < best:

@@ -1,6 +1,8 @@
-"""Near-optimal makespan: a plan in hand is improved by exchanges of units between the slowest peer and others.
+"""Near-optimal makespan: a plan in hand is improved by exchanges of units between the slowest peer
+and others.
 
-All work is counted, not timed: a limit on comparisons is the same on every machine, a limit on seconds is not.
+All work is counted, not timed: a limit on comparisons is the same on every machine, a limit on
+seconds is not.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from itertools import combinations
 LOOK_AT = 24
 """How many of the earliest peers exchanges of several units are tried with."""
 FEW = ((2, 60), (3, 36))
-"""Exchanges of two and of three units are tried between peers that hold at most so many together, of each cost two or three."""
+"""Exchanges of two and of three units are tried between peers that hold at most so many together,
+of each cost two or three."""
 
 Some = tuple[int, tuple[int, ...]]
 """Cost of a handful of units, and which."""
@@ -31,17 +34,27 @@ class Work:
 
 
 class Problem:
-    """``costs`` falling, ``sizes`` in bytes beside them; ``speeds`` and, if memory is short, ``room`` in bytes of each peer."""
+    """``costs`` falling, ``sizes`` in bytes beside them; ``speeds`` and, if memory is short,
+    ``room`` in bytes of each peer."""
 
     def __init__(
-        self, costs: Sequence[int], speeds: Sequence[float], sizes: Sequence[int] = (), room: Sequence[int] | None = None
+        self,
+        costs: Sequence[int],
+        speeds: Sequence[float],
+        sizes: Sequence[int] = (),
+        room: Sequence[int] | None = None,
     ) -> None:
-        self.costs, self.speeds, self.room = list(costs), list(speeds), None if room is None else list(room)
+        self.costs, self.speeds, self.room = (
+            list(costs),
+            list(speeds),
+            None if room is None else list(room),
+        )
         self.sizes = list(sizes) or [0] * len(self.costs)
 
 
 class State:
-    """Who holds what. ``held[p]``: indices of units, rising, so largest first; ``load``, ``used``: sums of cost and bytes."""
+    """Who holds what. ``held[p]``: indices of units, rising, so largest first; ``load``, ``used``:
+    sums of cost and bytes."""
 
     def __init__(self, problem: Problem, owner: Sequence[int]) -> None:
         self.problem, self.owner = problem, list(owner)
@@ -115,9 +128,11 @@ class State:
 
 
 def improve(state: State, work: Work, good_enough: float) -> None:
-    """Exchange until the slowest peer cannot be helped, it is ``good_enough``, or the work is spent.
+    """Exchange until the slowest peer cannot be helped, it is ``good_enough``, or the work is
+    spent.
 
-    Each exchange takes the best of all for the pair's later end, so the loads fall in lexicographic order and this ends.
+    Each exchange takes the best of all for the pair's later end, so the loads fall in lexicographic
+    order and this ends.
     """
     while work.left > 0:
         slow = state.slowest()
@@ -129,7 +144,9 @@ def improve(state: State, work: Work, good_enough: float) -> None:
             others.sort(key=lambda p: (state.time(p), p))
             for most, few in FEW:
                 if len(mine := state.some(slow, most)) <= few:
-                    near = [p for p in others[:LOOK_AT] if len(state.some(p, most)) + len(mine) <= few]
+                    near = [
+                        p for p in others[:LOOK_AT] if len(state.some(p, most)) + len(mine) <= few
+                    ]
                     found = _best(state, slow, near, most, work)
                 if found is not None:
                     break
@@ -157,7 +174,9 @@ def _best(
         sums = [cost for cost, _ in theirs]
         if not work.spend(len(mine) + len(theirs)):
             return best
-        shift = (state.load[slow] * speeds[peer] - state.load[peer] * speeds[slow]) / (speeds[slow] + speeds[peer])
+        shift = (state.load[slow] * speeds[peer] - state.load[peer] * speeds[slow]) / (
+            speeds[slow] + speeds[peer]
+        )
         for cost, give in mine:
             at = bisect_left(sums, cost - shift)
             for k in (at - 1, at):
@@ -166,7 +185,10 @@ def _best(
                 moved = cost - sums[k]
                 if not 0 < moved < room:
                     continue
-                end = max((state.load[slow] - moved) / speeds[slow], (state.load[peer] + moved) / speeds[peer])
+                end = max(
+                    (state.load[slow] - moved) / speeds[slow],
+                    (state.load[peer] + moved) / speeds[peer],
+                )
                 if end < (now if best is None else best[0]):
                     take = theirs[k][1]
                     if state.room_for(peer, give, take) and state.room_for(slow, take, give):

@@ -1,7 +1,8 @@
 """Who should compute a matrix at all: its owner for everybody, or everybody for himself.
 
-An owner's update must travel; computing it anywhere costs time. Which is shorter depends on the link, the peers' rates and the
-operations a number of the matrix costs, so it is decided for each matrix.
+An owner's update must travel; computing it anywhere costs time. Which is shorter depends on the
+link, the peers' rates and the operations a number of the matrix costs, so it is decided for each
+matrix.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ Exchange = Literal["to-owner", "all-reduce"]
 
 @dataclass(frozen=True)
 class Choice:
-    """``shared``: the owner computes for all. Seconds of a step each way, what this matrix adds to the slowest peer."""
+    """``shared``: the owner computes for all. Seconds of a step each way, what this matrix adds to
+    the slowest peer."""
 
     name: str
     shared: bool
@@ -28,7 +30,8 @@ class Choice:
 
 
 def break_even(unit: Unit, flops_per_s: float, update_bytes: float = 2.0) -> float:
-    """Bytes per second above which sharing wins: update bytes a number · rate / operations a number, both times equal.
+    """Bytes per second above which sharing wins: update bytes a number · rate / operations a
+    number, both times equal.
 
     For Muon: 2 F / (5 (4 m + 2 m²/n)) with bf16 updates.
     """
@@ -42,17 +45,20 @@ def who_computes(
     exchange: Exchange = "all-reduce",
     update_bytes: float = 2.0,
 ) -> list[Choice]:
-    """``rates``: operations per second of each peer; ``links``: bytes per second each peer receives.
+    """``rates``: operations per second of each peer; ``links``: bytes per second each peer
+    receives.
 
     * everybody: the slowest peer computes it whole, cost / min(rate).
-    * owner: the work is spread over all, cost / Σ rate, and the update of (n - 1) / n of the matrices arrives at the slowest link.
-      Where gradients go to owners anyway, the parameters that come back replace the second half of the all-reduce, and the
-      update costs nothing more.
+    * owner: the work is spread over all, cost / Σ rate, and the update of (n - 1) / n of the
+      matrices arrives at the slowest link. Where gradients go to owners anyway, the parameters that
+      come back replace the second half of the all-reduce, and the update costs nothing more.
 
     Raises UsageFault for no peers, or a rate or link that is not above 0.
     """
     if not rates or len(rates) != len(links):
-        raise UsageFault(f"{len(rates)} rates and {len(links)} links", "give one of each for every peer")
+        raise UsageFault(
+            f"{len(rates)} rates and {len(links)} links", "give one of each for every peer"
+        )
     if not all(0 < x < float("inf") for x in (*rates, *links)):
         raise UsageFault("a rate or a link is not above 0", "measure again")
     everyone, slowest, link = math.fsum(rates), min(rates), min(links)

@@ -1,4 +1,5 @@
-"""Carries what the machine wants sent: frames, questions for an input, notes to and from an origin."""
+"""Carries what the machine wants sent: frames, questions for an input, notes to and from an
+origin."""
 
 from __future__ import annotations
 
@@ -23,11 +24,13 @@ if TYPE_CHECKING:
     from node.pipeline.service import Pipeline
 
 NOTE_TRIES, NOTE_PAUSE_S = 3, 0.2
-"""A hop that cannot be told that it counts loses that count: worth asking again, not worth waiting long."""
+"""A hop that cannot be told that it counts loses that count: worth asking again, not worth waiting
+long."""
 
 
 class Courier:
-    """The sending half of the service. One attempt for each visit and direction is under way at a time."""
+    """The sending half of the service. One attempt for each visit and direction is under way at a
+    time."""
 
     def __init__(self, room: Pipeline) -> None:
         self._room = room
@@ -46,7 +49,8 @@ class Courier:
         self._names.clear()
 
     def gone(self, peer: PeerId) -> None:
-        """It is dead: an input is asked for elsewhere. (Frames to it have been sent anew by the machine.)"""
+        """It is dead: an input is asked for elsewhere. (Frames to it have been sent anew by the
+        machine.)"""
         for call in self._asking.pop(peer, ()):
             call.cancel()
 
@@ -57,7 +61,9 @@ class Courier:
 
     def later(self, key: Key, way: Way, seconds: float) -> None:
         """Ask the machine again after a pause."""
-        self._replace(key, way, asyncio.get_running_loop().call_later(seconds, self._retry, key, way))
+        self._replace(
+            key, way, asyncio.get_running_loop().call_later(seconds, self._retry, key, way)
+        )
 
     def cancel(self, key: Key, way: Way) -> None:
         """End the attempt under way."""
@@ -95,7 +101,9 @@ class Courier:
         outcome = await self.outbound.send(peer, way, messages, len(buffer), room.hop_s, accepted)
         if room.machine.plan is not plan:
             return
-        self._sending.pop((key, way), None)  # this task is at its end; what comes next must not cancel it
+        self._sending.pop(
+            (key, way), None
+        )  # this task is at its end; what comes next must not cancel it
         if outcome.trouble is None:
             self._measure(claim.journey[action.position], way, began, outcome.compute_s)
             room.do(ev.Settled(key, way, peer))
@@ -148,13 +156,20 @@ class Courier:
         if room.stash.get(key) is work:
             room.do(ev.NotFetched(key, settled))
 
-    async def _ask(self, peer: PeerId, key: Key, skipped: tuple[int, ...], plan_hash: str) -> TensorReader:
+    async def _ask(
+        self, peer: PeerId, key: Key, skipped: tuple[int, ...], plan_hash: str
+    ) -> TensorReader:
         room = self._room
         if peer in room.machine.suspects.gone:
             raise PeerFault(peer, "it is dead")
         shape, wire, timeout = room.shape_of(key.index), room.shape.wire, room.hop_s
         read = self.outbound.fetch(
-            peer, key, skipped, plan_hash, lambda head: TensorReader([head], [("", shape)], wire), timeout
+            peer,
+            key,
+            skipped,
+            plan_hash,
+            lambda head: TensorReader([head], [("", shape)], wire),
+            timeout,
         )
         call = room.tasks.spawn(_caught(read), "ask")
         self._asking.setdefault(peer, set()).add(call)
@@ -180,7 +195,8 @@ class Courier:
                 room.telemetry.emit("origin-silent", str(e), "debug", index=key.index)
 
     def tell_counted(self, index: int, peers: tuple[PeerId, ...]) -> None:
-        """Name the hops whose shares count. One note to a peer is under way at a time; what comes meanwhile goes together."""
+        """Name the hops whose shares count. One note to a peer is under way at a time; what comes
+        meanwhile goes together."""
         for peer in peers:
             self._names.setdefault(peer, []).append(index)
             if peer not in self._naming:
@@ -190,15 +206,26 @@ class Courier:
     async def _name(self, peer: PeerId) -> None:
         room = self._room
         try:
-            while (plan := room.machine.plan) is not None and (indices := self._names.pop(peer, None)):
+            while (plan := room.machine.plan) is not None and (
+                indices := self._names.pop(peer, None)
+            ):
                 for attempt in range(1, NOTE_TRIES + 1):
                     began = room.clock.now()
                     try:
-                        await self.outbound.counted(peer, plan.epoch, plan.hash, indices, room.hop_s)
+                        await self.outbound.counted(
+                            peer, plan.epoch, plan.hash, indices, room.hop_s
+                        )
                         room.transport.patience.took("named", room.clock.now() - began)
                         break
                     except PeerFault as e:
-                        room.telemetry.emit("hop-not-told", str(e), "debug", peer=peer, count=len(indices), attempt=attempt)
+                        room.telemetry.emit(
+                            "hop-not-told",
+                            str(e),
+                            "debug",
+                            peer=peer,
+                            count=len(indices),
+                            attempt=attempt,
+                        )
                     if attempt < NOTE_TRIES:
                         await asyncio.sleep(NOTE_PAUSE_S * attempt)
                     if room.machine.plan is not plan:
@@ -208,7 +235,8 @@ class Courier:
 
 
 async def _caught(read: Coroutine[Any, Any, TensorReader]) -> TensorReader | Exception:
-    """What was fetched, or why not: that a peer has the gradient already, or is gone, is an answer and no task that died."""
+    """What was fetched, or why not: that a peer has the gradient already, or is gone, is an answer
+    and no task that died."""
     try:
         return await read
     except (AlreadyThere, PeerFault, WireError) as e:

@@ -1,4 +1,5 @@
-"""Which replica gets a tensor, and which one after that. Pure: peers and times in, a peer or a pause out."""
+"""Which replica gets a tensor, and which one after that. Pure: peers and times in, a peer or a
+pause out."""
 
 from __future__ import annotations
 
@@ -9,9 +10,11 @@ from enum import Enum
 from node.core.ids import PeerId
 
 SUSPECT_S = 10.0
-"""A peer that just failed somebody is asked last for so long: eight micro-batches need not all find out by themselves."""
+"""A peer that just failed somebody is asked last for so long: eight micro-batches need not all find
+out by themselves."""
 ATTEMPTS = 2
-"""Failures of one peer, for one tensor, before it counts as gone: a single reset connection is not a death."""
+"""Failures of one peer, for one tensor, before it counts as gone: a single reset connection is not
+a death."""
 PAUSE_S = (0.02, 0.64)
 """First and longest pause when everybody was asked and nobody took it; doubles in between."""
 
@@ -38,7 +41,8 @@ class Pause:
 
 
 class Suspects:
-    """Peers that failed lately, and ``slow`` ones: those measured to answer much later than a sibling."""
+    """Peers that failed lately, and ``slow`` ones: those measured to answer much later than a
+    sibling."""
 
     def __init__(self) -> None:
         self._until: dict[PeerId, float] = {}
@@ -61,7 +65,8 @@ class Suspects:
 class Delivery:
     """One tensor on its way to one stage.
 
-    ``spread`` (the micro-batch's index) turns the order of the replicas, so that the work of a dead one is shared.
+    ``spread`` (the micro-batch's index) turns the order of the replicas, so that the work of a dead
+    one is shared.
     """
 
     spread: int
@@ -86,10 +91,12 @@ class Delivery:
         now: float,
         done_s: Mapping[PeerId, float] = NOTHING,
     ) -> PeerId | Pause | None:
-        """Who is asked next: ``preferred`` if it may be, then the other ``replicas``; None when all are gone.
+        """Who is asked next: ``preferred`` if it may be, then the other ``replicas``; None when all
+        are gone.
 
-        ``done_s``: when each would be done with it; of the others the earliest comes first, in turns where they are equal.
-        Suspects come last and slow ones before them; ``preferred`` may be slow, the plan has reckoned with that.
+        ``done_s``: when each would be done with it; of the others the earliest comes first, in
+        turns where they are equal. Suspects come last and slow ones before them; ``preferred`` may
+        be slow, the plan has reckoned with that.
         """
         others = sorted(set(replicas) - {preferred})
         turn = self.spread % len(others) if others else 0
@@ -99,7 +106,9 @@ class Delivery:
             return None
         fresh = [p for p in able if p not in self.asked]
         if fresh:
-            return min(fresh, key=lambda p: (suspects.has(p, now), p != preferred and p in suspects.slow))
+            return min(
+                fresh, key=lambda p: (suspects.has(p, now), p != preferred and p in suspects.slow)
+            )
         self.asked.clear()
         seconds = min(PAUSE_S[0] * 2**self.pauses, PAUSE_S[1])
         self.pauses = min(self.pauses + 1, 16)

@@ -1,4 +1,5 @@
-"""The one thread that touches tensors. Everything else stays on the event loop, which never computes."""
+"""The one thread that touches tensors. Everything else stays on the event loop, which never
+computes."""
 
 from __future__ import annotations
 
@@ -35,8 +36,9 @@ class DeviceThread(Executor):
     """A single worker thread with a priority queue.
 
     It is also a ``concurrent.futures.Executor``, so the optimizer step can share it with
-    ``loop.run_in_executor(device, fn)`` and never runs beside a forward. ``busy_s`` and ``idle_s`` are seconds
-    since the start. With ``backward_first`` False, everything but COMMIT is served in order of arrival.
+    ``loop.run_in_executor(device, fn)`` and never runs beside a forward. ``busy_s`` and ``idle_s``
+    are seconds since the start. With ``backward_first`` False, everything but COMMIT is served in
+    order of arrival.
     """
 
     def __init__(self, name: str = "device", *, backward_first: bool = True) -> None:
@@ -66,7 +68,11 @@ class DeviceThread(Executor):
 
     def enqueue(self, priority: Priority, fn: Callable[[], T]) -> Future[T]:
         """Queue ``fn``. Raises RuntimeError after :meth:`close`."""
-        rank = int(priority) if self.backward_first or priority is Priority.COMMIT else int(Priority.BACKWARD)
+        rank = (
+            int(priority)
+            if self.backward_first or priority is Priority.COMMIT
+            else int(Priority.BACKWARD)
+        )
         future: Future[T] = Future()
         with self._wake:
             if self._closed:
@@ -76,7 +82,8 @@ class DeviceThread(Executor):
         return future
 
     async def run(self, fn: Callable[[], T], priority: Priority = Priority.OTHER) -> T:
-        """Run ``fn`` on the device thread; raises what it raises. A cancelled waiter takes its job out of the queue."""
+        """Run ``fn`` on the device thread; raises what it raises. A cancelled waiter takes its job
+        out of the queue."""
         return await asyncio.wrap_future(self.enqueue(priority, fn))
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""Forward-only work: evaluation and generation. It meets the parameters of the moment, and nothing is kept for backward."""
+"""Forward-only work: evaluation and generation. It meets the parameters of the moment, and nothing
+is kept for backward."""
 
 from __future__ import annotations
 
@@ -28,30 +29,43 @@ if TYPE_CHECKING:
 
 
 class Errands:
-    """Both sides of a forward-only visit. A lost errand is an error for whoever asked; nothing is resumed."""
+    """Both sides of a forward-only visit. A lost errand is an error for whoever asked; nothing is
+    resumed."""
 
     def __init__(self, room: Pipeline) -> None:
         self._room = room
         self._numbers = count(1)
-        self._waiting: dict[tuple[int, int], tuple[Hop, tuple[int, ...], asyncio.Future[TensorReader]]] = {}
+        self._waiting: dict[
+            tuple[int, int], tuple[Hop, tuple[int, ...], asyncio.Future[TensorReader]]
+        ] = {}
 
     async def go(self, purpose: int, hops: tuple[Hop, ...], tokens: Tensor) -> TensorReader:
-        """Send ``tokens`` [B, T] through ``hops``; what comes back is h [B, T, D], or [B, 1, D] for GENERATE.
+        """Send ``tokens`` [B, T] through ``hops``; what comes back is h [B, T, D], or [B, 1, D] for
+        GENERATE.
 
-        Raises ValueError for an impossible path or batch, PeerFault when no answer comes back in time.
+        Raises ValueError for an impossible path or batch, PeerFault when no answer comes back in
+        time.
         """
         room, (sequences, length) = self._room, tokens.shape
-        if not hops or not (1 <= sequences <= room.shape.sequences and 1 <= length <= room.shape.length):
+        if not hops or not (
+            1 <= sequences <= room.shape.sequences and 1 <= length <= room.shape.length
+        ):
             raise ValueError(f"an errand of {len(hops)} hops and {sequences}x{length} tokens")
         shape = (sequences, length, room.shape.width)
         index, me = next(self._numbers), Hop(ENDS, room.me)
         claim = Claim(0, "", index, (me, *hops, me), 1)
         back: asyncio.Future[TensorReader] = asyncio.get_running_loop().create_future()
-        self._waiting[purpose, index] = hops[-1], ((sequences, 1, shape[2]) if purpose == pb.GENERATE else shape), back
+        self._waiting[purpose, index] = (
+            hops[-1],
+            ((sequences, 1, shape[2]) if purpose == pb.GENERATE else shape),
+            back,
+        )
         timeout = room.hop_s * (len(hops) + 1)
         try:
             async with asyncio.timeout(timeout):
-                output = await room.device.run(partial(room.math.embed_only, tokens), Priority.ERRAND)
+                output = await room.device.run(
+                    partial(room.math.embed_only, tokens), Priority.ERRAND
+                )
                 await self._pass_on(claim, purpose, timeout, shape, output, _ignore)
                 return await back
         except TimeoutError as e:
@@ -109,23 +123,31 @@ class Errands:
         except PeerFault as e:
             await say(context, pb.REFUSED, e.reason)
 
-    async def _work(self, incoming: Incoming, reader: TensorReader, ticket: int, accepted: asyncio.Future[float]) -> None:
+    async def _work(
+        self, incoming: Incoming, reader: TensorReader, ticket: int, accepted: asyncio.Future[float]
+    ) -> None:
         room, claim = self._room, incoming.claim
         last_only = incoming.purpose == pb.GENERATE and claim.position == len(claim.journey) - 2
         onward = Claim(claim.epoch, "", claim.index, claim.journey, claim.position + 1)
         try:
             async with asyncio.timeout(incoming.deadline_s):
                 began = room.clock.now()
-                output, shape = await room.device.run(partial(room.math.forward_only, reader, last_only), Priority.ERRAND)
+                output, shape = await room.device.run(
+                    partial(room.math.forward_only, reader, last_only), Priority.ERRAND
+                )
                 seconds = room.clock.now() - began
 
                 def tell() -> None:
                     if not accepted.done():
                         accepted.set_result(seconds)
 
-                await self._pass_on(onward, incoming.purpose, incoming.deadline_s, shape, output, tell)
+                await self._pass_on(
+                    onward, incoming.purpose, incoming.deadline_s, shape, output, tell
+                )
         except (PeerFault, TimeoutError, *COMPUTE_ERRORS) as e:
-            room.telemetry.emit("errand-lost", f"forward-only work was lost: {e}", "warning", index=claim.index)
+            room.telemetry.emit(
+                "errand-lost", f"forward-only work was lost: {e}", "warning", index=claim.index
+            )
             if not accepted.done():
                 accepted.set_exception(PeerFault(room.me, str(e)))
                 accepted.exception()  # the sender may be gone: then nobody else looks at it
@@ -143,9 +165,16 @@ class Errands:
         return reader
 
     async def _pass_on(
-        self, claim: Claim, purpose: int, deadline_s: float, shape: tuple[int, ...], buffer: Buffer, accepted: Any
+        self,
+        claim: Claim,
+        purpose: int,
+        deadline_s: float,
+        shape: tuple[int, ...],
+        buffer: Buffer,
+        accepted: Any,
     ) -> None:
-        """Deliver to ``claim.position``, or to another replica of its stage. Raises PeerFault when nobody takes it."""
+        """Deliver to ``claim.position``, or to another replica of its stage. Raises PeerFault when
+        nobody takes it."""
         room, delivery, target = self._room, Delivery(claim.index), claim.journey[claim.position]
         replicas = () if target.stage == ENDS else room.machine.replicas(target.stage)
         until = room.clock.now() + deadline_s
@@ -156,7 +185,11 @@ class Errands:
             if isinstance(choice, Pause):
                 await asyncio.sleep(choice.seconds)
                 continue
-            journey = (*claim.journey[: claim.position], Hop(target.stage, choice), *claim.journey[claim.position + 1 :])
+            journey = (
+                *claim.journey[: claim.position],
+                Hop(target.stage, choice),
+                *claim.journey[claim.position + 1 :],
+            )
             onward = Claim(claim.epoch, "", claim.index, journey, claim.position)
             messages = frames(onward, purpose, until - room.clock.now(), shape, buffer, room.shape)
 
@@ -165,7 +198,9 @@ class Errands:
                     room.timing.sent(peer, seconds, room.clock.now())
                 accepted()
 
-            outcome = await room.courier.outbound.send(choice, Way.FORWARD, messages, len(buffer), room.hop_s, held)
+            outcome = await room.courier.outbound.send(
+                choice, Way.FORWARD, messages, len(buffer), room.hop_s, held
+            )
             if outcome.trouble is None:
                 return
             if outcome.trouble is Trouble.FAILED:

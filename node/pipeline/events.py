@@ -1,4 +1,5 @@
-"""What a peer's pipeline machine hears, and what it answers. Frozen values; no tensor among them."""
+"""What a peer's pipeline machine hears, and what it answers. Frozen values; no tensor among
+them."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class Way(Enum):
 
 
 class Key(NamedTuple):
-    """One visit: this peer's part in one micro-batch. The origin has two, at position 0 and at the last."""
+    """One visit: this peer's part in one micro-batch. The origin has two, at position 0 and at the
+    last."""
 
     epoch: int
     index: int  # pyright: ignore[reportIncompatibleMethodOverride] - the glossary's word; nobody searches this tuple
@@ -28,7 +30,8 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a frame says about itself before its tensor is read. ``position`` is the receiver's index in ``journey``."""
+    """What a frame says about itself before its tensor is read. ``position`` is the receiver's
+    index in ``journey``."""
 
     epoch: int
     plan_hash: str
@@ -47,17 +50,20 @@ class Say(Enum):
     TAKE = "take"
     """Go on: read the tensor, or hand it over."""
     AGAIN = "again"
-    """I hold this already from you or from a peer you replace: ACCEPTED, then DONE when it is done."""
+    """I hold this already from you or from a peer you replace: ACCEPTED, then DONE when it is
+    done."""
     SETTLED = "settled"
-    """I hold this already from somebody else: DONE alone. A gradient of another replica of your stage, or an activation
-    that took another way (a stage skipped that yours visited, or the other way round). Yours is used for nothing."""
+    """I hold this already from somebody else: DONE alone. A gradient of another replica of your
+    stage, or an activation that took another way (a stage skipped that yours visited, or the other
+    way round). Yours is used for nothing."""
     BUSY = "busy"
     REFUSED = "refused"
     AWAIT_PLAN = "await plan"
     """Not yet: the plan this belongs to may still be on its way to us."""
 
 
-# Events ----------------------------------------------------------------------------------------------------------------
+# Events
+# ------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +116,8 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A replacement asks for the output we sent to the hop whose place it takes; ``position`` is its own.
+    """A replacement asks for the output we sent to the hop whose place it takes; ``position`` is
+    its own.
 
     ``skipped``: the positions before its own that its journey leaves out.
     """
@@ -147,7 +154,8 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The device could not compute it. ``lost``: nobody else should try, the result is not finite."""
+    """The device could not compute it. ``lost``: nobody else should try, the result is not
+    finite."""
 
     key: Key
     way: Way
@@ -211,7 +219,8 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The origin names us: the gradient that came home went through this peer, so its share of this micro-batch counts."""
+    """The origin names us: the gradient that came home went through this peer, so its share of this
+    micro-batch counts."""
 
     epoch: int
     plan_hash: str
@@ -231,12 +240,14 @@ Event = (
     | Passed | Settled | Turned | Retry | Gone | Lost | Counted | Expired
 )  # fmt: skip
 
-# Actions ---------------------------------------------------------------------------------------------------------------
+# Actions
+# ------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """To the peer whose frame or question this event was; exactly one per Arrived, Held, Asked, Lost and Counted."""
+    """To the peer whose frame or question this event was; exactly one per Arrived, Held, Asked,
+    Lost and Counted."""
 
     say: Say
     reason: str = ""
@@ -250,7 +261,8 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Ask ``peers``, in order, for the input of ``key``; ``skipped`` are the positions before it that are left out."""
+    """Ask ``peers``, in order, for the input of ``key``; ``skipped`` are the positions before it
+    that are left out."""
 
     key: Key
     peers: tuple[PeerId, ...]
@@ -259,7 +271,8 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Stream what was computed to ``journey[position]``; replaces an attempt that is still under way."""
+    """Stream what was computed to ``journey[position]``; replaces an attempt that is still under
+    way."""
 
     key: Key
     way: Way
@@ -282,8 +295,9 @@ class Later:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Add this visit's parameter gradients to the sum. At most once per visit; at position 0 together with those of the
-    origin's last position, so that head and embedding count the same micro-batches."""
+    """Add this visit's parameter gradients to the sum. At most once per visit; at position 0
+    together with those of the origin's last position, so that head and embedding count the same
+    micro-batches."""
 
     key: Key
 
@@ -323,7 +337,8 @@ class TellOrigin:
 
 @dataclass(frozen=True, slots=True)
 class TellCounted:
-    """The micro-batch is finished: tell ``peers``, one for each block stage it visited, that their shares count."""
+    """The micro-batch is finished: tell ``peers``, one for each block stage it visited, that their
+    shares count."""
 
     index: int
     peers: tuple[PeerId, ...]
@@ -374,6 +389,21 @@ class Dropped:
 
 
 Action = (
-    Answer | Compute | Fetch | Send | Later | Commit | Void | Told | Failed | TellOrigin | TellCounted | Skipped
-    | FreeGraph | FreeGradient | Free | Finished | Dropped
-)  # fmt: skip
+    Answer
+    | Compute
+    | Fetch
+    | Send
+    | Later
+    | Commit
+    | Void
+    | Told
+    | Failed
+    | TellOrigin
+    | TellCounted
+    | Skipped
+    | FreeGraph
+    | FreeGradient
+    | Free
+    | Finished
+    | Dropped
+)

@@ -16,13 +16,15 @@ from protos import pipeline_pb2 as pb
 PEER_ID_LENGTH = 128
 DEADLINE_MAX_S = 86_400.0
 CHUNK = 1 << 18
-"""Bytes of tensor in one message. gRPC spends 2.2-2.9 ms of CPU on a MiB in such pieces, 3.7 ms in one of 1 MiB (glibc maps
-and unmaps every buffer that large) and 4.5 ms in pieces of 32 KiB; grpcio 1.85 over loopback, one core."""
+"""Bytes of tensor in one message. gRPC spends 2.2-2.9 ms of CPU on a MiB in such pieces, 3.7 ms in
+one of 1 MiB (glibc maps and unmaps every buffer that large) and 4.5 ms in pieces of 32 KiB; grpcio
+1.85 over loopback, one core."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrameShape:
-    """What activations of this run look like: at most ``sequences`` x ``length``, always ``width``; ``wire`` format."""
+    """What activations of this run look like: at most ``sequences`` x ``length``, always ``width``;
+    ``wire`` format."""
 
     sequences: int
     length: int
@@ -37,7 +39,8 @@ class FrameShape:
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A head that parsed. ``claim`` is still to be compared with the plan, ``tensor`` with the expected shape."""
+    """A head that parsed. ``claim`` is still to be compared with the plan, ``tensor`` with the
+    expected shape."""
 
     claim: Claim
     purpose: int
@@ -50,7 +53,8 @@ class Incoming:
 
 
 def parse_head(frame: pb.Frame, shape: FrameShape) -> Incoming:
-    """Read the first message of a stream. Raises WireError for anything that no honest peer sends."""
+    """Read the first message of a stream. Raises WireError for anything that no honest peer
+    sends."""
     if frame.WhichOneof("part") != "head":
         raise WireError("a stream starts with a head")
     head = frame.head
@@ -59,7 +63,10 @@ def parse_head(frame: pb.Frame, shape: FrameShape) -> Incoming:
     if not 3 <= len(head.journey) <= shape.stages + 2:
         raise WireError(f"a journey of {len(head.journey)} hops")
     train = head.purpose == pb.TRAIN  # only training work has a plan that says who may be left out
-    if any(not (0 if train else 1) <= len(hop.peer) <= PEER_ID_LENGTH or hop.stage > shape.stages for hop in head.journey):
+    if any(
+        not (0 if train else 1) <= len(hop.peer) <= PEER_ID_LENGTH or hop.stage > shape.stages
+        for hop in head.journey
+    ):
         raise WireError("a journey with an impossible hop")
     journey = tuple(Hop(hop.stage, PeerId(hop.peer)) for hop in head.journey)
     if (
@@ -80,19 +87,28 @@ def parse_head(frame: pb.Frame, shape: FrameShape) -> Incoming:
 
 
 def loose_shape(incoming: Incoming, shape: FrameShape) -> tuple[int, int, int]:
-    """The shape a forward-only frame announces. Raises WireError when it exceeds the run's limits."""
+    """The shape a forward-only frame announces. Raises WireError when it exceeds the run's
+    limits."""
     dims = incoming.tensor.tensor.shape
     if len(dims) != 3:
         raise WireError(f"an activation has 3 dimensions, not {len(dims)}")
-    if not (1 <= dims[0] <= shape.sequences and 1 <= dims[1] <= shape.length and dims[2] == shape.width):
+    if not (
+        1 <= dims[0] <= shape.sequences and 1 <= dims[1] <= shape.length and dims[2] == shape.width
+    ):
         raise WireError(
-            f"an activation of shape {list(dims)} is beyond this run's {shape.sequences}x{shape.length}x{shape.width}"
+            f"an activation of shape {list(dims)} is beyond this run's "
+            f"{shape.sequences}x{shape.length}x{shape.width}"
         )
     return dims[0], dims[1], dims[2]
 
 
 def frames(
-    claim: Claim, purpose: int, deadline_s: float, tensor_shape: tuple[int, ...], buffer: Buffer, shape: FrameShape
+    claim: Claim,
+    purpose: int,
+    deadline_s: float,
+    tensor_shape: tuple[int, ...],
+    buffer: Buffer,
+    shape: FrameShape,
 ) -> Iterator[pb.Frame]:
     """One activation or gradient as messages: the head, then chunks cut only when they are sent."""
     yield pb.Frame(

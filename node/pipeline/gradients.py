@@ -16,10 +16,11 @@ Share = Mapping[str, Tensor]
 class GradientSum:
     """Adds shares in the order in which micro-batches finish here.
 
-    That order differs between runs, and so do the last bits of a fp32 sum. Replicas need no equal sums: what they
-    share is the round's result. :meth:`offer` and :meth:`close` are cheap and may be called from the event loop; the additions run
-    in :meth:`drain` on the device thread. :meth:`whole` finishes what was offered, so that a share offered before it
-    is in the result whichever thread was late.
+    That order differs between runs, and so do the last bits of a fp32 sum. Replicas need no equal
+    sums: what they share is the round's result. :meth:`offer` and :meth:`close` are cheap and may
+    be called from the event loop; the additions run in :meth:`drain` on the device thread.
+    :meth:`whole` finishes what was offered, so that a share offered before it is in the result
+    whichever thread was late.
     """
 
     def __init__(self) -> None:
@@ -48,7 +49,8 @@ class GradientSum:
         self._closed = True
 
     def whole(self) -> tuple[dict[str, Tensor], int]:
-        """The sums of what was offered, and the number of tokens behind them. Not for the event loop. May be called again."""
+        """The sums of what was offered, and the number of tokens behind them. Not for the event
+        loop. May be called again."""
         self.drain()
         return dict(self._sums), self._tokens
 
@@ -69,5 +71,6 @@ class GradientSum:
         if known:
             torch._foreach_add_([self._sums[n] for n in known], [share[n] for n in known])  # pyright: ignore[reportPrivateImportUsage]
         for name in share.keys() - self._sums.keys():
-            # A copy, once an epoch: autograd may give one tensor to two parameters, or to a parameter and the wire.
+            # A copy, once an epoch: autograd may give one tensor to two parameters, or to a
+            # parameter and the wire.
             self._sums[name] = share[name].clone(memory_format=torch.contiguous_format)

@@ -1,6 +1,8 @@
-"""What is looked at in a tensor from a peer before anybody uses it: are its numbers finite, and of the usual size.
+"""What is looked at in a tensor from a peer before anybody uses it: are its numbers finite, and of
+the usual size.
 
-The norm is taken on the event loop. It costs a hundredth of what receiving the same bytes costs there.
+The norm is taken on the event loop. It costs a hundredth of what receiving the same bytes costs
+there.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ from node.transport.port import TransportPort
 from node.wire.tensors import Buffer, TensorReader, dtype_of
 
 ABSURD_RMS = 1e6
-"""No activation of a normalised model and no gradient of its loss comes near this root mean square."""
+"""No activation of a normalised model and no gradient of its loss comes near this root mean
+square."""
 ODD_WEIGHT = 0.5
-"""A fault's weight for a tensor that is finite but of an odd size: an honest sender is odd once when the model changes."""
+"""A fault's weight for a tensor that is finite but of an odd size: an honest sender is odd once
+when the model changes."""
 
 
 class NotFinite(ValueError):
@@ -28,19 +32,24 @@ class NotFinite(ValueError):
 
 
 def rms(tensor: Tensor) -> float:
-    """Root mean square, summed in fp32; NaN or infinite when a number is, or when their squares are beyond fp32."""
-    return torch.linalg.vector_norm(tensor, dtype=torch.float32).item() / math.sqrt(max(1, tensor.numel()))
+    """Root mean square, summed in fp32; NaN or infinite when a number is, or when their squares are
+    beyond fp32."""
+    return torch.linalg.vector_norm(tensor, dtype=torch.float32).item() / math.sqrt(
+        max(1, tensor.numel())
+    )
 
 
 def check_output(buffer: Buffer, wire: str) -> None:
-    """Raises NotFinite unless what is about to be sent would be taken. Looks at the encoded numbers: fp16 has overflowed there."""
+    """Raises NotFinite unless what is about to be sent would be taken. Looks at the encoded
+    numbers: fp16 has overflowed there."""
     size = rms(torch.frombuffer(buffer, dtype=dtype_of(wire))) if len(buffer) else 0.0
     if not size <= ABSURD_RMS:  # NaN fails too
         raise NotFinite(f"the result is not finite or absurd: root mean square {size:.3g}")
 
 
 def check_share(grads: list[Tensor]) -> None:
-    """Raises NotFinite when a parameter gradient has a number that is not finite. One pass over them."""
+    """Raises NotFinite when a parameter gradient has a number that is not finite. One pass over
+    them."""
     if grads and not math.isfinite(torch.stack(torch._foreach_norm(grads)).sum().item()):  # pyright: ignore[reportPrivateImportUsage]
         raise NotFinite("a parameter gradient is not finite")
 
@@ -52,21 +61,42 @@ class Guard:
         self._transport, self._telemetry = transport, telemetry
         self.watch = Watch(limit)
 
-    def objection(self, way: Way, stage: int, sender: PeerId, index: int, reader: TensorReader) -> str:
+    def objection(
+        self, way: Way, stage: int, sender: PeerId, index: int, reader: TensorReader
+    ) -> str:
         """Why this training tensor is not used, empty when it may be. ``stage`` is the sender's."""
         size = rms(reader.raw()[0])
         if not size <= ABSURD_RMS:  # NaN fails too
-            return self._refuse("activation-not-finite", f"not finite or absurd ({size:.3g})", 1.0, way, sender, index)
+            return self._refuse(
+                "activation-not-finite",
+                f"not finite or absurd ({size:.3g})",
+                1.0,
+                way,
+                sender,
+                index,
+            )
         if off := self.watch.odd((stage, way), sender, size):
-            return self._refuse("activation-odd", f"{off:.1f} deviations off ({size:.3g})", ODD_WEIGHT, way, sender, index)
+            return self._refuse(
+                "activation-odd",
+                f"{off:.1f} deviations off ({size:.3g})",
+                ODD_WEIGHT,
+                way,
+                sender,
+                index,
+            )
         return ""
 
     def finite(self, reader: TensorReader) -> bool:
         """Whether a tensor of forward-only work may be used."""
         return rms(reader.raw()[0]) <= ABSURD_RMS
 
-    def _refuse(self, kind: str, what: str, weight: float, way: Way, sender: PeerId, index: int) -> str:
-        text = f"a {'gradient' if way is Way.BACKWARD else 'activation'} whose root mean square is {what}"
+    def _refuse(
+        self, kind: str, what: str, weight: float, way: Way, sender: PeerId, index: int
+    ) -> str:
+        text = (
+            f"a {'gradient' if way is Way.BACKWARD else 'activation'} whose root mean square is "
+            f"{what}"
+        )
         self._transport.fault(sender, text, weight)
         self._telemetry.emit(kind, text, "warning", peer=sender, index=index, way=way.value)
         return text

@@ -1,4 +1,5 @@
-"""The called side of the Pipeline service: parse, check, answer. Decisions are the machine's, work is the service's."""
+"""The called side of the Pipeline service: parse, check, answer. Decisions are the machine's, work
+is the service's."""
 
 from __future__ import annotations
 
@@ -59,8 +60,14 @@ class Inbound(PipelineServicer):
         answer, rest = await self._patient(way, caller, incoming, cost), []
         waited = room.clock.now() - came
         if answer.say is Say.TAKE:
-            reader = TensorReader([incoming.tensor.tensor], [("", room.shape_of(claim.index))], room.shape.wire)
-            ticket = room.stash.reserve(cost) if way is Way.FORWARD and not room.at_origin(claim.key) else 0
+            reader = TensorReader(
+                [incoming.tensor.tensor], [("", room.shape_of(claim.index))], room.shape.wire
+            )
+            ticket = (
+                room.stash.reserve(cost)
+                if way is Way.FORWARD and not room.at_origin(claim.key)
+                else 0
+            )
             try:
                 async with asyncio.timeout(room.hop_s):
                     await read_chunks(context.read, reader)
@@ -72,8 +79,8 @@ class Inbound(PipelineServicer):
             case Say.TAKE | Say.AGAIN:
                 outcome = room.outcome(claim.key, way)
                 try:
-                    # Said before the work begins: the sender counts its share at ACCEPTED, and the end of this very work
-                    # may be what closes the epoch.
+                    # Said before the work begins: the sender counts its share at ACCEPTED, and the
+                    # end of this very work may be what closes the epoch.
                     await say(context, pb.ACCEPTED, waited_s=waited)
                 finally:
                     room.carry_out(rest)
@@ -91,13 +98,18 @@ class Inbound(PipelineServicer):
     ) -> tuple[Answer, list[Action]]:
         """Into the stash with it, unless its numbers cannot be used."""
         room, claim = self._room, incoming.claim
-        before = beside(claim.journey, claim.position, Way.BACKWARD if way is Way.FORWARD else Way.FORWARD)
-        if objection := room.guard.objection(way, claim.journey[before].stage, caller, claim.index, reader):
+        before = beside(
+            claim.journey, claim.position, Way.BACKWARD if way is Way.FORWARD else Way.FORWARD
+        )
+        if objection := room.guard.objection(
+            way, claim.journey[before].stage, caller, claim.index, reader
+        ):
             return Answer(Say.REFUSED, objection), []
         return room.hold(Held(way, claim, caller), reader, incoming.deadline_s, ticket)
 
     async def _patient(self, way: Way, caller: PeerId, incoming: Incoming, cost: int) -> Answer:
-        """The machine's answer to a head; a frame that is ahead of the plan waits for it, for a bounded time."""
+        """The machine's answer to a head; a frame that is ahead of the plan waits for it, for a
+        bounded time."""
         room, claim, answer = self._room, incoming.claim, Answer(Say.AWAIT_PLAN)
         try:
             async with asyncio.timeout(room.plan_wait_s):
@@ -120,14 +132,25 @@ class Inbound(PipelineServicer):
         while before in skipped:
             before -= 1
         key = Key(request.epoch, request.index, before)
-        answer = room.ask(Asked(request.epoch, request.plan_hash, request.index, request.position, caller, skipped))
+        answer = room.ask(
+            Asked(
+                request.epoch, request.plan_hash, request.index, request.position, caller, skipped
+            )
+        )
         work = room.stash.get(key)
         if answer.say is Say.SETTLED:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, answer.reason)
         if answer.say is not Say.TAKE or work is None or work.output is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, answer.reason or "freed")
             return
-        for frame in frames(room.claim_for(key, request.position), pb.TRAIN, 1.0, work.shape, work.output, room.shape):
+        for frame in frames(
+            room.claim_for(key, request.position),
+            pb.TRAIN,
+            1.0,
+            work.shape,
+            work.output,
+            room.shape,
+        ):
             await context.write(frame)
         room.sent(caller, len(work.output))
 
@@ -143,10 +166,17 @@ class Inbound(PipelineServicer):
         caller, plan = room.transport.caller(context), room.machine.plan
         if len(request.indices) > len(plan.paths if plan else ()):
             return pb.CountedReply(accepted=False)
-        answers = [room.ask(Counted(request.epoch, request.plan_hash, index, caller)) for index in request.indices]
+        answers = [
+            room.ask(Counted(request.epoch, request.plan_hash, index, caller))
+            for index in request.indices
+        ]
         return pb.CountedReply(accepted=all(answer.say is Say.TAKE for answer in answers))
 
 
-async def say(context: Any, verdict: int, reason: str = "", compute_s: float = 0.0, waited_s: float = 0.0) -> None:
+async def say(
+    context: Any, verdict: int, reason: str = "", compute_s: float = 0.0, waited_s: float = 0.0
+) -> None:
     """One receipt."""
-    await context.write(pb.Receipt(verdict=verdict, reason=reason, compute_s=compute_s, waited_s=waited_s))  # pyright: ignore[reportArgumentType]
+    await context.write(
+        pb.Receipt(verdict=verdict, reason=reason, compute_s=compute_s, waited_s=waited_s)
+    )  # pyright: ignore[reportArgumentType]

@@ -1,16 +1,20 @@
-"""Who does what with a micro-batch, and what happens when somebody dies. Pure: events in, actions out.
+"""Who does what with a micro-batch, and what happens when somebody dies. Pure: events in, actions
+out.
 
-Responsibility moves with the receipts. ACCEPTED means "I hold it": from then on the receiver finds the next hop.
-DONE means "and the hop after me holds my result": only then may the sender forget. So any one peer can die at any
-moment and somebody still holds what is needed: the hop before keeps its output, the hop after keeps the gradient.
+Responsibility moves with the receipts. ACCEPTED means "I hold it": from then on the receiver finds
+the next hop. DONE means "and the hop after me holds my result": only then may the sender forget. So
+any one peer can die at any moment and somebody still holds what is needed: the hop before keeps its
+output, the hop after keeps the gradient.
 
-A share (this stage's parameter gradients of one micro-batch) stays apart until the origin *names* this peer. The gradient
-carries the journey it took; when it has come home, the origin names the one peer of every stage on that journey, once.
-So a micro-batch counts at most once at a stage, whatever forked on the way: duplicates after a time-out, a hop thought
-dead and replaced or skipped that was alive after all. A name that gets lost costs a count and never adds one.
+A share (this stage's parameter gradients of one micro-batch) stays apart until the origin *names*
+this peer. The gradient carries the journey it took; when it has come home, the origin names the one
+peer of every stage on that journey, once. So a micro-batch counts at most once at a stage, whatever
+forked on the way: duplicates after a time-out, a hop thought dead and replaced or skipped that was
+alive after all. A name that gets lost costs a count and never adds one.
 
-When nobody of a block stage can be had, and the run allows it, a forward leaves that hop out; the gradient takes the
-same way back. Activations that came over different stages are different: a hop keeps to the one it took first.
+When nobody of a block stage can be had, and the run allows it, a forward leaves that hop out; the
+gradient takes the same way back. Activations that came over different stages are different: a hop
+keeps to the one it took first.
 """
 
 from __future__ import annotations
@@ -73,7 +77,8 @@ FORWARD, BACKWARD = Way.FORWARD, Way.BACKWARD
 class PipelineMachine:
     """The decisions of one peer. :meth:`handle` is the only way in.
 
-    ``fewest``: block stages a journey visits at least; a hop is left out only beyond that. None: no hop ever is.
+    ``fewest``: block stages a journey visits at least; a hop is left out only beyond that. None: no
+    hop ever is.
     """
 
     def __init__(self, me: PeerId, fewest: int | None = None) -> None:
@@ -89,7 +94,8 @@ class PipelineMachine:
         self._done_s: dict[PeerId, float] = {}
 
     def replicas(self, stage: int) -> tuple[PeerId, ...]:
-        """Peers that hold ``stage`` in the plan's parameters, in PeerId order; none without a plan."""
+        """Peers that hold ``stage`` in the plan's parameters, in PeerId order; none without a
+        plan."""
         return self._replicas.get(stage, ())
 
     def told(self, key: Key, way: Way) -> bool:
@@ -98,8 +104,11 @@ class PipelineMachine:
         return visit is not None and visit.leg(way).told
 
     def unsure(self, besides: Collection[int] = ()) -> int:
-        """How many gradients were given on of which the origin has not said yet if this peer's share counts."""
-        return sum(v.undecided(k.position) and k.index not in besides for k, v in self.visits.items())
+        """How many gradients were given on of which the origin has not said yet if this peer's
+        share counts."""
+        return sum(
+            v.undecided(k.position) and k.index not in besides for k, v in self.visits.items()
+        )
 
     def path(self, index: int) -> Path | None:
         """The plan's path of a micro-batch."""
@@ -122,7 +131,11 @@ class PipelineMachine:
                 return self._turned(key, way, peer, trouble, now)
             case Retry(key, way):
                 visit = self.visits.get(key)
-                return [] if visit is None or visit.leg(way).target is not None else self._send(key, visit, way, now)
+                return (
+                    []
+                    if visit is None or visit.leg(way).target is not None
+                    else self._send(key, visit, way, now)
+                )
             case Gone(peer):
                 return self._gone(peer, now)
             case Broken():
@@ -148,14 +161,17 @@ class PipelineMachine:
             case Adopt(plan):
                 return self._adopt(plan)
 
-    # Plans -------------------------------------------------------------------------------------------------------------
+    # Plans
+    # ------------------------------------------------------------
 
     def _adopt(self, plan: Plan | None) -> list[Action]:
         if plan is not None and self.plan is not None and plan.hash == self.plan.hash:
             return []
         actions: list[Action] = [Free(key) for key in self.visits]
         actions += [
-            Dropped(k.index, "the epoch is over") for k, v in self.visits.items() if k.position == 0 and not v.committed
+            Dropped(k.index, "the epoch is over")
+            for k, v in self.visits.items()
+            if k.position == 0 and not v.committed
         ]
         self.visits.clear()
         self.suspects.gone.clear()
@@ -175,7 +191,12 @@ class PipelineMachine:
         if self.plan is None or self.plan.epoch != epoch or self.closed:
             return []
         self.closed = True
-        return [a for key in list(self.visits) if key.position == 0 for a in self._drop(key.index, "the epoch was closed")]
+        return [
+            a
+            for key in list(self.visits)
+            if key.position == 0
+            for a in self._drop(key.index, "the epoch was closed")
+        ]
 
     def _in_force(self, epoch: int, plan_hash: str) -> Answer | None:
         """None when work under this plan may go on."""
@@ -183,14 +204,17 @@ class PipelineMachine:
             return Answer(Say.AWAIT_PLAN, f"epoch {epoch} has not begun here")
         if epoch < self.plan.epoch or self.closed:
             return Answer(Say.REFUSED, f"epoch {epoch} is over here")
-        if plan_hash != self.plan.hash:  # a new term's plan reaches us a little later than our neighbours
+        if (
+            plan_hash != self.plan.hash
+        ):  # a new term's plan reaches us a little later than our neighbours
             return Answer(Say.AWAIT_PLAN, "another plan is in force here")
         return None
 
     def _allowed(self, path: Path, stage: int) -> tuple[PeerId, ...]:
         return (path.origin,) if stage == ENDS else self.replicas(stage)
 
-    # Frames ------------------------------------------------------------------------------------------------------------
+    # Frames
+    # ------------------------------------------------------------
 
     def _unfit(self, event: Arrived | Held) -> Answer | None:
         claim = event.claim
@@ -200,10 +224,16 @@ class PipelineMachine:
             reason = (
                 "the plan has no such micro-batch"
                 if path is None
-                else misfit(path, claim, event.way, self.me, event.caller, self.fewest, self.replicas)
+                else misfit(
+                    path, claim, event.way, self.me, event.caller, self.fewest, self.replicas
+                )
             )
             answer = Answer(Say.REFUSED, reason) if reason else None
-        if answer is None and claim.journey[0].peer == self.me and Key(claim.epoch, claim.index, 0) not in self.visits:
+        if (
+            answer is None
+            and claim.journey[0].peer == self.me
+            and Key(claim.epoch, claim.index, 0) not in self.visits
+        ):
             answer = Answer(Say.REFUSED, "not under way here")
         return answer
 
@@ -214,7 +244,8 @@ class PipelineMachine:
         known = self._known(event, now)
         if known:
             return known
-        # What comes home to its origin was let in when it began; turning it away would hold up everybody's stash.
+        # What comes home to its origin was let in when it began; turning it away would hold up
+        # everybody's stash.
         if event.way is FORWARD and not event.room and event.claim.journey[0].peer != self.me:
             return [Answer(Say.BUSY, "my stash is full")]
         return [Answer(Say.TAKE)]
@@ -237,8 +268,13 @@ class PipelineMachine:
         if visit.forward.step is Step.HELD:  # backward follows when forward is computed
             return [Answer(Say.TAKE)]
         before = visit.journey[beside(visit.journey, key.position, BACKWARD)]
-        others = [p for p in self._allowed(self._paths[key.index], before.stage) if p != before.peer]
-        return [Answer(Say.TAKE), Fetch(key, (before.peer, *others), skipped(visit.journey, key.position))]
+        others = [
+            p for p in self._allowed(self._paths[key.index], before.stage) if p != before.peer
+        ]
+        return [
+            Answer(Say.TAKE),
+            Fetch(key, (before.peer, *others), skipped(visit.journey, key.position)),
+        ]
 
     def _known(self, event: Arrived | Held, now: float) -> list[Action]:
         """The answer to a tensor that is here already; empty when it is not."""
@@ -259,14 +295,22 @@ class PipelineMachine:
         leg, back = visit.leg(event.way), visit.backward
         stuck = leg.delivery is not None and leg.target is None and leg.step is Step.COMPUTED
         if stuck and (event.way is BACKWARD or back.step is Step.ABSENT):
-            leg.delivery = None  # we gave up before, or pause; the sender's news may be better than ours
+            leg.delivery = (
+                None  # we gave up before, or pause; the sender's news may be better than ours
+            )
             actions += self._send(key, visit, event.way, now)
-        elif event.way is FORWARD and back.delivery is not None and back.step < Step.SETTLED and back.target != event.caller:
+        elif (
+            event.way is FORWARD
+            and back.delivery is not None
+            and back.step < Step.SETTLED
+            and back.target != event.caller
+        ):
             back.delivery = None  # the hop we gave the gradient to was replaced by the caller
             actions += self._send(key, visit, BACKWARD, now)
         return actions
 
-    # Computing ---------------------------------------------------------------------------------------------------------
+    # Computing
+    # ------------------------------------------------------------
 
     def _computed(self, key: Key, way: Way, now: float) -> list[Action]:
         visit = self.visits.get(key)
@@ -275,12 +319,26 @@ class PipelineMachine:
         visit.leg(way).step = Step.COMPUTED
         if way is BACKWARD:
             if key.position > 0:
-                return [FreeGraph(key), *self._count(key, visit), *self._send(key, visit, BACKWARD, now)]
+                return [
+                    FreeGraph(key),
+                    *self._count(key, visit),
+                    *self._send(key, visit, BACKWARD, now),
+                ]
             visit.backward.step, visit.named = Step.SETTLED, True
-            return [*self._count(key, visit), *self._tell(key, visit, BACKWARD), *self._finish(key, visit)]
-        if key.position == len(visit.journey) - 1:  # the origin: the loss is its forward and gives the gradient as well
+            return [
+                *self._count(key, visit),
+                *self._tell(key, visit, BACKWARD),
+                *self._finish(key, visit),
+            ]
+        if (
+            key.position == len(visit.journey) - 1
+        ):  # the origin: the loss is its forward and gives the gradient as well
             visit.backward.step = Step.COMPUTED
-            return [*self._tell(key, visit, FORWARD), FreeGraph(key), *self._send(key, visit, BACKWARD, now)]
+            return [
+                *self._tell(key, visit, FORWARD),
+                FreeGraph(key),
+                *self._send(key, visit, BACKWARD, now),
+            ]
         if visit.backward.step is Step.HELD:  # we replace somebody whose output has long arrived
             visit.forward.step = Step.SETTLED
             return [*self._tell(key, visit, FORWARD), Compute(key, BACKWARD)]
@@ -299,12 +357,17 @@ class PipelineMachine:
         return [*self._fail_open(key, visit, event.reason), *tell, Free(key)]
 
     def _count(self, key: Key, visit: Visit) -> list[Action]:
-        """The share counts once it is there and named; what is needed for nothing else goes with it."""
+        """The share counts once it is there and named; what is needed for nothing else goes with
+        it."""
         back = visit.backward
         if not visit.named or visit.committed or self.closed or back.step < Step.COMPUTED:
             return []
         visit.committed = True
-        return [Commit(key), Free(key)] if back.step is Step.SETTLED and key.position else [Commit(key)]
+        return (
+            [Commit(key), Free(key)]
+            if back.step is Step.SETTLED and key.position
+            else [Commit(key)]
+        )
 
     @staticmethod
     def _tell(key: Key, visit: Visit, way: Way) -> list[Action]:
@@ -318,7 +381,8 @@ class PipelineMachine:
     def _fail_open(key: Key, visit: Visit, reason: str) -> list[Action]:
         return [Failed(key, way, reason) for way in visit.open_ways()]
 
-    # Sending -----------------------------------------------------------------------------------------------------------
+    # Sending
+    # ------------------------------------------------------------
 
     def _send(self, key: Key, visit: Visit, way: Way, now: float) -> list[Action]:
         leg, left_out = visit.leg(way), list[Action]()
@@ -335,11 +399,16 @@ class PipelineMachine:
             if choice is not None:
                 leg.target = choice
                 if choice != there.peer and there.stage != ENDS:
-                    self._done_s[choice] = self._done_s.get(choice, 0.0) + self._share_s.get(choice, 0.0)
+                    self._done_s[choice] = self._done_s.get(choice, 0.0) + self._share_s.get(
+                        choice, 0.0
+                    )
                 visit.journey[position] = Hop(there.stage, choice)
                 return [*left_out, Send(key, way, tuple(visit.journey), position)]
             if way is BACKWARD or there.stage == ENDS or visited(visit.journey) <= self.fewest:
-                return [*left_out, *self._give_up(key, visit, way, f"no live replica of stage {there.stage}")]
+                return [
+                    *left_out,
+                    *self._give_up(key, visit, way, f"no live replica of stage {there.stage}"),
+                ]
             visit.journey[position], leg.delivery = Hop(there.stage, NOBODY), None
             left_out.append(Skipped(key, there.stage))
 
@@ -371,12 +440,16 @@ class PipelineMachine:
         actions = self._tell(key, visit, way)
         if way is FORWARD or visit.journey[0].peer == self.me:
             return actions
-        if untaken and not visit.committed:  # DONE without ACCEPTED: another replica was first, so nobody will name us
+        if (
+            untaken and not visit.committed
+        ):  # DONE without ACCEPTED: another replica was first, so nobody will name us
             visit.committed = True
             actions.append(Void(key))
         return [*actions, Free(key) if visit.committed else FreeGradient(key)]
 
-    def _turned(self, key: Key, way: Way, peer: PeerId, trouble: Trouble, now: float) -> list[Action]:
+    def _turned(
+        self, key: Key, way: Way, peer: PeerId, trouble: Trouble, now: float
+    ) -> list[Action]:
         if trouble is Trouble.FAILED:
             self.suspects.add(peer, now)
         visit = self.visits.get(key)
@@ -386,7 +459,9 @@ class PipelineMachine:
         if leg.step is Step.SETTLED or leg.delivery is None or leg.target != peer:
             return []
         leg.target = None
-        if way is FORWARD and visit.backward.step is not Step.ABSENT:  # its gradient is here: it got there after all
+        if (
+            way is FORWARD and visit.backward.step is not Step.ABSENT
+        ):  # its gradient is here: it got there after all
             leg.step = Step.SETTLED
             return self._tell(key, visit, FORWARD)
         leg.delivery.turned(peer, trouble)
@@ -397,7 +472,8 @@ class PipelineMachine:
         waits = [(k, w) for k, v in self.visits.items() for w in Way if v.leg(w).target == peer]
         return [a for key, way in waits for a in self._turned(key, way, peer, Trouble.FAILED, now)]
 
-    # Standing in for a dead replica ------------------------------------------------------------------------------------
+    # Standing in for a dead replica
+    # ------------------------------------------------------------
 
     def _asked(self, event: Asked) -> list[Action]:
         if (answer := self._in_force(event.epoch, event.plan_hash)) is not None:
@@ -452,11 +528,18 @@ class PipelineMachine:
         del self.visits[key]
         return [*self._fail_open(key, visit, "too late"), Free(key)]
 
-    # The origin --------------------------------------------------------------------------------------------------------
+    # The origin
+    # ------------------------------------------------------------
 
     def _start(self, index: int) -> list[Action]:
         path = self._paths.get(index)
-        if self.plan is None or self.closed or path is None or path.origin != self.me or not path.hops:
+        if (
+            self.plan is None
+            or self.closed
+            or path is None
+            or path.origin != self.me
+            or not path.hops
+        ):
             return [Dropped(index, "not a micro-batch of mine under this plan")]
         key = Key(self.plan.epoch, index, 0)
         if key in self.visits:
@@ -476,7 +559,9 @@ class PipelineMachine:
         path = self._paths.get(event.index)
         if path is None or event.caller != path.origin:
             return [Answer(Say.REFUSED, "not yours to say")]
-        here = next((i for i, hop in enumerate(path.journey) if hop.stage == self._stage != ENDS), 0)
+        here = next(
+            (i for i, hop in enumerate(path.journey) if hop.stage == self._stage != ENDS), 0
+        )
         key = Key(event.epoch, event.index, here)
         visit = self.visits.get(key)
         if not here or visit is None:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchDone:
-    """How a micro-batch ended. ``loss_sum`` in nats over its ``tokens``; both 0 when it is not counted."""
+    """How a micro-batch ended. ``loss_sum`` in nats over its ``tokens``; both 0 when it is not
+    counted."""
 
     index: int
     counted: bool
@@ -103,7 +104,11 @@ class Origin:
     def at_last(self, key: Key) -> Work | None:
         """What this origin holds at the end of the journey of ``key``."""
         path = self._room.machine.path(key.index)
-        return None if path is None else self._room.stash.get(Key(key.epoch, key.index, len(path.hops) + 1))
+        return (
+            None
+            if path is None
+            else self._room.stash.get(Key(key.epoch, key.index, len(path.hops) + 1))
+        )
 
     def lend_targets(self, key: Key, work: Work) -> None:
         """Bring the targets from where the micro-batch began to where its loss is computed."""

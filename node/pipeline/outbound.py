@@ -1,4 +1,5 @@
-"""Calls to other peers: one frame and its two receipts, an activation fetched again, a micro-batch reported lost."""
+"""Calls to other peers: one frame and its two receipts, an activation fetched again, a micro-batch
+reported lost."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class Telemetry(Protocol):
     """What the room reports. Never blocks, never raises."""
 
     def spent(self, kind: str, seconds: float) -> None:
-        """Seconds of ``compute`` (device busy), ``wire`` (first byte to ACCEPTED) or ``wait`` (device idle inside an epoch)."""
+        """Seconds of ``compute`` (device busy), ``wire`` (first byte to ACCEPTED) or ``wait``
+        (device idle inside an epoch)."""
         ...
 
     def bytes(self, sent: int, received: int) -> None:
@@ -75,7 +77,8 @@ class Outbound:
         timeout: float,
         accepted: Callable[[float], None],
     ) -> Outcome:
-        """Stream one frame and wait for DONE; ``accepted`` is called at ACCEPTED with the seconds that the way took. Never raises for the peer's failures."""
+        """Stream one frame and wait for DONE; ``accepted`` is called at ACCEPTED with the seconds
+        that the way took. Never raises for the peer's failures."""
         call: Any = None
         try:
             async with asyncio.timeout(timeout):
@@ -94,12 +97,15 @@ class Outbound:
             if call is not None and not call.done():
                 call.cancel()
 
-    async def _receipts(self, peer: PeerId, call: Any, nbytes: int, accepted: Callable[[float], None]) -> Outcome:
+    async def _receipts(
+        self, peer: PeerId, call: Any, nbytes: int, accepted: Callable[[float], None]
+    ) -> Outcome:
         began, held = self._clock.now(), False
         while True:
             receipt = await call.read()
             if receipt is EOF:
-                # A receiver ends its stream in good order only after DONE; that receipt may be lost when both come at once.
+                # A receiver ends its stream in good order only after DONE; that receipt may be lost
+                # when both come at once.
                 return Outcome(None) if held else Outcome(Trouble.FAILED, "no receipt")
             match receipt.verdict:
                 case pb.ACCEPTED:
@@ -128,13 +134,18 @@ class Outbound:
         reader_of: Callable[[Any], TensorReader],
         timeout: float,
     ) -> TensorReader:
-        """The input of ``key`` from the hop before it. Raises AlreadyThere, PeerFault, or WireError for a bad tensor."""
+        """The input of ``key`` from the hop before it. Raises AlreadyThere, PeerFault, or WireError
+        for a bad tensor."""
         call: Any = None
         try:
             async with asyncio.timeout(timeout):
                 stub = PipelineStub(await self._transport.channel(peer))
                 wanted = pb.FetchInput(
-                    epoch=key.epoch, plan_hash=plan_hash, index=key.index, position=key.position, skipped=skipped
+                    epoch=key.epoch,
+                    plan_hash=plan_hash,
+                    index=key.index,
+                    position=key.position,
+                    skipped=skipped,
                 )
                 call = stub.Fetch(wanted)
                 first = await call.read()
@@ -155,27 +166,37 @@ class Outbound:
             if call is not None and not call.done():
                 call.cancel()
 
-    async def lost(self, origin: PeerId, key: Key, plan_hash: str, reason: str, timeout: float) -> None:
+    async def lost(
+        self, origin: PeerId, key: Key, plan_hash: str, reason: str, timeout: float
+    ) -> None:
         """Tell the origin. Raises PeerFault; the origin's own time-out then does the rest."""
         try:
             stub = PipelineStub(await self._transport.channel(origin))
             await stub.Lost(
-                pb.LostNote(epoch=key.epoch, plan_hash=plan_hash, index=key.index, reason=reason[:200]), timeout=timeout
+                pb.LostNote(
+                    epoch=key.epoch, plan_hash=plan_hash, index=key.index, reason=reason[:200]
+                ),
+                timeout=timeout,
             )
         except grpc.aio.AioRpcError as e:
             raise translate(origin, e) from e
 
-    async def counted(self, peer: PeerId, epoch: int, plan_hash: str, indices: Sequence[int], timeout: float) -> None:
+    async def counted(
+        self, peer: PeerId, epoch: int, plan_hash: str, indices: Sequence[int], timeout: float
+    ) -> None:
         """Tell a hop that its shares of these micro-batches count. Raises PeerFault."""
         try:
             stub = PipelineStub(await self._transport.channel(peer))
-            await stub.Counted(pb.CountedNote(epoch=epoch, plan_hash=plan_hash, indices=indices), timeout=timeout)
+            await stub.Counted(
+                pb.CountedNote(epoch=epoch, plan_hash=plan_hash, indices=indices), timeout=timeout
+            )
         except grpc.aio.AioRpcError as e:
             raise translate(peer, e) from e
 
 
 async def read_chunks(read: Callable[[], Any], reader: TensorReader) -> None:
-    """Feed ``reader`` until it is full. Raises WireError for a stream that is too short, too long, or not made of chunks."""
+    """Feed ``reader`` until it is full. Raises WireError for a stream that is too short, too long,
+    or not made of chunks."""
     while reader.remaining:
         frame = await read()
         if frame is EOF:

@@ -1,4 +1,5 @@
-"""How fast neighbours answer: seconds from sending a frame to its DONE, as the sender sees it. Pure: times in, rates out."""
+"""How fast neighbours answer: seconds from sending a frame to its DONE, as the sender sees it.
+Pure: times in, rates out."""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ class _Seen:
 class Pace:
     """Moving averages of seconds for each micro-batch, by peer.
 
-    Frames to one peer overlap; each is charged only for the time after the one before it was done, else eight in
-    flight would look eight times as slow. What the peer's next hop makes it wait counts too: so the work is felt here.
+    Frames to one peer overlap; each is charged only for the time after the one before it was done,
+    else eight in flight would look eight times as slow. What the peer's next hop makes it wait
+    counts too: so the work is felt here.
     """
 
     def __init__(self) -> None:
@@ -50,5 +52,9 @@ class Pace:
 
     def slow(self, replicas: Collection[PeerId]) -> frozenset[PeerId]:
         """Which of these siblings are measured to be much slower than the fastest of them."""
-        sure = {p: self._seen[p].seconds for p in replicas if p in self._seen and self._seen[p].count >= SURE}
+        sure = {
+            p: self._seen[p].seconds
+            for p in replicas
+            if p in self._seen and self._seen[p].count >= SURE
+        }
         return frozenset(p for p, seconds in sure.items() if min(sure.values()) < SLOW * seconds)

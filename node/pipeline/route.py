@@ -1,4 +1,5 @@
-"""Journeys with holes: which hop comes next when stages are left out, and which journeys a plan allows. Pure functions."""
+"""Journeys with holes: which hop comes next when stages are left out, and which journeys a plan
+allows. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,11 +13,13 @@ from node.core.journey import Hop, Member, Path, Plan
 from node.pipeline.events import Claim, Way
 
 NOBODY = PeerId("")
-"""The peer of a hop that a journey leaves out. The hop keeps its position, so keys mean the same to everybody."""
+"""The peer of a hop that a journey leaves out. The hop keeps its position, so keys mean the same to
+everybody."""
 
 
 def fewest_hops(stages: int, may_skip: float) -> int:
-    """The block stages a journey must visit when ``may_skip`` of ``stages`` may be left out: one at least."""
+    """The block stages a journey must visit when ``may_skip`` of ``stages`` may be left out: one at
+    least."""
     return max(1, stages - math.floor(may_skip * stages + 1e-9))
 
 
@@ -26,12 +29,14 @@ def visited(journey: Sequence[Hop]) -> int:
 
 
 def skipped(journey: Sequence[Hop], position: int) -> tuple[int, ...]:
-    """The positions before ``position`` that are left out. Two tensors of one micro-batch are equal when these are."""
+    """The positions before ``position`` that are left out. Two tensors of one micro-batch are equal
+    when these are."""
     return tuple(i for i in range(position) if journey[i].peer == NOBODY)
 
 
 def beside(journey: Sequence[Hop], position: int, way: Way) -> int:
-    """The next position that is visited, onwards for FORWARD, back for BACKWARD; -1 or ``len(journey)`` beyond the ends."""
+    """The next position that is visited, onwards for FORWARD, back for BACKWARD; -1 or
+    ``len(journey)`` beyond the ends."""
     step = 1 if way is Way.FORWARD else -1
     at = position + step
     while 0 <= at < len(journey) and journey[at].peer == NOBODY:
@@ -40,13 +45,17 @@ def beside(journey: Sequence[Hop], position: int, way: Way) -> int:
 
 
 def predicted(plan: Plan) -> tuple[dict[PeerId, float], dict[PeerId, float]]:
-    """By peer of a block stage, the seconds of one micro-batch, and when one more than the plan gives it would be done, by the plan's speeds. Who was
-    not measured is as fast as its stage's median; where nobody was, as any other."""
+    """By peer of a block stage, the seconds of one micro-batch, and when one more than the plan
+    gives it would be done, by the plan's speeds. Who was not measured is as fast as its stage's
+    median; where nobody was, as any other."""
     peers: dict[int, list[Member]] = {}
     for m in plan.members:
         if m.current and m.stage != ENDS:
             peers.setdefault(m.stage, []).append(m)
-    usual = {s: median(known) if (known := [m.speed for m in row if m.speed > 0]) else 1.0 for s, row in peers.items()}
+    usual = {
+        s: median(known) if (known := [m.speed for m in row if m.speed > 0]) else 1.0
+        for s, row in peers.items()
+    }
     each = {m.peer: 1 / (m.speed or usual[s]) for s, row in peers.items() for m in row}
     work = Counter(hop.peer for path in plan.paths for hop in path.hops)
     return each, {p: (work[p] + 1) * seconds for p, seconds in each.items()}
@@ -61,7 +70,8 @@ def misfit(
     fewest: int,
     replicas: Callable[[int], Sequence[PeerId]],
 ) -> str:
-    """Why this journey is not the plan's with replicas swapped and hops left out, or not ``caller``'s to send; or empty.
+    """Why this journey is not the plan's with replicas swapped and hops left out, or not
+    ``caller``'s to send; or empty.
 
     ``replicas(stage)`` are the peers that may stand in for each other at a block stage.
     """

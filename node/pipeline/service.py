@@ -1,7 +1,8 @@
-"""One peer's share of the pipeline: carries out what the machine decides, on the event loop, with one device thread.
+"""One peer's share of the pipeline: carries out what the machine decides, on the event loop, with
+one device thread.
 
-The loop only moves bytes and messages. Tensors are made, used and encoded on the device thread; a job ends with its
-result encoded, so that a frame crosses between the threads once each way.
+The loop only moves bytes and messages. Tensors are made, used and encoded on the device thread; a
+job ends with its result encoded, so that a frame crosses between the threads once each way.
 """
 
 from __future__ import annotations
@@ -44,18 +45,22 @@ from protos.pipeline_pb2_grpc import add_PipelineServicer_to_server
 Batch = tuple[Tensor, Tensor]
 Waiter = asyncio.Future[tuple[bool, str, float]]
 RECEIPTS_S = 1.0
-"""Wait for notes at the end of an epoch: a way there and back, and more where notes are measured to take longer or this process runs late."""
+"""Wait for notes at the end of an epoch: a way there and back, and more where notes are measured to
+take longer or this process runs late."""
 STRETCH_MOST = 1000.0
 """A plan makes hops wait at most so many times as long as the manifest says."""
 
 
 class Pipeline:
-    """What ``training`` sees of this room. Make it before the transport starts: it adds its service to the server.
+    """What ``training`` sees of this room. Make it before the transport starts: it adds its service
+    to the server.
 
-    ``module`` is ``Ends`` for stage 0, else ``Blocks``; its device is where it computes. ``autocast`` makes the
-    context every forward runs in. Gradients and losses are sums over tokens; the round divides. The parameters must
-    not change between :meth:`set_plan` and :meth:`reset`. ``math`` and ``gradients``: what computes and what adds up, where that
-    is not one device. ``usual_s``: the least that a plan gives an epoch; where it gives more, hops have as many times as long; 0: never.
+    ``module`` is ``Ends`` for stage 0, else ``Blocks``; its device is where it computes.
+    ``autocast`` makes the context every forward runs in. Gradients and losses are sums over tokens;
+    the round divides. The parameters must not change between :meth:`set_plan` and :meth:`reset`.
+    ``math`` and ``gradients``: what computes and what adds up, where that is not one device.
+    ``usual_s``: the least that a plan gives an epoch; where it gives more, hops have as many times
+    as long; 0: never.
     """
 
     def __init__(
@@ -76,13 +81,20 @@ class Pipeline:
         gradients: GradientSum | None = None,
         usual_s: float = 0.0,
     ) -> None:
-        self.transport, self.device, self.settings, self.limits = transport, device, settings, limits
+        self.transport, self.device, self.settings, self.limits = (
+            transport,
+            device,
+            settings,
+            limits,
+        )
         self.telemetry: Telemetry = telemetry or Silence()
         self.clock: Clock = clock or SystemClock()
         self.plan_wait_s = plan_wait_s
         self._usual_s, self._stretch = usual_s, 1.0
         self.me = transport.peer_id
-        self.shape = FrameShape(settings.micro_batch, model.seq_len, model.d_model, settings.wire, settings.stages)
+        self.shape = FrameShape(
+            settings.micro_batch, model.seq_len, model.d_model, settings.wire, settings.stages
+        )
         self._autocast, self._math = autocast, math
         self.host(stage, module)
         self.machine = PipelineMachine(self.me, fewest_hops(settings.stages, settings.may_skip))
@@ -100,16 +112,19 @@ class Pipeline:
         self._idle_seen = 0.0
         add_PipelineServicer_to_server(Inbound(self), transport.server)
 
-    # What training calls -----------------------------------------------------------------------------------------------
+    # What training calls
+    # ------------------------------------------------------------
 
     def host(self, stage: int, module: nn.Module) -> None:
-        """Serve another stage, or a rebuilt module, from now on. Only between epochs (no plan set)."""
+        """Serve another stage, or a rebuilt module, from now on. Only between epochs (no plan
+        set)."""
         self.stage, self.module = stage, module
         self.math = self._math(module, self.settings.wire, self._autocast)
         self.guard = Guard(self.transport, self.telemetry, self.settings.watch)
 
     def set_plan(self, plan: Plan | None) -> None:
-        """Put a plan in force; frames that came early are let in. Work and gradients of any other plan are forgotten."""
+        """Put a plan in force; frames that came early are let in. Work and gradients of any other
+        plan are forgotten."""
         known = self.machine.plan
         if plan is not None and known is not None and plan.hash == known.hash:
             return
@@ -125,17 +140,22 @@ class Pipeline:
         self.plan_changed = asyncio.Event()
 
     def reset(self, epoch: int) -> None:
-        """Forget everything of ``epoch``: its plan, stash and gradients. Does nothing when another epoch is in force."""
+        """Forget everything of ``epoch``: its plan, stash and gradients. Does nothing when another
+        epoch is in force."""
         if self.machine.plan is not None and self.machine.plan.epoch == epoch:
             self.set_plan(None)
 
     @property
     def hop_s(self) -> float:
-        """For a hop to answer DONE: the manifest's time, as much longer as the plan gives the epoch, and what this process runs late."""
-        return self._stretch * self.settings.forward_timeout_s + self.transport.patience.slack(self.clock.now())
+        """For a hop to answer DONE: the manifest's time, as much longer as the plan gives the
+        epoch, and what this process runs late."""
+        return self._stretch * self.settings.forward_timeout_s + self.transport.patience.slack(
+            self.clock.now()
+        )
 
     def rates(self) -> dict[PeerId, float]:
-        """Micro-batches per second of the peers this one sent frames to, measured from sending to DONE."""
+        """Micro-batches per second of the peers this one sent frames to, measured from sending to
+        DONE."""
         return self.courier.pace.rates()
 
     @property
@@ -144,13 +164,17 @@ class Pipeline:
         return self.courier.timing
 
     def slots(self) -> int:
-        """Micro-batches that this peer holds at once: an ends peer its window, a block stage what its stash takes; 0 when the
-        size of one is not known yet."""
+        """Micro-batches that this peer holds at once: an ends peer its window, a block stage what
+        its stash takes; 0 when the size of one is not known yet."""
         plan = self.machine.plan
         if self.stage == ENDS:
             return self.limits.in_flight
         shape = self.shape_of(plan.paths[0].index) if plan is not None and plan.paths else ()
-        return max(1, self.stash.limit // self.cost(plan.paths[0].index)) if plan and shape in self.math.graph_bytes else 0
+        return (
+            max(1, self.stash.limit // self.cost(plan.paths[0].index))
+            if plan and shape in self.math.graph_bytes
+            else 0
+        )
 
     def gone(self, peer: PeerId) -> None:
         """The leader says that this member of the plan in force is dead: nobody waits for it."""
@@ -161,28 +185,45 @@ class Pipeline:
         """Peers that can stand in for each other at ``stage``, from the plan in force."""
         return list(self.machine.replicas(stage))
 
-    async def receipts(self, epoch: int, dropped: Collection[int] = (), patience_s: float | None = None) -> None:
+    async def receipts(
+        self, epoch: int, dropped: Collection[int] = (), patience_s: float | None = None
+    ) -> None:
         """Before :meth:`take_gradients`: let the notes come in that say which of our shares count.
 
-        The leader may hear that a micro-batch is finished, and we from the leader that the epoch is, before the origin's
-        note is here; a share that is not named by then is lost. ``dropped`` micro-batches are not waited for.
+        The leader may hear that a micro-batch is finished, and we from the leader that the epoch
+        is, before the origin's note is here; a share that is not named by then is lost. ``dropped``
+        micro-batches are not waited for.
         """
         now = self.clock.now()
-        longest = self.transport.patience.within("named", RECEIPTS_S, now) if patience_s is None else patience_s
+        longest = (
+            self.transport.patience.within("named", RECEIPTS_S, now)
+            if patience_s is None
+            else patience_s
+        )
         try:
             async with asyncio.timeout(longest):
-                while (plan := self.machine.plan) and plan.epoch == epoch and self.machine.unsure(dropped):
+                while (
+                    (plan := self.machine.plan)
+                    and plan.epoch == epoch
+                    and self.machine.unsure(dropped)
+                ):
                     self._handled.clear()
                     await self._handled.wait()
         except TimeoutError:
             lost = self.machine.unsure(dropped)
-            self.telemetry.emit("shares-unnamed", f"{lost} shares do not count: no origin named us", "warning", epoch=epoch)
+            self.telemetry.emit(
+                "shares-unnamed",
+                f"{lost} shares do not count: no origin named us",
+                "warning",
+                epoch=epoch,
+            )
 
     async def take_gradients(self, epoch: int) -> tuple[dict[str, Tensor], int]:
-        """Parameter gradient sums of this stage by name, and the tokens behind them; ({}, 0) for another epoch.
+        """Parameter gradient sums of this stage by name, and the tokens behind them; ({}, 0) for
+        another epoch.
 
-        Closes the epoch: what is still under way counts nowhere any more, micro-batches of :meth:`run` end not
-        counted. May be called again until :meth:`reset`.
+        Closes the epoch: what is still under way counts nowhere any more, micro-batches of
+        :meth:`run` end not counted. May be called again until :meth:`reset`.
         """
         if self.machine.plan is None or self.machine.plan.epoch != epoch:
             return {}, 0
@@ -191,17 +232,25 @@ class Pipeline:
         return await asyncio.to_thread(self._gradients.whole)
 
     async def run(
-        self, paths: Iterable[Path], batch_of: Callable[[Path], Batch], on_result: Callable[[MicroBatchDone], None]
+        self,
+        paths: Iterable[Path],
+        batch_of: Callable[[Path], Batch],
+        on_result: Callable[[MicroBatchDone], None],
     ) -> None:
-        """Origin: take every path through the swarm, ``limits.in_flight`` at a time, and report each exactly once.
+        """Origin: take every path through the swarm, ``limits.in_flight`` at a time, and report
+        each exactly once.
 
-        ``batch_of`` gives (tokens, targets), int64 [B, T]; it is called on the device thread. ``on_result`` is called
-        on the loop. Returns when all have ended, counted or not; cancelling drops what is under way, unreported.
+        ``batch_of`` gives (tokens, targets), int64 [B, T]; it is called on the device thread.
+        ``on_result`` is called on the loop. Returns when all have ended, counted or not; cancelling
+        drops what is under way, unreported.
         """
         await self._origin.run(paths, batch_of, on_result)
 
-    async def evaluate(self, hops: Sequence[Hop], tokens: Tensor, targets: Tensor) -> tuple[float, int]:
-        """(loss sum in nats, tokens) of one batch [B, T] through ``hops``, no gradients. Raises PeerFault."""
+    async def evaluate(
+        self, hops: Sequence[Hop], tokens: Tensor, targets: Tensor
+    ) -> tuple[float, int]:
+        """(loss sum in nats, tokens) of one batch [B, T] through ``hops``, no gradients. Raises
+        PeerFault."""
         back = await self.errands.go(pb.EVALUATE, tuple(hops), tokens)
         return await self.device.run(partial(self.math.loss_only, back, targets), Priority.ERRAND)
 
@@ -216,7 +265,8 @@ class Pipeline:
         self.errands.close()
         await self.tasks.close()
 
-    # What the service's other side asks --------------------------------------------------------------------------------
+    # What the service's other side asks
+    # ------------------------------------------------------------
 
     def ask(self, event: Event) -> Answer:
         """The machine's answer to an event that has one; its other actions are carried out."""
@@ -229,8 +279,11 @@ class Pipeline:
                 self._carry_out(action)
         return answer
 
-    def hold(self, event: ev.Held, reader: TensorReader, deadline_s: float, ticket: int) -> tuple[Answer, list[ev.Action]]:
-        """A whole tensor is here and goes into the stash. The answer comes with what is to be done once it is said."""
+    def hold(
+        self, event: ev.Held, reader: TensorReader, deadline_s: float, ticket: int
+    ) -> tuple[Answer, list[ev.Action]]:
+        """A whole tensor is here and goes into the stash. The answer comes with what is to be done
+        once it is said."""
         first, *rest = self.machine.handle(event, self.clock.now())
         answer = first if isinstance(first, Answer) else Answer(Say.REFUSED, "no answer")
         key = event.claim.key
@@ -268,7 +321,8 @@ class Pipeline:
         return (len(path.samples) if path else 0, self.shape.length, self.shape.width)
 
     def cost(self, index: int) -> int:
-        """Bytes one micro-batch keeps here: its input, its output, and its autograd graph once that is known."""
+        """Bytes one micro-batch keeps here: its input, its output, and its autograd graph once that
+        is known."""
         shape = self.shape_of(index)
         return 2 * self.shape.nbytes(shape[0], shape[1]) + self.math.graph_bytes.get(shape, 0)
 
@@ -287,7 +341,13 @@ class Pipeline:
     def claim_for(self, key: Key, position: int) -> Claim:
         """The claim of a frame this visit sends to ``position``."""
         plan = self.machine.plan
-        return Claim(key.epoch, plan.hash if plan else "", key.index, tuple(self.machine.visits[key].journey), position)
+        return Claim(
+            key.epoch,
+            plan.hash if plan else "",
+            key.index,
+            tuple(self.machine.visits[key].journey),
+            position,
+        )
 
     def sent(self, peer: PeerId, nbytes: int) -> None:
         self.telemetry.bytes(nbytes, 0)
@@ -301,7 +361,8 @@ class Pipeline:
         """Seconds a micro-batch that starts now may take."""
         return min(self.hop_s * (len(path.hops) + 1), self._plan_until - self.clock.now())
 
-    # Carrying out ------------------------------------------------------------------------------------------------------
+    # Carrying out
+    # ------------------------------------------------------------
 
     def do(self, event: Event) -> None:
         """Give the machine an event that nobody waits to be answered."""
@@ -324,7 +385,11 @@ class Pipeline:
             case ev.Void(key):
                 if (work := self.stash.get(key)) is not None:
                     work.share = None
-                self.telemetry.emit("share-void", "this peer's gradients of the micro-batch cannot count", index=key.index)
+                self.telemetry.emit(
+                    "share-void",
+                    "this peer's gradients of the micro-batch cannot count",
+                    index=key.index,
+                )
             case ev.Told(key, way):
                 self._resolve(key, way, True, "")
             case ev.Failed(key, way, reason):
@@ -371,7 +436,9 @@ class Pipeline:
         except COMPUTE_ERRORS as e:
             lost = isinstance(e, NotFinite)
             kind = "output-not-finite" if lost else "compute-broken"
-            self.telemetry.emit(kind, f"{way.value} of a micro-batch failed: {e}", "error", index=key.index)
+            self.telemetry.emit(
+                kind, f"{way.value} of a micro-batch failed: {e}", "error", index=key.index
+            )
             if self.stash.get(key) is work:
                 self.do(ev.Broken(key, way, str(e)[:200], lost))
             return
@@ -390,10 +457,18 @@ class Pipeline:
 
     def _job(self, key: Key, way: Way) -> tuple[Callable[[Work], None], Priority]:
         if not self.at_origin(key):
-            return (self.math.forward, Priority.FORWARD) if way is Way.FORWARD else (self.math.backward, Priority.BACKWARD)
+            return (
+                (self.math.forward, Priority.FORWARD)
+                if way is Way.FORWARD
+                else (self.math.backward, Priority.BACKWARD)
+            )
         if way is Way.BACKWARD:
             return self.math.embed_backward, Priority.BACKWARD
-        return (self.math.embed, Priority.FORWARD) if key.position == 0 else (self.math.loss, Priority.LOSS)
+        return (
+            (self.math.embed, Priority.FORWARD)
+            if key.position == 0
+            else (self.math.loss, Priority.LOSS)
+        )
 
     def _account(self, seconds: float) -> None:
         self.telemetry.spent("compute", seconds)

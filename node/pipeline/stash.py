@@ -1,4 +1,5 @@
-"""Activations kept for backward, bounded in bytes. Values are opaque here; the bound is a decision, not a tensor."""
+"""Activations kept for backward, bounded in bytes. Values are opaque here; the bound is a decision,
+not a tensor."""
 
 from __future__ import annotations
 
@@ -20,10 +21,10 @@ class _Entry(Generic[V]):
 class Stash(Generic[K, V]):
     """What this peer keeps for micro-batches that are not finished.
 
-    ``limit`` is in bytes. A forward asks with :meth:`reserve` before its tensor is read, so that frames which are
-    still arriving count too; backward work and the origin's own micro-batches go in with :meth:`put` alone and
-    are never turned away. One micro-batch always fits into an empty stash, however small the limit, otherwise a
-    stage with a tiny limit would never finish anything.
+    ``limit`` is in bytes. A forward asks with :meth:`reserve` before its tensor is read, so that
+    frames which are still arriving count too; backward work and the origin's own micro-batches go
+    in with :meth:`put` alone and are never turned away. One micro-batch always fits into an empty
+    stash, however small the limit, otherwise a stage with a tiny limit would never finish anything.
     """
 
     def __init__(self, limit: int) -> None:
@@ -43,7 +44,8 @@ class Stash(Generic[K, V]):
         return self.used == 0 or self.used + nbytes <= self.limit
 
     def reserve(self, nbytes: int) -> int:
-        """Set ``nbytes`` aside for a frame that starts to arrive; returns the ticket for :meth:`put` or :meth:`cancel`.
+        """Set ``nbytes`` aside for a frame that starts to arrive; returns the ticket for
+        :meth:`put` or :meth:`cancel`.
 
         Raises ValueError when there is no room: ask :meth:`room` first.
         """
@@ -59,14 +61,16 @@ class Stash(Generic[K, V]):
         self.used -= self._reserved.pop(ticket, 0)
 
     def put(self, key: K, value: V, nbytes: int, expires: float, ticket: int = 0) -> None:
-        """Keep ``value`` until popped; ``expires`` is the clock time after which :meth:`expired` names it."""
+        """Keep ``value`` until popped; ``expires`` is the clock time after which :meth:`expired`
+        names it."""
         self.cancel(ticket)
         self.pop(key)
         self._entries[key] = _Entry(value, nbytes, expires)
         self._grow(nbytes)
 
     def recharge(self, key: K, nbytes: int) -> None:
-        """Correct the charge of an entry once its real size is known. Unknown keys are left alone: it was freed meanwhile."""
+        """Correct the charge of an entry once its real size is known. Unknown keys are left alone:
+        it was freed meanwhile."""
         entry = self._entries.get(key)
         if entry is not None:
             self._grow(nbytes - entry.nbytes)
@@ -86,7 +90,9 @@ class Stash(Generic[K, V]):
 
     def expired(self, now: float) -> list[K]:
         """Entries whose micro-batch nobody waits for any more, oldest first."""
-        late = [(e.expires, i, k) for i, (k, e) in enumerate(self._entries.items()) if e.expires <= now]
+        late = [
+            (e.expires, i, k) for i, (k, e) in enumerate(self._entries.items()) if e.expires <= now
+        ]
         return [k for _, _, k in sorted(late, key=lambda row: row[:2])]
 
     def _grow(self, nbytes: int) -> None:

@@ -1,7 +1,8 @@
-"""What work and ways cost here, as they were: moving averages with their variance, by direction and by peer. Pure: times in.
+"""What work and ways cost here, as they were: moving averages with their variance, by direction and
+by peer. Pure: times in.
 
-Passive: every job of the device and every tensor that was sent is a measurement, and costs nothing. Where no tensor goes, a small
-probe (:meth:`Timing.probed`) tells the way there and back.
+Passive: every job of the device and every tensor that was sent is a measurement, and costs nothing.
+Where no tensor goes, a small probe (:meth:`Timing.probed`) tells the way there and back.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from node.pipeline.events import Way
 ALPHA = 0.1
 """Weight of a new measurement; the first ones weigh more."""
 WILD, SURE = 10.0, 8
-"""After ``SURE`` measurements one beyond so many times the mean counts as that much: a pause of the machine is no cost of the work."""
+"""After ``SURE`` measurements one beyond so many times the mean counts as that much: a pause of the
+machine is no cost of the work."""
 STALE_S = 300.0
 """What was measured on a line so long ago says nothing any more."""
 FAILURES = 2
@@ -25,7 +27,8 @@ FAILURES = 2
 
 @dataclass(slots=True)
 class Average:
-    """Exponential moving average and variance (Finch, "Incremental calculation of weighted mean and variance", 2009, section 9)."""
+    """Exponential moving average and variance (Finch, "Incremental calculation of weighted mean and
+    variance", 2009, section 9)."""
 
     count: int = 0
     mean: float = 0.0
@@ -50,7 +53,8 @@ class Average:
 
 
 class Timing:
-    """``work``: device seconds of a micro-batch by direction; ``loss``: of a loss with its backward (at the ends)."""
+    """``work``: device seconds of a micro-batch by direction; ``loss``: of a loss with its backward
+    (at the ends)."""
 
     def __init__(self) -> None:
         self.work = {way: Average() for way in Way}
@@ -60,7 +64,8 @@ class Timing:
         self._failed: dict[PeerId, tuple[int, float]] = {}
 
     def sent(self, peer: PeerId, seconds: float, now: float) -> None:
-        """A tensor was held by ``peer`` so long after it was offered, less what it waited there for the plan."""
+        """A tensor was held by ``peer`` so long after it was offered, less what it waited there for
+        the plan."""
         self._tensors.setdefault(peer, Average()).add(seconds, now)
         self._failed.pop(peer, None)
 
@@ -82,14 +87,17 @@ class Timing:
         return {p for p in self._failed if p not in self._trips and p not in self._tensors}
 
     def ways(self, now: float) -> dict[PeerId, tuple[float, float]]:
-        """Seconds of a tensor and of a small round trip, 0 for unknown, of every peer there is a fresh measurement of."""
+        """Seconds of a tensor and of a small round trip, 0 for unknown, of every peer there is a
+        fresh measurement of."""
         tensors = {p: a.mean for p, a in self._tensors.items() if now - a.at < STALE_S}
         trips = {p: a.mean for p, a in self._trips.items() if now - a.at < STALE_S}
         return {p: (tensors.get(p, 0.0), trips.get(p, 0.0)) for p in tensors.keys() | trips.keys()}
 
-    def due(self, peers: Collection[PeerId], now: float, every_s: float, again_s: float) -> list[PeerId]:
-        """Of these, those whose round trip was never measured, and the one measured longest ago if that is ``every_s`` ago; who
-        did not answer has ``again_s`` of peace."""
+    def due(
+        self, peers: Collection[PeerId], now: float, every_s: float, again_s: float
+    ) -> list[PeerId]:
+        """Of these, those whose round trip was never measured, and the one measured longest ago if
+        that is ``every_s`` ago; who did not answer has ``again_s`` of peace."""
         waits = {p for p, (_, at) in self._failed.items() if now - at < again_s}
         new = sorted(p for p in peers if p not in self._trips and p not in waits)
         known = sorted((self._trips[p].at, p) for p in peers if p in self._trips and p not in waits)

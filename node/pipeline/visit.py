@@ -1,4 +1,5 @@
-"""What a peer's machine remembers of its part in one micro-batch: two legs, each with a step and a delivery."""
+"""What a peer's machine remembers of its part in one micro-batch: two legs, each with a step and a
+delivery."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ class Visit:
         return self.forward if way is Way.FORWARD else self.backward
 
     def same_way(self, claim: Claim) -> bool:
-        """Whether the claim's tensor, or the activation it is the gradient of, came over the stages ours came over."""
+        """Whether the claim's tensor, or the activation it is the gradient of, came over the stages
+        ours came over."""
         return skipped(self.journey, claim.position) == skipped(claim.journey, claim.position)
 
     def learn(self, way: Way, claim: Claim) -> None:
@@ -71,7 +73,8 @@ class Visit:
             self.journey[here + 1 :] = journey[here + 1 :]
 
     def undecided(self, position: int) -> bool:
-        """Whether a gradient was given on from this block stage and the origin has not said yet if the share counts."""
+        """Whether a gradient was given on from this block stage and the origin has not said yet if
+        the share counts."""
         back = self.backward
         given = back.step >= Step.PASSED or (back.step is Step.COMPUTED and back.target is not None)
         return given and not self.committed and 0 < position < len(self.journey) - 1

@@ -1,8 +1,9 @@
-"""Whether a tensor from a peer is of the size that tensors of its kind have. Pure: sizes in, verdicts out.
+"""Whether a tensor from a peer is of the size that tensors of its kind have. Pure: sizes in,
+verdicts out.
 
-Sizes are root mean squares, compared as logarithms: what a stage sends is steady within a factor of two or so over many
-micro-batches, while a broken or hostile sender is off by orders. After a real change of the model everybody's tensors are off
-at once; then the watch learns instead of refusing.
+Sizes are root mean squares, compared as logarithms: what a stage sends is steady within a factor of
+two or so over many micro-batches, while a broken or hostile sender is off by orders. After a real
+change of the model everybody's tensors are off at once; then the watch learns instead of refusing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ YOUNG = 32
 ALPHA = 1 / 64
 """Weight of a new observation once a track is old enough; before, all weigh the same."""
 LEAST_DEVIATION = 0.25
-"""In units of the natural logarithm: a track quieter than this is treated as if it moved so much."""
+"""In units of the natural logarithm: a track quieter than this is treated as if it moved so
+much."""
 RECENT = 6
 """Tensors of a lane in which senders are compared; who sent none of them has no voice."""
 LONE = 3
@@ -62,7 +64,8 @@ class Lane:
         return self.senders.setdefault(sender, Track())
 
     def everybody_is_odd(self) -> bool:
-        """At least half of the senders heard of lately, and two of them; one that is alone must repeat itself."""
+        """At least half of the senders heard of lately, and two of them; one that is alone must
+        repeat itself."""
         latest = dict(self.recent)
         if len(latest) == 1:
             return all(odd for _, odd in list(self.recent)[-LONE:])
@@ -73,8 +76,9 @@ class Lane:
 class Watch:
     """The statistics of one peer. ``limit`` in mean absolute deviations; 0 switches it off.
 
-    One tensor costs its norm, which the caller makes (27 us for each MiB of fp32, 53 us of bf16), and 3 us here
-    (torch.linalg.vector_norm and 20,000 verdicts, best of 50, one core of the development machine).
+    One tensor costs its norm, which the caller makes (27 us for each MiB of fp32, 53 us of bf16),
+    and 3 us here (torch.linalg.vector_norm and 20,000 verdicts, best of 50, one core of the
+    development machine).
     """
 
     def __init__(self, limit: float) -> None:
@@ -82,10 +86,11 @@ class Watch:
         self._lanes: dict[Hashable, Lane] = {}
 
     def odd(self, lane: Hashable, sender: PeerId, rms: float) -> float:
-        """Deviations by which a tensor of this ``rms`` (finite, not negative) is to be refused; 0 for one to take.
+        """Deviations by which a tensor of this ``rms`` (finite, not negative) is to be refused; 0
+        for one to take.
 
-        A tensor that is taken is learned from, one that is refused is not. ``lane`` names the kind of tensor: which
-        stage sent it in which direction.
+        A tensor that is taken is learned from, one that is refused is not. ``lane`` names the kind
+        of tensor: which stage sent it in which direction.
         """
         if not self.limit:
             return 0.0

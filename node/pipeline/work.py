@@ -1,6 +1,7 @@
 """The arithmetic of one visit: forward, loss, backward. Runs on the device thread and nowhere else.
 
-Activations are (sequences B, length T, width D) fp32 at every boundary; inside, the autocast context decides.
+Activations are (sequences B, length T, width D) fp32 at every boundary; inside, the autocast
+context decides.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from node.wire.tensors import TensorReader, encode
 T = TypeVar("T")
 Autocast = Callable[[], AbstractContextManager[object]]
 COMPUTE_ERRORS = (RuntimeError, ValueError, IndexError, OSError, WireError)
-"""What a broken micro-batch looks like: torch's own errors (out of memory among them), bad numbers, bad data."""
+"""What a broken micro-batch looks like: torch's own errors (out of memory among them), bad numbers,
+bad data."""
 
 
 class EndsModule(Protocol):
@@ -60,9 +62,10 @@ class Work:
 class StageMath:
     """Forward and backward of the module this peer hosts.
 
-    Gradients are made by ``torch.autograd.grad`` into fresh tensors, so a backward that fails half-way leaves
-    nothing behind. Every job raises NotFinite rather than leave a result behind that is not finite. ``graph_bytes`` tells what one micro-batch of a shape keeps for backward, measured at its first
-    forward; before that it is 0.
+    Gradients are made by ``torch.autograd.grad`` into fresh tensors, so a backward that fails
+    half-way leaves nothing behind. Every job raises NotFinite rather than leave a result behind
+    that is not finite. ``graph_bytes`` tells what one micro-batch of a shape keeps for backward,
+    measured at its first forward; before that it is 0.
     """
 
     def __init__(self, module: nn.Module, wire: str, autocast: Autocast = nullcontext) -> None:
@@ -74,7 +77,8 @@ class StageMath:
         self._own = {p.untyped_storage().data_ptr() for p in self._parameters}
         self.graph_bytes: dict[tuple[int, ...], int] = {}
 
-    # Block stages ------------------------------------------------------------------------------------------------------
+    # Block stages
+    # ------------------------------------------------------------
 
     def forward(self, work: Work) -> None:
         """Input → output, graph kept."""
@@ -89,19 +93,24 @@ class StageMath:
         work.tokens = work.shape[0] * work.shape[1]
 
     def backward(self, work: Work) -> None:
-        """Output gradient → input gradient and this micro-batch's share of the parameter gradients."""
+        """Output gradient → input gradient and this micro-batch's share of the parameter
+        gradients."""
         x, y, reader = _there(work.x), _there(work.y), _there(work.gradient)
         dx, *grads = self._grad(y, [x, *self._parameters], self._take(reader))
         work.upstream, work.share = self._encode(_some(dx, x)), self._share(grads)
 
     @torch.no_grad()
-    def forward_only(self, reader: TensorReader, last_only: bool) -> tuple[memoryview, tuple[int, ...]]:
-        """Input → (output bytes, their shape); only the last position when that is all the origin needs."""
+    def forward_only(
+        self, reader: TensorReader, last_only: bool
+    ) -> tuple[memoryview, tuple[int, ...]]:
+        """Input → (output bytes, their shape); only the last position when that is all the origin
+        needs."""
         y = self._module(self._take(reader))
         y = y[:, -1:] if last_only else y
         return self._encode(y), tuple(y.shape)
 
-    # The ends ----------------------------------------------------------------------------------------------------------
+    # The ends
+    # ------------------------------------------------------------
 
     @property
     def _ends(self) -> EndsModule:
@@ -114,11 +123,14 @@ class StageMath:
         with self.autocast():
             work.y = self._ends.embed(tokens.to(self._device))
         if tuple(work.y.shape) != work.shape:
-            raise ValueError(f"the batch is {tuple(work.y.shape)}, the plan's micro-batches are {work.shape}")
+            raise ValueError(
+                f"the batch is {tuple(work.y.shape)}, the plan's micro-batches are {work.shape}"
+            )
         work.output = self._encode(work.y)
 
     def loss(self, work: Work) -> None:
-        """Hidden states → loss sum in nats, gradient of the hidden states, the head's share. ``targets`` come with the work."""
+        """Hidden states → loss sum in nats, gradient of the hidden states, the head's share.
+        ``targets`` come with the work."""
         h = self._take(_there(work.input)).requires_grad_()
         with self.autocast():
             total, work.tokens = self._ends.loss(h, _there(work.targets).to(self._device))
@@ -130,7 +142,9 @@ class StageMath:
 
     def embed_backward(self, work: Work) -> None:
         """Gradient of the hidden states → the embedding's share."""
-        work.share = self._share(self._grad(_there(work.y), self._parameters, self._take(_there(work.gradient))))
+        work.share = self._share(
+            self._grad(_there(work.y), self._parameters, self._take(_there(work.gradient)))
+        )
 
     @torch.no_grad()
     def embed_only(self, tokens: Tensor) -> memoryview:
@@ -149,7 +163,8 @@ class StageMath:
         with self.autocast():
             return self._ends.logits(self._take(reader))[:, -1].float().cpu()
 
-    # Shared ------------------------------------------------------------------------------------------------------------
+    # Shared
+    # ------------------------------------------------------------
 
     def _take(self, reader: TensorReader) -> Tensor:
         return reader.finish()[0].to(self._device)
@@ -158,7 +173,9 @@ class StageMath:
         with self.autocast():
             return self.module(x)
 
-    def _grad(self, output: Tensor, inputs: Sequence[Tensor], gradient: Tensor | None) -> tuple[Tensor | None, ...]:
+    def _grad(
+        self, output: Tensor, inputs: Sequence[Tensor], gradient: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         seed = None if gradient is None else gradient.to(output.dtype)
         return torch.autograd.grad(output, inputs, seed, allow_unused=True)
 
@@ -180,7 +197,9 @@ class StageMath:
             if storage.data_ptr() not in self._own:
                 seen[storage.data_ptr()] = storage.nbytes()
             self.graph_bytes[shape] = sum(seen.values())
-            return tensor.detach()  # the same tensor would make its own graph node keep itself alive
+            return (
+                tensor.detach()
+            )  # the same tensor would make its own graph node keep itself alive
 
         return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
 

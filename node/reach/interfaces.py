@@ -21,7 +21,8 @@ def is_loopback(host: str) -> bool:
 
 
 def own_addresses() -> tuple[str, ...]:
-    """Addresses of this machine's interfaces that are up, without loopback and link-local ones; global ones first."""
+    """Addresses of this machine's interfaces that are up, without loopback and link-local ones;
+    global ones first."""
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
     found = {
         entry.address.partition("%")[0]
@@ -44,8 +45,12 @@ def wildcards() -> tuple[str, ...]:
     return ("0.0.0.0", "::")
 
 
-def free_port(hosts: Iterable[str], kinds: Iterable[socket.SocketKind] = (socket.SOCK_STREAM, socket.SOCK_DGRAM)) -> int:
-    """A port that is free on all these hosts for all these kinds of socket. Raises OSError when none is found."""
+def free_port(
+    hosts: Iterable[str],
+    kinds: Iterable[socket.SocketKind] = (socket.SOCK_STREAM, socket.SOCK_DGRAM),
+) -> int:
+    """A port that is free on all these hosts for all these kinds of socket. Raises OSError when
+    none is found."""
     hosts, kinds = list(hosts), list(kinds)
     for _ in range(TRIES):
         taken: list[socket.socket] = []

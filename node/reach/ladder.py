@@ -48,8 +48,11 @@ class Attempt(Enum):
 
 
 _LEADS_TO = {
-    Attempt.TUNNEL: Rung.TUNNEL, Attempt.CONNECT: Rung.TUNNEL, Attempt.DIAL: Rung.DIRECT, Attempt.PUNCH: Rung.PUNCHED,
-}  # fmt: skip
+    Attempt.TUNNEL: Rung.TUNNEL,
+    Attempt.CONNECT: Rung.TUNNEL,
+    Attempt.DIAL: Rung.DIRECT,
+    Attempt.PUNCH: Rung.PUNCHED,
+}
 """The best rung that an attempt may lead to; in this order they are tried."""
 
 
@@ -71,7 +74,8 @@ class Climb:
         if rung is Rung.NONE:
             self.news(now)
         elif self.rung is Rung.NONE:
-            # What is better was tried beside what came first; both need a moment before another try can differ.
+            # What is better was tried beside what came first; both need a moment before another try
+            # can differ.
             self._next = {a: now + AGAIN_S for a in (Attempt.DIAL, Attempt.CONNECT)}
         self.rung = rung
 
@@ -80,7 +84,8 @@ class Climb:
         self._failures, self._next = {}, {}
 
     def due(self, now: float) -> Attempt | None:
-        """The next attempt, if one is worth it and it is time; None as long as the peer is not reached at all."""
+        """The next attempt, if one is worth it and it is time; None as long as the peer is not
+        reached at all."""
         if self.rung is Rung.NONE:
             return None
         for attempt in _LEADS_TO:

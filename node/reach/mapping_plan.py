@@ -36,7 +36,7 @@ class Mapping:
     how: str
 
 
-# ------------------------------------------------------------------ events
+# ------------------------------------------------------------ events
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Failed:
 
 Event = Wanted | Tick | Seen | Answered | Mapped | Checked | Failed
 
-# ------------------------------------------------------------------ actions
+# ------------------------------------------------------------ actions
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ PCP_RESULTS = {
 }
 
 
-# ------------------------------------------------------------------ messages
+# ------------------------------------------------------------ messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ def read_pcp(data: bytes) -> PcpAnswer:
         raise WireError("a PCP answer is about an IPv4 address, and about TCP or UDP")
     return PcpAnswer(
         opcode, result, lifetime, epoch, nonce, protocol, internal, external, str(IPv4Address(host))
-    )  # fmt: skip
+    )
 
 
 def state_lost(before: tuple[float, int], after: tuple[float, int]) -> bool:
@@ -174,7 +174,7 @@ def state_lost(before: tuple[float, int], after: tuple[float, int]) -> bool:
     return its < -1 or ours + 2 < its - its / 16 or its + 2 < ours - ours / 16
 
 
-# ------------------------------------------------------------------ the exchange
+# ------------------------------------------------------------ the exchange
 
 
 class _Inbox(asyncio.DatagramProtocol):
@@ -206,7 +206,7 @@ async def exchange(request: bytes, accept: Callable[[bytes], T | None], host: st
         # Connected: nothing comes in but from that address and port, and a closed port is told.
         transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
             lambda: inbox, remote_addr=(host, port)
-        )  # fmt: skip
+        )
     except OSError as e:
         raise _no_network(e) from e
     try:
@@ -232,7 +232,7 @@ def _no_network(error: OSError) -> RouterFault:
     return RouterFault(f"the router cannot be asked: {error.strerror or error}")
 
 
-# ------------------------------------------------------------------ the two ways
+# ------------------------------------------------------------ the two ways
 
 
 class _Pmp(Way):

@@ -2,9 +2,10 @@
 Enters: a stream through a relay. Leaves: the same stream, private, and the PeerId at its other end.
 Never: trust in the relay, which sees only when and how much.
 
-The server's certificate alone proves nothing: whoever carries the stream can show one of its own. So inside TLS
-each side signs what it sees: the run, both PeerIds, the server's certificate and a nonce of the other side. A relay
-that ends TLS itself, towards either side, gets a signature over its own certificate, which the other side refuses.
+The server's certificate alone proves nothing: whoever carries the stream can show one of its own.
+So inside TLS each side signs what it sees: the run, both PeerIds, the server's certificate and a
+nonce of the other side. A relay that ends TLS itself, towards either side, gets a signature over
+its own certificate, which the other side refuses.
 """
 
 from __future__ import annotations
@@ -47,10 +48,15 @@ class Shown:
 
 
 class Secured:
-    """A TLS connection over ``reader`` and ``writer``; has what :mod:`node.transport.frames` needs of both."""
+    """A TLS connection over ``reader`` and ``writer``; has what :mod:`node.transport.frames` needs
+    of both."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: ssl.SSLContext, server: bool
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        context: ssl.SSLContext,
+        server: bool,
     ) -> None:
         self._reader, self._writer = reader, writer
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -73,7 +79,8 @@ class Secured:
         return self._tls.getpeercert(True) or b""
 
     async def readexactly(self, count: int) -> bytes:
-        """As of :class:`asyncio.StreamReader`. Raises IncompleteReadError when the stream ends before, WireError for no TLS."""
+        """As of :class:`asyncio.StreamReader`. Raises IncompleteReadError when the stream ends
+        before, WireError for no TLS."""
         got = bytearray()
         while len(got) < count:
             try:
@@ -124,8 +131,15 @@ class Secured:
         self._incoming.write(piece)
 
 
-async def call(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, me: Identity, peer: PeerId, run_id: str) -> Secured:
-    """The caller's side: a private stream to ``peer``. Raises PeerFault (weight 0) when the other end is not ``peer``."""
+async def call(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    me: Identity,
+    peer: PeerId,
+    run_id: str,
+) -> Secured:
+    """The caller's side: a private stream to ``peer``. Raises PeerFault (weight 0) when the other
+    end is not ``peer``."""
     stream = Secured(reader, writer, _client(), server=False)
     try:
         await stream.shake()
@@ -138,14 +152,21 @@ async def call(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, me: I
         answer = await stream.readexactly(SIGNATURE_BYTES)
         verify(peer, _said(run_id, me.peer_id, peer, shown, nonce), answer, _CALLEE)
     except Refused as e:
-        raise PeerFault(peer, "somebody else answers in its place: its identity key did not sign this connection") from e
+        raise PeerFault(
+            peer,
+            "somebody else answers in its place: its identity key did not sign this connection",
+        ) from e
     except (WireError, EOFError) as e:
         raise PeerFault(peer, f"no private connection through the relay: {e}") from e
     return stream
 
 
 async def answer(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, me: Identity, shown: Shown, run_id: str
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    me: Identity,
+    shown: Shown,
+    run_id: str,
 ) -> tuple[PeerId, Secured]:
     """The callee's side: who calls, proven, and the private stream.
 
@@ -177,7 +198,8 @@ def _said(run_id: str, caller: PeerId, callee: PeerId, certificate: bytes, nonce
 def _client() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # Nobody signs the certificate: what counts is the signature inside, over the certificate that was seen here.
+    # Nobody signs the certificate: what counts is the signature inside, over the certificate that
+    # was seen here.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context
@@ -187,7 +209,8 @@ def _client() -> ssl.SSLContext:
 def _server(certificate: bytes, key: bytes) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # The library reads certificates from files only; this one is in memory for as long as the process lives.
+    # The library reads certificates from files only; this one is in memory for as long as the
+    # process lives.
     with tempfile.NamedTemporaryFile(prefix="tutti-tls-") as file:
         file.write(certificate + key)
         file.flush()

@@ -1,4 +1,5 @@
-"""What this peer does so that others can reach it, and what it does for peers that nobody can dial."""
+"""What this peer does so that others can reach it, and what it does for peers that nobody can
+dial."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class ReachSettings:
     relay: bool = True
     """Relay for others while everybody can dial this peer."""
     relay_rate: float = 0.0
-    """Most bytes a second relayed for all others together, what comes in counted once; 0: no limit."""
+    """Most bytes a second relayed for all others together, what comes in counted once; 0: no
+    limit."""
     relay_clients: int = 64
     """Peers that may be reached through this one at a time."""
     relay_circuits: int = 256

@@ -1,10 +1,11 @@
-"""Who of those that a relay carries for may send next, so that the total stays under a rate and everybody gets as much.
-Enters: requests of pairs of peers, the time. Leaves: the requests that may go. Pure.
+"""Who of those that a relay carries for may send next, so that the total stays under a rate and
+everybody gets as much. Enters: requests of pairs of peers, the time. Leaves: the requests that may
+go. Pure.
 
-Start-time fair queueing (Goyal, Vin, Cheng 1996) over a token bucket: each pair has a counter of the bytes it was
-granted, the one with the smallest counter is next, and who comes back after a pause starts where the others are. Not quite:
-a circuit asks for one piece at a time and is gone for a moment after each, so a pair keeps a small credit. Weights make the shares
-unequal.
+Start-time fair queueing (Goyal, Vin, Cheng 1996) over a token bucket: each pair has a counter of
+the bytes it was granted, the one with the smallest counter is next, and who comes back after a
+pause starts where the others are. Not quite: a circuit asks for one piece at a time and is gone for
+a moment after each, so a pair keeps a small credit. Weights make the shares unequal.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ BURST_S = 0.1
 CREDIT_S = 0.25
 """Seconds of the rate by which a pair may be behind the others and still catch up."""
 LATE_S = 1.0
-"""Seconds of the rate that may go at once where somebody was left waiting: a busy machine looks late, and nothing is lost by it."""
+"""Seconds of the rate that may go at once where somebody was left waiting: a busy machine looks
+late, and nothing is lost by it."""
 
 PAIRS_KEPT = 1024
 """Pairs that are remembered; beyond it those that wait for nothing are forgotten."""
@@ -32,8 +34,8 @@ class _Pair:
 
 
 class Shares:
-    """``rate``: bytes a second for all pairs together, above 0; ``burst_s``: seconds of it that may go at once after a pause;
-    ``now`` is in seconds of a steady clock."""
+    """``rate``: bytes a second for all pairs together, above 0; ``burst_s``: seconds of it that may
+    go at once after a pause; ``now`` is in seconds of a steady clock."""
 
     def __init__(self, rate: float, now: float = 0.0, burst_s: float = BURST_S) -> None:
         if not rate > 0:
@@ -46,8 +48,8 @@ class Shares:
         """Whether somebody was left waiting by the last grant."""
 
     def ask(self, pair: Hashable, count: int, weight: float = 1.0) -> int:
-        """``pair`` wants to send ``count`` bytes; the number by which :meth:`grant` will name the request. Of two that always
-        want more, one of twice the ``weight`` gets twice as much."""
+        """``pair`` wants to send ``count`` bytes; the number by which :meth:`grant` will name the
+        request. Of two that always want more, one of twice the ``weight`` gets twice as much."""
         known = self._pairs.get(pair)
         if known is None:
             if len(self._pairs) >= PAIRS_KEPT:
@@ -61,8 +63,9 @@ class Shares:
         return self._next
 
     def grant(self, now: float) -> list[int]:
-        """Requests that may go now, one of each pair: a pair whose request went needs a moment to ask again, and is not passed
-        over meanwhile. A request goes when there is anything in the bucket and may leave a debt."""
+        """Requests that may go now, one of each pair: a pair whose request went needs a moment to
+        ask again, and is not passed over meanwhile. A request goes when there is anything in the
+        bucket and may leave a debt."""
         self._fill(now)
         done, served = [], set[int]()
         while self._tokens > 0 and (pair := self._first(served)) is not None:
@@ -95,7 +98,9 @@ class Shares:
 
     def _fill(self, now: float) -> None:
         most = self.rate * (max(LATE_S, self._burst_s) if self._busy else self._burst_s)
-        self._tokens = max(self._tokens, min(most, self._tokens + self.rate * max(0.0, now - self._at)))
+        self._tokens = max(
+            self._tokens, min(most, self._tokens + self.rate * max(0.0, now - self._at))
+        )
         self._at = now
 
     def _first(self, served: Container[int] = ()) -> _Pair | None:

@@ -1,6 +1,6 @@
-"""Whether other peers can dial this one, from what they report after having tried. Pure.
-Enters: reports of single peers, the time. Leaves: open or closed, whom to ask next, addresses that were proven.
-Never: a claim of this peer itself."""
+"""Whether other peers can dial this one, from what they report after having tried. Pure. Enters:
+reports of single peers, the time. Leaves: open or closed, whom to ask next, addresses that were
+proven. Never: a claim of this peer itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ AGAIN_S, AGAIN_SOON_S = 60.0, 5.0
 STALE_S = 300.0
 """A report older than that says nothing any more."""
 DOUBTS = 3
-"""Reports in a row that a peer must make before what it could dial counts as closed: one may be a moment of trouble."""
+"""Reports in a row that a peer must make before what it could dial counts as closed: one may be a
+moment of trouble."""
 
 
 class Standing(Enum):
@@ -31,8 +32,9 @@ class Standing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What ``by`` found: it sees this peer at ``host`` (port ``port``), and of this peer's TCP ports those in ``open`` accepted
-    a connection from there. ``far``: it has a public address itself, so it speaks for everybody and not for a LAN only."""
+    """What ``by`` found: it sees this peer at ``host`` (port ``port``), and of this peer's TCP
+    ports those in ``open`` accepted a connection from there. ``far``: it has a public address
+    itself, so it speaks for everybody and not for a LAN only."""
 
     by: PeerId
     host: str
@@ -86,13 +88,18 @@ class Reach:
         return bool(fresh) and 2 * sum(self.ports[1] in r.open for r in fresh) > len(fresh)
 
     def seen(self, now: float) -> tuple[tuple[str, int], ...]:
-        """(host, port) under which others see the connections that this peer makes, the newest first, at most four."""
+        """(host, port) under which others see the connections that this peer makes, the newest
+        first, at most four."""
         found = sorted(self._reports.values(), key=lambda r: -r.at)
-        return tuple(dict.fromkeys((r.host, r.port) for r in found if r.host and now - r.at < STALE_S))[:4]
+        return tuple(
+            dict.fromkeys((r.host, r.port) for r in found if r.host and now - r.at < STALE_S)
+        )[:4]
 
     def public(self, now: float) -> tuple[str, ...]:
         """Public addresses under which this peer is seen."""
-        return tuple(dict.fromkeys(host for host, _ in self.seen(now) if scope(host) is Scope.PUBLIC))
+        return tuple(
+            dict.fromkeys(host for host, _ in self.seen(now) if scope(host) is Scope.PUBLIC)
+        )
 
     def whom_to_ask(self, connected: Iterable[PeerId], now: float) -> list[PeerId]:
         """Peers that should be asked now, at most three at a time."""
@@ -107,6 +114,8 @@ class Reach:
         return chosen
 
     def _fresh(self, now: float) -> list[Report]:
-        fresh = sorted((r for r in self._reports.values() if now - r.at < STALE_S), key=lambda r: -r.at)
+        fresh = sorted(
+            (r for r in self._reports.values() if now - r.at < STALE_S), key=lambda r: -r.at
+        )
         far = [r for r in fresh if r.far]
         return (far or fresh)[:ASKED_AT_ONCE]

@@ -79,7 +79,7 @@ class _Outcome:
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         if error is not None:
             # ValueError: a router's text is not UTF-8, or no URL.
             theirs = kind is Exception or isinstance(error, ValueError)
@@ -188,7 +188,7 @@ class Upnp(Way):
             device, protocol = self._found(), port[0].upper()
             await self._run(lambda: device.deleteportmapping(mapping.external, protocol), CALL_S)
 
-    # ------------------------------------------------------------ in the thread
+    # ----------------------------------------------------------- in the thread
 
     def _select(self, device: Igd) -> str:
         where = urlsplit(device.selectigd()).hostname

@@ -1,4 +1,5 @@
-"""Tokens the plan gives to each replica of a stage: what a gradient can honestly stand for. Pure."""
+"""Tokens the plan gives to each replica of a stage: what a gradient can honestly stand for.
+Pure."""
 
 from __future__ import annotations
 
@@ -11,20 +12,25 @@ from node.core.journey import Plan
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """``allowed``: tokens by member of the stage. ``total``: tokens of the micro-batches that count. ``most``: tokens of
-    all micro-batches, counted or not: nobody can honestly have more behind its gradients."""
+    """``allowed``: tokens by member of the stage. ``total``: tokens of the micro-batches that
+    count. ``most``: tokens of all micro-batches, counted or not: nobody can honestly have more
+    behind its gradients."""
 
     allowed: dict[PeerId, int]
     total: int
     most: int
 
 
-def assigned(plan: Plan, stage: int, sequence: int, dropped: Collection[int] = (), cell: int = 0) -> Assigned:
-    """For a cell of ``stage``, with samples of ``sequence`` tokens; ``dropped``: micro-batches that do not count. The tokens in
-    all are those of the stage, because a cell does what falls to it when another one's peers die.
+def assigned(
+    plan: Plan, stage: int, sequence: int, dropped: Collection[int] = (), cell: int = 0
+) -> Assigned:
+    """For a cell of ``stage``, with samples of ``sequence`` tokens; ``dropped``: micro-batches that
+    do not count. The tokens in all are those of the stage, because a cell does what falls to it
+    when another one's peers die.
 
-    The same at every member, because it depends on the plan and the leader's note alone. A micro-batch counts for whom the
-    plan names, also when a dead hop was replaced: :func:`node.averaging.weights.weights` leaves room for that.
+    The same at every member, because it depends on the plan and the leader's note alone. A
+    micro-batch counts for whom the plan names, also when a dead hop was replaced:
+    :func:`node.averaging.weights.weights` leaves room for that.
     """
     allowed = {m.peer: 0 for m in plan.cell(stage, cell) if m.current}
     total = most = 0
@@ -32,7 +38,11 @@ def assigned(plan: Plan, stage: int, sequence: int, dropped: Collection[int] = (
         tokens = len(path.samples) * sequence
         most += tokens
         total += tokens * (path.index not in dropped)
-        peers = {path.origin} if stage == ENDS else {hop.peer for hop in path.hops if hop.stage == stage}
+        peers = (
+            {path.origin}
+            if stage == ENDS
+            else {hop.peer for hop in path.hops if hop.stage == stage}
+        )
         for peer in peers & allowed.keys():
             allowed[peer] += tokens
     return Assigned(allowed, total, most)

@@ -1,8 +1,10 @@
-"""Which peer hosts which stage in a new swarm: local search on the predicted time of an epoch. Pure: the clock is handed in.
+"""Which peer hosts which stage in a new swarm: local search on the predicted time of an epoch.
+Pure: the clock is handed in.
 
-Enters: Problem with any assignment, its sizes to be kept. Leaves: Assigned, never worse than what entered. Never: a stage without
-a peer, a peer where it may not be. DT-FM (arXiv 2206.01288) and SkipPipe search by the worst links inside and between stages, and
-never look at a path; here every assignment is scored by the paths it allows.
+Enters: Problem with any assignment, its sizes to be kept. Leaves: Assigned, never worse than what
+entered. Never: a stage without a peer, a peer where it may not be. DT-FM (arXiv 2206.01288) and
+SkipPipe search by the worst links inside and between stages, and never look at a path; here every
+assignment is scored by the paths it allows.
 """
 
 from __future__ import annotations
@@ -19,13 +21,15 @@ from node.scheduler.first import insertion, round_robin
 from node.scheduler.problem import Problem, Route
 
 HOT, COLD = 0.03, 0.001
-"""What a worse assignment may cost more, over the time of an epoch: at the beginning and at the end."""
+"""What a worse assignment may cost more, over the time of an epoch: at the beginning and at the
+end."""
 
 
 @dataclass(frozen=True)
 class Assigned:
-    """``problem`` with peers where they are best; ``before_s`` and ``after_s``: predicted epoch of the first plan and the
-    exchange inside stages, as given and as assigned; ``tried``: assignments that were scored."""
+    """``problem`` with peers where they are best; ``before_s`` and ``after_s``: predicted epoch of
+    the first plan and the exchange inside stages, as given and as assigned; ``tried``: assignments
+    that were scored."""
 
     problem: Problem
     before_s: float
@@ -41,11 +45,13 @@ def assign(
     moves: int | None = None,
     seed: int = 0,
 ) -> Assigned:
-    """Exchange peers between stages, as simulated annealing does, within ``limit_s`` of ``clock`` or ``moves`` tried assignments,
-    whichever ends first. Stages keep their sizes, ends peers hand over their micro-batches with the place, and every peer keeps
-    its own slots: ``slots_ends`` of the problem where it is an ends peer, else ``block_slots``.
+    """Exchange peers between stages, as simulated annealing does, within ``limit_s`` of ``clock``
+    or ``moves`` tried assignments, whichever ends first. Stages keep their sizes, ends peers hand
+    over their micro-batches with the place, and every peer keeps its own slots: ``slots_ends`` of
+    the problem where it is an ends peer, else ``block_slots``.
 
-    Raises UsageFault when a peer stands, as given, where it may not be, or when no plan can keep the rules.
+    Raises UsageFault when a peer stands, as given, where it may not be, or when no plan can keep
+    the rules.
     """
     if limit_s is None and moves is None:
         raise ValueError("give a limit in seconds or in moves")
@@ -53,7 +59,8 @@ def assign(
         for n in peers:
             if not problem.may(n, s):
                 raise UsageFault(
-                    f"peer {n} is in stage {s}, which it may not host", "put it into a stage of its may_host, or allow it there"
+                    f"peer {n} is in stage {s}, which it may not host",
+                    "put it into a stage of its may_host, or allow it there",
                 )
     began, dice = clock(), random.Random(seed)
     sets = deal(problem)
@@ -79,9 +86,12 @@ def assign(
     return Assigned(best, first, low, tried)
 
 
-def epoch(problem: Problem, sets: list[tuple[int, ...]], go_on: Callable[[], bool] = lambda: True) -> float:
-    """Predicted seconds: the better of the first plan and, without one, round robin, and ``sync_ratio`` times the worst link
-    between two peers of a stage, which exchange gradients; infinite when stopped by ``go_on``."""
+def epoch(
+    problem: Problem, sets: list[tuple[int, ...]], go_on: Callable[[], bool] = lambda: True
+) -> float:
+    """Predicted seconds: the better of the first plan and, without one, round robin, and
+    ``sync_ratio`` times the worst link between two peers of a stage, which exchange gradients;
+    infinite when stopped by ``go_on``."""
     routes: list[Route] | None = insertion(problem, sets, go_on=go_on)
     if routes is None:
         if not go_on():
@@ -96,7 +106,10 @@ def epoch(problem: Problem, sets: list[tuple[int, ...]], go_on: Callable[[], boo
 def worst_link(problem: Problem) -> float:
     """The longest delay between two peers of one stage, in seconds."""
     d = problem.delays
-    return max((max(d[a][b], d[b][a]) for peers in problem.stages for a in peers for b in peers if a < b), default=0.0)
+    return max(
+        (max(d[a][b], d[b][a]) for peers in problem.stages for a in peers for b in peers if a < b),
+        default=0.0,
+    )
 
 
 def _exchanged(problem: Problem, dice: random.Random) -> Problem | None:
@@ -112,7 +125,8 @@ def _exchanged(problem: Problem, dice: random.Random) -> Problem | None:
 
 
 def placed(problem: Problem, stages: tuple[tuple[int, ...], ...]) -> Problem:
-    """The problem with these stages of the same sizes: micro-batches go with the places of the ends peers, slots with the peers."""
+    """The problem with these stages of the same sizes: micro-batches go with the places of the ends
+    peers, slots with the peers."""
     ends = dict(zip(problem.stages[0], stages[0], strict=True))
     slots = list(problem.block_slots or problem.slots)
     for n in stages[0]:

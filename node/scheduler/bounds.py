@@ -1,6 +1,7 @@
 """What no plan can beat: lower bounds of the makespan, each by its name. Pure.
 
-Enters: Problem. Leaves: seconds by bound. Every bound relaxes the replay's own model, so none is ever above a makespan.
+Enters: Problem. Leaves: seconds by bound. Every bound relaxes the replay's own model, so none is
+ever above a makespan.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from node.scheduler.dealing import legal, orders
 from node.scheduler.problem import Problem
 
 MOST_STEPS = 400_000
-"""Additions up to which the shortest round trips are searched through all legal orders of stages; beyond, stages may repeat."""
+"""Additions up to which the shortest round trips are searched through all legal orders of stages;
+beyond, stages may repeat."""
 
 
 FEW_PEERS = 64
@@ -24,9 +26,10 @@ RECENT = 64
 
 
 def lower_bounds(problem: Problem) -> dict[str, float]:
-    """``round_trips``: an ends peer's micro-batches wait for its slots and each is gone for a round trip at least.
-    ``ends``: all tasks of an ends peer one after the other. ``stage``: the visits of a stage, spread over its replicas as
-    evenly as their speeds allow. ``slots``: the visits of a stage hold its slots, each for a residence at least."""
+    """``round_trips``: an ends peer's micro-batches wait for its slots and each is gone for a round
+    trip at least. ``ends``: all tasks of an ends peer one after the other. ``stage``: the visits of
+    a stage, spread over its replicas as evenly as their speeds allow. ``slots``: the visits of a
+    stage hold its slots, each for a residence at least."""
     p = problem
     trips = shortest_trips(p)
     found = {"round_trips": 0.0, "ends": 0.0, "stage": 0.0, "slots": 0.0}
@@ -48,8 +51,9 @@ def lower_bounds(problem: Problem) -> dict[str, float]:
 def chain(p: Problem, o: int, count: int, trip: float) -> float:
     """The last of ``count`` homecomings at o, each away for ``trip`` at least.
 
-    Launch k (from 0) follows homecoming k - slots. After homecoming j the ends peer still works off one after the other, before
-    launch k can start, the forwards of all launches since and the backwards of all homecomings since: one pair for each.
+    Launch k (from 0) follows homecoming k - slots. After homecoming j the ends peer still works off
+    one after the other, before launch k can start, the forwards of all launches since and the
+    backwards of all homecomings since: one pair for each.
     """
     slots = p.slots[o]
     forward, back = p.compute[o] + p.gap, p.backward * p.compute[o] + p.gap
@@ -68,11 +72,19 @@ def _stage(p: Problem, s: int, visits: int) -> float:
     if min(cycles) <= 0:
         return 0.0
     spread = visits / sum(1 / c for c in cycles)
-    return max(0.0, _least_in(p, s) + min(p.compute[o] for o in p.stages[0]) + spread - p.gap + _least_home(p, s))
+    return max(
+        0.0,
+        _least_in(p, s)
+        + min(p.compute[o] for o in p.stages[0])
+        + spread
+        - p.gap
+        + _least_home(p, s),
+    )
 
 
 def _slots(p: Problem, s: int, visits: int, tails: list[list[float]]) -> float:
-    """Before stage s a path has been at the stages before it at most, and by a swap at a few behind it; the rest comes after."""
+    """Before stage s a path has been at the stages before it at most, and by a swap at a few behind
+    it; the rest comes after."""
     peers = p.stages[s]
     more = max(0, min(p.hops - 1, p.hops - s - (p.max_swap_distance if p.max_swaps else 0)))
     stay = min((1 + p.backward) * p.compute[n] + tails[more][n] for n in peers)
@@ -80,7 +92,8 @@ def _slots(p: Problem, s: int, visits: int, tails: list[list[float]]) -> float:
 
 
 def _tails(p: Problem) -> list[list[float]]:
-    """``[r][n]``: seconds from peer n over r more hops home for the loss and back, at least; stages may repeat."""
+    """``[r][n]``: seconds from peer n over r more hops home for the loss and back, at least; stages
+    may repeat."""
     ends, d = p.stages[0], p.delays
     block = [n for stage in p.stages[1:] for n in stage]
     rows = [[inf] * len(d)]
@@ -100,7 +113,10 @@ def _tails(p: Problem) -> list[list[float]]:
     for _ in range(p.hops - 1):
         last, row = rows[-1], [inf] * len(d)
         for n in block:
-            row[n] = min((d[n][m] + d[m][n] + work * p.compute[m] + last[m] for m in block if _may(p, n, m)), default=inf)
+            row[n] = min(
+                (d[n][m] + d[m][n] + work * p.compute[m] + last[m] for m in block if _may(p, n, m)),
+                default=inf,
+            )
         rows.append(row)
     return rows
 
@@ -129,11 +145,14 @@ def _least_in(p: Problem, s: int) -> float:
 
 
 def _least_home(p: Problem, s: int) -> float:
-    return min(_out(p, n) for n in p.stages[s]) + p.backward * min(p.compute[o] for o in p.stages[0])
+    return min(_out(p, n) for n in p.stages[s]) + p.backward * min(
+        p.compute[o] for o in p.stages[0]
+    )
 
 
 def shortest_trips(p: Problem) -> dict[int, float]:
-    """Of every ends peer the round trip of its shortest legal path with nobody else there, or less."""
+    """Of every ends peer the round trip of its shortest legal path with nobody else there, or
+    less."""
     blocks, q = len(p.stages) - 1, p.hops
     if q == 0:
         return {o: p.compute[o] * (1 + p.backward + p.loss) + 2 * p.delays[o][o] for o in p.counts}
@@ -155,12 +174,17 @@ def _trip(p: Problem, o: int, order: tuple[int, ...]) -> float:
     work = 1 + p.backward
     best = {o: work * p.compute[o] + p.loss * p.compute[o]}
     for s in order:
-        best = {n: work * p.compute[n] + min(t + p.delays[a][n] + p.delays[n][a] for a, t in best.items()) for n in p.stages[s]}
+        best = {
+            n: work * p.compute[n]
+            + min(t + p.delays[a][n] + p.delays[n][a] for a, t in best.items())
+            for n in p.stages[s]
+        }
     return min(t + p.delays[n][o] + p.delays[o][n] for n, t in best.items())
 
 
 def _steps(p: Problem, block: Sequence[int]) -> Any:
-    """Between peers of block stages: the way there and back and the work at the second; infinite where no path goes."""
+    """Between peers of block stages: the way there and back and the work at the second; infinite
+    where no path goes."""
     import numpy as np
 
     stage = np.array([p.stage_of[n] for n in block])
@@ -173,7 +197,8 @@ def _steps(p: Problem, block: Sequence[int]) -> Any:
 
 
 def _relaxed(p: Problem) -> dict[int, float]:
-    """Paths of as many hops; a step may go as far ahead or back as jumps and swaps allow, stages may repeat after a swap."""
+    """Paths of as many hops; a step may go as far ahead or back as jumps and swaps allow, stages
+    may repeat after a swap."""
     import numpy as np
 
     block = [n for s in range(1, len(p.stages)) for n in p.stages[s]]

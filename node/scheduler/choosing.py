@@ -114,7 +114,9 @@ class Choosing:
     def _claim(self, others: Mapping[PeerId, Placed], now: float, closed: bool) -> int:
         rivals = {p: placed.able for p, placed in others.items() if placed.stage is None}
         choosers = {p: able for p, able in rivals.items() if able} | {self.me: self.able}
-        hidden = {p for p, placed in others.items() if placed.closed} | ({self.me} if closed else set())
+        hidden = {p for p, placed in others.items() if placed.closed} | (
+            {self.me} if closed else set()
+        )
         self.stage = spread(self._view(others), choosers, hidden)[self.me]
         self._claimed = now
         # Where nobody else is about to settle there is nothing to wait for.

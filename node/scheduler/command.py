@@ -1,6 +1,8 @@
-"""``tutti schedule``: a path problem from a JSON file, a plan for programs, or a table and a picture for people.
+"""``tutti schedule``: a path problem from a JSON file, a plan for programs, or a table and a
+picture for people.
 
-Raises UsageFault for what is wrong in a document, with the next step. Reads the clock: the planner below it does not.
+Raises UsageFault for what is wrong in a document, with the next step. Reads the clock: the planner
+below it does not.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from node.telemetry import pictures
 MOST_BYTES = 512 << 20
 LONGEST_S = 3600.0
 WALL = 4.0
-"""Seconds by the wall for one of processor time that is asked for: on a busy machine planning ends then."""
+"""Seconds by the wall for one of processor time that is asked for: on a busy machine planning ends
+then."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +64,22 @@ def run_command(options: Options) -> int:
         plan = planned(problem, options)
         routes = plan.routes
     tasks = replay(problem, routes)
-    said = document(plan) if plan else {"paths": _paths(routes), "makespan_s": round(tasks.makespan, 6)}
+    said = (
+        document(plan)
+        if plan
+        else {"paths": _paths(routes), "makespan_s": round(tasks.makespan, 6)}
+    )
     lines = picture(plan) if plan else []
     if found:
         said["stages"] = [list(peers) for peers in problem.stages]
-        said["assignment"] = {"before_s": round(found.before_s, 6), "after_s": round(found.after_s, 6), "tried": found.tried}
+        said["assignment"] = {
+            "before_s": round(found.before_s, 6),
+            "after_s": round(found.after_s, 6),
+            "tried": found.tried,
+        }
         lines += [
-            f"assignment   {found.after_s:.3f} s predicted with exchange of gradients, {found.before_s:.3f} s as given; "
+            f"assignment   {found.after_s:.3f} s predicted with exchange of gradients, "
+            f"{found.before_s:.3f} s as given; "
             f"{found.tried} tried",
             "stages       " + json.dumps(said["stages"]),
         ]
@@ -100,13 +112,17 @@ def read(path: str) -> Any:
             with Path(path).open("rb") as file:
                 raw = file.read(MOST_BYTES + 1)
     except OSError as e:
-        raise UsageFault(f"cannot read {path}: {e.strerror}", "name a JSON file, or  -  for stdin") from e
+        raise UsageFault(
+            f"cannot read {path}: {e.strerror}", "name a JSON file, or  -  for stdin"
+        ) from e
     if len(raw) > MOST_BYTES:
         raise UsageFault(f"{path} is larger than {MOST_BYTES >> 20} MiB", "describe fewer peers")
     try:
         return json.loads(raw.decode(), parse_constant=_not_finite)
     except (ValueError, RecursionError) as e:
-        raise UsageFault(f"{path} is not JSON: {e}"[:300], "see  tutti schedule --help  for the format") from e
+        raise UsageFault(
+            f"{path} is not JSON: {e}"[:300], "see  tutti schedule --help  for the format"
+        ) from e
 
 
 def _not_finite(word: str) -> NoReturn:
@@ -119,8 +135,9 @@ def usual_limit(problem: Problem) -> float:
 
 
 def planned(problem: Problem, options: Options) -> Plan:
-    """The plan that was asked for. ``limit`` counts seconds of one core, so that a busy machine does not make plans worse; after
-    :data:`WALL` times as long by the wall planning ends all the same."""
+    """The plan that was asked for. ``limit`` counts seconds of one core, so that a busy machine
+    does not make plans worse; after :data:`WALL` times as long by the wall planning ends all the
+    same."""
     limit = options.limit or usual_limit(problem)
     if not 0 < limit <= LONGEST_S:
         raise UsageFault(f"--limit {limit}", f"give seconds from 0.1 to {LONGEST_S:.0f}")
@@ -155,14 +172,19 @@ def _given(document: Any, problem: Problem) -> tuple[Route, ...] | None:
         hops: list[Any] = [None]
         if isinstance(row, dict) and isinstance(row.get("hops"), list):
             hops = [row.get("origin"), *row["hops"]]
-        if not all(isinstance(n, int) and not isinstance(n, bool) and n in problem.stage_of for n in hops):
+        if not all(
+            isinstance(n, int) and not isinstance(n, bool) and n in problem.stage_of for n in hops
+        ):
             raise UsageFault(
-                f"path {k} is not a path", 'give {"origin": 0, "hops": [5, 9, 13]}, as `tutti schedule --json` does'
+                f"path {k} is not a path",
+                'give {"origin": 0, "hops": [5, 9, 13]}, as `tutti schedule --json` does',
             )
         routes.append(tuple(hops))
     why = broken(problem, routes, replay(problem, routes) if _countable(problem, routes) else None)
     if why:
-        raise UsageFault(f"the plan breaks a rule: {why}", "plan again:  tutti schedule PROBLEM.json --json")
+        raise UsageFault(
+            f"the plan breaks a rule: {why}", "plan again:  tutti schedule PROBLEM.json --json"
+        )
     return tuple(routes)
 
 
@@ -194,7 +216,10 @@ def picture(plan: Plan) -> list[str]:
     """For people: a line for each ends peer and the figures."""
     p = plan.problem
     done = replay(p, plan.routes).done
-    lines = [f"{'ends peer':<20} {'µ-batches':>9} {'last home':>10} {'shortest':>9} {'longest path':>12}  stages trained"]
+    lines = [
+        f"{'ends peer':<20} {'µ-batches':>9} {'last home':>10} {'shortest':>9} "
+        f"{'longest path':>12}  stages trained"
+    ]
     for o in p.stages[0][:40]:
         mine = [i for i, route in enumerate(plan.routes) if route[0] == o]
         if not mine:
@@ -204,23 +229,34 @@ def picture(plan: Plan) -> list[str]:
         trained = " ".join(f"{s}:{visits[s]}" for s in range(1, len(p.stages)))
         name = f"{o} {p.labels[o] if p.labels else ''}"
         last = max(done[i] for i in mine)
-        lines.append(f"{name:<20} {len(mine):>9} {last:>8.3f} s {min(alone):>7.3f} s {max(alone):>10.3f} s  {trained}")
+        lines.append(
+            f"{name:<20} {len(mine):>9} {last:>8.3f} s {min(alone):>7.3f} s {max(alone):>10.3f} s  "
+            f"{trained}"
+        )
     if len(p.stages[0]) > 40:
         lines.append(f"  and {len(p.stages[0]) - 40} more")
     over = plan.makespan / plan.bound if plan.bound else 1.0
     binding = max(plan.bounds, key=lambda name: plan.bounds[name])
     lines += [
         "",
-        f"makespan     {plan.makespan:.3f} s for {p.total} micro-batches, {p.hops} of {len(p.stages) - 1} block stages each",
-        f"lower bound  {plan.bound:.3f} s ({binding}): at most {over - 1:.1%} of it can be saved by other paths",
+        f"makespan     {plan.makespan:.3f} s for {p.total} micro-batches, {p.hops} of "
+        f"{len(p.stages) - 1} block stages each",
+        f"lower bound  {plan.bound:.3f} s ({binding}): at most {over - 1:.1%} of it can be saved "
+        "by other paths",
         "bounds       " + "  ".join(f"{name} {value:.3f} s" for name, value in plan.bounds.items()),
-        f"planning     {plan.planning_s:.2f} s, {plan.moves} plans tried; the first, {plan.first_makespan:.3f} s, after "
+        f"planning     {plan.planning_s:.2f} s, {plan.moves} plans tried; the first, "
+        f"{plan.first_makespan:.3f} s, after "
         f"{plan.first_s * 1000:.0f} ms",
     ]
-    lines += [f"{name:<12} {value:.3f} s, published or measured elsewhere" for name, value in list(p.reference.items())[:8]]
+    lines += [
+        f"{name:<12} {value:.3f} s, published or measured elsewhere"
+        for name, value in list(p.reference.items())[:8]
+    ]
     if plan.owed:
         owed = json.dumps({str(o): s for o, s in list(plan.owed.items())[:8]})
-        lines.append(f'next epoch   not every ends peer trained every stage: plan it with  "owed": {owed}')
+        lines.append(
+            f'next epoch   not every ends peer trained every stage: plan it with  "owed": {owed}'
+        )
     return lines
 
 
@@ -242,13 +278,22 @@ def again(
         for s in strikes
     ]
     dropped = [i for i in range(len(routes)) if i not in running.done]
-    lines = ["", f"{'at':>9}  {'what':<6} {'peer':>5} {'paths changed':>13} {'planned in':>11} {'makespan then':>14}"]
+    lines = [
+        "",
+        f"{'at':>9}  {'what':<6} {'peer':>5} {'paths changed':>13} {'planned in':>11} "
+        f"{'makespan then':>14}",
+    ]
     lines += [
-        f"{r['at_s']:>7.2f} s  {r['what']:<6} {r['peer'] if r['peer'] >= 0 else 'all':>5} {r['affected']:>13} "
-        f"{r['replan_s'] * 1000:>8.1f} ms {r['makespan_s'] if r['makespan_s'] is not None else 'never':>12} s"
+        f"{r['at_s']:>7.2f} s  {r['what']:<6} {r['peer'] if r['peer'] >= 0 else 'all':>5} "
+        f"{r['affected']:>13} "
+        f"{r['replan_s'] * 1000:>8.1f} ms "
+        f"{r['makespan_s'] if r['makespan_s'] is not None else 'never':>12} s"
         for r in rows
     ]
-    lines.append(f"makespan with events {running.makespan:.3f} s; {running.again} started again, {len(dropped)} dropped")
+    lines.append(
+        f"makespan with events {running.makespan:.3f} s; {running.again} started again, "
+        f"{len(dropped)} dropped"
+    )
     new = [tuple(route) for route in running.routes]
     return {
         "replanned": {

@@ -1,9 +1,11 @@
-"""A conflict-based search for paths, slow: the reference that the planner is compared with on small problems. Pure.
+"""A conflict-based search for paths, slow: the reference that the planner is compared with on small
+problems. Pure.
 
-After Sharon et al. 2015 and SkipPipe's use of it (arXiv 2502.19913): every micro-batch takes its own shortest path; the first
-conflict between two of them (a stage visited too often, a peer with too little memory, a collision) is forbidden to the one or to
-the other, which makes two problems; the one with the lowest bound is looked at next. Not optimal: a collision may be better waited
-out than avoided, so every state is also replayed, and the best replay is what is returned.
+After Sharon et al. 2015 and SkipPipe's use of it (arXiv 2502.19913): every micro-batch takes its
+own shortest path; the first conflict between two of them (a stage visited too often, a peer with
+too little memory, a collision) is forbidden to the one or to the other, which makes two problems;
+the one with the lowest bound is looked at next. Not optimal: a collision may be better waited out
+than avoided, so every state is also replayed, and the best replay is what is returned.
 """
 
 from __future__ import annotations
@@ -24,8 +26,11 @@ Forbidden = frozenset[tuple[int, str, int]]
 """(micro-batch, "stage" or "peer", number) that it must not visit."""
 
 
-def conflict_search(problem: Problem, expansions: int = 2000) -> tuple[float, tuple[Route, ...]] | None:
-    """The best plan found within so many states, and its makespan; None when none of them kept every rule.
+def conflict_search(
+    problem: Problem, expansions: int = 2000
+) -> tuple[float, tuple[Route, ...]] | None:
+    """The best plan found within so many states, and its makespan; None when none of them kept
+    every rule.
 
     Raises ValueError when there are too many paths to list.
     """
@@ -69,10 +74,14 @@ def _all_routes(problem: Problem, o: int) -> list[tuple[float, Route, frozenset[
     return sorted(found, key=lambda x: x[:2])
 
 
-def _shortest(problem: Problem, menu: list[tuple[float, Route, frozenset[int]]], i: int, forbidden: Forbidden) -> Route | None:
+def _shortest(
+    problem: Problem, menu: list[tuple[float, Route, frozenset[int]]], i: int, forbidden: Forbidden
+) -> Route | None:
     stages = {s for j, what, s in forbidden if j == i and what == "stage"}
     peers = {n for j, what, n in forbidden if j == i and what == "peer"}
-    return next((r for _, r, visited in menu if not stages & visited and not peers.intersection(r)), None)
+    return next(
+        (r for _, r, visited in menu if not stages & visited and not peers.intersection(r)), None
+    )
 
 
 def _children(problem: Problem, plan: tuple[Route, ...], played: Replayed) -> list[Forbidden]:
@@ -82,7 +91,11 @@ def _children(problem: Problem, plan: tuple[Route, ...], played: Replayed) -> li
         fair = problem.total * problem.hops // (len(problem.stages) - 1)
         for s, count in sorted(visits.items()):
             if count > fair:
-                users = [i for i, route in enumerate(plan) if any(problem.stage_of[n] == s for n in route[1:])]
+                users = [
+                    i
+                    for i, route in enumerate(plan)
+                    if any(problem.stage_of[n] == s for n in route[1:])
+                ]
                 return [frozenset({(i, "stage", s)}) for i in users[:4]]
     users_of: dict[int, list[int]] = {}
     for i, route in enumerate(plan):

@@ -1,7 +1,8 @@
-"""What work and ways cost: what one peer measured, and what a leader believes of what all of them say. Pure.
+"""What work and ways cost: what one peer measured, and what a leader believes of what all of them
+say. Pure.
 
-Enters: Measured of every peer. Leaves: Costs. Never: a number that one peer could spoil a plan with; what nobody measured gets
-the median of what was, so that it is neither shunned nor sought.
+Enters: Measured of every peer. Leaves: Costs. Never: a number that one peer could spoil a plan
+with; what nobody measured gets the median of what was, so that it is neither shunned nor sought.
 """
 
 from __future__ import annotations
@@ -17,23 +18,26 @@ from node.core.ids import PeerId
 K = TypeVar("K")
 
 SMALLEST_S, STEPS = 1e-6, 40
-"""Seconds are told as whole steps of a logarithmic scale: ``STEPS`` to a factor of ten (6% each), from the smallest on."""
+"""Seconds are told as whole steps of a logarithmic scale: ``STEPS`` to a factor of ten (6% each),
+from the smallest on."""
 MOST_CODE = 1 + 10 * STEPS
 """10,000 s."""
 MOST_SLOTS = 4096
 BEYOND = 20.0
-"""What is claimed counts for at most so many times the median of its kind, and for no less than that part of it."""
+"""What is claimed counts for at most so many times the median of its kind, and for no less than
+that part of it."""
 STEADY = 0.5
-"""Standard deviations added to a mean: of two peers that are equally fast on average the steady one is preferred."""
+"""Standard deviations added to a mean: of two peers that are equally fast on average the steady one
+is preferred."""
 BACKWARD = (0.5, 2.0, 4.0)
 """A backward over a forward: at least, if nothing is known, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """From the peer that measured to another one. ``tensor_s``: seconds until it held a tensor of a micro-batch, ``trip_s``: of a
-    small message there and back; 0 for not known. ``rate``: bytes a second that a relay in between has left, 0 where there is
-    no relay or no limit."""
+    """From the peer that measured to another one. ``tensor_s``: seconds until it held a tensor of a
+    micro-batch, ``trip_s``: of a small message there and back; 0 for not known. ``rate``: bytes a
+    second that a relay in between has left, 0 where there is no relay or no limit."""
 
     tensor_s: float = 0.0
     trip_s: float = 0.0
@@ -42,10 +46,12 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one peer measured: seconds of device time for a micro-batch in each direction and for a loss (at the ends), each a mean
-    with :data:`STEADY` deviations, 0 for not known; micro-batches its stash or window holds, 0 for not known; its ``ways``; what
-    its operator lets it send (``up``) and receive (``down``) in all, bytes of tensors a second, 0 for no cap; ``tera_s``: seconds of
-    10^12 operations in steps of the optimizer, before the first one in a plain product."""
+    """What one peer measured: seconds of device time for a micro-batch in each direction and for a
+    loss (at the ends), each a mean with :data:`STEADY` deviations, 0 for not known; micro-batches
+    its stash or window holds, 0 for not known; its ``ways``; what its operator lets it send
+    (``up``) and receive (``down``) in all, bytes of tensors a second, 0 for no cap; ``tera_s``:
+    seconds of 10^12 operations in steps of the optimizer, before the first one in a plain
+    product."""
 
     forward_s: float = 0.0
     backward_s: float = 0.0
@@ -71,8 +77,9 @@ def least(*rates: float) -> float:
 
 
 def capped(speed: float, line: float, tensor: int) -> float:
-    """Micro-batches a second of a peer that computes ``speed`` and moves ``line`` bytes a second each way: of every micro-batch it
-    sends two tensors, one forward and one backward, and receives two. 0 for an unknown ``speed``; a ``line`` of 0 is no cap."""
+    """Micro-batches a second of a peer that computes ``speed`` and moves ``line`` bytes a second
+    each way: of every micro-batch it sends two tensors, one forward and one backward, and receives
+    two. 0 for an unknown ``speed``; a ``line`` of 0 is no cap."""
     return min(speed, line / (2 * tensor)) if line and tensor else speed
 
 
@@ -92,9 +99,11 @@ def decoded(number: int) -> float:
 
 @dataclass(frozen=True)
 class Costs:
-    """What is believed, seconds. A peer or way that is not there is unknown. ``compute``: forward and backward of a micro-batch
-    together; ``backward``: a backward over a forward, ``loss``: of the ends peers. ``delay_s``: of a way nobody knows; ``body_s``: what a
-    tensor usually takes longer than half a small round trip. ``lines``: bytes a second of those with a cap, the narrower way."""
+    """What is believed, seconds. A peer or way that is not there is unknown. ``compute``: forward
+    and backward of a micro-batch together; ``backward``: a backward over a forward, ``loss``: of
+    the ends peers. ``delay_s``: of a way nobody knows; ``body_s``: what a tensor usually takes
+    longer than half a small round trip. ``lines``: bytes a second of those with a cap, the narrower
+    way."""
 
     compute: Mapping[PeerId, float] = field(default_factory=dict)
     loss: Mapping[PeerId, float] = field(default_factory=dict)
@@ -106,29 +115,39 @@ class Costs:
     lines: Mapping[PeerId, float] = field(default_factory=dict)
 
     def delay(self, a: PeerId, b: PeerId) -> float:
-        """Seconds of a tensor from a to b; a way nobody has measured is as long as the way back, else as a usual one."""
+        """Seconds of a tensor from a to b; a way nobody has measured is as long as the way back,
+        else as a usual one."""
         known = self.ways.get((a, b))
         return known if known is not None else self.ways.get((b, a), self.delay_s)
 
 
 def believe(
-    said: Mapping[PeerId, Measured], ends: Collection[PeerId], doubts: Mapping[PeerId, float] | None = None, tensor: int = 0
+    said: Mapping[PeerId, Measured],
+    ends: Collection[PeerId],
+    doubts: Mapping[PeerId, float] | None = None,
+    tensor: int = 0,
 ) -> Costs:
-    """What to plan with. ``doubts[peer]``: how many times its neighbours find it slower than it says (1 and more). ``tensor``:
-    bytes of a micro-batch on its way; over a relay it takes no less than the relay has left for it, at a peer with a cap no less than
-    the cap does.
+    """What to plan with. ``doubts[peer]``: how many times its neighbours find it slower than it
+    says (1 and more). ``tensor``: bytes of a micro-batch on its way; over a relay it takes no less
+    than the relay has left for it, at a peer with a cap no less than the cap does.
 
-    Everything is held against the median of its kind: a claim beyond :data:`BEYOND` times that counts as so much. A one-way
-    delay is the time of a tensor less half a small round trip, since the receipt comes back over the same line.
+    Everything is held against the median of its kind: a claim beyond :data:`BEYOND` times that
+    counts as so much. A one-way delay is the time of a tensor less half a small round trip, since
+    the receipt comes back over the same line.
     """
     doubts = doubts or {}
     blocks = {p: m for p, m in said.items() if p not in ends}
-    ratios = [m.backward_s / m.forward_s for m in blocks.values() if m.forward_s > 0 and m.backward_s > 0]
+    ratios = [
+        m.backward_s / m.forward_s for m in blocks.values() if m.forward_s > 0 and m.backward_s > 0
+    ]
     ratio = min(max(median(ratios), BACKWARD[0]), BACKWARD[2]) if ratios else BACKWARD[1]
     both = {
-        p: (m.forward_s + m.backward_s) * max(1.0, doubts.get(p, 1.0)) for p, m in said.items() if m.forward_s and m.backward_s
+        p: (m.forward_s + m.backward_s) * max(1.0, doubts.get(p, 1.0))
+        for p, m in said.items()
+        if m.forward_s and m.backward_s
     }
-    # What goes over a narrow line keeps it as busy as its device: the longer of both is what a micro-batch costs there.
+    # What goes over a narrow line keeps it as busy as its device: the longer of both is what a
+    # micro-batch costs there.
     lines = {p: m.line for p, m in said.items() if m.line}
     both = {p: 1 / capped(1 / s, lines.get(p, 0.0), tensor) for p, s in both.items()}
     compute = {
@@ -141,7 +160,9 @@ def believe(
     return Costs(compute, loss, slots, ways, ratio, usual, body, lines)
 
 
-def _ways(said: Mapping[PeerId, Measured], tensor: int) -> tuple[dict[tuple[PeerId, PeerId], float], float, float]:
+def _ways(
+    said: Mapping[PeerId, Measured], tensor: int
+) -> tuple[dict[tuple[PeerId, PeerId], float], float, float]:
     trips: dict[tuple[PeerId, PeerId], float] = {}
     tensors: dict[tuple[PeerId, PeerId], float] = {}
     for a, m in said.items():
@@ -165,7 +186,9 @@ def _ways(said: Mapping[PeerId, Measured], tensor: int) -> tuple[dict[tuple[Peer
     for a, m in said.items():
         for b, way in m.ways:
             if b in said and (rate := least(way.rate, m.up, said[b].down)) and (a, b) in known:
-                known[a, b] = max(known[a, b], min(longest, trips.get((a, b), 0.0) / 2 + tensor / rate))
+                known[a, b] = max(
+                    known[a, b], min(longest, trips.get((a, b), 0.0) / 2 + tensor / rate)
+                )
     return known, _median(known.values()), body
 
 

@@ -1,7 +1,9 @@
-"""Which block stages each micro-batch trains, dealt so that all stages are trained equally often. Pure.
+"""Which block stages each micro-batch trains, dealt so that all stages are trained equally often.
+Pure.
 
-A set of stages is legal when some order of it keeps the rules; if any does, the rising one does too: what lies between two
-neighbours of the rising order is jumped over in every order, at once. So sets are dealt, and orders are a matter of search.
+A set of stages is legal when some order of it keeps the rules; if any does, the rising one does
+too: what lies between two neighbours of the rising order is jumped over in every order, at once. So
+sets are dealt, and orders are a matter of search.
 """
 
 from __future__ import annotations
@@ -36,9 +38,12 @@ def deal(problem: Problem) -> list[StageSet]:
     blocks = len(problem.stages) - 1
     visits = problem.total * problem.hops
     if problem.equal_visits and blocks and not problem.visits and visits % blocks:
-        more = next(x for x in range(1, blocks + 1) if (problem.total + x) * problem.hops % blocks == 0)
+        more = next(
+            x for x in range(1, blocks + 1) if (problem.total + x) * problem.hops % blocks == 0
+        )
         raise UsageFault(
-            f"equal visits cannot hold: {problem.total} micro-batches make {visits} visits, and {blocks} stages share them",
+            f"equal visits cannot hold: {problem.total} micro-batches make {visits} visits, and "
+            f"{blocks} stages share them",
             f"give {problem.total + more} micro-batches in all, or equal_visits false",
         )
     dealt = _deal(problem, blocks)
@@ -50,14 +55,16 @@ def deal(problem: Problem) -> list[StageSet]:
     else:
         jump = blocks
     raise UsageFault(
-        f"equal visits cannot hold with max_jump {problem.max_jump}: paths of {problem.hops} of {blocks} block stages do not "
+        f"equal visits cannot hold with max_jump {problem.max_jump}: paths of {problem.hops} of "
+        f"{blocks} block stages do not "
         "reach all stages equally often",
         f"give max_jump {jump}, or equal_visits false, or path_length {blocks + 1}",
     )
 
 
 def _deal(problem: Problem, blocks: int) -> list[StageSet] | None:
-    """Each set the legal one of the stages that lack most visits so far; then, for equal visits, exchanges until none does."""
+    """Each set the legal one of the stages that lack most visits so far; then, for equal visits,
+    exchanges until none does."""
     if problem.hops == blocks:
         return [tuple(range(1, blocks + 1))] * problem.total
     lack = [0, *(problem.visits or [problem.total * problem.hops // blocks] * blocks)]
@@ -71,13 +78,17 @@ def _deal(problem: Problem, blocks: int) -> list[StageSet] | None:
 
 
 def _evened(problem: Problem, dealt: list[StageSet], lack: list[int]) -> list[StageSet] | None:
-    """Take a visit from a stage with too many, give it to one that lacks it, through others if need be; None: there is no way."""
+    """Take a visit from a stage with too many, give it to one that lacks it, through others if need
+    be; None: there is no way."""
     blocks = len(lack) - 1
     pool = Counter(dealt)
     while any(lack[1:]):
-        trail = _exchange(problem, pool, {s for s in range(1, blocks + 1) if lack[s] < 0}, {
-            s for s in range(1, blocks + 1) if lack[s] > 0
-        })  # fmt: skip
+        trail = _exchange(
+            problem,
+            pool,
+            {s for s in range(1, blocks + 1) if lack[s] < 0},
+            {s for s in range(1, blocks + 1) if lack[s] > 0},
+        )
         if trail is None:
             return None
         for was, now in trail:
@@ -98,7 +109,8 @@ def _evened(problem: Problem, dealt: list[StageSet], lack: list[int]) -> list[St
 def _exchange(
     problem: Problem, pool: Counter[StageSet], above: set[int], below: set[int]
 ) -> list[tuple[StageSet, StageSet]] | None:
-    """Sets to replace, each by one with one other stage, so that a stage above gives a visit to one below; breadth first."""
+    """Sets to replace, each by one with one other stage, so that a stage above gives a visit to one
+    below; breadth first."""
     came: dict[int, tuple[int, StageSet, StageSet] | None] = dict.fromkeys(sorted(above))
     queue = deque(came)
     blocks = len(problem.stages) - 1
@@ -119,7 +131,11 @@ def _exchange(
                     while at is not None:
                         trail.append((at[1], at[2]))
                         at = came[at[0]]
-                    return trail[::-1] if all(c <= pool[was] for was, c in Counter(w for w, _ in trail).items()) else None
+                    return (
+                        trail[::-1]
+                        if all(c <= pool[was] for was, c in Counter(w for w, _ in trail).items())
+                        else None
+                    )
     return None
 
 
@@ -150,11 +166,15 @@ def _heaviest(weight: Sequence[float], q: int, jump: int) -> StageSet:
 
 def orders(problem: Problem, stages: StageSet, most: int = 64) -> list[StageSet]:
     """Legal orders of a set, the rising one first, at most ``most``."""
-    return list(_orders(stages, problem.max_swaps, problem.max_swap_distance, problem.max_jump, most))
+    return list(
+        _orders(stages, problem.max_swaps, problem.max_swap_distance, problem.max_jump, most)
+    )
 
 
 @lru_cache(maxsize=65536)
-def _orders(stages: StageSet, swaps: int, distance: int, jump: int, most: int) -> tuple[StageSet, ...]:
+def _orders(
+    stages: StageSet, swaps: int, distance: int, jump: int, most: int
+) -> tuple[StageSet, ...]:
     out: list[StageSet] = []
     for order in _walk((), stages, 0, swaps, swaps, distance, jump):
         out.append(order)
@@ -163,7 +183,9 @@ def _orders(stages: StageSet, swaps: int, distance: int, jump: int, most: int) -
     return tuple(out)
 
 
-def _walk(done: StageSet, left: StageSet, front: int, swaps: int, total: int, distance: int, jump: int) -> Iterator[StageSet]:
+def _walk(
+    done: StageSet, left: StageSet, front: int, swaps: int, total: int, distance: int, jump: int
+) -> Iterator[StageSet]:
     if not left:
         yield done
         return
@@ -174,4 +196,6 @@ def _walk(done: StageSet, left: StageSet, front: int, swaps: int, total: int, di
             if s - front <= jump and (left[0] == s or s - left[0] <= distance):
                 yield from _walk((*done, s), rest, s, swaps, total, distance, jump)
         elif swaps and front - s <= min(distance, total, jump):
-            yield from _walk((*done, s), rest, front, swaps - 1, total - (front - s), distance, jump)
+            yield from _walk(
+                (*done, s), rest, front, swaps - 1, total - (front - s), distance, jump
+            )

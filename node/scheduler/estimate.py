@@ -1,7 +1,8 @@
 """The makespan of a plan, as fast as Python goes: what the search asks thousands of times. Pure.
 
-The twin of :func:`node.scheduler.replay.replay`, which decides: equal but for events of the very same instant, whose order
-is not kept here. Because a peer serves first come first, a task's start is known when it arrives; so a task costs one event.
+The twin of :func:`node.scheduler.replay.replay`, which decides: equal but for events of the very
+same instant, whose order is not kept here. Because a peer serves first come first, a task's start
+is known when it arrives; so a task costs one event.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ INFINITE = float("inf")
 
 
 class Steps(NamedTuple):
-    """The tasks of a route in order: forwards, loss, backwards. ``ways[k]``: delay from task k to the next; ``rest[k]``:
-    seconds from arrival at task k to home when nobody is in the way."""
+    """The tasks of a route in order: forwards, loss, backwards. ``ways[k]``: delay from task k to
+    the next; ``rest[k]``: seconds from arrival at task k to home when nobody is in the way."""
 
     peers: tuple[int, ...]
     times: tuple[float, ...]
@@ -60,9 +61,11 @@ class Estimator:
         """Seconds of a route when nobody else is there."""
         return self.steps(route).rest[0]
 
-    def play(self, routes: Sequence[Route], orders: Mapping[int, Sequence[int]], cutoff: float = INFINITE) -> float:
-        """The makespan; infinite when it is above ``cutoff`` or micro-batches are lost. ``orders[o]``: indices into ``routes``
-        in launch order of ends peer o."""
+    def play(
+        self, routes: Sequence[Route], orders: Mapping[int, Sequence[int]], cutoff: float = INFINITE
+    ) -> float:
+        """The makespan; infinite when it is above ``cutoff`` or micro-batches are lost.
+        ``orders[o]``: indices into ``routes`` in launch order of ends peer o."""
         problem, steps = self.problem, self.steps
         gap, slots = problem.gap, problem.slots
         size, middle = len(slots), problem.length

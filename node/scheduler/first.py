@@ -1,4 +1,5 @@
-"""A whole plan at once: round robin, a cheap rule, and the insertion of one path after the other into reservation tables. Pure.
+"""A whole plan at once: round robin, a cheap rule, and the insertion of one path after the other
+into reservation tables. Pure.
 
 All make rising paths only, so that no order of events can end in a deadlock.
 """
@@ -16,10 +17,12 @@ from node.scheduler.dealing import StageSet
 from node.scheduler.problem import Problem, Route
 
 EFFORTS = ((8, 12), (3, 2), (1, 2))
-"""Partial paths kept while one is built, and sets of stages tried for it: for few micro-batches, for many, in haste. The second
-takes a tenth of the first's time, the third a third of the second's; plans get a few percent longer."""
+"""Partial paths kept while one is built, and sets of stages tried for it: for few micro-batches,
+for many, in haste. The second takes a tenth of the first's time, the third a third of the second's;
+plans get a few percent longer."""
 CAREFUL, PROMPT = 0.35, 0.95
-"""Shares of its time in which an insertion that takes its time, and one that does not, mean to end."""
+"""Shares of its time in which an insertion that takes its time, and one that does not, mean to
+end."""
 SLACK = 0.02
 """Share by which it may be behind that before it takes less."""
 FEW = 300
@@ -52,7 +55,8 @@ def round_robin(problem: Problem, sets: Sequence[StageSet]) -> list[Route]:
 
 
 def cheap(problem: Problem, sets: Sequence[StageSet], slots: bool = True) -> list[Route]:
-    """Every micro-batch by the next replica that is near and has little to do: no tables, a few microseconds a hop.
+    """Every micro-batch by the next replica that is near and has little to do: no tables, a few
+    microseconds a hop.
 
     ``slots``: a peer is also taken while its slots are held.
     """
@@ -62,7 +66,8 @@ def cheap(problem: Problem, sets: Sequence[StageSet], slots: bool = True) -> lis
 
 
 class _Cheap:
-    """``load[n]``: seconds for which peer n is taken: by work, or by micro-batches that hold its slots until they have been home."""
+    """``load[n]``: seconds for which peer n is taken: by work, or by micro-batches that hold its
+    slots until they have been home."""
 
     def __init__(self, problem: Problem, slots: bool = True) -> None:
         self.problem, self.near, self.slots = problem, _Near(problem), slots
@@ -77,13 +82,16 @@ class _Cheap:
             way = delays[route[-1]]
             n = min(self.near(route[-1], s), key=lambda n: way[n] + load[n] + compute[n])
             work = (1 + p.backward) * compute[n] + 2 * p.gap
-            load[n] += max(work, (work + delays[n][o] + delays[o][n]) / slots[n]) if self.slots else work
+            load[n] += (
+                max(work, (work + delays[n][o] + delays[o][n]) / slots[n]) if self.slots else work
+            )
             route.append(n)
         return tuple(route)
 
 
 def _taken(pool: Counter[StageSet], owed: set[int]) -> StageSet:
-    """One of the sets that are left, one that pays debts if there is any; it is not there any more."""
+    """One of the sets that are left, one that pays debts if there is any; it is not there any
+    more."""
     found = _offered(pool, owed, 1, None)[0] if owed else next(iter(pool))
     pool[found] -= 1
     if not pool[found]:
@@ -95,8 +103,8 @@ def _taken(pool: Counter[StageSet], owed: set[int]) -> StageSet:
 class Tables:
     """What is reserved: tasks by peer, and its slots from arrival to the end of the backward.
 
-    ``in_order``: reservations come in order of launch. A slot is then taken after all that were given; else wherever fewer
-    are held than there are, as far as is known.
+    ``in_order``: reservations come in order of launch. A slot is then taken after all that were
+    given; else wherever fewer are held than there are, as far as is known.
     """
 
     def __init__(self, problem: Problem, in_order: bool = True) -> None:
@@ -118,15 +126,21 @@ class Tables:
         return held[-slots] if len(held) >= slots else t
 
     def crowd(self, n: int, came: float, out: float) -> float:
-        """Seconds from came to out during which peer n would hold more than it has slots, roughly."""
+        """Seconds from came to out during which peer n would hold more than it has slots,
+        roughly."""
         stays = self.stays[n]
         if len(stays) < self.problem.slots[n]:
             return 0.0
-        overlaps = sorted((min(out, o) - max(came, c) for c, o in stays if c < out and o > came), reverse=True)
-        return overlaps[self.problem.slots[n] - 1] if len(overlaps) >= self.problem.slots[n] else 0.0
+        overlaps = sorted(
+            (min(out, o) - max(came, c) for c, o in stays if c < out and o > came), reverse=True
+        )
+        return (
+            overlaps[self.problem.slots[n] - 1] if len(overlaps) >= self.problem.slots[n] else 0.0
+        )
 
     def start(self, n: int, t: float, took: float) -> float:
-        """The earliest start from t on of a task of ``took`` seconds at peer n between what is reserved."""
+        """The earliest start from t on of a task of ``took`` seconds at peer n between what is
+        reserved."""
         busy = self.busy[n]
         at = bisect_left(busy, (t, 0.0))
         if at and busy[at - 1][1] > t:
@@ -152,12 +166,14 @@ def insertion(
     go_on: Callable[[], bool] = lambda: True,
     spent: Callable[[], float] | None = None,
 ) -> list[Route] | None:
-    """Launch after launch, each on the path that is home first beside all that is reserved; None when stopped by ``go_on``.
+    """Launch after launch, each on the path that is home first beside all that is reserved; None
+    when stopped by ``go_on``.
 
-    ``spent``: share of the time for it that is used. Where that runs ahead of the work, paths are looked for less carefully;
-    when it is 1, what is left goes by the cheap rule.
-    ``by_origin``: all launches of the ends peer with the longest way first, then those of the next; others go around them.
-    ``seed`` 0: as described; else with noise, for other plans. ``sets`` are given out so that owed stages come first.
+    ``spent``: share of the time for it that is used. Where that runs ahead of the work, paths are
+    looked for less carefully; when it is 1, what is left goes by the cheap rule. ``by_origin``: all
+    launches of the ends peer with the longest way first, then those of the next; others go around
+    them. ``seed`` 0: as described; else with noise, for other plans. ``sets`` are given out so that
+    owed stages come first.
     """
     dice = random.Random(seed)
     noise = 0.15 if seed else 0.0
@@ -186,7 +202,9 @@ def insertion(
             break
         behind = used - SLACK
         part = done / problem.total
-        width, tries = EFFORTS[0 if small and behind <= CAREFUL * part else 1 if behind <= PROMPT * part else 2]
+        width, tries = EFFORTS[
+            0 if small and behind <= CAREFUL * part else 1 if behind <= PROMPT * part else 2
+        ]
         first, t, _, o = heapq.heappop(launches)
         t = max(t, first) if not by_origin else t
         found: tuple[float, StageSet, Route] | None = None
@@ -212,22 +230,34 @@ def insertion(
     return [next(turn[o]) for o in origins_in_turns(problem)]
 
 
-def _finish(tables: Tables, lists: dict[int, list[Route]], pool: Counter[StageSet], owed: dict[int, set[int]]) -> None:
-    """The micro-batches that are not in ``lists`` yet by the cheap rule, beside what is reserved."""
+def _finish(
+    tables: Tables,
+    lists: dict[int, list[Route]],
+    pool: Counter[StageSet],
+    owed: dict[int, set[int]],
+) -> None:
+    """The micro-batches that are not in ``lists`` yet by the cheap rule, beside what is
+    reserved."""
     problem, rule = tables.problem, _Cheap(tables.problem)
     rule.load = [sum(end - start for start, end in busy) for busy in tables.busy]
-    rest = replace(problem, counts={o: count - len(lists[o]) for o, count in problem.counts.items()})
+    rest = replace(
+        problem, counts={o: count - len(lists[o]) for o, count in problem.counts.items()}
+    )
     for o in origins_in_turns(rest):
         lists[o].append(rule.route(o, _taken(pool, owed[o])))
 
 
 def _distance(problem: Problem, o: int) -> float:
     """Mean way from an ends peer to its nearer half of the others and back."""
-    ways = sorted(problem.delays[o][n] + problem.delays[n][o] for n, s in problem.stage_of.items() if s)
+    ways = sorted(
+        problem.delays[o][n] + problem.delays[n][o] for n, s in problem.stage_of.items() if s
+    )
     return sum(ways[: (len(ways) + 1) // 2]) or 1.0
 
 
-def _offered(pool: Counter[StageSet], owed: set[int], tries: int, dice: random.Random | None) -> list[StageSet]:
+def _offered(
+    pool: Counter[StageSet], owed: set[int], tries: int, dice: random.Random | None
+) -> list[StageSet]:
     """Sets to try: those that train most of what is owed, then those that are left most often."""
     sets = list(pool)
     if dice is not None:
@@ -259,7 +289,9 @@ class _Near:
         return (*found, *(peers[(self.turn * SPREAD + x) % len(peers)] for x in range(SPREAD)))
 
 
-def _route(tables: Tables, near: _Near, o: int, t: float, stages: StageSet, width: int) -> tuple[float, Route]:
+def _route(
+    tables: Tables, near: _Near, o: int, t: float, stages: StageSet, width: int
+) -> tuple[float, Route]:
     """The path through ``stages`` that is home first, launched at t, and about when."""
     p = tables.problem
     delays, compute, back = p.delays, p.compute, p.backward
@@ -275,11 +307,16 @@ def _route(tables: Tables, near: _Near, o: int, t: float, stages: StageSet, widt
                 work = compute[n]
                 end = tables.start(n, tables.slot(n, t + way[n]), work) + work
                 back_home = home + delays[n][a] + back * work
-                grown.append((end + back_home + delays[n][o] + delays[o][n], end, back_home, (*route, n)))
+                grown.append(
+                    (end + back_home + delays[n][o] + delays[o][n], end, back_home, (*route, n))
+                )
         grown.sort()
         beam = grown[:width]
     ends = [
-        (_home(tables, route, t, {} if tables.in_order else _arrivals(tables, route, launched)), route)
+        (
+            _home(tables, route, t, {} if tables.in_order else _arrivals(tables, route, launched)),
+            route,
+        )
         for _, t, _, route in beam[:FINAL]
     ]
     return min(ends, key=lambda end: end[0])
@@ -295,7 +332,8 @@ def _arrivals(tables: Tables, route: Route, t: float) -> dict[int, float]:
 
 
 def _home(tables: Tables, route: Route, t: float, came: dict[int, float]) -> float:
-    """When a micro-batch is home whose last forward ended at t; later by what it stays where the slots are held."""
+    """When a micro-batch is home whose last forward ended at t; later by what it stays where the
+    slots are held."""
     p, o = tables.problem, route[0]
     before, work = route[-1], p.loss * p.compute[o]
     t = tables.start(o, t + p.delays[before][o], work) + work

@@ -1,4 +1,5 @@
-"""An epoch of the live swarm as a path problem, and its solution as paths: names to numbers and back. Pure."""
+"""An epoch of the live swarm as a path problem, and its solution as paths: names to numbers and
+back. Pure."""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ ROOMY = 1 << 16
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be laid: micro-batches of each ends peer, replicas of the block stages that have any, and the rules.
-    ``owed``: (origin, stage) and for how many epochs; ``visits``: of each stage."""
+    """What is to be laid: micro-batches of each ends peer, replicas of the block stages that have
+    any, and the rules. ``owed``: (origin, stage) and for how many epochs; ``visits``: of each
+    stage."""
 
     counts: tuple[tuple[PeerId, int], ...]
     stages: tuple[tuple[int, tuple[PeerId, ...]], ...]
@@ -43,21 +45,32 @@ class Task:
 
 
 def problem_of(task: Task, costs: Costs, speeds: Mapping[PeerId, float]) -> Problem:
-    """The problem in numbers. Who was not measured is as fast as ``speeds`` say, else as its stage's median, else as all peers'.
+    """The problem in numbers. Who was not measured is as fast as ``speeds`` say, else as its
+    stage's median, else as all peers'.
 
-    Stages keep their order; those without a peer are not there, so the bound on jumps counts the stages that are.
+    Stages keep their order; those without a peer are not there, so the bound on jumps counts the
+    stages that are.
     """
     ratio = costs.backward
     whole = _compute(task, costs, speeds)
     compute = tuple(whole[p] / (1 + ratio) for p in task.peers)
     # The loss is the ends peers' own; one ratio has to do for all of them.
-    loss = [costs.loss[o] * (1 + ratio) / whole[o] for o, _ in task.counts if o in costs.loss and whole[o] > 0]
+    loss = [
+        costs.loss[o] * (1 + ratio) / whole[o]
+        for o, _ in task.counts
+        if o in costs.loss and whole[o] > 0
+    ]
     numbers = {p: n for n, p in enumerate(task.peers)}
-    stages = (tuple(numbers[o] for o, _ in task.counts), *(tuple(numbers[p] for p in replicas) for _, replicas in task.stages))
+    stages = (
+        tuple(numbers[o] for o, _ in task.counts),
+        *(tuple(numbers[p] for p in replicas) for _, replicas in task.stages),
+    )
     place = {s: k + 1 for k, (s, _) in enumerate(task.stages)}
     return Problem(
         name="epoch",
-        delays=tuple(tuple(costs.delay(a, b) if a != b else 0.0 for b in task.peers) for a in task.peers),
+        delays=tuple(
+            tuple(costs.delay(a, b) if a != b else 0.0 for b in task.peers) for a in task.peers
+        ),
         compute=compute,
         stages=stages,
         length=task.hops + 1,
@@ -73,12 +86,16 @@ def problem_of(task: Task, costs: Costs, speeds: Mapping[PeerId, float]) -> Prob
     )
 
 
-def paths_of(task: Task, routes: Sequence[Route], samples: Sequence[tuple[int, ...]]) -> tuple[Path, ...]:
+def paths_of(
+    task: Task, routes: Sequence[Route], samples: Sequence[tuple[int, ...]]
+) -> tuple[Path, ...]:
     """Routes as paths: micro-batch i is made of ``samples[i]``."""
     peers = task.peers
     stage = {p: s for s, replicas in task.stages for p in replicas}
     return tuple(
-        Path(i, peers[route[0]], tuple(ids), tuple(Hop(stage[peers[n]], peers[n]) for n in route[1:]))
+        Path(
+            i, peers[route[0]], tuple(ids), tuple(Hop(stage[peers[n]], peers[n]) for n in route[1:])
+        )
         for i, (route, ids) in enumerate(zip(routes, samples, strict=True))
     )
 
@@ -88,11 +105,17 @@ def _compute(task: Task, costs: Costs, speeds: Mapping[PeerId, float]) -> dict[P
     groups = [(ENDS, tuple(o for o, _ in task.counts)), *task.stages]
     found: dict[PeerId, float] = {}
     for _, peers in groups:
-        known = {p: costs.compute.get(p) or (1 / speeds[p] if speeds.get(p) else 0.0) for p in peers}
+        known = {
+            p: costs.compute.get(p) or (1 / speeds[p] if speeds.get(p) else 0.0) for p in peers
+        }
         found.update({p: s for p, s in known.items() if s > 0})
     everywhere = median(found.values()) if found else 1 / NOMINAL
     for stage, peers in groups:
         # The ends do other work than a stage: without a word of theirs it is taken to be little.
-        usual = median(here) if (here := [found[p] for p in peers if p in found]) else everywhere / (10 if stage == ENDS else 1)
+        usual = (
+            median(here)
+            if (here := [found[p] for p in peers if p in found])
+            else everywhere / (10 if stage == ENDS else 1)
+        )
         found.update({p: usual for p in peers if p not in found})
     return found

@@ -11,49 +11,68 @@ from node.core.ids import PeerId
 from node.scheduler.quotas import stand_in
 
 View = Mapping[int, Mapping[PeerId, float]]
-"""Stage -> its replicas, joining ones included, with their speeds in micro-batches per second (0: unknown)."""
+"""Stage -> its replicas, joining ones included, with their speeds in micro-batches per second (0:
+unknown)."""
 
 
 def _speeds(view: View) -> dict[int, dict[PeerId, float]]:
-    """The view with every unknown speed replaced by the median of the swarm: an empty stage has no median."""
+    """The view with every unknown speed replaced by the median of the swarm: an empty stage has no
+    median."""
     unknown = stand_in(speed for replicas in view.values() for speed in replicas.values())
     return {
-        stage: {peer: speed if 0 < speed < math.inf else unknown for peer, speed in replicas.items()}
+        stage: {
+            peer: speed if 0 < speed < math.inf else unknown for peer, speed in replicas.items()
+        }
         for stage, replicas in view.items()
     }
 
 
-def choose_stage(view: View, able: Iterable[int], me: PeerId, closed: Container[PeerId] = ()) -> int:
+def choose_stage(
+    view: View, able: Iterable[int], me: PeerId, closed: Container[PeerId] = ()
+) -> int:
     """The stage that most needs the joiner ``me``, among those it is ``able`` to host.
 
-    An empty stage comes first, for without it nobody trains; else the one with the least total speed, for it is
-    the bottleneck (Ryabinin et al., arXiv 2301.11913, section 3.2: a newcomer joins the most loaded stage), then
-    the one with the fewest replicas. A peer that nobody can dial, one of ``closed``, then prefers the stage beside
-    which fewest others of these are, for tensors between two of them go through a relay. What is still equal is
-    settled by a hash of PeerId and stage: peers that join at the same moment and cannot see each other yet spread
-    out instead of all taking the first stage. Raises ValueError when ``able`` is empty.
+    An empty stage comes first, for without it nobody trains; else the one with the least total
+    speed, for it is the bottleneck (Ryabinin et al., arXiv 2301.11913, section 3.2: a newcomer
+    joins the most loaded stage), then the one with the fewest replicas. A peer that nobody can
+    dial, one of ``closed``, then prefers the stage beside which fewest others of these are, for
+    tensors between two of them go through a relay. What is still equal is settled by a hash of
+    PeerId and stage: peers that join at the same moment and cannot see each other yet spread out
+    instead of all taking the first stage. Raises ValueError when ``able`` is empty.
     """
     stages = sorted(set(able))
     if not stages:
         raise ValueError("there is no stage this peer can host")
-    others = _speeds({stage: {p: s for p, s in replicas.items() if p != me} for stage, replicas in view.items()})
+    others = _speeds(
+        {stage: {p: s for p, s in replicas.items() if p != me} for stage, replicas in view.items()}
+    )
 
     ring = max([*others, *stages]) + 1
 
     def need(stage: int) -> tuple[bool, float, int, int, bytes]:
         replicas = others.get(stage, {})
         # The last block stage sends to the ends, and the ends to the first.
-        beside = [p for s in {(stage - 1) % ring, (stage + 1) % ring} for p in others.get(s, ())] if me in closed else []
+        beside = (
+            [p for s in {(stage - 1) % ring, (stage + 1) % ring} for p in others.get(s, ())]
+            if me in closed
+            else []
+        )
         tie = hashlib.sha256(f"{stage}/{me}".encode()).digest()
         # fsum: the same in whatever order a reader has heard of the replicas.
-        return bool(replicas), math.fsum(replicas.values()), len(replicas), sum(p in closed for p in beside), tie
+        return (
+            bool(replicas),
+            math.fsum(replicas.values()),
+            len(replicas),
+            sum(p in closed for p in beside),
+            tie,
+        )
 
     return min(stages, key=need)
 
 
 def spread(
     view: View, choosers: Mapping[PeerId, Collection[int]], closed: Container[PeerId] = ()
-) -> dict[PeerId, int]:  # fmt: skip
+) -> dict[PeerId, int]:
     """A stage for each of the peers that choose at the same time; ``choosers`` says what each can
     host, ``closed`` which peers nobody can dial.
 
@@ -75,8 +94,8 @@ def _turn(peer: PeerId) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """``peer`` should change from stage ``source`` to stage ``target``; ``gain`` is new over old swarm speed, with all moves
-    that were chosen together."""
+    """``peer`` should change from stage ``source`` to stage ``target``; ``gain`` is new over old
+    swarm speed, with all moves that were chosen together."""
 
     peer: PeerId
     source: int
@@ -86,7 +105,7 @@ class Move:
 
 def level(
     view: View, free: Mapping[PeerId, Collection[int]], lacking: Collection[int] | None = None
-) -> list[Move]:  # fmt: skip
+) -> list[Move]:
     """The changes of stage after which none of the ``free`` peers could make the stages more even.
 
     Again and again the stage with the least total speed gets a peer of the one with the most that
@@ -122,9 +141,13 @@ def level(
 
 
 def _step(
-    cells: View, loads: Mapping[int, float], waits: Iterable[PeerId], home: Mapping[PeerId, int],
-    free: Mapping[PeerId, Collection[int]], targets: Iterable[int],
-) -> tuple[PeerId, int, int] | None:  # fmt: skip
+    cells: View,
+    loads: Mapping[int, float],
+    waits: Iterable[PeerId],
+    home: Mapping[PeerId, int],
+    free: Mapping[PeerId, Collection[int]],
+    targets: Iterable[int],
+) -> tuple[PeerId, int, int] | None:
     """The neediest of the targets that can be helped, and who helps it: (peer, from, to)."""
     able: dict[int, list[tuple[PeerId, float, float]]] = {stage: [] for stage in cells}
     for peer in waits:
@@ -151,24 +174,31 @@ def choose_moves(
     away: Container[PeerId] = (),
     most: int = 4,
 ) -> list[Move]:
-    """The changes of stage that help the swarm most, at most ``most`` of them at once; none when none are worth their price.
+    """The changes of stage that help the swarm most, at most ``most`` of them at once; none when
+    none are worth their price.
 
-    The swarm is as fast as its slowest stage. Step by step that stage gets the peer whose change lifts the slower of the two stages
-    most. As many of these steps are taken as pay best: where two stages are equally slow, the first alone gains nothing. Steps pay
-    by what is gained over ``horizon_s``, less what the swarm loses while the movers fetch their new stage (``download_s``): what
-    the slowest stage does not do then, and the movers' share of the work. The swarm must get faster by the factor ``at_least``: a
-    smaller gain would be undone by the next wobble of a measurement.
+    The swarm is as fast as its slowest stage. Step by step that stage gets the peer whose change
+    lifts the slower of the two stages most. As many of these steps are taken as pay best: where two
+    stages are equally slow, the first alone gains nothing. Steps pay by what is gained over
+    ``horizon_s``, less what the swarm loses while the movers fetch their new stage
+    (``download_s``): what the slowest stage does not do then, and the movers' share of the work.
+    The swarm must get faster by the factor ``at_least``: a smaller gain would be undone by the next
+    wobble of a measurement.
 
-    A mover is assumed to be as fast in the new stage as in the old one. Peers in ``away`` are on their way to the stage they are
-    listed in: they count there later, not now. They and those in ``stay`` do not move, a stage keeps one peer that serves, and
-    only stages in ``movable`` give or take.
+    A mover is assumed to be as fast in the new stage as in the old one. Peers in ``away`` are on
+    their way to the stage they are listed in: they count there later, not now. They and those in
+    ``stay`` do not move, a stage keeps one peer that serves, and only stages in ``movable`` give or
+    take.
     """
     stages, allowed = sorted(view), set(movable)
     if len(stages) < 2:
         return []
     cells = _speeds(view)
     here = {s: {p: v for p, v in cells[s].items() if p not in away} for s in stages}
-    free = {s: [(v, p) for p, v in sorted(here[s].items()) if p not in stay] if s in allowed else [] for s in stages}
+    free = {
+        s: [(v, p) for p, v in sorted(here[s].items()) if p not in stay] if s in allowed else []
+        for s in stages
+    }
     loads, serving = ({s: sum(cell[s].values()) for s in stages} for cell in (cells, here))
     before, quiet, price = min(loads.values()), min(serving.values()), download_s / len(stages)
     steps: list[tuple[PeerId, int, int]] = []

@@ -1,7 +1,8 @@
-"""Plan the paths of an epoch: the best plan that a budget allows, with lower bounds beside it. Pure: the clock is handed in.
+"""Plan the paths of an epoch: the best plan that a budget allows, with lower bounds beside it.
+Pure: the clock is handed in.
 
-Enters: Problem, a clock or a number of moves. Leaves: Plan. Never: a plan that breaks a rule or deadlocks, a plan longer than
-round robin; every makespan is the exact replay's.
+Enters: Problem, a clock or a number of moves. Leaves: Plan. Never: a plan that breaks a rule or
+deadlocks, a plan longer than round robin; every makespan is the exact replay's.
 """
 
 from __future__ import annotations
@@ -27,18 +28,20 @@ LEAST_KEPT = 0.01
 STARTS = 0.1
 """Share of the budget for plans from scratch; the search goes on from the best of them."""
 PHASES = ((0.25, 0.05), (0.5, 0.003), (0.8, 0.01), (1.0, 0.002))
-"""Of the search: the share of the budget left at which it ends, and what a worse plan may cost more, over the makespan. The first
-moves all micro-batches of an origin together."""
+"""Of the search: the share of the budget left at which it ends, and what a worse plan may cost
+more, over the makespan. The first moves all micro-batches of an origin together."""
 SEARCHED = 1000
-"""Micro-batches up to which moves are tried: with more, one evaluation takes too long for any to help."""
+"""Micro-batches up to which moves are tried: with more, one evaluation takes too long for any to
+help."""
 ENOUGH = 1 + 1e-9
 """A plan so close to the bound is not improved further."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """``routes`` in launch order. ``bounds``: lower bounds by name. ``first_s``, ``planning_s``: by the clock handed in.
-    ``moves``: plans that were tried. ``owed``: stages by ends peer that no path of this plan joins."""
+    """``routes`` in launch order. ``bounds``: lower bounds by name. ``first_s``, ``planning_s``: by
+    the clock handed in. ``moves``: plans that were tried. ``owed``: stages by ends peer that no
+    path of this plan joins."""
 
     problem: Problem
     routes: tuple[Route, ...]
@@ -59,7 +62,11 @@ class Plan:
         """By ends peer, the stages its micro-batches did not train: what a later epoch owes it."""
         seen = joined(self.problem, self.routes)
         blocks = range(1, len(self.problem.stages))
-        rest = {o: [s for s in blocks if (o, s) not in seen] for o, count in self.problem.counts.items() if count}
+        rest = {
+            o: [s for s in blocks if (o, s) not in seen]
+            for o, count in self.problem.counts.items()
+            if count
+        }
         return {o: stages for o, stages in rest.items() if stages}
 
 
@@ -92,10 +99,13 @@ class _Budget:
         self._last = self.clock()
 
     def step(self, moves: int) -> float:
-        """As :meth:`used`, but used up where another step as long as the longest so far would not fit any more."""
+        """As :meth:`used`, but used up where another step as long as the longest so far would not
+        fit any more."""
         now = self.clock()
         self._longest, self._last = max(self._longest, now - self._last), now
-        return max(self.used(moves), 1.0 if self.share(now - self.began + self._longest) >= 1 else 0.0)
+        return max(
+            self.used(moves), 1.0 if self.share(now - self.began + self._longest) >= 1 else 0.0
+        )
 
 
 class _Best:
@@ -108,12 +118,15 @@ class _Best:
         self.debt = 1 << 60
 
     def offer(self, routes: Sequence[Route], seems: float | None = None) -> bool:
-        """Take it if it keeps every rule, completes and is shorter; debts to ends peers count first."""
+        """Take it if it keeps every rule, completes and is shorter; debts to ends peers count
+        first."""
         debt = len(self.problem.owed - joined(self.problem, routes)) if self.problem.owed else 0
         if debt > self.debt:
             return False
         played = replay(self.problem, routes)
-        better = (debt, played.makespan) < (self.debt, self.makespan) and len(played.done) == len(routes)
+        better = (debt, played.makespan) < (self.debt, self.makespan) and len(played.done) == len(
+            routes
+        )
         if better:
             self.routes, self.makespan, self.debt = tuple(routes), played.makespan, debt
         return better and (seems is None or played.makespan <= seems + 1e-9)
@@ -128,8 +141,9 @@ def make_plan(
     seed: int = 0,
     known: Sequence[Sequence[Route]] = (),
 ) -> Plan:
-    """The best plan found within ``limit_s`` of ``clock`` or ``moves`` tried plans, whichever ends first; at least one plan is
-    made. With ``moves`` alone the result depends on the arguments only. ``known``: plans to begin with.
+    """The best plan found within ``limit_s`` of ``clock`` or ``moves`` tried plans, whichever ends
+    first; at least one plan is made. With ``moves`` alone the result depends on the arguments only.
+    ``known``: plans to begin with.
 
     Raises UsageFault when no plan can keep the rules, with the nearest problem that has one.
     """
@@ -154,17 +168,35 @@ def make_plan(
         )
     if (why := broken(problem, best.routes)) is not None:
         raise RuntimeError(f"the planner broke a rule: {why}")
-    return Plan(problem, best.routes, best.makespan, bounds, first_s, first_makespan, clock() - budget.began, tried)
+    return Plan(
+        problem,
+        best.routes,
+        best.makespan,
+        bounds,
+        first_s,
+        first_makespan,
+        clock() - budget.began,
+        tried,
+    )
 
 
-def _first(problem: Problem, sets: list[StageSet], best: _Best, budget: _Budget, known: Sequence[Sequence[Route]]) -> None:
-    """Round robin whatever it takes; then, as far as there is time, plans that are known, the cheap rule and an insertion."""
+def _first(
+    problem: Problem,
+    sets: list[StageSet],
+    best: _Best,
+    budget: _Budget,
+    known: Sequence[Sequence[Route]],
+) -> None:
+    """Round robin whatever it takes; then, as far as there is time, plans that are known, the cheap
+    rule and an insertion."""
     began = budget.clock()
     best.offer(round_robin(problem, sets))
     # To judge a last plan and to ask all rules at the end takes about as long as this did.
     budget.keep(max(2 * (budget.clock() - began), LEAST_KEPT * (budget.limit_s or 0.0)))
     for routes in known:
-        if budget.used(0) < FIRST and all(rule is owed_kept or rule(problem, routes) is None for rule in OF_PATHS):
+        if budget.used(0) < FIRST and all(
+            rule is owed_kept or rule(problem, routes) is None for rule in OF_PATHS
+        ):
             best.offer(routes)
     began = budget.clock()
     for slots in (True, False):
@@ -179,24 +211,30 @@ def _first(problem: Problem, sets: list[StageSet], best: _Best, budget: _Budget,
 
 
 def _payable(problem: Problem) -> None:
-    """Raises UsageFault when an ends peer is owed more stages than its paths have, or one that no path reaches."""
+    """Raises UsageFault when an ends peer is owed more stages than its paths have, or one that no
+    path reaches."""
     for o, count in problem.counts.items():
         owed = [s for p, s in problem.owed if p == o]
         if len(owed) > count * problem.hops:
             raise UsageFault(
-                f"ends peer {o} is owed {len(owed)} stages, its {count} paths visit {count * problem.hops}",
+                f"ends peer {o} is owed {len(owed)} stages, its {count} paths visit "
+                f"{count * problem.hops}",
                 "owe less, or give more micro-batches or longer paths",
             )
     reach = problem.hops * problem.max_jump
     for o, s in sorted(problem.owed):
         if s > reach or not problem.hops:
             raise UsageFault(
-                f"stage {s}, owed to ends peer {o}, is out of reach of any path", f"give max_jump {s}, or owe less"
+                f"stage {s}, owed to ends peer {o}, is out of reach of any path",
+                f"give max_jump {s}, or owe less",
             )
 
 
-def _starts(problem: Problem, sets: list[StageSet], best: _Best, budget: _Budget, bound: float, seed: int) -> int:
-    """Insert again and again, the first times as described, then with noise; how many plans were tried."""
+def _starts(
+    problem: Problem, sets: list[StageSet], best: _Best, budget: _Budget, bound: float, seed: int
+) -> int:
+    """Insert again and again, the first times as described, then with noise; how many plans were
+    tried."""
     turns = 0
     while budget.used(turns * 8) < STARTS and best.makespan > bound * ENOUGH:
         dice = 0 if not turns else seed * 1_000_003 + turns
@@ -208,8 +246,11 @@ def _starts(problem: Problem, sets: list[StageSet], best: _Best, budget: _Budget
     return turns * 8
 
 
-def _improve(problem: Problem, best: _Best, budget: _Budget, bound: float, seed: int, tried: int) -> int:
-    """Search in phases: few paths for each origin, all its micro-batches together, then each micro-batch for itself."""
+def _improve(
+    problem: Problem, best: _Best, budget: _Budget, bound: float, seed: int, tried: int
+) -> int:
+    """Search in phases: few paths for each origin, all its micro-batches together, then each
+    micro-batch for itself."""
     search = Search(Estimator(problem), best.routes, seed)
     search.moves = tried
     begin = budget.used(tried)
@@ -223,7 +264,11 @@ def _improve(problem: Problem, best: _Best, budget: _Budget, bound: float, seed:
             continue
 
         def progress(moves: int, here: float = here, there: float = there) -> float:
-            return 1.0 if best.makespan <= bound * ENOUGH else (budget.step(moves) - here) / (there - here)
+            return (
+                1.0
+                if best.makespan <= bound * ENOUGH
+                else (budget.step(moves) - here) / (there - here)
+            )
 
         search.lanes = lanes[0] if coarse and lanes else 0
         search.begin(lanes[1] if coarse and lanes else best.routes)
@@ -232,9 +277,11 @@ def _improve(problem: Problem, best: _Best, budget: _Budget, bound: float, seed:
     return search.moves
 
 
-def _lanes(problem: Problem, seed: int, go_on: Callable[[], bool]) -> tuple[int, list[Route]] | None:
-    """As few paths for each origin as visit all stages equally often, and a plan of them; None: there are none to repeat, or
-    ``go_on`` ended the search for them."""
+def _lanes(
+    problem: Problem, seed: int, go_on: Callable[[], bool]
+) -> tuple[int, list[Route]] | None:
+    """As few paths for each origin as visit all stages equally often, and a plan of them; None:
+    there are none to repeat, or ``go_on`` ended the search for them."""
     counts = set(problem.counts.values())
     if len(counts) != 1:
         return None

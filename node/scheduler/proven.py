@@ -1,5 +1,5 @@
-"""Paths over pairs of peers that are proven to reach each other, and no others. Pure.
-Enters: paths, which pairs are proven, who may stand in for whom. Leaves: paths that use proven pairs only.
+"""Paths over pairs of peers that are proven to reach each other, and no others. Pure. Enters:
+paths, which pairs are proven, who may stand in for whom. Leaves: paths that use proven pairs only.
 Never: a guess that an unproven pair would work."""
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class NoWay(TuttiError):
 def reachable(
     origin: PeerId, stages: Sequence[int], replicas: Mapping[int, Sequence[PeerId]], proven: Proven
 ) -> list[set[PeerId]]:
-    """For each of ``stages`` in order, the replicas that a path from ``origin`` can come to over proven pairs."""
+    """For each of ``stages`` in order, the replicas that a path from ``origin`` can come to over
+    proven pairs."""
     found: list[set[PeerId]] = []
     before = {origin}
     for stage in stages:
@@ -36,36 +37,49 @@ def reachable(
     return found
 
 
-def complete(origin: PeerId, stages: Sequence[int], replicas: Mapping[int, Sequence[PeerId]], proven: Proven) -> bool:
+def complete(
+    origin: PeerId, stages: Sequence[int], replicas: Mapping[int, Sequence[PeerId]], proven: Proven
+) -> bool:
     """Whether a path from ``origin`` through ``stages`` and back to it exists over proven pairs."""
     found = reachable(origin, stages, replicas, proven)
     return bool(found) and any(proven(p, origin) for p in found[-1])
 
 
 def missing(
-    origins: Sequence[PeerId], stages: Sequence[int], replicas: Mapping[int, Sequence[PeerId]], proven: Proven
+    origins: Sequence[PeerId],
+    stages: Sequence[int],
+    replicas: Mapping[int, Sequence[PeerId]],
+    proven: Proven,
 ) -> list[Pair]:
-    """Pairs whose proof would let a path from some origin go on from where it ends now, at most eight."""
+    """Pairs whose proof would let a path from some origin go on from where it ends now, at most
+    eight."""
     pairs: list[Pair] = []
     for origin in origins:
         before, at = {origin}, ENDS
         for stage, here in zip(stages, reachable(origin, stages, replicas, proven), strict=True):
             if not here:
-                pairs += [(Hop(at, b), Hop(stage, p)) for b in sorted(before) for p in sorted(replicas[stage])]
+                pairs += [
+                    (Hop(at, b), Hop(stage, p))
+                    for b in sorted(before)
+                    for p in sorted(replicas[stage])
+                ]
                 break
             before, at = here, stage
         else:
-            pairs += [(Hop(at, b), Hop(ENDS, origin)) for b in sorted(before) if not proven(b, origin)]
+            pairs += [
+                (Hop(at, b), Hop(ENDS, origin)) for b in sorted(before) if not proven(b, origin)
+            ]
     return pairs[:8]
 
 
 def reroute(
     paths: Sequence[Path], siblings: Callable[[Hop], Sequence[tuple[PeerId, float]]], proven: Proven
 ) -> tuple[Path, ...]:
-    """These paths with other replicas where two neighbours are no proven pair; paths without such a pair stay as they are.
+    """These paths with other replicas where two neighbours are no proven pair; paths without such a
+    pair stay as they are.
 
-    ``siblings(hop)``: the replicas that may stand in for a hop, with their speeds (0: unknown). Of several ways the one whose
-    busiest replica has least to do is taken. Raises NoWay.
+    ``siblings(hop)``: the replicas that may stand in for a hop, with their speeds (0: unknown). Of
+    several ways the one whose busiest replica has least to do is taken. Raises NoWay.
     """
     work = Counter(hop.peer for path in paths for hop in path.hops)
     done = []
@@ -92,15 +106,23 @@ def _holds(path: Path, proven: Proven) -> bool:
 
 
 def _best(
-    path: Path, siblings: Callable[[Hop], Sequence[tuple[PeerId, float]]], proven: Proven, work: Counter[PeerId]
+    path: Path,
+    siblings: Callable[[Hop], Sequence[tuple[PeerId, float]]],
+    proven: Proven,
+    work: Counter[PeerId],
 ) -> tuple[Hop, ...] | None:
-    """Dynamic programme over the hops: for every replica the cheapest way there, cost the largest load on it."""
+    """Dynamic programme over the hops: for every replica the cheapest way there, cost the largest
+    load on it."""
     reached: dict[PeerId, tuple[float, tuple[Hop, ...]]] = {path.origin: (0.0, ())}
     for hop in path.hops:
         here: dict[PeerId, tuple[float, tuple[Hop, ...]]] = {}
         for peer, speed in siblings(hop):
             load = (work[peer] + 1) / speed if speed > 0 else float(work[peer] + 1)
-            ways = [(max(cost, load), way) for before, (cost, way) in reached.items() if proven(before, peer)]
+            ways = [
+                (max(cost, load), way)
+                for before, (cost, way) in reached.items()
+                if proven(before, peer)
+            ]
             if ways:
                 cost, way = min(ways, key=lambda w: w[0])
                 here[peer] = cost, (*way, Hop(hop.stage, peer))

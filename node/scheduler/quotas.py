@@ -18,7 +18,8 @@ NOMINAL = 1.0
 
 
 def stand_in(speeds: Iterable[float]) -> float:
-    """The speed of a peer nobody has measured yet: the median of those that were, so that it gets work too."""
+    """The speed of a peer nobody has measured yet: the median of those that were, so that it gets
+    work too."""
     known = [speed for speed in speeds if 0 < speed < math.inf]
     return median(known) if known else NOMINAL
 
@@ -38,14 +39,16 @@ def working_speeds(speeds: Sequence[tuple[P, float]]) -> dict[P, float]:
 def turns(speeds: Sequence[tuple[P, float]]) -> Iterator[P]:
     """Name the peer of the next job, for ever: always the one that would finish it first.
 
-    This is interleaved weighted round robin (Ryabinin et al., SWARM Parallelism, arXiv 2301.11913) with a job
-    charged before the choice instead of after it. For equal jobs the first n turns have the least possible
-    makespan for every n; ties go to the smaller name. Raises ValueError when there is no peer.
+    This is interleaved weighted round robin (Ryabinin et al., SWARM Parallelism, arXiv 2301.11913)
+    with a job charged before the choice instead of after it. For equal jobs the first n turns have
+    the least possible makespan for every n; ties go to the smaller name. Raises ValueError when
+    there is no peer.
     """
     pace = {peer: 1.0 / speed for peer, speed in working_speeds(speeds).items()}
     if not pace:
         raise ValueError("nobody to give work to")
-    # The finish time is a product, not a running sum: equal speeds tie exactly, whatever was dealt before.
+    # The finish time is a product, not a running sum: equal speeds tie exactly, whatever was dealt
+    # before.
     heap = [(seconds, peer, 1) for peer, seconds in pace.items()]
     heapq.heapify(heap)
     while True:
@@ -54,18 +57,22 @@ def turns(speeds: Sequence[tuple[P, float]]) -> Iterator[P]:
         yield peer
 
 
-def quotas(total: int, speeds: Sequence[tuple[PeerId, float]], at_least: int = 0) -> dict[PeerId, int]:
+def quotas(
+    total: int, speeds: Sequence[tuple[PeerId, float]], at_least: int = 0
+) -> dict[PeerId, int]:
     """Split ``total`` micro-batches over peers by their speeds.
 
-    Every peer first gets ``at_least`` (a peer without work can never show that it has become faster), the rest is
-    dealt by :func:`turns` on top of that, which minimises ``max(quota / speed)``: the Jefferson apportionment.
-    The quotas sum to ``total``. Raises ValueError when ``total`` is negative, does not cover ``at_least`` each,
-    or there is no peer.
+    Every peer first gets ``at_least`` (a peer without work can never show that it has become
+    faster), the rest is dealt by :func:`turns` on top of that, which minimises ``max(quota /
+    speed)``: the Jefferson apportionment. The quotas sum to ``total``. Raises ValueError when
+    ``total`` is negative, does not cover ``at_least`` each, or there is no peer.
     """
     if total < 0 or at_least < 0:
         raise ValueError("a number of micro-batches is not negative")
     if total < at_least * len(speeds):
-        raise ValueError(f"{total} micro-batches do not cover {at_least} for each of {len(speeds)} peers")
+        raise ValueError(
+            f"{total} micro-batches do not cover {at_least} for each of {len(speeds)} peers"
+        )
     pace = {peer: 1.0 / speed for peer, speed in working_speeds(speeds).items()}
     if not pace:
         raise ValueError("nobody to give work to")

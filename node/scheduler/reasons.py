@@ -1,6 +1,7 @@
 """Why micro-batches go where they go, in lines for people. Pure.
 
-Enters: a plan and, at the leader, what it believes of costs. Never: a reason that cannot be read off them.
+Enters: a plan and, at the leader, what it believes of costs. Never: a reason that cannot be read
+off them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ APART = 1.15
 
 
 def reasons(plan: Plan, stages: int, costs: Costs | None = None) -> list[str]:
-    """How the micro-batches of ``plan`` go over ``stages`` block stages, and why the replicas of a stage get unequal work."""
+    """How the micro-batches of ``plan`` go over ``stages`` block stages, and why the replicas of a
+    stage get unequal work."""
     live = {m.stage for m in plan.members if m.current}
     lines = [_path(path, stages, live) for path in plan.paths[:SHOWN]]
     if len(plan.paths) > SHOWN:
@@ -42,7 +44,9 @@ def _path(path: Path, stages: int, live: set[int]) -> str:
             why.append(f"stage {stage} after {front} (shorter so)")
         front = max(front, stage)
     way = " > ".join(f"{hop.stage}:{short(hop.peer)}" for hop in path.hops)
-    return f"{path.index} from {short(path.origin)} > {way}" + (f"  {', '.join(why)}" if why else "")
+    return f"{path.index} from {short(path.origin)} > {way}" + (
+        f"  {', '.join(why)}" if why else ""
+    )
 
 
 def _shares(plan: Plan, stage: int, work: Counter[PeerId], costs: Costs | None) -> list[str]:
@@ -55,20 +59,29 @@ def _shares(plan: Plan, stage: int, work: Counter[PeerId], costs: Costs | None) 
     for m in cell:
         if work[m.peer] < work[most.peer]:
             seconds = {
-                p.peer: (costs.compute.get(p.peer) if costs else None) or (1 / p.speed if p.speed else 0.0) for p in (m, most)
+                p.peer: (costs.compute.get(p.peer) if costs else None)
+                or (1 / p.speed if p.speed else 0.0)
+                for p in (m, most)
             }
             lines.append(
-                f"stage {stage}: {short(m.peer)} gets {work[m.peer]} of {total}, {_why(plan, m.peer, most.peer, seconds, costs)}"
+                f"stage {stage}: {short(m.peer)} gets {work[m.peer]} of {total}, "
+                f"{_why(plan, m.peer, most.peer, seconds, costs)}"
             )
     return lines
 
 
-def _why(plan: Plan, peer: PeerId, other: PeerId, seconds: dict[PeerId, float], costs: Costs | None) -> str:
+def _why(
+    plan: Plan, peer: PeerId, other: PeerId, seconds: dict[PeerId, float], costs: Costs | None
+) -> str:
     if seconds[other] and seconds[peer] >= APART * seconds[other]:
         return f"it is {seconds[peer] / seconds[other]:.1f}x slower than {short(other)}"
     if costs is not None and costs.ways:
         ends: Sequence[PeerId] = [m.peer for m in plan.members if m.stage == ENDS and m.current]
-        far = {p: mean(costs.delay(e, p) + costs.delay(p, e) for e in ends) for p in (peer, other)} if ends else {}
+        far = (
+            {p: mean(costs.delay(e, p) + costs.delay(p, e) for e in ends) for p in (peer, other)}
+            if ends
+            else {}
+        )
         if far and far[other] > 0 and far[peer] >= APART * far[other]:
             return f"it is {far[peer] / far[other]:.1f}x farther from the ends than {short(other)}"
     return "the rest does not divide"

@@ -1,7 +1,9 @@
-"""Plan again while an epoch runs: only what a death, a stall, a drift or a newcomer touches, in milliseconds. Pure.
+"""Plan again while an epoch runs: only what a death, a stall, a drift or a newcomer touches, in
+milliseconds. Pure.
 
-Enters: Running and an Event. Leaves: the same Running with other paths, and what it came to. First what must change is changed,
-to the replica that costs least by way and by load; then a few more changes are tried, each played to its end on a copy.
+Enters: Running and an Event. Leaves: the same Running with other paths, and what it came to. First
+what must change is changed, to the replica that costs least by way and by load; then a few more
+changes are tried, each played to its end on a copy.
 """
 
 from __future__ import annotations
@@ -19,17 +21,19 @@ from node.scheduler.running import Running
 
 TRIALS = {"death": 8, "busy": 6, "join": 12, "drift": 16}
 AFTERTHOUGHTS, PAUSE = 8, 0.25
-"""After an event, while the epoch runs on: as many tries again, so many times, so many (virtual) seconds apart."""
+"""After an event, while the epoch runs on: as many tries again, so many times, so many (virtual)
+seconds apart."""
 MOST_EVENTS = 10_000
 MOST_TRIED = 100
-"""Micro-batches up to which changes are tried beyond those that must be: a copy of more takes too long to play."""
+"""Micro-batches up to which changes are tried beyond those that must be: a copy of more takes too
+long to play."""
 What = Literal["death", "busy", "drift", "join"]
 
 
 @dataclass(frozen=True)
 class Event:
-    """``peer``: who dies or stalls, for ``seconds``; a newcomer's number is given. ``problem``: how things are afterwards, for a
-    drift and a newcomer, given the problem before."""
+    """``peer``: who dies or stalls, for ``seconds``; a newcomer's number is given. ``problem``: how
+    things are afterwards, for a drift and a newcomer, given the problem before."""
 
     at: float
     what: What
@@ -40,8 +44,9 @@ class Event:
 
 @dataclass(frozen=True)
 class Replanned:
-    """``affected``: micro-batches whose path was changed. ``took``: seconds of the clock until all can go on; ``later``: those of
-    the afterthoughts, while the epoch ran on. ``makespan``: forecast afterwards."""
+    """``affected``: micro-batches whose path was changed. ``took``: seconds of the clock until all
+    can go on; ``later``: those of the afterthoughts, while the epoch ran on. ``makespan``: forecast
+    afterwards."""
 
     event: Event
     affected: int
@@ -51,9 +56,14 @@ class Replanned:
 
 
 def play(
-    problem: Problem, routes: Sequence[Route], events: Sequence[Event], clock: Callable[[], float] = lambda: 0.0, seed: int = 0
+    problem: Problem,
+    routes: Sequence[Route],
+    events: Sequence[Event],
+    clock: Callable[[], float] = lambda: 0.0,
+    seed: int = 0,
 ) -> tuple[Running, list[Replanned]]:
-    """An epoch with these events, planned again at each. The Running is over; dropped micro-batches have no end."""
+    """An epoch with these events, planned again at each. The Running is over; dropped micro-batches
+    have no end."""
     running = Running(problem, routes)
     dice = random.Random(seed)
     out = []
@@ -102,7 +112,14 @@ def _without(running: Running, dead: int) -> set[int]:
         if stage == 0:
             if alive:
                 # Its slots are given back first: a path from elsewhere may go elsewhere.
-                o = min(alive, key=lambda o: (len(running.waiting[o]) + running.held[o], problem.delays[o][route[-1]], o))
+                o = min(
+                    alive,
+                    key=lambda o: (
+                        len(running.waiting[o]) + running.held[o],
+                        problem.delays[o][route[-1]],
+                        o,
+                    ),
+                )
                 running.restart(i, o, _anew(running, o, route[1:], load))
             else:
                 running.drop(i)
@@ -119,7 +136,12 @@ def _without(running: Running, dead: int) -> set[int]:
 
 def _load(running: Running) -> Counter[int]:
     """Micro-batches by peer that are still to be done there, in part or whole."""
-    return Counter(n for i, route in enumerate(running.routes) for h, n in enumerate(route) if running.needs(i, h))
+    return Counter(
+        n
+        for i, route in enumerate(running.routes)
+        for h, n in enumerate(route)
+        if running.needs(i, h)
+    )
 
 
 def _price(running: Running, route: Sequence[int], h: int, n: int, load: Counter[int]) -> float:
@@ -167,11 +189,14 @@ def _elsewhere(running: Running, i: int, h: int) -> int | None:
 
 
 def _try(running: Running, event: Event, dice: random.Random, changed: set[int]) -> None:
-    """Other peers for hops that were not begun, where it makes the epoch shorter; on a copy first, the last to end first."""
+    """Other peers for hops that were not begun, where it makes the epoch shorter; on a copy first,
+    the last to end first."""
     forecast = running.copy()
     best = forecast.finish()
     for _ in range(TRIALS[event.what]):
-        open_ = [i for i in range(len(running.routes)) if running.open_from(i) < len(running.routes[i])]
+        open_ = [
+            i for i in range(len(running.routes)) if running.open_from(i) < len(running.routes[i])
+        ]
         if not open_:
             return
         open_.sort(key=lambda i: (-forecast.done.get(i, 0.0), i))
@@ -190,17 +215,26 @@ def _try(running: Running, event: Event, dice: random.Random, changed: set[int])
                 changed.add(j)
 
 
-def _idea(running: Running, event: Event, dice: random.Random, i: int) -> list[tuple[int, int, int]]:
-    """(micro-batch, hop, peer) to try for micro-batch i: the newcomer, not the one that stalls, another replica, all anew by
-    load, or the stages of another that is not on its way either, so that stages stay visited equally often."""
+def _idea(
+    running: Running, event: Event, dice: random.Random, i: int
+) -> list[tuple[int, int, int]]:
+    """(micro-batch, hop, peer) to try for micro-batch i: the newcomer, not the one that stalls,
+    another replica, all anew by load, or the stages of another that is not on its way either, so
+    that stages stay visited equally often."""
     p, route, first = running.problem, running.routes[i], running.open_from(i)
     if event.what == "join":
         stage = p.stage_of[event.peer]
-        return [(i, h, event.peer) for h in range(first, len(route)) if p.stage_of[route[h]] == stage]
+        return [
+            (i, h, event.peer) for h in range(first, len(route)) if p.stage_of[route[h]] == stage
+        ]
     chance = dice.random()
     if first == 1 and chance < 0.8:
         load = _load(running)
-        j = i if chance < 0.3 else dice.choice([j for j in range(len(running.routes)) if running.open_from(j) == 1])
+        j = (
+            i
+            if chance < 0.3
+            else dice.choice([j for j in range(len(running.routes)) if running.open_from(j) == 1])
+        )
         other = running.routes[j]
         load.subtract([*route[1:], *(other[1:] if j != i else ())])
         new = {i: _anew(running, route[0], other[1:], load)}
@@ -213,7 +247,7 @@ def _idea(running: Running, event: Event, dice: random.Random, i: int) -> list[t
     return [(i, h, dice.choice(others))] if others else []
 
 
-# ------------------------------------------------------------------------------------------------ events from a document
+# ------------------------------------------------------------ events from a document
 
 
 def parse_events(document: Any, problem: Problem) -> tuple[Event, ...]:
@@ -221,14 +255,19 @@ def parse_events(document: Any, problem: Problem) -> tuple[Event, ...]:
     rows = document.get("events") if isinstance(document, dict) else None
     if not isinstance(rows, list) or len(rows) > MOST_EVENTS:
         raise UsageFault(
-            "there is no list of events, or it is too long", 'give {"events": [{"at_s": 3.0, "what": "death", "peer": 7}]}'
+            "there is no list of events, or it is too long",
+            'give {"events": [{"at_s": 3.0, "what": "death", "peer": 7}]}',
         )
     out: list[Event] = []
     size = len(problem.compute)
-    for k, row in enumerate(sorted(rows, key=lambda r: r.get("at_s", 0) if isinstance(r, dict) else 0)):
+    for k, row in enumerate(
+        sorted(rows, key=lambda r: r.get("at_s", 0) if isinstance(r, dict) else 0)
+    ):
         what = row.get("what") if isinstance(row, dict) else None
         if what not in TRIALS:
-            raise UsageFault(f"event {k} is {str(what)[:40]!r}", f"choose one of {', '.join(TRIALS)}")
+            raise UsageFault(
+                f"event {k} is {str(what)[:40]!r}", f"choose one of {', '.join(TRIALS)}"
+            )
         at = seconds(row.get("at_s"), f"at_s of event {k}")
         peer, lasts = -1, 0.0
         after: Callable[[Problem], Problem] = lambda before: before  # noqa: E731
@@ -245,7 +284,10 @@ def parse_events(document: Any, problem: Problem) -> tuple[Event, ...]:
 
 
 def _drift(row: dict[str, Any], size: int, k: int) -> Callable[[Problem], Problem]:
-    times = [seconds(row.get(key, 1.0), f"{key} of event {k}") for key in ("compute_factor", "delays_factor")]
+    times = [
+        seconds(row.get(key, 1.0), f"{key} of event {k}")
+        for key in ("compute_factor", "delays_factor")
+    ]
     who = None if "peer" not in row else whole(row["peer"], f"peer of event {k}", 0, size - 1)
     return lambda before: drifted(before, times[0], times[1], who)
 
@@ -270,19 +312,26 @@ def _join(row: dict[str, Any], peer: int, problem: Problem, k: int) -> Callable[
     slots = whole(row.get("slots", 3), f"slots of event {k}", 1, 1 << 20)
     given = row.get("delays_s")
     if not isinstance(given, list) or len(given) != peer:
-        raise UsageFault(f"delays_s of event {k} does not name {peer} delays", "give the delay to every peer there is by then")
+        raise UsageFault(
+            f"delays_s of event {k} does not name {peer} delays",
+            "give the delay to every peer there is by then",
+        )
     ways = [seconds(x, f"delays_s of event {k}") for x in given]
     return lambda before: joined_by(before, stage, work, ways, slots)
 
 
-def joined_by(before: Problem, stage: int, work: float, ways: Sequence[float], slots: int) -> Problem:
+def joined_by(
+    before: Problem, stage: int, work: float, ways: Sequence[float], slots: int
+) -> Problem:
     """With one more peer of a block stage, as far to as from everybody."""
     peer = len(before.compute)
     return replace(
         before,
         compute=(*before.compute, work),
         delays=(*((*row, way) for row, way in zip(before.delays, ways, strict=True)), (*ways, 0.0)),
-        stages=tuple((*peers, peer) if s == stage else peers for s, peers in enumerate(before.stages)),
+        stages=tuple(
+            (*peers, peer) if s == stage else peers for s, peers in enumerate(before.stages)
+        ),
         slots=(*before.slots, slots),
         labels=(*before.labels, "newcomer") if before.labels else (),
     )

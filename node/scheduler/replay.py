@@ -1,8 +1,10 @@
-"""What a plan of paths comes to: every task of every peer, replayed event by event. Pure, exact, and the judge of all planners.
+"""What a plan of paths comes to: every task of every peer, replayed event by event. Pure, exact,
+and the judge of all planners.
 
-A peer computes one task at a time, first come first served, and idles ``gap`` after each. Links have no contention. A forward
-that reaches a peer whose slots are all held waits in order of arrival; a slot is held from the forward's arrival to the end of
-the backward. An ends peer launches its micro-batches in the order of the plan, as many at a time as it has slots.
+A peer computes one task at a time, first come first served, and idles ``gap`` after each. Links
+have no contention. A forward that reaches a peer whose slots are all held waits in order of
+arrival; a slot is held from the forward's arrival to the end of the backward. An ends peer launches
+its micro-batches in the order of the plan, as many at a time as it has slots.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ Kind = Literal["f", "l", "b"]
 
 
 class Task(NamedTuple):
-    """A task of micro-batch ``mb`` at ``peer``; ``hop``: place in its route. ``came``: when it arrived at the peer."""
+    """A task of micro-batch ``mb`` at ``peer``; ``hop``: place in its route. ``came``: when it
+    arrived at the peer."""
 
     start: float
     end: float
@@ -33,7 +36,8 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class Replayed:
-    """``done[i]``: when micro-batch i was home again; those that never came are missing: the plan deadlocks."""
+    """``done[i]``: when micro-batch i was home again; those that never came are missing: the plan
+    deadlocks."""
 
     tasks: tuple[Task, ...]
     done: dict[int, float]
@@ -49,8 +53,8 @@ class Replayed:
 def replay(problem: Problem, routes: Sequence[Route]) -> Replayed:
     """Run ``routes``, each (origin, peers...), in launch order.
 
-    Events of the same instant are handled in the order in which they became known: that order is part of the model, for peers
-    of one place have equal delays and ties are common.
+    Events of the same instant are handled in the order in which they became known: that order is
+    part of the model, for peers of one place have equal delays and ties are common.
     """
     delays, gap, compute, slots = problem.delays, problem.gap, problem.compute, problem.slots
     cost: dict[str, float] = {"f": 1.0, "l": problem.loss, "b": problem.backward}
@@ -67,7 +71,9 @@ def replay(problem: Problem, routes: Sequence[Route]) -> Replayed:
     done: dict[int, float] = {}
     tick = 0
 
-    def at(t: float, what: str, n: int, kind: Kind = "f", i: int = 0, h: int = 0, came: float = 0.0) -> None:
+    def at(
+        t: float, what: str, n: int, kind: Kind = "f", i: int = 0, h: int = 0, came: float = 0.0
+    ) -> None:
         nonlocal tick
         tick += 1
         heapq.heappush(events, (t, tick, what, n, kind, i, h, came))
@@ -137,5 +143,8 @@ def solo(problem: Problem, route: Route) -> float:
     """Seconds of a route when nobody else is there, from launch to home."""
     delays, o, last = problem.delays, route[0], route[-1]
     way = sum(delays[a][b] + delays[b][a] for a, b in zip(route, route[1:], strict=False))
-    work = sum(problem.compute[n] for n in route) * (1 + problem.backward) + problem.compute[o] * problem.loss
+    work = (
+        sum(problem.compute[n] for n in route) * (1 + problem.backward)
+        + problem.compute[o] * problem.loss
+    )
     return way + delays[last][o] + delays[o][last] + work

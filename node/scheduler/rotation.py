@@ -1,6 +1,8 @@
-"""Whose turn it is to be left out: every ends peer trains every block stage, and all stages equally often, over the epochs. Pure.
+"""Whose turn it is to be left out: every ends peer trains every block stage, and all stages equally
+often, over the epochs. Pure.
 
-Enters: paths that counted. Leaves: what is owed in the next epoch. A leader that takes over learns it from the plan before.
+Enters: paths that counted. Leaves: what is owed in the next epoch. A leader that takes over learns
+it from the plan before.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ Debt = tuple[PeerId, int]
 
 
 class Rotation:
-    """Remembers when each origin last trained each stage, in epochs counted here, and how often each stage was visited."""
+    """Remembers when each origin last trained each stage, in epochs counted here, and how often
+    each stage was visited."""
 
     def __init__(self) -> None:
         self._turn = 0
@@ -41,9 +44,11 @@ class Rotation:
         ahead.counted(paths)
         return ahead
 
-    def owed(self, counts: Mapping[PeerId, int], stages: Collection[int], hops: int) -> dict[Debt, int]:
-        """By ends peer and stage, the epochs since they met, where that was not the last one; the oldest debts of a peer come
-        first, and no more than its paths can pay."""
+    def owed(
+        self, counts: Mapping[PeerId, int], stages: Collection[int], hops: int
+    ) -> dict[Debt, int]:
+        """By ends peer and stage, the epochs since they met, where that was not the last one; the
+        oldest debts of a peer come first, and no more than its paths can pay."""
         if hops >= len(stages):
             return {}
         found: dict[Debt, int] = {}
@@ -57,7 +62,8 @@ class Rotation:
         return found
 
     def visits(self, stages: Collection[int], total: int) -> dict[int, int]:
-        """``total`` visits spread over the stages, one more for those that had the fewest so far where they do not divide."""
+        """``total`` visits spread over the stages, one more for those that had the fewest so far
+        where they do not divide."""
         each, more = divmod(total, len(stages))
         fewest = sorted(stages, key=lambda s: (self._visits[s], s))[:more]
         return {s: each + (s in fewest) for s in stages}

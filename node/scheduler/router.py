@@ -1,8 +1,10 @@
-"""Lays the paths of one epoch after another: from the plans it knows, or at once, and says which plan is worth improving. Pure.
+"""Lays the paths of one epoch after another: from the plans it knows, or at once, and says which
+plan is worth improving. Pure.
 
-Enters: ends peers, replicas, believed costs. Leaves: paths, what they should take, why. Never: a search that holds up whoever asks:
-what is laid at once is bounded by the size of the problem, the rest is a :class:`Job` for somewhere else (a thread; at once in a
-simulation) and serves the next epoch.
+Enters: ends peers, replicas, believed costs. Leaves: paths, what they should take, why. Never: a
+search that holds up whoever asks: what is laid at once is bounded by the size of the problem, the
+rest is a :class:`Job` for somewhere else (a thread; at once in a simulation) and serves the next
+epoch.
 """
 
 from __future__ import annotations
@@ -30,20 +32,24 @@ Routes = tuple[Route, ...]
 AT_ONCE = 40_000
 """Partial paths an insertion may look at while somebody waits for the plan: about 15 ms."""
 COMPARED = 20_000
-"""Visits of all micro-batches up to which plans are compared while somebody waits: a few milliseconds each."""
+"""Visits of all micro-batches up to which plans are compared while somebody waits: a few
+milliseconds each."""
 KEPT, SHAPES = 8, 16
 """Plans kept for a shape of problem, and shapes."""
 DEBT = 0.02
-"""What it costs, over the makespan, to leave a debt of one epoch unpaid; of two epochs twice that."""
+"""What it costs, over the makespan, to leave a debt of one epoch unpaid; of two epochs twice
+that."""
 MOVED = 0.05
 """A plan that is so much longer than when it was made is worth a new search."""
 SEARCHES = 4
-"""Searches for one shape of problem whose costs stay; the last one that found nothing better is the last in any case."""
+"""Searches for one shape of problem whose costs stay; the last one that found nothing better is the
+last in any case."""
 
 
 @dataclass(frozen=True)
 class Laid:
-    """An epoch's paths. ``run_s``: what they should take, 0 when it was not reckoned; ``how``: turns, insertion, or search."""
+    """An epoch's paths. ``run_s``: what they should take, 0 when it was not reckoned; ``how``:
+    turns, insertion, or search."""
 
     paths: tuple[Path, ...]
     run_s: float
@@ -64,7 +70,8 @@ class Job:
 
 
 class Router:
-    """``stages``: block stages of the run. Not thread safe; a :class:`Job` may be worked on anywhere."""
+    """``stages``: block stages of the run. Not thread safe; a :class:`Job` may be worked on
+    anywhere."""
 
     def __init__(self, settings: SchedulerSettings, stages: int) -> None:
         self.settings, self.stages = settings, stages
@@ -78,8 +85,11 @@ class Router:
         self.rotation.counted(paths)
 
     def task(self, ends: Sequence[tuple[PeerId, float]], stages: Stages, total: int) -> Task:
-        """What is to be laid. Raises ValueError when there are fewer stages with a peer than a path has hops."""
-        live = tuple((s, tuple(sorted(p for p, _ in stages[s]))) for s in sorted(stages) if stages[s])
+        """What is to be laid. Raises ValueError when there are fewer stages with a peer than a path
+        has hops."""
+        live = tuple(
+            (s, tuple(sorted(p for p, _ in stages[s]))) for s in sorted(stages) if stages[s]
+        )
         hops = self.settings.hops(self.stages)
         if len(live) < hops:
             raise ValueError(f"{len(live)} stages have a peer, a path has {hops} hops")
@@ -97,8 +107,11 @@ class Router:
             tuple(visits.values()),
         )
 
-    def _visits(self, rotation: Rotation, stages: Sequence[int], total: int, hops: int) -> dict[int, int]:
-        """Of every stage, where they are not equal: those that are kept get all, the others share the rest."""
+    def _visits(
+        self, rotation: Rotation, stages: Sequence[int], total: int, hops: int
+    ) -> dict[int, int]:
+        """Of every stage, where they are not equal: those that are kept get all, the others share
+        the rest."""
         kept = [s for s in stages if s <= self.settings.keep_first] if hops < len(stages) else []
         rest = total * (hops - len(kept))
         if not kept and rest % len(stages) == 0:
@@ -106,9 +119,14 @@ class Router:
         return dict.fromkeys(kept, total) | rotation.visits(stages[len(kept) :], rest)
 
     def lay(
-        self, ends: Sequence[tuple[PeerId, float]], stages: Stages, samples: Sequence[tuple[int, ...]], costs: Costs
+        self,
+        ends: Sequence[tuple[PeerId, float]],
+        stages: Stages,
+        samples: Sequence[tuple[int, ...]],
+        costs: Costs,
     ) -> Laid:
-        """Paths for micro-batches of these samples. ``ends`` and ``stages`` with speeds; raises ValueError as :meth:`task`."""
+        """Paths for micro-batches of these samples. ``ends`` and ``stages`` with speeds; raises
+        ValueError as :meth:`task`."""
         if not samples:
             return Laid((), 0.0, "turns")
         task = self.task(ends, stages, len(samples))
@@ -116,7 +134,9 @@ class Router:
         problem = problem_of(task, costs, self._speeds)
         sets = deal(problem)
         planned = self.settings.paths == "planned"
-        options: list[tuple[Routes, str]] = [(_in_turns(problem, sets, shift), "turns") for shift in _shifts(problem, task)]
+        options: list[tuple[Routes, str]] = [
+            (_in_turns(problem, sets, shift), "turns") for shift in _shifts(problem, task)
+        ]
         if planned:
             options += self._known.get(task.shape, [])
             if not self._known.get(task.shape) and _partial(problem, sets) <= AT_ONCE:
@@ -131,9 +151,12 @@ class Router:
     def _best(
         self, problem: Problem, task: Task, options: list[tuple[Routes, str]], planned: bool
     ) -> tuple[Routes, str, float]:
-        """The one with the least price: makespan and debts; turns only by their debts, so that what is measured does not matter."""
+        """The one with the least price: makespan and debts; turns only by their debts, so that what
+        is measured does not matter."""
         if problem.total * problem.length > COMPARED:
-            routes, how = next((r, how) for r, how in reversed(options) if how == "turns" or _holds(problem, r))
+            routes, how = next(
+                (r, how) for r, how in reversed(options) if how == "turns" or _holds(problem, r)
+            )
             return routes, how, 0.0
         estimator, ages = Estimator(problem), dict(task.owed)
         best: tuple[float, Routes, str, float] | None = None
@@ -148,8 +171,8 @@ class Router:
         return best[1], best[2], best[3] if best[3] < INFINITE else 0.0
 
     def job(self, laid: Laid, costs: Costs) -> Job | None:
-        """What to search while ``laid`` runs: the same problem at today's costs, with the debts that will then be due. None when
-        nothing better is to be expected."""
+        """What to search while ``laid`` runs: the same problem at today's costs, with the debts
+        that will then be due. None when nothing better is to be expected."""
         task, problem = laid.task, laid.problem
         if self.settings.paths != "planned" or task is None or problem is None:
             return None
@@ -161,7 +184,11 @@ class Router:
         tries, makespan = self._searched.get(due.shape, (0, INFINITE))
         if tries >= SEARCHES and laid.run_s <= makespan * (1 + MOVED):
             return None
-        return Job(due, problem_of(due, costs, self._speeds), tuple(r for r, _ in self._known.get(due.shape, ())))
+        return Job(
+            due,
+            problem_of(due, costs, self._speeds),
+            tuple(r for r, _ in self._known.get(due.shape, ())),
+        )
 
     def improved(self, job: Job, routes: Routes, makespan: float) -> None:
         """A search has ended with this plan."""
@@ -179,9 +206,14 @@ class Router:
 
 
 def search(
-    job: Job, *, clock: Callable[[], float] = lambda: 0.0, limit_s: float | None = None, moves: int | None = None
+    job: Job,
+    *,
+    clock: Callable[[], float] = lambda: 0.0,
+    limit_s: float | None = None,
+    moves: int | None = None,
 ) -> tuple[Routes, float]:
-    """The best plan found within the budget, from those known; debts that cannot be paid at once stay. Its makespan beside it."""
+    """The best plan found within the budget, from those known; debts that cannot be paid at once
+    stay. Its makespan beside it."""
     for problem in (job.problem, replace(job.problem, owed=frozenset())):
         try:
             plan = make_plan(problem, clock=clock, limit_s=limit_s, moves=moves, known=job.known)
@@ -192,16 +224,25 @@ def search(
 
 
 def _shifts(problem: Problem, task: Task) -> range:
-    """Ways to give the dealt sets to the origins; one is enough when all are alike or nothing is owed."""
+    """Ways to give the dealt sets to the origins; one is enough when all are alike or nothing is
+    owed."""
     return range(min(len(problem.stages), problem.total) if task.owed else 1)
 
 
 def _in_turns(problem: Problem, sets: Sequence[StageSet], shift: int = 0) -> Routes:
-    """Origins in proportion to their counts, replicas of every stage in proportion to their speeds, as
-    :func:`node.scheduler.paths.assign_paths`; ``shift``: how many of the dealt sets are passed over at the beginning."""
+    """Origins in proportion to their counts, replicas of every stage in proportion to their speeds,
+    as :func:`node.scheduler.paths.assign_paths`; ``shift``: how many of the dealt sets are passed
+    over at the beginning."""
     origins = turns([(o, float(count)) for o, count in problem.counts.items() if count])
-    replicas = {s: turns([(n, _speed(problem, n)) for n in peers]) for s, peers in enumerate(problem.stages) if s}
-    return tuple((next(origins), *(next(replicas[s]) for s in stages)) for stages in (*sets[shift:], *sets[:shift]))
+    replicas = {
+        s: turns([(n, _speed(problem, n)) for n in peers])
+        for s, peers in enumerate(problem.stages)
+        if s
+    }
+    return tuple(
+        (next(origins), *(next(replicas[s]) for s in stages))
+        for stages in (*sets[shift:], *sets[:shift])
+    )
 
 
 def _speed(problem: Problem, n: int) -> float:

@@ -1,7 +1,7 @@
 """The rules of a plan, each a predicate of its own: None when it holds, else one sentence. Pure.
 
-Of the paths: `counted`, `ends_kept`, `equal_visits`, `bounded_swaps`, `bounded_jumps`, `owed_kept`, `safe`. Of what a replay
-did: `complete`, `memory`, `collisions`. `broken` asks them all.
+Of the paths: `counted`, `ends_kept`, `equal_visits`, `bounded_swaps`, `bounded_jumps`, `owed_kept`,
+`safe`. Of what a replay did: `complete`, `memory`, `collisions`. `broken` asks them all.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ Paths = Sequence[Route]
 
 
 def counted(problem: Problem, paths: Paths) -> str | None:
-    """Every ends peer starts its micro-batches, every path has its length and names peers of block stages."""
+    """Every ends peer starts its micro-batches, every path has its length and names peers of block
+    stages."""
     for route in paths:
         if route[0] not in problem.counts:
             return f"{route[0]} is not an ends peer"
         if len(route) != problem.length:
-            return f"a path of {problem.name} visits {problem.hops} block stages, not {len(route) - 1}"
+            return (
+                f"a path of {problem.name} visits {problem.hops} block stages, not {len(route) - 1}"
+            )
     found = Counter(route[0] for route in paths)
     for o, count in problem.counts.items():
         if found[o] != count:
@@ -30,7 +33,8 @@ def counted(problem: Problem, paths: Paths) -> str | None:
 
 
 def ends_kept(problem: Problem, paths: Paths) -> str | None:
-    """Stage 0 begins and ends every path, is never skipped, never in the middle; no stage is visited twice."""
+    """Stage 0 begins and ends every path, is never skipped, never in the middle; no stage is
+    visited twice."""
     for route in paths:
         stages = [problem.stage_of.get(n, 0) for n in route[1:]]
         if problem.stage_of.get(route[0]) != 0:
@@ -43,10 +47,13 @@ def ends_kept(problem: Problem, paths: Paths) -> str | None:
 
 
 def equal_visits(problem: Problem, paths: Paths) -> str | None:
-    """Every block stage is trained by equally many micro-batches, or as many as the problem says, if it asks for it."""
+    """Every block stage is trained by equally many micro-batches, or as many as the problem says,
+    if it asks for it."""
     visits = Counter(problem.stage_of.get(n, 0) for route in paths for n in route[1:])
     found = [visits[s] for s in range(1, len(problem.stages))]
-    if problem.equal_visits and (found != list(problem.visits) if problem.visits else len(set(found)) > 1):
+    if problem.equal_visits and (
+        found != list(problem.visits) if problem.visits else len(set(found)) > 1
+    ):
         return f"stages are visited {found} times"
     return None
 
@@ -59,7 +66,9 @@ def bounded_swaps(problem: Problem, paths: Paths) -> str | None:
             front = max(front, s)
             swaps, total = swaps + (s < front), total + front - s
             if front - s > problem.max_swap_distance:
-                return f"a path swaps stage {s} with {front}, further than {problem.max_swap_distance}"
+                return (
+                    f"a path swaps stage {s} with {front}, further than {problem.max_swap_distance}"
+                )
         if max(swaps, total) > problem.max_swaps:
             return f"a path swaps {swaps} stages by {total}, more than {problem.max_swaps}"
     return None
@@ -79,7 +88,11 @@ def bounded_jumps(problem: Problem, paths: Paths) -> str | None:
 def owed_kept(problem: Problem, paths: Paths) -> str | None:
     """Every stage that is owed to an ends peer is on one of its paths."""
     missing = sorted(problem.owed - joined(problem, paths))
-    return f"ends peer {missing[0][0]} never trains stage {missing[0][1]}, which is owed to it" if missing else None
+    return (
+        f"ends peer {missing[0][0]} never trains stage {missing[0][1]}, which is owed to it"
+        if missing
+        else None
+    )
 
 
 def joined(problem: Problem, paths: Paths) -> set[tuple[int, int]]:
@@ -90,10 +103,11 @@ def joined(problem: Problem, paths: Paths) -> set[tuple[int, int]]:
 def safe(problem: Problem, paths: Paths) -> str | None:
     """No order of events, however late anybody is, can end in a deadlock.
 
-    A peer can be stuck only while all its slots are held by micro-batches that wait, now or later, at a peer that is stuck.
-    So whoever can never hold that many of them, with no more of an origin in flight than the origin has slots, is not stuck;
-    it is taken away, and all is asked again, until none is left (safe) or none can be taken away. Rising paths are always
-    safe: the peers of the last stage go first.
+    A peer can be stuck only while all its slots are held by micro-batches that wait, now or later,
+    at a peer that is stuck. So whoever can never hold that many of them, with no more of an origin
+    in flight than the origin has slots, is not stuck; it is taken away, and all is asked again,
+    until none is left (safe) or none can be taken away. Rising paths are always safe: the peers of
+    the last stage go first.
     """
     slots = problem.slots
     routes = Counter(route for route in paths)
@@ -102,7 +116,9 @@ def safe(problem: Problem, paths: Paths) -> str | None:
         for n in route[1:]:
             by = through.setdefault(n, {})
             by[route[0]] = by.get(route[0], 0) + count
-    stuck = {n for n, by in through.items() if sum(min(c, slots[o]) for o, c in by.items()) > slots[n]}
+    stuck = {
+        n for n, by in through.items() if sum(min(c, slots[o]) for o, c in by.items()) > slots[n]
+    }
     while stuck:
         waits: dict[int, dict[int, int]] = {n: {} for n in stuck}
         for route, count in routes.items():
@@ -131,7 +147,10 @@ def memory(problem: Problem, paths: Paths, played: Replayed) -> str | None:
     for t, n, change in played.held:
         held[n] += change
         if held[n] > problem.slots[n]:
-            return f"peer {n} holds {held[n]} micro-batches at {t:.3f} s, and has {problem.slots[n]} slots"
+            return (
+                f"peer {n} holds {held[n]} micro-batches at {t:.3f} s, and has "
+                f"{problem.slots[n]} slots"
+            )
     return None
 
 
@@ -140,7 +159,9 @@ def collisions(problem: Problem, paths: Paths, played: Replayed) -> str | None:
     free: dict[int, float] = {}
     for task in sorted(played.tasks):
         if task.start < free.get(task.peer, 0.0) - 1e-9:
-            return f"peer {task.peer} starts a task at {task.start:.3f} s, while it still has another"
+            return (
+                f"peer {task.peer} starts a task at {task.start:.3f} s, while it still has another"
+            )
         free[task.peer] = task.end + problem.gap
     return None
 
@@ -148,7 +169,11 @@ def collisions(problem: Problem, paths: Paths, played: Replayed) -> str | None:
 OF_PATHS: tuple[Callable[[Problem, Paths], str | None], ...] = (
     *(counted, ends_kept, equal_visits, bounded_swaps, bounded_jumps, owed_kept, safe),
 )
-OF_REPLAY: tuple[Callable[[Problem, Paths, Replayed], str | None], ...] = (complete, memory, collisions)
+OF_REPLAY: tuple[Callable[[Problem, Paths, Replayed], str | None], ...] = (
+    complete,
+    memory,
+    collisions,
+)
 
 
 def broken(problem: Problem, paths: Paths, played: Replayed | None = None) -> str | None:

@@ -1,10 +1,14 @@
-"""An epoch under way in virtual time: the replay's model, with peers that die, stall, drift and join while it runs. Pure.
+"""An epoch under way in virtual time: the replay's model, with peers that die, stall, drift and
+join while it runs. Pure.
 
 What happens to a micro-batch when a peer of its path dies (nobody's work is counted twice):
-  before its forward there     its path is bent to another replica; the peer before sends again what it keeps until the backward
-  between forward and backward the replacement repeats that one forward from what the peer before keeps, then takes the backward
+  before its forward there     its path is bent to another replica; the peer before sends again what
+                               it keeps until the backward
+  between forward and backward the replacement repeats that one forward from what the peer before
+                               keeps, then takes the backward
   its origin                   it starts again at another ends peer
-  nobody left in the stage     another stage, if it was not there yet and the rules allow; else it is dropped
+  nobody left in the stage     another stage, if it was not there yet and the rules allow; else it
+                               is dropped
 """
 
 from __future__ import annotations
@@ -17,7 +21,8 @@ from typing import NamedTuple
 from node.scheduler.problem import Problem, Route
 
 WAITING, TRAVELS, PARKED, QUEUED, RUNS, HELD, DONE, DROPPED = range(8)
-"""Where a micro-batch is: not launched, on its way, at a full peer, in a queue, at work, before a repair, home, given up."""
+"""Where a micro-batch is: not launched, on its way, at a full peer, in a queue, at work, before a
+repair, home, given up."""
 
 
 class Token(NamedTuple):
@@ -28,7 +33,8 @@ class Token(NamedTuple):
 
 
 class Running:
-    """``step[i]``: the task micro-batch i is at or travels to: forwards 0..L-1, loss L, backwards L+1..2L."""
+    """``step[i]``: the task micro-batch i is at or travels to: forwards 0..L-1, loss L, backwards
+    L+1..2L."""
 
     def __init__(self, problem: Problem, routes: Sequence[Route]) -> None:
         self.problem, self.now, self.tick = problem, 0.0, 0
@@ -71,7 +77,7 @@ class Running:
         new.dead, new.done = set(self.dead), dict(self.done)
         return new
 
-    # ---------------------------------------------------------------------------------------------- what is
+    # ------------------------------------------------------------ what is
 
     def peer(self, i: int, k: int) -> int:
         """Where task k of a micro-batch is done."""
@@ -80,10 +86,15 @@ class Running:
         return route[k] if k < length else route[0] if k == length else route[2 * length - k]
 
     def open_from(self, i: int) -> int:
-        """The first hop of micro-batch i to which nothing was sent yet; its length when there is none."""
+        """The first hop of micro-batch i to which nothing was sent yet; its length when there is
+        none."""
         if self.state[i] == WAITING:
             return 1
-        return len(self.routes[i]) if self.state[i] in (DONE, DROPPED) else min(self.step[i] + 1, len(self.routes[i]))
+        return (
+            len(self.routes[i])
+            if self.state[i] in (DONE, DROPPED)
+            else min(self.step[i] + 1, len(self.routes[i]))
+        )
 
     def needs(self, i: int, h: int) -> bool:
         """Whether the backward of hop h is still to come."""
@@ -94,7 +105,7 @@ class Running:
         """When the last came home, so far."""
         return max(self.done.values(), default=0.0)
 
-    # ---------------------------------------------------------------------------------------------- time
+    # ------------------------------------------------------------ time
 
     def until(self, t: float) -> None:
         """Let everything before t happen."""
@@ -103,8 +114,8 @@ class Running:
         self.now = max(self.now, t)
 
     def finish(self) -> float:
-        """Let everything happen. Micro-batches that wait for each other in a ring are resolved: one of them starts again on a
-        rising path. The makespan; infinite when some can never end."""
+        """Let everything happen. Micro-batches that wait for each other in a ring are resolved: one
+        of them starts again on a rising path. The makespan; infinite when some can never end."""
         left = 4 * len(self.routes)
         while True:
             while self.events:
@@ -116,7 +127,9 @@ class Running:
             i = stuck[-1]
             self.routes[i][1:] = sorted(self.routes[i][1:], key=lambda n: self.problem.stage_of[n])
             self.restart(i, self.routes[i][0])
-        return self.makespan if all(state in (DONE, DROPPED) for state in self.state) else float("inf")
+        return (
+            self.makespan if all(state in (DONE, DROPPED) for state in self.state) else float("inf")
+        )
 
     def _at(self, t: float, what: str, n: int, token: Token) -> None:
         self.tick += 1
@@ -220,7 +233,8 @@ class Running:
             self._admit(o, Token(i))
 
     def _send(self, token: Token) -> None:
-        """Send again to the peer of a hop what the peer before it keeps, as soon as that one has it."""
+        """Send again to the peer of a hop what the peer before it keeps, as soon as that one has
+        it."""
         i = token.mb
         h = token.hop if token.hop >= 0 else self.step[i]
         if (i, h - 1) in self.repairs:
@@ -232,10 +246,11 @@ class Running:
             self.state[i] = TRAVELS
         self._at(self.now + self.problem.delays[route[h - 1]][route[h]], "land", route[h], token)
 
-    # ---------------------------------------------------------------------------------------------- what strikes
+    # ------------------------------------------------------------ what strikes
 
     def die(self, n: int) -> list[int]:
-        """Peer n is gone, with all it held. The unfinished micro-batches that need it: `bend` or `restart` each."""
+        """Peer n is gone, with all it held. The unfinished micro-batches that need it: `bend` or
+        `restart` each."""
         self.dead.add(n)
         self.ready[n].clear()
         self.parked[n].clear()
@@ -246,7 +261,8 @@ class Running:
         ]
 
     def bend(self, i: int, h: int, n: int) -> None:
-        """Hop h of micro-batch i is peer n from now on; the one before is dead, or nothing was sent to it yet."""
+        """Hop h of micro-batch i is peer n from now on; the one before is dead, or nothing was sent
+        to it yet."""
         route, k = self.routes[i], self.step[i]
         last = 2 * len(route)
         route[h] = n
@@ -269,7 +285,8 @@ class Running:
         self._send(Token(i, h))
 
     def restart(self, i: int, origin: int, hops: Sequence[int] | None = None) -> None:
-        """Micro-batch i gives up all it has and waits at ``origin`` for its turn, on its path or another."""
+        """Micro-batch i gives up all it has and waits at ``origin`` for its turn, on its path or
+        another."""
         self._forget(i)
         self.routes[i] = [origin, *(self.routes[i][1:] if hops is None else hops)]
         self.step[i], self.state[i] = 0, WAITING

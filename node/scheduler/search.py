@@ -1,6 +1,8 @@
-"""Improve a plan by moves of a few micro-batches, as simulated annealing does; stages stay visited equally often. Pure.
+"""Improve a plan by moves of a few micro-batches, as simulated annealing does; stages stay visited
+equally often. Pure.
 
-Never: a clock (`progress` is asked how much of the budget is used) or dice of its own (the seed is given).
+Never: a clock (`progress` is asked how much of the budget is used) or dice of its own (the seed is
+given).
 """
 
 from __future__ import annotations
@@ -17,12 +19,13 @@ from node.scheduler.rules import joined, safe
 POOL = 160
 """Routes kept for an origin and a set of stages, the shortest."""
 LEAST, MOST_STEPS = 6, 1500
-"""Partial routes kept at least while a pool is made, and lengthened at most: a few milliseconds. Larger pools of long routes cost
-more moves than they are worth."""
+"""Partial routes kept at least while a pool is made, and lengthened at most: a few milliseconds.
+Larger pools of long routes cost more moves than they are worth."""
 WARM, COLD = 0.02, 0.0005
 """What a worse plan may cost more, over the makespan: at the beginning and at the end."""
 EVEN = 0.05
-"""Weight of the mean of the ends peers' last homecomings beside the makespan: what is not critical now may be soon."""
+"""Weight of the mean of the ends peers' last homecomings beside the makespan: what is not critical
+now may be soon."""
 DEBT = 0.02
 """Price of an owed stage that is not trained, over the makespan."""
 
@@ -30,7 +33,8 @@ Change = dict[int, Route]
 
 
 class Search:
-    """A plan being improved. ``routes[i]`` with ``orders[o]``: launch order of each ends peer, as indices."""
+    """A plan being improved. ``routes[i]`` with ``orders[o]``: launch order of each ends peer, as
+    indices."""
 
     def __init__(self, estimator: Estimator, routes: Sequence[Route], seed: int = 0) -> None:
         self.estimator, self.problem = estimator, estimator.problem
@@ -38,7 +42,8 @@ class Search:
         self._pools: dict[tuple[int, StageSet], list[Route]] = {}
         self.moves = 0
         self.lanes = 0
-        """How many paths every origin has, taken in turns and moved as a whole; 0: every micro-batch for itself."""
+        """How many paths every origin has, taken in turns and moved as a whole; 0: every
+        micro-batch for itself."""
         self.begin(routes)
 
     def begin(self, routes: Sequence[Route]) -> None:
@@ -76,8 +81,9 @@ class Search:
         accept: Callable[[tuple[Route, ...], float], bool],
         heat: float = WARM,
     ) -> None:
-        """Try moves until ``progress(moves)`` is 1, from ``heat`` down to :data:`COLD`. ``accept`` is shown every plan that
-        seems shorter than ``best`` and says whether it is; that is then the best."""
+        """Try moves until ``progress(moves)`` is 1, from ``heat`` down to :data:`COLD`. ``accept``
+        is shown every plan that seems shorter than ``best`` and says whether it is; that is then
+        the best."""
         draw, slack = self.random.random, self.random.expovariate
         moves = self._moves()
         # The clock is asked every few milliseconds, not at every move of a small problem.
@@ -87,8 +93,14 @@ class Search:
             for _ in range(often):
                 self.moves += 1
                 change = moves[int(draw() * len(moves))]()
-                if change and self._try(change, slack(1.0) * warmth) and self.makespan < best - 1e-9:
-                    if not (self.problem.owed and self._debt()) and accept(self.plan(), self.makespan):
+                if (
+                    change
+                    and self._try(change, slack(1.0) * warmth)
+                    and self.makespan < best - 1e-9
+                ):
+                    if not (self.problem.owed and self._debt()) and accept(
+                        self.plan(), self.makespan
+                    ):
                         best = self.makespan
 
     def _try(self, change: Change, slack: float) -> bool:
@@ -117,7 +129,11 @@ class Search:
         if not p.hops:
             return [self._turn]
         if p.hops < len(p.stages) - 1:
-            moves += [self._exchange] * 4 if p.equal_visits else [self._exchange, self._restage, self._restage, self._restage]
+            moves += (
+                [self._exchange] * 4
+                if p.equal_visits
+                else [self._exchange, self._restage, self._restage, self._restage]
+            )
         return moves
 
     def _pick(self) -> int:
@@ -131,8 +147,8 @@ class Search:
         return pool[int(len(pool) * self.random.random() ** bias)]
 
     def _like(self, i: int) -> list[int]:
-        """i and micro-batches of the same stages to move with it: none, those on its route, of its turn in every wave, or of
-        its wave."""
+        """i and micro-batches of the same stages to move with it: none, those on its route, of its
+        turn in every wave, or of its wave."""
         route, x = self.routes[i], self.random.random()
         if x < 0.4 and not self.lanes:
             return [i]
@@ -201,7 +217,9 @@ class Search:
         one, two = tuple(sorted({*one, b} - {a})), tuple(sorted({*two, a} - {b}))
         if not legal(self.problem, one) or not legal(self.problem, two):
             return None
-        return self._both(i, j, self._choose(self.routes[i][0], one), self._choose(self.routes[j][0], two))
+        return self._both(
+            i, j, self._choose(self.routes[i][0], one), self._choose(self.routes[j][0], two)
+        )
 
     def _restage(self) -> Change | None:
         """One stage of a path for another, where stages need not be equal."""
@@ -212,7 +230,9 @@ class Search:
         if new in stages:
             return None
         changed = tuple(sorted({*stages, new} - {out}))
-        return {i: self._choose(self.routes[i][0], changed)} if legal(self.problem, changed) else None
+        return (
+            {i: self._choose(self.routes[i][0], changed)} if legal(self.problem, changed) else None
+        )
 
     def pool(self, origin: int, stages: StageSet) -> list[Route]:
         """Routes of a set of stages, the shortest first."""
@@ -227,7 +247,8 @@ class Search:
         return found
 
     def _shortest(self, origin: int, order: StageSet, width: int) -> list[Route]:
-        """The shortest routes through stages in this order: a beam of ``width``, so all if there are few."""
+        """The shortest routes through stages in this order: a beam of ``width``, so all if there
+        are few."""
         p = self.problem
         beam: list[tuple[float, Route]] = [(0.0, (origin,))]
         work = 1 + p.backward

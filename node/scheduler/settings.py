@@ -13,25 +13,31 @@ class SchedulerSettings:
     """Which stages and peers every micro-batch visits."""
 
     paths: str = "planned"
-    """planned: laid by the measured costs of peers and links | round-robin: replicas take turns by speed."""
+    """planned: laid by the measured costs of peers and links | round-robin: replicas take turns by
+    speed."""
     skip: float = 0.0
-    """Share of the block stages that every micro-batch leaves out by plan, each in its turn; 0: none. The ends are never left out."""
+    """Share of the block stages that every micro-batch leaves out by plan, each in its turn; 0:
+    none. The ends are never left out."""
     max_swaps: int = 0
-    """How often, and how far in all, a path may go back behind the furthest stage it has been at; 0: stages in order."""
+    """How often, and how far in all, a path may go back behind the furthest stage it has been at;
+    0: stages in order."""
     max_jump: int = 0
     """Stages a path may go ahead at once; 0: no bound."""
 
     keep_first: int = 0
-    """The first so many block stages are on every path while somebody holds them; the others share what is left of the visits."""
+    """The first so many block stages are on every path while somebody holds them; the others share
+    what is left of the visits."""
 
     def hops(self, stages: int) -> int:
         """Block stages of every path, of ``stages`` there are."""
         return stages - math.floor(self.skip * stages + 1e-9)
 
     def check(self, stages: int, micro_batches: int, may_skip: float) -> None:
-        """Refuse what cannot hold for ``stages`` block stages and so many micro-batches in an epoch.
+        """Refuse what cannot hold for ``stages`` block stages and so many micro-batches in an
+        epoch.
 
-        ``may_skip``: what members let a journey leave out, planned and not planned together. Raises UsageFault.
+        ``may_skip``: what members let a journey leave out, planned and not planned together. Raises
+        UsageFault.
         """
         hops = self.hops(stages)
         if self.skip and hops == stages:
@@ -40,26 +46,34 @@ class SchedulerSettings:
                 f"0, or {math.ceil(1000 / stages) / 1000:g} and more to leave out one",
             )
         if hops < 1:
-            raise UsageFault(f"scheduler.skip = {self.skip:g} leaves out every block stage", "leave one at least")
+            raise UsageFault(
+                f"scheduler.skip = {self.skip:g} leaves out every block stage", "leave one at least"
+            )
         if stages - hops > math.floor(may_skip * stages + 1e-9):
             raise UsageFault(
-                f"scheduler.skip = {self.skip:g} plans to leave out {stages - hops} of {stages} block stages",
-                f"members allow what pipeline.may_skip = {may_skip:g} says: give it {self.skip:g} or more",
+                f"scheduler.skip = {self.skip:g} plans to leave out {stages - hops} of {stages} "
+                "block stages",
+                f"members allow what pipeline.may_skip = {may_skip:g} says: give it {self.skip:g} "
+                "or more",
             )
         if self.keep_first >= hops and hops < stages:
             raise UsageFault(
-                f"scheduler.keep_first = {self.keep_first}: a path of {hops} of {stages} block stages would visit no others",
+                f"scheduler.keep_first = {self.keep_first}: a path of {hops} of {stages} block "
+                "stages would visit no others",
                 f"at most {hops - 1}, or a smaller scheduler.skip",
             )
         kept = min(self.keep_first, stages) if hops < stages else 0
         if micro_batches * (hops - kept) < stages - kept:
             raise UsageFault(
-                f"scheduler.skip = {self.skip:g}: {micro_batches} micro-batches over {hops} of {stages} block stages each do not "
+                f"scheduler.skip = {self.skip:g}: {micro_batches} micro-batches over {hops} of "
+                f"{stages} block stages each do not "
                 "visit every stage in an epoch",
-                f"training.target_batch must be {-(-(stages - kept) // (hops - kept))} micro-batches or more",
+                f"training.target_batch must be {-(-(stages - kept) // (hops - kept))} "
+                "micro-batches or more",
             )
         if self.max_jump:
-            # Equal visits within the bound on jumps: what holds for as many micro-batches as stages share holds for any multiple.
+            # Equal visits within the bound on jumps: what holds for as many micro-batches as stages
+            # share holds for any multiple.
             from node.scheduler.dealing import deal
             from node.scheduler.problem import Problem
 
@@ -67,7 +81,14 @@ class SchedulerSettings:
             visits = (count,) * kept + (hops - kept,) * count if kept else ()
             deal(
                 Problem(
-                    "settings", ((0.0,) * len(peers),) * len(peers), (1.0,) * len(peers), tuple((n,) for n in peers), hops + 1,
-                    (1,) * len(peers), {0: count}, max_jump=self.max_jump, visits=visits,
+                    "settings",
+                    ((0.0,) * len(peers),) * len(peers),
+                    (1.0,) * len(peers),
+                    tuple((n,) for n in peers),
+                    hops + 1,
+                    (1,) * len(peers),
+                    {0: count},
+                    max_jump=self.max_jump,
+                    visits=visits,
                 )
-            )  # fmt: skip
+            )

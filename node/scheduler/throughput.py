@@ -1,4 +1,5 @@
-"""How fast a peer is: a moving average of what was measured, and the coarse number the plan is made with."""
+"""How fast a peer is: a moving average of what was measured, and the coarse number the plan is made
+with."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from node.core.ids import PeerId
 class Rate:
     """Exponential moving average of seconds per unit of work, with its variance.
 
-    The average is over time per unit, not units per time: a stall of ten seconds must weigh ten seconds. ``alpha``
-    is the weight of a new measurement; early ones weigh more, so that the first is taken as it is (bias
-    correction as in Kingma and Ba, arXiv 1412.6980). The variance follows Finch, "Incremental calculation of
-    weighted mean and variance" (2009), section 9.
+    The average is over time per unit, not units per time: a stall of ten seconds must weigh ten
+    seconds. ``alpha`` is the weight of a new measurement; early ones weigh more, so that the first
+    is taken as it is (bias correction as in Kingma and Ba, arXiv 1412.6980). The variance follows
+    Finch, "Incremental calculation of weighted mean and variance" (2009), section 9.
     """
 
     alpha: float = 0.1
@@ -27,7 +28,8 @@ class Rate:
     _busy_until: float = -math.inf
 
     def observe(self, units: float, seconds: float) -> None:
-        """``units`` of work took ``seconds``. Raises ValueError unless both are positive and finite."""
+        """``units`` of work took ``seconds``. Raises ValueError unless both are positive and
+        finite."""
         if not (0 < units < math.inf and 0 < seconds < math.inf):
             raise ValueError(f"{units} units in {seconds} s is no measurement")
         self.count += 1
@@ -39,8 +41,8 @@ class Rate:
     def observe_span(self, units: float, start: float, end: float) -> None:
         """Work from ``start`` to ``end`` (seconds of one clock) that may overlap earlier spans.
 
-        Only the time after the last span's end counts, else two requests in flight at once would each be charged
-        the whole time. Nothing is recorded when no time is left.
+        Only the time after the last span's end counts, else two requests in flight at once would
+        each be charged the whole time. Nothing is recorded when no time is left.
         """
         fresh = end - max(start, self._busy_until)
         self._busy_until = max(self._busy_until, end)
@@ -61,9 +63,10 @@ class Rate:
 def quantise(speed: float, previous: float = 0.0, per_octave: int = 4) -> float:
     """Round a speed to a coarse logarithmic grid with ``per_octave`` points per factor of two.
 
-    Plans and ownership are computed from the rounded value, so that they do not change with every wobble of a
-    measurement: ``previous``, the value used until now, is kept while the speed is within one whole grid step of
-    it. 0 stays 0 (unknown), and so does anything negative or not finite.
+    Plans and ownership are computed from the rounded value, so that they do not change with every
+    wobble of a measurement: ``previous``, the value used until now, is kept while the speed is
+    within one whole grid step of it. 0 stays 0 (unknown), and so does anything negative or not
+    finite.
     """
     if not (0 < speed < math.inf):
         return 0.0
@@ -73,15 +76,19 @@ def quantise(speed: float, previous: float = 0.0, per_octave: int = 4) -> float:
     return 2.0 ** (round(place) / per_octave)
 
 
-def believed(measured: Mapping[PeerId, float], claimed: Mapping[PeerId, float], ceiling: float = 2.0) -> dict[PeerId, float]:
+def believed(
+    measured: Mapping[PeerId, float], claimed: Mapping[PeerId, float], ceiling: float = 2.0
+) -> dict[PeerId, float]:
     """The speed to plan with for everyone who is measured or claims one.
 
-    What was measured stands. A claim only serves until then and counts for at most ``ceiling`` times the median of
-    what was measured (of the claims, when nothing was), so that a liar cannot draw all the work to itself. A claim
-    that is not a positive number is 0, unknown.
+    What was measured stands. A claim only serves until then and counts for at most ``ceiling``
+    times the median of what was measured (of the claims, when nothing was), so that a liar cannot
+    draw all the work to itself. A claim that is not a positive number is 0, unknown.
     """
     known = {peer: speed for peer, speed in measured.items() if 0 < speed < math.inf}
-    claims = {peer: speed for peer, speed in claimed.items() if peer not in known and 0 < speed < math.inf}
+    claims = {
+        peer: speed for peer, speed in claimed.items() if peer not in known and 0 < speed < math.inf
+    }
     ground = list(known.values()) or list(claims.values())
     cap = ceiling * median(ground) if ground else 0.0
     out = dict.fromkeys([*measured, *claimed], 0.0)

@@ -1,6 +1,6 @@
-"""The numbers of all peers, round by round, as the daemon's strategies change them; vectors, because there may be thousands.
-Enters: a strategy, numbers, who is there. Leaves: numbers.
-Never: chance, but for messages that get lost."""
+"""The numbers of all peers, round by round, as the daemon's strategies change them; vectors,
+because there may be thousands. Enters: a strategy, numbers, who is there. Leaves: numbers. Never:
+chance, but for messages that get lost."""
 
 from __future__ import annotations
 
@@ -65,14 +65,24 @@ class Keyed:
 
 
 class PushSum:
-    """Mass over directed edges. What a lost message carried stays owed on its edge and comes with the next one there."""
+    """Mass over directed edges. What a lost message carried stays owed on its edge and comes with
+    the next one there."""
 
-    def __init__(self, strategy: Exponential, values: Values, seed: int, loss: float, dice: np.random.RandomState) -> None:
+    def __init__(
+        self,
+        strategy: Exponential,
+        values: Values,
+        seed: int,
+        loss: float,
+        dice: np.random.RandomState,
+    ) -> None:
         self.strategy, self.seed, self.loss, self.dice = strategy, seed, loss, dice
         count = len(values)
         self.mass = np.concatenate((values, np.ones((count, 1))), axis=1)
         period = strategy.period(count)
-        self.owed = np.zeros((period, strategy.fanout * count, self.mass.shape[1])) if loss else None
+        self.owed = (
+            np.zeros((period, strategy.fanout * count, self.mass.shape[1])) if loss else None
+        )
 
     def round(self, number: int, alive: Flags) -> Values:
         count = len(alive)
@@ -92,7 +102,8 @@ class PushSum:
 
 
 class Pushed:
-    """One running mean at the server. Each peer pushes what it has changed since its pull, divided by the peers, and pulls."""
+    """One running mean at the server. Each peer pushes what it has changed since its pull, divided
+    by the peers, and pulls."""
 
     def __init__(self, strategy: Stale | Hogwild, values: Values, seed: int) -> None:
         self.strategy, self.seed, self.values = strategy, seed, values.copy()
@@ -107,7 +118,9 @@ class Pushed:
         if meeting.locked:
             self._turns(meeting.order[alive[meeting.order]], meeting.bound, slice(None))
         else:
-            for c in range(self.values.shape[1]):  # every coordinate sees the pushes in an order of its own
+            for c in range(
+                self.values.shape[1]
+            ):  # every coordinate sees the pushes in an order of its own
                 mixed = np.roll(meeting.order, c * len(alive) // self.values.shape[1])
                 self._turns(mixed[alive[mixed]], None, slice(c, c + 1))
         return self.values
@@ -115,7 +128,9 @@ class Pushed:
     def _turns(self, turns: NDArray[np.int64], bound: int | None, where: slice) -> None:
         changed = self.values[turns, where] - self.base[turns, where]
         taken = self._admitted(turns, bound)
-        after = self.server[where] + np.cumsum(np.where(taken[:, None], changed / len(self.values), 0.0), axis=0)
+        after = self.server[where] + np.cumsum(
+            np.where(taken[:, None], changed / len(self.values), 0.0), axis=0
+        )
         # Who is refused keeps what it has to say, on top of what it pulls.
         self.base[turns, where] = after
         self.values[turns, where] = np.where(taken[:, None], after, after + changed)
@@ -133,12 +148,17 @@ class Pushed:
 
 
 class Outer:
-    """DiLoCo over one group, outer rate 1 and no momentum: everybody is ``values`` away from a common anchor. Who was absent
-    gives its difference when it is back, and takes the newest anchor. ``fragments``: columns, one of them a round."""
+    """DiLoCo over one group, outer rate 1 and no momentum: everybody is ``values`` away from a
+    common anchor. Who was absent gives its difference when it is back, and takes the newest anchor.
+    ``fragments``: columns, one of them a round."""
 
     def __init__(self, strategy: Butterfly, values: Values, seed: int, fragments: int) -> None:
         self.strategy, self.seed, self.fragments = strategy, seed, fragments
-        self.values, self.base, self.anchor = values.copy(), np.zeros_like(values), np.zeros(values.shape[1])
+        self.values, self.base, self.anchor = (
+            values.copy(),
+            np.zeros_like(values),
+            np.zeros(values.shape[1]),
+        )
 
     def round(self, number: int, alive: Flags) -> Values:
         meeting = self.strategy.meet(len(alive), number, self.seed)
@@ -151,7 +171,8 @@ class Outer:
 
 
 def grouped(groups: Groups, values: Values, alive: Flags) -> Values:
-    """Means within groups over who is alive; the others keep their values [n, c]. An absent owner's shares are not averaged."""
+    """Means within groups over who is alive; the others keep their values [n, c]. An absent owner's
+    shares are not averaged."""
     if groups.whole and not alive.all():
         broken = np.unique(groups.labels[~alive])
         alive = alive & ~np.isin(groups.labels, broken)

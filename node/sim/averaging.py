@@ -1,9 +1,10 @@
-"""``tutti simulate --averaging``: how fast the daemon's own strategies bring thousands of values together, and for how many bytes.
-Enters: a strategy, how many peers, how often they fail. Leaves: rounds to a variance, variance by round, bytes by peer.
-Never: a strategy of its own.
+"""``tutti simulate --averaging``: how fast the daemon's own strategies bring thousands of values
+together, and for how many bytes. Enters: a strategy, how many peers, how often they fail. Leaves:
+rounds to a variance, variance by round, bytes by peer. Never: a strategy of its own.
 
-The experiment of Moshpit SGD (arXiv 2103.03239, section 4.1): every peer has a number from a standard normal distribution; in every round each peer is
-absent with the same probability, keeps its number, and is left out by the others; the variance over all peers is what is left to do.
+The experiment of Moshpit SGD (arXiv 2103.03239, section 4.1): every peer has a number from a
+standard normal distribution; in every round each peer is absent with the same probability, keeps
+its number, and is left out by the others; the variance over all peers is what is left to do.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ OUTER_EVERY = 50
 
 @dataclass(frozen=True)
 class Trial:
-    """What is simulated. ``loss``: chance that one push-sum message is lost, then sent again in the same direction.
-    ``parameters`` and ``codec``: what each peer averages."""
+    """What is simulated. ``loss``: chance that one push-sum message is lost, then sent again in the
+    same direction. ``parameters`` and ``codec``: what each peer averages."""
 
     peers: int = 512
     grid: tuple[int, ...] = ()
@@ -73,9 +74,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class Finding:
-    """Means over the seeds. ``rounds``: to each of TARGETS; ``variance``: before and after every round;
-    ``sent``: bytes by the average peer in a round, ``busiest``: sent and received by the peer that has most to do;
-    ``every``: training steps from one round to the next."""
+    """Means over the seeds. ``rounds``: to each of TARGETS; ``variance``: before and after every
+    round; ``sent``: bytes by the average peer in a round, ``busiest``: sent and received by the
+    peer that has most to do; ``every``: training steps from one round to the next."""
 
     name: str
     rounds: tuple[float, ...]
@@ -87,43 +88,64 @@ class Finding:
 
     def to_dict(self) -> dict[str, object]:
         """As JSON has it."""
-        said = {name: round(n, 3) for name, n in zip(("rounds_to_1e-4", "rounds_to_1e-9"), self.rounds, strict=True)}
+        said = {
+            name: round(n, 3)
+            for name, n in zip(("rounds_to_1e-4", "rounds_to_1e-9"), self.rounds, strict=True)
+        }
         return {
-            "strategy": self.name, **said, "variance": [float(f"{v:.4g}") for v in self.variance], "bias": float(f"{self.bias:.3g}"),
-            "bytes_per_peer_per_round": round(self.sent), "bytes_busiest_per_round": round(self.busiest),
-            "bytes_per_peer_per_step": round(self.sent / self.every), "bytes_per_peer_to_1e-9": round(self.sent * self.rounds[-1]),
-        }  # fmt: skip
+            "strategy": self.name,
+            **said,
+            "variance": [float(f"{v:.4g}") for v in self.variance],
+            "bias": float(f"{self.bias:.3g}"),
+            "bytes_per_peer_per_round": round(self.sent),
+            "bytes_busiest_per_round": round(self.busiest),
+            "bytes_per_peer_per_step": round(self.sent / self.every),
+            "bytes_per_peer_to_1e-9": round(self.sent * self.rounds[-1]),
+        }
 
 
 def simulate(name: str, trial: Trial) -> Finding:
-    """Run ``trial.seeds`` times. Raises UsageFault for an unknown strategy or numbers that do not fit together."""
+    """Run ``trial.seeds`` times. Raises UsageFault for an unknown strategy or numbers that do not
+    fit together."""
     _check(name, trial)
     histories, biases = [], []
     for seed in range(trial.seed, trial.seed + trial.seeds):
         history, bias = _run(name, trial, seed)
         histories.append(history)
         biases.append(bias)
-    rounds = tuple(float(np.mean([_reached(h, target, trial.cap) for h in histories])) for target in TARGETS)
+    rounds = tuple(
+        float(np.mean([_reached(h, target, trial.cap) for h in histories])) for target in TARGETS
+    )
     longest = max(map(len, histories))
     padded = np.array([h + [h[-1]] * (longest - len(h)) for h in histories])
     sent, busiest = _traffic(_strategy(name, trial).meet(trial.peers, 0, trial.seed), trial)
     bias = float(np.sqrt(np.mean(np.square(biases))))
     pieces, every = OUTER.get(name, 1), max(1, OUTER_EVERY // OUTER[name]) if name in OUTER else 1
-    return Finding(name, rounds, tuple(padded.mean(0).tolist()), bias, sent / pieces, busiest / pieces, every)
+    return Finding(
+        name, rounds, tuple(padded.mean(0).tolist()), bias, sent / pieces, busiest / pieces, every
+    )
 
 
 def _check(name: str, t: Trial) -> None:
     if name not in NAMES:
-        raise UsageFault(f"there is no strategy {name!r} to simulate", f"use all, or one of {', '.join(NAMES)}")
+        raise UsageFault(
+            f"there is no strategy {name!r} to simulate", f"use all, or one of {', '.join(NAMES)}"
+        )
     if t.peers < 2 or t.seeds < 1 or t.cap < 1 or t.parameters < 1:
         raise UsageFault(
-            "peers, seeds, rounds and parameters are counted from 1", "give at least two peers and one of the rest"
+            "peers, seeds, rounds and parameters are counted from 1",
+            "give at least two peers and one of the rest",
         )
     if not (0 <= t.failure < 1 and 0 <= t.loss < 1):
-        raise UsageFault(f"failure {t.failure} and loss {t.loss} are chances", "give numbers from 0 to below 1")
-    if any(axis < 2 for axis in t.grid) or (t.grid and np.prod([float(axis) for axis in t.grid]) < t.peers):
         raise UsageFault(
-            f"{t.peers} peers do not fit a grid of {'x'.join(map(str, t.grid))}", "give axes of at least 2, with room for all"
+            f"failure {t.failure} and loss {t.loss} are chances", "give numbers from 0 to below 1"
+        )
+    if any(axis < 2 for axis in t.grid) or (
+        t.grid and np.prod([float(axis) for axis in t.grid]) < t.peers
+    ):
+        raise UsageFault(
+            f"{t.peers} peers do not fit a grid of {'x'.join(map(str, t.grid))}",
+            "give axes of at least 2, with room for all",
         )
     if t.grid and np.prod([float(axis) for axis in t.grid]) > 1e7:
         raise UsageFault("the grid has more than ten million cells", "give shorter axes")
@@ -166,32 +188,45 @@ def axes(text: str) -> tuple[int, ...]:
 def document(trial: Trial, found: Sequence[Finding]) -> dict[str, object]:
     """What ``--json`` prints."""
     return {
-        "peers": trial.peers, "grid": list(trial.shape()), "failure": trial.failure, "seeds": trial.seeds, "seed": trial.seed,
-        "cap": trial.cap, "parameters": trial.parameters, "codec": trial.codec, "strategies": [f.to_dict() for f in found],
-    }  # fmt: skip
+        "peers": trial.peers,
+        "grid": list(trial.shape()),
+        "failure": trial.failure,
+        "seeds": trial.seeds,
+        "seed": trial.seed,
+        "cap": trial.cap,
+        "parameters": trial.parameters,
+        "codec": trial.codec,
+        "strategies": [f.to_dict() for f in found],
+    }
 
 
 def report(trial: Trial, found: Sequence[Finding]) -> list[str]:
     """Lines for people."""
     grid = " x ".join(map(str, trial.shape()))
     lines = [
-        f"{trial.peers} peers, grid {grid}, absent {trial.failure:g}, mean of {trial.seeds} runs, at most {trial.cap} rounds",
-        f"{'strategy':<17}{'to 1e-4':>8}{'to 1e-9':>8}{'sent, models':>14}{'busiest':>9}  variance after rounds 1, 2, 3, ..",
+        f"{trial.peers} peers, grid {grid}, absent {trial.failure:g}, mean of {trial.seeds} runs, "
+        f"at most {trial.cap} rounds",
+        f"{'strategy':<17}{'to 1e-4':>8}{'to 1e-9':>8}{'sent, models':>14}{'busiest':>9}  variance "
+        "after rounds 1, 2, 3, ..",
     ]
     whole = nbytes_of(trial.parameters, trial.codec)
     for f in found:
         history = " ".join(f"{v:.0e}" for v in f.variance[1:7])
         rounds = "".join(f"{n:>8.1f}" for n in f.rounds)
-        lines.append(f"{f.name:<17}{rounds}{f.sent / whole:>14.2f}{f.busiest / whole:>9.1f}  {history}")
+        lines.append(
+            f"{f.name:<17}{rounds}{f.sent / whole:>14.2f}{f.busiest / whole:>9.1f}  {history}"
+        )
     return lines
 
 
 def _run(name: str, t: Trial, seed: int) -> tuple[list[float], float]:
     """(variance before and after every round, how far the mean ended from where it began)."""
-    # The generator of the published runs, drawn from in their order: the same numbers, the same absences.
+    # The generator of the published runs, drawn from in their order: the same numbers, the same
+    # absences.
     world_dice = np.random.RandomState(seed)
     strategy = _strategy(name, t)
-    # Shards fail by themselves, and unlocked pushes mix coordinate by coordinate: one number for each.
+    # Shards fail by themselves, and unlocked pushes mix coordinate by coordinate: one number for
+    # each.
     width = {"sharded": min(t.shape()[0], t.peers), "hogwild": 4, **OUTER}.get(name, 1)
     values = world_dice.normal(size=(t.peers, width))
     wanted, world = values.mean(0), _world(name, strategy, t, values, seed, world_dice)
@@ -204,7 +239,9 @@ def _run(name: str, t: Trial, seed: int) -> tuple[list[float], float]:
     return history, float(np.abs(values.mean(0) - wanted).max())
 
 
-def _world(name: str, s: Strategy, t: Trial, values: Values, seed: int, dice: np.random.RandomState) -> World:
+def _world(
+    name: str, s: Strategy, t: Trial, values: Values, seed: int, dice: np.random.RandomState
+) -> World:
     if name == "moshpit-keys":
         return Keyed(t.shape(), values, seed)
     if name in OUTER:
@@ -221,13 +258,17 @@ def _reached(history: Sequence[float], target: float, cap: int) -> int:
 
 
 def _traffic(meeting: Groups | Edges | Pushes, t: Trial) -> tuple[float, float]:
-    """(bytes sent by the average peer, sent and received by the busiest) in a round without failures.
+    """(bytes sent by the average peer, sent and received by the busiest) in a round without
+    failures.
 
-    In a butterfly of m every peer sends (m-1)/m to the owners and its own part to m-1 peers: 2 (m-1)/m of the whole.
+    In a butterfly of m every peer sends (m-1)/m to the owners and its own part to m-1 peers: 2
+    (m-1)/m of the whole.
     """
     whole = float(nbytes_of(t.parameters, t.codec))
     if isinstance(meeting, Edges):
-        out = np.bincount(meeting.source, minlength=t.peers) + np.bincount(meeting.target, minlength=t.peers)
+        out = np.bincount(meeting.source, minlength=t.peers) + np.bincount(
+            meeting.target, minlength=t.peers
+        )
         return whole * len(meeting.source) / t.peers, whole * float(out.max())
     if isinstance(meeting, Pushes) or meeting.owners:
         owners = len(meeting.owners)
@@ -236,4 +277,6 @@ def _traffic(meeting: Groups | Edges | Pushes, t: Trial) -> tuple[float, float]:
         return sent, 2 * whole * ((t.peers - 1) / owners + (owners - 1) / owners)
     sizes = np.bincount(meeting.labels)
     sizes = sizes[sizes > 0]
-    return float(np.sum(2 * whole * (sizes - 1)) / t.peers), float(4 * whole * (1 - 1 / sizes.max()))
+    return float(np.sum(2 * whole * (sizes - 1)) / t.peers), float(
+        4 * whole * (1 - 1 / sizes.max())
+    )

@@ -1,4 +1,5 @@
-"""The leader's side of a simulated peer: carries out what :class:`Leader` decides, as ``node.training.chair`` does."""
+"""The leader's side of a simulated peer: carries out what :class:`Leader` decides, as
+``node.training.chair`` does."""
 
 from __future__ import annotations
 
@@ -43,9 +44,20 @@ class Chair:
                         self._deliver(m.peer, ev.PlanArrived(plan), size)
                 case ev.SendRound():
                     r = ev.RoundArrived(
-                        self.peer.name, a.plan.epoch, a.plan.term, a.plan.hash, a.attempt, a.dead, a.owners, a.sources,
-                        a.dropped, a.deadline_s, a.digest, a.tokens, a.among,
-                    )  # fmt: skip
+                        self.peer.name,
+                        a.plan.epoch,
+                        a.plan.term,
+                        a.plan.hash,
+                        a.attempt,
+                        a.dead,
+                        a.owners,
+                        a.sources,
+                        a.dropped,
+                        a.deadline_s,
+                        a.digest,
+                        a.tokens,
+                        a.among,
+                    )
                     for to in a.to:
                         self._deliver(to, r, HEAD + 48 * len(a.owners))
                 case ev.SendLost():
@@ -66,7 +78,9 @@ class Chair:
                 case ev.Move(peer, _):
                     self._ask_to_move(a)
                 case ev.Search(job):
-                    self.peer.after(SEARCH_S, self.lead, ev.Searched(job, *search(job, moves=MOVES)))
+                    self.peer.after(
+                        SEARCH_S, self.lead, ev.Searched(job, *search(job, moves=MOVES))
+                    )
                 case ev.Evaluate(epoch, _):
                     self.peer.after(EVALUATE_S, self.lead, ev.Evaluated(epoch, 2.0))
                 case ev.Report():

@@ -24,7 +24,8 @@ from node.telemetry import pictures
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for on the command line; 0 leaves a number to the manifest. ``ends`` 0: one in twelve."""
+    """What was asked for on the command line; 0 leaves a number to the manifest. ``ends`` 0: one in
+    twelve."""
 
     manifest: Path | None = None
     peers: int = 12
@@ -41,7 +42,8 @@ class Options:
 
 
 def run_command(o: Options) -> int:
-    """Run it and print. DEGRADED when an invariant breaks or the run does not finish; UsageFault for what cannot be run."""
+    """Run it and print. DEGRADED when an invariant breaks or the run does not finish; UsageFault
+    for what cannot be run."""
     if o.picture:
         pictures.check(o.picture)
     setup = setup_of(o)
@@ -66,13 +68,18 @@ def run_command(o: Options) -> int:
     return ExitCode.OK if outcome.violation is None and outcome.finished else ExitCode.DEGRADED
 
 
-def run_averaging(name: str, peers: int, grid: str, failure: float, seeds: int, seed: int, *, as_json: bool) -> int:
-    """``tutti simulate --averaging``: one strategy or "all". UsageFault for what cannot be simulated."""
+def run_averaging(
+    name: str, peers: int, grid: str, failure: float, seeds: int, seed: int, *, as_json: bool
+) -> int:
+    """``tutti simulate --averaging``: one strategy or "all". UsageFault for what cannot be
+    simulated."""
     from node.sim import averaging
 
     trial = averaging.Trial(peers, averaging.axes(grid), failure, seeds=seeds, seed=seed)
     begin = time.perf_counter()
-    found = [averaging.simulate(each, trial) for each in (averaging.NAMES if name == "all" else (name,))]
+    found = [
+        averaging.simulate(each, trial) for each in (averaging.NAMES if name == "all" else (name,))
+    ]
     took = time.perf_counter() - begin
     if as_json:
         print(json.dumps(averaging.document(trial, found) | {"wall_s": round(took, 3)}), flush=True)
@@ -98,12 +105,28 @@ def report(outcome: Outcome, name: str, took: float) -> list[str]:
     lines = timeline(outcome, width, colour=colour)
     rows = [
         ("swarm", f"{setup.peers} peers, {setup.stages} block stages, {name}, seed {s['seed']}"),
-        ("epochs", f"{s['epochs']} of {s['epochs_wanted']} committed in {s['virtual_s']:.1f} virtual s ({took:.1f} s here)"),
+        (
+            "epochs",
+            f"{s['epochs']} of {s['epochs_wanted']} committed in {s['virtual_s']:.1f} virtual s "
+            f"({took:.1f} s here)",
+        ),
         ("speed", f"{s['tokens_per_s']:,.0f} tokens per virtual second"),
-        ("lost", f"{s['epochs_abandoned']} epochs begun again, {s['epochs_given_up']} given up, {s['went_back']} times back"),
-        ("samples", f"{s['samples_counted']:,} counted, {s['samples_returned']} returned, {s['samples_lost']} lost, {s['samples_double']} double"),
-        ("repairs", f"{s['rounds_repaired']} rounds, {s['leaders']} leaders, {s['moves']} moves, {s['bans']} bans"),
-    ]  # fmt: skip
+        (
+            "lost",
+            f"{s['epochs_abandoned']} epochs begun again, {s['epochs_given_up']} given up, "
+            f"{s['went_back']} times back",
+        ),
+        (
+            "samples",
+            f"{s['samples_counted']:,} counted, {s['samples_returned']} returned, "
+            f"{s['samples_lost']} lost, {s['samples_double']} double",
+        ),
+        (
+            "repairs",
+            f"{s['rounds_repaired']} rounds, {s['leaders']} leaders, {s['moves']} moves, "
+            f"{s['bans']} bans",
+        ),
+    ]
     for key, label in (("recovery_s", "recovery"), ("detection_s", "detection")):
         if s[key]:
             rows.append((label, f"median {s[key]['median']:.2f} s, worst {s[key]['worst']:.2f} s"))
@@ -123,7 +146,9 @@ def _complain(o: Options, outcome: Outcome) -> None:
     print(outcome.schedule.to_json(), file=sys.stderr)
     where = o.save or "FILE"
     print(
-        f"again:  tutti simulate … --replay {where}" + ("" if o.save else "   (write FILE with --save FILE)"), file=sys.stderr
+        f"again:  tutti simulate … --replay {where}"
+        + ("" if o.save else "   (write FILE with --save FILE)"),
+        file=sys.stderr,
     )
 
 
@@ -131,7 +156,9 @@ def _read(path: Path) -> Schedule:
     try:
         return Schedule.from_json(path.read_text())
     except OSError as e:
-        raise UsageFault(f"cannot read {path}: {e.strerror}", "write one with  tutti simulate --save FILE") from e
+        raise UsageFault(
+            f"cannot read {path}: {e.strerror}", "write one with  tutti simulate --save FILE"
+        ) from e
 
 
 def _write(path: Path | None, text: str) -> None:

@@ -1,4 +1,5 @@
-"""The one thing a simulated peer computes with: jobs one after the other, backward before forward, each takes its time."""
+"""The one thing a simulated peer computes with: jobs one after the other, backward before forward,
+each takes its time."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ class Device:
         self._jobs: list[tuple[int, int, float, Callable[..., None], tuple[Any, ...]]] = []
         self._count, self._busy = 0, False
 
-    def run(self, priority: Priority, seconds: float, then: Callable[..., None], *args: Any) -> None:
+    def run(
+        self, priority: Priority, seconds: float, then: Callable[..., None], *args: Any
+    ) -> None:
         """Work for ``seconds``, then call."""
         self._count += 1
         heapq.heappush(self._jobs, (priority, self._count, seconds, then, args))

@@ -1,7 +1,8 @@
-"""The noticeboard of the simulated swarm: records with an end, spread with a delay, kept apart by walls.
+"""The noticeboard of the simulated swarm: records with an end, spread with a delay, kept apart by
+walls.
 
-A record carries its writer's wall clock, a reader judges it by its own, as on the real board: who is far ahead takes
-everybody's records for expired.
+A record carries its writer's wall clock, a reader judges it by its own, as on the real board: who
+is far ahead takes everybody's records for expired.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Record:
 
 
 class FakeDirectory:
-    """One board for all; what a reader sees of it depends on when, and on what lies between it and the writer."""
+    """One board for all; what a reader sees of it depends on when, and on what lies between it and
+    the writer."""
 
     def __init__(self, links: Links, settings: DirectorySettings, spread_s: float) -> None:
         self._links, self.settings, self._spread = links, settings, spread_s
@@ -55,13 +57,17 @@ class FakeDirectory:
         self._seq: dict[PeerId, int] = {}
 
     def post(self, peer: PeerId, body: Body, now: float, wall: float) -> None:
-        """Publish; an older record stays for readers that this one does not reach, until it expires."""
+        """Publish; an older record stays for readers that this one does not reach, until it
+        expires."""
         self._seq[peer] = self._seq.get(peer, 0) + 1
         walls = tuple(self._links.walls)
-        record = Record(peer, body, self._seq[peer], wall + self.settings.ttl_s, now + self._spread, walls)
+        record = Record(
+            peer, body, self._seq[peer], wall + self.settings.ttl_s, now + self._spread, walls
+        )
         kept, reached = [record], set[tuple[Wall, ...]]()
         for r in self._posted.get(peer, ()):
-            # Of records that reach the same readers the newest that has spread replaces all before it.
+            # Of records that reach the same readers the newest that has spread replaces all before
+            # it.
             if r.not_after > wall and r.walls not in reached:
                 kept.append(r)
                 if r.visible <= now:
@@ -79,7 +85,8 @@ class FakeDirectory:
             self.post(peer, replace(self._posted[peer][0].body, state="gone"), now, wall)
 
     def read(self, reader: PeerId, stage: int | None, now: float, wall: float) -> Iterator[Record]:
-        """The newest record of every other peer of a stage that this reader can see and believes to hold."""
+        """The newest record of every other peer of a stage that this reader can see and believes to
+        hold."""
         longest = self.settings.max_ttl_s
         for peer in self._boards.get(stage, ()):
             if peer == reader:
@@ -106,7 +113,9 @@ class FakeDirectory:
 
     def follows(self, reader: PeerId, now: float, wall: float) -> dict[PeerId, PeerId]:
         """Whose plan each other peer says that it follows, as ``Presence.follows``."""
-        return {r.peer: r.body.follows for r in self._everybody(reader, now, wall) if r.body.follows}
+        return {
+            r.peer: r.body.follows for r in self._everybody(reader, now, wall) if r.body.follows
+        }
 
     def coming(self, reader: PeerId, now: float, wall: float) -> dict[PeerId, int | None]:
         """Who is about to take part, as ``Presence.coming``."""

@@ -1,4 +1,5 @@
-"""A simulated peer's disk: checkpoints that are written piece by piece beside their place and moved there when whole.
+"""A simulated peer's disk: checkpoints that are written piece by piece beside their place and moved
+there when whole.
 
 What a crash leaves is what had been written; only what was moved into place is ever offered again.
 """
@@ -97,7 +98,11 @@ class Disk:
 
     def versions(self, stage: int, cell: int = -1) -> tuple[Version, ...]:
         """What is found on the disk for a stage, of one cell unless that is -1, oldest first."""
-        return tuple(c.version for (s, _), c in sorted(self.places.items()) if s == stage and cell in (-1, c.cell))
+        return tuple(
+            c.version
+            for (s, _), c in sorted(self.places.items())
+            if s == stage and cell in (-1, c.cell)
+        )
 
     def find(self, stage: int, version: Version) -> Checkpoint | None:
         """The checkpoint of exactly this version."""

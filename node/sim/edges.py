@@ -1,4 +1,5 @@
-"""An outer round along directed edges at one simulated member, as ``node.training.edge_round`` does it."""
+"""An outer round along directed edges at one simulated member, as ``node.training.edge_round`` does
+it."""
 
 from __future__ import annotations
 
@@ -21,9 +22,18 @@ if TYPE_CHECKING:
 Ended = Callable[[dict[str, Value], tuple[str, ...], tuple[PeerId, ...], tuple[str, ...]], None]
 
 
-def along(peer: SimPeer, base: Request, plan: Plan, r: ev.RoundArrived, share: Share | None, step: Any, then: Ended) -> None:
-    """The round of this cell, and what it gives to those of others; ``then`` when all of it is over. ``share``: what the cell has, None
-    for a listener. Raises ValueError for a round that is not newer than the last."""
+def along(
+    peer: SimPeer,
+    base: Request,
+    plan: Plan,
+    r: ev.RoundArrived,
+    share: Share | None,
+    step: Any,
+    then: Ended,
+) -> None:
+    """The round of this cell, and what it gives to those of others; ``then`` when all of it is
+    over. ``share``: what the cell has, None for a listener. Raises ValueError for a round that is
+    not newer than the last."""
     me, rounds, labour = peer.name, peer.rounds, peer.labour
     stage = labour.stage
     member = plan.member(me)
@@ -34,7 +44,9 @@ def along(peer: SimPeer, base: Request, plan: Plan, r: ev.RoundArrived, share: S
         cell, weigh = party(plan, to, r.attempt, r.dead)
         mine = share._replace(tokens=weigh[me]) if share is not None and me in weigh else None
         members, most = tuple(sorted(cell | weigh.keys())), max(weigh.values(), default=1)
-        return replace(base, members=members, listeners=cell - {me}, total=most, share=mine, **changes)
+        return replace(
+            base, members=members, listeners=cell - {me}, total=most, share=mine, **changes
+        )
 
     def over() -> None:
         under_way[0] -= 1

@@ -1,8 +1,9 @@
-"""What can go wrong, as data: a time, a kind, and who. A schedule is a list of them; it can be saved, replayed and shrunk.
+"""What can go wrong, as data: a time, a kind, and who. A schedule is a list of them; it can be
+saved, replayed and shrunk.
 
-Whom a fault hits is a number that picks among those it may hit when it strikes, so that a schedule still means
-something when another fault is taken out. A fault that would leave a stage with nobody who holds its parameters does
-not strike: nothing could bring those back.
+Whom a fault hits is a number that picks among those it may hit when it strikes, so that a schedule
+still means something when another fault is taken out. A fault that would leave a stage with nobody
+who holds its parameters does not strike: nothing could bring those back.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ SLOWEST = 100.0
 
 @dataclass(frozen=True)
 class Fault:
-    """``kind`` strikes at ``at`` seconds, lasts ``seconds``; ``who`` picks its victim, ``stage`` -1 for any, ``size`` how much."""
+    """``kind`` strikes at ``at`` seconds, lasts ``seconds``; ``who`` picks its victim, ``stage`` -1
+    for any, ``size`` how much."""
 
     at: float
     kind: str
@@ -59,10 +61,14 @@ class Schedule:
             faults = tuple(Fault(**f) for f in body["faults"])
             unknown = {f.kind for f in faults} - KINDS.keys()
             if unknown or not all(0 <= f.at < 1e6 and 0 <= f.seconds < 1e6 for f in faults):
-                raise ValueError(f"unknown faults {sorted(unknown)}" if unknown else "a time out of bounds")
+                raise ValueError(
+                    f"unknown faults {sorted(unknown)}" if unknown else "a time out of bounds"
+                )
             return cls(int(body["seed"]), faults)
         except (ValueError, TypeError, KeyError) as e:
-            raise UsageFault(f"this is no schedule: {e}", "write one with  tutti simulate --save FILE") from e
+            raise UsageFault(
+                f"this is no schedule: {e}", "write one with  tutti simulate --save FILE"
+            ) from e
 
 
 def strike(swarm: Swarm, fault: Fault) -> None:
@@ -70,10 +76,12 @@ def strike(swarm: Swarm, fault: Fault) -> None:
     KINDS[fault.kind](swarm, fault)
 
 
-# ------------------------------------------------------------ picking
+# ----------------------------------------------------------- picking
 
 
-def _pick(swarm: Swarm, f: Fault, able: Callable[[SimPeer], bool] = lambda p: True) -> SimPeer | None:
+def _pick(
+    swarm: Swarm, f: Fault, able: Callable[[SimPeer], bool] = lambda p: True
+) -> SimPeer | None:
     found = [p for p in swarm.live(f.stage if f.stage >= 0 else None) if able(p)]
     return found[f.who % len(found)] if found else None
 
@@ -96,10 +104,12 @@ def _for(swarm: Swarm, seconds: float, undo: Callable[[], None]) -> None:
 
 
 def _disturb(swarm: Swarm, f: Fault, victim: SimPeer | None, spared: bool = False) -> None:
-    swarm.watch.one_fault.fault("kill" if f.kind == "kill" else f.kind, victim.name if victim else None, spared)
+    swarm.watch.one_fault.fault(
+        "kill" if f.kind == "kill" else f.kind, victim.name if victim else None, spared
+    )
 
 
-# ------------------------------------------------------------ processes
+# ----------------------------------------------------------- processes
 
 
 def _down(swarm: Swarm, f: Fault, victim: SimPeer) -> None:
@@ -108,7 +118,10 @@ def _down(swarm: Swarm, f: Fault, victim: SimPeer) -> None:
     spared = victim is not chief and victim.leader is None
     if spared and plan is not None and (m := plan.member(victim.name)) is not None and m.current:
         spared = any(
-            n.current and n.peer != victim.name and swarm.peers[n.peer].alive and not swarm.peers[n.peer].leaving
+            n.current
+            and n.peer != victim.name
+            and swarm.peers[n.peer].alive
+            and not swarm.peers[n.peer].leaving
             for n in plan.stage(m.stage)
         )
     _disturb(swarm, f, victim, spared)
@@ -219,7 +232,7 @@ def _leave(swarm: Swarm, f: Fault) -> None:
             victim.leave()
 
 
-# ------------------------------------------------------------ lines
+# ----------------------------------------------------------- lines
 
 
 def _group(swarm: Swarm, f: Fault) -> frozenset[PeerId]:
@@ -269,7 +282,12 @@ def _flap(swarm: Swarm, f: Fault) -> None:
     only, period = frozenset({victim.name}), max(0.2, f.size)
     for i in range(int(f.seconds / period / 2)):
         part = Fault(0.0, "partition", seconds=period)
-        swarm.world.push(2 * i * period, None, _walls, (swarm, part, (Wall(only, frozenset()), Wall(frozenset(), only))))
+        swarm.world.push(
+            2 * i * period,
+            None,
+            _walls,
+            (swarm, part, (Wall(only, frozenset()), Wall(frozenset(), only))),
+        )
 
 
 def _slow_link(swarm: Swarm, f: Fault) -> None:
@@ -288,7 +306,10 @@ def _slow_link(swarm: Swarm, f: Fault) -> None:
 
     def heal() -> None:
         for line in lines:
-            line.latency, line.jitter = max(0.0, line.latency - more), max(0.0, line.jitter - unrest)
+            line.latency, line.jitter = (
+                max(0.0, line.latency - more),
+                max(0.0, line.jitter - unrest),
+            )
 
     _for(swarm, f.seconds, heal)
 
@@ -312,7 +333,7 @@ def _loss(swarm: Swarm, f: Fault) -> None:
     _for(swarm, f.seconds, heal)
 
 
-# ------------------------------------------------------------ machines and people
+# ----------------------------------------------------------- machines and people
 
 
 def _slow_peer(swarm: Swarm, f: Fault) -> None:
@@ -320,7 +341,8 @@ def _slow_peer(swarm: Swarm, f: Fault) -> None:
     if victim is not None:
         _say(swarm, f, victim.name)
         _disturb(swarm, f, victim)
-        # Troubles on one peer do not multiply without bound: a job of a second is not to take hours.
+        # Troubles on one peer do not multiply without bound: a job of a second is not to take
+        # hours.
         device = victim.device
         factor = max(1.0, min(f.size, SLOWEST / device.slowness))
         device.slowness *= factor

@@ -1,8 +1,9 @@
 """What must always hold, each as a checker of its own that looks only at what has just changed.
 
-I1 equal digests in a cell, I2 one owner for every part, I3 a micro-batch counts once, I4 no sample is lost, I5 the mean is
-the weighted mean, I6 checkpoints are whole, I7 epochs and terms only grow, I8 a step is applied once, I9 plans are pure and nobody objects,
-I10 one fault costs no epoch. A checker raises :class:`InvariantViolation`; what a liar says of itself is not checked.
+I1 equal digests in a cell, I2 one owner for every part, I3 a micro-batch counts once, I4 no sample
+is lost, I5 the mean is the weighted mean, I6 checkpoints are whole, I7 epochs and terms only grow,
+I8 a step is applied once, I9 plans are pure and nobody objects, I10 one fault costs no epoch. A
+checker raises :class:`InvariantViolation`; what a liar says of itself is not checked.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ KEPT = 512
 
 
 class InvariantViolation(TuttiError):
-    """``id`` is I1 to I10 or "liveness", ``time`` virtual seconds; ``recent`` what happened last."""
+    """``id`` is I1 to I10 or "liveness", ``time`` virtual seconds; ``recent`` what happened
+    last."""
 
     def __init__(self, id: str, time: float, what: str, seed: int, recent: Sequence[str]) -> None:
         super().__init__(f"{id} at {time:.3f} s: {what}")
@@ -42,8 +44,8 @@ class InvariantViolation(TuttiError):
 
 @dataclass(slots=True)
 class Ledger:
-    """A version's books: where it came from, where the sampler is after it, how many samples count in it, and how many
-    were knowingly given up on the way."""
+    """A version's books: where it came from, where the sampler is after it, how many samples count
+    in it, and how many were knowingly given up on the way."""
 
     parent: Version | None
     next: int
@@ -64,12 +66,14 @@ class Checker:
 
     def broken(self, what: str) -> InvariantViolation:
         watch = self.swarm.watch
-        return InvariantViolation(self.id, self.swarm.world.now, what, self.swarm.seed, list(watch.recent))
+        return InvariantViolation(
+            self.id, self.swarm.world.now, what, self.swarm.seed, list(watch.recent)
+        )
 
 
 class EqualDigests(Checker):
-    """I1: whoever begins an epoch as a current member holds what the rest of its cell holds, and after an outer round over
-    all cells what the rest of its stage holds."""
+    """I1: whoever begins an epoch as a current member holds what the rest of its cell holds, and
+    after an outer round over all cells what the rest of its stage holds."""
 
     id = "I1"
 
@@ -92,39 +96,59 @@ class EqualDigests(Checker):
         cell = me.cell if me and (plan.base, peer.stage) not in self._met else 0
         first = self._seen.setdefault((plan.hash, peer.stage, cell), (digest, peer.name))
         if first[0] != digest:
-            raise self.broken(f"{peer.name} and {first[1]} begin epoch {plan.epoch} with different parameters")
+            raise self.broken(
+                f"{peer.name} and {first[1]} begin epoch {plan.epoch} with different parameters"
+            )
         if me and plan.digests.get((me.stage, me.cell), digest) != digest:
-            raise self.broken(f"{peer.name} begins epoch {plan.epoch} with parameters the plan does not name")
+            raise self.broken(
+                f"{peer.name} begins epoch {plan.epoch} with parameters the plan does not name"
+            )
         _shorten(self._seen)
 
 
 class OneOwner(Checker):
-    """I2: every part has exactly one owner, a current member of its stage that is not counted as dead."""
+    """I2: every part has exactly one owner, a current member of its stage that is not counted as
+    dead."""
 
     id = "I2"
 
     def plan(self, plan: Plan) -> None:
         names = self.swarm.setup.names
-        if len(plan.owners) != sum(len(parts) * len(plan.cells(stage)) for stage, parts in names.items()):
+        if len(plan.owners) != sum(
+            len(parts) * len(plan.cells(stage)) for stage, parts in names.items()
+        ):
             raise self.broken(f"the plan of epoch {plan.epoch} names {len(plan.owners)} parts")
         one = not self.swarm.setup.cell and not plan.change
         for stage, parts in names.items():
             if one and len(plan.cells(stage)) > 1:
-                raise self.broken(f"the plan of epoch {plan.epoch} cuts stage {stage} into cells, and the run has none")
+                raise self.broken(
+                    f"the plan of epoch {plan.epoch} cuts stage {stage} into cells, and the run "
+                    "has none"
+                )
             for cell in plan.cells(stage):
                 able = {m.peer for m in plan.cell(stage, cell) if m.current}
                 for part in parts:
                     if plan.owner(part, cell) not in able:
-                        raise self.broken(f"part {part} of epoch {plan.epoch} is owned by {plan.owner(part, cell)}")
+                        raise self.broken(
+                            f"part {part} of epoch {plan.epoch} is owned by "
+                            f"{plan.owner(part, cell)}"
+                        )
         for unit in plan.units if plan.outer else ():
             able = {m.peer for m in plan.unit(unit) if m.current}
             averagers = plan.averagers(unit)
             if any(averagers.get(part) not in able for part in self._carried(plan, unit[0])):
-                raise self.broken(f"outer round {plan.outer} leaves a part of {unit} to nobody who could average it")
+                raise self.broken(
+                    f"outer round {plan.outer} leaves a part of {unit} to nobody who could average "
+                    "it"
+                )
 
     def _carried(self, plan: Plan, stage: int) -> Iterable[str]:
         sizes = {part.name: part.bytes for part in self.swarm.setup.parts[stage]}
-        return pieces(sizes, between(plan, self.swarm.read).fragments)[plan.fragment - 1] if plan.fragment else sizes
+        return (
+            pieces(sizes, between(plan, self.swarm.read).fragments)[plan.fragment - 1]
+            if plan.fragment
+            else sizes
+        )
 
     def round(self, a: ev.SendRound) -> None:
         if a.sources or not a.to:
@@ -135,7 +159,9 @@ class OneOwner(Checker):
         able, planned = {m.peer for m in plan.unit(unit) if m.current} - dead, plan.averagers(unit)
         for part in self._carried(plan, unit[0]):
             if a.owners.get(part, planned[part]) not in able:
-                raise self.broken(f"attempt {a.attempt} gives part {part} to {a.owners.get(part, planned[part])}")
+                raise self.broken(
+                    f"attempt {a.attempt} gives part {part} to {a.owners.get(part, planned[part])}"
+                )
 
 
 class CountsOnce(Checker):
@@ -148,17 +174,22 @@ class CountsOnce(Checker):
         self._seen: dict[tuple[str, int], dict[int, PeerId]] = {}
 
     def plan(self, plan: Plan) -> None:
-        """A swarm that has lost everything may begin with the very same plan again: what was counted by it before is gone."""
+        """A swarm that has lost everything may begin with the very same plan again: what was
+        counted by it before is gone."""
         for stage in self.swarm.setup.names:
             self._seen.pop((plan.hash, stage), None)
 
     def counted(self, peer: SimPeer, plan: Plan, index: int, again: bool) -> None:
         if again:
-            raise self.broken(f"micro-batch {index} of epoch {plan.epoch} counts twice at {peer.name}")
+            raise self.broken(
+                f"micro-batch {index} of epoch {plan.epoch} counts twice at {peer.name}"
+            )
 
     def taken(self, peer: SimPeer, plan: Plan | None, plan_hash: str) -> None:
         if plan is None or plan.hash != plan_hash:
-            raise self.broken(f"{peer.name} takes a tensor of plan {plan_hash[:8]}, which is not in force")
+            raise self.broken(
+                f"{peer.name} takes a tensor of plan {plan_hash[:8]}, which is not in force"
+            )
 
     def step(self, peer: SimPeer, request: Request, shares: Sequence[Share]) -> None:
         seen = self._seen.setdefault((request.plan.hash, peer.stage), {})
@@ -166,7 +197,10 @@ class CountsOnce(Checker):
             for index in share.indices:
                 other = seen.setdefault(index, share.peer)
                 if other != share.peer:
-                    text = f"micro-batch {index} of epoch {request.plan.epoch} counts at {other} and at {share.peer}"
+                    text = (
+                        f"micro-batch {index} of epoch {request.plan.epoch} counts at {other} "
+                        f"and at {share.peer}"
+                    )
                     raise self.broken(text)
         _shorten(self._seen)
 
@@ -189,11 +223,14 @@ class NoSampleLost(Checker):
         if (start, frozenset(returned)) != (book.next, book.returned):
             if plan.base not in self.guessed:
                 raise self.broken(
-                    f"epoch {plan.epoch} starts with the sampler at {start} and {len(returned)} samples back, "
+                    f"epoch {plan.epoch} starts with the sampler at {start} and {len(returned)} "
+                    "samples back, "
                     f"not {book.next} and {len(book.returned)}"
                 )
             lost = start - len(returned) - book.counted
-            self.books[plan.base] = Ledger(book.parent, start, frozenset(returned), book.counted, lost, book.tokens, book.depth)
+            self.books[plan.base] = Ledger(
+                book.parent, start, frozenset(returned), book.counted, lost, book.tokens, book.depth
+            )
 
     def close(self, plan: Plan, dropped: Sequence[int], tokens: int) -> None:
         made = Version(plan.epoch + 1, lineage_after(plan, dropped))
@@ -209,14 +246,25 @@ class NoSampleLost(Checker):
                 elif sample == taken:
                     taken += 1
                 else:
-                    raise self.broken(f"epoch {plan.epoch} takes sample {sample}, which is not free")
+                    raise self.broken(
+                        f"epoch {plan.epoch} takes sample {sample}, which is not free"
+                    )
                 counted += path.index not in lost
         returned = back | {s for p in plan.paths if p.index in lost for s in p.samples}
         new = Ledger(
-            plan.base, taken, frozenset(returned), book.counted + counted, book.lost, book.tokens + tokens, book.depth + 1
+            plan.base,
+            taken,
+            frozenset(returned),
+            book.counted + counted,
+            book.lost,
+            book.tokens + tokens,
+            book.depth + 1,
         )
         if new.next != new.counted + len(new.returned) + new.lost:
-            raise self.broken(f"epoch {plan.epoch}: {new.next} taken, {new.counted} counted, {len(new.returned)} back")
+            raise self.broken(
+                f"epoch {plan.epoch}: {new.next} taken, {new.counted} counted, {len(new.returned)} "
+                "back"
+            )
         self.books[made] = new
 
     def ancestor(self, old: Version, new: Version) -> bool:
@@ -235,19 +283,35 @@ class WeightedMean(Checker):
     id = "I5"
 
     def step(
-        self, peer: SimPeer, request: Request, contributors: Sequence[PeerId], tokens: int, shares: Sequence[Share]
+        self,
+        peer: SimPeer,
+        request: Request,
+        contributors: Sequence[PeerId],
+        tokens: int,
+        shares: Sequence[Share],
     ) -> None:
         able = set(request.members) - request.listeners
         if len(set(contributors)) != len(contributors) or not set(contributors) <= able:
             raise self.broken(f"{peer.name} averages {contributors}")
         if tokens != sum(s.tokens for s in shares):
-            raise self.broken(f"{peer.name} divides by {tokens}, not {sum(s.tokens for s in shares)}")
+            raise self.broken(
+                f"{peer.name} divides by {tokens}, not {sum(s.tokens for s in shares)}"
+            )
         each = self.swarm.setup.tokens
         for share in shares:
             if share.plan and share.plan != request.plan.hash:
-                raise self.broken(f"{peer.name} averages gradients of {share.peer} that belong to another plan")
-            if not share.marks and share.tokens != each * len(share.indices) and self.swarm.honest(share.peer):
-                raise self.broken(f"{share.peer} gives {share.tokens} tokens for {len(share.indices)} micro-batches")
+                raise self.broken(
+                    f"{peer.name} averages gradients of {share.peer} that belong to another plan"
+                )
+            if (
+                not share.marks
+                and share.tokens != each * len(share.indices)
+                and self.swarm.honest(share.peer)
+            ):
+                raise self.broken(
+                    f"{share.peer} gives {share.tokens} tokens for {len(share.indices)} "
+                    "micro-batches"
+                )
 
 
 class WholeCheckpoint(Checker):
@@ -257,7 +321,9 @@ class WholeCheckpoint(Checker):
 
     def restored(self, peer: SimPeer, found: Checkpoint) -> None:
         if not found.whole or any(v.made != found.version for v in found.values.values()):
-            raise self.broken(f"{peer.name} reads a checkpoint of epoch {found.version.epoch} that is not whole")
+            raise self.broken(
+                f"{peer.name} reads a checkpoint of epoch {found.version.epoch} that is not whole"
+            )
 
 
 class OnlyGrow(Checker):
@@ -265,26 +331,38 @@ class OnlyGrow(Checker):
 
     id = "I7"
 
-    def member(self, peer: SimPeer, event: Any, actions: Iterable[Any], at: Version, term: int) -> None:
+    def member(
+        self, peer: SimPeer, event: Any, actions: Iterable[Any], at: Version, term: int
+    ) -> None:
         m = peer.member
         if m.term < term:
             raise self.broken(f"{peer.name} falls back from term {term} to {m.term}")
         if m.at.epoch < at.epoch and not any(isinstance(a, ev.GoTo) for a in actions):
             mine = m.plan.member(peer.name) if m.plan else None
             if mine is None or mine.current:
-                raise self.broken(f"{peer.name} falls back from epoch {at.epoch} to {m.at.epoch} at {type(event).__name__}")
+                raise self.broken(
+                    f"{peer.name} falls back from epoch {at.epoch} to {m.at.epoch} at "
+                    f"{type(event).__name__}"
+                )
 
-    def plan(self, peer: SimPeer, plan: Plan, before: tuple[int, Version | None], actions: Sequence[Any]) -> None:
+    def plan(
+        self, peer: SimPeer, plan: Plan, before: tuple[int, Version | None], actions: Sequence[Any]
+    ) -> None:
         term, base = before
         if plan.term <= term:
             raise self.broken(f"{peer.name} plans term {plan.term} after {term}")
-        said = any(isinstance(a, ev.Report) and a.kind in ("went-back", "history-changed") for a in actions)
+        said = any(
+            isinstance(a, ev.Report) and a.kind in ("went-back", "history-changed") for a in actions
+        )
         if base is not None and plan.epoch < base.epoch and not said:
-            raise self.broken(f"{peer.name} goes back from epoch {base.epoch} to {plan.epoch} and does not say so")
+            raise self.broken(
+                f"{peer.name} goes back from epoch {base.epoch} to {plan.epoch} and does not say so"
+            )
 
 
 class AppliedOnce(Checker):
-    """I8: the step of a part that makes a version is applied once, to the version before, and settled by one owner."""
+    """I8: the step of a part that makes a version is applied once, to the version before, and
+    settled by one owner."""
 
     id = "I8"
 
@@ -292,36 +370,57 @@ class AppliedOnce(Checker):
         super().__init__(swarm)
         self._settled: dict[tuple[str, str, int], PeerId] = {}
 
-    def stepping(self, peer: SimPeer, plan: Plan, part: str, old: Value, moment: Moment | None, again: bool) -> None:
+    def stepping(
+        self, peer: SimPeer, plan: Plan, part: str, old: Value, moment: Moment | None, again: bool
+    ) -> None:
         if again:
-            raise self.broken(f"{peer.name} steps {part} of epoch {plan.epoch} twice under one plan")
+            raise self.broken(
+                f"{peer.name} steps {part} of epoch {plan.epoch} twice under one plan"
+            )
         if old.made != plan.base:
-            raise self.broken(f"{peer.name} steps {part} of epoch {plan.epoch} from a value of epoch {old.made.epoch}")
+            raise self.broken(
+                f"{peer.name} steps {part} of epoch {plan.epoch} from a value of epoch "
+                f"{old.made.epoch}"
+            )
         if moment is not None and not self.swarm.watch.samples.ancestor(moment.through, plan.base):
-            text = f"optimizer state of {part} at {peer.name} holds a step of epoch {moment.through.epoch} of another history"
+            text = (
+                f"optimizer state of {part} at {peer.name} holds a step of epoch "
+                f"{moment.through.epoch} of another history"
+            )
             raise self.broken(f"{text}, at epoch {plan.epoch}")
 
     def owing(self, peer: SimPeer, plan: Plan, part: str, debt: Moment) -> None:
         """What is added to a word was lost in the history it is said in."""
         if not self.swarm.watch.samples.ancestor(debt.through, plan.base):
-            text = f"{peer.name} adds to {part} what it lost on the way to epoch {debt.through.epoch} of another history"
+            text = (
+                f"{peer.name} adds to {part} what it lost on the way to epoch "
+                f"{debt.through.epoch} of another history"
+            )
             raise self.broken(f"{text}, at epoch {plan.epoch}")
 
     def settling(self, peer: SimPeer, plan: Plan, moments: Mapping[str, Moment]) -> None:
         for part, moment in moments.items():
             owner = self._settled.setdefault((plan.hash, part, peer.labour.cell), peer.name)
             if owner != peer.name:
-                raise self.broken(f"{owner} and {peer.name} both settle their step of {part} for epoch {plan.epoch}")
+                raise self.broken(
+                    f"{owner} and {peer.name} both settle their step of {part} for epoch "
+                    f"{plan.epoch}"
+                )
             held = peer.labour.moments.get(part)
             if held is not None and held.through == moment.through:
-                raise self.broken(f"{peer.name} settles the step of {part} for epoch {plan.epoch} twice")
+                raise self.broken(
+                    f"{peer.name} settles the step of {part} for epoch {plan.epoch} twice"
+                )
             if moment.through != plan.base:
-                raise self.broken(f"{peer.name} settles a step of {part} that did not make epoch {plan.epoch}")
+                raise self.broken(
+                    f"{peer.name} settles a step of {part} that did not make epoch {plan.epoch}"
+                )
         _shorten(self._settled)
 
 
 class PurePlan(Checker):
-    """I9: the same leader, event and time give the same plan, tried on a copy now and then; and nobody objects to one."""
+    """I9: the same leader, event and time give the same plan, tried on a copy now and then; and
+    nobody objects to one."""
 
     id = "I9"
     EVERY = 29
@@ -331,7 +430,9 @@ class PurePlan(Checker):
         self._count = 0
 
     def objected(self, peer: SimPeer, plan: Plan, why: str) -> None:
-        raise self.broken(f"{peer.name} objects to the plan of {plan.leader} for epoch {plan.epoch}: {why}")
+        raise self.broken(
+            f"{peer.name} objects to the plan of {plan.leader} for epoch {plan.epoch}: {why}"
+        )
 
     def before(self, leader: Leader, event: Any) -> Leader | None:
         if leader.phase is Phase.RUN or isinstance(event, ev.Tick):
@@ -342,7 +443,9 @@ class PurePlan(Checker):
             return None
         facts, memory = leader.facts, leader.memory
         memo: dict[int, Any] = {
-            id(x): x for x in (facts, *vars(facts).values(), *vars(memory).values()) if callable(x) or x is facts
+            id(x): x
+            for x in (facts, *vars(facts).values(), *vars(memory).values())
+            if callable(x) or x is facts
         }
         for plan in (leader.plan, leader.memory.history):
             memo[id(plan)] = plan
@@ -353,7 +456,9 @@ class PurePlan(Checker):
             return
         again = twin.handle(event, self.swarm.world.now)
         plans = [a.plan.hash for a in actions if isinstance(a, ev.SendPlan)]
-        if plans != [a.plan.hash for a in again if isinstance(a, ev.SendPlan)] or len(actions) != len(again):
+        if plans != [a.plan.hash for a in again if isinstance(a, ev.SendPlan)] or len(
+            actions
+        ) != len(again):
             raise self.broken(f"the leader answers {type(event).__name__} in two ways")
         for a in actions:
             if isinstance(a, ev.SendPlan) and Plan.parse(a.plan.canonical()).hash != a.plan.hash:
@@ -369,7 +474,8 @@ class _Running:
 
 
 class OneFault(Checker):
-    """I10: an epoch under which at most one peer died, one that was not the leader and had a live replica, commits."""
+    """I10: an epoch under which at most one peer died, one that was not the leader and had a live
+    replica, commits."""
 
     id = "I10"
     CALM_S = 25.0
@@ -394,7 +500,9 @@ class OneFault(Checker):
     def ended(self, peer: SimPeer, committed: bool, why: str) -> None:
         r = self._running.pop(peer.name, None)
         if r is not None and not committed and not r.forgiven:
-            raise self.broken(f"epoch {r.plan.epoch} was given up after {r.faults or 'no fault'}: {why}")
+            raise self.broken(
+                f"epoch {r.plan.epoch} was given up after {r.faults or 'no fault'}: {why}"
+            )
 
 
 def _shorten(seen: dict[Any, Any]) -> None:

@@ -1,4 +1,5 @@
-"""What a simulated member does in an epoch, as ``node.training.work`` does it: begin, average, adopt, settle, go back.
+"""What a simulated member does in an epoch, as ``node.training.work`` does it: begin, average,
+adopt, settle, go back.
 
 Parameters and optimizer state are the hashes of :mod:`node.sim.values`.
 """
@@ -66,7 +67,8 @@ class Labour:
         self.moments_lost = 0
         self._before: dict[str, Value] | None = None
         self.owed: dict[str, Moment] = {}
-        """With error feedback, what rounding has lost of this peer's words for its cell, as node.training.owed keeps it."""
+        """With error feedback, what rounding has lost of this peer's words for its cell, as
+        node.training.owed keeps it."""
         self._said: dict[str, str] = {}
         self.streams = Streams(peer)
         self._owed_before: dict[str, Moment] | None = None
@@ -86,7 +88,7 @@ class Labour:
         self.serving: Serving[str] = Serving()
         self._rate = Rate()
 
-    # ------------------------------------------------------------ what is here
+    # ----------------------------------------------------------- what is here
 
     def checkpoints(self) -> tuple[Version, ...]:
         """Versions on the disk, of the cell whose parameters are in place."""
@@ -99,7 +101,9 @@ class Labour:
     def costs(self) -> Measured:
         """What work and ways cost it."""
         pipe, now = self.peer.pipe, self.peer.world.now
-        ways = tuple((p, Way(tensor, trip)) for p, (tensor, trip) in sorted(pipe.timing.ways(now).items()))
+        ways = tuple(
+            (p, Way(tensor, trip)) for p, (tensor, trip) in sorted(pipe.timing.ways(now).items())
+        )
         each = (*pipe.timing.work.values(), pipe.timing.loss)
         slots = self.setup.stash if self.stage != ENDS else self.setup.in_flight
         return Measured(*(a.steady(STEADY) for a in each), slots=slots, ways=ways)
@@ -111,7 +115,13 @@ class Labour:
             None
             if found is None
             else Past(
-                found.cursor, dict(found.owners), found.tokens, dict(found.worked), found.change, found.since, dict(found.mass)
+                found.cursor,
+                dict(found.owners),
+                found.tokens,
+                dict(found.worked),
+                found.change,
+                found.since,
+                dict(found.mass),
             )
         )
 
@@ -119,7 +129,7 @@ class Labour:
         """What others may fetch."""
         return self.values
 
-    # ------------------------------------------------------------ the epoch
+    # ----------------------------------------------------------- the epoch
 
     def begin(self, plan: Plan, listener: bool) -> None:
         """Take part; fetch the optimizer state of parts gained meanwhile."""
@@ -148,7 +158,11 @@ class Labour:
         me = peer.name
         if not listener:
             self.cell = plan_cell(plan, me)
-        gained = [p for p in self.names if plan.owner(p, self.cell) == me and plan.moved.get(in_cell(p, self.cell), me) != me]
+        gained = [
+            p
+            for p in self.names
+            if plan.owner(p, self.cell) == me and plan.moved.get(in_cell(p, self.cell), me) != me
+        ]
         if gained and not listener:
             self._take_over(plan, gained)
         self.streams.begin(plan, between(plan, peer.swarm.read), listener)
@@ -160,7 +174,13 @@ class Labour:
             self.peer.rounds.stop(self._round)
             self._round = None
 
-    def average(self, plan: Plan, r: ev.RoundArrived, listener: bool, then: Callable[[ev.RoundEnded], object]) -> None:
+    def average(
+        self,
+        plan: Plan,
+        r: ev.RoundArrived,
+        listener: bool,
+        then: Callable[[ev.RoundEnded], object],
+    ) -> None:
         """One attempt of the cell's round."""
         token = self._token
         if not r.attempt and lands(plan, between(plan, self.peer.swarm.read)):
@@ -171,15 +191,21 @@ class Labour:
         def gradients() -> None:
             if self._token is token:
                 if plan.outer and not listener:
-                    self._said = {n: self.word(plan, n) for n in sorted(self.values)} | (sent.said if sent is not None else {})
+                    self._said = {n: self.word(plan, n) for n in sorted(self.values)} | (
+                        sent.said if sent is not None else {}
+                    )
                     marks = tuple(self._said.items())
-                    speaks = self.peer.name in speakers(plan, unit_of(plan, self.peer.name), absent(plan, r, self.peer.name))
-                    weight = weights(plan, unit_of(plan, self.peer.name), between(plan, self.peer.swarm.read))[
-                        plan_cell(plan, self.peer.name)
-                    ]
+                    speaks = self.peer.name in speakers(
+                        plan, unit_of(plan, self.peer.name), absent(plan, r, self.peer.name)
+                    )
+                    weight = weights(
+                        plan, unit_of(plan, self.peer.name), between(plan, self.peer.swarm.read)
+                    )[plan_cell(plan, self.peer.name)]
                     self._share = Share(self.peer.name, (), weight * speaks, plan.hash, marks)
                 elif self._share is None and not listener:
-                    self._share = self.peer.swarm.make.share(self.peer, self.peer.pipe.take_share(plan.epoch))
+                    self._share = self.peer.swarm.make.share(
+                        self.peer, self.peer.pipe.take_share(plan.epoch)
+                    )
                     self._measure()
                 if self._arriving:
                     self._arrived.append(run)
@@ -196,11 +222,19 @@ class Labour:
             gradients()
 
     def _land(
-        self, plan: Plan, r: ev.RoundArrived, listener: bool, then: Callable[[ev.RoundEnded], object], token: object
+        self,
+        plan: Plan,
+        r: ev.RoundArrived,
+        listener: bool,
+        then: Callable[[ev.RoundEnded], object],
+        token: object,
     ) -> None:
         """The outer round of a fragment that has been under way."""
         me = self.peer.name
-        home, carried = plan_cell(plan, me), [n for n in plan.averagers(unit_of(plan, me)) if n in self.names]
+        home, carried = (
+            plan_cell(plan, me),
+            [n for n in plan.averagers(unit_of(plan, me)) if n in self.names],
+        )
         self._owned = frozenset(name for name in self.names if plan.owner(name, home) == me)
         makes = Version(plan.epoch + 1, lineage_after(plan, r.dropped))
 
@@ -211,22 +245,36 @@ class Labour:
             missing = tuple(sorted(self.names if listener else set(carried) - fresh.keys()))
             self.fresh = None if missing else self._after(plan, makes, fresh)
             self._said, self._by = (sent.said, sent.by) if sent is not None else ({}, {})
-            then(ev.RoundEnded(plan.epoch, plan.term, r.attempt, tuple(sorted(fresh)), missing, (), len(fresh)))
+            then(
+                ev.RoundEnded(
+                    plan.epoch, plan.term, r.attempt, tuple(sorted(fresh)), missing, (), len(fresh)
+                )
+            )
 
         self.streams.land(plan, r, landed)
 
     def _after(self, plan: Plan, makes: Version, means: Mapping[str, Value]) -> dict[str, Value]:
-        """The next values: of what an outer round carried by its means, of the rest those that are here."""
+        """The next values: of what an outer round carried by its means, of the rest those that are
+        here."""
         mixing = between(plan, self.peer.swarm.read).mixing
         return self._rest(plan, makes) | self.streams.mixed(plan, mixing, makes, means)
 
     def _run_round(
-        self, plan: Plan, r: ev.RoundArrived, listener: bool, then: Callable[[ev.RoundEnded], object], token: object
+        self,
+        plan: Plan,
+        r: ev.RoundArrived,
+        listener: bool,
+        then: Callable[[ev.RoundEnded], object],
+        token: object,
     ) -> None:
         me = self.peer.name
         unit, home = unit_of(plan, me), plan_cell(plan, me)
         planned = plan.averagers(unit)
-        owners = {name: r.owners.get(name, planned[name]) for name in self.names if name in planned or not plan.fragment}
+        owners = {
+            name: r.owners.get(name, planned[name])
+            for name in self.names
+            if name in planned or not plan.fragment
+        }
         stepped = {name: plan.owner(name, home) for name in self.names} if plan.outer else owners
         self._owned = frozenset(name for name, owner in stepped.items() if owner == me)
         away = absent(plan, r, me)
@@ -240,7 +288,9 @@ class Labour:
             members=tuple(m.peer for m in cell),
             listeners=frozenset(m.peer for m in cell if not m.current),
             owners=owners,
-            ownership_hash=ownership_hash([p for p in self.setup.parts[self.stage] if p.name in owners], owners, "simulated"),
+            ownership_hash=ownership_hash(
+                [p for p in self.setup.parts[self.stage] if p.name in owners], owners, "simulated"
+            ),
             share=share,
             deadline_s=r.deadline_s,
             total=max(weights(plan, unit, between(plan, self.peer.swarm.read)).values(), default=1)
@@ -248,7 +298,10 @@ class Labour:
             else self.setup.tokens * len(plan.paths),
             allowed={},
             may_hold=not plan.outer
-            and (len(plan.cells(self.stage)) > 1 or (self.stage > 0 and self.peer.swarm.fewest < self.setup.stages)),
+            and (
+                len(plan.cells(self.stage)) > 1
+                or (self.stage > 0 and self.peer.swarm.fewest < self.setup.stages)
+            ),
             quorum=rules.quorum if plan.outer else 0,
             grace_s=rules.grace_s,
         )
@@ -258,11 +311,18 @@ class Labour:
             request = self._pushes(plan, [m.peer for m in cell], away, request)
 
         def step(cell: int, names: tuple[str, ...], shares: tuple[Share, ...]) -> dict[str, Value]:
-            return self._take(plan, makes, cell, names, shares) if pushes else self._step(plan, makes, names, shares)
+            return (
+                self._take(plan, makes, cell, names, shares)
+                if pushes
+                else self._step(plan, makes, names, shares)
+            )
 
         def ended(
-            fresh: dict[str, Value], missing: tuple[str, ...], failed: tuple[PeerId, ...], unserved: tuple[str, ...]
-        ) -> None:  # fmt: skip
+            fresh: dict[str, Value],
+            missing: tuple[str, ...],
+            failed: tuple[PeerId, ...],
+            unserved: tuple[str, ...],
+        ) -> None:
             if self._token is token:
                 if plan.fragment and listener:
                     missing = tuple(sorted(self.names))  # a fragment is not what it lacks
@@ -270,7 +330,17 @@ class Labour:
                 self.fresh = self._after(plan, makes, fresh) if plan.fragment else dict(fresh)
                 if r.attempt < PUSH_AGAIN:
                     missing = tuple(sorted({*missing, *unserved}))
-                then(ev.RoundEnded(plan.epoch, plan.term, r.attempt, tuple(sorted(fresh)), missing, failed, len(cell)))
+                then(
+                    ev.RoundEnded(
+                        plan.epoch,
+                        plan.term,
+                        r.attempt,
+                        tuple(sorted(fresh)),
+                        missing,
+                        failed,
+                        len(cell),
+                    )
+                )
 
         self._round, self.arrived = request.round, ()
         try:
@@ -279,10 +349,17 @@ class Labour:
             else:
                 self.peer.rounds.run(request, step, ended)
         except ValueError:
-            then(ev.RoundEnded(plan.epoch, plan.term, r.attempt, (), tuple(sorted(self.names)), (), 0))
+            then(
+                ev.RoundEnded(
+                    plan.epoch, plan.term, r.attempt, (), tuple(sorted(self.names)), (), 0
+                )
+            )
 
-    def _step(self, plan: Plan, makes: Version, names: Sequence[str], shares: tuple[Share, ...]) -> dict[str, Value]:
-        """Fresh values; the optimizer state they make is staged until the plan of the next version settles it."""
+    def _step(
+        self, plan: Plan, makes: Version, names: Sequence[str], shares: tuple[Share, ...]
+    ) -> dict[str, Value]:
+        """Fresh values; the optimizer state they make is staged until the plan of the next version
+        settles it."""
         watch, staged = self.peer.swarm.watch, self._staged.setdefault(plan.epoch, {})
         fresh: dict[str, Value] = {}
         for name in names:
@@ -305,34 +382,50 @@ class Labour:
             staged[name] = next_moment(name, moment, fresh[name], makes)
         return fresh
 
-    def _pushes(self, plan: Plan, cell: Sequence[PeerId], away: Collection[PeerId], request: Request) -> Request:
+    def _pushes(
+        self, plan: Plan, cell: Sequence[PeerId], away: Collection[PeerId], request: Request
+    ) -> Request:
         """The same without a barrier, as node.training.outer_round makes it."""
         me, unit = self.peer.name, unit_of(plan, self.peer.name)
         mine = [name for name, owner in request.owners.items() if owner == me]
         heard = self.fresh or {}
-        self.serving.opens(plan.hash, mine, lambda n: heard[n].mark if n in heard else self.values[n].mark)
+        self.serving.opens(
+            plan.hash, mine, lambda n: heard[n].mark if n in heard else self.values[n].mark
+        )
         here = {peer: plan_cell(plan, peer) for peer in (*cell, me)}
         return replace(
-            request, members=tuple(sorted({*here, *request.owners.values()})), cells=here, may_hold=True, gathers=me in cell,
-            listeners=frozenset({*here, *request.owners.values()}) - speakers(plan, unit, list(away)),
+            request,
+            members=tuple(sorted({*here, *request.owners.values()})),
+            cells=here,
+            may_hold=True,
+            gathers=me in cell,
+            listeners=frozenset({*here, *request.owners.values()})
+            - speakers(plan, unit, list(away)),
             share=request.share if me in cell else None,
-        )  # fmt: skip
+        )
 
     def _take(
         self, plan: Plan, makes: Version, cell: int, names: Sequence[str], shares: tuple[Share, ...]
-    ) -> dict[str, Value]:  # fmt: skip
+    ) -> dict[str, Value]:
         """A cell pushes, or pulls: what is served then."""
         for name in names:
-            self.peer.swarm.watch.stepping(self.peer, plan, name, self.values[name], None, (name, cell) in self._pushed)
+            self.peer.swarm.watch.stepping(
+                self.peer, plan, name, self.values[name], None, (name, cell) in self._pushed
+            )
             self._pushed.add((name, cell))
         bound = between(plan, self.peer.swarm.read).staleness
         deltas = {name: mark for share in shares for name, mark in share.marks if name in names}
-        found, late = self.serving.take(plan.hash, cell, names, deltas, bound, lambda value, by: mark_of("pushed", value, by))
-        self.peer.swarm.watch.count("pushes-refused" if late else "pushes-applied" if deltas else "pulls")
+        found, late = self.serving.take(
+            plan.hash, cell, names, deltas, bound, lambda value, by: mark_of("pushed", value, by)
+        )
+        self.peer.swarm.watch.count(
+            "pushes-refused" if late else "pushes-applied" if deltas else "pulls"
+        )
         return {name: Value(mark, makes) for name, mark in found.items()}
 
     def word(self, plan: Plan, name: str) -> str:
-        """This peer's word on a part: what it has, what it owes, and what the round before was closed without."""
+        """This peer's word on a part: what it has, what it owes, and what the round before was
+        closed without."""
         mark = self.values[name].mark
         for debt in (self.owed.get(name), self.owed.get(name + LATE)):
             if debt is not None:
@@ -341,8 +434,8 @@ class Labour:
         return mark
 
     def _owes(self, plan: Plan, made: Version) -> None:
-        """The round is adopted: what its words were rounded by is owed, where they were taken; what its cell had counts next time,
-        where they were not."""
+        """The round is adopted: what its words were rounded by is owed, where they were taken; what
+        its cell had counts next time, where they were not."""
         rules, me, before = between(plan, self.peer.swarm.read), self.peer.name, self.owed
         if not (rules.feedback or rules.quorum):
             return
@@ -355,7 +448,9 @@ class Labour:
             self.owed.pop(name + LATE, None)
             if rules.quorum and not mates & set(by):
                 self.peer.swarm.watch.count("late")
-                self.owed[name + LATE] = Moment(mark_of("late", name, (self._before or self.values)[name].mark), made, 1)
+                self.owed[name + LATE] = Moment(
+                    mark_of("late", name, (self._before or self.values)[name].mark), made, 1
+                )
 
     def copy(self, plan: Plan, r: ev.RoundArrived, then: Callable[[ev.RoundEnded], object]) -> None:
         """Fetch the fresh parameters whole from who has committed them."""
@@ -374,7 +469,11 @@ class Labour:
         me = plan.member(self.peer.name)
         listener = me is not None and not me.current
         cell = plan_cell(plan, self.peer.name)
-        sources = [p for p in r.sources if plan_cell(plan, p) == cell] if plan.fragment and listener else r.sources
+        sources = (
+            [p for p in r.sources if plan_cell(plan, p) == cell]
+            if plan.fragment and listener
+            else r.sources
+        )
         anchor = plan.fragment > 0 and not listener
         self.fetch(sources, plan.epoch + 1, r.digest, got, anchor=anchor)
 
@@ -394,14 +493,20 @@ class Labour:
         if plan.outer and me is not None and me.current:
             # The optimizer has not been at it: its state is that of the next version as it is.
             makes = next(iter(fresh.values())).made
-            kept = {n: m._replace(through=makes) for n, m in self.moments.items() if n in (self._owned or ())}
+            kept = {
+                n: m._replace(through=makes)
+                for n, m in self.moments.items()
+                if n in (self._owned or ())
+            }
             self._staged[plan.epoch] = kept
             self._owes(plan, makes)
         if me is not None:
             self.cell = me.cell
         if self._flip:
             name, self._flip = self.names[0], False
-            self.values[name] = self.values[name]._replace(mark=mark_of("flipped", self.values[name].mark))
+            self.values[name] = self.values[name]._replace(
+                mark=mark_of("flipped", self.values[name].mark)
+            )
         self.digest = digest_of(self.values)
         return self.digest
 
@@ -454,7 +559,7 @@ class Labour:
         """A bit flips on the way of the next parameters into their place."""
         self._flip = True
 
-    # ------------------------------------------------------------ state
+    # ----------------------------------------------------------- state
 
     def save(self, epoch: int, plan: Plan | None) -> None:
         """Write a checkpoint in the background."""
@@ -473,7 +578,9 @@ class Labour:
             since=plan.since,
             mass=dict(plan.mass),
         )
-        self.disk.save(self.peer, blank, dict(self.values), dict(self.moments), self.peer.checkpoint_written)
+        self.disk.save(
+            self.peer, blank, dict(self.values), dict(self.moments), self.peer.checkpoint_written
+        )
 
     def restore(self, version: Version) -> bool:
         """Load a checkpoint; False when there is none, or it is not whole."""
@@ -500,11 +607,15 @@ class Labour:
         self.version, self.tokens, self.cell = version, tokens, ANY
 
     def fetch(
-        self, donors: Sequence[PeerId], epoch: int | None, digest: str,
-        then: Callable[[tuple[Version, int, dict[str, Value]] | None], None], anchor: bool = False,
-    ) -> None:  # fmt: skip
-        """The stage's parameters from the first donor that has them; None when no donor does. ``anchor``: what it made the last outer
-        step by instead."""
+        self,
+        donors: Sequence[PeerId],
+        epoch: int | None,
+        digest: str,
+        then: Callable[[tuple[Version, int, dict[str, Value]] | None], None],
+        anchor: bool = False,
+    ) -> None:
+        """The stage's parameters from the first donor that has them; None when no donor does.
+        ``anchor``: what it made the last outer step by instead."""
         rest = [d for d in donors if d != self.peer.name]
         stage, size = self.stage, sum(self.setup.size_of(n) for n in self.names)
 
@@ -516,7 +627,10 @@ class Labour:
                 call.say(None)
             elif anchor:
                 landed = work.streams.landed
-                call.say((at, tokens, landed[1]) if landed is not None and landed[0] == at else None, HEAD + size)
+                call.say(
+                    (at, tokens, landed[1]) if landed is not None and landed[0] == at else None,
+                    HEAD + size,
+                )
             else:
                 call.say((at, tokens, dict(work.parameters())), HEAD + size)
 
@@ -547,8 +661,13 @@ class Labour:
         def one(donor: PeerId, names: list[str], tries: int) -> None:
             def serve(there: SimPeer, call: Call) -> None:
                 work = there.labour
-                # Who was a listener has settled nothing of what it holds: each part's state says itself of which version it is.
-                held = {n: m for n, m in work.moments.items() if work.stage == self.stage and m.through == plan.base}
+                # Who was a listener has settled nothing of what it holds: each part's state says
+                # itself of which version it is.
+                held = {
+                    n: m
+                    for n, m in work.moments.items()
+                    if work.stage == self.stage and m.through == plan.base
+                }
                 whole = all(n in held for n in names)
                 call.say({n: held[n] for n in names} if whole else None, HEAD + 4096 * len(names))
 
@@ -563,7 +682,9 @@ class Labour:
                     self.moments.update(found)
                 done()
 
-            call = self.peer.call(donor, HEAD, serve, hear, lambda why: self._token is token and done(), FETCH_S)
+            call = self.peer.call(
+                donor, HEAD, serve, hear, lambda why: self._token is token and done(), FETCH_S
+            )
 
         def done() -> None:
             self._arriving -= 1
@@ -590,7 +711,9 @@ def plan_cell(plan: Plan, peer: PeerId) -> int:
 def absent(plan: Plan, r: ev.RoundArrived, peer: PeerId) -> tuple[PeerId, ...]:
     """Who of this peer's unit takes no part in an attempt, or only serves in it."""
     among = r.among or tuple(m.peer for m in plan.members)
-    return tuple(m.peer for m in plan.unit(unit_of(plan, peer)) if m.peer in r.dead or m.peer not in among)
+    return tuple(
+        m.peer for m in plan.unit(unit_of(plan, peer)) if m.peer in r.dead or m.peer not in among
+    )
 
 
 def unit_of(plan: Plan, peer: PeerId) -> Unit:

@@ -1,4 +1,5 @@
-"""What a lying peer says. Its words go through the daemon's own notes, whose checks are what should stop most of them."""
+"""What a lying peer says. Its words go through the daemon's own notes, whose checks are what should
+stop most of them."""
 
 from __future__ import annotations
 
@@ -32,12 +33,20 @@ def heard(peer: SimPeer, h: ev.Heard) -> ev.Heard:
             return replace(h, at=Version(2**62, "f" * 32), tokens=2**62)
         case "speed":
             return replace(
-                h, speed=1e11, costs=Measured(1e-6, 1e-6, 1e-6, 1 << 31, tuple((p, Way(1e-6, 1e-6)) for p, _ in h.costs.ways))
+                h,
+                speed=1e11,
+                costs=Measured(
+                    1e-6, 1e-6, 1e-6, 1 << 31, tuple((p, Way(1e-6, 1e-6)) for p, _ in h.costs.ways)
+                ),
             )
         case "digest":
             return replace(h, digest=mark_of("false", h.digest))
         case "history":
-            return replace(h, at=Version(h.at.epoch + 1, mark_of("false", h.at.lineage) * 2), tokens=h.tokens + 10**6)
+            return replace(
+                h,
+                at=Version(h.at.epoch + 1, mark_of("false", h.at.lineage) * 2),
+                tokens=h.tokens + 10**6,
+            )
         case "accusation":
             plan = peer.member.plan
             for m in plan.members if plan else ():

@@ -1,7 +1,8 @@
 """What lies between two peers: latency, jitter, bandwidth, loss, and walls that nothing passes.
 
-A directed link carries its transfers one after the other; a lost message costs a retransmission. A *wall* stands
-between two groups of peers, in one direction; walls may overlap, and each is taken down by itself.
+A directed link carries its transfers one after the other; a lost message costs a retransmission. A
+*wall* stands between two groups of peers, in one direction; walls may overlap, and each is taken
+down by itself.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ RETRANSMIT_S = 0.2
 
 @dataclass(slots=True)
 class Link:
-    """One direction between two peers: seconds, seconds, bits per second (0: no limit), a share of messages."""
+    """One direction between two peers: seconds, seconds, bits per second (0: no limit), a share of
+    messages."""
 
     latency: float
     jitter: float
@@ -28,19 +30,26 @@ class Link:
 
 @dataclass(frozen=True)
 class Wall:
-    """Nothing passes from a peer of ``sources`` to a peer of ``targets``; an empty group means everybody."""
+    """Nothing passes from a peer of ``sources`` to a peer of ``targets``; an empty group means
+    everybody."""
 
     sources: frozenset[PeerId]
     targets: frozenset[PeerId]
 
     def parts(self, a: PeerId, b: PeerId) -> bool:
-        return (not self.sources or a in self.sources) and (not self.targets or b in self.targets) and a != b
+        return (
+            (not self.sources or a in self.sources)
+            and (not self.targets or b in self.targets)
+            and a != b
+        )
 
 
 class Links:
     """All directed links, made when first used, all alike until told otherwise."""
 
-    def __init__(self, rng: random.Random, latency: float, jitter: float, bandwidth: float, loss: float) -> None:
+    def __init__(
+        self, rng: random.Random, latency: float, jitter: float, bandwidth: float, loss: float
+    ) -> None:
         self._rng, self._new = rng, (latency, jitter, bandwidth, loss)
         self._links: dict[tuple[PeerId, PeerId], Link] = {}
         self.walls: list[Wall] = []
@@ -61,7 +70,8 @@ class Links:
         return bool(self.walls) and any(w.parts(a, b) for w in self.walls)
 
     def travel(self, a: PeerId, b: PeerId, nbytes: int, now: float) -> float:
-        """Seconds until the last byte of a message sent now arrives. Takes the link for the time of its transfer."""
+        """Seconds until the last byte of a message sent now arrives. Takes the link for the time of
+        its transfer."""
         link = self._links.get((a, b)) or self.link(a, b)
         seconds = link.latency + (link.jitter * self._rng.random() if link.jitter else 0.0)
         if link.loss and self._rng.random() < link.loss:

@@ -1,4 +1,5 @@
-"""The scenarios and one line about each. Imports nothing: the command line lists them in its help."""
+"""The scenarios and one line about each. Imports nothing: the command line lists them in its
+help."""
 
 from __future__ import annotations
 
@@ -15,8 +16,10 @@ SCENARIOS: dict[str, str] = {
     "skew": "wall clocks run apart",
     "corrupt": "a bit of a peer's parameters flips",
     "broken-step": "an owner's optimizer gives up on a step",
-    "liar": "a peer lies about its tokens, epoch, speed, digest, parts or history, or accuses others falsely",
-    "stranger": "somebody with the smallest PeerId says that it leads, that the run is over, and what else would end it",
+    "liar": "a peer lies about its tokens, epoch, speed, digest, parts or history, or accuses "
+    "others falsely",
+    "stranger": "somebody with the smallest PeerId says that it leads, that the run is over, and "
+    "what else would end it",
     "mass-join": "half as many peers again come at once",
     "crowd": "half as many peers again come in one second and choose their stages",
     "mass-leave": "a third of the peers leave at once, in order",

@@ -1,4 +1,5 @@
-"""Which versions a simulated peer has stood at, and what it says of them, as ``node.training.past`` does."""
+"""Which versions a simulated peer has stood at, and what it says of them, as ``node.training.past``
+does."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ class SimPast:
             self._stood.pop()
         self._stood.append((version, tokens))
 
-    def recall(self, version: Version, holders: list[PeerId], then: Callable[[ev.Recalled], None]) -> None:
+    def recall(
+        self, version: Version, holders: list[PeerId], then: Callable[[ev.Recalled], None]
+    ) -> None:
         """Ask one after the other; without a plan when none knows it."""
         if not holders:
             then(ev.Recalled(version))
@@ -59,11 +62,15 @@ class SimPast:
                 return
             common = next(((v, t) for v, t in reversed(self._stood) if v in theirs), None)
             if common is not None:
-                self.peer.swarm.watch.gave_up(self.peer, at.epoch - common[0].epoch, max(0, tokens - common[1]))
+                self.peer.swarm.watch.gave_up(
+                    self.peer, at.epoch - common[0].epoch, max(0, tokens - common[1])
+                )
 
         self._ask(leader, at, got)
 
-    def _ask(self, holder: PeerId, version: Version, then: Callable[[tuple[Any, ...] | None], None]) -> None:
+    def _ask(
+        self, holder: PeerId, version: Version, then: Callable[[tuple[Any, ...] | None], None]
+    ) -> None:
         def serve(there: SimPeer, call: Call) -> None:
             call.say((*there.member.remembers(version), tuple(there.past._stood)), HEAD + 4096)
 

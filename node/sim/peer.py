@@ -1,7 +1,9 @@
-"""One simulated peer: the conversation of ``node.training.service`` around the real leader, member and election.
+"""One simulated peer: the conversation of ``node.training.service`` around the real leader, member
+and election.
 
-It decides nothing: who leads is :class:`Election`'s word, what an epoch is the leader's and the member's. A note is
-the event it stands for; only what a liar says goes over the real notes, whose checks are part of what is tried.
+It decides nothing: who leads is :class:`Election`'s word, what an epoch is the leader's and the
+member's. A note is the event it stands for; only what a liar says goes over the real notes, whose
+checks are part of what is tried.
 """
 
 from __future__ import annotations
@@ -31,7 +33,15 @@ from node.training.election import Election, Sighting
 from node.training.leader import Leader
 from node.training.member import State
 from node.training.objection import of_averaging
-from node.training.pace import ACCUSE_EVERY_S, HEARTBEAT_S, PROBE_TIMEOUT_S, STANDS_S, TELL_TIMEOUT_S, TELL_TRIES, TICK_S
+from node.training.pace import (
+    ACCUSE_EVERY_S,
+    HEARTBEAT_S,
+    PROBE_TIMEOUT_S,
+    STANDS_S,
+    TELL_TIMEOUT_S,
+    TELL_TRIES,
+    TICK_S,
+)
 from node.training.rules import Rules, Standing
 
 if TYPE_CHECKING:
@@ -41,7 +51,8 @@ Reason = str | None
 CATCH_UP_TRIES, RETRY_S, LOOK_S = 5, 1.0, 1.5
 """As node.daemon: how often a newcomer asks for state, and how long it looks for company first."""
 RIPE_S = 5.0
-"""Sooner than real peers, because an epoch is shorter here: after so long together peers are colleagues."""
+"""Sooner than real peers, because an epoch is shorter here: after so long together peers are
+colleagues."""
 HASTE_S = 0.5
 """As node.placing: between two looks at what others claim."""
 
@@ -75,7 +86,7 @@ class SimPeer(Host):
 
     def __init__(
         self, swarm: Swarm, name: PeerId, stage: int, slowness: float, open_to: str = "auto"
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(swarm.world, name)
         self.swarm, self.stage, self.slowness, self.open_to = swarm, stage, slowness, open_to
         self.disk = Disk(swarm.setup.checkpoint_keep, swarm.setup.checkpoint_s)
@@ -115,12 +126,12 @@ class SimPeer(Host):
         self._seen_anybody = False
         self._beating = 0
 
-    # ------------------------------------------------------------ life
+    # ----------------------------------------------------------- life
 
     def boot(self, settle: bool = False, choosing: Choosing | None = None) -> None:
-        """A new process: the newest checkpoint of its disk, then what the others have, then it takes part.
-        ``settle``: the swarm starts with it, there is nobody to ask. ``choosing``: how it came to
-        its stage, when it chose that itself."""
+        """A new process: the newest checkpoint of its disk, then what the others have, then it
+        takes part. ``settle``: the swarm starts with it, there is nobody to ask. ``choosing``: how
+        it came to its stage, when it chose that itself."""
         self.life += 1
         self.alive, self.paused = True, False
         self.inbox.clear()
@@ -140,7 +151,11 @@ class SimPeer(Host):
 
     def _catch_up(self, tries: int) -> None:
         donors = self.swarm.directory.read(self.name, self.stage, self.world.now, self.wall)
-        epochs = {r.peer: r.body.epoch for r in donors if r.body.state in ("training", "ready", "finished")}
+        epochs = {
+            r.peer: r.body.epoch
+            for r in donors
+            if r.body.state in ("training", "ready", "finished")
+        }
         epochs = {p: e for p, e in epochs.items() if e <= self.swarm.setup.epochs}
         epochs = {p: e for p, e in epochs.items() if p in self.colleagues} or epochs
         newest = median_high(epochs.values()) if epochs else 0
@@ -160,7 +175,9 @@ class SimPeer(Host):
 
     def _take_part(self) -> None:
         self.ready = True
-        self.member.stand(self.labour.version, self.labour.checkpoints(), self.labour.tokens, self.labour.cell)
+        self.member.stand(
+            self.labour.version, self.labour.checkpoints(), self.labour.tokens, self.labour.cell
+        )
         self.election = Election(self.name, self.world.now, self.colleagues)
         self._announce()
         self._beat(self._beating)
@@ -179,20 +196,24 @@ class SimPeer(Host):
 
     def _leave_when_calm(self, until: float) -> None:
         self._lead_or_not()
-        busy = self.member.state in (State.RUN, State.AVERAGE, State.COPY) or self.leader is not None
+        busy = (
+            self.member.state in (State.RUN, State.AVERAGE, State.COPY) or self.leader is not None
+        )
         if busy and self.world.now < until:
             self.after(TICK_S, self._leave_when_calm, until)
         else:
             self._say_ready(lambda: None)
             self.after(2.0, self.swarm.left, self, self.target)
 
-    # ------------------------------------------------------------ the noticeboard
+    # ----------------------------------------------------------- the noticeboard
 
     def _watch_directory(self) -> None:
         self._look()
         others = self._seen_anybody
         settings = self.swarm.directory.settings
-        self.after(settings.refresh_s if others else min(0.5, settings.refresh_s), self._watch_directory)
+        self.after(
+            settings.refresh_s if others else min(0.5, settings.refresh_s), self._watch_directory
+        )
 
     def _look(self) -> None:
         now, directory = self.world.now, self.swarm.directory
@@ -200,7 +221,9 @@ class SimPeer(Host):
         able = ("ready", "training", "finished")
         ends = [r for r in directory.read(self.name, ENDS, now, self.wall)]
         self._seen_anybody = bool(ends)
-        self.sightings = {r.peer: Sighting(r.seq, r.body.leads) for r in ends if r.body.state in able}
+        self.sightings = {
+            r.peer: Sighting(r.seq, r.body.leads) for r in ends if r.body.state in able
+        }
         self.follows = directory.follows(self.name, now, self.wall)
 
     def _announce(self) -> None:
@@ -214,9 +237,18 @@ class SimPeer(Host):
             return Body(self.target, "starting", 0, open_to=self.open_to)
         leads, speed = self.leader is not None, self.labour.speed()
         settled = self.choosing.settled
-        return Body(self.stage, state, self.member.holds, leads, speed, self.open_to, settled, self.following)
+        return Body(
+            self.stage,
+            state,
+            self.member.holds,
+            leads,
+            speed,
+            self.open_to,
+            settled,
+            self.following,
+        )
 
-    # ------------------------------------------------------------ where it is
+    # ----------------------------------------------------------- where it is
 
     def _place(self) -> None:
         """See what others claim, until the own claim is settled; where nobody is at the ends, and
@@ -233,7 +265,7 @@ class SimPeer(Host):
         if self.member.holds == 0 or not machine.settled:
             self.after(HASTE_S, self._place)
 
-    # ------------------------------------------------------------ who leads
+    # ----------------------------------------------------------- who leads
 
     def leader_id(self) -> PeerId | None:
         self.election.see(self.sightings, self.follows)
@@ -253,9 +285,14 @@ class SimPeer(Host):
             m = self.member
             facts = self.swarm.facts_for(self)
             self.leader = self.swarm.make.leader(
-                self.name, facts, term=m.term, history=m.plan, dropped=m.dropped, rules=self.standing.known,
+                self.name,
+                facts,
+                term=m.term,
+                history=m.plan,
+                dropped=m.dropped,
+                rules=self.standing.known,
                 known=self.colleagues.all,
-            )  # fmt: skip
+            )
             self.swarm.watch.leads(self)
             self._announce()
         elif not leads and self.leader is not None and (not self.leaving or self.leader.idle):
@@ -274,7 +311,7 @@ class SimPeer(Host):
             self.lead(ev.Tick(coming, self.colleagues.all))
         self.after(TICK_S, self._clockwork)
 
-    # ------------------------------------------------------------ words to the leader, one at a time
+    # ----------------------------------------------------------- words to the leader, one at a time
 
     def _queue(self, job: Callable[[Callable[[], None]], None]) -> None:
         self._jobs.append(job)
@@ -346,10 +383,16 @@ class SimPeer(Host):
         self._queue(job)
 
     def word(
-        self, peer: PeerId, note: Any, floor_s: float, answered: Callable[[Reason], None], lost: Callable[[str, float], None],
+        self,
+        peer: PeerId,
+        note: Any,
+        floor_s: float,
+        answered: Callable[[Reason], None],
+        lost: Callable[[str, float], None],
         nbytes: int = HEAD,
-    ) -> None:  # fmt: skip
-        """As :meth:`tell`: over the connection there is, and when that breaks over a new one, whose attempt began at ``since``."""
+    ) -> None:
+        """As :meth:`tell`: over the connection there is, and when that breaks over a new one, whose
+        attempt began at ``since``."""
 
         def again(why: str) -> None:
             since = self.world.now
@@ -358,9 +401,14 @@ class SimPeer(Host):
         self.tell(peer, note, STANDS_S, answered, again, nbytes)
 
     def tell(
-        self, peer: PeerId, note: Any, timeout: float, answered: Callable[[Reason], None], lost: Callable[[str], None],
+        self,
+        peer: PeerId,
+        note: Any,
+        timeout: float,
+        answered: Callable[[Reason], None],
+        lost: Callable[[str], None],
         nbytes: int = HEAD,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if self.faults.banned(peer, self.world.now):
             self.after(0.0, lost, "banned")
             return
@@ -375,7 +423,7 @@ class SimPeer(Host):
 
         call = self.call(peer, nbytes, serve, hear, lost, timeout)
 
-    # ------------------------------------------------------------ notes in
+    # ----------------------------------------------------------- notes in
 
     def hear(self, peer: PeerId, note: Any, answer: Callable[[Reason], None]) -> None:
         """A note from another peer."""
@@ -421,7 +469,8 @@ class SimPeer(Host):
         return None
 
     def change(self, text: str) -> None:
-        """The owner's change to how cells average, from whomever. Raises Refused when the owner did not sign it."""
+        """The owner's change to how cells average, from whomever. Raises Refused when the owner did
+        not sign it."""
         rules = self.swarm.read(text)
         if self.standing.learns(rules):
             self.disk.change = text
@@ -475,7 +524,9 @@ class SimPeer(Host):
         self._accused[peer] = now
         if peer == plan.leader:
             self._beating += 1
-            self._beat(self._beating)  # nobody else can be told: the next word to it shows whether it lives
+            self._beat(
+                self._beating
+            )  # nobody else can be told: the next word to it shows whether it lives
             return
         self._tell_leader(plan, ev.Accused(peer, self.name, reason))
 
@@ -500,7 +551,7 @@ class SimPeer(Host):
         """Feed the leader, if this peer is one."""
         self.chair.lead(event)
 
-    # ------------------------------------------------------------ taking part
+    # ----------------------------------------------------------- taking part
 
     def happens(self, event: Any) -> Reason:
         """Feed the member and carry out what it decides, in order. A refusal's reason, or None."""
@@ -550,12 +601,17 @@ class SimPeer(Host):
             case ev.TellCommitted(plan, attempt, digest, contributors):
                 self.swarm.watch.adopted(self, plan)
                 speed, came = self.labour.speed(), self.labour.arrived
-                note = ev.Committed(self.name, plan.hash, attempt, digest, speed, contributors, arrived=came)
+                note = ev.Committed(
+                    self.name, plan.hash, attempt, digest, speed, contributors, arrived=came
+                )
                 self._tell_leader(plan, note)
             case ev.TellIncomplete(plan, ended):
                 for peer in ended.failed:
                     self.accuse(peer, "its fresh parts did not come")
-                self._tell_leader(plan, ev.Incomplete(self.name, plan.hash, ended.attempt, ended.holds, ended.failed))
+                self._tell_leader(
+                    plan,
+                    ev.Incomplete(self.name, plan.hash, ended.attempt, ended.holds, ended.failed),
+                )
             case ev.Finish(plan):
                 self.labour.stop()
                 self._follow(plan)

@@ -1,7 +1,8 @@
 """The pipeline's service in virtual time: carries out what :class:`PipelineMachine` decides.
 
-Nothing is decided here. It keeps what ``node.pipeline.service`` keeps (stash, window of micro-batches, receipts) and
-says to the machine what that says; a tensor is only the time its bytes need.
+Nothing is decided here. It keeps what ``node.pipeline.service`` keeps (stash, window of
+micro-batches, receipts) and says to the machine what that says; a tensor is only the time its bytes
+need.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ FORWARD, BACKWARD = Way.FORWARD, Way.BACKWARD
 
 @dataclass(slots=True)
 class Work:
-    """What is kept of one visit. ``share``: tokens of parameter gradients that do not count yet, None for none."""
+    """What is kept of one visit. ``share``: tokens of parameter gradients that do not count yet,
+    None for none."""
 
     deadline: float
     share: int | None = None
@@ -75,7 +77,7 @@ class Pipe:
         self._until = 0.0
         self._sure: tuple[int, Collection[int], Callable[[], None]] | None = None
 
-    # ------------------------------------------------------------ what training calls
+    # ----------------------------------------------------------- what training calls
 
     def set_plan(self, plan: Plan | None) -> None:
         """Put a plan in force; frames that came early are let in."""
@@ -120,9 +122,11 @@ class Pipe:
         if plan is None or plan.epoch != epoch:
             return Share(self.peer.name, (), 0)
         self.do(ev.Close(epoch))
-        return Share(self.peer.name, tuple(sorted(self.counted)), sum(self.counted.values()), plan.hash)
+        return Share(
+            self.peer.name, tuple(sorted(self.counted)), sum(self.counted.values()), plan.hash
+        )
 
-    # ------------------------------------------------------------ the called side
+    # ----------------------------------------------------------- the called side
 
     def receive(self, way: Way, claim: Claim, caller: PeerId, call: Call) -> None:
         """A frame's head is here."""
@@ -145,7 +149,9 @@ class Pipe:
             ahead = plan is None or claim.epoch > plan.epoch
             call.say((Say.BUSY if ahead else Say.REFUSED, answer.reason))
         elif answer.say is Say.TAKE:
-            ticket = self.stash.reserve(1) if way is FORWARD and not self._at_origin(claim.key) else 0
+            ticket = (
+                self.stash.reserve(1) if way is FORWARD and not self._at_origin(claim.key) else 0
+            )
             self.peer.after(call.bulk_s, self._whole, way, claim, caller, call, ticket)
         else:
             self._answer(answer, claim.key, way, call, [])
@@ -169,11 +175,15 @@ class Pipe:
         if answer.say is Say.TAKE:
             self.peer.swarm.watch.taken(self.peer, self.machine.plan, claim.plan_hash)
         if answer.say is Say.TAKE and self.stash.get(key) is None:
-            self.stash.put(key, Work(self.peer.world.now + self.setup.forward_timeout_s), 1, 0.0, ticket)
+            self.stash.put(
+                key, Work(self.peer.world.now + self.setup.forward_timeout_s), 1, 0.0, ticket
+            )
         self.stash.cancel(ticket)
         self._answer(answer, key, way, call, rest)
 
-    def _answer(self, answer: Answer, key: Key, way: Way, call: Call, rest: list[ev.Action]) -> None:
+    def _answer(
+        self, answer: Answer, key: Key, way: Way, call: Call, rest: list[ev.Action]
+    ) -> None:
         if answer.say in (Say.TAKE, Say.AGAIN):
             call.say((Say.TAKE, ""))
             for action in rest:
@@ -192,13 +202,15 @@ class Pipe:
     def asked(self, event: ev.Asked, call: Call) -> None:
         """A replacement wants the output we sent to the hop whose place it takes."""
         answer = self._ask(event)
-        call.say((answer.say, answer.reason), self.setup.activation if answer.say is Say.TAKE else HEAD)
+        call.say(
+            (answer.say, answer.reason), self.setup.activation if answer.say is Say.TAKE else HEAD
+        )
 
     def lost(self, event: ev.Lost, call: Call) -> None:
         """A hop says that nobody can finish one of our micro-batches."""
         call.say(self._ask(event).say)
 
-    # ------------------------------------------------------------ carrying out
+    # ----------------------------------------------------------- carrying out
 
     def do(self, event: ev.Event) -> None:
         """Give the machine an event that nobody waits to be answered."""
@@ -218,7 +230,11 @@ class Pipe:
         actions = self.machine.handle(event, self.peer.world.now)
         if self._sure is not None:
             epoch, dropped, _ = self._sure
-            if (plan := self.machine.plan) is None or plan.epoch != epoch or not self.machine.unsure(dropped):
+            if (
+                (plan := self.machine.plan) is None
+                or plan.epoch != epoch
+                or not self.machine.unsure(dropped)
+            ):
                 # The service's waiter wakes after the actions of this event were carried out.
                 self.peer.after(0.0, self._enough, self._sure)
         return actions
@@ -251,11 +267,19 @@ class Pipe:
             return
         setup, origin = self.setup, self._at_origin(key)
         seconds = (setup.ends_s if origin else setup.forward_s) * (1.0 if way is FORWARD else 2.0)
-        priority = Priority.BACKWARD if way is BACKWARD else Priority.LOSS if origin and key.position else Priority.FORWARD
+        priority = (
+            Priority.BACKWARD
+            if way is BACKWARD
+            else Priority.LOSS
+            if origin and key.position
+            else Priority.FORWARD
+        )
         self.peer.device.run(priority, seconds, self._computed, key, way, work, seconds)
 
     def _computed(self, key: Key, way: Way, work: Work, seconds: float) -> None:
-        average = self.timing.loss if key.position and self._at_origin(key) else self.timing.work[way]
+        average = (
+            self.timing.loss if key.position and self._at_origin(key) else self.timing.work[way]
+        )
         average.add(seconds * self.peer.device.slowness, self.peer.world.now)
         if self.stash.get(key) is not work:
             return
@@ -283,7 +307,11 @@ class Pipe:
                 if say is Say.SETTLED:
                     self.do(ev.Settled(key, way, to))
                 else:
-                    self.do(ev.Turned(key, way, to, Trouble.BUSY if say is Say.BUSY else Trouble.REFUSED))
+                    self.do(
+                        ev.Turned(
+                            key, way, to, Trouble.BUSY if say is Say.BUSY else Trouble.REFUSED
+                        )
+                    )
 
         def lost(why: str) -> None:
             if self.machine.plan is plan:
@@ -294,7 +322,9 @@ class Pipe:
         def serve(there: SimPeer, call: Call) -> None:
             there.pipe.receive(way, claim, me, call)
 
-        call = self.peer.call(to, HEAD, serve, hear, lost, self.setup.forward_timeout_s, bulk=self.setup.activation)
+        call = self.peer.call(
+            to, HEAD, serve, hear, lost, self.setup.forward_timeout_s, bulk=self.setup.activation
+        )
         self._replace(key, way, call)
 
     def _retry(self, key: Key, way: Way, timer: _Timer) -> None:
@@ -332,7 +362,9 @@ class Pipe:
                     ask()
 
             serve = lambda there, call: there.pipe.asked(event, call)  # noqa: E731
-            call = self.peer.call(peer, HEAD, serve, hear, lambda why: ask(), self.setup.forward_timeout_s)
+            call = self.peer.call(
+                peer, HEAD, serve, hear, lambda why: ask(), self.setup.forward_timeout_s
+            )
 
         ask()
 
@@ -342,7 +374,14 @@ class Pipe:
             return
         event = ev.Lost(key.epoch, plan.hash, key.index, self.peer.name, reason)
         serve = lambda there, call: there.pipe.lost(event, call)  # noqa: E731
-        call = self.peer.call(origin, HEAD, serve, lambda say: call.end(), lambda why: None, self.setup.forward_timeout_s)
+        call = self.peer.call(
+            origin,
+            HEAD,
+            serve,
+            lambda say: call.end(),
+            lambda why: None,
+            self.setup.forward_timeout_s,
+        )
 
     def _tell_counted(self, index: int, peers: tuple[PeerId, ...]) -> None:
         plan = self.machine.plan
@@ -353,7 +392,9 @@ class Pipe:
         for peer in peers:
             self._say_counted(peer, serve, COUNTED_TRIES)
 
-    def _say_counted(self, peer: PeerId, serve: Callable[[SimPeer, Call], object], tries: int) -> None:
+    def _say_counted(
+        self, peer: PeerId, serve: Callable[[SimPeer, Call], object], tries: int
+    ) -> None:
         again = lambda why: tries > 1 and self._say_counted(peer, serve, tries - 1)  # noqa: E731
         call = self.peer.call(peer, HEAD, serve, lambda say: call.end(), again, COUNTED_S)
 
@@ -387,7 +428,7 @@ class Pipe:
         for call in waiting or ():
             call.say(message)
 
-    # ------------------------------------------------------------ the origin's window
+    # ----------------------------------------------------------- the origin's window
 
     def _next(self, plan: Plan) -> None:
         if self.machine.plan is not plan or not self._queue:
@@ -413,7 +454,11 @@ class Pipe:
 
     def _head(self, index: int) -> Work | None:
         path, plan = self.machine.path(index), self.machine.plan
-        return None if path is None or plan is None else self.stash.get(Key(plan.epoch, index, len(path.hops) + 1))
+        return (
+            None
+            if path is None or plan is None
+            else self.stash.get(Key(plan.epoch, index, len(path.hops) + 1))
+        )
 
     def _at_origin(self, key: Key) -> bool:
         path = self.machine.path(key.index)
@@ -423,7 +468,11 @@ class Pipe:
         if self.stash.room(1):
             return True
         now = self.peer.world.now
-        for key in [k for k in self.machine.visits if (w := self.stash.get(k)) is not None and w.deadline <= now]:
+        for key in [
+            k
+            for k in self.machine.visits
+            if (w := self.stash.get(k)) is not None and w.deadline <= now
+        ]:
             self.do(ev.Expired(key))
         return self.stash.room(1)
 

@@ -1,7 +1,9 @@
-"""A cell's round in virtual time: carries out what :class:`RoundMachine` decides at the owner, and asks owners as a member.
+"""A cell's round in virtual time: carries out what :class:`RoundMachine` decides at the owner, and
+asks owners as a member.
 
-Nothing is decided here but what ``node.averaging.service``, ``.member`` and ``.owner`` decide: one exchange for every group of
-every owner, a few of them under way at once, one more try after a lost connection, whom we cannot reach is not waited for.
+Nothing is decided here but what ``node.averaging.service``, ``.member`` and ``.owner`` decide: one
+exchange for every group of every owner, a few of them under way at once, one more try after a lost
+connection, whom we cannot reach is not waited for.
 """
 
 from __future__ import annotations
@@ -64,7 +66,10 @@ class Request:
     inward: bool = False
 
     def groups_of(self, peer: PeerId, setup: Setup) -> tuple[Group, ...]:
-        return micro_groups({n: setup.size_of(n) for n, owner in self.owners.items() if owner == peer}, setup.group_bytes)
+        return micro_groups(
+            {n: setup.size_of(n) for n, owner in self.owners.items() if owner == peer},
+            setup.group_bytes,
+        )
 
 
 @dataclass(slots=True)
@@ -105,7 +110,8 @@ class Attempt:
 
 @dataclass
 class _Asking:
-    """What we want of one owner. ``why``: of its first exchange that failed; ``lost``: it could not be reached."""
+    """What we want of one owner. ``why``: of its first exchange that failed; ``lost``: it could not
+    be reached."""
 
     owner: PeerId
     errands: list[tuple[Group, tuple[str, ...]]]
@@ -140,7 +146,8 @@ class _Line:
 
 
 class Rounds:
-    """The averaging service of one peer; ``between``: the one for what is under way between cells."""
+    """The averaging service of one peer; ``between``: the one for what is under way between
+    cells."""
 
     def __init__(self, peer: SimPeer, between: bool = False) -> None:
         self.peer, self._between = peer, between
@@ -150,14 +157,17 @@ class Rounds:
         self._epochs: dict[int, _Epoch] = {}
         self._gifts: list[Attempt] = []
 
-    # ------------------------------------------------------------ our own rounds
+    # ----------------------------------------------------------- our own rounds
 
     def run(self, request: Request, step: Any, ended: Any) -> None:
-        """One attempt; ``ended(fresh, missing, failed, unserved)`` by its deadline. Raises ValueError for one that is not newer."""
+        """One attempt; ``ended(fresh, missing, failed, unserved)`` by its deadline. Raises
+        ValueError for one that is not newer."""
         me = self.peer.name
         epoch = self._epochs.setdefault(request.round.epoch, _Epoch())
         setup = self.peer.swarm.setup
-        attempt = Attempt(request, request.groups_of(me, setup), ended, step, request.cells.get(me, 0))
+        attempt = Attempt(
+            request, request.groups_of(me, setup), ended, step, request.cells.get(me, 0)
+        )
         if epoch.attempts and request.round <= max(epoch.attempts):
             raise ValueError("not newer")
         epoch.attempts[request.round] = attempt
@@ -185,7 +195,14 @@ class Rounds:
         self.peer.after(request.deadline_s, self._end, attempt)
         self._settle(request.round.epoch)
 
-    def _opened(self, request: Request, attempt: Attempt, tokens: int, times: tuple[float, ...], epoch: _Epoch) -> Opened:
+    def _opened(
+        self,
+        request: Request,
+        attempt: Attempt,
+        tokens: int,
+        times: tuple[float, ...],
+        epoch: _Epoch,
+    ) -> Opened:
         return Opened(
             round=request.round,
             me=self.peer.name,
@@ -254,7 +271,7 @@ class Rounds:
         if not attempt.over:
             self._feed(Ticked())
 
-    # ------------------------------------------------------------ as a member
+    # ----------------------------------------------------------- as a member
 
     def _ask(self, attempt: Attempt, asking: _Asking) -> None:
         """Go on with an owner's groups, in order; begin no other after one has failed."""
@@ -272,11 +289,22 @@ class Rounds:
             self._feed(Gone(asking.owner))
         self._end_if_done(attempt)
 
-    def _exchange(self, attempt: Attempt, asking: _Asking, group: Group, names: tuple[str, ...], tries: int) -> None:
+    def _exchange(
+        self, attempt: Attempt, asking: _Asking, group: Group, names: tuple[str, ...], tries: int
+    ) -> None:
         request, world, owner = attempt.request, self.peer.world, asking.owner
         share = request.share if asking.giving else None
         given = names if asking.giving else ()
-        head = (request.round, request.plan.hash, request.ownership_hash, group.index, group.digest, given, share, attempt.gift)
+        head = (
+            request.round,
+            request.plan.hash,
+            request.ownership_hash,
+            group.index,
+            group.digest,
+            given,
+            share,
+            attempt.gift,
+        )
         wanted = () if attempt.gift else names
 
         def over(why: str = "", lost: bool = False) -> None:
@@ -310,7 +338,9 @@ class Rounds:
             (there.between if self._between else there.rounds).attend(head, self.peer.name, call)
 
         bulk = sum(self.peer.swarm.setup.size_of(n) for n in given)
-        call = self.peer.call(owner, HEAD, serve, hear, lost, max(0.0, asking.until - world.now), bulk=bulk)
+        call = self.peer.call(
+            owner, HEAD, serve, hear, lost, max(0.0, asking.until - world.now), bulk=bulk
+        )
         attempt.calls.append(call)
 
     def _keep(self, round_id: RoundId, parts: Mapping[str, Held]) -> None:
@@ -355,7 +385,7 @@ class Rounds:
         # A round's caller hears of its end in a turn of its own.
         self.peer.after(0.0, attempt.ended, fresh, missing, failed, tuple(sorted(unserved)))
 
-    # ------------------------------------------------------------ as an owner
+    # ----------------------------------------------------------- as an owner
 
     def attend(self, head: tuple[Any, ...], caller: PeerId, call: Call) -> None:
         """An exchange somebody opened with us."""
@@ -368,7 +398,11 @@ class Rounds:
         self._lines[number] = _Line(caller, round_id, group, share, call)
         call.gone = lambda: self._hang_up(number)
         tokens = share.tokens if share else 0
-        self._feed(Began(number, caller, round_id, plan_hash, ownership, group, digest, tokens, names, gift))
+        self._feed(
+            Began(
+                number, caller, round_id, plan_hash, ownership, group, digest, tokens, names, gift
+            )
+        )
 
     def _hang_up(self, number: int) -> None:
         if self._lines.pop(number, None) is not None:
@@ -431,16 +465,25 @@ class Rounds:
             return
         request, me = attempt.request, self.peer.name
         shares = tuple(
-            request.share if p == me and request.share else attempt.given[action.group, p] for p in action.contributors
+            request.share if p == me and request.share else attempt.given[action.group, p]
+            for p in action.contributors
         )
-        self.peer.swarm.watch.step(self.peer, request, action, shares, action.cell in attempt.failing)
+        self.peer.swarm.watch.step(
+            self.peer, request, action, shares, action.cell in attempt.failing
+        )
         if self.peer.broken_steps:
             self.peer.broken_steps -= 1
-            self._feed(StepFailed(action.round.epoch, frozenset(action.names), "out of memory", action.cell))
+            self._feed(
+                StepFailed(
+                    action.round.epoch, frozenset(action.names), "out of memory", action.cell
+                )
+            )
             return
         fresh = attempt.step(action.cell, action.names, shares)
         epoch = self._epochs[action.round.epoch]
-        epoch.of(action.cell).update({n: Held(v, me, action.contributors) for n, v in fresh.items()})
+        epoch.of(action.cell).update(
+            {n: Held(v, me, action.contributors) for n, v in fresh.items()}
+        )
         self._feed(Stepped(action.round.epoch, frozenset(action.names), action.cell))
         self._settle(action.round.epoch)
 
@@ -449,7 +492,10 @@ class Rounds:
         for attempt in list(epoch.attempts.values()) if epoch else []:
             if epoch is None or attempt.settled:
                 continue
-            if all(cell in attempt.failing or attempt.mine <= epoch.of(cell).keys() for cell in attempt.cells):
+            if all(
+                cell in attempt.failing or attempt.mine <= epoch.of(cell).keys()
+                for cell in attempt.cells
+            ):
                 attempt.settled = True
                 self._end_if_done(attempt)
 

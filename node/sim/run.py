@@ -20,7 +20,8 @@ PATIENCE_S = 120.0
 
 @dataclass
 class Outcome:
-    """What a run came to. Times are virtual seconds; ``commits`` are (time, epoch made, tokens, leader)."""
+    """What a run came to. Times are virtual seconds; ``commits`` are (time, epoch made, tokens,
+    leader)."""
 
     setup: Setup
     schedule: Schedule
@@ -29,7 +30,8 @@ class Outcome:
     violation: InvariantViolation | None = None
     finished: bool = False
     stage_lost: bool = False
-    """Every copy of a stage's newest parameters was destroyed: the swarm waits for somebody to bring them, and says so."""
+    """Every copy of a stage's newest parameters was destroyed: the swarm waits for somebody to
+    bring them, and says so."""
     commits: list[tuple[float, int, int, PeerId]] = field(default_factory=list)
     struck: list[tuple[float, str, str, float]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
@@ -49,7 +51,8 @@ class Outcome:
 
     @property
     def repeated(self) -> int:
-        """Commits of an epoch that had been committed before: what was given up or done on two sides."""
+        """Commits of an epoch that had been committed before: what was given up or done on two
+        sides."""
         return len(self.commits) - len({epoch for _, epoch, _, _ in self.commits})
 
     @property
@@ -84,21 +87,31 @@ class Outcome:
             "samples_counted": self.samples_counted,
             "samples_returned": self.samples_back,
             "samples_lost": self.samples_lost,
-            "samples_double": 0 if self.violation is None or self.violation.id not in ("I3", "I4") else 1,
+            "samples_double": 0
+            if self.violation is None or self.violation.id not in ("I3", "I4")
+            else 1,
             "moments_lost": self.moments_lost,
             "recovery_s": _spread(self.recoveries),
             "detection_s": _spread(self.detections),
             "violation": None
             if self.violation is None
-            else {"id": self.violation.id, "time": self.violation.time, "what": self.violation.what},
+            else {
+                "id": self.violation.id,
+                "time": self.violation.time,
+                "what": self.violation.what,
+            },
         }
 
 
-def run(setup: Setup, schedule: Schedule, make: Machines | None = None, limit_s: float = 3600.0) -> Outcome:
-    """Play a schedule until the run is finished, an invariant breaks, or ``limit_s`` virtual seconds are over.
+def run(
+    setup: Setup, schedule: Schedule, make: Machines | None = None, limit_s: float = 3600.0
+) -> Outcome:
+    """Play a schedule until the run is finished, an invariant breaks, or ``limit_s`` virtual
+    seconds are over.
 
-    A swarm that does not commit again within :data:`PATIENCE_S` after its faults violates "liveness", unless no version is
-    left of which somebody alive in every stage has the parameters, in memory or on its disk, and the leader says so.
+    A swarm that does not commit again within :data:`PATIENCE_S` after its faults violates
+    "liveness", unless no version is left of which somebody alive in every stage has the parameters,
+    in memory or on its disk, and the leader says so.
     """
     outcome = Outcome(setup, schedule)
     swarm = Swarm(setup, schedule.seed, make)
@@ -121,13 +134,23 @@ def _play(swarm: Swarm, healed: float, limit_s: float) -> bool:
         while len(watch.commits) == count and not _finished(swarm) and world.now < limit_s:
             if world.now - since > PATIENCE_S and not swarm.troubles:
                 chief = swarm.chief()
-                why = chief.leader.waiting_for if chief is not None and chief.leader is not None else "nobody leads"
+                why = (
+                    chief.leader.waiting_for
+                    if chief is not None and chief.leader is not None
+                    else "nobody leads"
+                )
                 if why == NOTHING_IN_COMMON and not _common(swarm):
                     return False
                 raise InvariantViolation(
-                    "liveness", world.now, f"no commit in {PATIENCE_S:.0f} s: {why}", swarm.seed, list(watch.recent)
+                    "liveness",
+                    world.now,
+                    f"no commit in {PATIENCE_S:.0f} s: {why}",
+                    swarm.seed,
+                    list(watch.recent),
                 )
-            world.run(world.now + 5.0, lambda seen=count: len(watch.commits) > seen or _finished(swarm))
+            world.run(
+                world.now + 5.0, lambda seen=count: len(watch.commits) > seen or _finished(swarm)
+            )
     return True
 
 
@@ -156,7 +179,11 @@ def _collect(swarm: Swarm, o: Outcome) -> None:
         after = next((t for t in times if t > at), None)
         if after is not None:
             o.recoveries.append(after - at)
-    o.detections = [watch.detected[name] - at for at, name in swarm.deaths if watch.detected.get(name, -1.0) >= at]
+    o.detections = [
+        watch.detected[name] - at
+        for at, name in swarm.deaths
+        if watch.detected.get(name, -1.0) >= at
+    ]
 
 
 def _spread(values: list[float]) -> dict[str, float] | None:

@@ -1,4 +1,5 @@
-"""Scenarios by name: each lays faults over a time line, drawn from the seed. Several may be given at once."""
+"""Scenarios by name: each lays faults over a time line, drawn from the seed. Several may be given
+at once."""
 
 from __future__ import annotations
 
@@ -15,17 +16,26 @@ Lay = Callable[[random.Random, float, Setup], list[Fault]]
 """``(dice, seconds the run takes undisturbed, setup) -> faults``"""
 
 
-def _some(kind: str, count: int = 1, seconds: tuple[float, float] = (0.0, 0.0), size: tuple[float, float] = (0.0, 0.0)) -> Lay:
+def _some(
+    kind: str,
+    count: int = 1,
+    seconds: tuple[float, float] = (0.0, 0.0),
+    size: tuple[float, float] = (0.0, 0.0),
+) -> Lay:
     """``count`` faults of a kind at any time of the run."""
 
     def lay(dice: random.Random, span: float, setup: Setup) -> list[Fault]:
         return [
             Fault(
-                round(dice.uniform(0.1, 0.9) * span, 3), kind, dice.randrange(1 << 16), -1,
-                round(dice.uniform(*seconds), 3), round(dice.uniform(*size), 3),
+                round(dice.uniform(0.1, 0.9) * span, 3),
+                kind,
+                dice.randrange(1 << 16),
+                -1,
+                round(dice.uniform(*seconds), 3),
+                round(dice.uniform(*size), 3),
             )
             for _ in range(count)
-        ]  # fmt: skip
+        ]
 
     return lay
 
@@ -64,7 +74,12 @@ def _churn(dice: random.Random, span: float, setup: Setup) -> list[Fault]:
 def _lies(dice: random.Random, span: float, setup: Setup) -> list[Fault]:
     return [
         Fault(
-            round(dice.uniform(0.1, 0.7) * span, 3), "lie", dice.randrange(1 << 16), -1, 6.0, float(dice.randrange(len(LIES)))
+            round(dice.uniform(0.1, 0.7) * span, 3),
+            "lie",
+            dice.randrange(1 << 16),
+            -1,
+            6.0,
+            float(dice.randrange(len(LIES))),
         )
     ]
 
@@ -138,7 +153,9 @@ def lay(names: Sequence[str], setup: Setup, seed: int, span: float | None = None
     faults: list[Fault] = []
     for name in names:
         if name not in SCENARIOS:
-            raise UsageFault(f"there is no scenario {name!r}", f"choose among {', '.join(SCENARIOS)}")
+            raise UsageFault(
+                f"there is no scenario {name!r}", f"choose among {', '.join(SCENARIOS)}"
+            )
         dice = random.Random(f"{name} {seed}")
         faults += LAYS[name](dice, estimate(setup) if span is None else span, setup)
     return Schedule(seed, tuple(sorted(faults, key=lambda f: f.at)))

@@ -1,4 +1,5 @@
-"""What a simulated swarm is made of: how many peers, how long work takes, how wide the lines are, what the run agreed on."""
+"""What a simulated swarm is made of: how many peers, how long work takes, how wide the lines are,
+what the run agreed on."""
 
 from __future__ import annotations
 
@@ -20,16 +21,20 @@ FLOPS_PER_S = 5e10
 def toy_parts(stages: int, each: int) -> dict[int, tuple[Part, ...]]:
     """Made-up parameters: ``each`` a stage, of unequal cost."""
     return {
-        stage: tuple(Part(f"{stage}.{i}", (8, 8 + i), 1000.0 + 300.0 * i, 4 * 8 * (8 + i), True) for i in range(each))
+        stage: tuple(
+            Part(f"{stage}.{i}", (8, 8 + i), 1000.0 + 300.0 * i, 4 * 8 * (8 + i), True)
+            for i in range(each)
+        )
         for stage in range(stages + 1)
     }
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Numbers of peers: ``ends``, ``stages`` block stages of ``replicas`` each, the first ``extra`` stages one more. Times in seconds, sizes in bytes, lines in
-    bits a second (0: no limit). ``tokens`` and ``activation`` are those of one micro-batch. ``cell``: most peers of a cell (0: all
-    of a stage), which average with each other as ``outer`` says."""
+    """Numbers of peers: ``ends``, ``stages`` block stages of ``replicas`` each, the first ``extra``
+    stages one more. Times in seconds, sizes in bytes, lines in bits a second (0: no limit).
+    ``tokens`` and ``activation`` are those of one micro-batch. ``cell``: most peers of a cell (0:
+    all of a stage), which average with each other as ``outer`` says."""
 
     ends: int = 2
     stages: int = 2
@@ -66,15 +71,19 @@ class Setup:
     unequal: float = 1.3
     """Slowest over fastest peer at the start."""
     scheduler: SchedulerSettings | None = None
-    """How paths are laid; None: by the seed, mostly in turns, now and then planned, with and without skips."""
+    """How paths are laid; None: by the seed, mostly in turns, now and then planned, with and
+    without skips."""
     may_skip: float = 0.0
 
     def scheduling(self, seed: int) -> tuple[SchedulerSettings, float]:
-        """How paths are laid in the schedule of this seed, and the share of the block stages that a journey may leave out."""
+        """How paths are laid in the schedule of this seed, and the share of the block stages that a
+        journey may leave out."""
         if self.scheduler is not None:
             return self.scheduler, self.may_skip
         skip = 0.5 if seed % 8 == 4 else 0.0
-        return SchedulerSettings("round-robin" if seed % 4 else "planned", skip), max(self.may_skip, skip)
+        return SchedulerSettings("round-robin" if seed % 4 else "planned", skip), max(
+            self.may_skip, skip
+        )
 
     @property
     def peers(self) -> int:
@@ -87,15 +96,20 @@ class Setup:
     def __post_init__(self) -> None:
         sizes = {p.name: p.bytes for parts in self.parts.values() for p in parts}
         object.__setattr__(self, "_sizes", sizes)
-        object.__setattr__(self, "names", {s: tuple(p.name for p in parts) for s, parts in self.parts.items()})
+        object.__setattr__(
+            self, "names", {s: tuple(p.name for p in parts) for s, parts in self.parts.items()}
+        )
 
     _sizes: Mapping[str, int] = field(init=False, repr=False, compare=False)
     names: Mapping[int, tuple[str, ...]] = field(init=False, repr=False, compare=False)
     """Part names of every stage."""
 
     @classmethod
-    def of(cls, manifest: Manifest, peers: int, ends: int, epochs: int | None, stages: int | None) -> Setup:
-        """The swarm of a manifest with so many peers; ``stages`` and ``epochs`` may be others than it says.
+    def of(
+        cls, manifest: Manifest, peers: int, ends: int, epochs: int | None, stages: int | None
+    ) -> Setup:
+        """The swarm of a manifest with so many peers; ``stages`` and ``epochs`` may be others than
+        it says.
 
         Raises UsageFault for a number of stages its model cannot be cut into, or too few peers.
         """
@@ -108,23 +122,54 @@ class Setup:
         if stages is not None:
             model = dataclasses.replace(manifest.model, layers=max(stages, manifest.model.layers))
             manifest = dataclasses.replace(
-                manifest, model=model, pipeline=dataclasses.replace(manifest.pipeline, stages=stages), signature=None
+                manifest,
+                model=model,
+                pipeline=dataclasses.replace(manifest.pipeline, stages=stages),
+                signature=None,
             )
         m, p, t = manifest.model, manifest.pipeline, manifest.training
         if peers < ends + p.stages:
-            raise UsageFault(f"{peers} peers are too few", f"{ends} at the ends and one for each of {p.stages} stages")
-        parts = {s: parts_of(parameter_shapes(m, p.stages, s), manifest.optimizer) for s in range(p.stages + 1)}
+            raise UsageFault(
+                f"{peers} peers are too few",
+                f"{ends} at the ends and one for each of {p.stages} stages",
+            )
+        parts = {
+            s: parts_of(parameter_shapes(m, p.stages, s), manifest.optimizer)
+            for s in range(p.stages + 1)
+        }
         tokens = p.micro_batch * m.seq_len
         block = sum(q.bytes / 4 for q in parts[1])
         return cls(
-            ends=ends, stages=p.stages, replicas=(peers - ends) // p.stages,
-            extra=(peers - ends) % p.stages, epochs=epochs or t.epochs,
-            micro_batches=t.target_batch // p.micro_batch, micro_batch=p.micro_batch, tokens=tokens, parts=parts,
-            activation=tokens * m.d_model * 4, min_replicas=t.min_replicas, epoch_timeout_s=t.epoch_timeout_s,
-            group_bytes=manifest.averaging.group_bytes, round_timeout_s=manifest.averaging.round_timeout_s, forward_timeout_s=p.forward_timeout_s,
-            eval_every=t.eval_every, rebalance_every_s=t.rebalance_every_s, in_flight=8, stash=256, checkpoint_every=20,
-            scheduler=manifest.scheduler, may_skip=p.may_skip, cell=manifest.averaging.peers, outer=manifest.outer,
-            bandwidth=1e8, latency_s=0.04, jitter_s=0.02, loss=0.001, unequal=2.0,
-            ends_s=2 * tokens * m.vocab * m.d_model / FLOPS_PER_S, forward_s=2 * tokens * block / FLOPS_PER_S,
+            ends=ends,
+            stages=p.stages,
+            replicas=(peers - ends) // p.stages,
+            extra=(peers - ends) % p.stages,
+            epochs=epochs or t.epochs,
+            micro_batches=t.target_batch // p.micro_batch,
+            micro_batch=p.micro_batch,
+            tokens=tokens,
+            parts=parts,
+            activation=tokens * m.d_model * 4,
+            min_replicas=t.min_replicas,
+            epoch_timeout_s=t.epoch_timeout_s,
+            group_bytes=manifest.averaging.group_bytes,
+            round_timeout_s=manifest.averaging.round_timeout_s,
+            forward_timeout_s=p.forward_timeout_s,
+            eval_every=t.eval_every,
+            rebalance_every_s=t.rebalance_every_s,
+            in_flight=8,
+            stash=256,
+            checkpoint_every=20,
+            scheduler=manifest.scheduler,
+            may_skip=p.may_skip,
+            cell=manifest.averaging.peers,
+            outer=manifest.outer,
+            bandwidth=1e8,
+            latency_s=0.04,
+            jitter_s=0.02,
+            loss=0.001,
+            unequal=2.0,
+            ends_s=2 * tokens * m.vocab * m.d_model / FLOPS_PER_S,
+            forward_s=2 * tokens * block / FLOPS_PER_S,
             step_s=sum(q.cost for q in parts[1]) / len(parts[1]) / FLOPS_PER_S,
-        )  # fmt: skip
+        )

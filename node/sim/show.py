@@ -1,4 +1,5 @@
-"""A run drawn as a time line: epochs going up, faults marked. For a terminal in block characters, for a file as SVG or figure."""
+"""A run drawn as a time line: epochs going up, faults marked. For a terminal in block characters,
+for a file as SVG or figure."""
 
 from __future__ import annotations
 
@@ -14,16 +15,36 @@ if TYPE_CHECKING:
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 MARKS = {
-    "kill": "x", "kill-leader": "X", "kill-each": "x", "replace": "r", "restart": "r", "restart-all": "R", "outage": "o", "pause": "p", "join": "+",
-    "leave": "-", "partition": "|", "one-way": "<", "flap": "~", "slow-link": "s", "loss": "s", "slow-peer": "s", "skew": "c",
-    "corrupt": "!", "broken-step": "!", "lie": "?", "come": "+", "stranger": "?",
-}  # fmt: skip
+    "kill": "x",
+    "kill-leader": "X",
+    "kill-each": "x",
+    "replace": "r",
+    "restart": "r",
+    "restart-all": "R",
+    "outage": "o",
+    "pause": "p",
+    "join": "+",
+    "leave": "-",
+    "partition": "|",
+    "one-way": "<",
+    "flap": "~",
+    "slow-link": "s",
+    "loss": "s",
+    "slow-peer": "s",
+    "skew": "c",
+    "corrupt": "!",
+    "broken-step": "!",
+    "lie": "?",
+    "come": "+",
+    "stranger": "?",
+}
 """One letter for each kind of fault."""
 RED, GREEN, DIM, PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"
 
 
 def timeline(o: Outcome, width: int, height: int = 6, colour: bool = False) -> list[str]:
-    """Lines of at most ``width`` characters: epochs over virtual seconds, below them the faults that struck."""
+    """Lines of at most ``width`` characters: epochs over virtual seconds, below them the faults
+    that struck."""
     columns = max(10, width - 8)
     span, top = max(o.seconds, 1e-9), max(1, o.setup.epochs)
     levels = [0] * columns
@@ -34,7 +55,9 @@ def timeline(o: Outcome, width: int, height: int = 6, colour: bool = False) -> l
     red, green, dim, plain = (RED, GREEN, DIM, PLAIN) if colour else ("", "", "", "")
     lines = []
     for row in range(height, 0, -1):
-        cells = "".join(BLOCKS[min(8, max(0, round((level / top * height - row + 1) * 8)))] for level in levels)
+        cells = "".join(
+            BLOCKS[min(8, max(0, round((level / top * height - row + 1) * 8)))] for level in levels
+        )
         name = f"{top:>6} " if row == height else f"{0:>6} " if row == 1 else " " * 7
         lines.append(f"{dim}{name}{plain}{green}{cells.rstrip()}{plain}")
     marks = [" "] * columns
@@ -43,7 +66,10 @@ def timeline(o: Outcome, width: int, height: int = 6, colour: bool = False) -> l
     if o.struck:
         lines.append(f"{dim}faults {plain}{red}{''.join(marks).rstrip()}{plain}")
         kinds = list(dict.fromkeys(kind for _, kind, *_ in o.struck))
-        lines += [f"{dim}       {line}{plain}" for line in _wrap([f"{MARKS.get(k, '*')} {k}" for k in kinds], columns)]
+        lines += [
+            f"{dim}       {line}{plain}"
+            for line in _wrap([f"{MARKS.get(k, '*')} {k}" for k in kinds], columns)
+        ]
     end = f"{o.seconds:.0f} s"
     lines.append(f"{dim}       0{end:>{columns - 1}}{plain}")
     return lines
@@ -59,7 +85,8 @@ def _wrap(words: Sequence[str], width: int) -> list[str]:
 
 
 def svg(o: Outcome, title: str) -> str:
-    """The same as a picture: a step line of epochs, a red line for each fault, grey where it lasts."""
+    """The same as a picture: a step line of epochs, a red line for each fault, grey where it
+    lasts."""
     w, h, left, low = 900.0, 360.0, 50.0, 300.0
     span, top = max(o.seconds, 1e-9), max(1, o.setup.epochs)
 
@@ -70,30 +97,42 @@ def svg(o: Outcome, title: str) -> str:
         return round(low - (low - 50) * epoch / top, 1)
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{w:.0f}" height="{h:.0f}" font-family="sans-serif" font-size="12">',
-        f'<rect width="100%" height="100%" fill="white"/><text x="{left}" y="24" font-size="15">{escape(title)}</text>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{w:.0f}" height="{h:.0f}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="100%" height="100%" fill="white"/><text x="{left}" y="24" '
+        f'font-size="15">{escape(title)}</text>',
     ]
     for at, _, _, seconds in o.struck:
         if seconds:
             width = max(0.0, x(at + seconds) - x(at))
-            parts.append(f'<rect x="{x(at)}" y="50" width="{width:.1f}" height="{low - 50}" fill="#ddd" fill-opacity="0.5"/>')
+            parts.append(
+                f'<rect x="{x(at)}" y="50" width="{width:.1f}" height="{low - 50}" fill="#ddd" '
+                'fill-opacity="0.5"/>'
+            )
     for at, kind, who, _ in o.struck:
-        parts.append(f'<line x1="{x(at)}" y1="50" x2="{x(at)}" y2="{low}" stroke="#c33" stroke-width="0.8">')
+        parts.append(
+            f'<line x1="{x(at)}" y1="50" x2="{x(at)}" y2="{low}" stroke="#c33" stroke-width="0.8">'
+        )
         parts.append(f"<title>{escape(f'{at:.2f} s {kind} {who}')}</title></line>")
     points, level = [f"{x(0)},{y(0)}"], 0
     for at, epoch, *_ in o.commits:
         points += [f"{x(at)},{y(level)}", f"{x(at)},{y(epoch)}"]
         level = epoch
     points.append(f"{x(span)},{y(level)}")
-    parts.append(f'<polyline fill="none" stroke="#272" stroke-width="2" points="{" ".join(points)}"/>')
+    parts.append(
+        f'<polyline fill="none" stroke="#272" stroke-width="2" points="{" ".join(points)}"/>'
+    )
     for epoch in sorted({0, top // 2, top}):
         parts.append(f'<text x="{left - 8}" y="{y(epoch) + 4}" text-anchor="end">{epoch}</text>')
     for i in range(6):
         at = span * i / 5
         parts.append(f'<text x="{x(at)}" y="{low + 20}" text-anchor="middle">{at:.0f}</text>')
-    parts.append(f'<text x="{(left + w) / 2}" y="{low + 42}" text-anchor="middle">virtual seconds</text>')
     parts.append(
-        f'<text x="14" y="{(low + 50) / 2}" transform="rotate(-90 14 {(low + 50) / 2})" text-anchor="middle">epoch</text></svg>'
+        f'<text x="{(left + w) / 2}" y="{low + 42}" text-anchor="middle">virtual seconds</text>'
+    )
+    parts.append(
+        f'<text x="14" y="{(low + 50) / 2}" transform="rotate(-90 14 {(low + 50) / 2})" '
+        'text-anchor="middle">epoch</text></svg>'
     )
     return "\n".join(parts) + "\n"
 
@@ -109,14 +148,21 @@ def figure(o: Outcome, title: str) -> Figure:
     for at, kind, *_ in o.struck:
         axes.axvline(at, ymax=0.93, color="#c33", linewidth=0.8)
         axes.text(at, top * 1.02, MARKS.get(kind, "*"), color="#c33", ha="center", fontsize=8)
-    axes.step([0.0, *(c[0] for c in o.commits), o.seconds], [0, *(c[1] for c in o.commits), max([0, *(c[1] for c in o.commits)])],
-              where="post", color="#227722", linewidth=2)  # fmt: skip
+    axes.step(
+        [0.0, *(c[0] for c in o.commits), o.seconds],
+        [0, *(c[1] for c in o.commits), max([0, *(c[1] for c in o.commits)])],
+        where="post",
+        color="#227722",
+        linewidth=2,
+    )
     axes.set_xlim(0, max(o.seconds, 1e-9))
     axes.set_ylim(0, top * 1.08)
     axes.set_xlabel("virtual seconds")
     axes.set_ylabel("epoch")
     kinds = list(dict.fromkeys(kind for _, kind, *_ in o.struck))
     axes.set_title(
-        "\n".join([title, *_wrap([f"{MARKS.get(k, '*')} {k}" for k in kinds], 110)]).rstrip(), fontsize=10, loc="left"
+        "\n".join([title, *_wrap([f"{MARKS.get(k, '*')} {k}" for k in kinds], 110)]).rstrip(),
+        fontsize=10,
+        loc="left",
     )
     return made

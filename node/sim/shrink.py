@@ -1,7 +1,9 @@
-"""Making a failing schedule small: fewer faults, then rounder times and shorter troubles, while the same invariant breaks.
+"""Making a failing schedule small: fewer faults, then rounder times and shorter troubles, while the
+same invariant breaks.
 
-Delta debugging (Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", IEEE TSE 2002): chunks of
-faults are left out, smaller and smaller ones, as long as what is left still fails.
+Delta debugging (Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", IEEE
+TSE 2002): chunks of faults are left out, smaller and smaller ones, as long as what is left still
+fails.
 """
 
 from __future__ import annotations
@@ -17,8 +19,14 @@ from node.sim.swarm import Machines
 MOST_RUNS = 300
 
 
-def shrink(setup: Setup, outcome: Outcome, make: Callable[[], Machines] | None = None, most: int = MOST_RUNS) -> Outcome:
-    """The smallest outcome found that violates the same invariant; ``outcome`` itself when it violates none.
+def shrink(
+    setup: Setup,
+    outcome: Outcome,
+    make: Callable[[], Machines] | None = None,
+    most: int = MOST_RUNS,
+) -> Outcome:
+    """The smallest outcome found that violates the same invariant; ``outcome`` itself when it
+    violates none.
 
     At most ``most`` schedules are tried.
     """
@@ -43,7 +51,9 @@ def shrink(setup: Setup, outcome: Outcome, make: Callable[[], Machines] | None =
             start = 0
             while start < len(best.schedule.faults):
                 faults = best.schedule.faults
-                if not fails(replace(best.schedule, faults=faults[:start] + faults[start + size :])):
+                if not fails(
+                    replace(best.schedule, faults=faults[:start] + faults[start + size :])
+                ):
                     start += size
             size //= 2
 
@@ -51,7 +61,14 @@ def shrink(setup: Setup, outcome: Outcome, make: Callable[[], Machines] | None =
     for i in range(len(best.schedule.faults)):
         for simpler in _simpler(best.schedule.faults[i]):
             faults = best.schedule.faults
-            fails(replace(best.schedule, faults=tuple(sorted((*faults[:i], simpler, *faults[i + 1 :]), key=lambda f: f.at))))
+            fails(
+                replace(
+                    best.schedule,
+                    faults=tuple(
+                        sorted((*faults[:i], simpler, *faults[i + 1 :]), key=lambda f: f.at)
+                    ),
+                )
+            )
     drop()
     return best
 
@@ -61,7 +78,11 @@ def _simpler(fault: Fault) -> Iterator[Fault]:
     for digits in (0, 1):
         yield replace(fault, at=round(fault.at, digits))
     if fault.seconds:
-        for seconds in (round(fault.seconds / 2, 1), float(round(fault.seconds)), round(fault.seconds, 1)):
+        for seconds in (
+            round(fault.seconds / 2, 1),
+            float(round(fault.seconds)),
+            round(fault.seconds, 1),
+        ):
             yield replace(fault, seconds=seconds)
     if fault.who:
         for who in range(4):

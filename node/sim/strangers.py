@@ -1,5 +1,6 @@
-"""A stranger in the simulated swarm: an ends peer by its own word, with a PeerId below everybody's, that says what ends a run if it is
-believed. It holds no parameters, and what it says goes through the same checks as what any peer says."""
+"""A stranger in the simulated swarm: an ends peer by its own word, with a PeerId below everybody's,
+that says what ends a run if it is believed. It holds no parameters, and what it says goes through
+the same checks as what any peer says."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ FAKE = "f" * 32
 
 
 class Stranger(Host):
-    """Says, in turns, that a plan of term 2^62 is in force, that the run is over, that it holds a history of 2^53 tokens, and again what
-    a leader said before; and in the directory, that it leads."""
+    """Says, in turns, that a plan of term 2^62 is in force, that the run is over, that it holds a
+    history of 2^53 tokens, and again what a leader said before; and in the directory, that it
+    leads."""
 
     def __init__(self, swarm: Swarm, name: PeerId) -> None:
         super().__init__(swarm.world, name)
@@ -59,7 +61,11 @@ class Stranger(Host):
     def _plan(self, peer: SimPeer, term: int, ends: bool = False) -> Plan:
         at = peer.member.at
         members = tuple(Member(p.name, p.stage) for p in self.swarm.live())
-        hops = tuple(Hop(s, self.swarm.live(s)[0].name) for s in range(1, self.swarm.setup.stages + 1) if self.swarm.live(s))
+        hops = tuple(
+            Hop(s, self.swarm.live(s)[0].name)
+            for s in range(1, self.swarm.setup.stages + 1)
+            if self.swarm.live(s)
+        )
         paths = () if ends else (Path(0, self.name, (0,), hops),)
         owners = {n: p.name for p in self.swarm.live() for n in p.labour.names}
         return Plan(at.epoch, term, self.name, members, paths, owners, lineage=at.lineage)

@@ -1,6 +1,7 @@
-"""Fragments that are under way between simulated cells while the next epochs run, as ``node.training.outer_round`` carries them.
-Enters: plans that send, plans in which what was sent lands. Leaves: values of the fragment, what is missing of it.
-Never: a decision; parameters are the hashes of :mod:`node.sim.values`.
+"""Fragments that are under way between simulated cells while the next epochs run, as
+``node.training.outer_round`` carries them. Enters: plans that send, plans in which what was sent
+lands. Leaves: values of the fragment, what is missing of it. Never: a decision; parameters are the
+hashes of :mod:`node.sim.values`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class Sent:
-    """``said``: this peer's words on the parts, ``fresh`` the means that have come, ``by`` whose words are in them."""
+    """``said``: this peer's words on the parts, ``fresh`` the means that have come, ``by`` whose
+    words are in them."""
 
     meeting: Plan
     history: object
@@ -37,7 +39,8 @@ class Sent:
 
 
 class Streams:
-    """Of one peer. ``landed``: the means of the last outer round adopted here and the version they made, for who missed them."""
+    """Of one peer. ``landed``: the means of the last outer round adopted here and the version they
+    made, for who missed them."""
 
     def __init__(self, peer: SimPeer) -> None:
         self._peer = peer
@@ -50,7 +53,10 @@ class Streams:
         sent = self.sent
         if listener:
             self.history = object()
-        if sent is not None and (levels(plan) or not sent.meeting.epoch < plan.epoch <= sent.meeting.epoch + settings.overlap):
+        if sent is not None and (
+            levels(plan)
+            or not sent.meeting.epoch < plan.epoch <= sent.meeting.epoch + settings.overlap
+        ):
             self.drop()
         elif sent is not None:
             for gone in {m.peer for m in sent.meeting.members if plan.member(m.peer) is None}:
@@ -79,7 +85,11 @@ class Streams:
     def lands(self, plan: Plan) -> Sent | None:
         """What this peer has under way for the outer round of a plan."""
         sent = self.sent
-        fits = sent is not None and sent.meeting.outer == plan.outer and sent.meeting.epoch < plan.epoch
+        fits = (
+            sent is not None
+            and sent.meeting.outer == plan.outer
+            and sent.meeting.epoch < plan.epoch
+        )
         return sent if fits and sent is not None and sent.history is self.history else None
 
     def _send(self, met: Plan, settings: OuterSettings) -> None:
@@ -90,16 +100,29 @@ class Streams:
         unit = met.unit_of(mine)
         planned = met.averagers(unit)
         owners = {name: planned[name] for name in labour.names if name in planned}
-        sent = self.sent = Sent(met, self.history, {name: labour.word(met, name) for name in owners})
+        sent = self.sent = Sent(
+            met, self.history, {name: labour.word(met, name) for name in owners}
+        )
         weigh = weights(met, unit, settings)
         share = Share(me, (), weigh[mine.cell], met.hash, tuple(sorted(sent.said.items())))
         request = Request(
-            plan=met, round=RoundId(met.epoch, met.term, 0),
-            members=tuple(m.peer for m in met.unit(unit) if m.current), listeners=frozenset(), owners=owners,
-            ownership_hash=ownership_hash([p for p in labour.setup.parts[labour.stage] if p.name in owners], owners, "simulated"),
-            share=share if me in speakers(met, unit, ()) else None, deadline_s=met.deadline_s,
-            total=max(weigh.values(), default=1), allowed={}, quorum=settings.quorum, grace_s=settings.grace_s,
-        )  # fmt: skip
+            plan=met,
+            round=RoundId(met.epoch, met.term, 0),
+            members=tuple(m.peer for m in met.unit(unit) if m.current),
+            listeners=frozenset(),
+            owners=owners,
+            ownership_hash=ownership_hash(
+                [p for p in labour.setup.parts[labour.stage] if p.name in owners],
+                owners,
+                "simulated",
+            ),
+            share=share if me in speakers(met, unit, ()) else None,
+            deadline_s=met.deadline_s,
+            total=max(weigh.values(), default=1),
+            allowed={},
+            quorum=settings.quorum,
+            grace_s=settings.grace_s,
+        )
 
         def step(_: int, names: Sequence[str], shares: tuple[Share, ...]) -> dict[str, Value]:
             return {name: mean_value(name, shares, met.base) for name in names}
@@ -131,10 +154,15 @@ class Streams:
         sent.waiting = once
         peer.after(LANDS_WITHIN * r.deadline_s, once)
 
-    def mixed(self, plan: Plan, mixing: float, made: Version, means: Mapping[str, Value]) -> dict[str, Value]:
+    def mixed(
+        self, plan: Plan, mixing: float, made: Version, means: Mapping[str, Value]
+    ) -> dict[str, Value]:
         """What becomes of the means where they land: some of what is here stays in them."""
         if not plan.fragment:
             return dict(means)
         self.landed = (made, dict(means))
         here = self._peer.labour.values
-        return {n: Value(mark_of("mixed", v.mark, here[n].mark) if mixing else v.mark, made) for n, v in means.items()}
+        return {
+            n: Value(mark_of("mixed", v.mark, here[n].mark) if mixing else v.mark, made)
+            for n, v in means.items()
+        }

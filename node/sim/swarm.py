@@ -1,4 +1,5 @@
-"""The simulated swarm: its peers, what their machines are made of, and the few things done to it from outside."""
+"""The simulated swarm: its peers, what their machines are made of, and the few things done to it
+from outside."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ class Machines:
     def fault_book(self) -> FaultBook:
         return FaultBook()
 
-    def member(self, me: PeerId, at: Version, checkpoints: tuple[Version, ...], tokens: int) -> Member:
+    def member(
+        self, me: PeerId, at: Version, checkpoints: tuple[Version, ...], tokens: int
+    ) -> Member:
         return Member(me, at, checkpoints, tokens)
 
     def leader(self, me: PeerId, facts: RunFacts, **history: Any) -> Leader:
@@ -61,17 +64,26 @@ class Machines:
 
     def choosing(
         self, me: PeerId, open_to: str, stages: int, now: float, stage: int | None = None
-    ) -> Choosing:  # fmt: skip
+    ) -> Choosing:
         return Choosing(me, able(open_to, stages), stages, now, stage)
 
     def heard(self, peer: SimPeer) -> ev.Heard:
         """What the peer tells its leader once a second."""
         m, work = peer.member, peer.labour
         heard = ev.Heard(
-            peer.name, peer.stage, m.at, work.digest, work.speed(), m.reachable, m.term,
-            peer.swarm.facts.bounds.counted(m.at.epoch, m.tokens), peer.leaving,
-            costs=work.costs(), cell=m.cell, arrived=work.arrived,
-        )  # fmt: skip
+            peer.name,
+            peer.stage,
+            m.at,
+            work.digest,
+            work.speed(),
+            m.reachable,
+            m.term,
+            peer.swarm.facts.bounds.counted(m.at.epoch, m.tokens),
+            peer.leaving,
+            costs=work.costs(),
+            cell=m.cell,
+            arrived=work.arrived,
+        )
         return lies.heard(peer, heard) if peer.lie else heard
 
     def parsed(self, peer: PeerId, note: Any, lying: bool) -> Any:
@@ -92,7 +104,8 @@ class Machines:
 
 
 class Swarm:
-    """Peers, links, noticeboard, invariants. Everything that is left to chance comes from ``seed``."""
+    """Peers, links, noticeboard, invariants. Everything that is left to chance comes from
+    ``seed``."""
 
     def __init__(self, setup: Setup, seed: int = 0, make: Machines | None = None) -> None:
         self.setup, self.seed, self.make = setup, seed, make or Machines()
@@ -195,11 +208,15 @@ class Swarm:
             peer.stage = to
             peer.boot()
 
-    # ------------------------------------------------------------ what is to be seen
+    # ----------------------------------------------------------- what is to be seen
 
     def live(self, stage: int | None = None) -> list[SimPeer]:
         """Peers whose process runs, in PeerId order."""
-        return [p for _, p in sorted(self.peers.items()) if p.alive and (stage is None or p.stage == stage)]
+        return [
+            p
+            for _, p in sorted(self.peers.items())
+            if p.alive and (stage is None or p.stage == stage)
+        ]
 
     def chief(self) -> SimPeer | None:
         """The leader that has committed last, or else any."""
@@ -213,7 +230,8 @@ class Swarm:
         cell = [p for p in self.live(peer.stage) if p.ready and self.honest(p.name)]
         newest = max((p.member.holds for p in cell), default=0)
         others = [p for p in cell if p is not peer and not p.leaving and p.member.holds >= newest]
-        # Where somebody lies, the honest must stay the majority: a cell believes what most of it say.
+        # Where somebody lies, the honest must stay the majority: a cell believes what most of it
+        # say.
         lying = sum(p.name in self.liars for p in self.live(peer.stage))
         return len(others) > lying
 
@@ -222,7 +240,9 @@ def facts_of(setup: Setup, scheduler: SchedulerSettings) -> RunFacts:
     """What every leader of this swarm plans with, from the same pure functions as the daemon's."""
     order = SampleOrder(1, 0)
 
-    def place(stage: int, cell: Sequence[tuple[PeerId, float]], previous: Mapping[str, PeerId] | None) -> dict[str, PeerId]:
+    def place(
+        stage: int, cell: Sequence[tuple[PeerId, float]], previous: Mapping[str, PeerId] | None
+    ) -> dict[str, PeerId]:
         names = setup.names[stage]
         mine = {n: previous[n] for n in names if n in previous} if previous else {}
         return dict(assign(setup.parts[stage], cell, mine or None))
@@ -249,11 +269,25 @@ def facts_of(setup: Setup, scheduler: SchedulerSettings) -> RunFacts:
         return Meetings(settings, sizes, 0, setup.epochs) if settings.every else None
 
     return RunFacts(
-        stages=setup.stages, epochs=setup.epochs, target_batch=setup.micro_batches * setup.micro_batch,
-        micro_batch=setup.micro_batch, min_replicas=setup.min_replicas, epoch_timeout_s=setup.epoch_timeout_s,
-        round_timeout_s=setup.round_timeout_s, eval_every=setup.eval_every, assign=place, assign_paths=lay,
-        router=lambda: Router(scheduler, setup.stages), tensor=setup.activation,
+        stages=setup.stages,
+        epochs=setup.epochs,
+        target_batch=setup.micro_batches * setup.micro_batch,
+        micro_batch=setup.micro_batch,
+        min_replicas=setup.min_replicas,
+        epoch_timeout_s=setup.epoch_timeout_s,
+        round_timeout_s=setup.round_timeout_s,
+        eval_every=setup.eval_every,
+        assign=place,
+        assign_paths=lay,
+        router=lambda: Router(scheduler, setup.stages),
+        tensor=setup.activation,
         sizes=tuple(sum(p.bytes for p in setup.parts[s]) for s in range(setup.stages + 1)),
-        sampler=sampler, cursor=cursor, sequence=setup.tokens // setup.micro_batch, rebalance_every_s=setup.rebalance_every_s,
-        cell=setup.cell, spare=0 if setup.cell else setup.stages - scheduler.hops(setup.stages), meetings=meet(setup.outer), meet=meet,
-    )  # fmt: skip
+        sampler=sampler,
+        cursor=cursor,
+        sequence=setup.tokens // setup.micro_batch,
+        rebalance_every_s=setup.rebalance_every_s,
+        cell=setup.cell,
+        spare=0 if setup.cell else setup.stages - scheduler.hops(setup.stages),
+        meetings=meet(setup.outer),
+        meet=meet,
+    )

@@ -1,7 +1,8 @@
-"""What stands for parameters, gradients and optimizer state: hashes of everything that went into them.
+"""What stands for parameters, gradients and optimizer state: hashes of everything that went into
+them.
 
-Two peers hold equal values only if the very same steps reached both, in the same order, from the same contributors
-and optimizer state; a step that is applied twice, or left out, shows.
+Two peers hold equal values only if the very same steps reached both, in the same order, from the
+same contributors and optimizer state; a step that is applied twice, or left out, shows.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from node.core.journey import Version
 
 
 class Value(NamedTuple):
-    """One part's parameters: ``mark`` is all that is in them, ``made`` the version they belong to."""
+    """One part's parameters: ``mark`` is all that is in them, ``made`` the version they belong
+    to."""
 
     mark: str
     made: Version
 
 
 class Moment(NamedTuple):
-    """One part's optimizer state: ``through`` is the last version whose step is in it, ``steps`` how many are."""
+    """One part's optimizer state: ``through`` is the last version whose step is in it, ``steps``
+    how many are."""
 
     mark: str
     through: Version
@@ -30,8 +33,9 @@ class Moment(NamedTuple):
 
 
 class Share(NamedTuple):
-    """One peer's gradient sums of an epoch: the micro-batches in them, their tokens, and the hash of their plan. In an outer
-    round it has ``marks`` instead: its parameters, which weigh as many tokens."""
+    """One peer's gradient sums of an epoch: the micro-batches in them, their tokens, and the hash
+    of their plan. In an outer round it has ``marks`` instead: its parameters, which weigh as many
+    tokens."""
 
     peer: PeerId
     indices: tuple[int, ...]
@@ -53,7 +57,9 @@ def first_values(parts: Iterable[str]) -> dict[str, Value]:
     return {part: Value(mark_of("init", part), GENESIS) for part in parts}
 
 
-def fresh_value(part: str, old: Value, shares: Iterable[Share], moment: Moment | None, makes: Version) -> Value:
+def fresh_value(
+    part: str, old: Value, shares: Iterable[Share], moment: Moment | None, makes: Version
+) -> Value:
     """The part after its step: shares in the order they are summed."""
     given = ";".join(f"{s.peer}:{s.tokens}:{s.indices}" for s in shares)
     return Value(mark_of(part, old.mark, given, moment.mark if moment else "zero"), makes)
@@ -69,7 +75,9 @@ def mean_value(part: str, shares: Iterable[Share], makes: Version) -> Value:
 def next_moment(part: str, moment: Moment | None, value: Value, makes: Version) -> Moment:
     """The optimizer state after the step that made ``value``."""
     steps = moment.steps if moment else 0
-    return Moment(mark_of("moment", part, moment.mark if moment else "zero", value.mark), makes, steps + 1)
+    return Moment(
+        mark_of("moment", part, moment.mark if moment else "zero", value.mark), makes, steps + 1
+    )
 
 
 def digest_of(values: Mapping[str, Value]) -> str:

@@ -1,4 +1,5 @@
-"""Where the simulated swarm tells the checkers what happens, and what is counted for the outcome."""
+"""Where the simulated swarm tells the checkers what happens, and what is counted for the
+outcome."""
 
 from __future__ import annotations
 
@@ -37,8 +38,16 @@ class Watch:
     def __init__(self, swarm: Swarm) -> None:
         self.swarm = swarm
         self.recent: deque[str] = deque(maxlen=24)
-        self.digests, self.owners, self.once = EqualDigests(swarm), OneOwner(swarm), CountsOnce(swarm)
-        self.samples, self.mean, self.whole = NoSampleLost(swarm), WeightedMean(swarm), WholeCheckpoint(swarm)
+        self.digests, self.owners, self.once = (
+            EqualDigests(swarm),
+            OneOwner(swarm),
+            CountsOnce(swarm),
+        )
+        self.samples, self.mean, self.whole = (
+            NoSampleLost(swarm),
+            WeightedMean(swarm),
+            WholeCheckpoint(swarm),
+        )
         self.grow, self.applied, self.pure, self.one_fault = (
             OnlyGrow(swarm),
             AppliedOnce(swarm),
@@ -58,7 +67,7 @@ class Watch:
     def count(self, kind: str, by: int = 1) -> None:
         self.counts[kind] = self.counts.get(kind, 0) + by
 
-    # ------------------------------------------------------------ the leader's side
+    # ----------------------------------------------------------- the leader's side
 
     def objected(self, peer: SimPeer, plan: Plan, why: str) -> None:
         if self.swarm.honest(plan.leader):
@@ -71,7 +80,9 @@ class Watch:
     def before_leader(self, peer: SimPeer, leader: Leader, event: Any) -> Any:
         return leader.term, leader.base, self.pure.before(leader, event)
 
-    def after_leader(self, peer: SimPeer, leader: Leader, event: Any, actions: Sequence[Any], before: Any) -> None:
+    def after_leader(
+        self, peer: SimPeer, leader: Leader, event: Any, actions: Sequence[Any], before: Any
+    ) -> None:
         if not actions:
             return
         term, base, twin = before
@@ -84,7 +95,11 @@ class Watch:
         for a in actions:
             match a:
                 case ev.SendPlan(plan):
-                    heard = event.term if isinstance(event, ev.Heard) and self.swarm.honest(event.peer) else 0
+                    heard = (
+                        event.term
+                        if isinstance(event, ev.Heard) and self.swarm.honest(event.peer)
+                        else 0
+                    )
                     self.grow.plan(peer, plan, (max(term, heard), base), actions)
                     self.digests.plan(plan)
                     self.owners.plan(plan)
@@ -93,9 +108,13 @@ class Watch:
                     if plan.outer:
                         self.samples.close(plan, (), 0)
                     if not plan.last:
-                        self.one_fault.ended(peer, False, "another plan") if base == plan.base else None
+                        self.one_fault.ended(
+                            peer, False, "another plan"
+                        ) if base == plan.base else None
                         self.one_fault.planned(peer, plan)
-                    self.note(f"{peer.name} plans epoch {plan.epoch} term {plan.term} {plan.hash[:6]}")
+                    self.note(
+                        f"{peer.name} plans epoch {plan.epoch} term {plan.term} {plan.hash[:6]}"
+                    )
                 case ev.SendRound():
                     self.owners.round(a)
                     if a.attempt == 0:
@@ -118,9 +137,11 @@ class Watch:
         if report.kind == "peer-lost":
             self.detected.setdefault(PeerId(str(report.facts["peer"])), self.swarm.world.now)
 
-    # ------------------------------------------------------------ the member's side
+    # ----------------------------------------------------------- the member's side
 
-    def member(self, peer: SimPeer, event: Any, actions: Sequence[Any], at: Version, term: int) -> None:
+    def member(
+        self, peer: SimPeer, event: Any, actions: Sequence[Any], at: Version, term: int
+    ) -> None:
         self.grow.member(peer, event, actions, at, term)
 
     def began(self, peer: SimPeer, plan: Plan, listener: bool) -> None:
@@ -133,13 +154,19 @@ class Watch:
     def taken(self, peer: SimPeer, plan: Plan | None, plan_hash: str) -> None:
         self.once.taken(peer, plan, plan_hash)
 
-    def step(self, peer: SimPeer, request: Request, action: Any, shares: Sequence[Share], failed: bool) -> None:
+    def step(
+        self, peer: SimPeer, request: Request, action: Any, shares: Sequence[Share], failed: bool
+    ) -> None:
         if failed:
-            raise self.applied.broken(f"{peer.name} steps in attempt {request.round.attempt}, which it had called off")
+            raise self.applied.broken(
+                f"{peer.name} steps in attempt {request.round.attempt}, which it had called off"
+            )
         self.once.step(peer, request, [s for s in shares if self.swarm.honest(s.peer)])
         self.mean.step(peer, request, action.contributors, action.tokens, shares)
 
-    def stepping(self, peer: SimPeer, plan: Plan, part: str, old: Value, moment: Moment | None, again: bool) -> None:
+    def stepping(
+        self, peer: SimPeer, plan: Plan, part: str, old: Value, moment: Moment | None, again: bool
+    ) -> None:
         if self.swarm.honest(peer.name):
             self.applied.stepping(peer, plan, part, old, moment, again)
 

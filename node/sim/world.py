@@ -1,9 +1,10 @@
-"""Virtual time: a queue of events, hosts that can die or stand still, calls between them that can fail.
+"""Virtual time: a queue of events, hosts that can die or stand still, calls between them that can
+fail.
 
-A call is one remote procedure: the request goes over, any number of messages come back, either side may end it. Its
-messages keep their order; messages of different calls need not. A host that stands still (SIGSTOP) hears everything
-when it goes on; a dead one resets its connections; behind a wall, messages are sent again and again until the call
-is given up.
+A call is one remote procedure: the request goes over, any number of messages come back, either side
+may end it. Its messages keep their order; messages of different calls need not. A host that stands
+still (SIGSTOP) hears everything when it goes on; a dead one resets its connections; behind a wall,
+messages are sent again and again until the call is given up.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Host:
         self.skew = 0.0
 
     def after(self, seconds: float, do: Callable[..., object], *args: Any) -> None:
-        """Do it then, unless this host has died by then; a host that stands still does it when it goes on."""
+        """Do it then, unless this host has died by then; a host that stands still does it when it
+        goes on."""
         world = self.world
         world.number += 1
         heapq.heappush(world.queue, (world.now + seconds, world.number, self, self.life, do, args))
@@ -56,8 +58,9 @@ class Host:
         timeout: float,
         bulk: int = 0,
     ) -> Call:
-        """Begin a call: ``serve(host, call)`` runs there, ``hear(message)`` here for every answer, ``lost(why)`` at most
-        once, when the call fails. ``bulk`` bytes follow the head of ``nbytes``; ``call.bulk_s`` says how much later."""
+        """Begin a call: ``serve(host, call)`` runs there, ``hear(message)`` here for every answer,
+        ``lost(why)`` at most once, when the call fails. ``bulk`` bytes follow the head of
+        ``nbytes``; ``call.bulk_s`` says how much later."""
         call = Call(self, peer, hear, lost)
         target = self.world.hosts.get(peer)
         if target is None:
@@ -77,11 +80,30 @@ class Host:
 
 
 class Call:
-    """See :meth:`Host.call`. ``gone``, set by the side that serves, is told when the caller has hung up."""
+    """See :meth:`Host.call`. ``gone``, set by the side that serves, is told when the caller has
+    hung up."""
 
-    __slots__ = ("_last_back", "bulk_s", "gone", "hear", "life", "lost", "over", "source", "source_life", "stuck", "target")
+    __slots__ = (
+        "_last_back",
+        "bulk_s",
+        "gone",
+        "hear",
+        "life",
+        "lost",
+        "over",
+        "source",
+        "source_life",
+        "stuck",
+        "target",
+    )
 
-    def __init__(self, source: Host, peer: PeerId, hear: Callable[[Any], object], lost: Callable[[str], object]) -> None:
+    def __init__(
+        self,
+        source: Host,
+        peer: PeerId,
+        hear: Callable[[Any], object],
+        lost: Callable[[str], object],
+    ) -> None:
         self.source, self.hear, self.lost = source, hear, lost
         self.source_life, self.life = source.life, 0
         self.target: Host | None = None
@@ -111,7 +133,15 @@ class Call:
     def arrive(self, serve: Callable[[Any, Call], object]) -> None:
         serve(self.target, self)
 
-    def carry(self, a: Host, b: Host, nbytes: int, do: Callable[..., object], args: tuple[Any, ...], tries: int) -> None:
+    def carry(
+        self,
+        a: Host,
+        b: Host,
+        nbytes: int,
+        do: Callable[..., object],
+        args: tuple[Any, ...],
+        tries: int,
+    ) -> None:
         """Bring a message from ``a`` to ``b``; behind a wall, try again later."""
         if self.over:
             return
@@ -120,7 +150,12 @@ class Call:
             if not self.stuck:
                 self.stuck = True
                 self.source.after(SILENT_S, self._silent)
-            world.push(min(RETRANSMIT_S * 2**tries, LONGEST_RETRY_S), None, self.carry, (a, b, nbytes, do, args, tries + 1))
+            world.push(
+                min(RETRANSMIT_S * 2**tries, LONGEST_RETRY_S),
+                None,
+                self.carry,
+                (a, b, nbytes, do, args, tries + 1),
+            )
             return
         seconds = world.links.travel(a.name, b.name, nbytes, world.now)
         if b is self.source:
@@ -129,7 +164,9 @@ class Call:
             self._last_back = world.now + seconds
         world.push(seconds, None, self._land, (a, b, nbytes, do, args))
 
-    def _land(self, a: Host, b: Host, nbytes: int, do: Callable[..., object], args: tuple[Any, ...]) -> None:
+    def _land(
+        self, a: Host, b: Host, nbytes: int, do: Callable[..., object], args: tuple[Any, ...]
+    ) -> None:
         if self.over:
             return
         world = self.source.world
@@ -139,7 +176,12 @@ class Call:
         self.stuck = False
         if b is self.target:
             if not b.alive or b.life != self.life:
-                world.push(world.links.travel(b.name, a.name, 0, world.now), self.source, self.fail, ("connection refused",))
+                world.push(
+                    world.links.travel(b.name, a.name, 0, world.now),
+                    self.source,
+                    self.fail,
+                    ("connection refused",),
+                )
                 return
             if b.paused:
                 self.source.after(SILENT_S, self._unheard, world.now)
@@ -171,7 +213,12 @@ class Call:
             gone, self.gone = self.gone, None
             world = self.source.world
             cut = world.links.cut(self.source.name, target.name)
-            target.after(SILENT_S if cut else world.links.travel(self.source.name, target.name, 0, world.now), gone)
+            target.after(
+                SILENT_S
+                if cut
+                else world.links.travel(self.source.name, target.name, 0, world.now),
+                gone,
+            )
 
 
 class World:
@@ -183,16 +230,27 @@ class World:
         self.now = 0.0
         self.events = 0
         self.hosts: dict[PeerId, Host] = {}
-        self.queue: list[tuple[float, int, Host | None, int, Callable[..., object], tuple[Any, ...]]] = []
+        self.queue: list[
+            tuple[float, int, Host | None, int, Callable[..., object], tuple[Any, ...]]
+        ] = []
         self.number = 0
 
-    def push(self, seconds: float, host: Host | None, do: Callable[..., object], args: tuple[Any, ...] = ()) -> None:
+    def push(
+        self,
+        seconds: float,
+        host: Host | None,
+        do: Callable[..., object],
+        args: tuple[Any, ...] = (),
+    ) -> None:
         """Do it ``seconds`` from now, if ``host`` (None: nobody's) still lives then."""
         self.number += 1
-        heapq.heappush(self.queue, (self.now + seconds, self.number, host, host.life if host else 0, do, args))
+        heapq.heappush(
+            self.queue, (self.now + seconds, self.number, host, host.life if host else 0, do, args)
+        )
 
     def run(self, until: float, stop: Callable[[], bool] | None = None) -> None:
-        """Go on until that time, until nothing is left to happen, or until ``stop()``, which is asked now and then."""
+        """Go on until that time, until nothing is left to happen, or until ``stop()``, which is
+        asked now and then."""
         queue = self.queue
         while queue and queue[0][0] <= until:
             when, _, host, life, do, args = heapq.heappop(queue)
@@ -210,7 +268,7 @@ class World:
         if not queue or queue[0][0] > until:
             self.now = max(self.now, until)
 
-    # ------------------------------------------------------------ what happens to hosts
+    # ----------------------------------------------------------- what happens to hosts
 
     def kill(self, host: Host) -> None:
         """SIGKILL: connections are reset, nothing it holds in memory is left."""
@@ -232,8 +290,17 @@ class World:
             else:
                 call.end()
         for other in self.hosts.values():
-            if other.alive and self.links.used(host.name, other.name) and not self.links.cut(host.name, other.name):
-                self.push(self.links.travel(host.name, other.name, 0, self.now), other, other.connection_lost, (host.name,))
+            if (
+                other.alive
+                and self.links.used(host.name, other.name)
+                and not self.links.cut(host.name, other.name)
+            ):
+                self.push(
+                    self.links.travel(host.name, other.name, 0, self.now),
+                    other,
+                    other.connection_lost,
+                    (host.name,),
+                )
 
     def pause(self, host: Host) -> None:
         """SIGSTOP."""

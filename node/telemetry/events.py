@@ -1,7 +1,8 @@
 """Facts as they happen: one journal, a short memory, live listeners, sinks that write elsewhere.
 
-Any thread may emit. Emitting costs a few microseconds, never waits for a disk, a terminal or a listener, and never
-raises because of one: whoever cannot keep up loses its oldest events and can read how many.
+Any thread may emit. Emitting costs a few microseconds, never waits for a disk, a terminal or a
+listener, and never raises because of one: whoever cannot keep up loses its oldest events and can
+read how many.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ MAX_LINE = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One fact. ``at`` Unix seconds, ``kind`` a stable word for machines, ``text`` a sentence for people.
+    """One fact. ``at`` Unix seconds, ``kind`` a stable word for machines, ``text`` a sentence for
+    people.
 
-    ``fields`` are plain values (numbers, strings, lists of them); they are read later, on other threads: leave them be.
+    ``fields`` are plain values (numbers, strings, lists of them); they are read later, on other
+    threads: leave them be.
     """
 
     at: float
@@ -39,30 +42,46 @@ class Event:
     fields: dict[str, Any] = field(default_factory=dict)
 
     def fields_json(self) -> str:
-        """``fields`` as a JSON object, always valid: what JSON cannot say (nan, infinity, objects) becomes a string."""
+        """``fields`` as a JSON object, always valid: what JSON cannot say (nan, infinity, objects)
+        becomes a string."""
         try:
             written = json.dumps(self.fields, allow_nan=False, default=str)
         except (ValueError, TypeError, RecursionError):
             written = json.dumps({str(k): _plain(v) for k, v in self.fields.items()})
-        return written if len(written) <= MAX_LINE else json.dumps({"omitted_characters": len(written)})
+        return (
+            written
+            if len(written) <= MAX_LINE
+            else json.dumps({"omitted_characters": len(written)})
+        )
 
     def to_json(self) -> str:
         """One line: ``{"at": …, "level": …, "room": …, "kind": …, "text": …, "fields": {…}}``."""
-        head = json.dumps({"at": self.at, "level": self.level, "room": self.room, "kind": self.kind, "text": self.text})
+        head = json.dumps(
+            {
+                "at": self.at,
+                "level": self.level,
+                "room": self.room,
+                "kind": self.kind,
+                "text": self.text,
+            }
+        )
         return f'{head[:-1]}, "fields": {self.fields_json()}}}'
 
 
 class Sink(Protocol):
-    """Where events go. ``accept`` neither blocks nor raises, from any thread; ``close`` writes what is left."""
+    """Where events go. ``accept`` neither blocks nor raises, from any thread; ``close`` writes what
+    is left."""
 
     def accept(self, event: Event) -> None: ...
     def close(self) -> None: ...
 
 
 class Subscription:
-    """Events from now on for one asynchronous reader; made by :meth:`Journal.subscribe` inside a running loop.
+    """Events from now on for one asynchronous reader; made by :meth:`Journal.subscribe` inside a
+    running loop.
 
-    Holds at most ``size`` unread events, the newest; ``dropped`` counts the others. Iteration ends when it is closed.
+    Holds at most ``size`` unread events, the newest; ``dropped`` counts the others. Iteration ends
+    when it is closed.
     """
 
     def __init__(self, journal: Journal, size: int, level: str) -> None:
@@ -84,7 +103,9 @@ class Subscription:
                 raise StopAsyncIteration
             self._wake.clear()
             self._asleep = True
-            if not self._unread and not self._closed:  # something may have come between the first look and this line
+            if (
+                not self._unread and not self._closed
+            ):  # something may have come between the first look and this line
                 await self._wake.wait()
 
     def put(self, event: Event) -> None:
@@ -118,20 +139,32 @@ class Subscription:
 
 
 class Journal:
-    """The record of one process. ``keep`` newest events stay readable; every event goes to every sink."""
+    """The record of one process. ``keep`` newest events stay readable; every event goes to every
+    sink."""
 
-    def __init__(self, sinks: Iterable[Sink] = (), *, clock: Clock | None = None, keep: int = 2_000) -> None:
+    def __init__(
+        self, sinks: Iterable[Sink] = (), *, clock: Clock | None = None, keep: int = 2_000
+    ) -> None:
         self._clock = clock or SystemClock()
         self._sinks = tuple(sinks)
         self._ring: deque[Event] = deque(maxlen=keep)
         self._subscriptions: list[Subscription] = []
-        # Re-entrant: a destructor or signal handler that emits may interrupt an emit on its own thread.
+        # Re-entrant: a destructor or signal handler that emits may interrupt an emit on its own
+        # thread.
         self._lock = threading.RLock()
         self._closed = False
 
     def emit(self, room: str, kind: str, text: str, level: str = "info", **fields: Any) -> None:
-        """Record a fact, from any thread. An unknown level counts as "info"; text is cut at 2000 characters."""
-        event = Event(self._clock.wall(), level if level in LEVELS else "info", room, kind, str(text)[:MAX_TEXT], fields)
+        """Record a fact, from any thread. An unknown level counts as "info"; text is cut at 2000
+        characters."""
+        event = Event(
+            self._clock.wall(),
+            level if level in LEVELS else "info",
+            room,
+            kind,
+            str(text)[:MAX_TEXT],
+            fields,
+        )
         with self._lock:
             self._ring.append(event)
             for subscription in self._subscriptions:
@@ -148,7 +181,8 @@ class Journal:
         return chosen if n is None else chosen[max(0, len(chosen) - n) :]
 
     def subscribe(self, size: int = 1_000, level: str = "debug", last: int = 0) -> Subscription:
-        """Listen, from inside a running loop, starting with the ``last`` newest events: none missed, none twice."""
+        """Listen, from inside a running loop, starting with the ``last`` newest events: none
+        missed, none twice."""
         subscription = Subscription(self, size, level)
         with self._lock:
             for event in self.recent(last, level):
@@ -163,7 +197,8 @@ class Journal:
                 self._subscriptions.remove(subscription)
 
     def close(self) -> None:
-        """End every subscription and close the sinks, waiting shortly for their last lines. Later events are only kept."""
+        """End every subscription and close the sinks, waiting shortly for their last lines. Later
+        events are only kept."""
         self._closed = True
         for subscription in list(self._subscriptions):
             subscription.close()
@@ -172,7 +207,8 @@ class Journal:
 
 
 class JournalHandler(logging.Handler):
-    """Leads the log lines of libraries into a journal: room is the logger's first name, kind is "log"."""
+    """Leads the log lines of libraries into a journal: room is the logger's first name, kind is
+    "log"."""
 
     def __init__(self, journal: Journal, level: int = logging.WARNING) -> None:
         super().__init__(level)
@@ -182,8 +218,16 @@ class JournalHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         with self._once() as first:
             if first:
-                level = next((name for name in reversed(LEVELS) if record.levelno >= LEVELS[name]), "debug")
-                self._journal.emit(record.name.partition(".")[0], "log", _message(record), level, logger=record.name)
+                level = next(
+                    (name for name in reversed(LEVELS) if record.levelno >= LEVELS[name]), "debug"
+                )
+                self._journal.emit(
+                    record.name.partition(".")[0],
+                    "log",
+                    _message(record),
+                    level,
+                    logger=record.name,
+                )
 
     @contextmanager
     def _once(self) -> Iterator[bool]:
@@ -200,7 +244,11 @@ class JournalHandler(logging.Handler):
 def _message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
-    except (TypeError, ValueError, KeyError):  # arguments that do not fit the format are the caller's mistake, not ours
+    except (
+        TypeError,
+        ValueError,
+        KeyError,
+    ):  # arguments that do not fit the format are the caller's mistake, not ours
         return str(record.msg)
 
 

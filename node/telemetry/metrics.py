@@ -10,7 +10,14 @@ import ipaddress
 import threading
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+    start_http_server,
+)
 
 from node.core.errors import NetworkFault, UsageFault
 
@@ -18,7 +25,8 @@ TIME_KINDS = ("compute", "wire", "wait", "round")
 
 
 class Metrics:
-    """Everything one daemon measures, in its own registry, so that several daemons fit into one process."""
+    """Everything one daemon measures, in its own registry, so that several daemons fit into one
+    process."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -32,33 +40,58 @@ class Metrics:
         self.epoch = gauge("epoch", "Version of the parameters held here")
         self.stage = gauge("stage", "Stage hosted here, 0 for the ends")
         self.loss = gauge("loss", "Nats per token, last epoch")
-        self.loss_held_out = gauge("loss_held_out", "Nats per token on held-out text, last evaluation")
-        self.tokens_per_second = gauge("tokens_per_second", "Tokens the swarm counts per second, last epochs")
+        self.loss_held_out = gauge(
+            "loss_held_out", "Nats per token on held-out text, last evaluation"
+        )
+        self.tokens_per_second = gauge(
+            "tokens_per_second", "Tokens the swarm counts per second, last epochs"
+        )
         self.replicas = gauge("replicas", "Live peers of this stage, this one included")
         self.cells_apart = gauge(
-            "cells_apart", "Distance between the cells of this stage, relative to their parameters; 0 for one cell"
+            "cells_apart",
+            "Distance between the cells of this stage, relative to their parameters; 0 for one "
+            "cell",
         )
         self.peers = gauge(
-            "peers", "Peers with an open channel, by its path (direct, mapped, tunnel, reversed, punched, relayed)", "path"
+            "peers",
+            "Peers with an open channel, by its path (direct, mapped, tunnel, reversed, punched, "
+            "relayed)",
+            "path",
         )
         self.relay_clients = gauge("relay_clients", "Peers that can be reached through this one")
         self.relayed_bytes_total = counter("relayed_bytes_total", "Bytes relayed for others")
         self.stash_bytes = gauge("stash_bytes", "Activations kept for backward")
         self.memory_bytes = gauge("memory_bytes", "Memory used, resident or on the device")
         self.tasks = gauge("tasks", "Tasks of the event loop, by what they do", "kind")
-        self.tokens_total = counter("tokens_total", "Tokens counted by the swarm since this daemon started")
-        self.micro_batches_total = counter("micro_batches_total", "Micro-batches that ended here (counted, dropped)", "result")
-        self.bytes_sent_total = counter("bytes_sent_total", "Payload bytes sent", "plane")
-        self.bytes_received_total = counter("bytes_received_total", "Payload bytes received", "plane")
-        self.rounds_total = counter("rounds_total", "Averaging rounds (done, repaired, failed)", "result")
-        self.pushes_total = counter(
-            "pushes_total", "Cells' pushes to this server, by group of parts (applied, refused)", "result"
+        self.tokens_total = counter(
+            "tokens_total", "Tokens counted by the swarm since this daemon started"
         )
-        self.faults_total = counter("faults_total", "Faults of other peers, by the room that saw them", "room")
+        self.micro_batches_total = counter(
+            "micro_batches_total", "Micro-batches that ended here (counted, dropped)", "result"
+        )
+        self.bytes_sent_total = counter("bytes_sent_total", "Payload bytes sent", "plane")
+        self.bytes_received_total = counter(
+            "bytes_received_total", "Payload bytes received", "plane"
+        )
+        self.rounds_total = counter(
+            "rounds_total", "Averaging rounds (done, repaired, failed)", "result"
+        )
+        self.pushes_total = counter(
+            "pushes_total",
+            "Cells' pushes to this server, by group of parts (applied, refused)",
+            "result",
+        )
+        self.faults_total = counter(
+            "faults_total", "Faults of other peers, by the room that saw them", "room"
+        )
         self.bans_total = counter("bans_total", "Times a peer was refused for a while")
         self.p2pd_restarts_total = counter("p2pd_restarts_total", "Restarts of the libp2p daemon")
-        self.digest_mismatches_total = counter("digest_mismatches_total", "Epochs after which replicas differed")
-        self.time_seconds_total = counter("time_seconds_total", "Where the time went (compute, wire, wait, round)", "kind")
+        self.digest_mismatches_total = counter(
+            "digest_mismatches_total", "Epochs after which replicas differed"
+        )
+        self.time_seconds_total = counter(
+            "time_seconds_total", "Where the time went (compute, wire, wait, round)", "kind"
+        )
         self.epoch_seconds = Histogram(
             "tutti_epoch_seconds",
             "Seconds from plan to commit",
@@ -69,7 +102,8 @@ class Metrics:
         self._server: tuple[WSGIServer, threading.Thread] | None = None
 
     def time_spent(self, kind: str, seconds: float) -> None:
-        """Add seconds of "compute", "wire", "wait" or "round"; a clock that went back adds nothing. Raises KeyError for another kind."""
+        """Add seconds of "compute", "wire", "wait" or "round"; a clock that went back adds nothing.
+        Raises KeyError for another kind."""
         self._times[kind].inc(max(0.0, seconds))
 
     def totals(self) -> dict[str, float]:
@@ -78,7 +112,8 @@ class Metrics:
         return {kind: values[f'tutti_time_seconds_total{{kind="{kind}"}}'] for kind in TIME_KINDS}
 
     def values(self) -> dict[str, float]:
-        """Every sample now, by its exposition name: {"tutti_epoch": 3.0, 'tutti_bytes_sent_total{plane="state"}': 10.0, …}."""
+        """Every sample now, by its exposition name: {"tutti_epoch": 3.0,
+        'tutti_bytes_sent_total{plane="state"}': 10.0, …}."""
         found = {}
         for family in self.registry.collect():
             for sample in family.samples:
@@ -87,16 +122,23 @@ class Metrics:
         return found
 
     def total(self, name: str) -> float:
-        """The sum of a metric over its labels; ``name`` as the attribute: ``total("bytes_sent_total")``. 0 when unknown."""
+        """The sum of a metric over its labels; ``name`` as the attribute:
+        ``total("bytes_sent_total")``. 0 when unknown."""
         wanted = f"tutti_{name}"
-        return sum(s.value for family in self.registry.collect() for s in family.samples if s.name == wanted)
+        return sum(
+            s.value
+            for family in self.registry.collect()
+            for s in family.samples
+            if s.name == wanted
+        )
 
     def exposition(self) -> bytes:
         """The Prometheus text format."""
         return generate_latest(self.registry)
 
     def serve(self, host: str = "127.0.0.1", port: int = 0) -> str:
-        """Answer scrapes on a thread of its own, even while the event loop is busy; returns the URL. Port 0 picks a free one.
+        """Answer scrapes on a thread of its own, even while the event loop is busy; returns the
+        URL. Port 0 picks a free one.
 
         Raises UsageFault for a host that is not loopback, NetworkFault when the port is taken.
         """
@@ -106,13 +148,17 @@ class Metrics:
         except ValueError:
             loopback = False
         if not loopback:
-            raise UsageFault(f"metrics are served on loopback only, not on {host}", "use 127.0.0.1 and scrape through a tunnel")
+            raise UsageFault(
+                f"metrics are served on loopback only, not on {host}",
+                "use 127.0.0.1 and scrape through a tunnel",
+            )
         if self._server is None:
             try:
                 self._server = start_http_server(port, address, self.registry)
             except OSError as e:
                 raise NetworkFault(
-                    f"cannot serve metrics on {host}:{port}: {e.strerror}", "choose another --metrics-port"
+                    f"cannot serve metrics on {host}:{port}: {e.strerror}",
+                    "choose another --metrics-port",
                 ) from e
         shown = f"[{address}]" if ":" in address else address
         return f"http://{shown}:{self._server[0].server_port}/metrics"

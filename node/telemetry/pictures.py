@@ -1,6 +1,8 @@
-"""Pictures as files: SVG from text that the caller makes, PNG by matplotlib, which is loaded when one is wanted.
+"""Pictures as files: SVG from text that the caller makes, PNG by matplotlib, which is loaded when
+one is wanted.
 
-Enters: what to draw, a path. Leaves: a file. Never: a window, a global figure (pyplot), matplotlib for an SVG.
+Enters: what to draw, a path. Leaves: a file. Never: a window, a global figure (pyplot), matplotlib
+for an SVG.
 """
 
 from __future__ import annotations
@@ -23,14 +25,18 @@ KINDS = (".svg", ".png")
 
 
 def check(path: Path) -> None:
-    """Before long work: raises UsageFault when ``path`` is no picture that can be made here, with what to do about it."""
+    """Before long work: raises UsageFault when ``path`` is no picture that can be made here, with
+    what to do about it."""
     kind = path.suffix.lower()
     if kind not in KINDS:
-        raise UsageFault(f"{path.name}: no such kind of picture", "name a file that ends in .svg or .png")
+        raise UsageFault(
+            f"{path.name}: no such kind of picture", "name a file that ends in .svg or .png"
+        )
     if kind == ".png" and importlib.util.find_spec(LIBRARY) is None:
         raise UsageFault(
             f"a PNG needs {LIBRARY}, which is not installed",
-            f"install it:  {sys.executable} -m pip install {LIBRARY}   or name a file that ends in .svg",
+            f"install it:  {sys.executable} -m pip install {LIBRARY}   or name a file that ends in "
+            ".svg",
         )
 
 
@@ -43,8 +49,8 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def write(path: Path, svg: Callable[[], str], figure: Callable[[], Figure]) -> None:
-    """Draw in the kind that the name ends in; the other is not made. Raises UsageFault, LocalFault for a file that cannot be
-    written."""
+    """Draw in the kind that the name ends in; the other is not made. Raises UsageFault, LocalFault
+    for a file that cannot be written."""
     check(path)
     try:
         if path.suffix.lower() == ".svg":
@@ -52,4 +58,7 @@ def write(path: Path, svg: Callable[[], str], figure: Callable[[], Figure]) -> N
         else:
             figure().savefig(path, format="png")
     except OSError as e:
-        raise LocalFault(f"cannot write {path}: {e.strerror or e}", "name a file in a directory that can be written") from e
+        raise LocalFault(
+            f"cannot write {path}: {e.strerror or e}",
+            "name a file in a directory that can be written",
+        ) from e

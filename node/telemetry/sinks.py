@@ -1,7 +1,8 @@
-"""Where the journal is written: a rotated JSONL file, or a terminal. Each sink writes on its own thread.
+"""Where the journal is written: a rotated JSONL file, or a terminal. Each sink writes on its own
+thread.
 
-A slow or full disk, a terminal nobody reads, a closed pipe: the sink drops events, counts them, and says so
-in its next line that gets through.
+A slow or full disk, a terminal nobody reads, a closed pipe: the sink drops events, counts them, and
+says so in its next line that gets through.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class _Threaded:
         self._thread.start()
 
     def accept(self, event: Event) -> None:
-        """Queue for writing; the oldest one waiting is dropped when ``limit`` are. Never blocks, never raises."""
+        """Queue for writing; the oldest one waiting is dropped when ``limit`` are. Never blocks,
+        never raises."""
         if LEVELS[event.level] < self._floor:
             return
         with self._wake:
@@ -46,7 +48,8 @@ class _Threaded:
             self._wake.notify()
 
     def close(self, timeout: float = 2.0) -> None:
-        """Write what waits, for at most ``timeout`` seconds, and end the thread. Safe to call twice."""
+        """Write what waits, for at most ``timeout`` seconds, and end the thread. Safe to call
+        twice."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -69,7 +72,17 @@ class _Threaded:
                 break
             if untold:
                 text = f"{untold} events could not be written"
-                batch.insert(0, Event(time.time(), "warning", "telemetry", "events-dropped", text, {"count": untold}))
+                batch.insert(
+                    0,
+                    Event(
+                        time.time(),
+                        "warning",
+                        "telemetry",
+                        "events-dropped",
+                        text,
+                        {"count": untold},
+                    ),
+                )
             failed = self._write(batch)
             if untold and failed == len(batch):  # not even the notice got through: say it next time
                 failed -= 1
@@ -79,7 +92,8 @@ class _Threaded:
         self._finish()
 
     def _write(self, batch: list[Event]) -> int:
-        """Write in order; returns how many at the end of ``batch`` could not be written. Raises nothing."""
+        """Write in order; returns how many at the end of ``batch`` could not be written. Raises
+        nothing."""
         raise NotImplementedError
 
     def _finish(self) -> None:
@@ -89,12 +103,19 @@ class _Threaded:
 class JsonlSink(_Threaded):
     """One JSON object a line, appended to ``path`` (0600).
 
-    When the file would pass ``max_bytes`` it becomes ``path.1``, that one ``path.2``, up to ``keep``: the disk
-    holds ``(keep + 1) * max_bytes`` at most. A line is written whole or taken back.
+    When the file would pass ``max_bytes`` it becomes ``path.1``, that one ``path.2``, up to
+    ``keep``: the disk holds ``(keep + 1) * max_bytes`` at most. A line is written whole or taken
+    back.
     """
 
     def __init__(
-        self, path: Path, max_bytes: int = 16 << 20, keep: int = 2, *, limit: int = 10_000, level: str = "debug"
+        self,
+        path: Path,
+        max_bytes: int = 16 << 20,
+        keep: int = 2,
+        *,
+        limit: int = 10_000,
+        level: str = "debug",
     ) -> None:
         self._path, self._max_bytes, self._keep = Path(path), max_bytes, keep
         self._fd: int | None = None
@@ -152,9 +173,17 @@ class JsonlSink(_Threaded):
 
 
 class StreamSink(_Threaded):
-    """Lines for a terminal or a service manager. ``form``: "text", "json", or "auto" (text on a terminal, else json)."""
+    """Lines for a terminal or a service manager. ``form``: "text", "json", or "auto" (text on a
+    terminal, else json)."""
 
-    def __init__(self, stream: TextIO | None = None, form: str = "auto", *, limit: int = 2_000, level: str = "info") -> None:
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        form: str = "auto",
+        *,
+        limit: int = 2_000,
+        level: str = "info",
+    ) -> None:
         self._stream = stream if stream is not None else sys.stderr
         if form not in ("auto", "text", "json"):
             raise ValueError(f"form is auto, text or json, not {form!r}")
@@ -172,9 +201,11 @@ class StreamSink(_Threaded):
 
 
 def say(text: str) -> None:
-    """A line on standard output; where nobody reads that, or its disk is full, nothing more is ever said there.
+    """A line on standard output; where nobody reads that, or its disk is full, nothing more is ever
+    said there.
 
-    The process goes on, and ends with its own exit code although what was buffered cannot be written.
+    The process goes on, and ends with its own exit code although what was buffered cannot be
+    written.
     """
     try:
         print(text, flush=True)
@@ -185,11 +216,16 @@ def say(text: str) -> None:
 
 
 def as_text(event: Event) -> str:
-    """One line for people, local time; control characters, which could repaint a terminal, are made visible."""
+    """One line for people, local time; control characters, which could repaint a terminal, are made
+    visible."""
     clock = time.strftime("%H:%M:%S", time.localtime(event.at))
     mark = "" if event.level == "info" else f"{event.level}: "
     return f"{clock} {_visible(event.room):<10} {mark}{_visible(event.text)}"
 
 
 def _visible(text: str) -> str:
-    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return (
+        text
+        if text.isprintable()
+        else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    )

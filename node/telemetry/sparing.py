@@ -1,6 +1,8 @@
-"""Lines that strangers cause: a few about each of them, then one that says how many more there were.
+"""Lines that strangers cause: a few about each of them, then one that says how many more there
+were.
 
-Whoever decides how often a line is written could fill the disk with it, or push everything else out of the journal.
+Whoever decides how often a line is written could fill the disk with it, or push everything else out
+of the journal.
 """
 
 from __future__ import annotations
@@ -29,14 +31,18 @@ class _Window:
 
 
 class Sparing:
-    """Writes to ``journal``. ``now`` is the clock, monotonic seconds. For the thread of the event loop."""
+    """Writes to ``journal``. ``now`` is the clock, monotonic seconds. For the thread of the event
+    loop."""
 
     def __init__(self, journal: Journal, now: Callable[[], float] = monotonic) -> None:
         self._journal, self._now = journal, now
         self._windows: OrderedDict[PeerId, _Window] = OrderedDict()
 
-    def emit(self, peer: PeerId, room: str, kind: str, text: str, level: str = "info", **fields: Any) -> None:
-        """As ``Journal.emit``, unless there were ``LINES`` about ``peer`` within ``WINDOW_S`` already."""
+    def emit(
+        self, peer: PeerId, room: str, kind: str, text: str, level: str = "info", **fields: Any
+    ) -> None:
+        """As ``Journal.emit``, unless there were ``LINES`` about ``peer`` within ``WINDOW_S``
+        already."""
         now = self._now()
         self._settle(now)
         window = self._windows.get(peer)
@@ -69,5 +75,9 @@ class Sparing:
         if not window.kept_back:
             return
         counts = ", ".join(f"{n} {kind}" for kind, n in sorted(window.kept_back.items()))
-        text = f"{window.kept_back.total()} more lines about {short(peer)} within a minute: {counts}"
-        self._journal.emit("journal", "kept-back", text, "warning", peer=peer, lines=window.kept_back.total())
+        text = (
+            f"{window.kept_back.total()} more lines about {short(peer)} within a minute: {counts}"
+        )
+        self._journal.emit(
+            "journal", "kept-back", text, "warning", peer=peer, lines=window.kept_back.total()
+        )

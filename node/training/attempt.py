@@ -1,4 +1,5 @@
-"""One attempt at an epoch as its leader keeps it: what became of every micro-batch, who died, who has what. Pure."""
+"""One attempt at an epoch as its leader keeps it: what became of every micro-batch, who died, who
+has what. Pure."""
 
 from __future__ import annotations
 
@@ -14,16 +15,20 @@ from node.training.memory import makes
 from node.training.roster import majority
 
 STUCK_ROUNDS = 2
-"""Rounds in a row without its parts after which an owner that lives, but does not step, owns nothing in this epoch."""
+"""Rounds in a row without its parts after which an owner that lives, but does not step, owns
+nothing in this epoch."""
 
-Assign = Callable[[int, Sequence[tuple[PeerId, float]], Mapping[str, PeerId] | None], dict[str, PeerId]]
+Assign = Callable[
+    [int, Sequence[tuple[PeerId, float]], Mapping[str, PeerId] | None], dict[str, PeerId]
+]
 """``(stage, ((peer, speed), …), previous owners) -> owners`` of the parts of one stage."""
 
 
 @dataclass
 class Attempt:
-    """``results`` by micro-batch, ``outcomes`` by member; ``attempts`` counts the rounds of each unit, ``owners`` are
-    those that differ from the plan's, named as there. Times are the leader's clock."""
+    """``results`` by micro-batch, ``outcomes`` by member; ``attempts`` counts the rounds of each
+    unit, ``owners`` are those that differ from the plan's, named as there. Times are the leader's
+    clock."""
 
     plan: Plan
     started: float
@@ -38,7 +43,8 @@ class Attempt:
     owners: dict[str, PeerId] = field(default_factory=dict)
     repaired: int = 0
     pushes: bool = False
-    """An outer round without a barrier: every cell is answered by itself, and ends with parameters of its own."""
+    """An outer round without a barrier: every cell is answered by itself, and ends with parameters
+    of its own."""
     stuck: dict[PeerId, int] = field(default_factory=dict)
     """Rounds in a row in which a living owner did not get its parts stepped."""
     copied: set[PeerId] = field(default_factory=set)
@@ -61,15 +67,21 @@ class Attempt:
 
     @property
     def bare(self) -> int | None:
-        """A stage without a living member that holds the version the epoch starts from, or the one it makes."""
+        """A stage without a living member that holds the version the epoch starts from, or the one
+        it makes."""
         stages = {m.stage for m in self.plan.members} - {unit[0] for unit in self.units}
         return min(stages, default=None)
 
     @property
     def units(self) -> tuple[Unit, ...]:
-        """Those that somebody living can bring to the next version. Of the others only listeners are left, whom nobody waits
-        for; a cell that is gone takes with it what it had learned since it last met others."""
-        able = [m for m in self.alive if m.current or isinstance(self.outcomes.get(m.peer), ev.Committed)]
+        """Those that somebody living can bring to the next version. Of the others only listeners
+        are left, whom nobody waits for; a cell that is gone takes with it what it had learned since
+        it last met others."""
+        able = [
+            m
+            for m in self.alive
+            if m.current or isinstance(self.outcomes.get(m.peer), ev.Committed)
+        ]
         return tuple(sorted({self.plan.unit_of(m) for m in able}))
 
     @property
@@ -83,12 +95,17 @@ class Attempt:
         return self._coming(self.plan.unit(unit))
 
     def _coming(self, members: Sequence[Member]) -> list[Member]:
-        """Those of whole cells that are not known to be dead, and can come to the next version: after a round of a fragment only one's
-        own cell has the other parts, so that nobody waits for the listeners of a cell that is gone."""
+        """Those of whole cells that are not known to be dead, and can come to the next version:
+        after a round of a fragment only one's own cell has the other parts, so that nobody waits
+        for the listeners of a cell that is gone."""
         alive = [m for m in members if m.peer not in self.dead]
         if not self.plan.fragment:
             return alive
-        able = {(m.stage, m.cell) for m in alive if m.current or isinstance(self.outcomes.get(m.peer), ev.Committed)}
+        able = {
+            (m.stage, m.cell)
+            for m in alive
+            if m.current or isinstance(self.outcomes.get(m.peer), ev.Committed)
+        }
         return [m for m in alive if (m.stage, m.cell) in able]
 
     @property
@@ -102,11 +119,16 @@ class Attempt:
         return makes(self.plan, self.dropped)
 
     def apart(self, agreed: Mapping[Unit, str]) -> dict[int, tuple[int, float]]:
-        """How many cells of a stage could be compared and how far they are apart, by stage; ``agreed``: what each cell holds."""
+        """How many cells of a stage could be compared and how far they are apart, by stage;
+        ``agreed``: what each cell holds."""
         told: dict[Unit, dict[PeerId, Sketch]] = {}
         for m in self.plan.members:
             o = self.outcomes.get(m.peer)
-            if isinstance(o, ev.Committed) and o.sketch and o.digest == agreed.get((m.stage, m.cell)):
+            if (
+                isinstance(o, ev.Committed)
+                and o.sketch
+                and o.digest == agreed.get((m.stage, m.cell))
+            ):
                 told.setdefault((m.stage, m.cell), {})[m.peer] = o.sketch
         cells: dict[int, list[Sketch]] = {}
         for (stage, _), said in sorted(told.items()):
@@ -114,8 +136,8 @@ class Attempt:
         return {stage: (len(of), apart(of)) for stage, of in cells.items() if len(of) > 1}
 
     def report(self, e: ev.Finished, most_tokens: int) -> None:
-        """An ends peer's word on its own micro-batches. The first word counts, for a micro-batch contributes at most once;
-        more than ``most_tokens`` (0: no bound) is not heard."""
+        """An ends peer's word on its own micro-batches. The first word counts, for a micro-batch
+        contributes at most once; more than ``most_tokens`` (0: no bound) is not heard."""
         mine = {p.index for p in self.plan.paths if p.origin == e.peer}
         for result in e.results:
             if result.index in mine and not 0 < most_tokens < result.tokens:
@@ -128,7 +150,8 @@ class Attempt:
                 self.results.setdefault(path.index, ev.Result(path.index, False, 0.0, 0))
 
     def blame(self, ended: Mapping[PeerId, ev.Incomplete]) -> None:
-        """After a round that nobody completed: which owners, though alive, did not step their parts.
+        """After a round that nobody completed: which owners, though alive, did not step their
+        parts.
 
         It says so itself, or most of the others say that it gave them nothing.
         """
@@ -143,16 +166,29 @@ class Attempt:
         self.stuck = others | {p: self.stuck.get(p, 0) + 1 for p in now}
 
     def reown(
-        self, unit: Unit, holders: Mapping[str, PeerId], assign: Assign, among: Collection[PeerId] = ()
-    ) -> dict[str, PeerId]:  # fmt: skip
-        """Owners of a living unit's parts that differ from the plan's, by the parts' own names: those of the dead, and of who
-        was stuck for ``STUCK_ROUNDS``, go to whoever holds them fresh, else are repaired; to one of ``among``, unless that is empty.
+        self,
+        unit: Unit,
+        holders: Mapping[str, PeerId],
+        assign: Assign,
+        among: Collection[PeerId] = (),
+    ) -> dict[str, PeerId]:
+        """Owners of a living unit's parts that differ from the plan's, by the parts' own names:
+        those of the dead, and of who was stuck for ``STUCK_ROUNDS``, go to whoever holds them
+        fresh, else are repaired; to one of ``among``, unless that is empty.
         """
         stage, number = unit
         peers = {m.peer for m in self.plan.unit(unit)}
-        planned = {part: owner for part, owner in self.plan.averagers(unit).items() if owner in peers}
-        current = {part: self.owners.get(in_cell(part, number), owner) for part, owner in planned.items()}
-        cell = [(m.peer, m.speed) for m in self.living(unit) if m.current and (not among or m.peer in among)]
+        planned = {
+            part: owner for part, owner in self.plan.averagers(unit).items() if owner in peers
+        }
+        current = {
+            part: self.owners.get(in_cell(part, number), owner) for part, owner in planned.items()
+        }
+        cell = [
+            (m.peer, m.speed)
+            for m in self.living(unit)
+            if m.current and (not among or m.peer in among)
+        ]
         if not cell:
             return {}
         hung = {p for p, rounds in self.stuck.items() if rounds >= STUCK_ROUNDS}
@@ -161,26 +197,54 @@ class Attempt:
         orphans = {p for p, o in current.items() if o in useless}
         if orphans:
             able_too = {peer for peer, _ in cell}
-            repaired = assign(stage, cell, {p: o for p, o in current.items() if p not in orphans and o in able_too})
+            repaired = assign(
+                stage,
+                cell,
+                {p: o for p, o in current.items() if p not in orphans and o in able_too},
+            )
             for part in orphans:
                 self.owners[in_cell(part, number)] = holders.get(part, repaired[part])
         changed = {part: self.owners.get(in_cell(part, number)) for part in current}
         return {part: owner for part, owner in changed.items() if owner is not None}
 
     def round(
-        self, unit: Unit, to: tuple[PeerId, ...], owners: dict[str, PeerId], deadline_s: float, sources: tuple[PeerId, ...] = (),
-        digest: str = "", among: tuple[PeerId, ...] = (),
-    ) -> ev.SendRound:  # fmt: skip
-        """The word to these members of a unit that they average (again), or copy from ``sources``."""
+        self,
+        unit: Unit,
+        to: tuple[PeerId, ...],
+        owners: dict[str, PeerId],
+        deadline_s: float,
+        sources: tuple[PeerId, ...] = (),
+        digest: str = "",
+        among: tuple[PeerId, ...] = (),
+    ) -> ev.SendRound:
+        """The word to these members of a unit that they average (again), or copy from
+        ``sources``."""
         dead = tuple(sorted(self.dead))
         self.copied = self.copied | set(to) if sources else self.copied - set(to)
         return ev.SendRound(
-            to, self.plan, self.attempts[unit], dead, owners, sources, self.dropped, deadline_s, digest, self.tokens, among
-        )  # fmt: skip
+            to,
+            self.plan,
+            self.attempts[unit],
+            dead,
+            owners,
+            sources,
+            self.dropped,
+            deadline_s,
+            digest,
+            self.tokens,
+            among,
+        )
 
-    def repair(self, unit: Unit, unfinished: Sequence[PeerId], assign: Assign, deadline_s: float) -> list[ev.SendRound]:
-        """Nobody in the unit is averaging any more and some lack parts: copy from who has all, else re-own the dead's."""
-        said = {m.peer: o.digest for m in self.living(unit) if isinstance(o := self.outcomes.get(m.peer), ev.Committed)}
+    def repair(
+        self, unit: Unit, unfinished: Sequence[PeerId], assign: Assign, deadline_s: float
+    ) -> list[ev.SendRound]:
+        """Nobody in the unit is averaging any more and some lack parts: copy from who has all, else
+        re-own the dead's."""
+        said = {
+            m.peer: o.digest
+            for m in self.living(unit)
+            if isinstance(o := self.outcomes.get(m.peer), ev.Committed)
+        }
         ended = {p: o for p in unfinished if isinstance(o := self.outcomes.pop(p), ev.Incomplete)}
         self.repaired += 1
         if self.pushes and said:
@@ -189,22 +253,36 @@ class Attempt:
             digest = "" if self.plan.fragment else majority(said)
             return [self.round(unit, tuple(unfinished), {}, deadline_s, tuple(said), digest)]
         self.blame(ended)
-        return [self.round(unit, tuple(unfinished), self.reown(unit, _holders(ended), assign), deadline_s)]
+        return [
+            self.round(
+                unit, tuple(unfinished), self.reown(unit, _holders(ended), assign), deadline_s
+            )
+        ]
 
     def _push_again(
-        self, unit: Unit, ended: Mapping[PeerId, ev.Incomplete], said: Mapping[PeerId, str], assign: Assign, deadline_s: float
-    ) -> list[ev.SendRound]:  # fmt: skip
-        """Some cells have been answered and some have not. Those push again, to who serves or serves from now on, a few times, as
-        long as it is there for them; who lags behind its own cell copies from it, and who is not answered at all from any other.
+        self,
+        unit: Unit,
+        ended: Mapping[PeerId, ev.Incomplete],
+        said: Mapping[PeerId, str],
+        assign: Assign,
+        deadline_s: float,
+    ) -> list[ev.SendRound]:
+        """Some cells have been answered and some have not. Those push again, to who serves or
+        serves from now on, a few times, as long as it is there for them; who lags behind its own
+        cell copies from it, and who is not answered at all from any other.
         """
         home = {m.peer: m.cell for m in self.living(unit)}
-        mates = {cell: tuple(q for q in sorted(said) if home[q] == cell) for cell in set(home.values())}
+        mates = {
+            cell: tuple(q for q in sorted(said) if home[q] == cell) for cell in set(home.values())
+        }
         lacking = tuple(p for p in sorted(ended) if not mates[home[p]])
         again: list[ev.SendRound] = []
         if lacking and self.attempts[unit] <= PUSH_AGAIN:
             self.blame(ended)
             changed = self.reown(unit, _holders({p: ended[p] for p in lacking}), assign, lacking)
-            owners = {part: o for part, o in {**self.plan.averagers(unit), **changed}.items() if o in home}
+            owners = {
+                part: o for part, o in {**self.plan.averagers(unit), **changed}.items() if o in home
+            }
             held = set.intersection(*(set(ended[p].holds) for p in lacking))
             asked = {o for part, o in owners.items() if part not in held}
             # Who serves and is done already takes no part in another attempt.
@@ -215,39 +293,59 @@ class Attempt:
         sources = {p: mates[home[p]] or tuple(sorted(said)) for p in rest}
         for among in dict.fromkeys(sources.values()):
             to = tuple(p for p in rest if sources[p] == among)
-            again.append(self.round(unit, to, {}, deadline_s, among, majority({q: said[q] for q in among})))
+            again.append(
+                self.round(unit, to, {}, deadline_s, among, majority({q: said[q] for q in among}))
+            )
         return again
 
     def digests(self) -> tuple[dict[Unit, str], list[tuple[int, PeerId]]]:
-        """What each cell that worked has agreed on, and (stage, peer) of those that differ from most who should hold the same."""
+        """What each cell that worked has agreed on, and (stage, peer) of those that differ from
+        most who should hold the same."""
         agreed: dict[Unit, str] = {}
         strays: list[tuple[int, PeerId]] = []
         for stage, alike, said in self._compared():
             best, _ = self._verdict(alike, said)
             agreed |= {(stage, m.cell): best for m in alike}
-            strays += [(stage, p) for p in sorted(p for p, digest in said.items() if digest != best)]
+            strays += [
+                (stage, p) for p in sorted(p for p, digest in said.items() if digest != best)
+            ]
         return agreed, strays
 
     @property
     def disputed(self) -> tuple[int, ...]:
-        """Stages in which members that should hold the same do not, and nobody can say whose parameters are right."""
-        return tuple(sorted({stage for stage, alike, said in self._compared() if not self._verdict(alike, said)[1]}))
+        """Stages in which members that should hold the same do not, and nobody can say whose
+        parameters are right."""
+        return tuple(
+            sorted(
+                {
+                    stage
+                    for stage, alike, said in self._compared()
+                    if not self._verdict(alike, said)[1]
+                }
+            )
+        )
 
     def _compared(self) -> Iterator[tuple[int, list[Member], dict[PeerId, str]]]:
         """Stage, members that must end with the same, and the digests they report."""
         for unit in self.units:
             for alike in self._alike(self.plan.unit(unit)):
-                said = {m.peer: o.digest for m in alike if isinstance(o := self.outcomes.get(m.peer), ev.Committed)}
+                said = {
+                    m.peer: o.digest
+                    for m in alike
+                    if isinstance(o := self.outcomes.get(m.peer), ev.Committed)
+                }
                 if said:
                     yield unit[0], alike, said
 
     def _verdict(self, alike: Sequence[Member], said: Mapping[PeerId, str]) -> tuple[str, bool]:
-        """What most of ``said`` hold who have not copied it, and whether that is more than half of them, or else of those who held
-        the version before."""
+        """What most of ``said`` hold who have not copied it, and whether that is more than half of
+        them, or else of those who held the version before."""
         own = {p: digest for p, digest in said.items() if p not in self.copied} or said
         elders = {m.peer: own[m.peer] for m in alike if m.current and m.peer in own}
         for words in (own, elders):
-            if words and 2 * sum(digest == majority(words) for digest in words.values()) > len(words):
+            if words and 2 * sum(digest == majority(words) for digest in words.values()) > len(
+                words
+            ):
                 return majority(words), True
         return majority(elders or own), False
 

@@ -1,4 +1,5 @@
-"""When peers should change their stage: the bottleneck gets help from whoever can best spare it. Pure.
+"""When peers should change their stage: the bottleneck gets help from whoever can best spare it.
+Pure.
 
 The rules are :func:`node.scheduler.placement.choose_moves`, while epochs follow each other, and
 :func:`~node.scheduler.placement.level`, while a stage has too few peers to begin one. Here is the
@@ -28,7 +29,8 @@ REST_S = 100.0
 
 
 class Balance:
-    """``every_s``: between two looks, 0 never looks; ``download_s``: what a change costs the mover."""
+    """``every_s``: between two looks, 0 never looks; ``download_s``: what a change costs the
+    mover."""
 
     def __init__(self, stages: int, every_s: float, download_s: float) -> None:
         self._stages, self._every, self._download = stages, every_s, download_s
@@ -50,8 +52,9 @@ class Balance:
     def look(self, roster: Roster, base: Version | None, now: float) -> list[Move]:
         """The changes that pay, often none, and none before it is time to look again.
 
-        Who was asked and is not here is on its way, and counts where it goes. Who has just come, so that it was not measured or
-        does not hold ``base`` yet, counts as any other where it is, and stays; who does not hold it for long does not count.
+        Who was asked and is not here is on its way, and counts where it goes. Who has just come, so
+        that it was not measured or does not hold ``base`` yet, counts as any other where it is, and
+        stays; who does not hold it for long does not count.
         """
         if self._looked is None:
             self._looked = now
@@ -59,7 +62,11 @@ class Balance:
             return []
         self._looked = now
         settled = SETTLED_MOVES * self._every
-        here = {p: c for p, c in roster.candidates.items() if not c.leaving and 1 <= c.stage <= self._stages}
+        here = {
+            p: c
+            for p, c in roster.candidates.items()
+            if not c.leaving and 1 <= c.stage <= self._stages
+        }
         self._asked = {p: told for p, told in self._asked.items() if now - told[0] < settled}
         self._behind = {p: self._behind.get(p, now) for p in here if not roster.can_start(p, base)}
         view: dict[int, dict[PeerId, float]] = {s: {} for s in range(1, self._stages + 1)}
@@ -76,8 +83,14 @@ class Balance:
         most = max(2, len(here) // AT_ONCE)
         horizon = self._lasts(set(here) | self._asked.keys(), now, settled)
         moves = choose_moves(
-            view, view, download_s=self._download, horizon_s=horizon, stay=self._asked, away=away, most=most
-        )  # fmt: skip
+            view,
+            view,
+            download_s=self._download,
+            horizon_s=horizon,
+            stay=self._asked,
+            away=away,
+            most=most,
+        )
         for move in moves:
             self._asked[move.peer] = now, move.target, view[move.source][move.peer]
         return moves
@@ -121,7 +134,9 @@ class Balance:
         self._lacking = {stage: self._lacking.get(stage, now) for stage in could}
         expected = {to for p, to in coming.items() if to is None or p not in here.get(to, ())}
         # Who is there and not proven to reach the others yet may be in a moment.
-        expected |= {stage for stage, peers in roster.present().items() if len(peers) > len(here[stage])}
+        expected |= {
+            stage for stage, peers in roster.present().items() if len(peers) > len(here[stage])
+        }
         for m in moves:
             waits = COMING_S if expected & {m.target, None} else patience_s
             if now - self._lacking[m.target] >= max(waits, patience_s):
@@ -130,7 +145,8 @@ class Balance:
         return None
 
     def _lasts(self, known: set[PeerId], now: float, settled: float) -> float:
-        """How long what is gained now will last: until somebody else comes or goes, judged by how often that was of late."""
+        """How long what is gained now will last: until somebody else comes or goes, judged by how
+        often that was of late."""
         if self._known:
             self._changes += [now] * len(known ^ self._known)
         self._known = known

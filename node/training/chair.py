@@ -1,6 +1,7 @@
-"""The leader's side of a peer: carries out what :class:`~node.training.leader.Leader` decides, and tells it how that went.
-Enters: events for the leader. Leaves: notes to members, probes, a search for better paths, the record.
-Never: a decision; the member's side (that is :mod:`node.training.service`)."""
+"""The leader's side of a peer: carries out what :class:`~node.training.leader.Leader` decides, and
+tells it how that went. Enters: events for the leader. Leaves: notes to members, probes, a search
+for better paths, the record. Never: a decision; the member's side (that is
+:mod:`node.training.service`)."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 
 class Unheard(PeerFault):
-    """A peer did not answer, over a new connection either, whose attempt began at ``since`` of the own clock."""
+    """A peer did not answer, over a new connection either, whose attempt began at ``since`` of the
+    own clock."""
 
     def __init__(self, fault: PeerFault, since: float) -> None:
         super().__init__(fault.peer, fault.reason, fault.weight)
@@ -50,12 +52,19 @@ class Chair:
                     signature = t.identity.sign(plan.canonical(), self._domain)
                     for m in plan.members:
                         # Who has to load an older version first takes as long as that takes.
-                        told = self._deliver(m.peer, notes.plan_note(plan, signature), ev.PlanArrived(plan), plan.deadline_s)
+                        told = self._deliver(
+                            m.peer,
+                            notes.plan_note(plan, signature),
+                            ev.PlanArrived(plan),
+                            plan.deadline_s,
+                        )
                         self._tasks.spawn(told, "plan")
                 case ev.SendRound():
                     note = notes.round_note(action)
                     for peer in action.to:
-                        self._tasks.spawn(self._deliver(peer, note, notes.round_event(note, self._me)), "round")
+                        self._tasks.spawn(
+                            self._deliver(peer, note, notes.round_event(note, self._me)), "round"
+                        )
                 case ev.SendLost():
                     self._spread(action)
                 case ev.Probe(peer):
@@ -73,14 +82,22 @@ class Chair:
                 case ev.Report(kind, text, level, facts):
                     self._journal.emit("training", kind, text, level, **facts)
 
-    async def _deliver(self, peer: PeerId, note: pb.Note, event: Any, stands_s: float = STANDS_S) -> None:
+    async def _deliver(
+        self, peer: PeerId, note: pb.Note, event: Any, stands_s: float = STANDS_S
+    ) -> None:
         t = self._training
         try:
-            reason = await t.happens(event) if peer == self._me else await t.word(peer, note, TELL_TIMEOUT_S, stands_s)
+            reason = (
+                await t.happens(event)
+                if peer == self._me
+                else await t.word(peer, note, TELL_TIMEOUT_S, stands_s)
+            )
         except PeerFault as e:
             reason = e.reason
         if reason is not None:
-            self._journal.emit("training", "note-refused", f"peer {short(peer)}: {reason}", "warning", peer=peer)
+            self._journal.emit(
+                "training", "note-refused", f"peer {short(peer)}: {reason}", "warning", peer=peer
+            )
             mine = peer == self._me and isinstance(event, ev.PlanArrived)
             self.lead(ev.Declined(event.plan.hash, reason) if mine else ev.Unreachable(peer))
 
@@ -124,13 +141,23 @@ class Chair:
             self._journal.emit("training", "move-unanswered", text, "info", peer=peer)
             return
         if refused is not None:
-            self._journal.emit("training", "move-refused", f"peer {short(peer)} stays: {refused}", "info", peer=peer)
+            self._journal.emit(
+                "training",
+                "move-refused",
+                f"peer {short(peer)} stays: {refused}",
+                "info",
+                peer=peer,
+            )
             self.lead(ev.MoveRefused(peer))
 
     async def _search(self, job: Job) -> None:
-        if not self._searching.locked():  # one at a time; what changed meanwhile is seen by the next one
+        if (
+            not self._searching.locked()
+        ):  # one at a time; what changed meanwhile is seen by the next one
             async with self._searching:
-                routes, makespan = await asyncio.to_thread(search, job, clock=time.thread_time, limit_s=SEARCH_S)
+                routes, makespan = await asyncio.to_thread(
+                    search, job, clock=time.thread_time, limit_s=SEARCH_S
+                )
             self.lead(ev.Searched(job, routes, makespan))
 
     async def _evaluate(self, epoch: int, plan: Plan) -> None:
@@ -138,5 +165,10 @@ class Chair:
         try:
             loss = await self._training.work.evaluate(plan)
         except PeerFault as e:
-            self._journal.emit("training", "evaluation-failed", f"the held-out loss could not be measured: {e}", "warning")
+            self._journal.emit(
+                "training",
+                "evaluation-failed",
+                f"the held-out loss could not be measured: {e}",
+                "warning",
+            )
         self.lead(ev.Evaluated(epoch, loss))

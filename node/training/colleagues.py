@@ -1,7 +1,8 @@
 """Whom a peer has worked with. Pure: plans and time in.
 
-A key costs nothing, so a peer that nobody has worked with says nothing that counts against those who have worked together: not who
-leads (:mod:`node.training.election`), not which history goes on (:mod:`node.training.roster`).
+A key costs nothing, so a peer that nobody has worked with says nothing that counts against those
+who have worked together: not who leads (:mod:`node.training.election`), not which history goes on
+(:mod:`node.training.roster`).
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections.abc import Collection
 from node.core.ids import PeerId
 
 RIPE_S = 30.0
-"""Who has been a current member of plans followed here for so long is a colleague. In the first moments of a run nobody is one:
-peers that start together may begin as two swarms, and neither is to be a stranger to the other for good."""
+"""Who has been a current member of plans followed here for so long is a colleague. In the first
+moments of a run nobody is one: peers that start together may begin as two swarms, and neither is to
+be a stranger to the other for good."""
 KNOWN = 4096
 """Peers remembered, those seen last."""
 
@@ -34,8 +36,11 @@ class Colleagues:
 
     def meet(self, peers: Collection[PeerId], now: float) -> None:
         """These are the current members of a plan that is followed here."""
-        # Who is missing from a plan begins anew: a stranger that comes back after a while has not worked meanwhile.
-        self._since = {p: self._since.get(p, now) for p in peers if p not in self._ripe and p != self._me}
+        # Who is missing from a plan begins anew: a stranger that comes back after a while has not
+        # worked meanwhile.
+        self._since = {
+            p: self._since.get(p, now) for p in peers if p not in self._ripe and p != self._me
+        }
         for peer in [p for p, since in self._since.items() if now - since >= self._ripe_s]:
             self._ripe[peer] = None
             del self._since[peer]

@@ -1,11 +1,16 @@
-"""How long the work of an epoch may take: a multiple of what is expected of it, with the manifest's numbers as floors. Pure.
+"""How long the work of an epoch may take: a multiple of what is expected of it, with the manifest's
+numbers as floors. Pure.
 
-Enters: what peers say of their speed and their lines, how long earlier rounds took, who does what in a plan. Leaves: seconds.
-The leader reckons them and its plan and its notes carry them, so that all members wait equally long.
+Enters: what peers say of their speed and their lines, how long earlier rounds took, who does what
+in a plan. Leaves: seconds. The leader reckons them and its plan and its notes carry them, so that
+all members wait equally long.
 
-run     the busiest peer's micro-batches one after another, and one more on its way through all stages
-round   the slowest owner's steps, and the parameters of the stage over the slowest line, there and back
-What was measured on these peers counts before what is reckoned from operations, and for a first plan there is only the latter.
+run     the busiest peer's micro-batches one after another, and one more on its way through all
+        stages
+round   the slowest owner's steps, and the parameters of the stage over the slowest line, there and
+        back
+What was measured on these peers counts before what is reckoned from operations, and for a first
+plan there is only the latter.
 """
 
 from __future__ import annotations
@@ -24,33 +29,38 @@ from node.training.roster import Roster
 MARGIN = 4.0
 """Times what measured speeds lead to expect: peers share machines, and lines with others."""
 FIRST = 10.0
-"""Times what is reckoned before anything was measured: a product alone is faster than a stage with all that is around its products."""
+"""Times what is reckoned before anything was measured: a product alone is faster than a stage with
+all that is around its products."""
 MOST_S = 3600.0
 """Nothing may take longer, whatever is claimed."""
 AGAIN, AGAIN_MOST = 2.0, 4.0
-"""Another attempt of a round has so many times as long as the one before it, up to so many times: it may have been too short."""
+"""Another attempt of a round has so many times as long as the one before it, up to so many times:
+it may have been too short."""
 COPIED_S = 1e-8
-"""Seconds a byte of parameters costs beside its way: it is packed, copied, summed up and digested, at 100 MB/s at least."""
+"""Seconds a byte of parameters costs beside its way: it is packed, copied, summed up and digested,
+at 100 MB/s at least."""
 TERA = 1e12
 
 
 class Deadlines:
-    """``operations`` of a micro-batch at each stage and ``steps`` of each part are the run's (:class:`RunFacts`)."""
+    """``operations`` of a micro-batch at each stage and ``steps`` of each part are the run's
+    (:class:`RunFacts`)."""
 
     def __init__(self, facts: RunFacts) -> None:
         self._facts = facts
         self._rounds, self._outer = Took(), Took()
 
-    # ------------------------------------------------------------ what was
+    # ----------------------------------------------------------- what was
 
     def took(self, plan: Plan, round_s: float) -> None:
         """The round of this plan was done by everybody after so long."""
         (self._outer if plan.outer else self._rounds).add(round_s)
 
-    # ------------------------------------------------------------ what may be
+    # ----------------------------------------------------------- what may be
 
     def run(self, roster: Roster, paths: tuple[Path, ...], forecast_s: float = 0.0) -> float:
-        """Seconds for these micro-batches. ``forecast_s``: what who laid the paths expects, 0 for unknown."""
+        """Seconds for these micro-batches. ``forecast_s``: what who laid the paths expects, 0 for
+        unknown."""
         said = _believed(roster)
         usual = _usual(said)
         busy: dict[PeerId, float] = {}
@@ -68,23 +78,34 @@ class Deadlines:
         return self._bounded(self._facts.epoch_timeout_s, (MARGIN if known else FIRST) * expected)
 
     def round(self, roster: Roster, plan: Plan, attempt: int = 0) -> float:
-        """Seconds for an attempt of the round that ends the epoch of a plan, in any of its units."""
+        """Seconds for an attempt of the round that ends the epoch of a plan, in any of its
+        units."""
         said = _believed(roster)
         usual = _usual(said)
-        expected = max((self._of_cell(plan, cell, said, usual) for cell in _cells(plan)), default=0.0)
-        expected = max(MARGIN * expected, SPARE * (self._outer if plan.outer else self._rounds).expected)
-        return self._bounded(self._facts.round_timeout_s, expected) * min(AGAIN**attempt, AGAIN_MOST)
+        expected = max(
+            (self._of_cell(plan, cell, said, usual) for cell in _cells(plan)), default=0.0
+        )
+        expected = max(
+            MARGIN * expected, SPARE * (self._outer if plan.outer else self._rounds).expected
+        )
+        return self._bounded(self._facts.round_timeout_s, expected) * min(
+            AGAIN**attempt, AGAIN_MOST
+        )
 
-    # ------------------------------------------------------------ parts of the above
+    # ----------------------------------------------------------- parts of the above
 
-    def _of_cell(self, plan: Plan, cell: list[Member], said: Mapping[PeerId, Measured], usual: float) -> float:
+    def _of_cell(
+        self, plan: Plan, cell: list[Member], said: Mapping[PeerId, Measured], usual: float
+    ) -> float:
         stage, size = cell[0].stage, self._size(cell[0].stage)
         way = max((_tensor_s(said.get(m.peer)) for m in cell), default=0.0)
         others = 1 - 1 / len(cell)
         moved = 2 * others * (size / self._facts.tensor) * way if self._facts.tensor else 0.0
         return self._steps(plan, stage, cell[0].cell, said, usual) + moved + COPIED_S * size
 
-    def _steps(self, plan: Plan, stage: int, cell: int, said: Mapping[PeerId, Measured], usual: float) -> float:
+    def _steps(
+        self, plan: Plan, stage: int, cell: int, said: Mapping[PeerId, Measured], usual: float
+    ) -> float:
         if plan.outer or stage >= len(self._facts.steps):
             return 0.0
         busy: dict[PeerId, float] = {}
@@ -120,11 +141,17 @@ def _cells(plan: Plan) -> list[list[Member]]:
 
 
 def _believed(roster: Roster) -> dict[PeerId, Measured]:
-    """What everybody says, where it is not beyond :data:`~node.scheduler.costs.BEYOND` times the median of its kind: nobody makes the
-    others wait by calling itself slow."""
+    """What everybody says, where it is not beyond :data:`~node.scheduler.costs.BEYOND` times the
+    median of its kind: nobody makes the others wait by calling itself slow."""
     said = {p: c.costs for p, c in roster.candidates.items()}
-    most = {name: _most([getattr(m, name) for m in said.values()]) for name in ("forward_s", "backward_s", "loss_s", "tera_s")}
-    return {p: replace(m, **{name: min(getattr(m, name), limit) for name, limit in most.items()}) for p, m in said.items()}
+    most = {
+        name: _most([getattr(m, name) for m in said.values()])
+        for name in ("forward_s", "backward_s", "loss_s", "tera_s")
+    }
+    return {
+        p: replace(m, **{name: min(getattr(m, name), limit) for name, limit in most.items()})
+        for p, m in said.items()
+    }
 
 
 def _most(claims: list[float]) -> float:

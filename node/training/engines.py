@@ -1,4 +1,5 @@
-"""Everything a member works with. Each engine is a stranger to the others; whoever conducts them holds all of them."""
+"""Everything a member works with. Each engine is a stranger to the others; whoever conducts them
+holds all of them."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from node.transport.port import TransportPort
 
 @dataclass(frozen=True)
 class Engines:
-    """Everything a member works with; ``text`` only at the ends. ``heavy`` runs what must not hold up the loop. ``outer``: the
-    exchange between cells, None in a run without."""
+    """Everything a member works with; ``text`` only at the ends. ``heavy`` runs what must not hold
+    up the loop. ``outer``: the exchange between cells, None in a run without."""
 
     transport: TransportPort
     pipeline: Pipeline

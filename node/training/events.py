@@ -1,4 +1,5 @@
-"""What happens in an epoch and what is done about it: inputs and outputs of the leader and the member."""
+"""What happens in an epoch and what is done about it: inputs and outputs of the leader and the
+member."""
 
 from __future__ import annotations
 
@@ -12,18 +13,20 @@ from node.scheduler.costs import NOTHING, Measured
 from node.scheduler.router import Job
 from node.training.rules import Rules
 
-# ---------------------------------------------------------------- what the leader hears
+# ------------------------------------------------------------ what the leader hears
 
 
 @dataclass(frozen=True)
 class Heard:
-    """A peer says it is alive and where it stands: ``at`` is the version of its parameters, ``digest`` theirs,
-    ``reachable`` what it can put in place instead, ``tokens`` what was counted in the history of ``at``.
-    ``leaving``: plan without it; what it holds can still be had from it for a moment. ``speed`` is its own measurement,
-    ``seen`` what it measures of its neighbours, both in micro-batches per second. ``room``: bytes of optimizer state it can keep
-    as an owner; 0: not known. ``costs``: what work and ways cost it. ``cell``: whose parameters these are; -1 for none's. ``change``: of the owner to how cells average,
-    which the leader may not know; it is for the service that hears it, to be checked. ``arrived``: the cells that have a part in what
-    the last outer round along edges brought here, the own one included; empty: not known."""
+    """A peer says it is alive and where it stands: ``at`` is the version of its parameters,
+    ``digest`` theirs, ``reachable`` what it can put in place instead, ``tokens`` what was counted
+    in the history of ``at``. ``leaving``: plan without it; what it holds can still be had from it
+    for a moment. ``speed`` is its own measurement, ``seen`` what it measures of its neighbours,
+    both in micro-batches per second. ``room``: bytes of optimizer state it can keep as an owner; 0:
+    not known. ``costs``: what work and ways cost it. ``cell``: whose parameters these are; -1 for
+    none's. ``change``: of the owner to how cells average, which the leader may not know; it is for
+    the service that hears it, to be checked. ``arrived``: the cells that have a part in what the
+    last outer round along edges brought here, the own one included; empty: not known."""
 
     peer: PeerId
     stage: int
@@ -44,7 +47,8 @@ class Heard:
 
 @dataclass(frozen=True)
 class Recalled:
-    """The plan behind a version, and what of it did not count, as a peer remembers it; None when nobody does."""
+    """The plan behind a version, and what of it did not count, as a peer remembers it; None when
+    nobody does."""
 
     version: Version
     plan: Plan | None = None
@@ -53,7 +57,8 @@ class Recalled:
 
 @dataclass(frozen=True)
 class Changed:
-    """The owner's change to how cells average, checked: it comes into force with the next plan if it is newer than what is."""
+    """The owner's change to how cells average, checked: it comes into force with the next plan if
+    it is newer than what is."""
 
     rules: Rules
 
@@ -67,8 +72,9 @@ class MoveRefused:
 
 @dataclass(frozen=True)
 class Unreachable:
-    """A call to this peer failed, or a probe of it did. ``since``: clock when the last attempt at it began, where word from the peer
-    that came later shows that it lives; without, it is useless for the epoch even so."""
+    """A call to this peer failed, or a probe of it did. ``since``: clock when the last attempt at
+    it began, where word from the peer that came later shows that it lives; without, it is useless
+    for the epoch even so."""
 
     peer: PeerId
     since: float = math.inf
@@ -76,7 +82,8 @@ class Unreachable:
 
 @dataclass(frozen=True)
 class Answered:
-    """A probe of this peer was answered: it lives, whatever is not heard of it. ``ours`` False: it follows another leader."""
+    """A probe of this peer was answered: it lives, whatever is not heard of it. ``ours`` False: it
+    follows another leader."""
 
     peer: PeerId
     ours: bool = True
@@ -84,7 +91,8 @@ class Answered:
 
 @dataclass(frozen=True)
 class Declined:
-    """The leader's own member cannot follow this plan; of others that counts as :class:`Unreachable`."""
+    """The leader's own member cannot follow this plan; of others that counts as
+    :class:`Unreachable`."""
 
     plan_hash: str
     reason: str
@@ -92,7 +100,8 @@ class Declined:
 
 @dataclass(frozen=True)
 class Accused:
-    """``by`` could not get an answer from ``about``. One word against another: it is probed before it counts."""
+    """``by`` could not get an answer from ``about``. One word against another: it is probed before
+    it counts."""
 
     about: PeerId
     by: PeerId
@@ -120,8 +129,8 @@ class Finished:
 
 @dataclass(frozen=True)
 class Committed:
-    """A member holds every fresh part of its stage; ``digest`` names them, by ``sketch`` cells are compared (empty: not told).
-    ``arrived``: as in :class:`Heard`."""
+    """A member holds every fresh part of its stage; ``digest`` names them, by ``sketch`` cells are
+    compared (empty: not told). ``arrived``: as in :class:`Heard`."""
 
     peer: PeerId
     plan_hash: str
@@ -135,7 +144,8 @@ class Committed:
 
 @dataclass(frozen=True)
 class Incomplete:
-    """A member's round ended and parts are missing: ``holds`` it has, ``failed`` owners did not serve it."""
+    """A member's round ended and parts are missing: ``holds`` it has, ``failed`` owners did not
+    serve it."""
 
     peer: PeerId
     plan_hash: str
@@ -146,7 +156,8 @@ class Incomplete:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The held-out loss, nats per token, of the parameters at ``epoch``; 0 when it could not be measured."""
+    """The held-out loss, nats per token, of the parameters at ``epoch``; 0 when it could not be
+    measured."""
 
     epoch: int
     loss: float
@@ -163,15 +174,16 @@ class Searched:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed. ``coming``: who is about to take part, at which stage; None: it chooses. ``known``: whom the leader has worked
-    with. ``slack``: seconds by which the timers of this process ran late lately, so that what others said in time is heard late."""
+    """Time has passed. ``coming``: who is about to take part, at which stage; None: it chooses.
+    ``known``: whom the leader has worked with. ``slack``: seconds by which the timers of this
+    process ran late lately, so that what others said in time is heard late."""
 
     coming: Mapping[PeerId, int | None] = field(default_factory=dict)
     known: frozenset[PeerId] = frozenset()
     slack: float = 0.0
 
 
-# ---------------------------------------------------------------- what the leader does
+# ------------------------------------------------------------ what the leader does
 
 
 @dataclass(frozen=True)
@@ -198,7 +210,8 @@ class SendRound:
     tokens: int = 0
     """Counted in this epoch."""
     among: tuple[PeerId, ...] = ()
-    """Whose cells are answered in this attempt, where cells are answered one by one; empty: all of the living."""
+    """Whose cells are answered in this attempt, where cells are answered one by one; empty: all of
+    the living."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +225,8 @@ class SendLost:
 
 @dataclass(frozen=True)
 class Recall:
-    """Ask ``holders``, one after the other, for the plan behind ``version``; the answer comes back as Recalled."""
+    """Ask ``holders``, one after the other, for the plan behind ``version``; the answer comes back
+    as Recalled."""
 
     version: Version
     holders: tuple[PeerId, ...]
@@ -235,7 +249,8 @@ class Probe:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure the held-out loss of the parameters at ``epoch`` over these members, then say Evaluated."""
+    """Measure the held-out loss of the parameters at ``epoch`` over these members, then say
+    Evaluated."""
 
     epoch: int
     plan: Plan
@@ -250,7 +265,8 @@ class Search:
 
 @dataclass(frozen=True)
 class Report:
-    """A fact for the record. ``kind`` is a stable word, ``text`` a sentence, ``facts`` its numbers."""
+    """A fact for the record. ``kind`` is a stable word, ``text`` a sentence, ``facts`` its
+    numbers."""
 
     kind: str
     text: str
@@ -258,7 +274,7 @@ class Report:
     facts: dict[str, object] = field(default_factory=dict)
 
 
-# ---------------------------------------------------------------- what a member hears and does
+# ------------------------------------------------------------ what a member hears and does
 
 
 @dataclass(frozen=True)
@@ -289,7 +305,8 @@ class RoundArrived:
 
 @dataclass(frozen=True)
 class RoundEnded:
-    """The exchange of (epoch, term, attempt) returned. ``missing`` parts did not come, ``failed`` owners are why."""
+    """The exchange of (epoch, term, attempt) returned. ``missing`` parts did not come, ``failed``
+    owners are why."""
 
     epoch: int
     term: int
@@ -321,15 +338,17 @@ class GoTo:
 
 @dataclass(frozen=True)
 class Settle:
-    """The update that made ``epoch`` is final: optimizer state of it counts, what was kept to undo it may go."""
+    """The update that made ``epoch`` is final: optimizer state of it counts, what was kept to undo
+    it may go."""
 
     epoch: int
 
 
 @dataclass(frozen=True)
 class Begin:
-    """Take part in this plan: tell the pipeline, fetch the optimizer state of parts gained, start own micro-batches.
-    ``behind``: where a listener stood until now, and the tokens counted in that history."""
+    """Take part in this plan: tell the pipeline, fetch the optimizer state of parts gained, start
+    own micro-batches. ``behind``: where a listener stood until now, and the tokens counted in that
+    history."""
 
     plan: Plan
     listener: bool

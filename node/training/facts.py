@@ -1,4 +1,5 @@
-"""What a run fixes for its leader: numbers of the manifest, and the pure functions that plans are made of."""
+"""What a run fixes for its leader: numbers of the manifest, and the pure functions that plans are
+made of."""
 
 from __future__ import annotations
 
@@ -20,22 +21,25 @@ from node.training.rules import Read, Rules
 class RunFacts:
     """What the manifest fixes, and the pure functions the plan is made of.
 
-    ``assign(stage, ((peer, speed), …), previous owners, room of each peer) -> owners`` places the parts of one stage; nobody's
-    room is given where none is known. Raises OutOfResources when the state does not fit;
-    ``assign_paths(origins, stages, samples) -> paths`` routes the micro-batches where ``router()`` makes no router;
-    ``operations``: floating-point operations of a micro-batch, forward and backward, at each stage; ``steps``: of a step of the
-    optimizer, by stage and part; empty where nothing is to be reckoned. ``epoch_timeout_s`` and ``round_timeout_s`` are floors.
-    ``sizes``: bytes of the parameters of each stage, ``tensor``: of a micro-batch on its way; ``probe_every_s``:
-    between two small messages that only measure a way, 0 for none;
+    ``assign(stage, ((peer, speed), …), previous owners, room of each peer) -> owners`` places the
+    parts of one stage; nobody's room is given where none is known. Raises OutOfResources when the
+    state does not fit; ``assign_paths(origins, stages, samples) -> paths`` routes the micro-batches
+    where ``router()`` makes no router; ``operations``: floating-point operations of a micro-batch,
+    forward and backward, at each stage; ``steps``: of a step of the optimizer, by stage and part;
+    empty where nothing is to be reckoned. ``epoch_timeout_s`` and ``round_timeout_s`` are floors.
+    ``sizes``: bytes of the parameters of each stage, ``tensor``: of a micro-batch on its way;
+    ``probe_every_s``: between two small messages that only measure a way, 0 for none;
     ``sampler(cursor)`` gives a sampler at that position; ``cursor(sampler)`` reads it back;
-    ``recall(version)`` is what a checkpoint says goes with it, None without one.
-    ``sequence``: tokens of a sample, which bounds what may be reported of one; 0 for no bound.
-    ``settle_s``: a young swarm waits so long for company; ``late_s``: silence that means death;
-    ``lacks_s``: a young swarm waits so long for peers of a stage before it asks another for one;
-    ``patience_s``: wait for a lost version before an older one is taken. ``rebalance_every_s``: between two changes of
-    stage, 0 for none; ``download_s``: what a change costs. ``spare``: block stages that a plan may leave out when nobody holds them. ``cell``: most peers of a cell, 0 for all of a stage;
-    ``meetings``: how cells average with each other, None when there is one only. ``read(change)``: what the owner's change says
-    instead, and ``meet(settings)`` the meetings by it. ``prove``: only peers that say they reach each other share a path or a cell.
+    ``recall(version)`` is what a checkpoint says goes with it, None without one. ``sequence``:
+    tokens of a sample, which bounds what may be reported of one; 0 for no bound. ``settle_s``: a
+    young swarm waits so long for company; ``late_s``: silence that means death; ``lacks_s``: a
+    young swarm waits so long for peers of a stage before it asks another for one; ``patience_s``:
+    wait for a lost version before an older one is taken. ``rebalance_every_s``: between two changes
+    of stage, 0 for none; ``download_s``: what a change costs. ``spare``: block stages that a plan
+    may leave out when nobody holds them. ``cell``: most peers of a cell, 0 for all of a stage;
+    ``meetings``: how cells average with each other, None when there is one only. ``read(change)``:
+    what the owner's change says instead, and ``meet(settings)`` the meetings by it. ``prove``: only
+    peers that say they reach each other share a path or a cell.
     """
 
     stages: int

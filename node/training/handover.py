@@ -1,7 +1,9 @@
-"""Optimizer state outlives its owner: what of it this peer gives to others, takes over, and keeps as copies.
+"""Optimizer state outlives its owner: what of it this peer gives to others, takes over, and keeps
+as copies.
 
-A part's state belongs to one version of the parameters. Whoever becomes an owner finds it with the peer that owned the
-part before, or as a copy at that owner's buddy; whoever leaves stays until it has been fetched.
+A part's state belongs to one version of the parameters. Whoever becomes an owner finds it with the
+peer that owned the part before, or as a copy at that owner's buddy; whoever leaves stays until it
+has been fetched.
 """
 
 from __future__ import annotations
@@ -25,16 +27,25 @@ from node.training.takeover import TakeOver
 
 
 class Handover:
-    """The state of one stage's parts at one peer. ``owned`` are the parts it stepped, or was to step, in the last round."""
+    """The state of one stage's parts at one peer. ``owned`` are the parts it stepped, or was to
+    step, in the last round."""
 
     def __init__(
-        self, stage: StageState, engines: Engines, optimizer: OptimSettings, buddy_every: int, me: PeerId, tasks: Tasks
+        self,
+        stage: StageState,
+        engines: Engines,
+        optimizer: OptimSettings,
+        buddy_every: int,
+        me: PeerId,
+        tasks: Tasks,
     ) -> None:
         self.stage, self.engines, self.me = stage, engines, me
         self._every, self._tasks = buddy_every, tasks
         self.spares, self._trail = Spares(), Trail()
         self._parts = Parts(stage, engines, optimizer)
-        self.taking = TakeOver(self._parts, engines, self.spares, self._trail, stage.stage, me, tasks)
+        self.taking = TakeOver(
+            self._parts, engines, self.spares, self._trail, stage.stage, me, tasks
+        )
         self.owned: frozenset[str] | None = None
         self._plan: Plan | None = None
         self._copying: tuple[PeerId, asyncio.Task[None]] | None = None
@@ -44,18 +55,28 @@ class Handover:
         self._count = 0
         self._news = asyncio.Event()
 
-    # ------------------------------------------------------------ what others may have
+    # ----------------------------------------------------------- what others may have
 
-    def describe(self, kind: StateKind, epoch: int | None, lineage: str) -> tuple[Version, dict[str, Tensor]] | None:
-        """OPTIMIZER or SPARE state at a version, as "<part>/<state>"; the newest that is final when ``epoch`` is None."""
+    def describe(
+        self, kind: StateKind, epoch: int | None, lineage: str
+    ) -> tuple[Version, dict[str, Tensor]] | None:
+        """OPTIMIZER or SPARE state at a version, as "<part>/<state>"; the newest that is final when
+        ``epoch`` is None."""
         if kind is StateKind.SPARE:
             return None if epoch is None else self.spares.at(epoch, lineage)
-        # Who asks for the version in place has a plan that starts from it: the update that made it is final.
-        versions = (self.stage.settled,) if epoch is None else (self.stage.version, self.stage.settled)
+        # Who asks for the version in place has a plan that starts from it: the update that made it
+        # is final.
+        versions = (
+            (self.stage.settled,) if epoch is None else (self.stage.version, self.stage.settled)
+        )
         for version in versions:
             if epoch in (None, version.epoch) and lineage in ("", version.lineage):
                 state = self.state_at(version)
-                return (version, {f"{n}/{k}": t for n, s in state.items() for k, t in s.items()}) if state else None
+                return (
+                    (version, {f"{n}/{k}": t for n, s in state.items() for k, t in s.items()})
+                    if state
+                    else None
+                )
         return None
 
     def listing(self, kind: StateKind) -> dict[str, Version]:
@@ -63,17 +84,23 @@ class Handover:
         if kind is StateKind.SPARE:
             return self.spares.versions()
         settled = self.stage.settled
-        return {name: settled for name in self.engines.owner.names() if self.taking.has(name, settled.epoch)}
+        return {
+            name: settled
+            for name in self.engines.owner.names()
+            if self.taking.has(name, settled.epoch)
+        }
 
     def state_at(self, version: Version) -> dict[str, dict[str, Tensor]]:
-        """The state of every part this peer owned when ``version`` was made, of exactly that version."""
+        """The state of every part this peer owned when ``version`` was made, of exactly that
+        version."""
         owner, final = self.engines.owner, version == self.stage.settled
-        # Of an update that is not final only what the last attempt left with this peer counts; an earlier one may have stepped more.
+        # Of an update that is not final only what the last attempt left with this peer counts; an
+        # earlier one may have stepped more.
         names = owner.names() if final else sorted(self.owned or ())
         found = {name: owner.after(name, version.epoch - 1) for name in names}
         return {name: state for name, state in found.items() if state}
 
-    # ------------------------------------------------------------ the epoch
+    # ----------------------------------------------------------- the epoch
 
     def begin(self, plan: Plan, listener: bool) -> None:
         """A plan is in force: look for the state of parts gained while the epoch runs."""
@@ -82,7 +109,8 @@ class Handover:
         self._plan = plan
         owner = self.engines.owner
         if listener:
-            # What it holds is not the swarm's, and may be of a later epoch than the swarm has gone back to.
+            # What it holds is not the swarm's, and may be of a later epoch than the swarm has gone
+            # back to.
             self.hold_nothing()
             return
         self._stand(plan.base)
@@ -90,17 +118,22 @@ class Handover:
             if plan.epoch and not self.taking.has(name, plan.epoch):
                 # Loaded for an attempt that came to nothing: still the copy it was before.
                 self._set_aside(name)
-        self.taking.expect(plan, [n for n in self._parts.shapes if plan.owner(n, plan.home(self.me)) == self.me], ())
+        self.taking.expect(
+            plan,
+            [n for n in self._parts.shapes if plan.owner(n, plan.home(self.me)) == self.me],
+            (),
+        )
 
     def opens(self, plan: Plan, owners: Mapping[str, PeerId], dead: Collection[PeerId]) -> None:
-        """A round begins: parts of the dead may be this peer's now, and copies for others have to wait."""
+        """A round begins: parts of the dead may be this peer's now, and copies for others have to
+        wait."""
         self._quiet.clear()
         self.owned = frozenset(name for name, owner in owners.items() if owner == self.me)
         self.taking.expect(plan, sorted(self.owned), dead)
 
     def hold(self, plan: Plan, deadline_s: float) -> None:
-        """An outer round leaves optimizer state as it is: what this peer owns goes on to the next version. On the thread that
-        steps; waits shortly for state on its way."""
+        """An outer round leaves optimizer state as it is: what this peer owns goes on to the next
+        version. On the thread that steps; waits shortly for state on its way."""
         mine = [n for n in self._parts.shapes if plan.owner(n, plan.home(self.me)) == self.me]
         self.taking.ready(mine, deadline_s)
         self.engines.owner.hold(mine, plan.epoch)
@@ -120,7 +153,8 @@ class Handover:
         owner.commit(epoch - 1, self.owned)
         if self.owned is not None:
             for name in set(owner.names()) - self.owned:
-                # Its new owner has stepped it; until that one's buddy has a copy this is the newest beside it.
+                # Its new owner has stepped it; until that one's buddy has a copy this is the newest
+                # beside it.
                 self._set_aside(name)
             self.spares.drop(self.owned)
         if plan is None or plan.epoch != epoch or plan.member(self.me) is None:
@@ -130,7 +164,11 @@ class Handover:
         mine = wards(self.me, [m.peer for m in plan.cell(self.stage.stage, cell) if m.current])
         versions = self.spares.versions()
         self.spares.drop(
-            [n for n, v in versions.items() if plan.owner(n, cell) not in mine and epoch - v.epoch > 2 * self._every]
+            [
+                n
+                for n, v in versions.items()
+                if plan.owner(n, cell) not in mine and epoch - v.epoch > 2 * self._every
+            ]
         )
         if self._every and epoch and epoch % self._every == 0 and not plan.last:
             self._keep_copies(plan, mine)
@@ -141,7 +179,8 @@ class Handover:
         self._plan = plan
 
     def stood(self, version: Version) -> None:
-        """``version`` is in place, and nobody has stepped a part of this stage since the one before: state here is that of it too."""
+        """``version`` is in place, and nobody has stepped a part of this stage since the one
+        before: state here is that of it too."""
         owner = self.engines.owner
         owner.hold(owner.names(), version.epoch - 1)
         owner.commit(version.epoch - 1, None)
@@ -170,20 +209,26 @@ class Handover:
         self._trail.stand(version)
         self.spares.keep_only(self._trail)
 
-    # ------------------------------------------------------------ keeping copies for others
+    # ----------------------------------------------------------- keeping copies for others
 
     def _keep_copies(self, plan: Plan, mine: Sequence[PeerId]) -> None:
         if self._copying is not None and not self._copying[1].done():
             if self._copying[0] in mine:
-                return  # on a slow line an older copy that is whole is worth more than many that were begun
+                # on a slow line an older copy that is whole is worth more than many that were begun
+                return
             self._copying[1].cancel()
         for ward in mine:
             self._copying = ward, self._tasks.spawn(self._copy(plan, ward), "spare")
 
     async def _copy(self, plan: Plan, ward: PeerId) -> None:
-        """In the background and between the rounds: the state of the parts ``ward`` owns, each of its newest version."""
+        """In the background and between the rounds: the state of the parts ``ward`` owns, each of
+        its newest version."""
         held = await self._parts.listing(ward, StateKind.OPTIMIZER)
-        names = [n for n in sorted(self._parts.shapes) if plan.owner(n, plan.home(ward)) == ward and n in held]
+        names = [
+            n
+            for n in sorted(self._parts.shapes)
+            if plan.owner(n, plan.home(ward)) == ward and n in held
+        ]
         version, done, say = plan.base, 0, self.engines.journal.emit
         for batch in self._parts.batches(names):
             try:
@@ -199,27 +244,37 @@ class Handover:
                 return
             version = snapshot.version
             for name, state in by_part(snapshot.tensors).items():
-                if self._plan is not None and self._plan.owner(name, self._plan.home(self.me)) != self.me:
+                if (
+                    self._plan is not None
+                    and self._plan.owner(name, self._plan.home(self.me)) != self.me
+                ):
                     self.spares.put(name, version, state)
                     done += 1
         if done:
-            text = f"keeps a copy of the optimizer state of {done} parts of {short(ward)}, epoch {version.epoch}"
+            text = (
+                f"keeps a copy of the optimizer state of {done} parts of {short(ward)}, epoch "
+                f"{version.epoch}"
+            )
             say("optim", "spare-kept", text, "debug", parts=done, epoch=version.epoch, peer=ward)
 
-    # ------------------------------------------------------------ leaving
+    # ----------------------------------------------------------- leaving
 
     def served(self, kind: StateKind, version: Version, name: str) -> None:
         """A tensor has gone out to somebody."""
         if kind is StateKind.OPTIMIZER:
             self._count += 1
-            self._given = {key: n for key, n in self._given.items() if key[0].epoch >= version.epoch - 1}
+            self._given = {
+                key: n for key, n in self._given.items() if key[0].epoch >= version.epoch - 1
+            }
             self._given[version, name] = self._count
             self._news.set()
 
     async def handed_over(self, timeout_s: float) -> bool:
-        """Wait until somebody has fetched the state of every part held here; False when that does not happen.
+        """Wait until somebody has fetched the state of every part held here; False when that does
+        not happen.
 
-        Patience ends ``timeout_s`` after the last news: a tensor that went out, or an epoch that still counts on this peer.
+        Patience ends ``timeout_s`` after the last news: a tensor that went out, or an epoch that
+        still counts on this peer.
         """
         say, began = self.engines.journal.emit, self._count
         while True:
@@ -249,9 +304,11 @@ class Handover:
                 return False
 
     def _is_given(self, name: str, state: Mapping[str, Tensor], began: int) -> bool:
-        """All of it went out: of the version in place, or, should the swarm undo that, since ``began`` of the one before.
+        """All of it went out: of the version in place, or, should the swarm undo that, since
+        ``began`` of the one before.
 
-        Of the version an epoch starts from, a buddy may have had a copy all along: the state that counts is the one it ends with.
+        Of the version an epoch starts from, a buddy may have had a copy all along: the state that
+        counts is the one it ends with.
         """
         here, before = self.stage.version, self.stage.settled
         least = 1 if here != before else began + 1

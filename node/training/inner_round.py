@@ -1,6 +1,7 @@
-"""The round of an epoch of micro-batches at one member: gradients to their owners, the owners' steps, fresh parameters to all.
-Enters: a plan, the leader's word on each attempt. Leaves: the cell's next parameters, what the round came to.
-Never: another cell (that is :mod:`node.training.outer_round`), a byte on the wire (the averaging room's)."""
+"""The round of an epoch of micro-batches at one member: gradients to their owners, the owners'
+steps, fresh parameters to all. Enters: a plan, the leader's word on each attempt. Leaves: the
+cell's next parameters, what the round came to. Never: another cell (that is
+:mod:`node.training.outer_round`), a byte on the wire (the averaging room's)."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from node.training.stage import StageState
 
 @dataclass
 class _Given:
-    """What this peer gives to every attempt of one plan; ``compute_s``: seconds its device had worked when the plan began."""
+    """What this peer gives to every attempt of one plan; ``compute_s``: seconds its device had
+    worked when the plan began."""
 
     plan: Plan
     compute_s: float = 0.0
@@ -37,7 +39,13 @@ class InnerRound:
     """Of one stage; ``sequence``: tokens of a sample."""
 
     def __init__(
-        self, stage: StageState, engines: Engines, handover: Handover, rounds: Rounds, sequence: int, me: PeerId
+        self,
+        stage: StageState,
+        engines: Engines,
+        handover: Handover,
+        rounds: Rounds,
+        sequence: int,
+        me: PeerId,
     ) -> None:
         self._stage, self._engines, self._handover, self._rounds = stage, engines, handover, rounds
         self._sequence, self._me = sequence, me
@@ -49,8 +57,9 @@ class InnerRound:
 
     async def attempt(
         self, plan: Plan, r: ev.RoundArrived, listener: bool
-    ) -> tuple[ev.RoundEnded, dict[str, Tensor] | None]:  # fmt: skip
-        """One attempt: what it came to, and the fresh parameters that are here now; None when it could not be run at all."""
+    ) -> tuple[ev.RoundEnded, dict[str, Tensor] | None]:
+        """One attempt: what it came to, and the fresh parameters that are here now; None when it
+        could not be run at all."""
         given = await self._gradients(plan, r, listener)
         owners = self._rounds.owners(plan, r)
         home = plan.home(self._me)
@@ -75,12 +84,16 @@ class InnerRound:
             hold=(lambda names: self._hold(plan, names)) if self._may_go_idle(plan) else None,
         )
         try:
-            outcome = await self._engines.cell.run(request, lambda mean: self._step(plan.epoch, mean, r.deadline_s))
+            outcome = await self._engines.cell.run(
+                request, lambda mean: self._step(plan.epoch, mean, r.deadline_s)
+            )
         except ValueError as e:
             return self._rounds.absurd(plan, r, e), None
         finally:
             self._handover.closes()
-        return self._rounds.ended(plan, r, outcome, len(cell), outcome.fresh, outcome.missing), dict(outcome.fresh)
+        return self._rounds.ended(
+            plan, r, outcome, len(cell), outcome.fresh, outcome.missing
+        ), dict(outcome.fresh)
 
     async def _gradients(self, plan: Plan, r: ev.RoundArrived, listener: bool) -> _Given:
         """Of this plan, taken from the pipeline once, with the first attempt."""
@@ -92,16 +105,24 @@ class InnerRound:
             given.gradients, given.tokens = await e.pipeline.take_gradients(plan.epoch)
             self._measure(given)
             e.journal.emit(
-                "training", "contributed", f"{given.tokens} tokens of epoch {plan.epoch} went through here", "debug",
-                epoch=plan.epoch, hash=plan.hash[:12], stage=self._stage.stage, tokens=given.tokens,
-            )  # fmt: skip
+                "training",
+                "contributed",
+                f"{given.tokens} tokens of epoch {plan.epoch} went through here",
+                "debug",
+                epoch=plan.epoch,
+                hash=plan.hash[:12],
+                stage=self._stage.stage,
+                tokens=given.tokens,
+            )
         return given
 
     def _measure(self, given: _Given) -> None:
         meter, paths = self._engines.meter, given.plan.paths
         if paths and given.tokens:
             each = len(paths[0].samples) * self._sequence
-            meter.epoch_done(round(given.tokens / each), given.tokens, meter.compute_s - given.compute_s)
+            meter.epoch_done(
+                round(given.tokens / each), given.tokens, meter.compute_s - given.compute_s
+            )
 
     def _step(self, epoch: int, mean: Mapping[str, Tensor], deadline_s: float) -> dict[str, Tensor]:
         self._handover.taking.ready(mean.keys(), deadline_s)
@@ -112,13 +133,16 @@ class InnerRound:
         return stepped
 
     def _may_go_idle(self, plan: Plan) -> bool:
-        """Whether this cell may be left without a micro-batch that counts: one of several may get none, or lose those it had, and
-        so may a block stage that journeys leave out."""
+        """Whether this cell may be left without a micro-batch that counts: one of several may get
+        none, or lose those it had, and so may a block stage that journeys leave out."""
         p, stage = self._engines.pipeline.settings, self._stage.stage
-        return len(plan.cells(stage)) > 1 or (stage != ENDS and fewest_hops(p.stages, p.may_skip) < p.stages)
+        return len(plan.cells(stage)) > 1 or (
+            stage != ENDS and fewest_hops(p.stages, p.may_skip) < p.stages
+        )
 
     def _hold(self, plan: Plan, names: tuple[str, ...]) -> dict[str, Tensor]:
-        """Nobody in the cell has gradients: its parameters stay, and so does the optimizer's state."""
+        """Nobody in the cell has gradients: its parameters stay, and so does the optimizer's
+        state."""
         self._engines.owner.hold(names, plan.epoch)
         here = self._stage.parameters()
         return {name: here[name].detach().to("cpu", torch.float32, copy=True) for name in names}

@@ -6,8 +6,8 @@
     ROUND   every live member has committed                               -> next version -> GATHER
             a member lacks parts and nobody is still averaging            -> repair      -> ROUND
 
-It is a coordinator, never a data path. Whatever it knows it can learn again from what peers say every second,
-so the next leader starts in GATHER with a higher term and loses nothing.
+It is a coordinator, never a data path. Whatever it knows it can learn again from what peers say
+every second, so the next leader starts in GATHER with a higher term and loses nothing.
 """
 
 from __future__ import annotations
@@ -41,9 +41,11 @@ RECALL_FROM = 4
 UNANSWERED_S = 3 * STANDS_S
 """A probe of which nothing has come for so long has failed, whatever became of it."""
 ROUNDS = 1.5
-"""Deadlines of a round after which its members are no longer waited for: they had the note later than it was sent."""
+"""Deadlines of a round after which its members are no longer waited for: they had the note later
+than it was sent."""
 RECOUNTS = 2
-"""Times that an epoch is done again because members of a cell end with different parameters and nobody can say whose are right."""
+"""Times that an epoch is done again because members of a cell end with different parameters and
+nobody can say whose are right."""
 
 
 class Phase(Enum):
@@ -57,14 +59,21 @@ class Phase(Enum):
 
 
 class Leader:
-    """The machine. ``history`` is the newest plan this peer took part in, if any, and ``dropped`` what of it did not
-    count: they carry cursor and owners over. ``rules``: the owner's newest change that this peer knows; ``known``: whom it has worked
-    with."""
+    """The machine. ``history`` is the newest plan this peer took part in, if any, and ``dropped``
+    what of it did not count: they carry cursor and owners over. ``rules``: the owner's newest
+    change that this peer knows; ``known``: whom it has worked with."""
 
     def __init__(
-        self, me: PeerId, facts: RunFacts, *, term: int = 0, history: Plan | None = None, dropped: Sequence[int] = (),
-        rules: Rules | None = None, known: frozenset[PeerId] = frozenset(),
-    ) -> None:  # fmt: skip
+        self,
+        me: PeerId,
+        facts: RunFacts,
+        *,
+        term: int = 0,
+        history: Plan | None = None,
+        dropped: Sequence[int] = (),
+        rules: Rules | None = None,
+        known: frozenset[PeerId] = frozenset(),
+    ) -> None:
         self.me, self.facts, self.term = me, facts, term
         self._terms = Terms(term)
         self.phase = Phase.GATHER
@@ -77,7 +86,9 @@ class Leader:
         self.repaired = self.failed_rounds = self.mismatches = self.moves = 0
         self._epoch: Attempt | None = None
         self.memory = Memory(facts.sampler, facts.cursor, facts.recall, history, dropped)
-        self.routing = Routing(facts.router(), facts.sizes or (0,) * (facts.stages + 1), facts.tensor, history, dropped)
+        self.routing = Routing(
+            facts.router(), facts.sizes or (0,) * (facts.stages + 1), facts.tensor, history, dropped
+        )
         self.roster.stood = self.memory.stood
         self._starting = StartingPoint(facts)
         self.deadlines = Deadlines(facts)
@@ -119,16 +130,30 @@ class Leader:
             case ev.Unreachable(peer, since):
                 known = self.roster.candidates.get(peer)
                 self._asked.pop(peer, None)
-                return [] if known is None or known.heard > since else self._gone(peer, now, "does not answer")
+                return (
+                    []
+                    if known is None or known.heard > since
+                    else self._gone(peer, now, "does not answer")
+                )
             case ev.Answered(peer, ours):
                 return self._answered(peer, ours, now)
             case ev.Declined(plan_hash, reason):
                 newest = self.memory.history
-                current = newest is not None and newest.hash == plan_hash and self.phase is not Phase.GATHER
-                return self._abandon(now, f"the leader cannot follow its own plan: {reason}") if current else []
+                current = (
+                    newest is not None
+                    and newest.hash == plan_hash
+                    and self.phase is not Phase.GATHER
+                )
+                return (
+                    self._abandon(now, f"the leader cannot follow its own plan: {reason}")
+                    if current
+                    else []
+                )
             case ev.Accused(about, by, _):
                 known = self.roster.candidates
-                return [ev.Probe(about)] if about in known and about != self.me and by in known else []
+                return (
+                    [ev.Probe(about)] if about in known and about != self.me and by in known else []
+                )
             case ev.Finished():
                 return self._finished(event, now)
             case ev.Committed() | ev.Incomplete():
@@ -148,7 +173,7 @@ class Leader:
                 return self._tick(now, slack)
         return []
 
-    # ------------------------------------------------------------ who is there
+    # ----------------------------------------------------------- who is there
 
     def _heard(self, e: ev.Heard, now: float) -> list[Any]:
         done: list[Any] = []
@@ -161,7 +186,8 @@ class Leader:
         if before is None:
             self._changed = now
         if self.phase is Phase.FINISHED:
-            # Somebody came for the end, or stands elsewhere: the last plan again, so that it serves too.
+            # Somebody came for the end, or stands elsewhere: the last plan again, so that it serves
+            # too.
             last = self.memory.history
             missing = last is not None and last.member(e.peer) is None
             return done + (self._try_plan(now) if missing and e.at == self.base else [])
@@ -186,15 +212,25 @@ class Leader:
             bare = epoch.bare
             if bare is not None:
                 # No path can end any more, and there would be nobody to average.
-                return done + self._abandon(now, f"stage {bare} has lost every peer that holds epoch {epoch.plan.epoch}")
+                return done + self._abandon(
+                    now, f"stage {bare} has lost every peer that holds epoch {epoch.plan.epoch}"
+                )
             epoch.give_up(peer)
             to = tuple(m.peer for m in epoch.alive)
-            return [*done, ev.SendLost(to, epoch.plan, tuple(sorted(epoch.dead))), *self._close_if_done(now)]
+            return [
+                *done,
+                ev.SendLost(to, epoch.plan, tuple(sorted(epoch.dead))),
+                *self._close_if_done(now),
+            ]
         if self.phase is Phase.ROUND:
             epoch.outcomes.pop(peer, None)
             if epoch.plan.senders:
                 # Who waits for what it was to send has no connection to it that could break.
-                done.append(ev.SendLost(tuple(m.peer for m in epoch.alive), epoch.plan, tuple(sorted(epoch.dead))))
+                done.append(
+                    ev.SendLost(
+                        tuple(m.peer for m in epoch.alive), epoch.plan, tuple(sorted(epoch.dead))
+                    )
+                )
             member = epoch.plan.member(peer)
             return done + self._settle_unit(epoch.plan.unit_of(member), now) if member else done
         return done
@@ -209,7 +245,11 @@ class Leader:
                 epoch.give_up(None)
                 done += self._close_if_done(now)
             elif self.phase is Phase.ROUND:
-                late = [m.peer for m in epoch.awaited if m.peer not in epoch.outcomes and m.peer != self.me]
+                late = [
+                    m.peer
+                    for m in epoch.awaited
+                    if m.peer not in epoch.outcomes and m.peer != self.me
+                ]
                 for peer in late:
                     done += self._gone(peer, now, "did not finish the round in time")
                 if self.phase is Phase.ROUND and not late:
@@ -219,7 +259,8 @@ class Leader:
         return done
 
     def _mind_the_silent(self, now: float, slack: float) -> list[Any]:
-        """Ask those who are silent whether they live. Silence alone is no death: whose machine is busy answers late."""
+        """Ask those who are silent whether they live. Silence alone is no death: whose machine is
+        busy answers late."""
         done: list[Any] = []
         for peer, c in list(self.roster.candidates.items()):
             silent, most = now - c.heard, self.roster.silence(peer, self.facts.late_s) + slack
@@ -238,9 +279,13 @@ class Leader:
         if ours or known is None:
             self.roster.alive(peer, now)
             return []
-        return self._gone(peer, now, "follows another leader") if now - known.heard > self.facts.late_s else []
+        return (
+            self._gone(peer, now, "follows another leader")
+            if now - known.heard > self.facts.late_s
+            else []
+        )
 
-    # ------------------------------------------------------------ where to start from
+    # ----------------------------------------------------------- where to start from
 
     def _try_plan(self, now: float) -> list[Any]:
         facts = self.facts
@@ -251,12 +296,17 @@ class Leader:
         young = self.base is None and all(c.at == GENESIS for c in self.roster.candidates.values())
         need = facts.min_replicas if young else 1
         thin = [s for s, peers in stages.items() if len(peers) < (need if s != ENDS else 1)]
-        nobody = "a peer for " + ", ".join("the ends" if s == ENDS else f"stage {s}" for s in thin) if thin else ""
+        nobody = (
+            "a peer for " + ", ".join("the ends" if s == ENDS else f"stage {s}" for s in thin)
+            if thin
+            else ""
+        )
         if thin and (young or ENDS in thin or len(thin) > facts.spare):
             self.waiting_for = self._not_joined(thin, need) or nobody
             return self._mend(thin, now)
         self._mend((), now)
-        # A young swarm waits a moment, so that peers that start together are in the first plan together.
+        # A young swarm waits a moment, so that peers that start together are in the first plan
+        # together.
         if self.base is None and self._changed is not None and now - self._changed < facts.settle_s:
             self.waiting_for = "more peers"
             return []
@@ -283,7 +333,8 @@ class Leader:
             return done
 
     def _not_joined(self, thin: Sequence[int], need: int) -> str:
-        """Of stages that have enough peers, but not enough that reach the others: the pairs that are missing."""
+        """Of stages that have enough peers, but not enough that reach the others: the pairs that
+        are missing."""
         here = self.roster.present()
         full = [s for s in thin if len(here[s]) >= (need if s != ENDS else 1)]
         pairs = [(a, b) for a, b in self.roster.apart() if self.roster.candidates[a].stage in full]
@@ -291,7 +342,8 @@ class Leader:
         return str(NoWay([(Hop(stage[a], a), Hop(stage[b], b)) for a, b in pairs])) if pairs else ""
 
     def _cannot_own(self, why: OutOfResources) -> list[Any]:
-        """The members' memory does not hold the optimizer's state: wait for others, and say so once."""
+        """The members' memory does not hold the optimizer's state: wait for others, and say so
+        once."""
         said, self._lacking = self._lacking, str(why)
         self.waiting_for = f"memory for the optimizer's state: {why}"
         return [reports.out_of_room(why)] if said != self._lacking else []
@@ -300,7 +352,12 @@ class Leader:
         self.waiting_for = f"the history of epoch {base.epoch}"
         match self.memory.asking(base, now, self.facts.recall_s):
             case "ask":
-                return [ev.Recall(base, tuple(p for p in self.roster.holders(base) if p != self.me)[:RECALL_FROM])]
+                return [
+                    ev.Recall(
+                        base,
+                        tuple(p for p in self.roster.holders(base) if p != self.me)[:RECALL_FROM],
+                    )
+                ]
             case "over":
                 return self._recalled(ev.Recalled(base), now)
         return []
@@ -316,14 +373,16 @@ class Leader:
             done = [reports.history_lost(e.version)]
         return done + self._try_plan(now)
 
-    # ------------------------------------------------------------ plan
+    # ----------------------------------------------------------- plan
 
     def _plan(self, base: Version, past: Past, now: float) -> list[Any]:
         done = self._change_history(base, past)
         self.roster.agree(base)
         self.tokens = past.tokens
         news = News(self.loss, self.loss_val, self.spread)
-        plan, said, words = self.planning.plan(self.roster, base, past, self._next_term(now), news, now)
+        plan, said, words = self.planning.plan(
+            self.roster, base, past, self._next_term(now), news, now
+        )
         self.term, self._lacking = plan.term, ""
         self._terms.saw(plan.term, now)
         self.roster.agreed |= plan.digests
@@ -335,14 +394,18 @@ class Leader:
             self.phase, self._epoch = Phase.FINISHED, None
         else:
             pushes = plan.outer > 0 and between(plan, self.facts.read).pushes
-            self.phase, self._epoch = Phase.RUN, Attempt(plan, now, now + plan.deadline_s, pushes=pushes)
+            self.phase, self._epoch = (
+                Phase.RUN,
+                Attempt(plan, now, now + plan.deadline_s, pushes=pushes),
+            )
             if plan.outer:
                 # The members begin it as soon as they have the plan.
                 self._open(self._epoch, now)
         return [*done, *said, ev.SendPlan(plan), words]
 
     def _next_term(self, now: float) -> int:
-        """Above all that members have seen, as far as plans explain that: one peer's word must not use the numbers up."""
+        """Above all that members have seen, as far as plans explain that: one peer's word must not
+        use the numbers up."""
         said = [c.term for c in self.roster.candidates.values()]
         most = self._terms.most(now, STEP_HEARD)
         if not self.term and said:
@@ -361,7 +424,8 @@ class Leader:
         return [reports.went_back(base, was)]
 
     def _rebalance(self, now: float) -> list[Any]:
-        """Once in a while, peers from the stages that can spare them to the stage that holds the others up."""
+        """Once in a while, peers from the stages that can spare them to the stage that holds the
+        others up."""
         if self.base is None or self.base.epoch >= self.facts.epochs or self._starting.lacks_stages:
             return []
         done: list[Any] = []
@@ -381,7 +445,7 @@ class Leader:
         self.moves += 1
         return [ev.Move(m.peer, m.target), reports.help_asked(m)]
 
-    # ------------------------------------------------------------ run and close
+    # ----------------------------------------------------------- run and close
 
     def _finished(self, e: ev.Finished, now: float) -> list[Any]:
         epoch = self._epoch
@@ -392,13 +456,20 @@ class Leader:
 
     def _close_if_done(self, now: float) -> list[Any]:
         epoch = self._epoch
-        if epoch is None or self.phase is not Phase.RUN or len(epoch.results) < len(epoch.plan.paths):
+        if (
+            epoch is None
+            or self.phase is not Phase.RUN
+            or len(epoch.results) < len(epoch.plan.paths)
+        ):
             return []
         if not any(r.counted for r in epoch.results.values()):
             return self._abandon(now, "no micro-batch was finished")
         done: list[Any] = []
         for unit in self._open(epoch, now):
-            to, owners = tuple(m.peer for m in epoch.living(unit)), epoch.reown(unit, {}, self.facts.assign)
+            to, owners = (
+                tuple(m.peer for m in epoch.living(unit)),
+                epoch.reown(unit, {}, self.facts.assign),
+            )
             done.append(epoch.round(unit, to, owners, epoch.round_s))
         return done + self.routing.search(self.roster)
 
@@ -410,7 +481,7 @@ class Leader:
         epoch.attempts = dict.fromkeys(epoch.plan.units, 0)
         return epoch.units
 
-    # ------------------------------------------------------------ round and commit
+    # ----------------------------------------------------------- round and commit
 
     def _outcome(self, e: ev.Committed | ev.Incomplete, now: float) -> list[Any]:
         epoch = self._epoch
@@ -420,17 +491,24 @@ class Leader:
         if member is None or e.peer in epoch.dead:
             return []
         if isinstance(e, ev.Incomplete) and (
-            e.attempt != epoch.attempts[epoch.plan.unit_of(member)] or isinstance(epoch.outcomes.get(e.peer), ev.Committed)
+            e.attempt != epoch.attempts[epoch.plan.unit_of(member)]
+            or isinstance(epoch.outcomes.get(e.peer), ev.Committed)
         ):
             return []
         epoch.outcomes[e.peer] = e
         if isinstance(e, ev.Committed) and (c := self.roster.candidates.get(e.peer)):
             c.reachable = tuple({*c.reachable, epoch.plan.base}) if member.current else c.reachable
             c.at, c.tokens = epoch.makes, epoch.plan.tokens + epoch.tokens
-            c.digest, c.speed, c.cell, c.arrived = e.digest, e.speed or c.speed, member.cell, e.arrived
+            c.digest, c.speed, c.cell, c.arrived = (
+                e.digest,
+                e.speed or c.speed,
+                member.cell,
+                e.arrived,
+            )
         done: list[Any] = []
         if isinstance(e, ev.Incomplete):
-            # The accused are probed now, so that the repair does not hand them the same parts again.
+            # The accused are probed now, so that the repair does not hand them the same parts
+            # again.
             done = [ev.Probe(p) for p in e.failed if p in self.roster.candidates and p != self.me]
         return done + self._settle_unit(epoch.plan.unit_of(member), now)
 
@@ -439,7 +517,9 @@ class Leader:
         if epoch is None or self.phase is not Phase.ROUND:
             return []
         if epoch.bare is not None:
-            return self._abandon(now, f"stage {stage} has lost every peer that holds epoch {epoch.plan.epoch}")
+            return self._abandon(
+                now, f"stage {stage} has lost every peer that holds epoch {epoch.plan.epoch}"
+            )
         peers = [m.peer for m in epoch.living(unit)] if unit in epoch.units else []
         if any(p not in epoch.outcomes for p in peers):
             return []
@@ -449,12 +529,17 @@ class Leader:
         done = all(isinstance(epoch.outcomes.get(m.peer), ev.Committed) for m in epoch.awaited)
         return self._commit(now) if done else []
 
-    def _repair(self, epoch: Attempt, unit: Unit, unfinished: list[PeerId], now: float) -> list[Any]:
-        """Nobody in the unit is averaging any more and some lack parts: copy from who has all, else re-own the dead's."""
+    def _repair(
+        self, epoch: Attempt, unit: Unit, unfinished: list[PeerId], now: float
+    ) -> list[Any]:
+        """Nobody in the unit is averaging any more and some lack parts: copy from who has all, else
+        re-own the dead's."""
         stage, peers = unit[0], epoch.living(unit)
         epoch.attempts[unit] += 1
         if epoch.attempts[unit] > 2 * len(peers) + 2:
-            return self._abandon(now, f"stage {stage} could not finish its round in {epoch.attempts[unit]} attempts")
+            return self._abandon(
+                now, f"stage {stage} could not finish its round in {epoch.attempts[unit]} attempts"
+            )
         round_s = self.deadlines.round(self.roster, epoch.plan, epoch.attempts[unit])
         epoch.round_s = max(epoch.round_s, round_s)
         epoch.deadline = max(epoch.deadline, now + ROUNDS * round_s)
@@ -472,7 +557,9 @@ class Leader:
         done += self._check_digests(epoch)
         self.spread = epoch.apart(self.roster.agreed)
         if not epoch.plan.outer:
-            self.loss = sum(r.loss_sum for r in epoch.results.values() if r.counted) / max(1, epoch.tokens)
+            self.loss = sum(r.loss_sum for r in epoch.results.values() if r.counted) / max(
+                1, epoch.tokens
+            )
             self.routing.committed(epoch.plan, epoch.dropped, now - epoch.closed)
         if not epoch.dead:  # who died was waited for, which is no work
             self.deadlines.took(epoch.plan, now - epoch.closed)
@@ -482,7 +569,11 @@ class Leader:
         apart = {stage: apart for stage, (_, apart) in self.spread.items()}
         done.append(reports.epoch_committed(epoch, base, self.facts.epochs, self.loss, apart, now))
         every = self.facts.eval_every
-        if every and (base.epoch % every == 0 or base.epoch == self.facts.epochs) and self._evaluated != base:
+        if (
+            every
+            and (base.epoch % every == 0 or base.epoch == self.facts.epochs)
+            and self._evaluated != base
+        ):
             self.phase = Phase.EVALUATE
             epoch.deadline = now + max(self.facts.epoch_timeout_s, epoch.plan.deadline_s)
             return [*done, ev.Evaluate(base.epoch, epoch.plan)]
@@ -490,8 +581,9 @@ class Leader:
         return done + self._try_plan(now)
 
     def _dispute(self, epoch: Attempt, now: float) -> list[Any]:
-        """Where no majority says whose parameters are right, nobody's win: all go back to the version they agree on, and the epoch is
-        done again. A difference that comes back costs only so many epochs; then what the first of them holds goes on, and it is said."""
+        """Where no majority says whose parameters are right, nobody's win: all go back to the
+        version they agree on, and the epoch is done again. A difference that comes back costs only
+        so many epochs; then what the first of them holds goes on, and it is said."""
         stages = epoch.disputed
         if not stages:
             return []
@@ -507,10 +599,13 @@ class Leader:
         return [said, *self._abandon(now, reports.disputed(stages))]
 
     def _check_digests(self, epoch: Attempt) -> list[Any]:
-        """Equal digests inside a cell are an invariant; who differs from the majority has to catch up."""
+        """Equal digests inside a cell are an invariant; who differs from the majority has to catch
+        up."""
         worked = {stage for stage, _ in epoch.units}
         agreed, strays = epoch.digests()
-        self.roster.agreed = {unit: digest for unit, digest in self.roster.agreed.items() if unit[0] not in worked} | agreed
+        self.roster.agreed = {
+            unit: digest for unit, digest in self.roster.agreed.items() if unit[0] not in worked
+        } | agreed
         self.roster.fallen.clear()
         self.mismatches += len(strays)
         return [reports.digest_mismatch(peer, stage) for stage, peer in strays]
@@ -529,7 +624,8 @@ class Leader:
         return done + self._try_plan(now)
 
     def _abandon(self, now: float, why: str) -> list[Any]:
-        """Give this attempt up: nothing of it counts, all its samples go back, the version stays."""
+        """Give this attempt up: nothing of it counts, all its samples go back, the version
+        stays."""
         epoch = self._epoch
         self.failed_rounds += 1
         self.phase, self._epoch, self._changed = Phase.GATHER, None, now

@@ -6,8 +6,8 @@
              parts are missing: tell the leader, wait         -> AVERAGE (next attempt) or COPY
     DONE     the plan of the next version settles this one; a plan of the same version undoes it
 
-An update is *adopted* at the end of the round and *settled* by the next plan. Between the two the old version is
-kept, so that an epoch that fails in another cell can be undone everywhere.
+An update is *adopted* at the end of the round and *settled* by the next plan. Between the two the
+old version is kept, so that an epoch that fails in another cell can be undone everywhere.
 """
 
 from __future__ import annotations
@@ -34,13 +34,25 @@ class State(Enum):
 
 
 class Member:
-    """The machine. ``at`` is the version in place, ``cell`` whose of it, and ``tokens`` what was counted in its history;
-    ``before`` is the version it can still be undone to, ``checkpoints`` those it can go to at once."""
+    """The machine. ``at`` is the version in place, ``cell`` whose of it, and ``tokens`` what was
+    counted in its history; ``before`` is the version it can still be undone to, ``checkpoints``
+    those it can go to at once."""
 
     def __init__(
-        self, me: PeerId, at: Version, checkpoints: tuple[Version, ...] = (), tokens: int = 0, cell: int = ANY
+        self,
+        me: PeerId,
+        at: Version,
+        checkpoints: tuple[Version, ...] = (),
+        tokens: int = 0,
+        cell: int = ANY,
     ) -> None:
-        self.me, self.at, self.checkpoints, self.tokens, self.cell = me, at, checkpoints, tokens, cell
+        self.me, self.at, self.checkpoints, self.tokens, self.cell = (
+            me,
+            at,
+            checkpoints,
+            tokens,
+            cell,
+        )
         self.before: Version | None = None
         self.digest = ""
         """Of the parameters in place; empty: not known here."""
@@ -69,17 +81,21 @@ class Member:
         return self._dropped
 
     def remembers(self, version: Version) -> tuple[Plan | None, tuple[int, ...]]:
-        """The newest plan from or to ``version``, and what of it does not count; None when it is not known here.
+        """The newest plan from or to ``version``, and what of it does not count; None when it is
+        not known here.
 
-        Of every version this peer can put in place, unless it came from the disk or from others: what it can go back to it
-        must be able to explain, because a leader of another side knows nothing of it.
+        Of every version this peer can put in place, unless it came from the disk or from others:
+        what it can go back to it must be able to explain, because a leader of another side knows
+        nothing of it.
         """
         known = [] if self.plan is None else [(self.plan, self._dropped)]
-        return next((k for k in [*known, *self._older] if version in (k[0].base, makes(*k))), (None, ()))
+        return next(
+            (k for k in [*known, *self._older] if version in (k[0].base, makes(*k))), (None, ())
+        )
 
     def _remember(self) -> None:
-        """Another plan comes: keep the last one, because what it made may be on its way to the disk, and of every version
-        that can be put in place the newest that explains it."""
+        """Another plan comes: keep the last one, because what it made may be on its way to the
+        disk, and of every version that can be put in place the newest that explains it."""
         kept = {} if self.plan is None else {self.plan.term: (self.plan, self._dropped)}
         for version in (self.at, *self.checkpoints):
             plan, dropped = self.remembers(version)
@@ -87,13 +103,23 @@ class Member:
                 kept[plan.term] = (plan, dropped)
         self._older = [kept[term] for term in sorted(kept, reverse=True)]
 
-    def stand(self, at: Version, checkpoints: tuple[Version, ...], tokens: int, cell: int = ANY) -> None:
+    def stand(
+        self, at: Version, checkpoints: tuple[Version, ...], tokens: int, cell: int = ANY
+    ) -> None:
         """The version in place came from the disk or from others, not from an epoch."""
-        self.at, self.checkpoints, self.tokens, self.before, self.cell = at, checkpoints, tokens, None, cell
+        self.at, self.checkpoints, self.tokens, self.before, self.cell = (
+            at,
+            checkpoints,
+            tokens,
+            None,
+            cell,
+        )
 
-    def withdraw(self, at: Version, checkpoints: tuple[Version, ...], tokens: int, cell: int = ANY) -> None:
-        """The version that the plan in force starts from cannot be put in place after all: ``at`` is there, and this peer has no part
-        in the epoch."""
+    def withdraw(
+        self, at: Version, checkpoints: tuple[Version, ...], tokens: int, cell: int = ANY
+    ) -> None:
+        """The version that the plan in force starts from cannot be put in place after all: ``at``
+        is there, and this peer has no part in the epoch."""
         self.stand(at, checkpoints, tokens, cell)
         self.state = State.IDLE
 
@@ -121,16 +147,25 @@ class Member:
         done: list[Any] = []
         stood = (self.at, self.tokens)
         if me.current and plan.base == self.at:
-            # What the leader knows of this peer may be from before it was started again, and fetched another cell's parameters.
+            # What the leader knows of this peer may be from before it was started again, and
+            # fetched another cell's parameters.
             if self.digest and self.digest != plan.digests.get((me.stage, me.cell), self.digest):
-                return [ev.Refuse(f"the parameters of epoch {plan.epoch} here are not those of the cell")]
+                return [
+                    ev.Refuse(
+                        f"the parameters of epoch {plan.epoch} here are not those of the cell"
+                    )
+                ]
             if self.before is not None:
                 done.append(ev.Settle(plan.epoch))
         elif me.current and plan.base == self.before:
             done.append(ev.GoTo(plan.base, "roll-back"))
         elif me.current and plan.base in self.checkpoints:
             done.append(ev.GoTo(plan.base, "checkpoint"))
-        elif me.current and (held := plan.stood.get(me.stage)) is not None and held in (self.at, *self.reachable):
+        elif (
+            me.current
+            and (held := plan.stood.get(me.stage)) is not None
+            and held in (self.at, *self.reachable)
+        ):
             done += self._stood(held, plan.base)
         elif me.current:
             return [ev.Refuse(f"epoch {plan.epoch} of that history is not here, only {self.holds}")]
@@ -139,7 +174,8 @@ class Member:
             done.append(ev.GoTo(self.before, "roll-back"))
             self.at = self.before
         if me.current:
-            # In another cell than before when both hold the same: the leader has compared their digests.
+            # In another cell than before when both hold the same: the leader has compared their
+            # digests.
             self.at, self.tokens, self.cell = plan.base, plan.tokens, me.cell
         self.before = None
         self._remember()
@@ -151,7 +187,9 @@ class Member:
         done.append(ev.Begin(plan, not me.current, None if me.current else stood))
         if plan.outer:
             # There is nothing to run: the plan itself opens the round.
-            first = ev.RoundArrived(plan.leader, plan.epoch, plan.term, plan.hash, 0, (), {}, (), (), plan.deadline_s)
+            first = ev.RoundArrived(
+                plan.leader, plan.epoch, plan.term, plan.hash, 0, (), {}, (), (), plan.deadline_s
+            )
             done += self._round(first)
         return done
 
@@ -169,10 +207,14 @@ class Member:
             return [ev.Refuse("this round belongs to a plan that is not in force here")]
         if r.leader != plan.leader:
             return [ev.Refuse("only the plan's leader opens its rounds")]
-        if self.state is State.DONE or (self.state in (State.AVERAGE, State.COPY) and r.attempt == self.attempt):
+        if self.state is State.DONE or (
+            self.state in (State.AVERAGE, State.COPY) and r.attempt == self.attempt
+        ):
             return []  # told twice, because the first answer was lost on its way
         fresh = self.state is State.RUN and r.attempt >= 0
-        if not fresh and not (self.state in (State.AVERAGE, State.COPY) and r.attempt > self.attempt):
+        if not fresh and not (
+            self.state in (State.AVERAGE, State.COPY) and r.attempt > self.attempt
+        ):
             return [ev.Refuse(f"attempt {r.attempt} is over")]
         if self.me in r.dead:
             return [ev.Refuse("the leader counts this peer as dead")]
@@ -196,7 +238,11 @@ class Member:
 
     def _adopted(self, e: ev.Adopted) -> list[Any]:
         plan = self.plan
-        if plan is None or (e.epoch, e.term) != (plan.epoch, plan.term) or self.state not in (State.AVERAGE, State.COPY):
+        if (
+            plan is None
+            or (e.epoch, e.term) != (plan.epoch, plan.term)
+            or self.state not in (State.AVERAGE, State.COPY)
+        ):
             return []
         me = plan.member(self.me)
         # A listener never held the version before, so it has nothing to go back to.

@@ -1,7 +1,9 @@
-"""What goes with a version of the parameters: where the sampler is, who owned what, how much was counted. Pure.
+"""What goes with a version of the parameters: where the sampler is, who owned what, how much was
+counted. Pure.
 
-The leader plans from it. It comes from the plans this peer took part in, from a checkpoint, or from another peer
-that remembers the plan behind the version; a version whose plan nobody remembers goes on from a guess, and says so.
+The leader plans from it. It comes from the plans this peer took part in, from a checkpoint, or from
+another peer that remembers the plan behind the version; a version whose plan nobody remembers goes
+on from a guess, and says so.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ Cursor = tuple[int, tuple[int, ...]]
 
 
 class SamplerPort(Protocol):
-    """The resumable sample order; positions are natural numbers, each handed out once unless given back."""
+    """The resumable sample order; positions are natural numbers, each handed out once unless given
+    back."""
 
     def take(self, n: int) -> tuple[int, ...]: ...
     def give_back(self, positions: Sequence[int]) -> None: ...
@@ -30,9 +33,10 @@ class SamplerPort(Protocol):
 
 @dataclass(frozen=True)
 class Past:
-    """What goes with a version: the sampler, who owned what, tokens counted until then; of each cell, what it has done since
-    it last met others; the change to how cells average that was in force, and since when. ``mass``: of the cells, as it was before
-    the round along edges ``flowed``, if such a round made the version: what of it arrived is known to who was there."""
+    """What goes with a version: the sampler, who owned what, tokens counted until then; of each
+    cell, what it has done since it last met others; the change to how cells average that was in
+    force, and since when. ``mass``: of the cells, as it was before the round along edges
+    ``flowed``, if such a round made the version: what of it arrived is known to who was there."""
 
     cursor: Cursor
     owners: dict[str, PeerId]
@@ -45,7 +49,8 @@ class Past:
 
 
 class Memory:
-    """``history`` is the newest plan known and ``dropped`` what of it did not count; both may be replaced by recalling."""
+    """``history`` is the newest plan known and ``dropped`` what of it did not count; both may be
+    replaced by recalling."""
 
     def __init__(
         self,
@@ -65,21 +70,40 @@ class Memory:
         """This plan was made; nothing of it has been committed yet."""
         self.history, self._dropped, self._next, self._asked = plan, (), None, None
 
-    def committed(self, version: Version, plan: Plan, owners: dict[str, PeerId], dropped: Sequence[int], tokens: int) -> None:
+    def committed(
+        self,
+        version: Version,
+        plan: Plan,
+        owners: dict[str, PeerId],
+        dropped: Sequence[int],
+        tokens: int,
+    ) -> None:
         """``plan`` made ``version``, with these owners in the end."""
         self.history, self._dropped = plan, tuple(dropped)
-        self._next = (version, _after(self.cursor_after(plan, dropped), owners, tokens, plan, dropped))
+        self._next = (
+            version,
+            _after(self.cursor_after(plan, dropped), owners, tokens, plan, dropped),
+        )
 
     def past(self, base: Version, tokens: int, batch: int) -> Past | None:
-        """What goes with ``base``; None when it is not known here. ``tokens`` is what others say was counted (-1: nobody
-        says), ``batch`` the samples of an epoch, for the guess when nobody anywhere knows."""
+        """What goes with ``base``; None when it is not known here. ``tokens`` is what others say
+        was counted (-1: nobody says), ``batch`` the samples of an epoch, for the guess when nobody
+        anywhere knows."""
         if self._next is not None and self._next[0] == base:
             return self._next[1]
         h = self.history
         if h is not None and base == h.base:
-            return Past(h.cursor, dict(h.owners), h.tokens, dict(h.worked), h.change, h.since, dict(h.mass))
+            return Past(
+                h.cursor, dict(h.owners), h.tokens, dict(h.worked), h.change, h.since, dict(h.mass)
+            )
         if h is not None and base == makes(h, self._dropped):
-            return _after(self.cursor_after(h, self._dropped), dict(h.owners), max(tokens, h.tokens), h, self._dropped)
+            return _after(
+                self.cursor_after(h, self._dropped),
+                dict(h.owners),
+                max(tokens, h.tokens),
+                h,
+                self._dropped,
+            )
         if base == GENESIS:
             return Past((0, ()), {}, 0)
         found = self._from_checkpoint(base)
@@ -88,24 +112,31 @@ class Memory:
         return found
 
     def stood(self, version: Version) -> dict[int, Version]:
-        """Stages whose parameters at ``version`` are those of an older one, as far as the newest plan tells."""
+        """Stages whose parameters at ``version`` are those of an older one, as far as the newest
+        plan tells."""
         h = self.history
         if h is None or not h.stood:
             return {}
         if version == h.base:
             return h.stood
         worked = {m.stage for m in h.members if m.current}
-        return {s: v for s, v in h.stood.items() if s not in worked} if version == makes(h, self._dropped) else {}
+        return (
+            {s: v for s, v in h.stood.items() if s not in worked}
+            if version == makes(h, self._dropped)
+            else {}
+        )
 
     def asking(self, base: Version, now: float, patience_s: float) -> str:
-        """ "ask" when others are to be asked for ``base`` now, "wait" while they are, "over" when that took too long."""
+        """ "ask" when others are to be asked for ``base`` now, "wait" while they are, "over" when
+        that took too long."""
         if self._asked is None or self._asked[0] != base:
             self._asked = (base, now + patience_s)
             return "ask"
         return "wait" if now < self._asked[1] else "over"
 
     def recalled(self, version: Version, plan: Plan | None, dropped: Sequence[int]) -> bool | None:
-        """Others answered: True when they knew, False when nobody does, None when we did not ask."""
+        """Others answered: True when they knew, False when nobody does, None when we did not
+        ask."""
         if self._asked is None or self._asked[0] != version:
             return None
         self._asked = None
@@ -116,7 +147,8 @@ class Memory:
         return True
 
     def cursor_after(self, plan: Plan, dropped: Sequence[int]) -> Cursor:
-        """The sampler when ``plan`` is done: its samples are taken, those of dropped micro-batches are back."""
+        """The sampler when ``plan`` is done: its samples are taken, those of dropped micro-batches
+        are back."""
         sampler = self._sampler(plan.cursor)
         for path in plan.paths:
             sampler.take(len(path.samples))
@@ -130,18 +162,34 @@ def makes(plan: Plan, dropped: Sequence[int]) -> Version:
     return Version(plan.epoch + 1, lineage_after(plan, dropped))
 
 
-def _after(cursor: Cursor, owners: dict[str, PeerId], tokens: int, plan: Plan, dropped: Sequence[int]) -> Past:
+def _after(
+    cursor: Cursor, owners: dict[str, PeerId], tokens: int, plan: Plan, dropped: Sequence[int]
+) -> Past:
     flowed = plan if plan.senders and plan.mass else None
-    return Past(cursor, owners, tokens, worked_after(plan, dropped), plan.change, plan.since, dict(plan.mass), flowed)
+    return Past(
+        cursor,
+        owners,
+        tokens,
+        worked_after(plan, dropped),
+        plan.change,
+        plan.since,
+        dict(plan.mass),
+        flowed,
+    )
 
 
 def worked_after(plan: Plan, dropped: Sequence[int]) -> dict[Unit, int]:
-    """Micro-batches that have counted in each cell since it last met others, when ``plan`` is done. A micro-batch counts for the
-    cells its path was laid through, as in :func:`node.scheduler.assigned.assigned`. A stage with one cell has nothing to weigh."""
+    """Micro-batches that have counted in each cell since it last met others, when ``plan`` is done.
+    A micro-batch counts for the cells its path was laid through, as in
+    :func:`node.scheduler.assigned.assigned`. A stage with one cell has nothing to weigh."""
     if plan.outer:
         return {}
     cells = {Hop(m.stage, m.peer): m.cell for m in plan.members}
-    worked = {(m.stage, m.cell): plan.worked.get((m.stage, m.cell), 0) for m in plan.members if len(plan.cells(m.stage)) > 1}
+    worked = {
+        (m.stage, m.cell): plan.worked.get((m.stage, m.cell), 0)
+        for m in plan.members
+        if len(plan.cells(m.stage)) > 1
+    }
     for path in plan.paths:
         if path.index not in dropped:
             for hop in {*path.journey}:

@@ -1,4 +1,5 @@
-"""What the pipeline tells while it works: seconds to the metrics, facts to the journal, silent peers to the leader."""
+"""What the pipeline tells while it works: seconds to the metrics, facts to the journal, silent
+peers to the leader."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ ACCUSING = (Trouble.FAILED.value,)
 
 
 class Meter:
-    """The pipeline's telemetry port. ``accuse(peer, reason)`` is told of peers that did not answer."""
+    """The pipeline's telemetry port. ``accuse(peer, reason)`` is told of peers that did not
+    answer."""
 
     def __init__(self, journal: Journal, metrics: Metrics) -> None:
         self._journal, self._metrics = journal, metrics
@@ -35,7 +37,8 @@ class Meter:
 
     @property
     def speed(self) -> float:
-        """Micro-batches per second of device time, forward and backward; 0 before the first epoch."""
+        """Micro-batches per second of device time, forward and backward; 0 before the first
+        epoch."""
         return self._rate.per_second
 
     @property
@@ -52,7 +55,8 @@ class Meter:
 
     @property
     def tera_s(self) -> float:
-        """Seconds of 10^12 operations: in the steps of the optimizer here, before the first one in a plain product; 0 for unknown."""
+        """Seconds of 10^12 operations: in the steps of the optimizer here, before the first one in
+        a plain product; 0 for unknown."""
         return self._steps.steady(STEADY) or self.product_s
 
     def stepped(self, operations: float, seconds: float) -> None:

@@ -36,57 +36,99 @@ MAX_ARRIVED = 64
 MAX_NAMED = 20_000
 """Parts, or peers, that a note names."""
 MAX_COUNT, MAX_AMOUNT, MAX_DIGEST = 1 << 53, 1e12, 64
-"""What a peer says of itself ends up in the leader's plan; beyond these nobody could read that plan any more."""
+"""What a peer says of itself ends up in the leader's plan; beyond these nobody could read that plan
+any more."""
 
 
 def plan_note(plan: Plan, signature: bytes) -> pb.Note:
     """ "Here is the epoch.\""""
-    return pb.Note(epoch=plan.epoch, term=plan.term, plan=pb.PlanNote(plan=plan.canonical(), signature=signature))
+    return pb.Note(
+        epoch=plan.epoch,
+        term=plan.term,
+        plan=pb.PlanNote(plan=plan.canonical(), signature=signature),
+    )
 
 
 def round_note(a: ev.SendRound) -> pb.Note:
     """ "Average now.\""""
     body = pb.RoundNote(
-        plan_hash=a.plan.hash, attempt=a.attempt, dead=a.dead, owners=a.owners, sources=a.sources,
-        dropped=a.dropped, deadline_s=a.deadline_s, digest=a.digest, tokens=a.tokens, among=a.among,
-    )  # fmt: skip
+        plan_hash=a.plan.hash,
+        attempt=a.attempt,
+        dead=a.dead,
+        owners=a.owners,
+        sources=a.sources,
+        dropped=a.dropped,
+        deadline_s=a.deadline_s,
+        digest=a.digest,
+        tokens=a.tokens,
+        among=a.among,
+    )
     return pb.Note(epoch=a.plan.epoch, term=a.plan.term, round=body)
 
 
 def dead_note(a: ev.SendLost) -> pb.Note:
     """ "Do not wait for these.\""""
-    return pb.Note(epoch=a.plan.epoch, term=a.plan.term, dead=pb.DeadNote(plan_hash=a.plan.hash, dead=a.dead))
+    return pb.Note(
+        epoch=a.plan.epoch, term=a.plan.term, dead=pb.DeadNote(plan_hash=a.plan.hash, dead=a.dead)
+    )
 
 
 def finished_note(plan: Plan, results: tuple[ev.Result, ...]) -> pb.Note:
     """ "These micro-batches are done.\""""
-    rows = [pb.MicroBatchResult(index=r.index, counted=r.counted, loss_sum=r.loss_sum, tokens=r.tokens) for r in results]
-    return pb.Note(epoch=plan.epoch, term=plan.term, finished=pb.FinishedNote(plan_hash=plan.hash, results=rows))
+    rows = [
+        pb.MicroBatchResult(index=r.index, counted=r.counted, loss_sum=r.loss_sum, tokens=r.tokens)
+        for r in results
+    ]
+    return pb.Note(
+        epoch=plan.epoch,
+        term=plan.term,
+        finished=pb.FinishedNote(plan_hash=plan.hash, results=rows),
+    )
 
 
-def committed_note(a: ev.TellCommitted, speed: float, sketch: Sketch = (), arrived: Sequence[int] = ()) -> pb.Note:
+def committed_note(
+    a: ev.TellCommitted, speed: float, sketch: Sketch = (), arrived: Sequence[int] = ()
+) -> pb.Note:
     """ "I hold every fresh part.\""""
     body = pb.CommittedNote(
-        plan_hash=a.plan.hash, attempt=a.attempt, digest=a.digest, speed=speed, contributors=a.contributors, sketch=packed(sketch),
+        plan_hash=a.plan.hash,
+        attempt=a.attempt,
+        digest=a.digest,
+        speed=speed,
+        contributors=a.contributors,
+        sketch=packed(sketch),
         arrived=arrived[:MAX_ARRIVED],
-    )  # fmt: skip
+    )
     return pb.Note(epoch=a.plan.epoch, term=a.plan.term, committed=body)
 
 
 def incomplete_note(a: ev.TellIncomplete) -> pb.Note:
     """ "Parts are missing.\""""
     e = a.ended
-    body = pb.IncompleteNote(plan_hash=a.plan.hash, attempt=e.attempt, holds=e.holds, failed=e.failed)
+    body = pb.IncompleteNote(
+        plan_hash=a.plan.hash, attempt=e.attempt, holds=e.holds, failed=e.failed
+    )
     return pb.Note(epoch=a.plan.epoch, term=a.plan.term, incomplete=body)
 
 
 def ready_note(e: ev.Heard) -> pb.Note:
     """ "I am alive, and this is where I stand.\""""
     body = pb.ReadyNote(
-        stage=e.stage, at=version_note(e.at), digest=e.digest, speed=e.speed, reachable=[version_note(v) for v in e.reachable],
-        term=e.term, tokens=e.tokens, leaving=e.leaving, seen=dict(e.seen[:MAX_SEEN]), room=e.room, costs=cost_note(e.costs),
-        cell=e.cell + 1, change=e.change, arrived=e.arrived[:MAX_ARRIVED],
-    )  # fmt: skip
+        stage=e.stage,
+        at=version_note(e.at),
+        digest=e.digest,
+        speed=e.speed,
+        reachable=[version_note(v) for v in e.reachable],
+        term=e.term,
+        tokens=e.tokens,
+        leaving=e.leaving,
+        seen=dict(e.seen[:MAX_SEEN]),
+        room=e.room,
+        costs=cost_note(e.costs),
+        cell=e.cell + 1,
+        change=e.change,
+        arrived=e.arrived[:MAX_ARRIVED],
+    )
     return pb.Note(epoch=e.at.epoch, term=e.term, ready=body)
 
 
@@ -94,10 +136,16 @@ def cost_note(m: Measured) -> pb.CostNote:
     """Seconds as steps of a logarithmic scale; of the ways those that carry tensors first."""
     ways = sorted(m.ways, key=lambda row: (not row[1].tensor_s, row[0]))[:MAX_SEEN]
     return pb.CostNote(
-        forward=code(m.forward_s), backward=code(m.backward_s), loss=code(m.loss_s), slots=min(m.slots, MOST_SLOTS),
+        forward=code(m.forward_s),
+        backward=code(m.backward_s),
+        loss=code(m.loss_s),
+        slots=min(m.slots, MOST_SLOTS),
         ways={p: code(way.tensor_s) * CODES + code(way.trip_s) for p, way in ways},
-        rates={p: max(1, int(way.rate)) for p, way in ways if way.rate > 0}, up=int(m.up), down=int(m.down), tera=code(m.tera_s),
-    )  # fmt: skip
+        rates={p: max(1, int(way.rate)) for p, way in ways if way.rate > 0},
+        up=int(m.up),
+        down=int(m.down),
+        tera=code(m.tera_s),
+    )
 
 
 def parse_costs(note: pb.CostNote) -> Measured:
@@ -106,11 +154,21 @@ def parse_costs(note: pb.CostNote) -> Measured:
         raise WireError(f"the costs of {len(note.ways)} ways, at most {MAX_SEEN} are told")
     try:
         ways = tuple(
-            (PeerId(p), Way(decoded(number // CODES), decoded(number % CODES), float(note.rates.get(p, 0))))
+            (
+                PeerId(p),
+                Way(decoded(number // CODES), decoded(number % CODES), float(note.rates.get(p, 0))),
+            )
             for p, number in sorted(note.ways.items())
         )
         each = (decoded(note.forward), decoded(note.backward), decoded(note.loss))
-        return Measured(*each, min(note.slots, MOST_SLOTS), ways, float(note.up), float(note.down), decoded(note.tera))
+        return Measured(
+            *each,
+            min(note.slots, MOST_SLOTS),
+            ways,
+            float(note.up),
+            float(note.down),
+            decoded(note.tera),
+        )
     except ValueError as e:
         raise WireError(str(e)) from e
 
@@ -127,14 +185,22 @@ def parse_version(note: pb.VersionNote) -> Version:
         raise WireError(str(e)) from e
 
 
-def history_reply(plan: Plan | None, dropped: tuple[int, ...], past: Sequence[tuple[Version, int]]) -> pb.HistoryReply:
-    """What this peer remembers; ``past`` are versions it stood at with the tokens counted until each, newest first."""
-    rows = [pb.MilestoneNote(version=version_note(v), tokens=tokens) for v, tokens in past[:MAX_PAST]]
+def history_reply(
+    plan: Plan | None, dropped: tuple[int, ...], past: Sequence[tuple[Version, int]]
+) -> pb.HistoryReply:
+    """What this peer remembers; ``past`` are versions it stood at with the tokens counted until
+    each, newest first."""
+    rows = [
+        pb.MilestoneNote(version=version_note(v), tokens=tokens) for v, tokens in past[:MAX_PAST]
+    ]
     return pb.HistoryReply(plan=plan.canonical() if plan else b"", dropped=dropped, past=rows)
 
 
-def parse_history(version: Version, reply: pb.HistoryReply) -> tuple[ev.Recalled, list[tuple[Version, int]]]:
-    """The inverse; what does not make or start from ``version`` is not believed. Raises WireError for nonsense."""
+def parse_history(
+    version: Version, reply: pb.HistoryReply
+) -> tuple[ev.Recalled, list[tuple[Version, int]]]:
+    """The inverse; what does not make or start from ``version`` is not believed. Raises WireError
+    for nonsense."""
     past = [(parse_version(m.version), _count(m.tokens)) for m in reply.past[:MAX_PAST]]
     if not reply.plan:
         return ev.Recalled(version), past
@@ -161,21 +227,40 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
             r = note.ready
             reachable = tuple(parse_version(v) for v in r.reachable[:64])
             return ev.Heard(
-                peer, r.stage, parse_version(r.at), _digest(r.digest), _finite(r.speed), reachable, _count(r.term, MOST_TERM), _count(r.tokens),
-                r.leaving, tuple((PeerId(p), _finite(rate)) for p, rate in sorted(r.seen.items())[:MAX_SEEN]), _count(r.room),
-                parse_costs(r.costs), _count(r.cell, MAX_CELLS) - 1, r.change, _cells(r.arrived),
-            )  # fmt: skip
+                peer,
+                r.stage,
+                parse_version(r.at),
+                _digest(r.digest),
+                _finite(r.speed),
+                reachable,
+                _count(r.term, MOST_TERM),
+                _count(r.tokens),
+                r.leaving,
+                tuple((PeerId(p), _finite(rate)) for p, rate in sorted(r.seen.items())[:MAX_SEEN]),
+                _count(r.room),
+                parse_costs(r.costs),
+                _count(r.cell, MAX_CELLS) - 1,
+                r.change,
+                _cells(r.arrived),
+            )
         case "finished":
             rows = tuple(
-                ev.Result(r.index, r.counted, _finite(r.loss_sum), _count(r.tokens, 1 << 40)) for r in note.finished.results
+                ev.Result(r.index, r.counted, _finite(r.loss_sum), _count(r.tokens, 1 << 40))
+                for r in note.finished.results
             )
             return ev.Finished(peer, note.finished.plan_hash, rows)
         case "committed":
             c = note.committed
             return ev.Committed(
-                peer, c.plan_hash, c.attempt, _digest(c.digest), _finite(c.speed), c.contributors, unpacked(c.sketch),
+                peer,
+                c.plan_hash,
+                c.attempt,
+                _digest(c.digest),
+                _finite(c.speed),
+                c.contributors,
+                unpacked(c.sketch),
                 _cells(c.arrived),
-            )  # fmt: skip
+            )
         case "incomplete":
             i = note.incomplete
             return ev.Incomplete(peer, i.plan_hash, i.attempt, _named(i.holds), _peers(i.failed))
@@ -188,10 +273,20 @@ def round_event(note: pb.Note, leader: PeerId) -> ev.RoundArrived:
     """What the leader's round note means to a member."""
     r = note.round
     return ev.RoundArrived(
-        leader, note.epoch, note.term, r.plan_hash, r.attempt, _peers(r.dead),
-        {k: PeerId(v) for k, v in r.owners.items()}, _peers(r.sources), tuple(r.dropped),
-        min(_finite(r.deadline_s), 3600.0), _digest(r.digest), _count(r.tokens), _peers(r.among),
-    )  # fmt: skip
+        leader,
+        note.epoch,
+        note.term,
+        r.plan_hash,
+        r.attempt,
+        _peers(r.dead),
+        {k: PeerId(v) for k, v in r.owners.items()},
+        _peers(r.sources),
+        tuple(r.dropped),
+        min(_finite(r.deadline_s), 3600.0),
+        _digest(r.digest),
+        _count(r.tokens),
+        _peers(r.among),
+    )
 
 
 def _finite(value: float) -> float:

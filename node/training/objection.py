@@ -1,6 +1,7 @@
-"""Why nobody could work by a plan, whoever signed it: a plan comes from a peer, and is checked before anything is done by it. Pure.
-Enters: a plan, what this peer knows for itself (its stage's parts, the manifest). Leaves: a reason, empty for none.
-Never: the signature and the term: who hears the plan has looked at these."""
+"""Why nobody could work by a plan, whoever signed it: a plan comes from a peer, and is checked
+before anything is done by it. Pure. Enters: a plan, what this peer knows for itself (its stage's
+parts, the manifest). Leaves: a reason, empty for none. Never: the signature and the term: who hears
+the plan has looked at these."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from node.training.rules import LEVEL, Read, Rules, carries, due, levels, sends
 
 
 class PartsPort(Protocol):
-    """The parts of a stage: :class:`node.training.rounds.Rounds`, of which nobody here needs the tensors."""
+    """The parts of a stage: :class:`node.training.rounds.Rounds`, of which nobody here needs the
+    tensors."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
@@ -28,28 +30,48 @@ class PartsPort(Protocol):
 
 
 def objection(
-    plan: Plan, me: PeerId, rounds: PartsPort, pipeline: PipelineSettings, read: Read, epochs: int, here: Version,
+    plan: Plan,
+    me: PeerId,
+    rounds: PartsPort,
+    pipeline: PipelineSettings,
+    read: Read,
+    epochs: int,
+    here: Version,
     followed: Plan | None = None,
-) -> str:  # fmt: skip
-    """Asked by ``me``, whose stage has the parts of ``rounds``; the rest as in :func:`of_averaging`."""
+) -> str:
+    """Asked by ``me``, whose stage has the parts of ``rounds``; the rest as in
+    :func:`of_averaging`."""
     try:
         rules = read(plan.change)
     except Refused as e:
         return str(e)
-    return of_averaging(plan, rules, epochs, here, followed) or _of_owners(plan, me, rounds, rules) or _of_paths(plan, pipeline)
+    return (
+        of_averaging(plan, rules, epochs, here, followed)
+        or _of_owners(plan, me, rounds, rules)
+        or _of_paths(plan, pipeline)
+    )
 
 
-def of_averaging(plan: Plan, rules: Rules, epochs: int, here: Version, followed: Plan | None = None) -> str:
-    """Why cells cannot average so, whichever parts there are. ``epochs``: of the run; ``here``: the version in place; ``followed``: the
-    plan that this peer took part in last, if any."""
+def of_averaging(
+    plan: Plan, rules: Rules, epochs: int, here: Version, followed: Plan | None = None
+) -> str:
+    """Why cells cannot average so, whichever parts there are. ``epochs``: of the run; ``here``: the
+    version in place; ``followed``: the plan that this peer took part in last, if any."""
     number = due(rules, plan.since, plan.epoch, epochs)
     fragment = carries(rules, plan.since, plan.epoch, epochs)
     sending = sends(rules, plan.since, plan.epoch, epochs)
-    if (plan.outer, plan.fragment, plan.sends) != (number, fragment, sending) or (number and plan.paths):
+    if (plan.outer, plan.fragment, plan.sends) != (number, fragment, sending) or (
+        number and plan.paths
+    ):
         return "an outer round when none is due, or none when one is"
-    # What is in place was made by the plan followed last, unless it came from elsewhere; between two terms there may have been
-    # another plan from the same version, which counts and was not heard of here.
-    made = followed is not None and (followed.epoch + 1, followed.term + 1) == (plan.epoch, plan.term) and here == plan.base
+    # What is in place was made by the plan followed last, unless it came from elsewhere; between
+    # two terms there may have been another plan from the same version, which counts and was not
+    # heard of here.
+    made = (
+        followed is not None
+        and (followed.epoch + 1, followed.term + 1) == (plan.epoch, plan.term)
+        and here == plan.base
+    )
     settings = LEVEL if levels(plan) else rules.outer
     before = followed if made else None
     return of_edges(plan, settings) or of_mass(plan, settings, before) or of_work(plan, before)
@@ -74,12 +96,16 @@ def _of_owners(plan: Plan, who: PeerId, rounds: PartsPort, rules: Rules) -> str:
 
 
 def of_edges(plan: Plan, settings: OuterSettings) -> str:
-    """Why these are not the edges of the strategy: every peer works them out from the cells and the number of the round."""
+    """Why these are not the edges of the strategy: every peer works them out from the cells and the
+    number of the round."""
     edges: dict[Unit, tuple[int, ...]] = {}
     if plan.outer and settings.strategy in DIRECTED:
         meetings = Meetings(settings, {}, 0, 0)  # no strategy with edges throws dice
         for stage in {m.stage for m in plan.members if m.current}:
-            edges |= {(stage, cell): among for cell, among in meetings.senders(plan.cells(stage), plan.outer).items()}
+            edges |= {
+                (stage, cell): among
+                for cell, among in meetings.senders(plan.cells(stage), plan.outer).items()
+            }
     if plan.senders != edges:
         return "edges between cells that are not those of the strategy"
     if edges and any(m.group != m.cell for m in plan.members if (m.stage, m.cell) in edges):
@@ -103,10 +129,13 @@ def of_mass(plan: Plan, settings: OuterSettings, before: Plan | None) -> str:
 
 
 def of_work(plan: Plan, before: Plan | None) -> str:
-    """Why no cell can have worked so much since it met others, by which it is weighed when it does. A cell that was cut from another
-    goes on from what that one did, so the most of the stage bounds each."""
+    """Why no cell can have worked so much since it met others, by which it is weighed when it does.
+    A cell that was cut from another goes on from what that one did, so the most of the stage bounds
+    each."""
     most: dict[int, int] = {}
-    for (stage, _), count in (worked_after(before, ()) if before is not None else plan.worked).items():
+    for (stage, _), count in (
+        worked_after(before, ()) if before is not None else plan.worked
+    ).items():
         most[stage] = max(count, most.get(stage, 0))
     if any(count > most.get(stage, 0) for (stage, _), count in plan.worked.items()):
         return "a cell that has worked more than the plan before gave any"
@@ -120,7 +149,10 @@ def _of_paths(plan: Plan, pipeline: PipelineSettings) -> str:
         if len(path.samples) != pipeline.micro_batch or (ENDS, path.origin) not in current:
             return "a micro-batch of the wrong size, or without an ends peer"
         visited = {h.stage for h in path.hops}
-        if not (len(visited) == len(path.hops) >= fewest and visited <= set(range(1, pipeline.stages + 1))):
+        if not (
+            len(visited) == len(path.hops) >= fewest
+            and visited <= set(range(1, pipeline.stages + 1))
+        ):
             return "a path that does not visit enough block stages, each once at most"
         if any((h.stage, h.peer) not in current for h in path.hops):
             return "a path over somebody who is no current member"

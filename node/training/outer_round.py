@@ -1,10 +1,12 @@
-"""An outer round at one member, from plan to outcome: what its cell has goes out, the mean of what the cells have comes back.
-Enters: a plan, the leader's word on each attempt. Leaves: the next parameters, what the round came to.
-Never: when cells meet and in which groups (:mod:`node.training.meetings`), a byte on the wire (the averaging room's).
+"""An outer round at one member, from plan to outcome: what its cell has goes out, the mean of what
+the cells have comes back. Enters: a plan, the leader's word on each attempt. Leaves: the next
+parameters, what the round came to. Never: when cells meet and in which groups
+(:mod:`node.training.meetings`), a byte on the wire (the averaging room's).
 
 begin    a plan of whichever kind: its settings count, and an anchor that is lacking is looked for
-attempt  one speaker of each cell gives, every member of the group gathers the mean; again without the dead
-         (along directed edges: :mod:`node.training.edge_round`; without a barrier: :mod:`node.training.push_round`)
+attempt  one speaker of each cell gives, every member of the group gathers the mean; again without
+         the dead (along directed edges: :mod:`node.training.edge_round`; without a barrier:
+         :mod:`node.training.push_round`)
 copy     or the result is fetched from who has finished, with the anchor that goes with it
 takes    what was averaged becomes the next parameters
 What travels, and what becomes of the mean, is :class:`~node.training.anchor.Anchor`'s.
@@ -36,12 +38,14 @@ from node.training.rules import lands, levels
 from node.training.sending import Sending
 
 Fetch = Callable[[Sequence[PeerId], Version, str | None], Awaitable[StateSnapshot]]
-"""All parameters of this stage at a version, from these donors, of this digest if one is given. Raises PeerFault."""
+"""All parameters of this stage at a version, from these donors, of this digest if one is given.
+Raises PeerFault."""
 
 
 @dataclass(frozen=True)
 class OuterNews:
-    """The last outer round: its number, how many cells and peers were in this peer's group, tensor bytes, seconds."""
+    """The last outer round: its number, how many cells and peers were in this peer's group, tensor
+    bytes, seconds."""
 
     number: int = 0
     cells: int = 0
@@ -54,15 +58,28 @@ class OuterRound:
     """Of one stage."""
 
     def __init__(
-        self, anchor: Anchor, engines: Engines, handover: Handover, rounds: Rounds, tasks: Tasks, me: PeerId
-    ) -> None:  # fmt: skip
-        self._anchor, self._engines, self._handover, self._rounds, self._me = anchor, engines, handover, rounds, me
+        self,
+        anchor: Anchor,
+        engines: Engines,
+        handover: Handover,
+        rounds: Rounds,
+        tasks: Tasks,
+        me: PeerId,
+    ) -> None:
+        self._anchor, self._engines, self._handover, self._rounds, self._me = (
+            anchor,
+            engines,
+            handover,
+            rounds,
+            me,
+        )
         self._tasks = tasks
         self._sending: Sending | None = None
         self._lands = False
         self.news = OuterNews()
         self.arrived: tuple[int, ...] = ()
-        """The cells that have a part in what the last round along edges brought here, the own one included; empty: not known."""
+        """The cells that have a part in what the last round along edges brought here, the own one
+        included; empty: not known."""
         self._heard: tuple[str, Mapping[str, Tensor]] = ("", {})
         """What an attempt under the plan of this hash has brought."""
 
@@ -78,8 +95,12 @@ class OuterRound:
         else:
             self._anchor.look_for(plan)
         sent = self._sending
-        # The plan after the one in which it lands settles it; one of the epoch that sends it begins that anew.
-        if sent is not None and (levels(plan) or not sent.meeting.epoch < plan.epoch <= sent.meeting.epoch + settings.overlap):
+        # The plan after the one in which it lands settles it; one of the epoch that sends it begins
+        # that anew.
+        if sent is not None and (
+            levels(plan)
+            or not sent.meeting.epoch < plan.epoch <= sent.meeting.epoch + settings.overlap
+        ):
             self._drop()
         elif sent is not None:
             for peer in {m.peer for m in sent.meeting.members} - {m.peer for m in plan.members}:
@@ -89,7 +110,9 @@ class OuterRound:
 
     def _send(self, met: Plan, settings: OuterSettings) -> None:
         anchor, rounds = self._anchor, self._rounds
-        self._sending = Sending(met, anchor.in_place(rounds.carried(met.fragment, settings.fragments)), anchor.history)
+        self._sending = Sending(
+            met, anchor.in_place(rounds.carried(met.fragment, settings.fragments)), anchor.history
+        )
         self._sending.exchange = self._tasks.spawn(self._exchange(self._sending), "sending")
         rounds.under_way = met.epoch
 
@@ -101,14 +124,22 @@ class OuterRound:
     async def _exchange(self, sent: Sending) -> RoundOutcome | None:
         """Carry a fragment between cells while the epochs go on; None when it cannot be."""
         met, anchor, rounds = sent.meeting, self._anchor, self._rounds
-        r = ev.RoundArrived(met.leader, met.epoch, met.term, met.hash, 0, (), {}, (), (), met.deadline_s)
+        r = ev.RoundArrived(
+            met.leader, met.epoch, met.term, met.hash, 0, (), {}, (), (), met.deadline_s
+        )
         unit = rounds.unit(met)
-        members = [m.peer for m in met.unit(unit) if m.current]  # a listener is given the result where it lands
+        members = [
+            m.peer for m in met.unit(unit) if m.current
+        ]  # a listener is given the result where it lands
         speaking = speakers(met, unit, ())
         await anchor.arrived(r.deadline_s)
         if anchor.lacking:
             return None
-        given = await self._engines.aside(anchor.gives, sent.local) if self._me in speaking or len(speaking) == 1 else None
+        given = (
+            await self._engines.aside(anchor.gives, sent.local)
+            if self._me in speaking or len(speaking) == 1
+            else None
+        )
         if len(speaking) == 1:
             return self._alone(met, given, speaking)
         try:
@@ -121,14 +152,21 @@ class OuterRound:
 
     async def attempt(
         self, plan: Plan, r: ev.RoundArrived, listener: bool
-    ) -> tuple[ev.RoundEnded, dict[str, Tensor] | None]:  # fmt: skip
-        """One attempt: what it came to, and what of the mean is here now; None when it could not be run at all."""
+    ) -> tuple[ev.RoundEnded, dict[str, Tensor] | None]:
+        """One attempt: what it came to, and what of the mean is here now; None when it could not be
+        run at all."""
         anchor, rounds = self._anchor, self._rounds
         unit = rounds.unit(plan)
         pushes, edges = anchor.settings.pushes, unit in plan.senders
-        members = [m for m in plan.unit(unit) if m.peer not in r.dead and (m.peer in r.among or not r.among)]
+        members = [
+            m
+            for m in plan.unit(unit)
+            if m.peer not in r.dead and (m.peer in r.among or not r.among)
+        ]
         here = {m.peer for m in members}
-        speaking = speakers(plan, unit, frozenset(m.peer for m in plan.unit(unit) if m.peer not in here))
+        speaking = speakers(
+            plan, unit, frozenset(m.peer for m in plan.unit(unit) if m.peer not in here)
+        )
         self.arrived = ()
         if not listener:
             stepped = of_cell(plan.owners, plan.home(self._me))
@@ -137,7 +175,9 @@ class OuterRound:
             if anchor.lacking and r.attempt > len(members):
                 anchor.begin_here()
         landing = self._lands and not r.attempt
-        giving = not landing and (not listener if edges else self._me in speaking or len(speaking) == 1)
+        giving = not landing and (
+            not listener if edges else self._me in speaking or len(speaking) == 1
+        )
         sent = self._sending
         sent = sent if sent is not None and sent.lands(plan, anchor.history) else None
         if sent is not None and r.attempt:
@@ -145,29 +185,49 @@ class OuterRound:
         given = await self._engines.aside(anchor.gives, sent and sent.local) if giving else None
         try:
             if landing:
-                outcome = await sent.outcome(r.deadline_s) if sent is not None and not listener else None
+                outcome = (
+                    await sent.outcome(r.deadline_s) if sent is not None and not listener else None
+                )
                 outcome = outcome or _nothing(anchor.carried)
                 if sent is not None:
-                    await self._engines.aside(anchor.heard, outcome, self._mates(sent.meeting), sent.local)
+                    await self._engines.aside(
+                        anchor.heard, outcome, self._mates(sent.meeting), sent.local
+                    )
             elif edges:
-                request = self._request(plan, r, unit, [m.peer for m in members], speaking, given, {})
-                outcome = await along(self._engines.outer or self._engines.cell, request, plan, r, rounds, self._me)
+                request = self._request(
+                    plan, r, unit, [m.peer for m in members], speaking, given, {}
+                )
+                outcome = await along(
+                    self._engines.outer or self._engines.cell, request, plan, r, rounds, self._me
+                )
                 if not outcome.missing:
-                    self.arrived = arrived(plan, unit, [part.contributors for part in outcome.parts.values()])
+                    self.arrived = arrived(
+                        plan, unit, [part.contributors for part in outcome.parts.values()]
+                    )
             elif len(speaking) == 1 and not pushes and all(m.current for m in members):
                 # A cell that meets no other: everybody has already what the exchange would bring.
-                outcome = self._alone(plan, given, speaking) or _nothing(anchor.shapes(dict.fromkeys(anchor.carried, ())))
+                outcome = self._alone(plan, given, speaking) or _nothing(
+                    anchor.shapes(dict.fromkeys(anchor.carried, ()))
+                )
                 await self._engines.aside(anchor.heard, outcome, self._mates(plan))
             elif plan.fragment and listener:
                 outcome = _nothing(())  # a fragment is not what it lacks
             else:
                 said, coded = await self._says(plan, given if self._me in speaking else None)
-                request = self._request(plan, r, unit, [m.peer for m in members], speaking, said, coded)
+                request = self._request(
+                    plan, r, unit, [m.peer for m in members], speaking, said, coded
+                )
                 if pushes:
                     heard = self._heard[1] if self._heard[0] == plan.hash else {}
-                    request = await self._engines.aside(pushing, request, plan, members, heard, anchor, self._engines, self._me)
-                outcome = await (self._engines.outer or self._engines.cell).run(request, anchor.makes)
-                await self._engines.aside(anchor.heard, outcome, self._mates(plan), sent and sent.local)
+                    request = await self._engines.aside(
+                        pushing, request, plan, members, heard, anchor, self._engines, self._me
+                    )
+                outcome = await (self._engines.outer or self._engines.cell).run(
+                    request, anchor.makes
+                )
+                await self._engines.aside(
+                    anchor.heard, outcome, self._mates(plan), sent and sent.local
+                )
                 self._heard = (plan.hash, outcome.fresh)
             if not listener:
                 await self._engines.aside(self._handover.hold, plan, r.deadline_s)
@@ -180,12 +240,16 @@ class OuterRound:
         if not anchor.believes or (plan.fragment and listener):
             missing = tuple(sorted(rounds.shapes))  # to be copied from who has made the step
         if r.attempt < PUSH_AGAIN:
-            missing = tuple(sorted({*missing, *outcome.unserved}))  # another attempt will need this peer
+            missing = tuple(
+                sorted({*missing, *outcome.unserved})
+            )  # another attempt will need this peer
         cells = len(flows(plan, unit)) if edges else len(speaking)
         self.news = OuterNews(plan.outer, cells, len(members), outcome.nbytes, outcome.seconds)
         return rounds.ended(plan, r, outcome, len(members), holds, missing), dict(outcome.fresh)
 
-    def _alone(self, plan: Plan, given: dict[str, Tensor] | None, speaking: frozenset[PeerId]) -> RoundOutcome | None:
+    def _alone(
+        self, plan: Plan, given: dict[str, Tensor] | None, speaking: frozenset[PeerId]
+    ) -> RoundOutcome | None:
         """The round of a cell that meets no other."""
         if given is None:
             return None
@@ -198,10 +262,17 @@ class OuterRound:
         return frozenset(m.peer for m in plan.cell(self._rounds.unit(plan)[0], plan.home(self._me)))
 
     def _request(
-        self, plan: Plan, r: ev.RoundArrived, unit: Unit, members: Sequence[PeerId], speaking: frozenset[PeerId],
-        said: Mapping[str, Tensor] | None, coded: Mapping[str, Tensor],
-    ) -> RoundRequest:  # fmt: skip
-        """What this peer asks of the exchange; ``said`` is what it gives where it speaks for its cell, ``coded`` bytes of it."""
+        self,
+        plan: Plan,
+        r: ev.RoundArrived,
+        unit: Unit,
+        members: Sequence[PeerId],
+        speaking: frozenset[PeerId],
+        said: Mapping[str, Tensor] | None,
+        coded: Mapping[str, Tensor],
+    ) -> RoundRequest:
+        """What this peer asks of the exchange; ``said`` is what it gives where it speaks for its
+        cell, ``coded`` bytes of it."""
         anchor, rounds = self._anchor, self._rounds
         owners = rounds.owners(plan, r)
         weigh = weights(plan, unit, anchor.settings)
@@ -219,7 +290,9 @@ class OuterRound:
             deadline_s=r.deadline_s,
             token_limit=max(allowed.values(), default=1),
             allowed=allowed,
-            total=1,  # nobody does another cell's work: what a cell that is missing weighs is no room for others
+            # nobody does another cell's work: what a cell that is missing weighs is no room for
+            # others
+            total=1,
             summed=False,
             reducer=anchor.settings.reducer,
             up=anchor.settings.codec,
@@ -231,24 +304,26 @@ class OuterRound:
         )
 
     def _spare_s(self, plan: Plan) -> float | None:
-        """Seconds until a fragment lands, by what the leader expects of an epoch; None in a round that everybody waits for."""
+        """Seconds until a fragment lands, by what the leader expects of an epoch; None in a round
+        that everybody waits for."""
         sent = self._sending
         under_way = sent is not None and sent.meeting is plan
         return self._anchor.settings.overlap * sum(plan.forecast) or None if under_way else None
 
     async def _says(
         self, plan: Plan, given: Mapping[str, Tensor] | None
-    ) -> tuple[dict[str, Tensor] | None, dict[str, Tensor]]:  # fmt: skip
+    ) -> tuple[dict[str, Tensor] | None, dict[str, Tensor]]:
         self._anchor.owed.begin(plan.hash)
         return (None, {}) if given is None else await self._engines.aside(self._anchor.says, given)
 
     async def copy(
         self, plan: Plan, donors: Sequence[PeerId], version: Version, digest: str, fetch: Fetch
-    ) -> dict[str, Tensor]:  # fmt: skip
-        """The parameters of ``version`` from ``donors``, who have it, and the anchor that goes with them. Raises PeerFault.
+    ) -> dict[str, Tensor]:
+        """The parameters of ``version`` from ``donors``, who have it, and the anchor that goes with
+        them. Raises PeerFault.
 
-        After a round of a fragment only one's own cell has all of them; who is no listener has the other parts already, and makes
-        the fragment's from the anchor, which is everybody's.
+        After a round of a fragment only one's own cell has all of them; who is no listener has the
+        other parts already, and makes the fragment's from the anchor, which is everybody's.
         """
         self.arrived = ()
         me = plan.member(self._me)
@@ -257,7 +332,9 @@ class OuterRound:
         elif me.current:
             return await self._anchor.lands(donors, version)
         else:
-            fresh = (await fetch([p for p in donors if plan.home(p) == me.cell], version, None)).tensors
+            fresh = (
+                await fetch([p for p in donors if plan.home(p) == me.cell], version, None)
+            ).tensors
         await self._anchor.copy(donors, version)
         return fresh
 

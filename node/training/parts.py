@@ -1,4 +1,5 @@
-"""Optimizer state of whole parts over the wire: who has what, and the bytes of it, a part whole or not at all."""
+"""Optimizer state of whole parts over the wire: who has what, and the bytes of it, a part whole or
+not at all."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ class Parts:
         self.shapes = {name: tuple(t.shape) for name, t in stage.parameters().items()}
 
     def batches(self, names: Sequence[str]) -> list[list[str]]:
-        """The names in order, cut so that a batch has about ``BATCH`` bytes of state, a part at least."""
+        """The names in order, cut so that a batch has about ``BATCH`` bytes of state, a part at
+        least."""
         batches: list[list[str]] = []
         room = 0
         for name in names:
@@ -54,15 +56,24 @@ class Parts:
             room -= size
         return batches
 
-    async def fetch(self, donor: PeerId, kind: StateKind, version: Version, names: Sequence[str], tries: int = 1) -> States:
+    async def fetch(
+        self, donor: PeerId, kind: StateKind, version: Version, names: Sequence[str], tries: int = 1
+    ) -> States:
         """State of these parts at exactly ``version``. Raises PeerFault."""
         e = self._engines
         for left in reversed(range(tries)):
             try:
                 snapshot = await fetch(
-                    e.transport, [donor], self._stage, kind, version.epoch, self._shapes(names),
-                    lineage=version.lineage, settings=e.store.settings, patience=PATIENCE,
-                )  # fmt: skip
+                    e.transport,
+                    [donor],
+                    self._stage,
+                    kind,
+                    version.epoch,
+                    self._shapes(names),
+                    lineage=version.lineage,
+                    settings=e.store.settings,
+                    patience=PATIENCE,
+                )
                 return by_part(snapshot.tensors)
             except NoDonor as error:
                 if not left:
@@ -70,16 +81,26 @@ class Parts:
                 await asyncio.sleep(PAUSE_S)
         raise PeerFault(donor, "was not asked")
 
-    async def fetch_newest(self, owner: PeerId, names: Sequence[str], gate: asyncio.Event) -> StateSnapshot:
-        """State of parts that ``owner`` owns at its newest final version, a request at a time while ``gate`` is set.
+    async def fetch_newest(
+        self, owner: PeerId, names: Sequence[str], gate: asyncio.Event
+    ) -> StateSnapshot:
+        """State of parts that ``owner`` owns at its newest final version, a request at a time while
+        ``gate`` is set.
 
         Raises PeerFault.
         """
         e = self._engines
         return await fetch(
-            e.transport, [owner], self._stage, StateKind.OPTIMIZER, None, self._shapes(names),
-            settings=dataclasses.replace(e.store.settings, fetch_parallel=1), patience=PATIENCE, gate=gate,
-        )  # fmt: skip
+            e.transport,
+            [owner],
+            self._stage,
+            StateKind.OPTIMIZER,
+            None,
+            self._shapes(names),
+            settings=dataclasses.replace(e.store.settings, fetch_parallel=1),
+            patience=PATIENCE,
+            gate=gate,
+        )
 
     async def listing(self, peer: PeerId, kind: StateKind) -> dict[str, Version]:
         """What a member says it keeps; empty when it does not answer in time."""
@@ -97,15 +118,22 @@ class Parts:
         return {}
 
     def _shapes(self, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
-        return {f"{n}/{k}": s for n in names for k, s in state_shapes(n, self.shapes[n], self._optimizer).items()}
+        return {
+            f"{n}/{k}": s
+            for n in names
+            for k, s in state_shapes(n, self.shapes[n], self._optimizer).items()
+        }
 
 
 def listed(answer: state_pb2.StateList, names: Collection[str]) -> dict[str, Version]:
-    """Versions of those parts that are among ``names``. Raises WireError for a list that no honest peer makes."""
+    """Versions of those parts that are among ``names``. Raises WireError for a list that no honest
+    peer makes."""
     if len(answer.parts) > len(names):
         raise WireError("a list of more parts than the stage has")
     try:
-        return {p.name: Version(p.epoch, lineage(p.lineage)) for p in answer.parts if p.name in names}
+        return {
+            p.name: Version(p.epoch, lineage(p.lineage)) for p in answer.parts if p.name in names
+        }
     except ValueError as e:
         raise WireError(str(e)) from e
 

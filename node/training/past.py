@@ -1,5 +1,5 @@
-"""Which versions this peer has stood at, and what others remember: the plan behind a version, and what was lost when a
-side of a parted network gives its own history up."""
+"""Which versions this peer has stood at, and what others remember: the plan behind a version, and
+what was lost when a side of a parted network gives its own history up."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ ASK_S = 2.0
 
 
 class Past:
-    """``given_up_epochs`` and ``given_up_tokens``: committed here and undone because another history went on."""
+    """``given_up_epochs`` and ``given_up_tokens``: committed here and undone because another
+    history went on."""
 
     def __init__(self, transport: TransportPort, journal: Journal, bounds: Bounds) -> None:
         self._transport, self._journal, self._bounds = transport, journal, bounds
@@ -54,14 +55,18 @@ class Past:
         return ev.Recalled(version)
 
     async def give_up(self, at: Version, tokens: int, leader: PeerId) -> None:
-        """This peer stood ``at`` and the swarm goes on from elsewhere: find out what that costs, and say it."""
+        """This peer stood ``at`` and the swarm goes on from elsewhere: find out what that costs,
+        and say it."""
         if at.epoch == 0:
             return
         try:
             _, theirs = await self._ask(leader, at)
         except PeerFault as e:
             self._journal.emit(
-                "training", "history-unknown", f"cannot tell what epoch {at.epoch} here was worth: {e}", "warning"
+                "training",
+                "history-unknown",
+                f"cannot tell what epoch {at.epoch} here was worth: {e}",
+                "warning",
             )
             return
         known = {v for v, _ in theirs}
@@ -70,7 +75,10 @@ class Past:
         common = next(((v, t) for v, t in reversed(self._stood) if v in known), None)
         if common is None and (not theirs or at.epoch > theirs[0][0].epoch + 1):
             self._journal.emit(
-                "training", "history-unknown", f"epoch {at.epoch} here belongs to no history that is known", "warning"
+                "training",
+                "history-unknown",
+                f"epoch {at.epoch} here belongs to no history that is known",
+                "warning",
             )
             return
         if common is None:
@@ -79,16 +87,25 @@ class Past:
         self.given_up_epochs += epochs
         self.given_up_tokens += lost
         self._journal.emit(
-            "training", "history-given-up",
-            f"{epochs} epochs ({lost} tokens) of this side are given up: {short(leader)} leads a history with more",
-            "warning", epochs=epochs, tokens=lost, since=common[0].epoch,
-        )  # fmt: skip
+            "training",
+            "history-given-up",
+            f"{epochs} epochs ({lost} tokens) of this side are given up: {short(leader)} leads a "
+            "history with more",
+            "warning",
+            epochs=epochs,
+            tokens=lost,
+            since=common[0].epoch,
+        )
 
-    async def _ask(self, peer: PeerId, version: Version) -> tuple[ev.Recalled, list[tuple[Version, int]]]:
+    async def _ask(
+        self, peer: PeerId, version: Version
+    ) -> tuple[ev.Recalled, list[tuple[Version, int]]]:
         try:
             async with asyncio.timeout(ASK_S):
                 stub = rpc.TrainingStub(await self._transport.channel(peer))
-                reply = await stub.History(pb.HistoryRequest(version=notes.version_note(version)), timeout=ASK_S)
+                reply = await stub.History(
+                    pb.HistoryRequest(version=notes.version_note(version)), timeout=ASK_S
+                )
         except TimeoutError as e:
             raise PeerFault(peer, "no answer in time") from e
         except grpc.aio.AioRpcError as e:

@@ -1,6 +1,7 @@
-"""From a version to the plan that starts from it: who does what, which settings count, micro-batches and their paths. Pure.
-Enters: the roster, what goes with the version, the term. Leaves: a plan, and what is said about it.
-Never: which version that is (:mod:`node.training.starting_point`), what becomes of the plan (the leader's)."""
+"""From a version to the plan that starts from it: who does what, which settings count,
+micro-batches and their paths. Pure. Enters: the roster, what goes with the version, the term.
+Leaves: a plan, and what is said about it. Never: which version that is
+(:mod:`node.training.starting_point`), what becomes of the plan (the leader's)."""
 
 from __future__ import annotations
 
@@ -33,10 +34,19 @@ class News:
 
 
 class Planning:
-    """``rules``: the owner's newest change that is known here. Kept from plan to plan: which stages are left out, who has left."""
+    """``rules``: the owner's newest change that is known here. Kept from plan to plan: which stages
+    are left out, who has left."""
 
-    def __init__(self, me: PeerId, facts: RunFacts, routing: Routing, deadlines: Deadlines, rules: Rules) -> None:
-        self._me, self._facts, self._routing, self._deadlines, self._rules = me, facts, routing, deadlines, rules
+    def __init__(
+        self, me: PeerId, facts: RunFacts, routing: Routing, deadlines: Deadlines, rules: Rules
+    ) -> None:
+        self._me, self._facts, self._routing, self._deadlines, self._rules = (
+            me,
+            facts,
+            routing,
+            deadlines,
+            rules,
+        )
         self._left_out: tuple[int, ...] = ()
         self._departed: dict[PeerId, float] = {}
 
@@ -50,8 +60,9 @@ class Planning:
 
     def plan(
         self, roster: Roster, base: Version, past: Past, term: int, news: News, now: float
-    ) -> tuple[Plan, list[Report], Report]:  # fmt: skip
-        """The plan that starts from ``base``, on whose digests the roster has agreed; what is to be said before it, and of it.
+    ) -> tuple[Plan, list[Report], Report]:
+        """The plan that starts from ``base``, on whose digests the roster has agreed; what is to be
+        said before it, and of it.
 
         Raises OutOfResources when the members' memory does not hold the optimizer's state.
         """
@@ -59,7 +70,11 @@ class Planning:
         said = self._leave_out(roster, base)
         finished = base.epoch >= facts.epochs
         rules, since, changes = self._in_force(base, past, finished)
-        cell, meetings = (rules.cell, facts.meet(rules.outer)) if rules.revision else (facts.cell, facts.meetings)
+        cell, meetings = (
+            (rules.cell, facts.meet(rules.outer))
+            if rules.revision
+            else (facts.cell, facts.meetings)
+        )
         outer = meetings.number(base.epoch) if meetings and not finished else 0
         if changes:
             said.append(reports.averaging_changed(rules, base))
@@ -69,7 +84,10 @@ class Planning:
         sampler = facts.sampler(past.cursor)
         cursor = facts.cursor(sampler)
         paths: tuple[Path, ...] = ()
-        by_stage = {stage: [row for of in cells.values() for row in of] for stage, cells in made.cells.items()}
+        by_stage = {
+            stage: [row for of in cells.values() for row in of]
+            for stage, cells in made.cells.items()
+        }
         if not finished and not outer:
             count = facts.target_batch // facts.micro_batch
             samples = [tuple(sampler.take(facts.micro_batch)) for _ in range(count)]
@@ -102,7 +120,11 @@ class Planning:
             fragment=made.fragment,
             sends=sends,
         )
-        within = self._deadlines.round(roster, plan) if outer else self._deadlines.run(roster, paths, plan.forecast[0])
+        within = (
+            self._deadlines.round(roster, plan)
+            if outer
+            else self._deadlines.run(roster, paths, plan.forecast[0])
+        )
         plan = replace(plan, deadline_s=within)
         if finished:
             return plan, said, reports.run_finished(facts.epochs)
@@ -110,17 +132,22 @@ class Planning:
         return plan, said, reports.epoch_planned(plan, self._left_out, cell > 0, about)
 
     def _in_force(self, base: Version, past: Past, finished: bool) -> tuple[Rules, int, bool]:
-        """The settings of this plan, since which epoch they are in force, and whether they come into force with it.
+        """The settings of this plan, since which epoch they are in force, and whether they come
+        into force with it.
 
-        What was in force goes with the history: where a newer change is known, it comes into force now, also when that was so
-        before on a history that is undone. A plan that ends the run changes nothing."""
+        What was in force goes with the history: where a newer change is known, it comes into force
+        now, also when that was so before on a history that is undone. A plan that ends the run
+        changes nothing."""
         try:
             before = self._facts.read(past.change)
         except Refused:
             before = self._facts.read("")  # a stranger's memory is not to be believed
         if before.revision >= self._rules.revision:
             self._rules = before
-        if finished or (before.revision == self._rules.revision and not (before.revision and past.since == base.epoch)):
+        if finished or (
+            before.revision == self._rules.revision
+            and not (before.revision and past.since == base.epoch)
+        ):
             return before, past.since, False
         return self._rules, base.epoch, True
 
@@ -132,8 +159,13 @@ class Planning:
         return said + [reports.stage_back(s, base, roster.held(s, base)) for s in back]
 
     def _moved(self, roster: Roster, made: Draft, now: float) -> dict[str, PeerId]:
-        """Who can still give the optimizer state of each part that has another owner than before."""
+        """Who can still give the optimizer state of each part that has another owner than
+        before."""
         self._departed = {p: at for p, at in self._departed.items() if now - at < DEPART_S}
         leaving = {p for p, c in roster.candidates.items() if c.leaving}
         donors = {m.peer for m in made.members} | leaving | self._departed.keys()
-        return {p: old for p, new in made.owners.items() if (old := made.before.get(p, new)) != new and old in donors}
+        return {
+            p: old
+            for p, new in made.owners.items()
+            if (old := made.before.get(p, new)) != new and old in donors
+        }

@@ -1,4 +1,5 @@
-"""Who is in the swarm, as this peer's noticeboard shows it: posts the own record, reads everybody's, now and then."""
+"""Who is in the swarm, as this peer's noticeboard shows it: posts the own record, reads
+everybody's, now and then."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ from node.training.election import Sighting
 LOST_FOR_S = 300.0
 """A peer whose record has expired is still shown, as lost, for so long."""
 QUIET_AFTER, QUIET_MOST, LOOK_S = 3, 4.0, 1.0
-"""After so many readings in which nothing has changed the pause between two doubles with each, up to so many times as long; meanwhile
-newcomers are known by the DHT's own traffic, which is looked at every LOOK_S."""
+"""After so many readings in which nothing has changed the pause between two doubles with each, up
+to so many times as long; meanwhile newcomers are known by the DHT's own traffic, which is looked at
+every LOOK_S."""
 HASTE_S = 0.5
 """Between two readings while nobody else is in sight, or a stage is being chosen."""
 COMING = ("choosing", "starting", "joining")
@@ -29,14 +31,25 @@ LEAVING = ("draining", "stopping", "finished-leaving")
 
 
 class Presence:
-    """``learn(peer, body)`` is told what everybody says of itself: where it can be dialled, through whom it can be reached."""
+    """``learn(peer, body)`` is told what everybody says of itself: where it can be dialled, through
+    whom it can be reached."""
 
     def __init__(
-        self, me: PeerId, directory: DirectoryPort, clock: Clock, every_s: float,
+        self,
+        me: PeerId,
+        directory: DirectoryPort,
+        clock: Clock,
+        every_s: float,
         learn: Callable[[PeerId, PeerBody], None],
         on_error: Callable[[str, BaseException], None] | None = None,
-    ) -> None:  # fmt: skip
-        self.me, self.directory, self._clock, self._every, self._learn = me, directory, clock, every_s, learn
+    ) -> None:
+        self.me, self.directory, self._clock, self._every, self._learn = (
+            me,
+            directory,
+            clock,
+            every_s,
+            learn,
+        )
         self._tasks = Tasks("presence", on_error)
         self._body: Callable[[], PeerBody] | None = None
         self._own: PeerBody | None = None
@@ -81,7 +94,11 @@ class Presence:
 
     def ends(self) -> dict[PeerId, Sighting]:
         """Other ends peers that can lead."""
-        able = {p: e for p, e in self.others().items() if e.body.stage == ENDS and e.body.role == "ends" and _works(e)}
+        able = {
+            p: e
+            for p, e in self.others().items()
+            if e.body.stage == ENDS and e.body.role == "ends" and _works(e)
+        }
         return {p: Sighting(e.seq, e.body.leads) for p, e in able.items()}
 
     def follows(self) -> dict[PeerId, PeerId]:
@@ -90,13 +107,17 @@ class Presence:
 
     def hosts(self) -> dict[PeerId, PeerEntry]:
         """Other peers that host a stage, also those who do not take part in it yet."""
-        built = {p: e for p, e in self.others().items() if e.body.state not in ("choosing", "starting")}
+        built = {
+            p: e for p, e in self.others().items() if e.body.state not in ("choosing", "starting")
+        }
         return {p: e for p, e in built.items() if e.body.role in ("ends", "stage")}
 
     def replicas(self, stage: int) -> dict[PeerId, PeerEntry]:
         """Other peers that host ``stage``."""
         role = "ends" if stage == ENDS else "stage"
-        return {p: e for p, e in self.others().items() if e.body.stage == stage and e.body.role == role}
+        return {
+            p: e for p, e in self.others().items() if e.body.stage == stage and e.body.role == role
+        }
 
     def placed(self, stages: int) -> dict[PeerId, Placed]:
         """Where others are or will be, in a run of so many block stages; not those who leave."""
@@ -121,8 +142,14 @@ class Presence:
             for peer, entry in self._seen.items():
                 if peer not in seen and peer != self.me:
                     self._lost[peer] = (entry, now)
-            self._lost = {p: (e, t) for p, (e, t) in self._lost.items() if p not in seen and now - t < LOST_FOR_S}
-            unchanged = {p: e.body for p, e in seen.items()} == {p: e.body for p, e in self._seen.items()}
+            self._lost = {
+                p: (e, t)
+                for p, (e, t) in self._lost.items()
+                if p not in seen and now - t < LOST_FOR_S
+            }
+            unchanged = {p: e.body for p, e in seen.items()} == {
+                p: e.body for p, e in self._seen.items()
+            }
             self._same = self._same + 1 if unchanged else 0
             self._seen = seen
             for peer, entry in self.others().items():
@@ -131,11 +158,14 @@ class Presence:
                 self.company.set()
             self._changed.clear()
             alone = len(seen) < 2
-            await self._pause(min(HASTE_S, self._every) if alone or self.hasty else self.times * self._every)
+            await self._pause(
+                min(HASTE_S, self._every) if alone or self.hasty else self.times * self._every
+            )
 
     @property
     def times(self) -> float:
-        """How many times as rarely as at the start it reads and posts now: 1 while anything changes."""
+        """How many times as rarely as at the start it reads and posts now: 1 while anything
+        changes."""
         return min(QUIET_MOST, 2.0 ** max(0, self._same - QUIET_AFTER))
 
     async def _pause(self, seconds: float) -> None:

@@ -1,6 +1,7 @@
-"""An outer round without a barrier at one member: its cell pushes to who serves; who serves answers each cell by itself.
-Enters: a plan, who takes part in an attempt, what it would ask with a barrier. Leaves: what it asks of the exchange.
-Never: what becomes of a push (:mod:`node.averaging.pushes`), what a server keeps (:mod:`node.training.serving`)."""
+"""An outer round without a barrier at one member: its cell pushes to who serves; who serves answers
+each cell by itself. Enters: a plan, who takes part in an attempt, what it would ask with a barrier.
+Leaves: what it asks of the exchange. Never: what becomes of a push (:mod:`node.averaging.pushes`),
+what a server keeps (:mod:`node.training.serving`)."""
 
 from __future__ import annotations
 
@@ -18,11 +19,17 @@ from node.training.engines import Engines
 
 
 def pushing(
-    base: RoundRequest, plan: Plan, members: Sequence[Member], heard: Mapping[str, Tensor], anchor: Anchor, engines: Engines,
+    base: RoundRequest,
+    plan: Plan,
+    members: Sequence[Member],
+    heard: Mapping[str, Tensor],
+    anchor: Anchor,
+    engines: Engines,
     me: PeerId,
-) -> RoundRequest:  # fmt: skip
-    """``base`` without a barrier. ``members`` take part in the attempt; who is none of them serves, and asks for nothing. ``heard``: what
-    earlier attempts under this plan have brought here, which a part that is served here from now on begins with.
+) -> RoundRequest:
+    """``base`` without a barrier. ``members`` take part in the attempt; who is none of them serves,
+    and asks for nothing. ``heard``: what earlier attempts under this plan have brought here, which
+    a part that is served here from now on begins with.
     """
     settings, bound = anchor.settings, anchor.settings.staleness
     # All pushes of a round together are one step along their mean, as with a barrier.
@@ -39,10 +46,14 @@ def pushing(
             engines.metrics.pushes_total.labels(result="refused" if age else "applied").inc()
         if age:
             text = f"a push of cell {cell} is not applied: {age} others were since its last pull"
-            engines.journal.emit("averaging", "push-refused", text, "warning", epoch=plan.epoch, cell=cell, age=age)
+            engines.journal.emit(
+                "averaging", "push-refused", text, "warning", epoch=plan.epoch, cell=cell, age=age
+            )
         return values
 
-    begun = anchor.serving.opens(plan.hash, mine, lambda name: heard[name] if name in heard else anchor.pulled(name))
+    begun = anchor.serving.opens(
+        plan.hash, mine, lambda name: heard[name] if name in heard else anchor.pulled(name)
+    )
     if begun:
         text = f"begins to serve {len(begun)} parts with what its cell has pulled last"
         engines.journal.emit("averaging", "serving-begun", text, epoch=plan.epoch, parts=len(begun))
@@ -50,6 +61,11 @@ def pushing(
     cells = {m.peer: m.cell for m in members} | {me: plan.home(me)}
     everybody = owners | cells.keys()
     return replace(
-        base, members=tuple(sorted(everybody)), cells=cells, apply=apply, down="fp32", gathers=me in taking_part,
+        base,
+        members=tuple(sorted(everybody)),
+        cells=cells,
+        apply=apply,
+        down="fp32",
+        gathers=me in taking_part,
         listeners=base.listeners | (everybody - taking_part),
-    )  # fmt: skip
+    )

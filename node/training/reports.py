@@ -1,4 +1,5 @@
-"""What the leader says for the record, a function for each sentence. Pure. The kinds are what readers of event files look for."""
+"""What the leader says for the record, a function for each sentence. Pure. The kinds are what
+readers of event files look for."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from node.training.attempt import Attempt
 from node.training.events import Report
 from node.training.rules import Rules
 
-# ------------------------------------------------------------ who is there
+# ----------------------------------------------------------- who is there
 
 
 def peer_left(peer: PeerId) -> Report:
@@ -28,8 +29,15 @@ def peer_lost(peer: PeerId, why: str) -> Report:
 
 def move_asked(m: Move) -> Report:
     """A peer is asked to change its stage."""
-    text = f"peer {short(m.peer)} should change from stage {m.source} to {m.target}: {m.gain:.2f} times as fast"
-    return Report("move-asked", text, facts={"peer": m.peer, "source": m.source, "target": m.target, "gain": m.gain})
+    text = (
+        f"peer {short(m.peer)} should change from stage {m.source} to {m.target}: {m.gain:.2f} "
+        "times as fast"
+    )
+    return Report(
+        "move-asked",
+        text,
+        facts={"peer": m.peer, "source": m.source, "target": m.target, "gain": m.gain},
+    )
 
 
 def help_asked(m: Move) -> Report:
@@ -41,29 +49,44 @@ def help_asked(m: Move) -> Report:
 
 def out_of_room(why: OutOfResources) -> Report:
     """The members' memory does not hold the optimizer's state."""
-    return Report("out-of-room", f"the members cannot own every parameter: {why}; {why.next_step}", "error")
+    return Report(
+        "out-of-room", f"the members cannot own every parameter: {why}; {why.next_step}", "error"
+    )
 
 
-# ------------------------------------------------------------ where to start from
+# ----------------------------------------------------------- where to start from
 
 
 def agreement_lost(stages: Sequence[int]) -> Report:
     """Nobody who would take part holds what these stages had agreed on."""
     where = ", ".join("the ends" if s == ENDS else f"stage {s}" for s in stages)
-    text = f"nobody has the parameters that were agreed on at {where}: goes on from what the peers there hold"
+    text = (
+        f"nobody has the parameters that were agreed on at {where}: goes on from what the peers "
+        "there hold"
+    )
     return Report("agreement-lost", text, "warning", {"stages": list(stages)})
 
 
 def history_lost(version: Version) -> Report:
     """Nobody knows what goes with a version."""
-    text = f"nobody remembers the plan behind epoch {version.epoch}: the order of samples is guessed"
+    text = (
+        f"nobody remembers the plan behind epoch {version.epoch}: the order of samples is guessed"
+    )
     return Report("history-lost", text, "warning", {"epoch": version.epoch})
 
 
 def history_changed(base: Version, was: Version, tokens: int, here: int) -> Report:
     """The swarm goes on from another history, one in which more was counted."""
-    text = f"goes on from epoch {base.epoch} of a history with {tokens} tokens, more than the {here} here"
-    return Report("history-changed", text, "warning", {"epoch": base.epoch, "from": was.epoch, "tokens": tokens})
+    text = (
+        f"goes on from epoch {base.epoch} of a history with {tokens} tokens, more than the "
+        f"{here} here"
+    )
+    return Report(
+        "history-changed",
+        text,
+        "warning",
+        {"epoch": base.epoch, "from": was.epoch, "tokens": tokens},
+    )
 
 
 def went_back(base: Version, was: Version) -> Report:
@@ -80,33 +103,60 @@ def stage_left_out(stage: int, base: Version) -> Report:
 
 def stage_back(stage: int, base: Version, held: Version) -> Report:
     """Paths lead through a stage again; its parameters are those of ``held``."""
-    text = f"stage {stage} is there again from epoch {base.epoch} on, with the parameters of epoch {held.epoch}"
-    return Report("stage-back", text, facts={"stage": stage, "epoch": base.epoch, "held": held.epoch})
+    text = (
+        f"stage {stage} is there again from epoch {base.epoch} on, with the parameters of epoch "
+        f"{held.epoch}"
+    )
+    return Report(
+        "stage-back", text, facts={"stage": stage, "epoch": base.epoch, "held": held.epoch}
+    )
 
 
-# ------------------------------------------------------------ the epoch
+# ----------------------------------------------------------- the epoch
 
 
 def averaging_changed(rules: Rules, base: Version) -> Report:
     """The owner's change comes into force."""
     o, cell = rules.outer, rules.cell or "all replicas"
     every = f", {o.says}" if o.every else ""
-    text = f"change {rules.revision} of the owner comes into force at epoch {base.epoch}: cells of {cell}{every}"
-    return Report("averaging-changed", text, facts={"epoch": base.epoch, "revision": rules.revision})
+    text = (
+        f"change {rules.revision} of the owner comes into force at epoch {base.epoch}: cells of "
+        f"{cell}{every}"
+    )
+    return Report(
+        "averaging-changed", text, facts={"epoch": base.epoch, "revision": rules.revision}
+    )
 
 
-def epoch_planned(plan: Plan, left_out: Sequence[int], cells: bool, paths: Mapping[str, Any]) -> Report:
+def epoch_planned(
+    plan: Plan, left_out: Sequence[int], cells: bool, paths: Mapping[str, Any]
+) -> Report:
     """``cells``: there may be several of a stage; ``paths``: what the router says of them."""
-    epoch, members, listeners = plan.epoch, len(plan.members), sum(not m.current for m in plan.members)
+    epoch, members, listeners = (
+        plan.epoch,
+        len(plan.members),
+        sum(not m.current for m in plan.members),
+    )
     text = f"epoch {epoch}: {len(plan.paths)} micro-batches over {members - listeners} peers"
     if plan.outer:
         count = len({(m.stage, m.cell) for m in plan.members})
-        text = f"epoch {epoch}: outer round {plan.outer} of {count} cells in {len(plan.units)} groups"
+        text = (
+            f"epoch {epoch}: outer round {plan.outer} of {count} cells in {len(plan.units)} groups"
+        )
     about: dict[str, Any] = {
-        "epoch": epoch, "lineage": plan.lineage, "term": plan.term, "hash": plan.hash[:12], "members": members,
-        "listeners": listeners, "cursor": plan.cursor[0], "returned": len(plan.cursor[1]), "tokens": plan.tokens,
-        "micro_batches": len(plan.paths), "peers": [m.peer for m in plan.members], **paths,
-    }  # fmt: skip
+        "epoch": epoch,
+        "lineage": plan.lineage,
+        "term": plan.term,
+        "hash": plan.hash[:12],
+        "members": members,
+        "listeners": listeners,
+        "cursor": plan.cursor[0],
+        "returned": len(plan.cursor[1]),
+        "tokens": plan.tokens,
+        "micro_batches": len(plan.paths),
+        "peers": [m.peer for m in plan.members],
+        **paths,
+    }
     if left_out:
         about["left_out"] = list(left_out)
     if cells or plan.outer:
@@ -119,11 +169,16 @@ def epoch_planned(plan: Plan, left_out: Sequence[int], cells: bool, paths: Mappi
 def round_repaired(stage: int, attempt: int, dead: int) -> Report:
     """A round is tried again; ``dead``: members of the epoch that have died so far."""
     facts: dict[str, object] = {"stage": stage, "attempt": attempt, "dead": dead}
-    return Report("round-repaired", f"stage {stage} averages again without the dead", "warning", facts)
+    return Report(
+        "round-repaired", f"stage {stage} averages again without the dead", "warning", facts
+    )
 
 
-def epoch_committed(a: Attempt, base: Version, epochs: int, loss: float, apart: Mapping[int, float], now: float) -> Report:
-    """The attempt has made ``base``. ``epochs``: of the run; ``apart``: how far the cells of a stage are from each other."""
+def epoch_committed(
+    a: Attempt, base: Version, epochs: int, loss: float, apart: Mapping[int, float], now: float
+) -> Report:
+    """The attempt has made ``base``. ``epochs``: of the run; ``apart``: how far the cells of a
+    stage are from each other."""
     facts: dict[str, object] = {
         "epoch": base.epoch,
         "lineage": base.lineage,
@@ -141,19 +196,30 @@ def epoch_committed(a: Attempt, base: Version, epochs: int, loss: float, apart: 
         "dead": len(a.dead),
         **({"apart": dict(apart)} if apart else {}),
     }
-    return Report("epoch-committed", f"epoch {base.epoch}/{epochs} committed, loss {loss:.3f}", facts=facts)
+    return Report(
+        "epoch-committed", f"epoch {base.epoch}/{epochs} committed, loss {loss:.3f}", facts=facts
+    )
 
 
 def stage_fell_back(held: Mapping[int, Version]) -> Report:
     """``held``: by stage the version that it goes on from, because no newer one of it is left."""
     what = ", ".join(f"stage {s} from epoch {v.epoch}" for s, v in held.items())
-    text = f"nobody has the newest parameters of every stage any more: {what} goes on, what it learned since is lost"
-    return Report("stage-fell-back", text, "error", {"stages": {str(s): v.epoch for s, v in held.items()}})
+    text = (
+        f"nobody has the newest parameters of every stage any more: {what} goes on, what it "
+        "learned since is lost"
+    )
+    return Report(
+        "stage-fell-back", text, "error", {"stages": {str(s): v.epoch for s, v in held.items()}}
+    )
 
 
 def epoch_abandoned(a: Attempt, why: str) -> Report:
     """Nothing of the attempt counts."""
-    about: dict[str, object] = {"epoch": a.plan.epoch, "hash": a.plan.hash[:12], "micro_batches": len(a.plan.paths)}
+    about: dict[str, object] = {
+        "epoch": a.plan.epoch,
+        "hash": a.plan.hash[:12],
+        "micro_batches": len(a.plan.paths),
+    }
     return Report("epoch-abandoned", f"epoch {a.plan.epoch} starts again: {why}", "warning", about)
 
 
@@ -170,8 +236,13 @@ def disputed(stages: tuple[int, ...]) -> str:
 
 
 def digests_disputed(stages: tuple[int, ...], again: bool) -> Report:
-    """A mismatch of which nobody knows the right side. ``again``: the epoch is done once more; else that did not help."""
-    kind, text = ("digest-mismatch", "") if again else ("digests-disputed", ", again and again: one of each goes on")
+    """A mismatch of which nobody knows the right side. ``again``: the epoch is done once more; else
+    that did not help."""
+    kind, text = (
+        ("digest-mismatch", "")
+        if again
+        else ("digests-disputed", ", again and again: one of each goes on")
+    )
     return Report(kind, disputed(stages) + text, "error", {"stages": list(stages)})
 
 

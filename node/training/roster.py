@@ -1,7 +1,8 @@
-"""Who is here and what they hold, as the leader has heard it: which versions every stage could start from.
+"""Who is here and what they hold, as the leader has heard it: which versions every stage could
+start from.
 
-Pure. A *version* is an epoch and its history; two sides of a network that was parted hold different ones of the same
-epoch, so peers are matched by version and never by epoch alone.
+Pure. A *version* is an epoch and its history; two sides of a network that was parted hold different
+ones of the same epoch, so peers are matched by version and never by epoch alone.
 """
 
 from __future__ import annotations
@@ -27,14 +28,16 @@ CEILING = 2.0
 """A claimed speed counts for at most so many times what neighbours measure."""
 
 HALF_LIFE_S, PAUSES, MOST_PAUSE_S = 60.0, 2.0, 30.0
-"""A silence is too long beyond so many times the longest one lately, and that counts for at most so much."""
+"""A silence is too long beyond so many times the longest one lately, and that counts for at most so
+much."""
 
 H = TypeVar("H", bound=Hashable)
 
 
 @dataclass
 class Candidate:
-    """A peer as the leader last heard of it. ``leaving``: it serves what it holds and takes part no more."""
+    """A peer as the leader last heard of it. ``leaving``: it serves what it holds and takes part no
+    more."""
 
     stage: int
     at: Version
@@ -55,12 +58,17 @@ class Candidate:
 
 
 class Roster:
-    """``base`` is the version the swarm last agreed on, ``agreed`` the digest of each cell of each stage at it. ``me``: the leader,
-    where only peers take part that are proven to reach it and each other; None where that is not asked. ``leader``: the same, in any
-    case; ``known``: whom it has worked with."""
+    """``base`` is the version the swarm last agreed on, ``agreed`` the digest of each cell of each
+    stage at it. ``me``: the leader, where only peers take part that are proven to reach it and each
+    other; None where that is not asked. ``leader``: the same, in any case; ``known``: whom it has
+    worked with."""
 
     def __init__(
-        self, stages: int, me: PeerId | None = None, leader: PeerId | None = None, known: frozenset[PeerId] = frozenset()
+        self,
+        stages: int,
+        me: PeerId | None = None,
+        leader: PeerId | None = None,
+        known: frozenset[PeerId] = frozenset(),
     ) -> None:
         self._stages, self._me, self._leader, self.known = stages, me, leader, known
         self._together: dict[int, set[PeerId]] = {}
@@ -69,11 +77,14 @@ class Roster:
         self.base: Version | None = None
         self.agreed: dict[Unit, str] = {}
         self.stood: Callable[[Version], Mapping[int, Version]] = lambda version: {}
-        """Stages whose parameters at a version are those of an older one: nobody had them in the epochs between."""
+        """Stages whose parameters at a version are those of an older one: nobody had them in the
+        epochs between."""
         self.fallen: dict[int, Version] = {}
-        """The same of stages that go on from an older version than they could, because nobody holds that any more."""
+        """The same of stages that go on from an older version than they could, because nobody holds
+        that any more."""
         self.undone: set[Version] = set()
-        """Versions that an epoch has made and that do not count, though peers hold them until the next plan."""
+        """Versions that an epoch has made and that do not count, though peers hold them until the
+        next plan."""
         self._speeds: dict[PeerId, float] = {}
         self._idle: dict[PeerId, int] = {}
         self._table: tuple[dict[PeerId, float], dict[int, list[tuple[PeerId, float]]]] | None = None
@@ -83,9 +94,22 @@ class Roster:
         old, self._table = self.candidates.get(e.peer), None
         self._reach[e.peer] = frozenset(p for p, _ in e.costs.ways)
         self.candidates[e.peer] = Candidate(
-            e.stage, e.at, e.digest, e.speed, e.reachable, e.tokens, now, e.leaving, e.seen, e.room, e.costs, e.cell,
-            e.arrived, e.term, 0.0 if old is None else _paused(old, now),
-        )  # fmt: skip
+            e.stage,
+            e.at,
+            e.digest,
+            e.speed,
+            e.reachable,
+            e.tokens,
+            now,
+            e.leaving,
+            e.seen,
+            e.room,
+            e.costs,
+            e.cell,
+            e.arrived,
+            e.term,
+            0.0 if old is None else _paused(old, now),
+        )
         return old
 
     def alive(self, peer: PeerId, now: float) -> None:
@@ -94,13 +118,18 @@ class Roster:
             c.pause, c.heard = _paused(c, now), now
 
     def silence(self, peer: PeerId, least_s: float) -> float:
-        """Seconds of silence that are unusual for this peer, at least ``least_s``: one on a busy machine is heard less regularly."""
+        """Seconds of silence that are unusual for this peer, at least ``least_s``: one on a busy
+        machine is heard less regularly."""
         return max(least_s, PAUSES * min(self.candidates[peer].pause, MOST_PAUSE_S))
 
     def replicas(self) -> dict[int, list[PeerId]]:
         """Who would take part, by stage."""
         stages = self.present()
-        return stages if self._me is None else {s: self._joined(s, peers) for s, peers in stages.items()}
+        return (
+            stages
+            if self._me is None
+            else {s: self._joined(s, peers) for s, peers in stages.items()}
+        )
 
     def present(self) -> dict[int, list[PeerId]]:
         """Who is here and does not leave, by stage."""
@@ -112,10 +141,15 @@ class Roster:
 
     def proven(self, a: PeerId, b: PeerId) -> bool:
         """Whether two peers reach each other: both say so. Always where that is not asked."""
-        return self._me is None or a == b or (b in self._reach.get(a, ()) and a in self._reach.get(b, ()))
+        return (
+            self._me is None
+            or a == b
+            or (b in self._reach.get(a, ()) and a in self._reach.get(b, ()))
+        )
 
     def apart(self) -> list[tuple[PeerId, PeerId]]:
-        """Pairs whose missing proof keeps the first of them out: with the leader, or with a replica of its stage."""
+        """Pairs whose missing proof keeps the first of them out: with the leader, or with a replica
+        of its stage."""
         taking = self.replicas()
         return [
             (peer, other)
@@ -127,19 +161,23 @@ class Roster:
         ]
 
     def _joined(self, stage: int, peers: Sequence[PeerId]) -> list[PeerId]:
-        """Replicas that reach the leader and each other, so that every one can give to every owner. Who was among them stays
-        as long as that holds, before others come in."""
+        """Replicas that reach the leader and each other, so that every one can give to every owner.
+        Who was among them stays as long as that holds, before others come in."""
         before = self._together.get(stage, set())
         chosen: list[PeerId] = []
         for peer in sorted(peers, key=lambda p: (p != self._me, p not in before, p)):
-            if self._me is not None and self.proven(peer, self._me) and all(self.proven(peer, p) for p in chosen):
+            if (
+                self._me is not None
+                and self.proven(peer, self._me)
+                and all(self.proven(peer, p) for p in chosen)
+            ):
                 chosen.append(peer)
         self._together[stage] = set(chosen)
         return sorted(chosen)
 
     def stands(self, peer: PeerId, version: Version) -> frozenset[int]:
-        """The cells it could be current in: it holds the version, and, where a cell has agreed on its digest, the very same
-        one; or it can go back to it. Empty for a listener."""
+        """The cells it could be current in: it holds the version, and, where a cell has agreed on
+        its digest, the very same one; or it can go back to it. Empty for a listener."""
         c = self.candidates[peer]
         able = {version, self.held(c.stage, version)}
         if c.at not in able:
@@ -150,7 +188,8 @@ class Roster:
         return frozenset(cell for cell, digest in agreed.items() if digest == c.digest)
 
     def arrived(self, version: Version) -> dict[Unit, tuple[int, ...]]:
-        """By cell, of which cells something has arrived in the round along edges that made ``version``: what most there say who know."""
+        """By cell, of which cells something has arrived in the round along edges that made
+        ``version``: what most there say who know."""
         said: dict[Unit, dict[PeerId, tuple[int, ...]]] = {}
         for peer, c in self.candidates.items():
             if c.at == version and c.arrived:
@@ -162,18 +201,27 @@ class Roster:
         return bool(self.stands(peer, version))
 
     def held(self, stage: int, version: Version) -> Version:
-        """The version whose parameters a stage has at ``version``: another one where it was left out in between."""
+        """The version whose parameters a stage has at ``version``: another one where it was left
+        out in between."""
         here = self.fallen.get(stage) if version == self.base else None
         return here or self.stood(version).get(stage, version)
 
     def stages_that_stood(self, version: Version) -> dict[int, Version]:
-        """What a plan from ``version`` says of the stages whose parameters are older, those it goes around included."""
+        """What a plan from ``version`` says of the stages whose parameters are older, those it goes
+        around included."""
         here = self.fallen if version == self.base else {}
-        return {s: self.held(s, version) for s in sorted({*self.stood(version), *here, *self.bare(version)})}
+        return {
+            s: self.held(s, version)
+            for s in sorted({*self.stood(version), *here, *self.bare(version)})
+        }
 
     def bare(self, version: Version) -> list[int]:
         """Stages that nobody could start from ``version`` at."""
-        return [s for s, peers in self.replicas().items() if not any(self.can_start(p, version) for p in peers)]
+        return [
+            s
+            for s, peers in self.replicas().items()
+            if not any(self.can_start(p, version) for p in peers)
+        ]
 
     def older(self, stage: int) -> Version | None:
         """What most peers of a stage hold, of those who hold more than what a run begins with."""
@@ -181,7 +229,8 @@ class Roster:
         return majority(said) if said else None
 
     def fall_back(self, stage: int) -> Version | None:
-        """Let a stage go on from what most of its peers hold, if that is more than what a run begins with."""
+        """Let a stage go on from what most of its peers hold, if that is more than what a run
+        begins with."""
         held = self.older(stage)
         if held is not None:
             self.fallen[stage] = held
@@ -189,21 +238,34 @@ class Roster:
         return held
 
     def startable(self, spare: int = 0) -> list[Version]:
-        """Versions every stage could start from, the best first: most tokens counted in its history, then the newest. ``spare`` block
-        stages may be missing.
+        """Versions every stage could start from, the best first: most tokens counted in its
+        history, then the newest. ``spare`` block stages may be missing.
 
-        A history only counts tokens where somebody of every stage stands at its end, so one peer's word makes none.
+        A history only counts tokens where somebody of every stage stands at its end, so one peer's
+        word makes none.
         """
         stages = self.replicas()
-        known = {v for p in self._present(stages) for v in (self.candidates[p].at, *self.candidates[p].reachable)}
-        able = [v for v in known - self.undone if len(bare := self.bare(v)) <= spare and ENDS not in bare]
+        known = {
+            v
+            for p in self._present(stages)
+            for v in (self.candidates[p].at, *self.candidates[p].reachable)
+        }
+        able = [
+            v
+            for v in known - self.undone
+            if len(bare := self.bare(v)) <= spare and ENDS not in bare
+        ]
         return sorted((v for v in able if self._vouched(v)), key=self._rank, reverse=True)
 
     def _vouched(self, version: Version) -> bool:
-        """Whether this history is more than the word of strangers: it is the leader's own; or wherever peers are that it has worked
-        with, one of them could start from the version too."""
+        """Whether this history is more than the word of strangers: it is the leader's own; or
+        wherever peers are that it has worked with, one of them could start from the version too."""
         own = self.candidates.get(self._leader) if self._leader else None
-        if not self.known or version == self.base or (own is not None and version in (own.at, *own.reachable)):
+        if (
+            not self.known
+            or version == self.base
+            or (own is not None and version in (own.at, *own.reachable))
+        ):
             return True
         return not any(
             (mine := self.known.intersection(peers))
@@ -213,23 +275,38 @@ class Roster:
         )
 
     def richer(self, tokens: int, best: Version) -> list[PeerId]:
-        """Peers at the end of another history than that of ``best``, with more than ``tokens`` tokens by their own word. Nobody waits
-        for strangers where others are known."""
-        others = [(p, self.candidates[p]) for p in self._present(self.replicas()) if not self.known or p in self.known]
-        return [p for p, c in others if c.tokens > tokens and not {best, *self.undone} & {c.at, *c.reachable}]
+        """Peers at the end of another history than that of ``best``, with more than ``tokens``
+        tokens by their own word. Nobody waits for strangers where others are known."""
+        others = [
+            (p, self.candidates[p])
+            for p in self._present(self.replicas())
+            if not self.known or p in self.known
+        ]
+        return [
+            p
+            for p, c in others
+            if c.tokens > tokens and not {best, *self.undone} & {c.at, *c.reachable}
+        ]
 
     def tokens_of(self, version: Version) -> int:
-        """Tokens counted in the history of a version: what most who stand at its end say; -1 when nobody does."""
+        """Tokens counted in the history of a version: what most who stand at its end say; -1 when
+        nobody does."""
         said = {p: c.tokens for p, c in self.candidates.items() if c.at == version}
         return majority(said) if said else -1
 
     def holders(self, version: Version) -> tuple[PeerId, ...]:
-        """Who stands at the version or came from it; ends peers first, for they are the likeliest to know its history."""
-        found = [(c.stage != ENDS, c.at != version, p) for p, c in self.candidates.items() if version in (c.at, *c.reachable)]
+        """Who stands at the version or came from it; ends peers first, for they are the likeliest
+        to know its history."""
+        found = [
+            (c.stage != ENDS, c.at != version, p)
+            for p, c in self.candidates.items()
+            if version in (c.at, *c.reachable)
+        ]
         return tuple(p for *_, p in sorted(found))
 
     def agree(self, base: Version) -> None:
-        """What the digest of every cell is at ``base``: what was committed, else what most say who would take part in it."""
+        """What the digest of every cell is at ``base``: what was committed, else what most say who
+        would take part in it."""
         for stage, peers in self.replicas().items():
             if base == self.base and any(s == stage for s, _ in self.agreed):
                 continue
@@ -237,7 +314,8 @@ class Roster:
             able = (base, self.held(stage, base))
             there = [p for p in peers if (c := self.candidates[p]).at in able and c.digest]
             cells = {self.candidates[p].cell for p in there}
-            # Parameters that are no cell's count only where there is no cell: a fetched copy is some cell's, by its digest.
+            # Parameters that are no cell's count only where there is no cell: a fetched copy is
+            # some cell's, by its digest.
             for cell in cells - {ANY} or cells:
                 self.agreed[stage, cell] = majority(
                     {p: self.candidates[p].digest for p in there if self.candidates[p].cell == cell}
@@ -245,12 +323,13 @@ class Roster:
         self.base = base
 
     def undo(self, version: Version) -> None:
-        """Nobody starts from this version, whoever holds it. Those of other epochs are forgotten: they are no news any more."""
+        """Nobody starts from this version, whoever holds it. Those of other epochs are forgotten:
+        they are no news any more."""
         self.undone = {version, *(v for v in self.undone if v.epoch == version.epoch)}
 
     def relent(self) -> tuple[int, ...]:
-        """Forget what was agreed where nobody who would take part holds it, though somebody claims the version: better to go
-        on from what these hold than never again. The stages concerned."""
+        """Forget what was agreed where nobody who would take part holds it, though somebody claims
+        the version: better to go on from what these hold than never again. The stages concerned."""
         gone = [
             stage
             for stage, peers in self.replicas().items()
@@ -266,18 +345,22 @@ class Roster:
         """Micro-batches per second to plan with, quantised; 0 for unknown."""
         believed = self.believed(peer)
         if believed > 0:
-            believed = self._speeds[peer] = quantise(believed, self._speeds.get(peer, 0.0), per_octave=2)
+            believed = self._speeds[peer] = quantise(
+                believed, self._speeds.get(peer, 0.0), per_octave=2
+            )
         return believed
 
     def believed(self, peer: PeerId) -> float:
         """Micro-batches per second as they are claimed and seen; 0 for unknown."""
-        # Who gets nothing is not measured either: now and then its speed counts as unknown, and it is tried again.
+        # Who gets nothing is not measured either: now and then its speed counts as unknown, and it
+        # is tried again.
         if self._idle.get(peer, 0) >= FORGIVE_AFTER:
             return 0.0
         return min(self.candidates[peer].speed, self._bound(peer))
 
     def measured(self) -> dict[PeerId, Measured]:
-        """What those who would take part say of their costs; of who got no work for long it is not believed any more."""
+        """What those who would take part say of their costs; of who got no work for long it is not
+        believed any more."""
         return {
             p: c.costs if self._idle.get(p, 0) < FORGIVE_AFTER else NOTHING
             for p, c in sorted(self.candidates.items())
@@ -285,13 +368,18 @@ class Roster:
         }
 
     def doubts(self) -> dict[PeerId, float]:
-        """By peer, how many times slower than it says its neighbours find it, where that is beyond ``CEILING``."""
-        return {p: c.speed / b for p, c in self.candidates.items() if c.speed > (b := self._bound(p))}
+        """By peer, how many times slower than it says its neighbours find it, where that is beyond
+        ``CEILING``."""
+        return {
+            p: c.speed / b for p, c in self.candidates.items() if c.speed > (b := self._bound(p))
+        }
 
     def _bound(self, peer: PeerId) -> float:
-        """The most that is believed of a claim: ``CEILING`` times what neighbours see, in the units of its siblings.
+        """The most that is believed of a claim: ``CEILING`` times what neighbours see, in the units
+        of its siblings.
 
-        Neighbours see a peer through its link and its next hop, so their numbers only compare replicas of one stage.
+        Neighbours see a peer through its link and its next hop, so their numbers only compare
+        replicas of one stage.
         """
         if self._table is None:
             self._table = self._measured()
@@ -301,7 +389,8 @@ class Roster:
         return CEILING * mine * median(others) if mine > 0 and others else math.inf
 
     def _measured(self) -> tuple[dict[PeerId, float], dict[int, list[tuple[PeerId, float]]]]:
-        """What neighbours see of each peer (the median of their words), and for each stage claimed over seen speeds."""
+        """What neighbours see of each peer (the median of their words), and for each stage claimed
+        over seen speeds."""
         said: dict[PeerId, list[float]] = {}
         for by, c in self.candidates.items():
             for about, rate in c.seen:
@@ -335,4 +424,6 @@ def _paused(c: Candidate, now: float) -> float:
 def majority(said: Mapping[PeerId, H]) -> H:
     """What most peers say; a tie goes to what the smallest PeerId says, for every leader alike."""
     count = Counter(said.values())
-    return max(((count[said[p]], -i, said[p]) for i, p in enumerate(sorted(said))), key=lambda t: t[:2])[2]
+    return max(
+        ((count[said[p]], -i, said[p]) for i, p in enumerate(sorted(said))), key=lambda t: t[:2]
+    )[2]

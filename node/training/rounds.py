@@ -1,4 +1,5 @@
-"""What the two kinds of round of a stage have in common: who owns which part, and what an attempt came to."""
+"""What the two kinds of round of a stage have in common: who owns which part, and what an attempt
+came to."""
 
 from __future__ import annotations
 
@@ -18,10 +19,13 @@ from node.training.stage import StageState
 
 
 class Rounds:
-    """Of one stage at one peer. ``done`` and ``failed`` count attempts; ``seconds``, ``nbytes`` (tensor bytes sent and received),
-    ``members`` and ``contributors`` are of the last one, ``deadline_s`` what it had."""
+    """Of one stage at one peer. ``done`` and ``failed`` count attempts; ``seconds``, ``nbytes``
+    (tensor bytes sent and received), ``members`` and ``contributors`` are of the last one,
+    ``deadline_s`` what it had."""
 
-    def __init__(self, stage: StageState, engines: Engines, optimizer: OptimSettings, me: PeerId) -> None:
+    def __init__(
+        self, stage: StageState, engines: Engines, optimizer: OptimSettings, me: PeerId
+    ) -> None:
         self.shapes = {name: tuple(t.shape) for name, t in stage.parameters().items()}
         self._parts, self._method = parts_of(self.shapes, optimizer), optimizer.name
         self._operations = {part.name: part.cost for part in self._parts}
@@ -42,20 +46,29 @@ class Rounds:
         return plan.unit_of(me) if me is not None else (self._stage, 0)
 
     def owners(self, plan: Plan, r: ev.RoundArrived) -> dict[str, PeerId]:
-        """Who averages each part of this stage in this attempt: the plan's word, and the leader's where it has changed."""
+        """Who averages each part of this stage in this attempt: the plan's word, and the leader's
+        where it has changed."""
         planned = plan.averagers(self.unit(plan))
-        owners = {name: planned[name] for name in self.shapes if name in planned or not plan.fragment}
+        owners = {
+            name: planned[name] for name in self.shapes if name in planned or not plan.fragment
+        }
         owners.update({name: peer for name, peer in r.owners.items() if name in owners})
         return owners
 
     def hash_of(self, owners: Mapping[str, PeerId]) -> str:
         """What travels with every exchange, so that nobody averages by other owners."""
-        return ownership_hash([part for part in self._parts if part.name in owners], owners, self._method)
+        return ownership_hash(
+            [part for part in self._parts if part.name in owners], owners, self._method
+        )
 
     def carried(self, fragment: int, fragments: int) -> frozenset[str]:
         """The parts of this stage that an outer round carries."""
         sizes = {part.name: part.bytes for part in self._parts}
-        return pieces(sizes, fragments)[fragment - 1] if 0 < fragment <= fragments else frozenset(sizes)
+        return (
+            pieces(sizes, fragments)[fragment - 1]
+            if 0 < fragment <= fragments
+            else frozenset(sizes)
+        )
 
     def ended(
         self,
@@ -74,17 +87,32 @@ class Rounds:
         self._engines.metrics.time_spent("round", outcome.seconds)
         for peer, why in {**outcome.failed, **outcome.refused, **outcome.quarantined}.items():
             self._engines.journal.emit(
-                "averaging", "member-failed", f"peer {short(peer)}: {why}", "warning", peer=peer, epoch=plan.epoch
+                "averaging",
+                "member-failed",
+                f"peer {short(peer)}: {why}",
+                "warning",
+                peer=peer,
+                epoch=plan.epoch,
             )
         failed = tuple(sorted(p for p in outcome.failed if p != self._me))
-        return ev.RoundEnded(plan.epoch, plan.term, r.attempt, tuple(sorted(holds)), missing, failed, len(outcome.contributors))
+        return ev.RoundEnded(
+            plan.epoch,
+            plan.term,
+            r.attempt,
+            tuple(sorted(holds)),
+            missing,
+            failed,
+            len(outcome.contributors),
+        )
 
     def absurd(self, plan: Plan, r: ev.RoundArrived, why: ValueError) -> ev.RoundEnded:
         """The leader's note contradicts its plan: this attempt cannot be run by anybody."""
         self._engines.journal.emit("averaging", "round-absurd", str(why), "error", epoch=plan.epoch)
-        return ev.RoundEnded(plan.epoch, plan.term, r.attempt, (), tuple(sorted(self.shapes)), (), 0)
+        return ev.RoundEnded(
+            plan.epoch, plan.term, r.attempt, (), tuple(sorted(self.shapes)), (), 0
+        )
 
-    # ------------------------------------------------------------ the exchanges under both
+    # ----------------------------------------------------------- the exchanges under both
 
     @property
     def _exchanges(self) -> tuple[CellRound, ...]:
@@ -100,7 +128,9 @@ class Rounds:
         """Nobody needs what was averaged up to this epoch any more."""
         self._engines.cell.forget(epoch)
         if self._engines.outer is not None:
-            self._engines.outer.forget(epoch if self.under_way is None else min(epoch, self.under_way - 1))
+            self._engines.outer.forget(
+                epoch if self.under_way is None else min(epoch, self.under_way - 1)
+            )
 
     def gone(self, peer: PeerId) -> None:
         """This peer is dead: nobody waits for it."""

@@ -1,9 +1,10 @@
-"""Which averaging settings a plan is under: the manifest's, or the owner's newest change to them. Pure.
-Enters: settings, a plan. Leaves: whether an epoch is an outer round, and of which kind; what a peer tells and refuses.
-Never: a signature: who reads a change has checked it.
+"""Which averaging settings a plan is under: the manifest's, or the owner's newest change to them.
+Pure. Enters: settings, a plan. Leaves: whether an epoch is an outer round, and of which kind; what
+a peer tells and refuses. Never: a signature: who reads a change has checked it.
 
-The plan in which a change comes into force *levels*: it is an outer round in which all cells of a stage average their
-parameters. Whatever cells and anchors there were before, everybody goes on from the same parameters afterwards.
+The plan in which a change comes into force *levels*: it is an outer round in which all cells of a
+stage average their parameters. Whatever cells and anchors there were before, everybody goes on from
+the same parameters afterwards.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ LEVEL = OuterSettings("butterfly", "parameters", every=1 << 30)
 
 @dataclass(frozen=True)
 class Rules:
-    """``cell``: most peers of a cell, 0 for all of a stage. ``revision`` 0: the manifest's own; else ``change`` is what the owner
-    signed, and of two the higher revision counts."""
+    """``cell``: most peers of a cell, 0 for all of a stage. ``revision`` 0: the manifest's own;
+    else ``change`` is what the owner signed, and of two the higher revision counts."""
 
     cell: int = 0
     outer: OuterSettings = OuterSettings()
@@ -49,31 +50,37 @@ def between(plan: Plan, read: Read) -> OuterSettings:
 
 
 def due(rules: Rules, since: int, epoch: int, epochs: int) -> int:
-    """The number of the outer round that the epoch from version ``epoch`` is, 0 for none; ``since``: the epoch in which the
-    change came into force."""
+    """The number of the outer round that the epoch from version ``epoch`` is, 0 for none;
+    ``since``: the epoch in which the change came into force."""
     if epoch >= epochs:
         return 0
     return number(epoch, rules.outer.gap, epochs) or int(rules.revision > 0 and since == epoch)
 
 
 def carries(rules: Rules, since: int, epoch: int, epochs: int) -> int:
-    """Which fragment the outer round from version ``epoch`` carries, 0 for all parts; ``since`` as in :func:`due`."""
+    """Which fragment the outer round from version ``epoch`` carries, 0 for all parts; ``since`` as
+    in :func:`due`."""
     return 0 if rules.revision > 0 and since == epoch else fragment(rules.outer, epoch, epochs)
 
 
 def sends(rules: Rules, since: int, epoch: int, epochs: int) -> int:
-    """The number of the outer round whose fragment is sent with the plan from version ``epoch``, 0 for none; ``since`` as in :func:`due`."""
+    """The number of the outer round whose fragment is sent with the plan from version ``epoch``, 0
+    for none; ``since`` as in :func:`due`."""
     return 0 if due(rules, since, epoch, epochs) else meetings.sends(rules.outer, epoch, epochs)
 
 
 def lands(plan: Plan, settings: OuterSettings) -> bool:
-    """Whether an outer round's fragment has been sent before, by an earlier plan under the same settings."""
-    return bool(plan.fragment and settings.overlap) and (not plan.change or plan.epoch - settings.overlap > plan.since)
+    """Whether an outer round's fragment has been sent before, by an earlier plan under the same
+    settings."""
+    return bool(plan.fragment and settings.overlap) and (
+        not plan.change or plan.epoch - settings.overlap > plan.since
+    )
 
 
 class Standing:
-    """Where one peer is with the owner's changes. ``known``: the newest it has heard of; ``in_force``: that of the newest plan it
-    followed. A leader that has not shown that it knows as much is told with every heartbeat."""
+    """Where one peer is with the owner's changes. ``known``: the newest it has heard of;
+    ``in_force``: that of the newest plan it followed. A leader that has not shown that it knows as
+    much is told with every heartbeat."""
 
     def __init__(self, own: Rules) -> None:
         self.known = self.in_force = own
@@ -91,12 +98,15 @@ class Standing:
         return True
 
     def refuses(self, plan: Plan, rules: Rules) -> str:
-        """Why a plan under these settings is not followed: an older change never comes back. Empty for one that is. What ends the run is
-        followed whatever it says."""
+        """Why a plan under these settings is not followed: an older change never comes back. Empty
+        for one that is. What ends the run is followed whatever it says."""
         if plan.last or rules.revision >= self.in_force.revision:
             return ""
         self._shown = None
-        return f"a plan under change {rules.revision} of the owner, and change {self.in_force.revision} is in force here"
+        return (
+            f"a plan under change {rules.revision} of the owner, and change "
+            f"{self.in_force.revision} is in force here"
+        )
 
     def follows(self, leader: PeerId, rules: Rules) -> bool:
         """A plan of this leader under these settings is in force now; True when they are news."""

@@ -1,9 +1,11 @@
-"""A fragment that is under way between cells while the next epochs run: from the plan that sends it to the one in which it lands.
-Enters: the meeting it is for, the parameters it was taken from, the exchange's outcome. Leaves: that outcome, where it still counts.
-Never: an outer step (that is made where it lands, by everybody at the same version).
+"""A fragment that is under way between cells while the next epochs run: from the plan that sends it
+to the one in which it lands. Enters: the meeting it is for, the parameters it was taken from, the
+exchange's outcome. Leaves: that outcome, where it still counts. Never: an outer step (that is made
+where it lands, by everybody at the same version).
 
-It counts where it lands as long as this peer has gone on from the version it was taken from: not after the parameters came from
-elsewhere, and not when the epoch of that version has begun anew, which sends it anew.
+It counts where it lands as long as this peer has gone on from the version it was taken from: not
+after the parameters came from elsewhere, and not when the epoch of that version has begun anew,
+which sends it anew.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from node.training.meetings import LANDS_WITHIN
 
 @dataclass
 class Sending:
-    """``meeting``: the outer round, as if the plan that sends it were its plan. ``local``: parameters of the fragment at that plan's
-    version. ``history``: of the parameters in place then, by identity."""
+    """``meeting``: the outer round, as if the plan that sends it were its plan. ``local``:
+    parameters of the fragment at that plan's version. ``history``: of the parameters in place then,
+    by identity."""
 
     meeting: Plan
     local: Mapping[str, Tensor]
@@ -42,7 +45,8 @@ class Sending:
         return exchange.result() if exchange.done() and not exchange.cancelled() else None
 
     def stop(self) -> None:
-        """Nobody here waits for it any more, or uses what it has brought: what is owed is that of the exchange made last."""
+        """Nobody here waits for it any more, or uses what it has brought: what is owed is that of
+        the exchange made last."""
         if self.exchange is not None:
             self.exchange.cancel()
         self.exchange = None

@@ -1,6 +1,6 @@
-"""The conversation of the epoch: who leads, who hears what, who is alive. It feeds the member and carries out what it decides,
-as :class:`~node.training.chair.Chair` does for the leader; the work itself (pipeline, round, optimizer, state) is done by
-:class:`~node.training.work.Work`."""
+"""The conversation of the epoch: who leads, who hears what, who is alive. It feeds the member and
+carries out what it decides, as :class:`~node.training.chair.Chair` does for the leader; the work
+itself (pipeline, round, optimizer, state) is done by :class:`~node.training.work.Work`."""
 
 from __future__ import annotations
 
@@ -58,16 +58,30 @@ PAUSE_S = 5.0
 class Training(rpc.TrainingServicer):
     """One peer's part in the epochs of a run.
 
-    ``ends()`` are the ends peers the directory sees alive; :class:`~node.training.election.Election` says who of them leads.
+    ``ends()`` are the ends peers the directory sees alive;
+    :class:`~node.training.election.Election` says who of them leads.
     """
 
     def __init__(
-        self, identity: Identity, stage: int, facts: RunFacts, transport: TransportPort, work: Work,
-        ends: Callable[[], Mapping[PeerId, Sighting]], clock: Clock, journal: Journal,
+        self,
+        identity: Identity,
+        stage: int,
+        facts: RunFacts,
+        transport: TransportPort,
+        work: Work,
+        ends: Callable[[], Mapping[PeerId, Sighting]],
+        clock: Clock,
+        journal: Journal,
         on_error: Callable[[str, BaseException], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.identity, self.me, self.stage, self.facts = identity, identity.peer_id, stage, facts
-        self.transport, self.work, self._ends, self.clock, self.journal = transport, work, ends, clock, journal
+        self.transport, self.work, self._ends, self.clock, self.journal = (
+            transport,
+            work,
+            ends,
+            clock,
+            journal,
+        )
         self.member = Member(self.me, work.version, work.checkpoints(), work.tokens, work.cell)
         self.past = Past(transport, journal, facts.bounds)
         self.terms = Terms()
@@ -113,7 +127,9 @@ class Training(rpc.TrainingServicer):
 
     def start(self) -> None:
         """Begin to take part: the state in place is what this peer offers."""
-        self.member.stand(self.work.version, self.work.checkpoints(), self.work.tokens, self.work.cell)
+        self.member.stand(
+            self.work.version, self.work.checkpoints(), self.work.tokens, self.work.cell
+        )
         self._election = Election(self.me, self.clock.now(), self.work.colleagues)
         self.tasks.spawn(self._beat(), "heartbeat", eternal=True)
         self.tasks.spawn(self._clockwork(), "clock", eternal=True)
@@ -121,7 +137,8 @@ class Training(rpc.TrainingServicer):
             self.tasks.spawn(self._measure_ways(), "ways", eternal=True)
 
     async def _measure_ways(self) -> None:
-        """A small message to every peer of the run, at once to new ones: a plan uses no pair of peers that is not proven so."""
+        """A small message to every peer of the run, at once to new ones: a plan uses no pair of
+        peers that is not proven so."""
         timing = self.work.engines.pipeline.timing
         measuring: set[PeerId] = set()
 
@@ -129,7 +146,9 @@ class Training(rpc.TrainingServicer):
             try:
                 known = peer in timing.ways(self.clock.now())
                 async with asyncio.timeout(WAY_TIMEOUT_S):
-                    timing.probed(peer, await self.transport.ping(peer, WAY_TIMEOUT_S), self.clock.now())
+                    timing.probed(
+                        peer, await self.transport.ping(peer, WAY_TIMEOUT_S), self.clock.now()
+                    )
                 if not known:
                     self._hurry.set()  # the leader plans with ways that are proven
             except (PeerFault, TimeoutError):
@@ -141,7 +160,12 @@ class Training(rpc.TrainingServicer):
             await asyncio.sleep(self.facts.probe_every_s)
             there = sorted(self.company() - {self.me})[:MOST_WAYS]
             timing.keep(there)
-            due = timing.due([p for p in there if p not in measuring], self.clock.now(), PROBE_AGAIN_S, PROBE_FAILED_S)
+            due = timing.due(
+                [p for p in there if p not in measuring],
+                self.clock.now(),
+                PROBE_AGAIN_S,
+                PROBE_FAILED_S,
+            )
             for peer in due[: WAYS_AT_ONCE - len(measuring)]:
                 measuring.add(peer)
                 self.tasks.spawn(measure(peer), f"way {short(peer)}")
@@ -151,7 +175,8 @@ class Training(rpc.TrainingServicer):
         await self.tasks.close()
 
     async def leave(self, reason: str) -> None:
-        """Finish the epoch under way, let the next one be planned without this peer, hand over what it owned.
+        """Finish the epoch under way, let the next one be planned without this peer, hand over what
+        it owned.
 
         Bounded by the caller. ``reason`` is for the record.
         """
@@ -174,11 +199,12 @@ class Training(rpc.TrainingServicer):
         if self.leader is not None:
             self.leader.resigning = False
 
-    # ------------------------------------------------------------ how cells average
+    # ----------------------------------------------------------- how cells average
 
     def change(self, text: str) -> Rules:
-        """The owner's change to how cells average, from whomever: a newer one is kept, told to who leads until a plan is under it,
-        and comes into force with the next plan. The settings in it. Raises Refused when the owner did not sign it for this run."""
+        """The owner's change to how cells average, from whomever: a newer one is kept, told to who
+        leads until a plan is under it, and comes into force with the next plan. The settings in it.
+        Raises Refused when the owner did not sign it for this run."""
         rules = self.facts.read(text)
         if self.standing.learns(rules):
             self.on_change(text)
@@ -191,7 +217,7 @@ class Training(rpc.TrainingServicer):
         if self.standing.follows(plan.leader, self.work.read(plan.change)):
             self.on_change(plan.change)
 
-    # ------------------------------------------------------------ who leads
+    # ----------------------------------------------------------- who leads
 
     def leader_id(self) -> PeerId | None:
         """The leader, as far as this peer can tell; None when it sees no ends peer."""
@@ -211,9 +237,14 @@ class Training(rpc.TrainingServicer):
         if leads and self.leader is None:
             m = self.member
             self.leader = Leader(
-                self.me, self.facts, term=m.term, history=m.plan, dropped=m.dropped, rules=self.standing.known,
+                self.me,
+                self.facts,
+                term=m.term,
+                history=m.plan,
+                dropped=m.dropped,
+                rules=self.standing.known,
                 known=self.work.colleagues.all,
-            )  # fmt: skip
+            )
             self.journal.emit("training", "leading", "this peer leads the epochs", term=m.term)
             self.on_lead()
         elif not leads and self.leader is not None and (not self.leaving or self.leader.idle):
@@ -232,9 +263,18 @@ class Training(rpc.TrainingServicer):
                     await self._hurry.wait()
 
     def _beat_s(self) -> float:
-        """Until the next word to the leader: in a swarm that waits, where this peer stands as it stood, it can wait too."""
+        """Until the next word to the leader: in a swarm that waits, where this peer stands as it
+        stood, it can wait too."""
         m, now = self.member, self.clock.now()
-        says = (m.at, m.term, m.reachable, self.work.stage.digest, self.leaving, self.leader_id(), self.standing.known.revision)
+        says = (
+            m.at,
+            m.term,
+            m.reachable,
+            self.work.stage.digest,
+            self.leaving,
+            self.leader_id(),
+            self.standing.known.revision,
+        )
         if says != self._said or m.state in (State.RUN, State.AVERAGE, State.COPY):
             self._said, self._said_at = says, now
         return CALM_BEAT_S if now - max(self._said_at, self._moved) > CALM_AFTER_S else HEARTBEAT_S
@@ -244,7 +284,8 @@ class Training(rpc.TrainingServicer):
         while (leader := self.leader_id()) is not None and leader not in asked:
             asked.add(leader)
             self._take_or_drop_the_lead()
-            # One word to a leader at a time: an old heartbeat must not arrive after the news of a commit.
+            # One word to a leader at a time: an old heartbeat must not arrive after the news of a
+            # commit.
             async with self._order.setdefault(leader, asyncio.Lock()):
                 if await self._say_ready_to(leader):
                     return
@@ -262,7 +303,13 @@ class Training(rpc.TrainingServicer):
             self._broken = None
         except PeerFault as e:
             self._election.shun(leader, self.clock.now())
-            self.journal.emit("training", "leader-silent", f"leader {short(leader)}: {e.reason}", "warning", peer=leader)
+            self.journal.emit(
+                "training",
+                "leader-silent",
+                f"leader {short(leader)}: {e.reason}",
+                "warning",
+                peer=leader,
+            )
             return False
         if refused is not None:
             self._election.doubt(leader, self.clock.now())
@@ -281,7 +328,8 @@ class Training(rpc.TrainingServicer):
             self.work.speed(),
             m.reachable,
             m.term,
-            # Who went back to an older version may remember more than that history can have counted.
+            # Who went back to an older version may remember more than that history can have
+            # counted.
             self.facts.bounds.counted(m.at.epoch, m.tokens),
             self.leaving,
             tuple(sorted(self.work.seen().items())),
@@ -300,9 +348,11 @@ class Training(rpc.TrainingServicer):
             now = self.clock.now()
             patience.woke(due, now)
             if self.leader is not None:
-                self._chair.lead(ev.Tick(self.coming(), self.work.colleagues.all, patience.slack(now)))
+                self._chair.lead(
+                    ev.Tick(self.coming(), self.work.colleagues.all, patience.slack(now))
+                )
 
-    # ------------------------------------------------------------ notes in and out
+    # ----------------------------------------------------------- notes in and out
 
     async def Tell(self, request: pb.Note, context: Any) -> pb.NoteReply:
         """A note from another peer. A note that does not parse counts as a fault of its sender."""
@@ -355,7 +405,8 @@ class Training(rpc.TrainingServicer):
             raise WireError(f"a plan that cannot be: {why}")
         if plan.term > (most := self.terms.most(self.clock.wall())):
             raise WireError(f"a plan of term {plan.term}, and at most {most} can have been reached")
-        # A leader knows us because we took it for the leader and told it that we are here; nobody else's plan is followed.
+        # A leader knows us because we took it for the leader and told it that we are here; nobody
+        # else's plan is followed.
         if not self._election.heeds(peer, self.clock.now()):
             return "this peer follows another leader"
         try:
@@ -388,15 +439,20 @@ class Training(rpc.TrainingServicer):
         self.work.lost({PeerId(p) for p in note.dead} - {self.me})
         return None
 
-    async def word(self, peer: PeerId, note: pb.Note, floor_s: float, stands_s: float = STANDS_S) -> str | None:
-        """As :meth:`tell`, with the patience that fits: a connection that stands is that of a process that lives, so there the answer
-        may take ``stands_s``; where there is none, or it breaks, a new one has to bring it within ``floor_s``, or as much more as
-        this peer's answers were measured to take. Raises Unheard when that did not.
+    async def word(
+        self, peer: PeerId, note: pb.Note, floor_s: float, stands_s: float = STANDS_S
+    ) -> str | None:
+        """As :meth:`tell`, with the patience that fits: a connection that stands is that of a
+        process that lives, so there the answer may take ``stands_s``; where there is none, or it
+        breaks, a new one has to bring it within ``floor_s``, or as much more as this peer's answers
+        were measured to take. Raises Unheard when that did not.
         """
         patience, what = self.transport.patience, ("word", peer)
         if self.transport.path(peer):
             with contextlib.suppress(PeerFault):
-                return await self.tell(peer, note, patience.within(what, stands_s, self.clock.now()))
+                return await self.tell(
+                    peer, note, patience.within(what, stands_s, self.clock.now())
+                )
             self.transport.forget(peer)
         began = self.clock.now()
         try:
@@ -405,7 +461,8 @@ class Training(rpc.TrainingServicer):
             raise Unheard(e, began) from e
 
     async def tell(self, peer: PeerId, note: pb.Note, timeout: float) -> str | None:
-        """None when the peer accepted, else its reason. Raises PeerFault when it did not answer in time."""
+        """None when the peer accepted, else its reason. Raises PeerFault when it did not answer in
+        time."""
         began = self.clock.now()
         try:
             async with asyncio.timeout(timeout):
@@ -415,12 +472,16 @@ class Training(rpc.TrainingServicer):
             raise PeerFault(peer, "no answer in time") from e
         except grpc.aio.AioRpcError as e:
             raise translate(peer, e) from e
-        if note.WhichOneof("say") in (None, "ready"):  # others take what there is to be done about them
+        if note.WhichOneof("say") in (
+            None,
+            "ready",
+        ):  # others take what there is to be done about them
             self.transport.patience.took(("word", peer), self.clock.now() - began)
         return None if reply.accepted else reply.reason
 
     async def _tell_leader(self, plan: Plan, note: pb.Note) -> None:
-        """Something the leader of this plan must hear; given up when it leads no more, as far as this peer can tell."""
+        """Something the leader of this plan must hear; given up when it leads no more, as far as
+        this peer can tell."""
         for _ in range(TELL_TRIES):
             async with self._order.setdefault(plan.leader, asyncio.Lock()):
                 if plan.leader == self.me:
@@ -434,7 +495,8 @@ class Training(rpc.TrainingServicer):
             await asyncio.sleep(TICK_S)
 
     def accuse(self, peer: PeerId, reason: str) -> None:
-        """An engine could not get an answer from ``peer``: let the leader find out whether it is dead."""
+        """An engine could not get an answer from ``peer``: let the leader find out whether it is
+        dead."""
         plan, now = self.member.plan, self.clock.now()
         if plan is None or now - self._accused.get(peer, -1e9) < ACCUSE_EVERY_S:
             return
@@ -443,10 +505,12 @@ class Training(rpc.TrainingServicer):
             self._broken = peer
             self._hurry.set()  # nobody else can be told: the next word to it shows whether it lives
             return
-        note = pb.Note(epoch=plan.epoch, term=plan.term, fault=pb.FaultNote(about=peer, reason=reason[:200]))
+        note = pb.Note(
+            epoch=plan.epoch, term=plan.term, fault=pb.FaultNote(about=peer, reason=reason[:200])
+        )
         self.tasks.spawn(self._tell_leader(plan, note), "accuse")
 
-    # ------------------------------------------------------------ taking part
+    # ----------------------------------------------------------- taking part
 
     async def happens(self, event: Any) -> str | None:
         """Feed the member and carry out what it decides, in order. A refusal's reason, or None."""
@@ -469,13 +533,16 @@ class Training(rpc.TrainingServicer):
             return refused
 
     async def _go_to(self, action: ev.GoTo) -> str | None:
-        """Put another version in place; why it cannot be, once everybody who plans with this peer knows what it has instead."""
+        """Put another version in place; why it cannot be, once everybody who plans with this peer
+        knows what it has instead."""
         await self._stop_epoch()
         work = self.work
         try:
             await work.go_to(action.version, action.how)
         except Refused as e:
-            self.journal.emit("checkpoint", "restore-failed", str(e), "error", epoch=action.version.epoch)
+            self.journal.emit(
+                "checkpoint", "restore-failed", str(e), "error", epoch=action.version.epoch
+            )
             self.member.withdraw(work.version, work.checkpoints(), work.tokens, work.cell)
             self._hurry.set()
             if self.leader is not None:
@@ -500,7 +567,9 @@ class Training(rpc.TrainingServicer):
                 self._goes_by(plan)
                 await self.work.begin(plan, listener)
                 if self.stage == ENDS and not listener and plan.paths:
-                    self._epoch_tasks.append(self.tasks.spawn(self.work.run(plan, self._done), "run"))
+                    self._epoch_tasks.append(
+                        self.tasks.spawn(self.work.run(plan, self._done), "run")
+                    )
             case ev.Average():
                 self._epoch_tasks.append(self.tasks.spawn(self._average(action), "average"))
             case ev.CopyFrom():
@@ -510,12 +579,16 @@ class Training(rpc.TrainingServicer):
                 self.work.engines.meter.worked()
                 return ev.Adopted(plan.epoch, plan.term, ended.attempt, digest, ended.contributors)
             case ev.TellCommitted(plan):
-                note = notes.committed_note(action, self.work.speed(), self.work.sketch, self.work.arrived)
+                note = notes.committed_note(
+                    action, self.work.speed(), self.work.sketch, self.work.arrived
+                )
                 self.tasks.spawn(self._tell_leader(plan, note), "committed")
             case ev.TellIncomplete(plan, ended):
                 for peer in ended.failed:
                     self.accuse(peer, "its fresh parts did not come")
-                self.tasks.spawn(self._tell_leader(plan, notes.incomplete_note(action)), "incomplete")
+                self.tasks.spawn(
+                    self._tell_leader(plan, notes.incomplete_note(action)), "incomplete"
+                )
             case ev.Finish(plan):
                 await self._stop_epoch()
                 self._follow(plan)
@@ -523,7 +596,12 @@ class Training(rpc.TrainingServicer):
                 await self.work.finish(plan)
                 self.on_plan(plan)
                 self.finished.set()
-                self.journal.emit("training", "run-finished", f"the run is complete at epoch {plan.epoch}", epoch=plan.epoch)
+                self.journal.emit(
+                    "training",
+                    "run-finished",
+                    f"the run is complete at epoch {plan.epoch}",
+                    epoch=plan.epoch,
+                )
         return None
 
     def _follow(self, plan: Plan) -> None:
@@ -551,7 +629,8 @@ class Training(rpc.TrainingServicer):
 
     def _done(self, result: ev.Result) -> None:
         self._results.append(result)
-        # By plan: the notes of an epoch whose leader died may still be on their way when the next one's results come.
+        # By plan: the notes of an epoch whose leader died may still be on their way when the next
+        # one's results come.
         if self._flushing is not self._result_plan and self._result_plan is not None:
             self._flushing = self._result_plan
             self.tasks.spawn(self._flush(self._result_plan), "results")
@@ -572,10 +651,12 @@ class Training(rpc.TrainingServicer):
         return sorted(there & self.work.engines.pipeline.timing.silent())
 
     def waiting_for(self) -> str:
-        """Why no epoch is under way, in a few words; empty when one is, or has been a moment ago."""
+        """Why no epoch is under way, in a few words; empty when one is, or has been a moment
+        ago."""
         if self.member.state in (State.RUN, State.AVERAGE, State.COPY, State.FINISHED):
             return ""
-        # Who is done waits for others in the same epoch: as long as their round is expected to take, nobody is late.
+        # Who is done waits for others in the same epoch: as long as their round is expected to
+        # take, nobody is late.
         done = self.work.rounds.deadline_s / 2 if self.member.state is State.DONE else 0.0
         if self.clock.now() - self._moved < max(PAUSE_S, done):
             return ""

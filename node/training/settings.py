@@ -14,8 +14,8 @@ class TrainingSettings:
     target_batch: int = 128
     """Sequences behind one update; a multiple of the micro-batch."""
     epoch_timeout_s: float = 60.0
-    """An epoch that is not done by then is closed with what it has. A floor: it has four times as long as its work should take, where
-    that is more."""
+    """An epoch that is not done by then is closed with what it has. A floor: it has four times as
+    long as its work should take, where that is more."""
     eval_every: int = 10
     """Epochs between evaluations on the held-out text; 0 never evaluates."""
     eval_batches: int = 4

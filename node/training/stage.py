@@ -1,4 +1,5 @@
-"""The parameters this peer holds: one version in place, and the one before it until the new one is settled."""
+"""The parameters this peer holds: one version in place, and the one before it until the new one is
+settled."""
 
 from __future__ import annotations
 
@@ -12,16 +13,27 @@ from node.wire.tensors import digest
 
 
 class StageState:
-    """A stage's module and its version. Tensors are replaced, never written into, so a reader may keep them.
+    """A stage's module and its version. Tensors are replaced, never written into, so a reader may
+    keep them.
 
     ``placed`` is told of every set of parameters that is put in place, before the module has it.
     """
 
     def __init__(
-        self, module: nn.Module, stage: int, epoch: int, lineage: str = "",
+        self,
+        module: nn.Module,
+        stage: int,
+        epoch: int,
+        lineage: str = "",
         placed: Callable[[Mapping[str, Tensor]], None] | None = None,
-    ) -> None:  # fmt: skip
-        self.module, self.stage, self.epoch, self.lineage, self._placed = module, stage, epoch, lineage, placed
+    ) -> None:
+        self.module, self.stage, self.epoch, self.lineage, self._placed = (
+            module,
+            stage,
+            epoch,
+            lineage,
+            placed,
+        )
         self._live = dict(module.named_parameters())
         self._before: dict[str, Tensor] | None = None
         self._before_digest = self._before_lineage = ""
@@ -35,25 +47,35 @@ class StageState:
 
     @property
     def settled(self) -> Version:
-        """What is in place and final, or the version before while what is in place can still be undone."""
+        """What is in place and final, or the version before while what is in place can still be
+        undone."""
         return self._settled
 
     def parameters(self) -> dict[str, Tensor]:
-        """Name to tensor of the version in place, on the module's device; do not write into them."""
+        """Name to tensor of the version in place, on the module's device; do not write into
+        them."""
         return {name: p.data for name, p in self._live.items()}
 
     def adopt(self, fresh: Mapping[str, Tensor], epoch: int, lineage: str = "") -> str:
-        """Put a complete set of parameters in place as this version, keep the old ones, return the new digest.
+        """Put a complete set of parameters in place as this version, keep the old ones, return the
+        new digest.
 
-        Raises KeyError when a parameter is missing and ValueError when a shape differs; then nothing has changed.
+        Raises KeyError when a parameter is missing and ValueError when a shape differs; then
+        nothing has changed.
         """
         new = {}
         for name, p in self._live.items():
             tensor = fresh[name]
             if tensor.shape != p.shape:
-                raise ValueError(f"{name} has shape {tuple(tensor.shape)}, this stage has {tuple(p.shape)}")
+                raise ValueError(
+                    f"{name} has shape {tuple(tensor.shape)}, this stage has {tuple(p.shape)}"
+                )
             new[name] = tensor.detach().to(device=p.device, dtype=p.dtype)
-        self._before, self._before_digest, self._before_lineage = self.parameters(), self.digest, self.lineage
+        self._before, self._before_digest, self._before_lineage = (
+            self.parameters(),
+            self.digest,
+            self.lineage,
+        )
         self._place(new)
         self.epoch, self.lineage, self.digest = epoch, lineage, digest(new)
         return self.digest
@@ -71,7 +93,8 @@ class StageState:
         self._before, self._settled = None, self.version
 
     def stand(self, version: Version) -> None:
-        """The parameters in place are those of ``version`` too: nobody had this stage in the epochs between."""
+        """The parameters in place are those of ``version`` too: nobody had this stage in the epochs
+        between."""
         self.epoch, self.lineage = version.epoch, version.lineage
         self.settle()
 

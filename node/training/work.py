@@ -1,5 +1,6 @@
-"""What a member does in an epoch, told in order: begin, run, average, adopt, settle. The journey of a micro-batch
-and of its gradient ends here; every engine is called from this file and none of them knows another."""
+"""What a member does in an epoch, told in order: begin, run, average, adopt, settle. The journey of
+a micro-batch and of its gradient ends here; every engine is called from this file and none of them
+knows another."""
 
 from __future__ import annotations
 
@@ -61,24 +62,44 @@ class Work:
     """One stage's labour. Not reentrant: the service calls one member action after another."""
 
     def __init__(
-        self, stage: StageState, engines: Engines, settings: TrainingSettings, optimizer: OptimSettings, sequence: int, me: PeerId,
-        on_error: Callable[[str, BaseException], None] | None = None, outer: OuterSettings | None = None, read: Read | None = None,
-    ) -> None:  # fmt: skip
-        self.stage, self.engines, self.settings, self.sequence, self.me = stage, engines, settings, sequence, me
+        self,
+        stage: StageState,
+        engines: Engines,
+        settings: TrainingSettings,
+        optimizer: OptimSettings,
+        sequence: int,
+        me: PeerId,
+        on_error: Callable[[str, BaseException], None] | None = None,
+        outer: OuterSettings | None = None,
+        read: Read | None = None,
+    ) -> None:
+        self.stage, self.engines, self.settings, self.sequence, self.me = (
+            stage,
+            engines,
+            settings,
+            sequence,
+            me,
+        )
         self._tasks = Tasks("work", on_error)
         self.handover = Handover(stage, engines, optimizer, settings.buddy_every, me, self._tasks)
         self.colleagues = Colleagues(me)
-        """Whom this peer has worked with, before it was started again too as far as its disk tells."""
-        self.anchor = Anchor(stage, outer or OuterSettings(), settings.epochs, engines, self._tasks, me)
+        """Whom this peer has worked with, before it was started again too as far as its disk
+        tells."""
+        self.anchor = Anchor(
+            stage, outer or OuterSettings(), settings.epochs, engines, self._tasks, me
+        )
         self.rounds = Rounds(stage, engines, optimizer, me)
         self._shapes = self.rounds.shapes
         size = sum(4 * prod(shape) for shape in self._shapes.values())
         bounds = Bounds(settings.epochs, settings.target_batch * sequence)
-        self._shelf = Shelf(engines.store, stage.stage, engines.heavy, engines.journal, self._tasks, bounds, size)
+        self._shelf = Shelf(
+            engines.store, stage.stage, engines.heavy, engines.journal, self._tasks, bounds, size
+        )
         self._inner = InnerRound(stage, engines, self.handover, self.rounds, sequence, me)
         self._outer = OuterRound(self.anchor, engines, self.handover, self.rounds, self._tasks, me)
         self.sketch: Sketch = ()
-        """Of the parameters in place, where there are other cells to compare them with and they came from an epoch."""
+        """Of the parameters in place, where there are other cells to compare them with and they
+        came from an epoch."""
         self._sketcher: Sketcher | None = None
         own = Rules(outer=outer or OuterSettings())
         self.read: Read = read or (lambda change: own)
@@ -88,13 +109,14 @@ class Work:
         self._epoch: _Epoch | None = None
         self._plan: Plan | None = None
         self.fetching, self.fetched_at = 1.0, 0.0
-        """Share of the state that has come, 1 while none is fetched; when bytes of it came last, seconds of a steady clock."""
+        """Share of the state that has come, 1 while none is fetched; when bytes of it came last,
+        seconds of a steady clock."""
         self.tokens = 0
         """Counted in the history of what is in place, as far as this peer knows it."""
         self.room = 0
         """Bytes of optimizer state this peer can keep as an owner; 0: not known."""
 
-    # ------------------------------------------------------------ what is here
+    # ----------------------------------------------------------- what is here
 
     @property
     def version(self) -> Version:
@@ -112,11 +134,13 @@ class Work:
         return self.handover.taking.age
 
     def checkpoints(self) -> tuple[Version, ...]:
-        """Versions this peer could go back to from its disk, oldest first: of the cell whose parameters are in place."""
+        """Versions this peer could go back to from its disk, oldest first: of the cell whose
+        parameters are in place."""
         return self._shelf.versions(self.cell)
 
     def troubles(self) -> list[str]:
-        """What the operator must know of this peer's checkpoints and their disk; looks at the free space."""
+        """What the operator must know of this peer's checkpoints and their disk; looks at the free
+        space."""
         return self._shelf.troubles()
 
     @property
@@ -130,8 +154,8 @@ class Work:
         return self._outer.arrived
 
     def speed(self) -> float:
-        """Micro-batches per second this stage's device does, forward and backward, and no more than the caps on what this peer sends
-        and receives let through; 0 before it was measured."""
+        """Micro-batches per second this stage's device does, forward and backward, and no more than
+        the caps on what this peer sends and receives let through; 0 before it was measured."""
         p = self.engines.pipeline
         tensor = p.shape.nbytes(p.settings.micro_batch, self.sequence)
         return capped(self.engines.meter.speed, least(*self.engines.transport.caps()), tensor)
@@ -145,11 +169,21 @@ class Work:
         p = self.engines.pipeline
         work, loss, now = p.timing.work, p.timing.loss, p.clock.now()
         rate = self.engines.transport.rate_left
-        ways = tuple((peer, Way(tensor, trip, rate(peer))) for peer, (tensor, trip) in sorted(p.timing.ways(now).items()))
+        ways = tuple(
+            (peer, Way(tensor, trip, rate(peer)))
+            for peer, (tensor, trip) in sorted(p.timing.ways(now).items())
+        )
         each = (work[Direction.FORWARD], work[Direction.BACKWARD], loss)
         up, down = self.engines.transport.caps()
         tera = self.engines.meter.tera_s
-        return Measured(*(a.steady(STEADY) for a in each), slots=p.slots(), ways=ways, up=up, down=down, tera_s=tera)
+        return Measured(
+            *(a.steady(STEADY) for a in each),
+            slots=p.slots(),
+            ways=ways,
+            up=up,
+            down=down,
+            tera_s=tera,
+        )
 
     def describe(
         self, stage: int, kind: StateKind, epoch: int | None, lineage: str
@@ -174,14 +208,18 @@ class Work:
         self.handover.served(kind, version, name)
 
     def objection(self, plan: Plan) -> str:
-        """Why nobody could work by this plan, whoever signed it; empty for one that holds together here."""
+        """Why nobody could work by this plan, whoever signed it; empty for one that holds together
+        here."""
         settings, epochs = self.engines.pipeline.settings, self.settings.epochs
-        return objection(plan, self.me, self.rounds, settings, self.read, epochs, self.version, self._plan)
+        return objection(
+            plan, self.me, self.rounds, settings, self.read, epochs, self.version, self._plan
+        )
 
-    # ------------------------------------------------------------ the epoch
+    # ----------------------------------------------------------- the epoch
 
     async def begin(self, plan: Plan, listener: bool) -> None:
-        """Take part: the pipeline accepts the plan's frames, and state of parts gained is fetched meanwhile."""
+        """Take part: the pipeline accepts the plan's frames, and state of parts gained is fetched
+        meanwhile."""
         if self._epoch is not None and self._epoch.plan.epoch >= plan.epoch:
             self._void(plan.epoch)
         self._epoch = _Epoch(plan)
@@ -189,7 +227,8 @@ class Work:
         self._inner.begin(plan)
         self._outer.begin(plan, self.read(plan.change).outer, listener)
         if listener:
-            # What it holds is not the swarm's, and it settles nothing: rounds before and after this one are nothing to it.
+            # What it holds is not the swarm's, and it settles nothing: rounds before and after this
+            # one are nothing to it.
             self.rounds.void(plan.epoch)
             self.rounds.forget(plan.epoch - 1)
         else:
@@ -199,7 +238,8 @@ class Work:
         self.handover.begin(plan, listener)
 
     def lost(self, dead: Collection[PeerId]) -> None:
-        """The leader has found these members of the plan in force dead: nothing here waits for them any longer."""
+        """The leader has found these members of the plan in force dead: nothing here waits for them
+        any longer."""
         known = {m.peer for m in self._plan.members} if self._plan is not None else set[PeerId]()
         for peer in sorted(known & set(dead)):
             self.engines.transport.doubt(peer)
@@ -222,7 +262,8 @@ class Work:
         await self.engines.pipeline.run(mine, batch_of, finished)
 
     async def average(self, plan: Plan, r: ev.RoundArrived, listener: bool) -> ev.RoundEnded:
-        """One attempt of the round that ends the epoch: inside the cell, or, in an outer round, between cells."""
+        """One attempt of the round that ends the epoch: inside the cell, or, in an outer round,
+        between cells."""
         epoch = self._of(plan)
         epoch.dropped, epoch.counted, epoch.copied = r.dropped, r.tokens, False
         ended, fresh = await (self._outer if plan.outer else self._inner).attempt(plan, r, listener)
@@ -242,7 +283,9 @@ class Work:
             epoch.copied = True
             missing: tuple[str, ...] = ()
         except PeerFault as e:
-            self.engines.journal.emit("training", "copy-failed", str(e), "warning", epoch=plan.epoch)
+            self.engines.journal.emit(
+                "training", "copy-failed", str(e), "warning", epoch=plan.epoch
+            )
             missing = tuple(sorted(self._shapes))
         return ev.RoundEnded(plan.epoch, plan.term, r.attempt, (), missing, (), 0)
 
@@ -254,23 +297,28 @@ class Work:
         if plan.outer and not epoch.copied:
             fresh = await self._outer.takes(fresh)
         digest = await self.engines.aside(self.stage.adopt, fresh, made.epoch, made.lineage)
-        self.sketch = await self.engines.aside(self._sketch) if len(plan.cells(self.stage.stage)) > 1 else ()
+        self.sketch = (
+            await self.engines.aside(self._sketch) if len(plan.cells(self.stage.stage)) > 1 else ()
+        )
         self.tokens, self.cell = plan.tokens + epoch.counted, plan.home(self.me)
         self.handover.adopted()
         return digest
 
     async def settle(self, epoch: int, plan: Plan | None) -> None:
-        """The version in place is the swarm's: optimizer state counts from here, and now and then it is written down."""
+        """The version in place is the swarm's: optimizer state counts from here, and now and then
+        it is written down."""
         self.rounds.forget(epoch - 1)
         self.stage.settle()
         self.anchor.settled()
         self.handover.settled(epoch, plan)
-        # Of a stage that was left out it is an older version than the plan's that becomes final, and nothing to go with it is known.
+        # Of a stage that was left out it is an older version than the plan's that becomes final,
+        # and nothing to go with it is known.
         if self._shelf.due(epoch) and (plan is None or plan.epoch == epoch):
             self._save(epoch, plan)
 
     async def go_to(self, version: Version, how: str) -> None:
-        """Put an older version in place: the one before, or one from the disk. Raises Refused when it is unreadable."""
+        """Put an older version in place: the one before, or one from the disk. Raises Refused when
+        it is unreadable."""
         e, epoch = self.engines, version.epoch
         self.rounds.void(epoch)
         if how == "roll-back":
@@ -281,11 +329,22 @@ class Work:
         elif how == "left out":
             self.stage.stand(version)
             self.handover.stood(version)
-            e.journal.emit("training", "stage-back", f"this stage was left out until epoch {epoch} and goes on", epoch=epoch)
+            e.journal.emit(
+                "training",
+                "stage-back",
+                f"this stage was left out until epoch {epoch} and goes on",
+                epoch=epoch,
+            )
             return
         else:
             await self.restore(version)
-        e.journal.emit("training", "went-back", f"epoch {epoch} is in place again ({how})", "warning", epoch=epoch)
+        e.journal.emit(
+            "training",
+            "went-back",
+            f"epoch {epoch} is in place again ({how})",
+            "warning",
+            epoch=epoch,
+        )
 
     async def finish(self, plan: Plan) -> None:
         """The run is complete: keep serving forward passes, write the last checkpoint."""
@@ -293,7 +352,8 @@ class Work:
         self.engines.pipeline.reset(plan.epoch)
         self.engines.pipeline.set_plan(plan)
         self.handover.finished(plan)
-        # A peer that was still catching up holds something else, and must not write it down under this name.
+        # A peer that was still catching up holds something else, and must not write it down under
+        # this name.
         if self._shelf.writes and self.version == plan.base:
             await self.saved()  # the last checkpoint is the one that must not be skipped
             self._save(plan.epoch, plan)
@@ -301,16 +361,23 @@ class Work:
     def _save(self, epoch: int, plan: Plan | None) -> None:
         own, copies = self.handover.state_at(self.stage.settled), self.handover.spares.held()
         self._shelf.save(
-            epoch, plan, self.stage.parameters(), own | self.anchor.saved(),
-            {n: s for n, s in copies.items() if n not in own}, self.cell, self.colleagues.all,
-        )  # fmt: skip
+            epoch,
+            plan,
+            self.stage.parameters(),
+            own | self.anchor.saved(),
+            {n: s for n, s in copies.items() if n not in own},
+            self.cell,
+            self.colleagues.all,
+        )
 
-    # ------------------------------------------------------------ state
+    # ----------------------------------------------------------- state
 
     async def restore(self, version: Version) -> None:
-        """Load a checkpoint of this stage: parameters, the optimizer state of the parts this peer owned, and copies of others'.
+        """Load a checkpoint of this stage: parameters, the optimizer state of the parts this peer
+        owned, and copies of others'.
 
-        Raises Refused when there is none of that version, or it cannot be read; then nothing has changed.
+        Raises Refused when there is none of that version, or it cannot be read; then nothing has
+        changed.
         """
         e, epoch = self.engines, version.epoch
         found = await self._shelf.load(version, self._shapes)
@@ -329,18 +396,30 @@ class Work:
             try:
                 e.owner.load_state(name, self._shapes[name], state, epoch - 1)
             except StepFault as why:
-                e.journal.emit("checkpoint", "state-unusable", f"optimizer state of {name} is not used: {why}", "warning")
+                e.journal.emit(
+                    "checkpoint",
+                    "state-unusable",
+                    f"optimizer state of {name} is not used: {why}",
+                    "warning",
+                )
         self.tokens, self.cell = self._shelf.tokens(epoch, found.meta), cell_of(found.meta)
 
     async def join(
-        self, donors: Sequence[PeerId], epoch: int | None, digest: str | None = None, partial: Partial | None = None
+        self,
+        donors: Sequence[PeerId],
+        epoch: int | None,
+        digest: str | None = None,
+        partial: Partial | None = None,
     ) -> bool:
-        """Fetch the stage's parameters from members at a version most of them agree on, or at ``epoch``. False when that is an older
-        one than is here, which stays.
+        """Fetch the stage's parameters from members at a version most of them agree on, or at
+        ``epoch``. False when that is an older one than is here, which stays.
 
-        With ``digest`` only that state is taken. ``partial`` keeps what has come when this raises NoDonor.
+        With ``digest`` only that state is taken. ``partial`` keeps what has come when this raises
+        NoDonor.
         """
-        found = await self._fetch(donors, None if epoch is None else Version(epoch), digest, partial)
+        found = await self._fetch(
+            donors, None if epoch is None else Version(epoch), digest, partial
+        )
         if found.epoch < self.version.epoch:
             return False
         await self.engines.aside(self.stage.adopt, found.tensors, found.epoch, found.lineage)
@@ -356,7 +435,11 @@ class Work:
         self.handover.went_to(version)
 
     async def _fetch(
-        self, donors: Sequence[PeerId], version: Version | None, digest: str | None, partial: Partial | None = None
+        self,
+        donors: Sequence[PeerId],
+        version: Version | None,
+        digest: str | None,
+        partial: Partial | None = None,
     ) -> StateSnapshot:
         e = self.engines
 
@@ -366,24 +449,36 @@ class Work:
         self.fetching, self.fetched_at = 0.0, time.monotonic()
         try:
             snapshot = await fetch(
-                e.transport, list(donors), self.stage.stage, StateKind.PARAMETERS, None if version is None else version.epoch,
-                self._shapes, progress, lineage="" if version is None else version.lineage, expected_digest=digest,
-                settings=e.store.settings, partial=partial,
-            )  # fmt: skip
+                e.transport,
+                list(donors),
+                self.stage.stage,
+                StateKind.PARAMETERS,
+                None if version is None else version.epoch,
+                self._shapes,
+                progress,
+                lineage="" if version is None else version.lineage,
+                expected_digest=digest,
+                settings=e.store.settings,
+                partial=partial,
+            )
         finally:
             self.fetching = 1.0
         size = sum(snapshot.sources.values())
         e.journal.emit(
-            "checkpoint", "state-fetched",
-            f"fetched {size / 1e6:.1f} MB of epoch {snapshot.epoch} from {len(snapshot.sources)} peers", epoch=snapshot.epoch, bytes=size,
-        )  # fmt: skip
+            "checkpoint",
+            "state-fetched",
+            f"fetched {size / 1e6:.1f} MB of epoch {snapshot.epoch} from {len(snapshot.sources)} "
+            "peers",
+            epoch=snapshot.epoch,
+            bytes=size,
+        )
         return snapshot
 
     async def handed_over(self, timeout_s: float = 10.0) -> bool:
         """Wait until somebody has fetched the optimizer state of every part held here.
 
-        False when nobody is there to take it, or nothing more was fetched for ``timeout_s``, or for the longest that a step would have
-        waited for it.
+        False when nobody is there to take it, or nothing more was fetched for ``timeout_s``, or for
+        the longest that a step would have waited for it.
         """
         return await self.handover.handed_over(max(timeout_s, WAIT_SHARE * self.rounds.deadline_s))
 
@@ -400,16 +495,24 @@ class Work:
         """What goes with a version, as this peer's checkpoint of it has it; None without one."""
         return self._shelf.recall(version)
 
-    # ------------------------------------------------------------ forward only
+    # ----------------------------------------------------------- forward only
 
     async def evaluate(self, plan: Plan) -> float:
-        """Mean loss, nats per token, on the held-out text through the live swarm. Raises PeerFault."""
+        """Mean loss, nats per token, on the held-out text through the live swarm. Raises
+        PeerFault."""
         text = self.engines.text
         if text is None:
             return 0.0
-        pairs = [text.held_out(i) for i in range(min(self.settings.eval_batches, text.held_out_count()))]
+        pairs = [
+            text.held_out(i) for i in range(min(self.settings.eval_batches, text.held_out_count()))
+        ]
         hops = [self.route(plan, i) for i in range(len(pairs))]
-        sums = await asyncio.gather(*(self.engines.pipeline.evaluate(h, x, y) for h, (x, y) in zip(hops, pairs, strict=True)))
+        sums = await asyncio.gather(
+            *(
+                self.engines.pipeline.evaluate(h, x, y)
+                for h, (x, y) in zip(hops, pairs, strict=True)
+            )
+        )
         tokens = sum(n for _, n in sums)
         return sum(loss for loss, _ in sums) / tokens if tokens else 0.0
 
@@ -427,7 +530,7 @@ class Work:
         """The newest plan this peer takes part in."""
         return self._plan
 
-    # ------------------------------------------------------------ parts of the above
+    # ----------------------------------------------------------- parts of the above
 
     def _void(self, epoch: int) -> None:
         """The swarm begins ``epoch`` anew: no step of the earlier attempt may count."""

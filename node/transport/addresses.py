@@ -1,4 +1,5 @@
-"""Addresses as text: multiaddrs of p2p daemons, and host:port of gRPC servers. What strangers write is checked here."""
+"""Addresses as text: multiaddrs of p2p daemons, and host:port of gRPC servers. What strangers write
+is checked here."""
 
 from __future__ import annotations
 
@@ -14,15 +15,22 @@ _HOST = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*\.?")
 
 
 def split_multiaddr(text: str) -> tuple[str, PeerId]:
-    """("/ip4/1.2.3.4/tcp/9", peer) of "/ip4/1.2.3.4/tcp/9/p2p/12D3Koo…". Raises WireError when it is not of that form."""
+    """("/ip4/1.2.3.4/tcp/9", peer) of "/ip4/1.2.3.4/tcp/9/p2p/12D3Koo…". Raises WireError when it
+    is not of that form."""
     address, mark, peer = text.strip().rpartition("/p2p/")
-    if not mark or len(text) > ADDRESS_LENGTH or not address.startswith("/") or not _PEER.fullmatch(peer):
+    if (
+        not mark
+        or len(text) > ADDRESS_LENGTH
+        or not address.startswith("/")
+        or not _PEER.fullmatch(peer)
+    ):
         raise WireError(f"not a multiaddr with a PeerId at its end: {text[:80]!r}")
     return address, PeerId(peer)
 
 
 def part_of(multiaddr: str, protocol: str) -> str:
-    """The value behind ``protocol``, as "7001" for "tcp" in "/ip4/1.2.3.4/tcp/7001"; empty when it is not there."""
+    """The value behind ``protocol``, as "7001" for "tcp" in "/ip4/1.2.3.4/tcp/7001"; empty when it
+    is not there."""
     words = multiaddr.split("/")
     return words[words.index(protocol) + 1] if protocol in words[:-1] else ""
 
@@ -30,10 +38,17 @@ def part_of(multiaddr: str, protocol: str) -> str:
 def grpc_target(address: str) -> str:
     """What gRPC dials for an announced "host:port", "1.2.3.4:port" or "[v6]:port".
 
-    Raises WireError for anything else: gRPC would also understand "unix:…" or "xds:…", which no peer may make us dial.
+    Raises WireError for anything else: gRPC would also understand "unix:…" or "xds:…", which no
+    peer may make us dial.
     """
     host, mark, port = address.rpartition(":")
-    if not mark or len(address) > 260 or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+    if (
+        not mark
+        or len(address) > 260
+        or not port.isascii()
+        or not port.isdigit()
+        or not 0 < int(port) < 65536
+    ):
         raise WireError(f"not an address: {address[:80]!r}")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     try:
@@ -52,7 +67,9 @@ def grpc_target(address: str) -> str:
 def multiaddr(host: str, port: int, kind: str = "tcp") -> str:
     """ "/ip4/1.2.3.4/tcp/9"; ``kind`` "quic" gives "/ip4/1.2.3.4/udp/9/quic-v1"."""
     family = "ip6" if ":" in host else "ip4" if host.replace(".", "").isdigit() else "dns"
-    return f"/{family}/{host}/tcp/{port}" if kind == "tcp" else f"/{family}/{host}/udp/{port}/quic-v1"
+    return (
+        f"/{family}/{host}/tcp/{port}" if kind == "tcp" else f"/{family}/{host}/udp/{port}/quic-v1"
+    )
 
 
 def host_of(multiaddr: str) -> str:

@@ -1,4 +1,5 @@
-"""Questions anybody may put to us over libp2p: one question, one answer, one stream. See protos/ask.proto."""
+"""Questions anybody may put to us over libp2p: one question, one answer, one stream. See
+protos/ask.proto."""
 
 from __future__ import annotations
 
@@ -29,27 +30,35 @@ Dialled = Callable[[PeerId, Sequence[int]], Awaitable[tuple[str, list[int]]]]
 class Asking:
     """Asks and answers. Pings are answered here; all else by ``answerer`` when there is one.
 
-    ``limited(peer)`` is told of a question that was one too many; ``dialled(peer, ports)`` says where we see a peer and which of
-    its ports answer there.
+    ``limited(peer)`` is told of a question that was one too many; ``dialled(peer, ports)`` says
+    where we see a peer and which of its ports answer there.
     """
 
     def __init__(
-        self, streams: Streams, facts: Callable[[], Facts], limited: Callable[[PeerId], None] = lambda peer: None,
+        self,
+        streams: Streams,
+        facts: Callable[[], Facts],
+        limited: Callable[[PeerId], None] = lambda peer: None,
         dialled: Dialled | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._streams, self._facts, self._limited, self._dialled = streams, facts, limited, dialled
         self._rate = Rate(QUESTIONS_PER_S, QUESTIONS_AT_ONCE)
         self.answerer: Answerer | None = None
 
     async def ask(self, peer: PeerId, question: Ask, timeout: float) -> Answer:
-        """The peer's answer, which may be a Refusal. Raises PeerFault when none comes or it makes no sense."""
-        raw = await converse(self._streams, peer, STREAM, question.SerializeToString(), ANSWER_BYTES, timeout)
+        """The peer's answer, which may be a Refusal. Raises PeerFault when none comes or it makes
+        no sense."""
+        raw = await converse(
+            self._streams, peer, STREAM, question.SerializeToString(), ANSWER_BYTES, timeout
+        )
         try:
             return Answer.FromString(raw)
         except DecodeError as e:
             raise PeerFault(peer, "an answer that makes no sense", 1.0) from e
 
-    async def serve(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(
+        self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """Answer one question. Raises WireError or TimeoutError when there is none."""
         async with asyncio.timeout(READ_TIMEOUT_S):
             raw = await read_frame(reader, QUESTION_BYTES)
@@ -73,7 +82,11 @@ class Asking:
         if kind == "ping":
             facts = self._facts()
             nonce = question.ping.nonce[:NONCE_BYTES]
-            return Answer(ping=PingAnswer(nonce=nonce, version=facts.version, name=facts.name, time=time.time()))
+            return Answer(
+                ping=PingAnswer(
+                    nonce=nonce, version=facts.version, name=facts.name, time=time.time()
+                )
+            )
         if kind == "reach" and self._dialled is not None:
             seen, ports = await self._dialled(peer, question.reach.ports)
             return Answer(reach=ReachAnswer(seen=seen, open=ports))

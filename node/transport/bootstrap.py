@@ -1,4 +1,5 @@
-"""The way into the swarm: initial peers, dialled in the background until each has answered, and addresses learned later."""
+"""The way into the swarm: initial peers, dialled in the background until each has answered, and
+addresses learned later."""
 
 from __future__ import annotations
 
@@ -51,12 +52,15 @@ class AddressBook:
 class Bootstrap:
     """``results``: each initial peer's multiaddr, with "" when connected, else why not (yet)."""
 
-    def __init__(self, connect: Callable[[Sequence[str]], Awaitable[dict[str, str]]], journal: Journal) -> None:
+    def __init__(
+        self, connect: Callable[[Sequence[str]], Awaitable[dict[str, str]]], journal: Journal
+    ) -> None:
         self._connect, self._journal = connect, journal
         self.results: dict[str, str] = {}
 
     async def run(self) -> None:
-        """Dial every initial peer, and those that failed again and again; returns when all have answered."""
+        """Dial every initial peer, and those that failed again and again; returns when all have
+        answered."""
         delay, missing = FIRST_RETRY_S, list(self.results)
         while missing:
             found = await self._connect(missing)
@@ -70,8 +74,14 @@ class Bootstrap:
     def _note(self, address: str, why: str) -> None:
         before = self.results[address]
         if before == NOT_TRIED or bool(why) != bool(before):
-            said = f"cannot reach initial peer {address}: {why}" if why else f"connected to initial peer {address}"
-            self._journal.emit("transport", "bootstrap", said, level="warning" if why else "info", address=address)
+            said = (
+                f"cannot reach initial peer {address}: {why}"
+                if why
+                else f"connected to initial peer {address}"
+            )
+            self._journal.emit(
+                "transport", "bootstrap", said, level="warning" if why else "info", address=address
+            )
         # "backoff" only says that it was tried a moment ago; the earlier reason tells more.
         told = bool(before) and before != NOT_TRIED
         self.results[address] = before if "dial backoff" in why and told else why

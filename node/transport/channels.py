@@ -1,8 +1,8 @@
 """A channel that says who is calling, without the price of client interceptors.
 
-gRPC's asyncio interceptors put a queue and a task between a stream and its caller; a label on the metadata needs
-neither. So the label is added where a call begins, and the call object is gRPC's own (where a cap holds streams back, a thin
-cover of it).
+gRPC's asyncio interceptors put a queue and a task between a stream and its caller; a label on the
+metadata needs neither. So the label is added where a call begins, and the call object is gRPC's own
+(where a cap holds streams back, a thin cover of it).
 """
 
 from __future__ import annotations
@@ -26,26 +26,43 @@ Fresh = Callable[[], Awaitable["LabelledChannel"]]
 class LabelledChannel(grpc.aio.Channel):
     """``raw`` with ``label`` added to the metadata of every call.
 
-    ``fresh`` (optional) is used once by a unary call that the peer refused as UNAUTHENTICATED: it never reached a
-    servicer, so repeating it is safe. ``on_stream`` sees every streaming call, for the owner to watch how it ends. ``meter``
-    counts what goes to ``peer`` and comes from it, and holds it back.
+    ``fresh`` (optional) is used once by a unary call that the peer refused as UNAUTHENTICATED: it
+    never reached a servicer, so repeating it is safe. ``on_stream`` sees every streaming call, for
+    the owner to watch how it ends. ``meter`` counts what goes to ``peer`` and comes from it, and
+    holds it back.
     """
 
     def __init__(
-        self, raw: grpc.aio.Channel, label: Label, fresh: Fresh | None = None, on_stream: Callable[[Any], None] | None = None,
-        meter: Meter | None = None, peer: PeerId | None = None,
-    ) -> None:  # fmt: skip
-        self.raw, self.label, self.fresh, self.on_stream, self.meter = raw, label, fresh, on_stream, meter
+        self,
+        raw: grpc.aio.Channel,
+        label: Label,
+        fresh: Fresh | None = None,
+        on_stream: Callable[[Any], None] | None = None,
+        meter: Meter | None = None,
+        peer: PeerId | None = None,
+    ) -> None:
+        self.raw, self.label, self.fresh, self.on_stream, self.meter = (
+            raw,
+            label,
+            fresh,
+            on_stream,
+            meter,
+        )
         self.peer = peer or PeerId("")
         self._made: dict[str, Any] = {}
 
-    def _labelled(self, kind: str, method: str, args: tuple[Any, ...], registered: bool | None) -> Callable[..., Any]:
+    def _labelled(
+        self, kind: str, method: str, args: tuple[Any, ...], registered: bool | None
+    ) -> Callable[..., Any]:
         made = self._made.get(method)
         if made is not None:
             return made
         meter, coders = self.meter, args
         if meter is not None:
-            coders = meter.out(args[0], kind != "unary_unary"), meter.into(args[1], kind != "unary_unary")
+            coders = (
+                meter.out(args[0], kind != "unary_unary"),
+                meter.into(args[1], kind != "unary_unary"),
+            )
         inner = getattr(self.raw, kind)(method, *coders, _registered_method=registered)
 
         def begin(request: Any = None, *, metadata: Any = None, **options: Any) -> Any:
@@ -53,18 +70,34 @@ class LabelledChannel(grpc.aio.Channel):
             pace = meter if meter is not None and meter.waits and kind != "unary_unary" else None
             if pace and kind.startswith("stream") and request is not None:
                 request = Paced(request, partial(pace.sends, self.peer))
-            given = (request,) if kind.startswith("unary") else (request,) if request is not None else ()
+            given = (
+                (request,)
+                if kind.startswith("unary")
+                else (request,)
+                if request is not None
+                else ()
+            )
             try:
                 call = inner(*given, metadata=label, **options)
             except grpc.aio.UsageError as e:
-                # Whoever closed the channel meanwhile ended this peer's calls: to the caller that is a lost connection.
+                # Whoever closed the channel meanwhile ended this peer's calls: to the caller that
+                # is a lost connection.
                 raise grpc.aio.AioRpcError(
-                    grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), f"channel closed: {e}"
+                    grpc.StatusCode.UNAVAILABLE,
+                    grpc.aio.Metadata(),
+                    grpc.aio.Metadata(),
+                    f"channel closed: {e}",
                 ) from e
             if kind == "unary_unary":
                 if self.fresh is None:
                     return call
-                return _UnaryCall(call, lambda other: other._labelled(kind, method, args, registered)(request, **options), self)
+                return _UnaryCall(
+                    call,
+                    lambda other: other._labelled(kind, method, args, registered)(
+                        request, **options
+                    ),
+                    self,
+                )
             if self.on_stream is not None:
                 self.on_stream(call)
             if pace is None or not kind.endswith("stream"):
@@ -72,7 +105,8 @@ class LabelledChannel(grpc.aio.Channel):
             return PacedStream(call, partial(pace.reads, self.peer), partial(pace.sends, self.peer))
 
         if registered:
-            # Generated stubs come by again for every call with the same serialisers; others may bring new ones.
+            # Generated stubs come by again for every call with the same serialisers; others may
+            # bring new ones.
             self._made[method] = begin
         return begin
 
@@ -83,7 +117,9 @@ class LabelledChannel(grpc.aio.Channel):
         response_deserializer: Any = None,
         _registered_method: bool | None = False,
     ) -> Any:
-        return self._labelled("unary_unary", method, (request_serializer, response_deserializer), _registered_method)
+        return self._labelled(
+            "unary_unary", method, (request_serializer, response_deserializer), _registered_method
+        )
 
     def unary_stream(
         self,
@@ -92,7 +128,9 @@ class LabelledChannel(grpc.aio.Channel):
         response_deserializer: Any = None,
         _registered_method: bool | None = False,
     ) -> Any:
-        return self._labelled("unary_stream", method, (request_serializer, response_deserializer), _registered_method)
+        return self._labelled(
+            "unary_stream", method, (request_serializer, response_deserializer), _registered_method
+        )
 
     def stream_unary(
         self,
@@ -101,7 +139,9 @@ class LabelledChannel(grpc.aio.Channel):
         response_deserializer: Any = None,
         _registered_method: bool | None = False,
     ) -> Any:
-        return self._labelled("stream_unary", method, (request_serializer, response_deserializer), _registered_method)
+        return self._labelled(
+            "stream_unary", method, (request_serializer, response_deserializer), _registered_method
+        )
 
     def stream_stream(
         self,
@@ -110,13 +150,16 @@ class LabelledChannel(grpc.aio.Channel):
         response_deserializer: Any = None,
         _registered_method: bool | None = False,
     ) -> Any:
-        return self._labelled("stream_stream", method, (request_serializer, response_deserializer), _registered_method)
+        return self._labelled(
+            "stream_stream", method, (request_serializer, response_deserializer), _registered_method
+        )
 
     async def __aenter__(self) -> LabelledChannel:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        # The transport owns the channel and shares it; a caller's `async with` must not end it for the others.
+        # The transport owns the channel and shares it; a caller's `async with` must not end it for
+        # the others.
         return None
 
     async def close(self, grace: float | None = None) -> None:
@@ -133,9 +176,12 @@ class LabelledChannel(grpc.aio.Channel):
 
 
 class _UnaryCall:
-    """A unary call that asks for a fresh channel once if its label is refused. Everything else is gRPC's call."""
+    """A unary call that asks for a fresh channel once if its label is refused. Everything else is
+    gRPC's call."""
 
-    def __init__(self, call: Any, again: Callable[[LabelledChannel], Any], channel: LabelledChannel) -> None:
+    def __init__(
+        self, call: Any, again: Callable[[LabelledChannel], Any], channel: LabelledChannel
+    ) -> None:
         self._call, self._again, self._channel = call, again, channel
 
     def __getattr__(self, name: str) -> Any:
@@ -154,5 +200,7 @@ class _UnaryCall:
             self._call.cancel()
             raise
         fresh = await self._channel.fresh()
-        self._call = self._again(LabelledChannel(fresh.raw, fresh.label, meter=fresh.meter, peer=fresh.peer))
+        self._call = self._again(
+            LabelledChannel(fresh.raw, fresh.label, meter=fresh.meter, peer=fresh.peer)
+        )
         return await self._call

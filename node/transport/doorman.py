@@ -1,4 +1,5 @@
-"""Who may call our gRPC server: the token in the metadata names the caller, before a byte of the body is read."""
+"""Who may call our gRPC server: the token in the metadata names the caller, before a byte of the
+body is read."""
 
 from __future__ import annotations
 
@@ -32,11 +33,18 @@ _MAKERS = {
 
 
 class Doorman(grpc.aio.ServerInterceptor):
-    """Refuses unknown tokens (UNAUTHENTICATED), banned peers (PERMISSION_DENIED) and a peer's call too many
-    (RESOURCE_EXHAUSTED), and ends the calls of a peer whose admission runs out (UNAUTHENTICATED).
-    ``banned(peer)`` is the seconds a peer has left outside, 0 for none; ``meter`` counts what passes, and holds it back."""
+    """Refuses unknown tokens (UNAUTHENTICATED), banned peers (PERMISSION_DENIED) and a peer's call
+    too many (RESOURCE_EXHAUSTED), and ends the calls of a peer whose admission runs out
+    (UNAUTHENTICATED). ``banned(peer)`` is the seconds a peer has left outside, 0 for none;
+    ``meter`` counts what passes, and holds it back."""
 
-    def __init__(self, tokens: Tokens, seats: Seats, banned: Callable[[PeerId], float], meter: Meter | None = None) -> None:
+    def __init__(
+        self,
+        tokens: Tokens,
+        seats: Seats,
+        banned: Callable[[PeerId], float],
+        meter: Meter | None = None,
+    ) -> None:
         self._tokens, self._seats, self._banned, self._meter = tokens, seats, banned, meter
         # A servicer's methods never change, so the wrapped ones are made once.
         self._counted = functools.lru_cache(maxsize=256)(self._count)
@@ -48,26 +56,36 @@ class Doorman(grpc.aio.ServerInterceptor):
                 return self._tokens.owner(str(value))
         return None
 
-    async def intercept_service(self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails) -> Any:
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
         peer = self.caller(handler_call_details.invocation_metadata)
         if peer is None:
             return _turn_away(grpc.StatusCode.UNAUTHENTICATED, "unknown token; shake hands first")
         if (left := self._banned(peer)) > 0:
-            return _turn_away(grpc.StatusCode.PERMISSION_DENIED, f"you are refused for {left:.0f} s")
+            return _turn_away(
+                grpc.StatusCode.PERMISSION_DENIED, f"you are refused for {left:.0f} s"
+            )
         if not self._seats.free(peer):
-            return _turn_away(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._seats.per_peer} calls of yours are open")
+            return _turn_away(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{self._seats.per_peer} calls of yours are open",
+            )
         handler: Any = await continuation(handler_call_details)
         if handler is None:
             return handler
         kind = handler.request_streaming, handler.response_streaming
-        inner = getattr(handler, f"{'stream' if kind[0] else 'unary'}_{'stream' if kind[1] else 'unary'}")
+        inner = getattr(
+            handler, f"{'stream' if kind[0] else 'unary'}_{'stream' if kind[1] else 'unary'}"
+        )
         taken, given = handler.request_deserializer, handler.response_serializer
         if self._meter is not None:
             taken, given = self._meter.into(taken, any(kind)), self._meter.out(given, any(kind))
         return _MAKERS[kind](self._counted(inner), taken, given)
 
     def _count(self, inner: Any) -> Any:
-        """``inner`` holding a seat while it runs; a generator function or a coroutine function, as it was."""
+        """``inner`` holding a seat while it runs; a generator function or a coroutine function, as
+        it was."""
         if inspect.isasyncgenfunction(inner):
 
             @functools.wraps(inner)
@@ -107,8 +125,13 @@ class Doorman(grpc.aio.ServerInterceptor):
         """A call's messages, waiting for their turns where a cap says so."""
         if self._meter is None or not self._meter.waits:
             return request, context
-        reads, sends = functools.partial(self._meter.reads, peer), functools.partial(self._meter.sends, peer)
-        return Paced(request, reads) if hasattr(request, "__aiter__") else request, PacedStream(context, reads, sends)
+        reads, sends = (
+            functools.partial(self._meter.reads, peer),
+            functools.partial(self._meter.sends, peer),
+        )
+        return Paced(request, reads) if hasattr(request, "__aiter__") else request, PacedStream(
+            context, reads, sends
+        )
 
     def _while_admitted(self, peer: PeerId) -> _Admitted:
         return _Admitted(self._tokens.left(peer))
@@ -119,12 +142,16 @@ class Doorman(grpc.aio.ServerInterceptor):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "unknown token; shake hands first")
             raise RuntimeError("unreachable")
         if not self._seats.take(peer):
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._seats.per_peer} calls of yours are open")
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{self._seats.per_peer} calls of yours are open",
+            )
         return peer
 
 
 class _Admitted:
-    """A block that is cancelled after ``left`` seconds, and then ends in peace with ``over`` set."""
+    """A block that is cancelled after ``left`` seconds, and then ends in peace with ``over``
+    set."""
 
     def __init__(self, left: float) -> None:
         self._left, self._timer, self.over = left, None, False
@@ -154,5 +181,6 @@ def _turn_away(code: grpc.StatusCode, why: str) -> grpc.RpcMethodHandler:
     async def refuse(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await context.abort(code, why)
 
-    # Stream to stream whatever the method is: gRPC reads a unary request before the method runs, a stream's only on demand.
+    # Stream to stream whatever the method is: gRPC reads a unary request before the method runs, a
+    # stream's only on demand.
     return grpc.stream_stream_rpc_method_handler(refuse)

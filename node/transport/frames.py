@@ -39,7 +39,8 @@ class StreamEnded(WireError):
 
 
 async def read_frame(reader: Reader, limit: int) -> bytes:
-    """The next message. Raises WireError above ``limit`` bytes, before they are read, StreamEnded when it ends early."""
+    """The next message. Raises WireError above ``limit`` bytes, before they are read, StreamEnded
+    when it ends early."""
     try:
         length = int.from_bytes(await reader.readexactly(_LENGTH), "big")
         if length > limit:
@@ -56,15 +57,19 @@ async def write_frame(writer: Writer, message: bytes) -> None:
 
 
 async def see_off(reader: Reader, timeout: float) -> None:
-    """Wait until the other side hangs up, at most ``timeout`` seconds. Who speaks last on a stream must do so before
-    closing it: p2pd makes a reset of our end, and that eats what the other side has not read yet."""
+    """Wait until the other side hangs up, at most ``timeout`` seconds. Who speaks last on a stream
+    must do so before closing it: p2pd makes a reset of our end, and that eats what the other side
+    has not read yet."""
     with contextlib.suppress(TimeoutError, OSError):
         async with asyncio.timeout(timeout):
             await reader.read(1)
 
 
-async def converse(streams: Streams, peer: PeerId, name: str, message: bytes, limit: int, timeout: float) -> bytes:
-    """One message to the handler ``name`` of ``peer``, one of at most ``limit`` bytes back. May be sent twice.
+async def converse(
+    streams: Streams, peer: PeerId, name: str, message: bytes, limit: int, timeout: float
+) -> bytes:
+    """One message to the handler ``name`` of ``peer``, one of at most ``limit`` bytes back. May be
+    sent twice.
 
     Raises PeerFault, also after ``timeout`` seconds; weight 1 for a message that is too long.
     """
@@ -73,7 +78,8 @@ async def converse(streams: Streams, peer: PeerId, name: str, message: bytes, li
             try:
                 return await _once(streams, peer, name, message, limit, timeout)
             except (OSError, StreamEnded):
-                # A connection to a p2pd that was started again looks alive until it is used; the second try makes a new one.
+                # A connection to a p2pd that was started again looks alive until it is used; the
+                # second try makes a new one.
                 return await _once(streams, peer, name, message, limit, timeout)
     except TimeoutError as e:
         raise PeerFault(peer, f"no answer on {name} in {timeout:g} s") from e
@@ -83,7 +89,9 @@ async def converse(streams: Streams, peer: PeerId, name: str, message: bytes, li
         raise PeerFault(peer, f"{name}: {e}", 1.0) from e
 
 
-async def _once(streams: Streams, peer: PeerId, name: str, message: bytes, limit: int, timeout: float) -> bytes:
+async def _once(
+    streams: Streams, peer: PeerId, name: str, message: bytes, limit: int, timeout: float
+) -> bytes:
     reader, writer = await streams.open_stream(peer, name, timeout)
     try:
         await write_frame(writer, message)

@@ -1,5 +1,6 @@
-"""How two peers meet: over a libp2p stream, where Noise has proven both PeerIds, each hands the other what the bulk
-plane needs: gRPC addresses, the certificate to pin, and a token that means "it is you" in later calls.
+"""How two peers meet: over a libp2p stream, where Noise has proven both PeerIds, each hands the
+other what the bulk plane needs: gRPC addresses, the certificate to pin, and a token that means "it
+is you" in later calls.
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ from node.core.errors import ExitCode, LocalFault, PeerFault, Refused, WireError
 from node.core.ids import PeerId
 from node.reach.secure import Secured
 from node.transport.addresses import grpc_target
-from node.transport.frames import Reader, Streams, Writer, converse, read_frame, see_off, write_frame
+from node.transport.frames import (
+    Reader,
+    Streams,
+    Writer,
+    converse,
+    read_frame,
+    see_off,
+    write_frame,
+)
 from node.transport.limits import PEERS_KEPT
 from node.transport.port import printable
 from node.transport.tls import check_certificate
@@ -36,7 +45,8 @@ ADDRESSES = 8
 
 
 class Parted(PeerFault):
-    """The other side said Farewell: ``code`` is the exit code its reason maps to (5 refused, 6 protocol or run)."""
+    """The other side said Farewell: ``code`` is the exit code its reason maps to (5 refused, 6
+    protocol or run)."""
 
     def __init__(self, peer: PeerId, reason: str, code: int) -> None:
         super().__init__(peer, f"says farewell: {reason}")
@@ -45,7 +55,8 @@ class Parted(PeerFault):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What we say about ourselves. ``run_id`` is empty for a rendezvous, which has no bulk plane."""
+    """What we say about ourselves. ``run_id`` is empty for a rendezvous, which has no bulk
+    plane."""
 
     run_id: str
     name: str
@@ -55,8 +66,8 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Acquaintance:
-    """A checked Hello. ``targets`` are what gRPC dials, ``mapped`` those of them that its router maps; ``token`` is what we
-    show this peer; ``until`` the Unix time when its admission ends."""
+    """A checked Hello. ``targets`` are what gRPC dials, ``mapped`` those of them that its router
+    maps; ``token`` is what we show this peer; ``until`` the Unix time when its admission ends."""
 
     peer: PeerId
     targets: tuple[str, ...]
@@ -70,14 +81,16 @@ class Acquaintance:
 
 
 Admit = Callable[[PeerId, Hello], float | None]
-"""Raises Refused for a peer that is not wanted; else the Unix time until which it may come, None for no end."""
+"""Raises Refused for a peer that is not wanted; else the Unix time until which it may come, None
+for no end."""
 
 
 class Tokens:
-    """One token for each peer, as long as this process lives or 4096 other peers have met us meanwhile.
+    """One token for each peer, as long as this process lives or 4096 other peers have met us
+    meanwhile.
 
-    A token is worth something only after :meth:`accept`, for we hand ours over before we have seen who the other is,
-    and no longer than its peer is admitted. ``wall`` is the clock, Unix seconds.
+    A token is worth something only after :meth:`accept`, for we hand ours over before we have seen
+    who the other is, and no longer than its peer is admitted. ``wall`` is the clock, Unix seconds.
     """
 
     def __init__(self, wall: Callable[[], float] = time.time) -> None:
@@ -87,7 +100,8 @@ class Tokens:
         self._accepted: dict[PeerId, float] = {}
 
     def issue(self, peer: PeerId) -> bytes:
-        """The token ``peer`` shall show us; the same when asked again, so that its older channels stay valid."""
+        """The token ``peer`` shall show us; the same when asked again, so that its older channels
+        stay valid."""
         token = self._of.pop(peer, None) or secrets.token_bytes(TOKEN_BYTES)
         self._of[peer] = token
         self._owner[_key(token.hex())] = peer
@@ -96,7 +110,8 @@ class Tokens:
         return token
 
     def owner(self, shown: str) -> PeerId | None:
-        """Who was given this token (hex); None for nobody. What is compared is a hash, so timing tells nothing."""
+        """Who was given this token (hex); None for nobody. What is compared is a hash, so timing
+        tells nothing."""
         peer = self._owner.get(_key(shown))
         return peer if peer is not None and self.knows(peer) else None
 
@@ -115,9 +130,14 @@ class Tokens:
         return max(0.0, until - self._wall()) if until < math.inf else until
 
     def proves(self, peer: PeerId, message: bytes, shown: bytes) -> bool:
-        """Whether ``shown`` is HMAC-SHA256 of ``message`` under the token of ``peer``, which must be accepted."""
+        """Whether ``shown`` is HMAC-SHA256 of ``message`` under the token of ``peer``, which must
+        be accepted."""
         token = self._of.get(peer)
-        return token is not None and self.knows(peer) and hmac.compare_digest(shown, hmac.digest(token, message, "sha256"))
+        return (
+            token is not None
+            and self.knows(peer)
+            and hmac.compare_digest(shown, hmac.digest(token, message, "sha256"))
+        )
 
     def revoke(self, peer: PeerId) -> None:
         """Forget the peer's token; its next call is refused until it has met us again."""
@@ -139,25 +159,33 @@ class Handshake:
         certificate: bytes,
         admit: Admit,
     ) -> None:
-        """``addresses()``: those others should dial for gRPC, and those of them that a router maps."""
+        """``addresses()``: those others should dial for gRPC, and those of them that a router
+        maps."""
         self._streams, self._tokens, self._facts = streams, tokens, facts
         self._addresses, self._certificate, self._admit = addresses, certificate, admit
 
     async def greet(self, peer: PeerId, timeout: float) -> Acquaintance:
-        """Meet ``peer``. Raises PeerFault: unreachable, silent, talking nonsense (weight 1), or Parted."""
+        """Meet ``peer``. Raises PeerFault: unreachable, silent, talking nonsense (weight 1), or
+        Parted."""
         if not self._facts().run_id:
             raise PeerFault(peer, "we serve no run, so there is nothing to call it for")
         greeting = HandshakeFrame(hello=self._hello(peer)).SerializeToString()
-        return self._understand(peer, await converse(self._streams, peer, STREAM, greeting, FRAME_BYTES, timeout))
+        return self._understand(
+            peer, await converse(self._streams, peer, STREAM, greeting, FRAME_BYTES, timeout)
+        )
 
     async def greet_over(self, peer: PeerId, stream: Secured, timeout: float) -> Acquaintance:
         """The same over a private stream that has proven ``peer``; it is closed afterwards."""
         try:
             async with asyncio.timeout(timeout):
-                await write_frame(stream, HandshakeFrame(hello=self._hello(peer)).SerializeToString())
+                await write_frame(
+                    stream, HandshakeFrame(hello=self._hello(peer)).SerializeToString()
+                )
                 return self._understand(peer, await read_frame(stream, FRAME_BYTES))
         except (TimeoutError, OSError, WireError) as e:
-            raise PeerFault(peer, f"the handshake through a relay broke off: {e or 'no answer in time'}") from e
+            raise PeerFault(
+                peer, f"the handshake through a relay broke off: {e or 'no answer in time'}"
+            ) from e
         finally:
             stream.close()
 
@@ -175,7 +203,8 @@ class Handshake:
             raise PeerFault(peer, str(e)) from e
 
     async def answer(self, peer: PeerId, reader: Reader, writer: Writer) -> Acquaintance | None:
-        """Answer a greeting with Hello, or with Farewell and None. Raises WireError for nonsense, after saying so."""
+        """Answer a greeting with Hello, or with Farewell and None. Raises WireError for nonsense,
+        after saying so."""
         frame = _parse(await read_frame(reader, FRAME_BYTES))
         met = nonsense = None
         try:
@@ -214,7 +243,10 @@ class Handshake:
             text = f"you speak protocol {hello.protocol}, we speak {PROTOCOL}"
             raise LocalFault(text, "install the same version of tutti", ExitCode.PROTOCOL)
         if not ours or hello.run_id != ours:
-            text = f"you train run {printable(hello.run_id)[:12] or '(none)'}, we train {ours[:12] or '(none)'}"
+            text = (
+                f"you train run {printable(hello.run_id)[:12] or '(none)'}, we train "
+                f"{ours[:12] or '(none)'}"
+            )
             raise LocalFault(text, "check the invite", ExitCode.PROTOCOL)
         until = self._admit(peer, hello)
         until = math.inf if until is None else until

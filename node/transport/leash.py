@@ -1,8 +1,10 @@
-"""Runs a program that must not outlive the process that wanted it: ``leash.py PARENT_PID PROGRAM ARGUMENT…``.
+"""Runs a program that must not outlive the process that wanted it: ``leash.py PARENT_PID PROGRAM
+ARGUMENT…``.
 
-The kernel kills it when its parent dies, whatever the parent died of, and a Ctrl-C typed at the parent's terminal
-does not reach it, so that the parent can still say goodbye through it. Replaces itself by the program (same pid).
-Standard library only and started as a script: this runs in the child.
+The kernel kills it when its parent dies, whatever the parent died of, and a Ctrl-C typed at the
+parent's terminal does not reach it, so that the parent can still say goodbye through it. Replaces
+itself by the program (same pid). Standard library only and started as a script: this runs in the
+child.
 """
 
 import ctypes

@@ -1,4 +1,5 @@
-"""How much of us one stranger may take: seats for things that last, a rate for things that happen. Pure."""
+"""How much of us one stranger may take: seats for things that last, a rate for things that happen.
+Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ class Seats:
 
 
 class Busiest:
-    """Bytes moved in the busiest second of the last minute. ``now`` is in seconds of a steady clock."""
+    """Bytes moved in the busiest second of the last minute. ``now`` is in seconds of a steady
+    clock."""
 
     def __init__(self) -> None:
         self._seconds: deque[list[int]] = deque(maxlen=60)
@@ -59,9 +61,12 @@ class Busiest:
     def rates(self, now: float) -> tuple[float, float]:
         """Bytes a second sent and received, zeros for nothing lately."""
         fresh = [row for row in self._seconds if now - row[0] < 60]
-        return max((float(r[1]) for r in fresh), default=0.0), max((float(r[2]) for r in fresh), default=0.0)
+        return max((float(r[1]) for r in fresh), default=0.0), max(
+            (float(r[2]) for r in fresh), default=0.0
+        )
 
     def mean(self, now: float, seconds: float) -> tuple[float, float]:
-        """Bytes a second sent and received, over the last ``seconds`` (60 at most) without the one under way."""
+        """Bytes a second sent and received, over the last ``seconds`` (60 at most) without the one
+        under way."""
         fresh = [row for row in self._seconds if 0 < int(now) - row[0] <= seconds]
         return sum(r[1] for r in fresh) / seconds, sum(r[2] for r in fresh) / seconds

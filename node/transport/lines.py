@@ -1,6 +1,6 @@
-"""The caller's side: one line (gRPC channel) to each peer, dialled when first wanted, dropped when it breaks, replaced by a better one.
-Enters: peers that are wanted. Leaves: channels; what was tried on the way.
-Never: a choice of when to try for better (that is :mod:`node.reach.ladder`)."""
+"""The caller's side: one line (gRPC channel) to each peer, dialled when first wanted, dropped when
+it breaks, replaced by a better one. Enters: peers that are wanted. Leaves: channels; what was tried
+on the way. Never: a choice of when to try for better (that is :mod:`node.reach.ladder`)."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ if TYPE_CHECKING:
     from node.transport.relays import Relays
 
 RETIRE_S, FINISH_S = 5.0, 120.0
-"""A forgotten channel takes calls for RETIRE_S more, for who has just asked for it, then FINISH_S to finish them."""
+"""A forgotten channel takes calls for RETIRE_S more, for who has just asked for it, then FINISH_S
+to finish them."""
 
 REDIAL_S, LOST_FOR_S = 2.0, 30.0
-"""A peer whose connection broke less than LOST_FOR_S ago is probably dead: it has REDIAL_S to prove the contrary, or as long as a dial
-is measured to take here."""
+"""A peer whose connection broke less than LOST_FOR_S ago is probably dead: it has REDIAL_S to prove
+the contrary, or as long as a dial is measured to take here."""
 
 HEAD_START_S = 0.5
 """What a better way is ahead of the next one when both are tried at the same time."""
@@ -48,7 +49,8 @@ READY, FAILED = grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIE
 
 @dataclass(eq=False)
 class Line:
-    """A working channel to a peer. ``via``: the relay it goes through, "" for none; ``since`` Unix seconds."""
+    """A working channel to a peer. ``via``: the relay it goes through, "" for none; ``since`` Unix
+    seconds."""
 
     met: Acquaintance
     rung: Rung
@@ -72,9 +74,10 @@ class Tried:
 
 
 class Lines:
-    """``greet`` shakes hands with a peer over libp2p, ``greet_through(peer, relay)`` through a relay, ``punch(peer)`` and
-    ``connect(peer)`` make a libp2p connection; all raise PeerFault. ``runtime`` is a 0700 directory for sockets; ``meter``
-    counts calls, ``carried`` the bytes of tunnels."""
+    """``greet`` shakes hands with a peer over libp2p, ``greet_through(peer, relay)`` through a
+    relay, ``punch(peer)`` and ``connect(peer)`` make a libp2p connection; all raise PeerFault.
+    ``runtime`` is a 0700 directory for sockets; ``meter`` counts calls, ``carried`` the bytes of
+    tunnels."""
 
     def __init__(
         self,
@@ -90,7 +93,13 @@ class Lines:
         carried: Callable[[int], None] = lambda count: None,
     ) -> None:
         self._patience = patience or Patience()
-        self._streams, self._settings, self._greet, self._meter, self._carried = streams, settings, greet, meter, carried
+        self._streams, self._settings, self._greet, self._meter, self._carried = (
+            streams,
+            settings,
+            greet,
+            meter,
+            carried,
+        )
         self._runtime, self._journal, self._tasks, self._punch = runtime, journal, tasks, punch
         self.relays: Relays | None = None
         self.greet_through: Callable[[PeerId, PeerId], Awaitable[Acquaintance]] = _no_relay
@@ -118,7 +127,8 @@ class Lines:
         return dict(known.outcome) if known else {}
 
     async def get(self, peer: PeerId) -> Line:
-        """The line to ``peer``, dialled once however many ask at the same time. Raises PeerFault."""
+        """The line to ``peer``, dialled once however many ask at the same time. Raises
+        PeerFault."""
         line = self._lines.get(peer)
         if line is not None:
             if line.met.until > time.time():
@@ -127,7 +137,9 @@ class Lines:
             self.forget(peer, line)
         dialling = self._dialling.get(peer)
         if dialling is None:
-            dialling = self._dialling[peer] = self._tasks.spawn(self._dial(peer), f"dial {short(peer)}")
+            dialling = self._dialling[peer] = self._tasks.spawn(
+                self._dial(peer), f"dial {short(peer)}"
+            )
             dialling.add_done_callback(lambda _: self._dialling.pop(peer, None))
         try:
             # Shielded: others may be waiting for the same dialling when this caller is cancelled.
@@ -142,7 +154,8 @@ class Lines:
         return made
 
     def forget(self, peer: PeerId, line: Line | None = None) -> bool:
-        """Drop the peer's line, or only ``line`` if that is still the one. The next ``get`` dials anew."""
+        """Drop the peer's line, or only ``line`` if that is still the one. The next ``get`` dials
+        anew."""
         current = self._lines.get(peer)
         if current is None or (line is not None and current is not line):
             return False
@@ -152,7 +165,8 @@ class Lines:
         return True
 
     def doubt(self, peer: PeerId) -> None:
-        """Others say that it is dead: who waits for a dial to it waits no longer, and the next one is a short one."""
+        """Others say that it is dead: who waits for a dial to it waits no longer, and the next one
+        is a short one."""
         self._lost[peer] = time.monotonic()
         if (dialling := self._dialling.get(peer)) is not None:
             dialling.cancel()
@@ -163,7 +177,7 @@ class Lines:
         for line in lines:
             await _end(line)
 
-    # ------------------------------------------------------------ the first line
+    # ----------------------------------------------------------- the first line
 
     async def _dial(self, peer: PeerId) -> Line | PeerFault:
         began = time.monotonic()
@@ -188,8 +202,11 @@ class Lines:
             ways.append((f"relay {short(relay)}", self._through(peer, relay)))
         return await self._race(peer, ways)
 
-    async def _race(self, peer: PeerId, ways: Sequence[tuple[str, Coroutine[Any, Any, Line]]]) -> Line:
-        """Start each way ``HEAD_START_S`` after the one before, or when that has failed; the first line wins. Raises PeerFault."""
+    async def _race(
+        self, peer: PeerId, ways: Sequence[tuple[str, Coroutine[Any, Any, Line]]]
+    ) -> Line:
+        """Start each way ``HEAD_START_S`` after the one before, or when that has failed; the first
+        line wins. Raises PeerFault."""
         reasons: dict[str, PeerFault] = {}
         waiting, running = list(ways), dict[asyncio.Task[Line | PeerFault], str]()
         try:
@@ -198,12 +215,16 @@ class Lines:
                     name, way = waiting.pop(0)
                     running[self._tasks.spawn(_caught(way), f"dial {short(peer)} {name}")] = name
                 done, _ = await asyncio.wait(
-                    running, timeout=HEAD_START_S if waiting else None, return_when=asyncio.FIRST_COMPLETED
+                    running,
+                    timeout=HEAD_START_S if waiting else None,
+                    return_when=asyncio.FIRST_COMPLETED,
                 )
                 won: Line | None = None
                 for one in done:
                     name, made = running.pop(one), one.result()
-                    self._of(peer).outcome[name] = made.reason if isinstance(made, PeerFault) else ""
+                    self._of(peer).outcome[name] = (
+                        made.reason if isinstance(made, PeerFault) else ""
+                    )
                     if isinstance(made, PeerFault):
                         reasons[name] = made
                     elif won is None:
@@ -222,7 +243,9 @@ class Lines:
         if len(reasons) == 1:
             raise first
         raise PeerFault(
-            peer, "; ".join(f"{name}: {e.reason}" for name, e in reasons.items()), max(e.weight for e in reasons.values())
+            peer,
+            "; ".join(f"{name}: {e.reason}" for name, e in reasons.items()),
+            max(e.weight for e in reasons.values()),
         )
 
     def _discard(self, late: asyncio.Task[Line | PeerFault]) -> None:
@@ -232,8 +255,11 @@ class Lines:
 
     async def _over_libp2p(self, peer: PeerId) -> Line:
         met = await self._greet(peer)
-        # It lives. If it is the wire to its address that died, that takes a while to find out, and the tunnel is left.
-        ways: list[tuple[str, Coroutine[Any, Any, Line]]] = [("tcp", self._direct(met))] if met.targets else []
+        # It lives. If it is the wire to its address that died, that takes a while to find out, and
+        # the tunnel is left.
+        ways: list[tuple[str, Coroutine[Any, Any, Line]]] = (
+            [("tcp", self._direct(met))] if met.targets else []
+        )
         return await self._race(peer, [*ways, ("tunnel", self._tunnelled(met))])
 
     async def _through(self, peer: PeerId, relay: PeerId) -> Line:
@@ -254,10 +280,13 @@ class Lines:
         for callback in self.on_up:
             callback(peer)
 
-    # ------------------------------------------------------------ a better one
+    # ----------------------------------------------------------- a better one
 
     def climb(
-        self, now: float, punch: Callable[[PeerId], Awaitable[None]], connect: Callable[[PeerId], Awaitable[None]]
+        self,
+        now: float,
+        punch: Callable[[PeerId], Awaitable[None]],
+        connect: Callable[[PeerId], Awaitable[None]],
     ) -> None:
         """Start whatever attempt at a better line is due."""
         for peer, line in self._lines.items():
@@ -267,7 +296,9 @@ class Lines:
             attempt = None if known.busy else known.climb.due(now)
             if attempt is not None:
                 known.busy = True
-                self._tasks.spawn(self._better(peer, line, attempt, punch, connect), f"climb {short(peer)}")
+                self._tasks.spawn(
+                    self._better(peer, line, attempt, punch, connect), f"climb {short(peer)}"
+                )
         if len(self._tried) > 4 * max(64, len(self._lines)):
             self._tried = {p: t for p, t in self._tried.items() if p in self._lines or t.busy}
 
@@ -277,7 +308,10 @@ class Lines:
             known.climb.news(time.monotonic())
 
     async def improve(
-        self, peer: PeerId, punch: Callable[[PeerId], Awaitable[None]], connect: Callable[[PeerId], Awaitable[None]]
+        self,
+        peer: PeerId,
+        punch: Callable[[PeerId], Awaitable[None]],
+        connect: Callable[[PeerId], Awaitable[None]],
     ) -> None:
         """Try every better way once, now; used by ``tutti ping``."""
         known, line = self._of(peer), self._lines.get(peer)
@@ -286,16 +320,27 @@ class Lines:
         known.climb.news(time.monotonic())
         known.climb.connected = _RUNGS.get(self.how(peer), Rung.NONE)
         known.climb.dialable = bool(line.met.targets)
-        while (attempt := known.climb.due(time.monotonic())) is not None and (line := self._lines.get(peer)) is not None:
+        while (attempt := known.climb.due(time.monotonic())) is not None and (
+            line := self._lines.get(peer)
+        ) is not None:
             known.busy = True
             await self._better(peer, line, attempt, punch, connect)
 
     async def _better(
-        self, peer: PeerId, line: Line, attempt: Attempt,
-        punch: Callable[[PeerId], Awaitable[None]], connect: Callable[[PeerId], Awaitable[None]],
-    ) -> None:  # fmt: skip
+        self,
+        peer: PeerId,
+        line: Line,
+        attempt: Attempt,
+        punch: Callable[[PeerId], Awaitable[None]],
+        connect: Callable[[PeerId], Awaitable[None]],
+    ) -> None:
         known = self._of(peer)
-        name = {Attempt.DIAL: "tcp", Attempt.CONNECT: "libp2p", Attempt.PUNCH: "punch", Attempt.TUNNEL: "tunnel"}[attempt]
+        name = {
+            Attempt.DIAL: "tcp",
+            Attempt.CONNECT: "libp2p",
+            Attempt.PUNCH: "punch",
+            Attempt.TUNNEL: "tunnel",
+        }[attempt]
         made, why = None, ""
         try:
             async with asyncio.timeout(4 * self._dial_s(peer)):
@@ -304,8 +349,14 @@ class Lines:
                 elif attempt is Attempt.CONNECT:
                     await connect(peer)
                 # Its addresses, or it itself, may be others than when it was met.
-                met = await (self.greet_through(peer, line.via) if self._only_relayed(line, attempt) else self._greet(peer))
-                made = await (self._direct(met) if attempt is Attempt.DIAL else self._tunnelled(met))
+                met = await (
+                    self.greet_through(peer, line.via)
+                    if self._only_relayed(line, attempt)
+                    else self._greet(peer)
+                )
+                made = await (
+                    self._direct(met) if attempt is Attempt.DIAL else self._tunnelled(met)
+                )
         except PeerFault as e:
             why = e.reason
         except TimeoutError:
@@ -329,7 +380,7 @@ class Lines:
             known = self._tried[peer] = Tried(Climb(self._punch))
         return known
 
-    # ------------------------------------------------------------ channels
+    # ----------------------------------------------------------- channels
 
     async def _direct(self, met: Acquaintance) -> Line:
         """TCP to the first of its addresses that answers. Raises PeerFault."""
@@ -344,7 +395,9 @@ class Lines:
                     await channel.close()
             return (target, channel) if good else None
 
-        trying = {self._tasks.spawn(one(target), f"tcp {short(met.peer)}") for target in met.targets}
+        trying = {
+            self._tasks.spawn(one(target), f"tcp {short(met.peer)}") for target in met.targets
+        }
         won: tuple[str, LabelledChannel] | None = None
         try:
             while trying and won is None:
@@ -358,16 +411,26 @@ class Lines:
             for task in trying:
                 task.cancel()
         if won is None:
-            raise PeerFault(met.peer, f"none of its {len(met.targets)} addresses answers in {patience:.3g} s")
+            raise PeerFault(
+                met.peer, f"none of its {len(met.targets)} addresses answers in {patience:.3g} s"
+            )
         target, channel = won
-        return Line(met, Rung.MAPPED if target in met.mapped else Rung.DIRECT, channel, None, time.time())
+        return Line(
+            met, Rung.MAPPED if target in met.mapped else Rung.DIRECT, channel, None, time.time()
+        )
 
     async def _tunnelled(self, met: Acquaintance, relay: PeerId | None = None) -> Line:
         timeout = 2 * self._dial_s(met.peer)
         streams = self._streams
         if relay is not None and self.relays is not None:
             streams = self.relays.through(relay, met.token)
-        tunnel = Tunnel(streams, met.peer, self._runtime / f"tunnel-{next(self._numbers)}.sock", timeout, self._carried)
+        tunnel = Tunnel(
+            streams,
+            met.peer,
+            self._runtime / f"tunnel-{next(self._numbers)}.sock",
+            timeout,
+            self._carried,
+        )
         await tunnel.start()
         channel, good = self._channel(met, tunnel.target, relayed=relay is not None), False
         try:
@@ -377,13 +440,18 @@ class Lines:
                 await channel.close()
                 await tunnel.close()
         if good:
-            rung = Rung.RELAYED if relay is not None else _RUNGS.get(self.how(met.peer), Rung.TUNNEL)
+            rung = (
+                Rung.RELAYED if relay is not None else _RUNGS.get(self.how(met.peer), Rung.TUNNEL)
+            )
             return Line(met, rung, channel, tunnel, time.time(), relay or PeerId(""))
         raise PeerFault(met.peer, f"no tunnel to its gRPC server came up in {timeout:.3g} s")
 
     def _dial_s(self, peer: PeerId) -> float:
-        """For one address: as dials of this peer were measured to take, and not below what the operator sets."""
-        return self._patience.within(("dial", peer), self._settings.dial_timeout_s, time.monotonic())
+        """For one address: as dials of this peer were measured to take, and not below what the
+        operator sets."""
+        return self._patience.within(
+            ("dial", peer), self._settings.dial_timeout_s, time.monotonic()
+        )
 
     def _channel(self, met: Acquaintance, target: str, relayed: bool = False) -> LabelledChannel:
         settings = self._settings
@@ -393,11 +461,13 @@ class Lines:
             ("grpc.initial_reconnect_backoff_ms", 500),
             ("grpc.max_reconnect_backoff_ms", 5000),
             ("grpc.use_local_subchannel_pool", 1),
-            # Peers are dialled, never a proxy from the environment, and a peer's name says nothing about balancing.
+            # Peers are dialled, never a proxy from the environment, and a peer's name says nothing
+            # about balancing.
             ("grpc.enable_http_proxy", 0),
             ("grpc.service_config_disable_resolution", 1),
         ]
-        # The one root is the one certificate the handshake delivered: whoever shows another is not the peer.
+        # The one root is the one certificate the handshake delivered: whoever shows another is not
+        # the peer.
         pinned = grpc.ssl_channel_credentials(root_certificates=met.certificate)
         raw = grpc.aio.secure_channel(target, pinned, options=options)
         peer = met.peer
@@ -410,7 +480,9 @@ class Lines:
             raw,
             ((TOKEN_KEY, met.token),),
             fresh,
-            lambda call: call.add_done_callback(lambda done: self._tasks.spawn(self._look(peer, channel, done), "look")),
+            lambda call: call.add_done_callback(
+                lambda done: self._tasks.spawn(self._look(peer, channel, done), "look")
+            ),
             self._meter,
             peer,
         )
@@ -429,7 +501,8 @@ class Lines:
             return False
 
     async def _watch(self, line: Line) -> None:
-        """Forget the line as soon as its connection breaks, so that the next call dials instead of waiting in backoff."""
+        """Forget the line as soon as its connection breaks, so that the next call dials instead of
+        waiting in backoff."""
         peer = line.met.peer
         while line.channel.get_state() is READY:
             await line.channel.wait_for_state_change(READY)
@@ -437,12 +510,19 @@ class Lines:
             self._lost[peer] = time.monotonic()
             if line.via and self.relays is not None:
                 self.relays.blame(line.via, time.monotonic())
-            self._journal.emit("transport", "line-lost", f"lost {line.met.name or short(peer)}", peer=peer, path=line.path)
+            self._journal.emit(
+                "transport",
+                "line-lost",
+                f"lost {line.met.name or short(peer)}",
+                peer=peer,
+                path=line.path,
+            )
             for callback in self.on_lost:
                 callback(peer)
 
     async def _look(self, peer: PeerId, channel: LabelledChannel, call: Any) -> None:
-        # A stream cannot be repeated for its caller, but its next one should not meet the same refusal.
+        # A stream cannot be repeated for its caller, but its next one should not meet the same
+        # refusal.
         if await call.code() is grpc.StatusCode.UNAUTHENTICATED:
             self._drop(peer, channel)
 

@@ -1,8 +1,9 @@
-"""The transport without a network: real gRPC servers, insecure, on loopback; of one process, unless told of another.
+"""The transport without a network: real gRPC servers, insecure, on loopback; of one process, unless
+told of another.
 
-Same port as ``service.Transport``. Who calls is written in the metadata and believed, so this is for tests and
-one-process demonstrations only. Faults are made with :meth:`MemoryNet.kill`, :meth:`MemoryNet.cut` and
-:meth:`MemoryNet.mute`.
+Same port as ``service.Transport``. Who calls is written in the metadata and believed, so this is
+for tests and one-process demonstrations only. Faults are made with :meth:`MemoryNet.kill`,
+:meth:`MemoryNet.cut` and :meth:`MemoryNet.mute`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from node.transport.port import PeerLink, translate
 
 PEER_KEY = "tutti-peer"
 _OPTIONS = (("grpc.max_receive_message_length", 64 << 20), ("grpc.so_reuseport", 0))
-_CHANNEL_OPTIONS = (("grpc.max_receive_message_length", 64 << 20), ("grpc.use_local_subchannel_pool", 1))
+_CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.use_local_subchannel_pool", 1),
+)
 
 
 class MemoryNet:
@@ -36,7 +40,8 @@ class MemoryNet:
         self._muted: set[PeerId] = set()
 
     def transport(self, peer: PeerId | str) -> MemoryTransport:
-        """A new transport for ``peer``; replaces a dead one of the same name. Call its ``start()`` after the servicers are added."""
+        """A new transport for ``peer``; replaces a dead one of the same name. Call its ``start()``
+        after the servicers are added."""
         made = MemoryTransport(self, PeerId(peer))
         self.transports[made.peer_id] = made
         return made
@@ -63,7 +68,8 @@ class MemoryNet:
         self._cut -= {(a, b), (b, a)}
 
     def mute(self, peer: PeerId, muted: bool = True) -> None:
-        """New calls to the peer are accepted and never answered: what a frozen process looks like."""
+        """New calls to the peer are accepted and never answered: what a frozen process looks
+        like."""
         (self._muted.add if muted else self._muted.discard)(peer)
 
     async def close(self) -> None:
@@ -95,13 +101,17 @@ class MemoryTransport:
     @property
     def server(self) -> grpc.aio.Server:
         if self._server is None:  # made late: gRPC wants the loop that will run it
-            self._server = grpc.aio.server(interceptors=[_Doorman(self._net, self.peer_id)], options=_OPTIONS)
+            self._server = grpc.aio.server(
+                interceptors=[_Doorman(self._net, self.peer_id)], options=_OPTIONS
+            )
         return self._server
 
     async def start(self) -> None:
         """Begin to serve on a free loopback port."""
         ping = grpc.unary_unary_rpc_method_handler(_echo)
-        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("tutti.v1.Link", {"Ping": ping}),))
+        self.server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("tutti.v1.Link", {"Ping": ping}),)
+        )
         port = self.server.add_insecure_port("127.0.0.1:0")
         await self.server.start()
         self.address = f"127.0.0.1:{port}"
@@ -184,7 +194,11 @@ class _Doorman(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        names = [PeerId(str(v)) for k, v in handler_call_details.invocation_metadata or () if k == PEER_KEY]
+        names = [
+            PeerId(str(v))
+            for k, v in handler_call_details.invocation_metadata or ()
+            if k == PEER_KEY
+        ]
         if self._net.is_muted(self._me):
             return grpc.stream_stream_rpc_method_handler(_silence)
         if not names:

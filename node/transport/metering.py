@@ -1,4 +1,5 @@
-"""gRPC's messages counted as they are serialised, and held back where a cap says so. See :mod:`node.transport.traffic`."""
+"""gRPC's messages counted as they are serialised, and held back where a cap says so. See
+:mod:`node.transport.traffic`."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ Coder = Callable[[Any], Any] | None
 
 
 class Meter:
-    """``traffic`` at the places where messages leave and come. Streams wait where there is a cap; calls of one message each way
-    count and never wait."""
+    """``traffic`` at the places where messages leave and come. Streams wait where there is a cap;
+    calls of one message each way count and never wait."""
 
     def __init__(self, traffic: Traffic) -> None:
         self.traffic = traffic
@@ -58,10 +59,15 @@ def size_of(message: Any) -> int:
 
 
 class Paced:
-    """``messages``, each after ``turn(message)``. Unlike a generator it goes on after it was cancelled."""
+    """``messages``, each after ``turn(message)``. Unlike a generator it goes on after it was
+    cancelled."""
 
-    def __init__(self, messages: AsyncIterable[Any] | Iterable[Any], turn: Callable[[Any], Awaitable[None]]) -> None:
-        self._messages: Any = aiter(messages) if isinstance(messages, AsyncIterable) else iter(messages)
+    def __init__(
+        self, messages: AsyncIterable[Any] | Iterable[Any], turn: Callable[[Any], Awaitable[None]]
+    ) -> None:
+        self._messages: Any = (
+            aiter(messages) if isinstance(messages, AsyncIterable) else iter(messages)
+        )
         self._turn = turn
 
     def __aiter__(self) -> Paced:
@@ -80,10 +86,15 @@ class Paced:
 
 
 class PacedStream:
-    """A call or a servicer's context whose messages wait: ``read`` hands on after ``reads(message)``, ``write`` sends after
-    ``sends(message)``. All else is ``raw``'s."""
+    """A call or a servicer's context whose messages wait: ``read`` hands on after
+    ``reads(message)``, ``write`` sends after ``sends(message)``. All else is ``raw``'s."""
 
-    def __init__(self, raw: Any, reads: Callable[[Any], Awaitable[None]], sends: Callable[[Any], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        raw: Any,
+        reads: Callable[[Any], Awaitable[None]],
+        sends: Callable[[Any], Awaitable[None]],
+    ) -> None:
         self._raw, self._reads, self._sends = raw, reads, sends
 
     def __getattr__(self, name: str) -> Any:

@@ -1,7 +1,9 @@
-"""The p2p daemon (hivemind's p2pd, go-libp2p) under supervision: streams between proven PeerIds, whatever the NAT.
+"""The p2p daemon (hivemind's p2pd, go-libp2p) under supervision: streams between proven PeerIds,
+whatever the NAT.
 
-p2pd is a child process spoken to over unix sockets in a directory of our own. hivemind starts it but never notices
-its death; this file does, starts it again with the same identity and ports, and gives it the stream handlers back.
+p2pd is a child process spoken to over unix sockets in a directory of our own. hivemind starts it
+but never notices its death; this file does, starts it again with the same identity and ports, and
+gives it the stream handlers back.
 """
 
 from __future__ import annotations
@@ -23,7 +25,13 @@ import node.core.bare  # noqa: F401  first: hivemind without its averager and op
 # isort: split
 from hivemind.p2p import P2P
 from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID, StreamInfo
-from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure, P2PDaemonError, raise_if_failed, read_pbmsg_safe, write_pbmsg
+from hivemind.p2p.p2p_daemon_bindings.utils import (
+    ControlFailure,
+    P2PDaemonError,
+    raise_if_failed,
+    read_pbmsg_safe,
+    write_pbmsg,
+)
 from hivemind.proto import p2pd_pb2 as _p2pd_pb2
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
@@ -51,7 +59,8 @@ STREAM_BUFFER = 1 << 20
 """Bytes read ahead of the reader of a stream; above it p2pd, and so the sender, has to wait."""
 HEALTH_EVERY_S, HEALTH_TIMEOUT_S, HEALTH_TIMES = 10.0, 15.0, 2
 LAUNCH_S = 90.0
-"""For p2pd to say that it is up: where two dozen start on two cores it takes a while. One that fails says so at once."""
+"""For p2pd to say that it is up: where two dozen start on two cores it takes a while. One that
+fails says so at once."""
 LINKS_EVERY_S = 2.0
 """Between two looks at whom p2pd is connected to."""
 FIRST_DELAY_S, LONGEST_DELAY_S, STABLE_S = 0.05, 10.0, 60.0
@@ -76,7 +85,8 @@ class P2pDaemon:
     ) -> None:
         self.peer_id, self.restarts = identity.peer_id, 0
         self.slack: Callable[[], float] = lambda: 0.0
-        """Seconds that this process ran late lately: its child on the same machine has so much longer to answer."""
+        """Seconds that this process ran late lately: its child on the same machine has so much
+        longer to answer."""
         self._runtime = RuntimeDirectory()
         self.runtime = self._runtime.path
         """A directory 0700 for sockets, gone after :meth:`close`."""
@@ -86,12 +96,16 @@ class P2pDaemon:
         self._on_up: list[UpCallback] = []
         self._book = AddressBook(self.peer_id)
         self._bootstrap = Bootstrap(self.connect, journal)
-        self._seats, self._relayed = Seats(STREAMS_PER_PEER, STREAMS), Seats(RELAYED_PER_PEER, RELAYED)
+        self._seats, self._relayed = (
+            Seats(STREAMS_PER_PEER, STREAMS),
+            Seats(RELAYED_PER_PEER, RELAYED),
+        )
         self._carriers: set[str] = set()
         self._links: dict[PeerId, tuple[str, ...]] = {}
         self._punched: set[PeerId] = set()
         self._up = asyncio.Event()
-        # hivemind is not typed, and what supervision needs of it (client and child process) is private there.
+        # hivemind is not typed, and what supervision needs of it (client and child process) is
+        # private there.
         self._p2p: Any = None
         self._joining: asyncio.Task[None] | None = None
         self._addresses: tuple[str, ...] = ()
@@ -101,9 +115,12 @@ class P2pDaemon:
 
     @property
     def p2p(self) -> Any:
-        """The hivemind P2P of the running child; another object after a restart. Raises NetworkFault while there is none."""
+        """The hivemind P2P of the running child; another object after a restart. Raises
+        NetworkFault while there is none."""
         if self._p2p is None:
-            raise NetworkFault("the p2p daemon is not running", "wait a moment; it is restarted by itself")
+            raise NetworkFault(
+                "the p2p daemon is not running", "wait a moment; it is restarted by itself"
+            )
         return self._p2p
 
     @property
@@ -117,7 +134,8 @@ class P2pDaemon:
         return dict(self._bootstrap.results)
 
     def addresses(self) -> list[str]:
-        """Multiaddrs under which others may reach us, each ending in our PeerId. Refreshed every few seconds."""
+        """Multiaddrs under which others may reach us, each ending in our PeerId. Refreshed every
+        few seconds."""
         return list(self._addresses)
 
     @property
@@ -131,12 +149,13 @@ class P2pDaemon:
         return self._ports[0]
 
     def links(self) -> dict[PeerId, tuple[str, ...]]:
-        """Peers p2pd has a connection to, with the multiaddrs of their ends of it; at most a few seconds old."""
+        """Peers p2pd has a connection to, with the multiaddrs of their ends of it; at most a few
+        seconds old."""
         return dict(self._links)
 
     def how(self, peer: PeerId) -> str:
-        """How the connection to a peer came about: "tunnel" (it was dialled at an address it announces), "punched",
-        "reversed" (the peer dialled us), or "" where there is none."""
+        """How the connection to a peer came about: "tunnel" (it was dialled at an address it
+        announces), "punched", "reversed" (the peer dialled us), or "" where there is none."""
         ends = self._links.get(peer)
         if ends is None:
             return ""
@@ -154,7 +173,9 @@ class P2pDaemon:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 found = await self.p2p.list_peers()
         except (*_GONE, TimeoutError) as e:
-            raise NetworkFault("the p2p daemon does not answer", "wait a moment; it is restarted by itself") from e
+            raise NetworkFault(
+                "the p2p daemon does not answer", "wait a moment; it is restarted by itself"
+            ) from e
         self._links = {PeerId(p.peer_id.to_base58()): tuple(str(a) for a in p.addrs) for p in found}
         self._punched &= self._links.keys()
         return self.links()
@@ -164,7 +185,8 @@ class P2pDaemon:
         self._on_up.append(callback)
 
     def prefer(self, port: int) -> None:
-        """Listen on this port if the settings leave it open and it is free; before :meth:`start`."""
+        """Listen on this port if the settings leave it open and it is free; before
+        :meth:`start`."""
         if port and not self._settings.p2p_port:
             with contextlib.suppress(NetworkFault):
                 for host in [self._settings.host] if self._settings.host else wildcards():
@@ -173,7 +195,8 @@ class P2pDaemon:
                 self._ports = port, port
 
     async def start(self, initial_peers: Sequence[str] = ()) -> None:
-        """Start the child; connecting to ``initial_peers`` goes on in the background and may fail (see ``bootstrap``).
+        """Start the child; connecting to ``initial_peers`` goes on in the background and may fail
+        (see ``bootstrap``).
 
         Raises NetworkFault when a port is taken or p2pd does not start.
         """
@@ -188,8 +211,12 @@ class P2pDaemon:
         try:
             p2p = await self._launch()
         except _GONE as e:
-            cause = next((line for line in self._said if "panic:" in line or "ERROR" in line), str(e))
-            raise NetworkFault(f"p2pd did not start: {cause}", "check transport.host and transport.announce") from e
+            cause = next(
+                (line for line in self._said if "panic:" in line or "ERROR" in line), str(e)
+            )
+            raise NetworkFault(
+                f"p2pd did not start: {cause}", "check transport.host and transport.announce"
+            ) from e
         for callback in self._on_up:
             await callback(p2p)
         self._tasks.spawn(self._supervise(), "supervise", eternal=True)
@@ -204,11 +231,15 @@ class P2pDaemon:
         self._runtime.close()
 
     def learn(self, peer: PeerId, multiaddrs: Sequence[str]) -> None:
-        """Remember where a peer may be dialled (the newest eight); text that is no multiaddr of that peer is ignored."""
+        """Remember where a peer may be dialled (the newest eight); text that is no multiaddr of
+        that peer is ignored."""
         self._book.learn(peer, multiaddrs)
 
-    async def connect(self, multiaddrs: Sequence[str], timeout: float = CONNECT_TIMEOUT_S) -> dict[str, str]:
-        """Dial each multiaddr (which names its peer). Returns for each "" or the reason it failed; raises nothing."""
+    async def connect(
+        self, multiaddrs: Sequence[str], timeout: float = CONNECT_TIMEOUT_S
+    ) -> dict[str, str]:
+        """Dial each multiaddr (which names its peer). Returns for each "" or the reason it failed;
+        raises nothing."""
 
         async def one(text: str) -> str:
             try:
@@ -232,10 +263,12 @@ class P2pDaemon:
         return list(await self.look())
 
     async def add_stream(self, name: str, handler: StreamHandler, *, carrier: bool = False) -> None:
-        """Call ``handler(peer, reader, writer)`` for each stream a peer opens under ``name``, also after restarts.
+        """Call ``handler(peer, reader, writer)`` for each stream a peer opens under ``name``, also
+        after restarts.
 
-        ``peer`` is proven by libp2p's handshake. The writer is closed when the handler returns or raises. Streams of a
-        ``carrier`` are of many peers behind one, which is what their number is limited by.
+        ``peer`` is proven by libp2p's handshake. The writer is closed when the handler returns or
+        raises. Streams of a ``carrier`` are of many peers behind one, which is what their number is
+        limited by.
         """
         self._handlers[name] = handler
         if carrier:
@@ -248,15 +281,16 @@ class P2pDaemon:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A stream to the handler ``name`` of ``peer``; the caller closes the writer.
 
-        Waits for a restart that is going on. Raises PeerFault after ``timeout`` seconds, when the peer cannot be
-        reached or has no such handler, and at once when our own p2pd dies meanwhile.
+        Waits for a restart that is going on. Raises PeerFault after ``timeout`` seconds, when the
+        peer cannot be reached or has no such handler, and at once when our own p2pd dies meanwhile.
         """
         try:
             async with asyncio.timeout(timeout):
                 await self._up.wait()
                 known = self._book.of(peer)
                 if known:
-                    # Nothing new is dialled when p2pd has a connection already, also one the peer made from behind a NAT.
+                    # Nothing new is dialled when p2pd has a connection already, also one the peer
+                    # made from behind a NAT.
                     with contextlib.suppress(ControlFailure, TimeoutError, ValueError):
                         async with asyncio.timeout(timeout / 2):
                             await self._dial(peer, known)
@@ -270,9 +304,11 @@ class P2pDaemon:
         except (*_GONE, NetworkFault) as e:
             raise PeerFault(peer, "our own p2p daemon went away") from e
 
-    async def reach(self, peer: PeerId, timeout: float = CONNECT_TIMEOUT_S, at: Sequence[str] = ()) -> None:
-        """Have a connection to ``peer``: the one there is, else one to an address that was learned, or to those in ``at``
-        (without PeerId), which are not remembered. Raises PeerFault."""
+    async def reach(
+        self, peer: PeerId, timeout: float = CONNECT_TIMEOUT_S, at: Sequence[str] = ()
+    ) -> None:
+        """Have a connection to ``peer``: the one there is, else one to an address that was learned,
+        or to those in ``at`` (without PeerId), which are not remembered. Raises PeerFault."""
         known = tuple(at) or self._book.of(peer)
         if not known:
             raise PeerFault(peer, "no address of it is known")
@@ -289,24 +325,31 @@ class P2pDaemon:
             raise PeerFault(peer, "our own p2p daemon went away") from e
 
     async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """Left alone p2pd prefers QUIC, which carries half as much and notices a dead peer late; so TCP goes first."""
+        """Left alone p2pd prefers QUIC, which carries half as much and notices a dead peer late; so
+        TCP goes first."""
         tcp = [a for a in addresses if "/tcp/" in a]
         for some, patience in ((tcp, TCP_FIRST_S), (addresses, None)):
             if some and (some is addresses or len(tcp) < len(addresses)):
                 try:
                     async with asyncio.timeout(patience):
-                        await self.p2p._client.connect(PeerID.from_base58(peer), [Multiaddr(a) for a in some])
+                        await self.p2p._client.connect(
+                            PeerID.from_base58(peer), [Multiaddr(a) for a in some]
+                        )
                     return
                 except (ControlFailure, TimeoutError):
                     if some is addresses:
                         raise
 
-    async def _open(self, peer: PeerId, name: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _open(
+        self, peer: PeerId, name: str
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         path = str(self.p2p.daemon_listen_maddr["unix"])
         reader, writer = await asyncio.open_unix_connection(path, limit=STREAM_BUFFER)
         try:
             ask = p2pd_pb2.StreamOpenRequest(peer=PeerID.from_base58(peer).to_bytes(), proto=[name])
-            await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=ask))
+            await write_pbmsg(
+                writer, p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=ask)
+            )
             answer: Any = p2pd_pb2.Response()
             await read_pbmsg_safe(reader, answer)
             raise_if_failed(answer)
@@ -315,19 +358,27 @@ class P2pDaemon:
             raise
         return reader, writer
 
-    def _entrance(self, name: str, handler: StreamHandler) -> Callable[[StreamInfo, Any, Any], Awaitable[None]]:
+    def _entrance(
+        self, name: str, handler: StreamHandler
+    ) -> Callable[[StreamInfo, Any, Any], Awaitable[None]]:
         seats = self._relayed if name in self._carriers else self._seats
 
-        async def host(peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def host(
+            peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        ) -> None:
             try:
                 await handler(peer, reader, writer)
             except (TuttiError, TimeoutError, *_GONE) as e:
-                self._journal.emit("transport", "stream-failed", f"{name} of {short(peer)}: {e}", level="debug")
+                self._journal.emit(
+                    "transport", "stream-failed", f"{name} of {short(peer)}: {e}", level="debug"
+                )
             finally:
                 seats.leave(peer)
                 writer.close()
 
-        async def enter(info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def enter(
+            info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        ) -> None:
             peer = PeerId(info.peer_id.to_base58())
             if seats.take(peer):
                 self._tasks.spawn(host(peer, reader, writer), f"stream {short(peer)}")
@@ -337,19 +388,22 @@ class P2pDaemon:
         return enter
 
     async def _launch(self) -> Any:
-        """A child that answers and has every handler. Raises NetworkFault for taken ports, one of ``_GONE`` otherwise."""
+        """A child that answers and has every handler. Raises NetworkFault for taken ports, one of
+        ``_GONE`` otherwise."""
         settings, (tcp, udp) = self._settings, self._ports
         local = is_loopback(settings.host)
         hosts = [settings.host] if settings.host else list(wildcards())
         if not tcp and len(hosts) > 1:
-            # One port for all families and transports: what others are told must not depend on how they come.
+            # One port for all families and transports: what others are told must not depend on how
+            # they come.
             tcp = udp = free_port(hosts)
         listen = []
         for host in hosts:
             check_free(host, tcp, "transport.p2p_port")
             listen.append(f"/{_family(host)}/{host}/tcp/{tcp}")
             if not local:
-                # QUIC gets through some firewalls that TCP does not. On one machine there is none, and TCP is twice as fast.
+                # QUIC gets through some firewalls that TCP does not. On one machine there is none,
+                # and TCP is twice as fast.
                 check_free(host, udp, "transport.p2p_port", socket.SOCK_DGRAM)
                 listen.append(f"/{_family(host)}/{host}/udp/{udp}/quic-v1")
         made = await self._kind.create(
@@ -357,8 +411,9 @@ class P2pDaemon:
             announce_maddrs=self._announced() or None,
             identity_path=str(self._identity.path or self.runtime / "key"),
             check_if_identity_free=False,
-            # Port mapping, relaying and hole punching are tutti's own (node/reach): p2pd's relays are found after minutes
-            # or not at all, and its mapping knows neither the gRPC port nor a router that comes up later.
+            # Port mapping, relaying and hole punching are tutti's own (node/reach): p2pd's relays
+            # are found after minutes or not at all, and its mapping knows neither the gRPC port nor
+            # a router that comes up later.
             use_relay=False,
             nat_port_map=False,
             auto_nat=False,
@@ -392,7 +447,9 @@ class P2pDaemon:
         async with asyncio.timeout(HEALTH_TIMEOUT_S + self.slack()):
             peer, found = await p2p._client.identify()
         if peer.to_base58() != self.peer_id:
-            raise LocalFault(f"p2pd runs as {peer}, not as {self.peer_id}", "check the identity key file")
+            raise LocalFault(
+                f"p2pd runs as {peer}, not as {self.peer_id}", "check the identity key file"
+            )
         # p2pd leaves its PeerId off the addresses it was told to announce.
         mark = f"/p2p/{self.peer_id}"
         self._addresses = tuple(a if a.endswith(mark) else a + mark for a in map(str, found))
@@ -421,7 +478,9 @@ class P2pDaemon:
             await self._end()
             self.restarts += 1
             text = f"p2pd {why}; starting it again"
-            self._journal.emit("transport", "p2pd-died", text, level="warning", restarts=self.restarts)
+            self._journal.emit(
+                "transport", "p2pd-died", text, level="warning", restarts=self.restarts
+            )
             delay = FIRST_DELAY_S if time.monotonic() - began > STABLE_S else delay
             p2p = await self._revive(delay)
             delay = min(2 * delay, LONGEST_DELAY_S)
@@ -437,9 +496,16 @@ class P2pDaemon:
             try:
                 return await self._launch()
             except (NetworkFault, TimeoutError, *_GONE) as e:
-                self._journal.emit("transport", "p2pd-down", f"p2pd does not start: {e}", level="error", attempt=attempt)
+                self._journal.emit(
+                    "transport",
+                    "p2pd-down",
+                    f"p2pd does not start: {e}",
+                    level="error",
+                    attempt=attempt,
+                )
                 if attempt == 5 and not self._settings.p2p_port:
-                    # Somebody took the port that was only ours by chance: any other will do, the directory will tell.
+                    # Somebody took the port that was only ours by chance: any other will do, the
+                    # directory will tell.
                     self._ports = 0, 0
         raise NetworkFault("p2pd does not start", "see the log")
 
@@ -480,7 +546,14 @@ def _leashed(runtime: Path, said: deque[str]) -> type[P2P]:
 
         @staticmethod
         def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
-            return [sys.executable, "-I", "-S", _LEASH, str(os.getpid()), *P2P._make_process_args(*args, **kwargs)]
+            return [
+                sys.executable,
+                "-I",
+                "-S",
+                _LEASH,
+                str(os.getpid()),
+                *P2P._make_process_args(*args, **kwargs),
+            ]
 
         @staticmethod
         def _log_p2pd_message(line: str) -> None:
@@ -491,12 +564,16 @@ def _leashed(runtime: Path, said: deque[str]) -> type[P2P]:
 
 def _short(error: BaseException) -> str:
     """p2pd's reason in one line: of Go's chain of errors the end, which names the cause."""
-    text = str(error).replace("Connect failed. msg=", "").rpartition("all dials failed")[2].strip() or type(error).__name__
+    text = (
+        str(error).replace("Connect failed. msg=", "").rpartition("all dials failed")[2].strip()
+        or type(error).__name__
+    )
     return "; ".join(line.strip(" *\t") for line in text.splitlines() if line.strip())[:300]
 
 
 class _ToJournal(logging.Handler):
-    """hivemind and p2pd write for developers; their warnings go to the journal's debug level, not to the terminal."""
+    """hivemind and p2pd write for developers; their warnings go to the journal's debug level, not
+    to the terminal."""
 
     def __init__(self, journal: Journal) -> None:
         super().__init__(logging.WARNING)

@@ -1,4 +1,5 @@
-"""What the engines need from a transport: a channel to a peer, a server to be called on, and who is calling."""
+"""What the engines need from a transport: a channel to a peer, a server to be called on, and who is
+calling."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from node.core.ids import PeerId
 from node.core.patience import Patience
 
 REASON_LENGTH = 200
-"""Characters of a remote error text that are kept; the text is the peer's, so it is clipped and made printable."""
+"""Characters of a remote error text that are kept; the text is the peer's, so it is clipped and
+made printable."""
 
 _SAID = {
     grpc.StatusCode.UNAVAILABLE: "connection lost",
@@ -28,8 +30,8 @@ _SAID = {
 
 @dataclass(frozen=True, slots=True)
 class PeerLink:
-    """How one peer is reached now. ``path`` is a word of :class:`~node.reach.ladder.Rung`, "" for known without a channel;
-    ``rtt`` seconds, 0 unknown; ``via`` the relay, "" for none."""
+    """How one peer is reached now. ``path`` is a word of :class:`~node.reach.ladder.Rung`, "" for
+    known without a channel; ``rtt`` seconds, 0 unknown; ``via`` the relay, "" for none."""
 
     path: str = ""
     rtt: float = 0.0
@@ -48,7 +50,8 @@ class PeerLink:
 
 
 class TransportPort(Protocol):
-    """Implemented by ``service.Transport`` (the network) and ``memory.MemoryTransport`` (one process)."""
+    """Implemented by ``service.Transport`` (the network) and ``memory.MemoryTransport`` (one
+    process)."""
 
     @property
     def peer_id(self) -> PeerId:
@@ -66,21 +69,25 @@ class TransportPort(Protocol):
         ...
 
     async def channel(self, peer: PeerId) -> grpc.aio.Channel:
-        """A channel that ``XStub(channel)`` can be made from. Cached and shared: ask for it before each call, never
-        close it. Raises PeerFault when the peer cannot be reached, refuses us, or is banned."""
+        """A channel that ``XStub(channel)`` can be made from. Cached and shared: ask for it before
+        each call, never close it. Raises PeerFault when the peer cannot be reached, refuses us, or
+        is banned."""
         ...
 
     def caller(self, context: Any) -> PeerId:
-        """Who makes the call that a servicer is handling; ``context`` is its ServicerContext. Raises PeerFault when
-        the caller is unknown (which the server refuses before a servicer sees it)."""
+        """Who makes the call that a servicer is handling; ``context`` is its ServicerContext.
+        Raises PeerFault when the caller is unknown (which the server refuses before a servicer sees
+        it)."""
         ...
 
     def forget(self, peer: PeerId) -> None:
-        """Drop the channel to a peer, so that the next ``channel()`` dials anew. Calls in flight are left to finish."""
+        """Drop the channel to a peer, so that the next ``channel()`` dials anew. Calls in flight
+        are left to finish."""
         ...
 
     def doubt(self, peer: PeerId) -> None:
-        """The leader says that the peer is dead: give up a dial that is under way and try only briefly from now on."""
+        """The leader says that the peer is dead: give up a dial that is under way and try only
+        briefly from now on."""
         ...
 
     def path(self, peer: PeerId) -> str:
@@ -88,7 +95,8 @@ class TransportPort(Protocol):
         ...
 
     def rate_left(self, peer: PeerId) -> float:
-        """Bytes a second that the relay to a peer has left for it; 0 where there is no relay, or no limit."""
+        """Bytes a second that the relay to a peer has left for it; 0 where there is no relay, or no
+        limit."""
         ...
 
     def caps(self) -> tuple[float, float]:
@@ -96,11 +104,13 @@ class TransportPort(Protocol):
         ...
 
     def fault(self, peer: PeerId, reason: str, weight: float = 1.0) -> None:
-        """Count a fault against a peer; enough of them and it is refused for a while, in both directions."""
+        """Count a fault against a peer; enough of them and it is refused for a while, in both
+        directions."""
         ...
 
     def count(self, peer: PeerId, sent: int = 0, received: int = 0, plane: str = "bulk") -> None:
-        """Report tensor bytes moved; ``plane`` labels them in the metrics ("pipeline", "averaging", "state").
+        """Report tensor bytes moved; ``plane`` labels them in the metrics ("pipeline", "averaging",
+        "state").
 
         A room knows its sizes for free; counting inside gRPC would cost every message.
         """
@@ -121,7 +131,13 @@ def printable(text: str | None) -> str:
 
 
 def translate(peer: PeerId, error: grpc.aio.AioRpcError) -> PeerFault:
-    """The PeerFault behind a failed call, to be raised ``from`` it. Weight 0: a status proves no bad intent."""
+    """The PeerFault behind a failed call, to be raised ``from`` it. Weight 0: a status proves no
+    bad intent."""
     code, details = error.code(), printable(error.details())
-    said = _SAID.get(code, f"answered {code.name}" if isinstance(code, grpc.StatusCode) else "answered an unknown status")
+    said = _SAID.get(
+        code,
+        f"answered {code.name}"
+        if isinstance(code, grpc.StatusCode)
+        else "answered an unknown status",
+    )
     return PeerFault(peer, f"{said}: {details}" if details else said)

@@ -1,4 +1,5 @@
-"""Is a port free, and if not, who has it? Asked before a server binds, because p2pd would share it in silence."""
+"""Is a port free, and if not, who has it? Asked before a server binds, because p2pd would share it
+in silence."""
 
 from __future__ import annotations
 
@@ -9,10 +10,13 @@ import psutil
 from node.core.errors import NetworkFault
 
 
-def check_free(host: str, port: int, setting: str, kind: socket.SocketKind = socket.SOCK_STREAM) -> None:
+def check_free(
+    host: str, port: int, setting: str, kind: socket.SocketKind = socket.SOCK_STREAM
+) -> None:
     """Return when ``host:port`` can be bound. Port 0 always can.
 
-    Raises NetworkFault that names the port, its holder where the system tells, and ``setting`` to change.
+    Raises NetworkFault that names the port, its holder where the system tells, and ``setting`` to
+    change.
     """
     if port == 0:
         return
@@ -31,15 +35,22 @@ def taken(host: str, port: int, setting: str, kind: socket.SocketKind, why: str)
     protocol = "tcp" if kind == socket.SOCK_STREAM else "udp"
     flag = "t" if protocol == "tcp" else "u"
     return NetworkFault(
-        f"cannot listen on {protocol} port {port} of {host}: {why.lower()}{_holder(port, protocol)}",
-        f"see who has it with `ss -{flag}lnp 'sport = :{port}'` and stop that, or set {setting} to another port (0: any)",
+        f"cannot listen on {protocol} port {port} of {host}: "
+        f"{why.lower()}{_holder(port, protocol)}",
+        f"see who has it with `ss -{flag}lnp 'sport = :{port}'` and stop that, or set {setting} to "
+        "another port (0: any)",
     )
 
 
 def _holder(port: int, protocol: str) -> str:
     try:
         for connection in psutil.net_connections(kind=protocol):
-            if connection.laddr and connection.laddr[1] == port and not connection.raddr and connection.pid:
+            if (
+                connection.laddr
+                and connection.laddr[1] == port
+                and not connection.raddr
+                and connection.pid
+            ):
                 return f", held by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
     except (psutil.Error, OSError):
         # Another user's process, or a system that does not tell: the next step says how to look.

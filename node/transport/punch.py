@@ -1,10 +1,11 @@
 """TCP hole punching: the side that is asked opens a connection while the other side's p2pd dials.
-Enters: addresses of the other side as others see it. Leaves: a connection handed to our own p2pd, which proves who is there.
-Never: a listener, or an address inside somebody's network.
+Enters: addresses of the other side as others see it. Leaves: a connection handed to our own p2pd,
+which proves who is there. Never: a listener, or an address inside somebody's network.
 
-Both SYNs leave from the libp2p ports, whose mapping at the router is known, so each opens the router for the other
-(simultaneous open, RFC 9293 section 3.5). p2pd dials on one side; on the other it could only dial as well, and two that
-dial do not understand each other. So this file opens the connection there and carries it to p2pd's listener.
+Both SYNs leave from the libp2p ports, whose mapping at the router is known, so each opens the
+router for the other (simultaneous open, RFC 9293 section 3.5). p2pd dials on one side; on the other
+it could only dial as well, and two that dial do not understand each other. So this file opens the
+connection there and carries it to p2pd's listener.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def candidates(addresses: Sequence[str]) -> list[tuple[str, int]]:
     return list(dict.fromkeys(found))
 
 
-async def open_connection(port: int, targets: Sequence[tuple[str, int]], tasks: Tasks) -> socket.socket:
+async def open_connection(
+    port: int, targets: Sequence[tuple[str, int]], tasks: Tasks
+) -> socket.socket:
     """A TCP connection from our port ``port`` to the first of ``targets`` that opens one to us.
 
     Raises NetworkFault after ``OPEN_S`` seconds.
@@ -55,14 +58,18 @@ async def open_connection(port: int, targets: Sequence[tuple[str, int]], tasks: 
         for one in trying:
             one.cancel()
     if not made:
-        raise NetworkFault(f"none of {len(targets)} addresses opened a connection in {OPEN_S:g} s", "see tutti doctor net")
+        raise NetworkFault(
+            f"none of {len(targets)} addresses opened a connection in {OPEN_S:g} s",
+            "see tutti doctor net",
+        )
     for extra in made[1:]:
         extra.close()
     return made[0]
 
 
 async def hand_over(made: socket.socket, host: str, port: int) -> None:
-    """Carry the connection to p2pd's listener at ``host:port`` until either ends. Raises OSError."""
+    """Carry the connection to p2pd's listener at ``host:port`` until either ends. Raises
+    OSError."""
     reader, writer = await asyncio.open_connection(sock=made, limit=BUFFER)
     try:
         near_reader, near_writer = await asyncio.open_connection(host, port, limit=BUFFER)

@@ -1,7 +1,7 @@
-"""How others reach this peer, and what it does about it: asks peers to dial it, keeps connections to those that can be
-dialled, finds relays while it cannot be dialled, and relays for others while it can.
-Enters: what the directory says of peers, what they report. Leaves: addresses to announce, connections of p2pd.
-Never: a gRPC channel (that is :mod:`node.transport.lines`)."""
+"""How others reach this peer, and what it does about it: asks peers to dial it, keeps connections
+to those that can be dialled, finds relays while it cannot be dialled, and relays for others while
+it can. Enters: what the directory says of peers, what they report. Leaves: addresses to announce,
+connections of p2pd. Never: a gRPC channel (that is :mod:`node.transport.lines`)."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ PORTS = 4
 
 @dataclass(frozen=True)
 class Known:
-    """What a peer says of itself in the directory. ``room``: places it has left as a relay, ``rate``: bytes a second it has left
-    for one circuit more, 0 for no limit."""
+    """What a peer says of itself in the directory. ``room``: places it has left as a relay,
+    ``rate``: bytes a second it has left for one circuit more, 0 for no limit."""
 
     addresses: tuple[str, ...] = ()
     standing: Standing = Standing.UNKNOWN
@@ -64,15 +64,26 @@ class _Dials:
 
 
 class Reachable:
-    """``ask(peer, question)`` raises PeerFault; ``grpc_port()`` is where gRPC listens; ``secret`` is for the router, which renews
-    mappings after a crash for who knows it."""
+    """``ask(peer, question)`` raises PeerFault; ``grpc_port()`` is where gRPC listens; ``secret``
+    is for the router, which renews mappings after a crash for who knows it."""
 
     def __init__(
-        self, p2p: P2pDaemon, transport: TransportSettings, settings: ReachSettings, journal: Journal,
-        ask: Callable[[PeerId, Ask, float], Awaitable[Answer]], grpc_port: Callable[[], int], secret: bytes = b"",
+        self,
+        p2p: P2pDaemon,
+        transport: TransportSettings,
+        settings: ReachSettings,
+        journal: Journal,
+        ask: Callable[[PeerId, Ask, float], Awaitable[Answer]],
+        grpc_port: Callable[[], int],
+        secret: bytes = b"",
         on_error: Callable[[str, BaseException], None] | None = None,
-    ) -> None:  # fmt: skip
-        self._p2p, self._transport, self._settings, self._journal = p2p, transport, settings, journal
+    ) -> None:
+        self._p2p, self._transport, self._settings, self._journal = (
+            p2p,
+            transport,
+            settings,
+            journal,
+        )
         self._ask, self._grpc_port = ask, grpc_port
         self._reach = Reach()
         self._known: OrderedDict[PeerId, Known] = OrderedDict()
@@ -105,7 +116,7 @@ class Reachable:
         await self._tasks.close()
         await self.mapper.close()
 
-    # ------------------------------------------------------------ what is known
+    # ----------------------------------------------------------- what is known
 
     def learn(self, peer: PeerId, known: Known) -> bool:
         """What the directory says of a peer now; True when that is news."""
@@ -129,13 +140,22 @@ class Reachable:
         return Standing.OPEN if self.local else self._reach.standing(time.monotonic())
 
     def relays(self) -> dict[PeerId, float]:
-        """Peers that would relay for this one and that it is connected to, the round trip unknown."""
+        """Peers that would relay for this one and that it is connected to, the round trip
+        unknown."""
         links = self._p2p.links()
         return {p: 0.0 for p, k in self._known.items() if k.room > 0 and p in links}
 
     def mapped_by(self) -> str:
-        """How the router was asked to map the libp2p port: "UPnP", "NAT-PMP", "PCP", "" for not at all."""
-        return next((m.how for m in self._mappings() if (m.protocol, m.internal) == ("tcp", self._p2p.port)), "")
+        """How the router was asked to map the libp2p port: "UPnP", "NAT-PMP", "PCP", "" for not at
+        all."""
+        return next(
+            (
+                m.how
+                for m in self._mappings()
+                if (m.protocol, m.internal) == ("tcp", self._p2p.port)
+            ),
+            "",
+        )
 
     def words(self, relays: int) -> str:
         """One line for people: how others reach this peer, which holds ``relays`` reservations."""
@@ -149,12 +169,15 @@ class Reachable:
         punched = sum(self._p2p.how(p) == "punched" for p in self._p2p.links())
         parts = [f"relayed by {relays}"] if relays else []
         parts += [f"punched with {punched}"] if punched else []
-        return ", ".join(parts) or "outbound only: others cannot dial this peer, and no relay is known"
+        return (
+            ", ".join(parts) or "outbound only: others cannot dial this peer, and no relay is known"
+        )
 
-    # ------------------------------------------------------------ addresses
+    # ----------------------------------------------------------- addresses
 
     def multiaddrs(self) -> list[str]:
-        """Multiaddrs under which others may reach this peer, each with its PeerId, the most likely first."""
+        """Multiaddrs under which others may reach this peer, each with its PeerId, the most likely
+        first."""
         own = self._p2p.addresses()
         if self.local:
             return own
@@ -167,13 +190,17 @@ class Reachable:
         ]
         if self.standing is Standing.OPEN:
             # A port that was mapped by hand: those who see us there have dialled it.
-            more += [multiaddr(host, self._external()[0]) + mark for host in self._reach.public(time.monotonic())]
+            more += [
+                multiaddr(host, self._external()[0]) + mark
+                for host in self._reach.public(time.monotonic())
+            ]
         outside = [a for a in own if scope(host_of(a)) < Scope.LINK]
         ranked = sorted(dict.fromkeys([*more, *outside]), key=_rank)
         return ranked or own
 
     def targets(self) -> tuple[list[str], list[str]]:
-        """host:port that others should dial for gRPC, the most likely first; and those of them that the router maps."""
+        """host:port that others should dial for gRPC, the most likely first; and those of them that
+        the router maps."""
         settings, port, now = self._transport, self._grpc_port(), time.monotonic()
         if settings.force_tunnel:
             return [], []
@@ -181,7 +208,11 @@ class Reachable:
             return list(settings.announce), []
         if settings.host not in ("", "0.0.0.0", "::"):
             return [join_host(settings.host, port)], []
-        mapped = [join_host(m.host, m.external) for m in self._mappings() if (m.protocol, m.internal) == ("tcp", port)]
+        mapped = [
+            join_host(m.host, m.external)
+            for m in self._mappings()
+            if (m.protocol, m.internal) == ("tcp", port)
+        ]
         hosts = [h for h in own_addresses() if settings.host != "0.0.0.0" or ":" not in h]
         if self._reach.bulk_open(now):
             hosts = [*self._reach.public(now), *hosts]
@@ -190,21 +221,32 @@ class Reachable:
         return list(dict.fromkeys([*mapped, *usual])) or [join_host(loop, port)], mapped
 
     def seen(self) -> list[str]:
-        """Multiaddrs at which others see this peer's libp2p port, public ones: for hole punching."""
+        """Multiaddrs at which others see this peer's libp2p port, public ones: for hole
+        punching."""
         now = time.monotonic()
-        public = [multiaddr(host, port) for host, port in self._reach.seen(now) if scope(host) is Scope.PUBLIC]
-        six = [multiaddr(a, self._p2p.port) for a in own_addresses() if ":" in a and scope(a) is Scope.PUBLIC]
+        public = [
+            multiaddr(host, port)
+            for host, port in self._reach.seen(now)
+            if scope(host) is Scope.PUBLIC
+        ]
+        six = [
+            multiaddr(a, self._p2p.port)
+            for a in own_addresses()
+            if ":" in a and scope(a) is Scope.PUBLIC
+        ]
         return list(dict.fromkeys([*six, *public]))
 
     def moving_ports(self) -> bool:
-        """Whether the router gives every connection another port (address-dependent mapping): nothing can be punched then."""
+        """Whether the router gives every connection another port (address-dependent mapping):
+        nothing can be punched then."""
         by_host: dict[str, set[int]] = {}
         for host, port in self._reach.seen(time.monotonic()):
             by_host.setdefault(host, set()).add(port)
         return any(len(ports) > 1 for ports in by_host.values())
 
     def _mappings(self) -> list[Mapping]:
-        # A second router above the one that maps: what it maps to is no address that anybody outside can dial.
+        # A second router above the one that maps: what it maps to is no address that anybody
+        # outside can dial.
         return [m for m in self.mapper.mappings if scope(m.host) is Scope.PUBLIC]
 
     def _external(self) -> tuple[int, int]:
@@ -213,7 +255,7 @@ class Reachable:
         p2p, grpc = self._p2p.port, self._grpc_port()
         return outside.get(p2p, p2p), outside.get(grpc, grpc)
 
-    # ------------------------------------------------------------ what is done
+    # ----------------------------------------------------------- what is done
 
     async def _run(self) -> None:
         if not self.local:
@@ -231,7 +273,9 @@ class Reachable:
             standing = self.standing
             if standing is not self._was:
                 self._was = standing
-                self._journal.emit("transport", "standing", _STANDING[standing], standing=standing.value)
+                self._journal.emit(
+                    "transport", "standing", _STANDING[standing], standing=standing.value
+                )
                 self.changed()
 
     def changed(self) -> None:
@@ -240,7 +284,8 @@ class Reachable:
             callback()
 
     def _keep_company(self, connected: Container[PeerId], now: float) -> None:
-        """Connect to peers that can be dialled: whoever cannot be dialled is reached over the connections it makes."""
+        """Connect to peers that can be dialled: whoever cannot be dialled is reached over the
+        connections it makes."""
         recent = list(self._known.items())[-COMPANY:]
         for peer, known in recent:
             if peer in connected or not known.addresses:
@@ -288,9 +333,11 @@ class Reachable:
                 self.changed()
 
     async def dialled(self, peer: PeerId, ports: Sequence[int]) -> tuple[str, list[int]]:
-        """Where this peer sees ``peer`` (a multiaddr, "" for nowhere), and which of its TCP ports accept a connection there.
+        """Where this peer sees ``peer`` (a multiaddr, "" for nowhere), and which of its TCP ports
+        accept a connection there.
 
-        Only the address of the connection that the peer has is dialled, so nobody can have others dialled by us.
+        Only the address of the connection that the peer has is dialled, so nobody can have others
+        dialled by us.
         """
         ends = self._p2p.links().get(peer)
         if ends is None:
@@ -299,7 +346,8 @@ class Reachable:
         seen = next((e for e in ends or () if "/tcp/" in e), next(iter(ends or ()), ""))
         host = host_of(seen)
         if not host or scope(host) > Scope.PRIVATE:
-            # A punched connection comes to p2pd from this very machine, whose ports are nobody's business.
+            # A punched connection comes to p2pd from this very machine, whose ports are nobody's
+            # business.
             return "", []
         asked = [p for p in dict.fromkeys(ports) if 0 < p < 1 << 16][:PORTS]
         found = await asyncio.gather(*(_accepts(host, port) for port in asked))
@@ -309,7 +357,8 @@ class Reachable:
 _STANDING = {
     Standing.UNKNOWN: "nobody has tried to dial this peer yet",
     Standing.OPEN: "other peers can dial this peer",
-    Standing.CLOSED: "other peers cannot dial this peer: it is reached over connections that it makes, and through relays",
+    Standing.CLOSED: "other peers cannot dial this peer: it is reached over connections that it "
+    "makes, and through relays",
 }
 
 

@@ -1,5 +1,5 @@
-"""The relay: splices libp2p streams of two peers that both have a connection to this one but none to each other.
-Enters: reservations of clients, requests to reach them. Leaves: bytes, as they came.
+"""The relay: splices libp2p streams of two peers that both have a connection to this one but none
+to each other. Enters: reservations of clients, requests to reach them. Leaves: bytes, as they came.
 Never: their meaning: what is relayed is encrypted and signed end to end (:mod:`node.reach.secure`).
 
 client (nobody can dial it)  --RELAY/reserve-->  relay
@@ -43,12 +43,19 @@ Allow = Callable[[PeerId, RelayAsk], None]
 
 
 class Relay:
-    """``offers()`` says whether this node relays now; ``allow`` for whom. ``traffic``: what this node may send and receive in all."""
+    """``offers()`` says whether this node relays now; ``allow`` for whom. ``traffic``: what this
+    node may send and receive in all."""
 
     def __init__(
-        self, streams: Streams, settings: ReachSettings, allow: Allow, offers: Callable[[], bool],
-        journal: Journal, metrics: Metrics, traffic: Traffic | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        streams: Streams,
+        settings: ReachSettings,
+        allow: Allow,
+        offers: Callable[[], bool],
+        journal: Journal,
+        metrics: Metrics,
+        traffic: Traffic | None = None,
+    ) -> None:
         self._streams, self._settings, self._allow, self._offers = streams, settings, allow, offers
         self._journal, self._metrics = journal, metrics
         self._clients: dict[PeerId, asyncio.StreamWriter] = {}
@@ -79,7 +86,9 @@ class Relay:
         limits = self._settings.relay_rate, self._traffic.max_up, self._traffic.max_down
         return min((limit for limit in limits if limit), default=0.0) / (1 + len(self._circuits))
 
-    async def serve(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(
+        self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """One question of ``peer``. Raises WireError or TimeoutError when there is none."""
         async with asyncio.timeout(FIRST_WORD_S):
             raw = await read_frame(reader, ASK_BYTES)
@@ -117,12 +126,20 @@ class Relay:
             return f"{settings.relay_circuits_each} circuits of yours are open"
         return ""
 
-    async def _hold(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _hold(
+        self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """A reservation, until its client goes or falls silent."""
         old, self._clients[peer] = self._clients.get(peer), writer
         if old is not None:
             old.close()
-        self._journal.emit("transport", "relay-client", f"relaying for {short(peer)}", "debug", clients=self.clients)
+        self._journal.emit(
+            "transport",
+            "relay-client",
+            f"relaying for {short(peer)}",
+            "debug",
+            clients=self.clients,
+        )
         try:
             await write_frame(writer, RelayAnswer(granted=True).SerializeToString())
             while True:
@@ -136,7 +153,13 @@ class Relay:
             if self._clients.get(peer) is writer:
                 del self._clients[peer]
 
-    async def _carry(self, peer: PeerId, ask: RelayAsk, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _carry(
+        self,
+        peer: PeerId,
+        ask: RelayAsk,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
         target, pair = PeerId(ask.connect.target), _pair(peer, PeerId(ask.connect.target))
         self._circuits[pair] += 1
         self._opened[peer] += 1
@@ -145,7 +168,9 @@ class Relay:
             try:
                 far_reader, far_writer = await self._streams.open_stream(target, RELAYED, OPEN_S)
             except PeerFault as e:
-                await write_frame(writer, RelayAnswer(granted=False, reason=e.reason).SerializeToString())
+                await write_frame(
+                    writer, RelayAnswer(granted=False, reason=e.reason).SerializeToString()
+                )
                 await asyncio.wait_for(reader.read(1), FIRST_WORD_S)
                 return
             try:

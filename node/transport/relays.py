@@ -1,6 +1,6 @@
-"""The two sides that a relay serves: being reached through relays, and reaching somebody through one.
-Enters: relays that others offer, streams that relays bring. Leaves: streams whose other end has proven its identity.
-Never: a stream that is used before that, whatever its relay says."""
+"""The two sides that a relay serves: being reached through relays, and reaching somebody through
+one. Enters: relays that others offer, streams that relays bring. Leaves: streams whose other end
+has proven its identity. Never: a stream that is used before that, whatever its relay says."""
 
 from __future__ import annotations
 
@@ -50,15 +50,24 @@ Meet = Callable[[PeerId, secure.Secured], Awaitable[None]]
 
 
 class Relays:
-    """``run_id()`` and ``admission()`` are what this peer shows to relays; ``offers()``: relays that would take a client, with
-    the round trip to each in seconds (0: unknown). ``meet(peer, stream)`` answers a handshake of a proven peer."""
+    """``run_id()`` and ``admission()`` are what this peer shows to relays; ``offers()``: relays
+    that would take a client, with the round trip to each in seconds (0: unknown). ``meet(peer,
+    stream)`` answers a handshake of a proven peer."""
 
     def __init__(
-        self, streams: Streams, identity: Identity, shown: secure.Shown, tokens: handshake.Tokens,
-        run_id: Callable[[], str], admission: Callable[[], bytes], offers: Callable[[], Mapping[PeerId, float]],
-        meet: Meet, serve_tunnel: Serve, journal: Journal,
+        self,
+        streams: Streams,
+        identity: Identity,
+        shown: secure.Shown,
+        tokens: handshake.Tokens,
+        run_id: Callable[[], str],
+        admission: Callable[[], bytes],
+        offers: Callable[[], Mapping[PeerId, float]],
+        meet: Meet,
+        serve_tunnel: Serve,
+        journal: Journal,
         on_error: Callable[[str, BaseException], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._streams, self._identity, self._shown, self._tokens = streams, identity, shown, tokens
         self._run_id, self._admission, self._offers = run_id, admission, offers
         self._meet, self._serve_tunnel, self._journal = meet, serve_tunnel, journal
@@ -70,7 +79,7 @@ class Relays:
         self.on_change: Callable[[], None] = lambda: None
         """Told when a reservation is made or lost."""
 
-    # ------------------------------------------------------------ being reached
+    # ----------------------------------------------------------- being reached
 
     @property
     def held(self) -> tuple[PeerId, ...]:
@@ -85,7 +94,8 @@ class Relays:
         await self._tasks.close()
 
     def want(self, wanted: bool) -> None:
-        """Whether others should reach this peer through relays. Reservations that are no longer wanted stay until they end."""
+        """Whether others should reach this peer through relays. Reservations that are no longer
+        wanted stay until they end."""
         self._choice.wanted = WANTED if wanted else 0
 
     async def _keep(self) -> None:
@@ -100,17 +110,34 @@ class Relays:
             async with asyncio.timeout(OPEN_S):
                 reader, writer = await self._ask(relay, RelayAsk(reserve=Reserve()))
         except (PeerFault, TimeoutError) as e:
-            self._journal.emit("transport", "relay-refused", f"no place at relay {short(relay)}: {e}", "debug", peer=relay)
+            self._journal.emit(
+                "transport",
+                "relay-refused",
+                f"no place at relay {short(relay)}: {e}",
+                "debug",
+                peer=relay,
+            )
             self._choice.lost(relay, time.monotonic())
             return
         self._choice.granted(relay)
-        self._journal.emit("transport", "relay-held", f"others can reach this peer through {short(relay)}", peer=relay)
+        self._journal.emit(
+            "transport",
+            "relay-held",
+            f"others can reach this peer through {short(relay)}",
+            peer=relay,
+        )
         self.on_change()
         try:
             await self._beat(reader, writer)
         except (OSError, TimeoutError, StreamEnded) as e:
             why = str(e) or "no answer"
-            self._journal.emit("transport", "relay-lost", f"relay {short(relay)} is lost: {why}", "warning", peer=relay)
+            self._journal.emit(
+                "transport",
+                "relay-lost",
+                f"relay {short(relay)} is lost: {why}",
+                "warning",
+                peer=relay,
+            )
         finally:
             writer.close()
             self._choice.lost(relay, time.monotonic())
@@ -125,8 +152,11 @@ class Relays:
                     raise StreamEnded("it has ended the reservation")
             await asyncio.sleep(BEAT_S)
 
-    async def serve(self, relay: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A stream that ``relay`` brings. Raises WireError, TimeoutError, Refused for one that proves nothing."""
+    async def serve(
+        self, relay: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """A stream that ``relay`` brings. Raises WireError, TimeoutError, Refused for one that
+        proves nothing."""
         if relay not in self._choice.held:
             return
         async with asyncio.timeout(FIRST_WORD_S):
@@ -137,20 +167,27 @@ class Relays:
             raise WireError(f"not a relayed stream: {e}") from e
         if word.stream == handshake.STREAM:
             async with asyncio.timeout(FIRST_WORD_S):
-                peer, stream = await secure.answer(reader, writer, self._identity, self._shown, self._run_id())
+                peer, stream = await secure.answer(
+                    reader, writer, self._identity, self._shown, self._run_id()
+                )
             await self._meet(peer, stream)
         elif word.stream == tunnel.STREAM:
             async with asyncio.timeout(FIRST_WORD_S):
-                nonce, shown = await reader.readexactly(_NONCE), await reader.readexactly(hashlib.sha256().digest_size)
+                nonce, shown = (
+                    await reader.readexactly(_NONCE),
+                    await reader.readexactly(hashlib.sha256().digest_size),
+                )
             peer = PeerId(word.source)
-            if nonce in self._used or not self._tokens.proves(peer, _preamble(nonce, self._identity.peer_id), shown):
+            if nonce in self._used or not self._tokens.proves(
+                peer, _preamble(nonce, self._identity.peer_id), shown
+            ):
                 raise Refused(f"a relayed tunnel that {short(peer)} did not open")
             self._used[nonce] = None
             if len(self._used) > NONCES:
                 self._used.popitem(last=False)
             await self._serve_tunnel(peer, reader, writer)
 
-    # ------------------------------------------------------------ reaching others
+    # ----------------------------------------------------------- reaching others
 
     def learn(self, peer: PeerId, relays: Sequence[PeerId]) -> None:
         """Through whom ``peer`` says it can be reached."""
@@ -161,16 +198,20 @@ class Relays:
                 self._of.popitem(last=False)
 
     def of(self, peer: PeerId) -> tuple[PeerId, ...]:
-        """Relays of ``peer``, those over which a connection broke lately last. This very peer and the target are left out."""
+        """Relays of ``peer``, those over which a connection broke lately last. This very peer and
+        the target are left out."""
         known = [r for r in self._of.get(peer, ()) if r not in (self._identity.peer_id, peer)]
         return tuple(sorted(known, key=lambda r: self._blamed.get(r, -math.inf)))
 
     def blame(self, relay: PeerId, now: float) -> None:
         """A connection over this relay broke; if that was not its client, it may happen again."""
-        self._blamed = {r: at for r, at in self._blamed.items() if now - at < BLAME_S} | {relay: now}
+        self._blamed = {r: at for r, at in self._blamed.items() if now - at < BLAME_S} | {
+            relay: now
+        }
 
     async def private(self, relay: PeerId, peer: PeerId) -> secure.Secured:
-        """A stream to the handshake of ``peer`` through ``relay``, both ends proven. Raises PeerFault."""
+        """A stream to the handshake of ``peer`` through ``relay``, both ends proven. Raises
+        PeerFault."""
         try:
             async with asyncio.timeout(OPEN_S):
                 reader, writer = await self._connect(relay, peer, handshake.STREAM)
@@ -183,16 +224,21 @@ class Relays:
             raise PeerFault(peer, f"no answer through relay {short(relay)} in {OPEN_S:g} s") from e
 
     def through(self, relay: PeerId, token: str) -> Streams:
-        """Streams for a :class:`~node.transport.tunnel.Tunnel` through ``relay``; ``token`` is what the peer gave us (hex)."""
+        """Streams for a :class:`~node.transport.tunnel.Tunnel` through ``relay``; ``token`` is what
+        the peer gave us (hex)."""
         return _Through(self, relay, token)
 
-    async def _connect(self, relay: PeerId, peer: PeerId, stream: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(
+        self, relay: PeerId, peer: PeerId, stream: str
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         try:
             return await self._ask(relay, RelayAsk(connect=Connect(target=peer, stream=stream)))
         except PeerFault as e:
             raise PeerFault(peer, f"relay {short(relay)}: {e.reason}") from e
 
-    async def _ask(self, relay: PeerId, ask: RelayAsk) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _ask(
+        self, relay: PeerId, ask: RelayAsk
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A stream to ``relay`` on which it has said yes. Raises PeerFault with its reason."""
         ask.run_id, ask.admission = self._run_id(), self._admission()
         reader, writer = await self._streams.open_stream(relay, RELAY, OPEN_S)
@@ -218,12 +264,15 @@ class _Through:
     async def open_stream(
         self, peer: PeerId, name: str, timeout: float = OPEN_S
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A stream to ``peer``, with the proof that it was opened by who holds the token. Raises PeerFault."""
+        """A stream to ``peer``, with the proof that it was opened by who holds the token. Raises
+        PeerFault."""
         try:
             async with asyncio.timeout(timeout):
                 reader, writer = await self._relays._connect(self._relay, peer, name)
         except TimeoutError as e:
-            raise PeerFault(peer, f"no stream through relay {short(self._relay)} in {timeout:g} s") from e
+            raise PeerFault(
+                peer, f"no stream through relay {short(self._relay)} in {timeout:g} s"
+            ) from e
         nonce = secrets.token_bytes(_NONCE)
         with contextlib.suppress(OSError):
             writer.write(nonce + hmac.digest(self._token, _preamble(nonce, peer), "sha256"))

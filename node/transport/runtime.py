@@ -1,4 +1,5 @@
-"""A directory of our own for unix sockets. A daemon that was killed leaves its one behind; the next to start sweeps it."""
+"""A directory of our own for unix sockets. A daemon that was killed leaves its one behind; the next
+to start sweeps it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ _PREFIX, _LOCK = "tutti-rt-", "lock"
 
 
 class RuntimeDirectory:
-    """``path`` is 0700 and exists until :meth:`close` or the sweep of a later daemon after our death."""
+    """``path`` is 0700 and exists until :meth:`close` or the sweep of a later daemon after our
+    death."""
 
     def __init__(self) -> None:
         made = tempfile.mkdtemp(prefix=_PREFIX)
@@ -23,8 +25,9 @@ class RuntimeDirectory:
             os.rmdir(made)
             made = tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp")
         self.path = Path(made)
-        # The lock goes when its holder does, however that ends, so a directory that can be locked belongs to nobody.
-        # A child process may not inherit it: os.open makes descriptors that are closed on exec.
+        # The lock goes when its holder does, however that ends, so a directory that can be locked
+        # belongs to nobody. A child process may not inherit it: os.open makes descriptors that are
+        # closed on exec.
         self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         _sweep(self.path)

@@ -1,7 +1,8 @@
 """The transport of a daemon: a gRPC server others find through libp2p, and a channel to every peer.
 
-libp2p (p2p.py) proves who is who and crosses NATs; the handshake over it pins the certificate and the token with which
-gRPC then moves the bulk, over TCP where an address can be dialled and through a libp2p stream where none can.
+libp2p (p2p.py) proves who is who and crosses NATs; the handshake over it pins the certificate and
+the token with which gRPC then moves the bulk, over TCP where an address can be dialled and through
+a libp2p stream where none can.
 """
 
 from __future__ import annotations
@@ -67,8 +68,9 @@ PUNCH_ASK_S = 4.0
 
 
 class Transport:
-    """See ``port.TransportPort``. ``facts()`` is what we say about ourselves; ``admit`` see ``handshake.Admit``; ``serves()`` is
-    the run for which we relay and ask relays, also where we have no part in it ourselves, "" for any."""
+    """See ``port.TransportPort``. ``facts()`` is what we say about ourselves; ``admit`` see
+    ``handshake.Admit``; ``serves()`` is the run for which we relay and ask relays, also where we
+    have no part in it ourselves, "" for any."""
 
     def __init__(
         self,
@@ -82,7 +84,13 @@ class Transport:
         reach: ReachSettings | None = None,
         serves: Callable[[], str] | None = None,
     ) -> None:
-        self.settings, self._journal, self._metrics, self._facts, self._admit = settings, journal, metrics, facts, admit
+        self.settings, self._journal, self._metrics, self._facts, self._admit = (
+            settings,
+            journal,
+            metrics,
+            facts,
+            admit,
+        )
         self.reach_settings = reach or ReachSettings()
         self._serves = serves or (lambda: facts().run_id)
         self.patience = Patience()
@@ -97,11 +105,22 @@ class Transport:
         seats = Seats(settings.peer_streams, 16 * settings.peer_streams)
         self._doorman = Doorman(self._tokens, seats, self._banned, meter)
         self.reachable = Reachable(
-            self.p2p, settings, self.reach_settings, journal, self._ask_reach, lambda: self._port,
-            hashlib.sha256(b"tutti/mapping" + identity.seed()).digest(), on_error,
-        )  # fmt: skip
+            self.p2p,
+            settings,
+            self.reach_settings,
+            journal,
+            self._ask_reach,
+            lambda: self._port,
+            hashlib.sha256(b"tutti/mapping" + identity.seed()).digest(),
+            on_error,
+        )
         self._handshake = Handshake(
-            self.p2p, self._tokens, facts, self.reachable.targets, self._certificate.pem, self._admit_unless_banned
+            self.p2p,
+            self._tokens,
+            facts,
+            self.reachable.targets,
+            self._certificate.pem,
+            self._admit_unless_banned,
         )
         self._rate = Rate(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE)
         self._lines = Lines(
@@ -119,15 +138,43 @@ class Transport:
         self._lines.how, self._lines.greet_through = self.p2p.how, self._greet_through
         for rung in list(Rung)[1:]:
             metrics.peers.labels(path=rung.word).set_function(partial(self._on_rung, rung))
-        self.relay = Relay(self.p2p, self.reach_settings, self._relay_for, self._relaying, journal, metrics, self.traffic)
-        near = settings.host if settings.host not in ("", "0.0.0.0", "::") else "::1" if settings.host == "::" else "127.0.0.1"
+        self.relay = Relay(
+            self.p2p,
+            self.reach_settings,
+            self._relay_for,
+            self._relaying,
+            journal,
+            metrics,
+            self.traffic,
+        )
+        near = (
+            settings.host
+            if settings.host not in ("", "0.0.0.0", "::")
+            else "::1"
+            if settings.host == "::"
+            else "127.0.0.1"
+        )
         self._near = near
-        end = tunnel.TunnelEnd(near, lambda: self._port, lambda p: self._tokens.knows(p) and not self._banned(p), self._carry)
+        end = tunnel.TunnelEnd(
+            near,
+            lambda: self._port,
+            lambda p: self._tokens.knows(p) and not self._banned(p),
+            self._carry,
+        )
         self._tunnel_end = end
         self.relays = self._lines.relays = Relays(
-            self.p2p, identity, Shown(self._certificate.pem, self._certificate.key), self._tokens, self._serves,
-            lambda: facts().admission, self.reachable.relays, self._meet_relayed, end.serve, journal, on_error,
-        )  # fmt: skip
+            self.p2p,
+            identity,
+            Shown(self._certificate.pem, self._certificate.key),
+            self._tokens,
+            self._serves,
+            lambda: facts().admission,
+            self.reachable.relays,
+            self._meet_relayed,
+            end.serve,
+            journal,
+            on_error,
+        )
         self._punches = Rate(PUNCHES_PER_S, PUNCHES_AT_ONCE)
         self._punching: set[PeerId] = set()
         self._sparing = Sparing(journal)
@@ -152,7 +199,8 @@ class Transport:
     def _server(self) -> grpc.aio.Server:
         settings = self.settings
         options: list[tuple[str, Any]] = [
-            # Whoever comes through a relay comes to this server too, so it is as patient with everybody.
+            # Whoever comes through a relay comes to this server too, so it is as patient with
+            # everybody.
             *settings.connection_options(relayed=True, server=True),
             ("grpc.max_concurrent_streams", settings.peer_streams),
             ("grpc.max_metadata_size", METADATA_BYTES),
@@ -168,20 +216,32 @@ class Transport:
         """The TCP ports of libp2p and of gRPC; 0 before :meth:`start`."""
         return self.p2p.port, self._port
 
-    async def start(self, initial_peers: Sequence[str] = (), *, serve: bool = True, prefer: tuple[int, int] = (0, 0)) -> None:
-        """Start p2pd, and serve; ``initial_peers`` are multiaddrs that may be dead (see ``p2p.bootstrap``).
+    async def start(
+        self,
+        initial_peers: Sequence[str] = (),
+        *,
+        serve: bool = True,
+        prefer: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Start p2pd, and serve; ``initial_peers`` are multiaddrs that may be dead (see
+        ``p2p.bootstrap``).
 
-        With ``serve`` False the gRPC port is taken and nothing answers on it before :meth:`serve`, so that services may
-        still be added. ``prefer``: ports of libp2p and gRPC to take where the settings leave them open and they are free.
-        Raises NetworkFault when a port is taken or p2pd does not start.
+        With ``serve`` False the gRPC port is taken and nothing answers on it before :meth:`serve`,
+        so that services may still be added. ``prefer``: ports of libp2p and gRPC to take where the
+        settings leave them open and they are free. Raises NetworkFault when a port is taken or p2pd
+        does not start.
         """
         settings = self.settings
         self.p2p.prefer(prefer[0])
         link = {
             "Ping": grpc.unary_unary_rpc_method_handler(_echo),
-            "Punch": grpc.unary_unary_rpc_method_handler(self._punch_asked, PunchAsk.FromString, PunchAnswer.SerializeToString),
+            "Punch": grpc.unary_unary_rpc_method_handler(
+                self._punch_asked, PunchAsk.FromString, PunchAnswer.SerializeToString
+            ),
         }
-        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("tutti.v1.Link", link),))
+        self.server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("tutti.v1.Link", link),)
+        )
         host, port = settings.host or "0.0.0.0", settings.grpc_port
         check_free(host, port, "transport.grpc_port")
         if not port:
@@ -191,7 +251,9 @@ class Transport:
         pair = [(self._certificate.key, self._certificate.pem)]
         try:
             # gRPC takes [::] for both families, and for IPv4 where this machine has no IPv6.
-            self._port = self.server.add_secure_port(join_host(settings.host or "::", port), grpc.ssl_server_credentials(pair))
+            self._port = self.server.add_secure_port(
+                join_host(settings.host or "::", port), grpc.ssl_server_credentials(pair)
+            )
         except RuntimeError as e:
             raise taken(host, port, "transport.grpc_port", socket.SOCK_STREAM, str(e)) from e
         if serve:
@@ -216,7 +278,8 @@ class Transport:
         await self.server.start()
 
     async def close(self) -> None:
-        """End every channel, the server and p2pd; calls in flight are cancelled. Safe to call twice."""
+        """End every channel, the server and p2pd; calls in flight are cancelled. Safe to call
+        twice."""
         await self.reachable.close()
         await self.relays.close()
         await self._lines.close()
@@ -243,7 +306,8 @@ class Transport:
         self._lines.forget(peer)
 
     def on_lost(self, callback: Callable[[PeerId], None]) -> None:
-        """Call ``callback(peer)`` when the established channel to a peer breaks. It must not block or raise."""
+        """Call ``callback(peer)`` when the established channel to a peer breaks. It must not block
+        or raise."""
         self._lines.on_lost.append(callback)
 
     def doubt(self, peer: PeerId) -> None:
@@ -251,12 +315,18 @@ class Transport:
         self._lines.doubt(peer)
 
     def learn(
-        self, peer: PeerId, multiaddrs: Sequence[str], *, standing: Standing = Standing.UNKNOWN,
-        relays: Sequence[PeerId] = (), room: int = 0, rate: float = 0.0,
-    ) -> None:  # fmt: skip
-        """What a peer says of itself: where its p2pd listens, whether others can dial it there, the relays it can be reached
-        through, how many more peers it would relay for and at how many bytes a second (0: no limit). Text that is no multiaddr
-        of it is ignored."""
+        self,
+        peer: PeerId,
+        multiaddrs: Sequence[str],
+        *,
+        standing: Standing = Standing.UNKNOWN,
+        relays: Sequence[PeerId] = (),
+        room: int = 0,
+        rate: float = 0.0,
+    ) -> None:
+        """What a peer says of itself: where its p2pd listens, whether others can dial it there, the
+        relays it can be reached through, how many more peers it would relay for and at how many
+        bytes a second (0: no limit). Text that is no multiaddr of it is ignored."""
         self.p2p.learn(peer, multiaddrs)
         self.relays.learn(peer, relays)
         if self.reachable.learn(peer, Known(tuple(multiaddrs), standing, room, rate)):
@@ -285,12 +355,23 @@ class Transport:
             line = self._lines.line(peer)
             sent, received = self._bytes.get(peer, (0, 0))
             since = line.since if line else 0.0
-            up, down = self._busiest[peer].rates(time.monotonic()) if peer in self._busiest else (0.0, 0.0)
+            up, down = (
+                self._busiest[peer].rates(time.monotonic()) if peer in self._busiest else (0.0, 0.0)
+            )
             via = line.via if line else PeerId("")
             found[peer] = PeerLink(
-                self.path(peer), self.rtt(peer), sent, received, met.name, met.version, since, via, up, down,
+                self.path(peer),
+                self.rtt(peer),
+                sent,
+                received,
+                met.name,
+                met.version,
+                since,
+                via,
+                up,
+                down,
                 self._proven.get(peer, 0.0),
-            )  # fmt: skip
+            )
         return found
 
     def tried(self, peer: PeerId) -> dict[str, str]:
@@ -298,7 +379,8 @@ class Transport:
         return self._lines.tried(peer)
 
     async def improve(self, peer: PeerId) -> None:
-        """Try every way to ``peer`` that is better than the one there is, once. Raises PeerFault when there is none at all."""
+        """Try every way to ``peer`` that is better than the one there is, once. Raises PeerFault
+        when there is none at all."""
         await self._lines.get(peer)
         await self._lines.improve(peer, self._punch, self.reachable.connect)
 
@@ -326,18 +408,22 @@ class Transport:
         was = self._banned(peer)
         self._book.count(peer, weight, time.monotonic())
         self._metrics.faults_total.labels(room="transport").inc()
-        self._sparing.emit(peer, "transport", "fault", f"{short(peer)}: {reason}", "warning", weight=weight)
+        self._sparing.emit(
+            peer, "transport", "fault", f"{short(peer)}: {reason}", "warning", weight=weight
+        )
         left = self._banned(peer)
         if left > was and not was:
             self.forget(peer)
             self._metrics.bans_total.inc()
-            self._sparing.emit(peer, "transport", "banned", f"{short(peer)} is refused for {left:.0f} s", "warning")
+            self._sparing.emit(
+                peer, "transport", "banned", f"{short(peer)} is refused for {left:.0f} s", "warning"
+            )
 
     async def ask(self, whom: str, question: Ask, timeout: float = 10.0) -> Answer:
         """The answer of ``whom``, a PeerId or a multiaddr that ends in one; it may be a Refusal.
 
-        Raises WireError for text that is neither, PeerFault when no answer comes. Works before any handshake and for
-        peers of no run.
+        Raises WireError for text that is neither, PeerFault when no answer comes. Works before any
+        handshake and for peers of no run.
         """
         peer = PeerId(whom)
         if whom.startswith("/"):
@@ -346,17 +432,19 @@ class Transport:
         return await self._asking.ask(peer, question, timeout)
 
     def answer_with(self, answerer: Answerer) -> None:
-        """Let ``answerer(peer, ask)`` answer what peers ask over libp2p; a LocalFault it raises becomes a Refusal."""
+        """Let ``answerer(peer, ask)`` answer what peers ask over libp2p; a LocalFault it raises
+        becomes a Refusal."""
         self._asking.answerer = answerer
 
-    # ------------------------------------------------------------ better ways
+    # ----------------------------------------------------------- better ways
 
     async def _climb(self) -> None:
         while True:
             due = time.monotonic() + CLIMB_EVERY_S
             await asyncio.sleep(CLIMB_EVERY_S)
             self.patience.woke(due, time.monotonic())
-            # Before it is known whether others can dial this peer, a place at a relay costs little and saves seconds.
+            # Before it is known whether others can dial this peer, a place at a relay costs little
+            # and saves seconds.
             closed = self.reachable.standing is not Standing.OPEN
             self.relays.want(closed and self.reach_settings.relayed)
             self._metrics.relay_clients.set(self.relay.clients)
@@ -367,16 +455,19 @@ class Transport:
         self._tunnelled += count
 
     def _count_p2pd(self) -> None:
-        """What p2pd moves beside our tunnels: the directory, handshakes, its own upkeep. It is counted after the fact, and what waits
-        for a turn waits for it."""
+        """What p2pd moves beside our tunnels: the directory, handshakes, its own upkeep. It is
+        counted after the fact, and what waits for a turn waits for it."""
         with contextlib.suppress(NetworkFault):
             pid = self.p2p.pid
             if (io := read_io(pid)) is not None:
                 # What is relayed crosses between us twice.
-                self.traffic.count_raw(*self._beside.since(pid, *io, self._tunnelled + 2 * self.relay.carried))
+                self.traffic.count_raw(
+                    *self._beside.since(pid, *io, self._tunnelled + 2 * self.relay.carried)
+                )
 
     async def _punch(self, peer: PeerId) -> None:
-        """Open a libp2p connection together with ``peer``, which is reached some other way. Raises PeerFault."""
+        """Open a libp2p connection together with ``peer``, which is reached some other way. Raises
+        PeerFault."""
         mine, reachable = self.reachable.seen(), self.reachable
         if not mine:
             raise PeerFault(peer, "nobody has told us our public address")
@@ -385,7 +476,9 @@ class Transport:
         self._punching.add(peer)
         try:
             channel = await self.channel(peer)
-            call = channel.unary_unary("/tutti.v1.Link/Punch", PunchAsk.SerializeToString, PunchAnswer.FromString)
+            call = channel.unary_unary(
+                "/tutti.v1.Link/Punch", PunchAsk.SerializeToString, PunchAnswer.FromString
+            )
             answer = await call(PunchAsk(addresses=mine), timeout=PUNCH_ASK_S)
             if not answer.accepted:
                 raise PeerFault(peer, f"it does not punch: {answer.reason[:200]}")
@@ -399,7 +492,9 @@ class Transport:
         finally:
             self._punching.discard(peer)
 
-    async def _punch_asked(self, request: PunchAsk, context: grpc.aio.ServicerContext[Any, Any]) -> PunchAnswer:
+    async def _punch_asked(
+        self, request: PunchAsk, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> PunchAnswer:
         peer = self.caller(context)
         targets, mine = punch.candidates(request.addresses), self.reachable.seen()
         if not self.reach_settings.punch or self.reachable.local:
@@ -409,7 +504,11 @@ class Transport:
         if self.reachable.moving_ports():
             return PunchAnswer(reason="our router gives every connection another port")
         if not targets or not mine:
-            return PunchAnswer(reason="no public address is known here" if targets else "no public address was given")
+            return PunchAnswer(
+                reason="no public address is known here"
+                if targets
+                else "no public address was given"
+            )
         if not self._punches.allow(peer, time.monotonic()):
             return PunchAnswer(reason="too soon after the last time")
         self._tasks.spawn(self._open_to(peer, targets), f"punch {short(peer)}")
@@ -421,9 +520,11 @@ class Transport:
             self.p2p.punched(peer)
             await punch.hand_over(made, self._near, self.p2p.port)
         except (NetworkFault, OSError) as e:
-            self._journal.emit("transport", "punch-failed", f"{short(peer)}: {e}", "debug", peer=peer)
+            self._journal.emit(
+                "transport", "punch-failed", f"{short(peer)}: {e}", "debug", peer=peer
+            )
 
-    # ------------------------------------------------------------ relaying for others
+    # ----------------------------------------------------------- relaying for others
 
     def _relaying(self) -> bool:
         return self.reach_settings.relay and self.reachable.standing is Standing.OPEN
@@ -450,7 +551,7 @@ class Transport:
     async def _ask_reach(self, peer: PeerId, question: Ask, timeout: float) -> Answer:
         return await self._asking.ask(peer, question, timeout)
 
-    # ------------------------------------------------------------ meeting
+    # ----------------------------------------------------------- meeting
 
     async def _greet(self, peer: PeerId) -> Acquaintance:
         began = time.monotonic()
@@ -463,7 +564,9 @@ class Transport:
         return met
 
     def _handshake_s(self) -> float:
-        return self.patience.within("handshake", self.settings.handshake_timeout_s, time.monotonic())
+        return self.patience.within(
+            "handshake", self.settings.handshake_timeout_s, time.monotonic()
+        )
 
     async def _welcome(self, peer: PeerId, reader: Any, writer: Any) -> None:
         if not self._rate.allow(peer, time.monotonic()):
@@ -504,7 +607,9 @@ class Transport:
             raise PeerFault(peer, f"is refused for {left:.0f} s more")
 
     def _limited(self, peer: PeerId) -> None:
-        self._sparing.emit(peer, "transport", "rate-limited", f"{short(peer)} asks too much and is put off")
+        self._sparing.emit(
+            peer, "transport", "rate-limited", f"{short(peer)} asks too much and is put off"
+        )
 
     def _admit_unless_banned(self, peer: PeerId, hello: Hello) -> float | None:
         if (left := self._banned(peer)) > 0:

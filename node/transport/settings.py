@@ -30,12 +30,14 @@ class TransportSettings:
     keepalive_s: float = 1.5
     """Time without a byte from the other side after which a connection is probed."""
     keepalive_timeout_s: float = 3.0
-    """Silence after a probe that means the peer is gone. On a slow link the answer waits behind the data under way."""
+    """Silence after a probe that means the peer is gone. On a slow link the answer waits behind the
+    data under way."""
     window: int = 2 * MIB
-    """Bytes of one call that may be unread: 20 MB/s over a round trip of 0.1 s. A link slower than a third of it in a
-    second, under load, needs a longer ``keepalive_timeout_s``."""
+    """Bytes of one call that may be unread: 20 MB/s over a round trip of 0.1 s. A link slower than
+    a third of it in a second, under load, needs a longer ``keepalive_timeout_s``."""
     max_up: float = 0.0
-    """Most bytes a second this peer sends, whatever for; 0: no cap. "20Mbit" and "2.5MB" are understood too."""
+    """Most bytes a second this peer sends, whatever for; 0: no cap. "20Mbit" and "2.5MB" are
+    understood too."""
     max_down: float = 0.0
     """The same for what it receives."""
     dial_timeout_s: float = 3.0
@@ -44,23 +46,30 @@ class TransportSettings:
     """Concurrent calls one peer may have open here."""
 
     frame: int = 128 * 1024
-    """Largest HTTP/2 frame. gRPC's own 16 KiB cost a fifth of an exchange on a fast line; a frame holds up a probe's answer for 1 s
-    at 1 Mbit/s, of the ``keepalive_timeout_s`` it has."""
+    """Largest HTTP/2 frame. gRPC's own 16 KiB cost a fifth of an exchange on a fast line; a frame
+    holds up a probe's answer for 1 s at 1 Mbit/s, of the ``keepalive_timeout_s`` it has."""
 
     relayed_timeout_s: float = 6.0
-    """Silence after a probe that means a relayed connection is dead: the answer also waits in the relay's buffers."""
+    """Silence after a probe that means a relayed connection is dead: the answer also waits in the
+    relay's buffers."""
 
-    def connection_options(self, relayed: bool = False, slack_s: float = 0.0, *, server: bool = False) -> list[tuple[str, int]]:
-        """gRPC's options for both ends of a connection: how silence is noticed, and how much may be unread. ``slack_s``: how late this
-        process ran when the connection was made, which the other side's answers to probes may then be too. Without a call only the side
-        that dialled probes (``server`` False): it is the one that would dial anew, and probes of all connections are most of what an idle
-        peer of a large swarm costs.
+    def connection_options(
+        self, relayed: bool = False, slack_s: float = 0.0, *, server: bool = False
+    ) -> list[tuple[str, int]]:
+        """gRPC's options for both ends of a connection: how silence is noticed, and how much may be
+        unread. ``slack_s``: how late this process ran when the connection was made, which the other
+        side's answers to probes may then be too. Without a call only the side that dialled probes
+        (``server`` False): it is the one that would dial anew, and probes of all connections are
+        most of what an idle peer of a large swarm costs.
 
-        gRPC 1.85 waits for the answer to a probe as long as ``ping_timeout_ms``, whatever the keepalive's own time-out.
-        Its bandwidth probes are pings too, sent in the middle of a transfer, and on a slow link they are answered
-        late; with them a short wait would end healthy connections, so windows are of a fixed size instead.
+        gRPC 1.85 waits for the answer to a probe as long as ``ping_timeout_ms``, whatever the
+        keepalive's own time-out. Its bandwidth probes are pings too, sent in the middle of a
+        transfer, and on a slow link they are answered late; with them a short wait would end
+        healthy connections, so windows are of a fixed size instead.
         """
-        timeout_s = max(self.keepalive_timeout_s, self.relayed_timeout_s if relayed else 0.0) + slack_s
+        timeout_s = (
+            max(self.keepalive_timeout_s, self.relayed_timeout_s if relayed else 0.0) + slack_s
+        )
         return [
             ("grpc.max_receive_message_length", self.max_message),
             ("grpc.max_send_message_length", self.max_message),

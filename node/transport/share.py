@@ -1,4 +1,5 @@
-"""Turns under a rate, on the clock of the event loop: :class:`~node.reach.shares.Shares` for those who wait in tasks."""
+"""Turns under a rate, on the clock of the event loop: :class:`~node.reach.shares.Shares` for those
+who wait in tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from node.reach.shares import BURST_S, Shares
 
 
 class Share:
-    """``rate``: bytes a second for all together; 0: nobody ever waits. ``burst_s`` as :class:`~node.reach.shares.Shares` has it."""
+    """``rate``: bytes a second for all together; 0: nobody ever waits. ``burst_s`` as
+    :class:`~node.reach.shares.Shares` has it."""
 
     def __init__(self, rate: float, burst_s: float = BURST_S) -> None:
         self.rate = rate
@@ -19,7 +21,8 @@ class Share:
         self._timer: asyncio.TimerHandle | None = None
 
     async def take(self, pair: Hashable, count: int, weight: float = 1.0) -> None:
-        """Return when ``pair`` may send ``count`` bytes; see :meth:`~node.reach.shares.Shares.ask`."""
+        """Return when ``pair`` may send ``count`` bytes; see
+        :meth:`~node.reach.shares.Shares.ask`."""
         if self._shares is None:
             return
         number = self._shares.ask(pair, count, weight)
@@ -47,4 +50,8 @@ class Share:
             if (granted := self._waiting.get(number)) is not None and not granted.done():
                 granted.set_result(None)
         wait = shares.wait()
-        self._timer = None if wait is None else asyncio.get_running_loop().call_later(wait, self._grant, shares)
+        self._timer = (
+            None
+            if wait is None
+            else asyncio.get_running_loop().call_later(wait, self._grant, shares)
+        )

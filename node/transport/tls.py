@@ -1,7 +1,7 @@
 """The certificate a gRPC server shows, and what a certificate must look like to be pinned.
 
-Nobody signs it and nobody needs to: the handshake delivers it over a connection that proves the PeerId, and a client
-accepts exactly this one. P-256 because gRPC's TLS has no Ed25519.
+Nobody signs it and nobody needs to: the handshake delivers it over a connection that proves the
+PeerId, and a client accepts exactly this one. P-256 because gRPC's TLS has no Ed25519.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _USAGE = x509.KeyUsage(
 
 @dataclass(frozen=True)
 class ServerCertificate:
-    """``pem`` is shown, ``key`` (PEM) stays in memory, ``name`` is the DNS name a client must expect."""
+    """``pem`` is shown, ``key`` (PEM) stays in memory, ``name`` is the DNS name a client must
+    expect."""
 
     key: bytes
     pem: bytes
@@ -42,7 +43,8 @@ class ServerCertificate:
 
 
 def make_certificate(wall: float) -> ServerCertificate:
-    """A new key and certificate, valid from a day before Unix second ``wall`` (clocks differ) for a year."""
+    """A new key and certificate, valid from a day before Unix second ``wall`` (clocks differ) for a
+    year."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name_of(key.public_key())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -60,15 +62,18 @@ def make_certificate(wall: float) -> ServerCertificate:
         .add_extension(_USAGE, critical=True)
         .sign(key, hashes.SHA256())
     )
-    secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
     return ServerCertificate(secret, made.public_bytes(serialization.Encoding.PEM), name)
 
 
 def check_certificate(pem: bytes) -> str:
     """The DNS name to expect from a server that shows ``pem``, the certificate to pin.
 
-    Raises WireError unless it is a single certificate of the form :func:`make_certificate` makes. In particular it
-    must not be able to sign others: BoringSSL lets any root without that restriction vouch for a second certificate.
+    Raises WireError unless it is a single certificate of the form :func:`make_certificate` makes.
+    In particular it must not be able to sign others: BoringSSL lets any root without that
+    restriction vouch for a second certificate.
     """
     if len(pem) > CERTIFICATE_BYTES or pem.count(b"-----BEGIN") != 1:
         raise WireError("not a single certificate")
@@ -91,5 +96,7 @@ def check_certificate(pem: bytes) -> str:
 
 
 def _name_of(key: ec.EllipticCurvePublicKey) -> str:
-    spki = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    spki = key.public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
     return hashlib.sha256(spki).hexdigest()[:32] + ".tutti"

@@ -1,9 +1,10 @@
 """All that a peer sends and receives: counted, and under the operator's caps.
 Enters: sizes of gRPC messages, what p2pd has moved. Leaves: turns to send and to read.
 
-Where a cap is set, a message of :data:`BULK` bytes or more waits for its turn before it is handed to gRPC, and one that has
-come waits before it is handed on; its sender waits with it, for HTTP/2 lets no more in than is read. Smaller messages
-(heartbeats, plans, receipts, probes) never wait, but count. What is counted is what a network interface counts: :func:`on_wire`.
+Where a cap is set, a message of :data:`BULK` bytes or more waits for its turn before it is handed
+to gRPC, and one that has come waits before it is handed on; its sender waits with it, for HTTP/2
+lets no more in than is read. Smaller messages (heartbeats, plans, receipts, probes) never wait, but
+count. What is counted is what a network interface counts: :func:`on_wire`.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ BULK = 4096
 SEGMENT, HEADERS = 1448, 66
 """Bytes of data in a full TCP segment over Ethernet, and of the headers around it."""
 MESSAGE = 110
-"""Bytes that a message costs beside its own: frames of gRPC and HTTP/2, a TLS record, a segment of its own."""
+"""Bytes that a message costs beside its own: frames of gRPC and HTTP/2, a TLS record, a segment of
+its own."""
 PER_ACK = 2
 """Full segments that are acknowledged together (RFC 9293, 3.8.6.3)."""
 RELAYED_WEIGHT = 0.1
 """Of what is relayed for others, beside one peer's own traffic."""
 PAYLOAD = 0.9
-"""Share of a cap that a plan counts with: the rest is for headers, acknowledgements and small messages."""
+"""Share of a cap that a plan counts with: the rest is for headers, acknowledgements and small
+messages."""
 BURST_S = 1.0
 """Seconds of a cap that may go at once after a pause: training pauses at the end of every epoch."""
 LATELY_S = 10.0
@@ -42,7 +45,8 @@ def acknowledged(nbytes: int) -> int:
 
 
 class Traffic:
-    """``max_up``, ``max_down``: bytes a second, 0 for no cap. ``sent`` and ``received``: bytes on the wire since the start."""
+    """``max_up``, ``max_down``: bytes a second, 0 for no cap. ``sent`` and ``received``: bytes on
+    the wire since the start."""
 
     def __init__(self, max_up: float = 0.0, max_down: float = 0.0) -> None:
         self.sent = self.received = 0
@@ -66,7 +70,7 @@ class Traffic:
         """Bytes a second sent and received, over the last :data:`LATELY_S` seconds."""
         return self._lately.mean(time.monotonic(), LATELY_S)
 
-    # ------------------------------------------------------------ counting
+    # ----------------------------------------------------------- counting
 
     def count_sent(self, nbytes: int, waited: bool = False) -> None:
         """One message has gone. ``waited``: it had its turn."""
@@ -89,7 +93,7 @@ class Traffic:
         if down and not down_paid:
             self._down.spend(down)
 
-    # ------------------------------------------------------------ waiting
+    # ----------------------------------------------------------- waiting
 
     async def may_send(self, peer: Hashable, nbytes: int) -> None:
         """Return when a message of so many bytes to ``peer`` may go."""
@@ -102,7 +106,8 @@ class Traffic:
             await self._down.take(peer, on_wire(nbytes))
 
     async def may_relay(self, nbytes: int) -> None:
-        """Return when so many bytes, received for others, may go on to them; they have counted then."""
+        """Return when so many bytes, received for others, may go on to them; they have counted
+        then."""
         await self._down.take(_OTHERS, on_wire(nbytes, 0), RELAYED_WEIGHT)
         await self._up.take(_OTHERS, on_wire(nbytes, 0), RELAYED_WEIGHT)
         self._count(on_wire(nbytes, 0), on_wire(nbytes, 0), True, True)
@@ -112,11 +117,13 @@ _OTHERS = object()
 
 
 class Beside:
-    """What p2pd moved over the network beside what it carried for us. Enters: the bytes it has read and written since its start,
-    to and from anywhere, and what we had it carry, once for each time that it crossed between us. Pure.
+    """What p2pd moved over the network beside what it carried for us. Enters: the bytes it has read
+    and written since its start, to and from anywhere, and what we had it carry, once for each time
+    that it crossed between us. Pure.
 
-    Of every byte that it carries it reads and writes one more, on our side of it: so what is left is its own, a little too
-    much rather than too little, since what the directory asks through it is counted on both sides.
+    Of every byte that it carries it reads and writes one more, on our side of it: so what is left
+    is its own, a little too much rather than too little, since what the directory asks through it
+    is counted on both sides.
     """
 
     def __init__(self) -> None:
@@ -133,7 +140,8 @@ class Beside:
 
 
 def read_io(pid: int) -> tuple[int, int] | None:
-    """Bytes that a process of ours has read and written so far, sockets included; None where the system does not tell."""
+    """Bytes that a process of ours has read and written so far, sockets included; None where the
+    system does not tell."""
     try:
         with open(f"/proc/{pid}/io", encoding="ascii") as file:
             rows = dict(line.split(": ") for line in file)

@@ -1,6 +1,8 @@
-"""gRPC where no port can be dialled: the bytes of its connection, TLS and all, through a libp2p stream.
+"""gRPC where no port can be dialled: the bytes of its connection, TLS and all, through a libp2p
+stream.
 
-caller: gRPC channel → unix socket → Tunnel → libp2p stream … → TunnelEnd → the gRPC server's own port: callee
+caller: gRPC channel → unix socket → Tunnel → libp2p stream … → TunnelEnd → the gRPC server's own
+port: callee
 """
 
 from __future__ import annotations
@@ -26,11 +28,16 @@ CONNECTIONS_PER_PEER, CONNECTIONS = 8, 256
 
 
 class Tunnel:
-    """The caller's end: a unix socket under ``directory`` (0700), each connection to it a stream to ``peer``.
-    ``carried(count)`` is told of every piece of so many bytes that p2pd carries."""
+    """The caller's end: a unix socket under ``directory`` (0700), each connection to it a stream to
+    ``peer``. ``carried(count)`` is told of every piece of so many bytes that p2pd carries."""
 
     def __init__(
-        self, streams: Streams, peer: PeerId, path: Path, timeout: float, carried: Callable[[int], None] = lambda count: None
+        self,
+        streams: Streams,
+        peer: PeerId,
+        path: Path,
+        timeout: float,
+        carried: Callable[[int], None] = lambda count: None,
     ) -> None:
         self._streams, self._peer, self._path, self._timeout = streams, peer, path, timeout
         self._pay = _telling(carried)
@@ -60,7 +67,9 @@ class Tunnel:
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            far_reader, far_writer = await self._streams.open_stream(self._peer, STREAM, self._timeout)
+            far_reader, far_writer = await self._streams.open_stream(
+                self._peer, STREAM, self._timeout
+            )
             await splice(reader, writer, far_reader, far_writer, self._pay)
         except PeerFault:
             # gRPC sees its connection end and reports the peer as unavailable.
@@ -70,23 +79,31 @@ class Tunnel:
 
 
 class TunnelEnd:
-    """The callee's end: hands the streams of peers that have met us to the gRPC server listening on ``host``.
-    ``carried`` as :class:`Tunnel`'s."""
+    """The callee's end: hands the streams of peers that have met us to the gRPC server listening on
+    ``host``. ``carried`` as :class:`Tunnel`'s."""
 
     def __init__(
-        self, host: str, port: Callable[[], int], welcome: Callable[[PeerId], bool],
+        self,
+        host: str,
+        port: Callable[[], int],
+        welcome: Callable[[PeerId], bool],
         carried: Callable[[int], None] = lambda count: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._host, self._port, self._welcome = host, port, welcome
         self._pay = _telling(carried)
         self._seats = Seats(CONNECTIONS_PER_PEER, CONNECTIONS)
 
-    async def serve(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Until one side has had enough. Strangers, and peers with too many tunnels, are hung up on."""
+    async def serve(
+        self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Until one side has had enough. Strangers, and peers with too many tunnels, are hung up
+        on."""
         if not self._welcome(peer) or not self._seats.take(peer):
             return
         try:
-            near_reader, near_writer = await asyncio.open_connection(self._host, self._port(), limit=BUFFER)
+            near_reader, near_writer = await asyncio.open_connection(
+                self._host, self._port(), limit=BUFFER
+            )
             await splice(reader, writer, near_reader, near_writer, self._pay)
         finally:
             self._seats.leave(peer)
@@ -106,11 +123,12 @@ async def splice(
     right_writer: asyncio.StreamWriter,
     pay: Callable[[int], Awaitable[None]] | None = None,
 ) -> None:
-    """Join two connections until either ends; both are closed then, also when cancelled. ``pay(count)`` is awaited before
-    so many bytes go on.
+    """Join two connections until either ends; both are closed then, also when cancelled.
+    ``pay(count)`` is awaited before so many bytes go on.
 
-    p2pd knows no half-close: it turns the end of one direction into a reset of both, which eats what is still on its
-    way. So an end is passed on only LINGER_S after it was seen, when the last bytes have arrived.
+    p2pd knows no half-close: it turns the end of one direction into a reset of both, which eats
+    what is still on its way. So an end is passed on only LINGER_S after it was seen, when the last
+    bytes have arrived.
     """
     writers = left_writer, right_writer
     for writer in writers:

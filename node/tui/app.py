@@ -1,4 +1,5 @@
-"""The monitor: a full screen view of a running daemon through its control socket. Leaving it leaves the daemon running."""
+"""The monitor: a full screen view of a running daemon through its control socket. Leaving it leaves
+the daemon running."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ q   detach: the node goes on training
 d   drain: finish, hand over, leave the swarm, stop the node
 ?   this help          arrows, page keys: scroll peers and events
 
-[b]time[/b]    [green]█[/] compute  [blue]▓[/] wire  [bright_black]░[/] wait  [magenta]▒[/] round (averaging)
+[b]time[/b]    [green]█[/] compute  [blue]▓[/] wire  [bright_black]░[/] wait  [magenta]▒[/] round
 [b]cover[/b]   live peers of every stage; red: nobody, yellow: only one
 
 any key closes this"""
@@ -55,7 +56,8 @@ class Question(ModalScreen[bool]):
 
 
 class Monitor(App[str]):
-    """Asks for the status every ``every_s`` seconds and listens to the events. Returns a last word to print."""
+    """Asks for the status every ``every_s`` seconds and listens to the events. Returns a last word
+    to print."""
 
     CSS_PATH = "monitor.tcss"
     ENABLE_COMMAND_PALETTE = False
@@ -105,7 +107,9 @@ class Monitor(App[str]):
         columns, rows = event.size
         self.screen_stack[0].set_class(columns < SMALLEST[0] or rows < SMALLEST[1], "small")
         need = f"this terminal has {columns}x{rows}, the monitor needs {SMALLEST[0]}x{SMALLEST[1]}"
-        self.query_one("#small", Static).update(f"{need}\nenlarge it, or leave with q and use\ntutti status --watch")
+        self.query_one("#small", Static).update(
+            f"{need}\nenlarge it, or leave with q and use\ntutti status --watch"
+        )
         self.call_after_refresh(self._draw)
         self.call_after_refresh(self.query_one("#events", RichLog).scroll_end, animate=False)
 
@@ -117,7 +121,10 @@ class Monitor(App[str]):
 
     def action_drain(self) -> None:
         name = clean(self._snapshot.name, 24) or "this node"
-        text = f"Drain {name}?\n\nIt finishes what is in flight, hands over, leaves the swarm\nand stops.\n\n\\[y] drain    any other key: go back"
+        text = (
+            f"Drain {name}?\n\nIt finishes what is in flight, hands over, leaves the swarm\nand "
+            "stops.\n\n\\[y] drain    any other key: go back"
+        )
 
         def answered(yes: bool | None) -> None:
             if yes:
@@ -163,14 +170,23 @@ class Monitor(App[str]):
             self.call_from_thread(what, *args)
 
     def _refused(self, fault: LocalFault) -> None:
-        self.notify(f"{fault.what}\n{fault.next_step}", title="drain failed", severity="error", timeout=15, markup=False)
+        self.notify(
+            f"{fault.what}\n{fault.next_step}",
+            title="drain failed",
+            severity="error",
+            timeout=15,
+            markup=False,
+        )
 
     def _lost(self, fault: LocalFault) -> None:
         node = self.query_one("#node", Static)
         node.set_class(True, "trouble")
         node.update(
             Group(
-                Text("no answer", "bold yellow"), Text(clean(fault.what)), Text(clean(fault.next_step)), Text("asking again…")
+                Text("no answer", "bold yellow"),
+                Text(clean(fault.what)),
+                Text(clean(fault.next_step)),
+                Text("asking again…"),
             )
         )
 
@@ -194,8 +210,12 @@ class Monitor(App[str]):
         swarm.border_title = "swarm " + ("healthy" if s.healthy else "degraded")
         swarm.update(_stack(swarm_lines(s, answer)))
         loss = self.query_one("#loss", Static)
-        loss.border_title = f"loss {s.loss:.3f}, last {len(s.loss_history)} epochs" if s.loss_history else "loss"
-        loss.update(loss_rows(s, max(10, loss.content_size.width), max(1, loss.content_size.height)))
+        loss.border_title = (
+            f"loss {s.loss:.3f}, last {len(s.loss_history)} epochs" if s.loss_history else "loss"
+        )
+        loss.update(
+            loss_rows(s, max(10, loss.content_size.width), max(1, loss.content_size.height))
+        )
         self._draw_peers(answer, warnings(s))
 
     def _draw_peers(self, answer: PeersAnswer, trouble: list[str]) -> None:

@@ -15,20 +15,42 @@ from protos.control_pb2 import Snapshot
 def node_lines(s: Snapshot, width: int) -> list[Text]:
     """This node in five lines; why it is not healthy comes before everything else."""
     state = s.state.upper() + (f" {s.progress:.0%}" if s.state == "joining" and s.progress else "")
-    head = _row("state", "").append(state, STATE_STYLE.get(s.state, "")).append(f" {clean(s.phase, 8)}", "dim")
+    head = (
+        _row("state", "")
+        .append(state, STATE_STYLE.get(s.state, ""))
+        .append(f" {clean(s.phase, 8)}", "dim")
+    )
     lines = [head.append(f"  up {span(s.up_s)}")]
     if not s.healthy:
         lines.append(Text(clean(s.reason, 200) or "degraded", "bold yellow"))
         if s.next_step:
             lines.append(Text("→ " + clean(s.next_step, 200)))
-    place = "rendezvous" if s.role == "rendezvous" else "ends" if s.stage == ENDS else f"{s.stage}/{s.swarm.stages}"
-    lines.append(_row("stage", f"{place} {clean(s.layers, 18)}  {s.replicas} replica{'s' * (s.replicas != 1)}"))
+    place = (
+        "rendezvous"
+        if s.role == "rendezvous"
+        else "ends"
+        if s.stage == ENDS
+        else f"{s.stage}/{s.swarm.stages}"
+    )
+    lines.append(
+        _row(
+            "stage", f"{place} {clean(s.layers, 18)}  {s.replicas} replica{'s' * (s.replicas != 1)}"
+        )
+    )
     last = f", last {span(s.last_work_s)} ago" if s.micro_batches else ""
     lines.append(_row("work", f"{count(s.micro_batches)} mb here{last}"))
-    lines.append(_row("net", f"{paths_words(s.paths_to) or 'nobody yet'}  ↑{_brief(s.bytes_sent)} ↓{_brief(s.bytes_received)}"))
+    lines.append(
+        _row(
+            "net",
+            f"{paths_words(s.paths_to) or 'nobody yet'}  ↑{_brief(s.bytes_sent)} "
+            f"↓{_brief(s.bytes_received)}",
+        )
+    )
     bar = _row("time", "")
     runs = stacked(
-        [s.time_s[k] if k in s.time_s else 0.0 for k in TIME_KINDS], [TIME_GLYPH[k] for k in TIME_KINDS], max(8, width - 7)
+        [s.time_s[k] if k in s.time_s else 0.0 for k in TIME_KINDS],
+        [TIME_GLYPH[k] for k in TIME_KINDS],
+        max(8, width - 7),
     )
     for kind, run in zip(TIME_KINDS, runs, strict=True):
         bar.append(run, TIME_STYLE[kind])
@@ -37,16 +59,26 @@ def node_lines(s: Snapshot, width: int) -> list[Text]:
 
 def swarm_lines(s: Snapshot, answer: PeersAnswer) -> list[Text]:
     """The swarm in five lines."""
-    lines = [_row("epoch", f"{s.epoch:,} of {s.swarm.epochs:,}   {clean(s.swarm.name, 14)} {s.swarm.run_id[:6]}")]
+    lines = [
+        _row(
+            "epoch",
+            f"{s.epoch:,} of {s.swarm.epochs:,}   {clean(s.swarm.name, 14)} {s.swarm.run_id[:6]}",
+        )
+    ]
     loss = f"{s.loss:.3f}" if s.loss else "-"
     if s.loss and s.loss_first:
         loss += f" {'↓' if s.loss < s.loss_first else '↑'} {s.loss_first:.3f}"
     lines.append(_row("loss", loss + (f" held out {s.loss_val:.3f}" if s.loss_val else "")))
     lines.append(_row("speed", f"{count(s.tokens_per_s)} tok/s   {count(s.tokens)} tokens"))
-    lines.append(_row("rounds", f"{s.round.done} ok  {s.round.repaired} repaired  {s.round.failed} failed"))
+    lines.append(
+        _row("rounds", f"{s.round.done} ok  {s.round.repaired} repaired  {s.round.failed} failed")
+    )
     holes = _row("cover", "")
     for stage, n in cover(answer).items():
-        holes.append(f"{'ends' if stage == ENDS else stage}:{n} ", style="bold red" if n == 0 else "yellow" if n == 1 else "")
+        holes.append(
+            f"{'ends' if stage == ENDS else stage}:{n} ",
+            style="bold red" if n == 0 else "yellow" if n == 1 else "",
+        )
     return [*lines, holes]
 
 
@@ -54,7 +86,9 @@ def warnings(s: Snapshot) -> list[str]:
     """What deserves a line below the peers."""
     found = [clean(w) for w in s.warnings]
     if s.digest_mismatches:
-        found.insert(0, f"{s.digest_mismatches} digest mismatches: replicas disagreed on parameters")
+        found.insert(
+            0, f"{s.digest_mismatches} digest mismatches: replicas disagreed on parameters"
+        )
     return found
 
 

@@ -1,8 +1,8 @@
 """One tensor as a head and a run of bytes; many tensors as heads first, then one stream of chunks.
 
-The receiver knows every name, shape and format from the manifest and the plan. A head that says anything else
-is refused before memory is set aside for it, and a stream that is longer or shorter than its heads is refused too.
-Numbers are little endian, rows outermost first.
+The receiver knows every name, shape and format from the manifest and the plan. A head that says
+anything else is refused before memory is set aside for it, and a stream that is longer or shorter
+than its heads is refused too. Numbers are little endian, rows outermost first.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ _WORDS = {4: "<u4", 2: "<u2"}
 
 
 def dtype_of(wire: str) -> torch.dtype:
-    """The torch dtype of a wire format's name. Raises ValueError for a name that is not fp32, bf16 or fp16."""
+    """The torch dtype of a wire format's name. Raises ValueError for a name that is not fp32, bf16
+    or fp16."""
     return _known(wire)[1]
 
 
 def nbytes_of(shape: Shape, wire: str) -> int:
-    """Bytes a tensor of ``shape`` takes on the wire. Raises ValueError for a negative dimension or an unknown format."""
+    """Bytes a tensor of ``shape`` takes on the wire. Raises ValueError for a negative dimension or
+    an unknown format."""
     if any(d < 0 for d in shape):
         raise ValueError(f"a shape has no negative dimension: {tuple(shape)}")
     return math.prod(shape) * dtype_of(wire).itemsize
@@ -44,7 +46,12 @@ def nbytes_of(shape: Shape, wire: str) -> int:
 
 def expected_head(name: str, shape: Shape, wire: str) -> tensor_pb2.TensorHead:
     """The head a peer must send for this tensor. Raises ValueError as :func:`nbytes_of`."""
-    return tensor_pb2.TensorHead(name=name, shape=[int(d) for d in shape], wire=_known(wire)[0], nbytes=nbytes_of(shape, wire))
+    return tensor_pb2.TensorHead(
+        name=name,
+        shape=[int(d) for d in shape],
+        wire=_known(wire)[0],
+        nbytes=nbytes_of(shape, wire),
+    )
 
 
 def head_of(name: str, tensor: torch.Tensor, wire: str) -> tensor_pb2.TensorHead:
@@ -53,7 +60,8 @@ def head_of(name: str, tensor: torch.Tensor, wire: str) -> tensor_pb2.TensorHead
 
 
 def check_head(head: tensor_pb2.TensorHead, name: str, shape: Shape, wire: str) -> None:
-    """Raises WireError unless ``head`` announces exactly this name, shape, format and number of bytes."""
+    """Raises WireError unless ``head`` announces exactly this name, shape, format and number of
+    bytes."""
     if head.name != name:
         raise WireError(f"tensor {head.name[:80]!r} where {name!r} belongs")
     if len(head.shape) != len(shape) or any(a != b for a, b in zip(head.shape, shape, strict=True)):
@@ -61,16 +69,19 @@ def check_head(head: tensor_pb2.TensorHead, name: str, shape: Shape, wire: str) 
     if head.wire != _known(wire)[0]:
         raise WireError(f"tensor {name!r} travels as format {head.wire}, expected {wire}")
     if head.nbytes != nbytes_of(shape, wire):
-        raise WireError(f"tensor {name!r} announces {head.nbytes} bytes, expected {nbytes_of(shape, wire)}")
+        raise WireError(
+            f"tensor {name!r} announces {head.nbytes} bytes, expected {nbytes_of(shape, wire)}"
+        )
 
 
 def encode(tensor: torch.Tensor, wire: str) -> memoryview:
     """The numbers of ``tensor``, any shape and device, as a flat view of bytes.
 
-    A contiguous fp32 tensor on the CPU travelling as fp32 is not copied: the view *is* its memory, so the tensor
-    must not change until the last chunk is cut. Elsewhere it is cast on its own device, then brought over.
-    bf16 and fp16 round to nearest; what fp16 cannot hold (beyond 65504) becomes infinite, which receivers refuse.
-    Raises ValueError for a tensor that holds no floating-point numbers.
+    A contiguous fp32 tensor on the CPU travelling as fp32 is not copied: the view *is* its memory,
+    so the tensor must not change until the last chunk is cut. Elsewhere it is cast on its own
+    device, then brought over. bf16 and fp16 round to nearest; what fp16 cannot hold (beyond 65504)
+    becomes infinite, which receivers refuse. Raises ValueError for a tensor that holds no
+    floating-point numbers.
     """
     if not tensor.is_floating_point():
         raise ValueError(f"only floating-point tensors travel, not {tensor.dtype}")
@@ -96,12 +107,18 @@ def stream(tensors: Iterable[torch.Tensor], wire: str, size: int) -> Iterator[by
 class TensorReader:
     """Puts a stream of chunks back together.
 
-    ``expected`` lists the (name, shape) this side knows must come, in order, all in format ``wire``. The heads are
-    compared with it when the reader is made (WireError). Memory for a tensor is set aside when its first byte
-    arrives, once, at its final size: a peer that sends heads and then nothing costs nothing.
+    ``expected`` lists the (name, shape) this side knows must come, in order, all in format
+    ``wire``. The heads are compared with it when the reader is made (WireError). Memory for a
+    tensor is set aside when its first byte arrives, once, at its final size: a peer that sends
+    heads and then nothing costs nothing.
     """
 
-    def __init__(self, heads: Sequence[tensor_pb2.TensorHead], expected: Sequence[tuple[str, Shape]], wire: str) -> None:
+    def __init__(
+        self,
+        heads: Sequence[tensor_pb2.TensorHead],
+        expected: Sequence[tuple[str, Shape]],
+        wire: str,
+    ) -> None:
         self._dtype = dtype_of(wire)
         if len(heads) != len(expected):
             raise WireError(f"{len(heads)} tensors announced, expected {len(expected)}")
@@ -118,10 +135,13 @@ class TensorReader:
         """Bytes still missing."""
 
     def feed(self, data: Buffer) -> None:
-        """Take the next bytes; chunks may cross tensors. Raises WireError, taking nothing, when they are too many."""
+        """Take the next bytes; chunks may cross tensors. Raises WireError, taking nothing, when
+        they are too many."""
         view = memoryview(data)
         if len(view) > self.remaining:
-            raise WireError(f"{len(view)} bytes came where {self.remaining} were left of {self.nbytes}")
+            raise WireError(
+                f"{len(view)} bytes came where {self.remaining} were left of {self.nbytes}"
+            )
         self.remaining -= len(view)
         while len(view):
             target = self._target()
@@ -137,7 +157,8 @@ class TensorReader:
         return done
 
     def raw(self) -> list[torch.Tensor]:
-        """The tensors as they came, the last still in the wire's format. Raises WireError when bytes are missing.
+        """The tensors as they came, the last still in the wire's format. Raises WireError when
+        bytes are missing.
 
         For a look at the numbers before :meth:`finish` widens them.
         """
@@ -167,13 +188,17 @@ class TensorReader:
 def digest(named: Mapping[str, torch.Tensor]) -> str:
     """Hex sha256 of named tensors, whatever their order, device or strides.
 
-    Taken over (name, shape, fp32 bytes) in sorted order of names, lengths written before what they measure.
-    Equal digests mean bit-equal fp32 values: 0.0 and -0.0 differ.
+    Taken over (name, shape, fp32 bytes) in sorted order of names, lengths written before what they
+    measure. Equal digests mean bit-equal fp32 values: 0.0 and -0.0 differ.
     """
     sha = hashlib.sha256()
     for name in sorted(named):
         label, shape = name.encode(), named[name].shape
-        sha.update(struct.pack("<I", len(label)) + label + struct.pack(f"<I{len(shape)}Q", len(shape), *shape))
+        sha.update(
+            struct.pack("<I", len(label))
+            + label
+            + struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
+        )
         sha.update(encode(named[name], "fp32"))
     return sha.hexdigest()
 
@@ -185,6 +210,7 @@ def _known(wire: str) -> tuple[tensor_pb2.WireType, torch.dtype]:
 
 
 def _words(flat: torch.Tensor) -> np.ndarray:
-    """The same memory as little-endian words; numpy has no bfloat16, so 2-byte floats are seen as integers."""
+    """The same memory as little-endian words; numpy has no bfloat16, so 2-byte floats are seen as
+    integers."""
     bits = flat.view(torch.int32 if flat.element_size() == 4 else torch.int16).numpy()
     return bits.view(_WORDS[flat.element_size()])

@@ -18,7 +18,13 @@ from node.transport.memory import MemoryNet, MemoryTransport
 
 torch.set_num_threads(1)
 
-SHAPES = {"a.weight": (6, 4), "b.weight": (33, 7), "c.weight": (5,), "d.weight": (3, 2, 2), "e.weight": (1,)}
+SHAPES = {
+    "a.weight": (6, 4),
+    "b.weight": (33, 7),
+    "c.weight": (5,),
+    "d.weight": (3, 2, 2),
+    "e.weight": (1,),
+}
 
 
 def gradients_of(peer: str) -> dict[str, torch.Tensor]:
@@ -42,7 +48,10 @@ class Cell:
         for peer in self.peers:
             transport = self.transports[peer] = self.net.transport(peer)
             self.rounds[peer] = CellRound(
-                transport, self.settings, chunk=self.chunk, on_error=lambda _, e: self.errors.append(e)
+                transport,
+                self.settings,
+                chunk=self.chunk,
+                on_error=lambda _, e: self.errors.append(e),
             )
             await transport.start()
 
@@ -74,9 +83,16 @@ class Cell:
         )
         return replace(request, **changes)  # type: ignore[arg-type]
 
-    def repair(self, peer: PeerId, alive: list[PeerId], owners: Mapping[str, PeerId], **changes: object) -> RoundRequest:
+    def repair(
+        self, peer: PeerId, alive: list[PeerId], owners: Mapping[str, PeerId], **changes: object
+    ) -> RoundRequest:
         return self.request(
-            peer, round=RoundId(7, 1, 1), members=tuple(alive), owners=owners, ownership_hash="repaired", **changes
+            peer,
+            round=RoundId(7, 1, 1),
+            members=tuple(alive),
+            owners=owners,
+            ownership_hash="repaired",
+            **changes,
         )
 
     def step_of(self, peer: PeerId) -> Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
@@ -90,10 +106,14 @@ class Cell:
         return await self.rounds[peer].run(request, self.step_of(peer))
 
     async def run_all(self, requests: Mapping[PeerId, RoundRequest]) -> dict[PeerId, RoundOutcome]:
-        outcomes = await asyncio.gather(*(self.run(request, peer) for peer, request in requests.items()))
+        outcomes = await asyncio.gather(
+            *(self.run(request, peer) for peer, request in requests.items())
+        )
         return dict(zip(requests, outcomes, strict=True))
 
-    def expected(self, contributors: list[PeerId], names: list[str] | None = None) -> dict[str, torch.Tensor]:
+    def expected(
+        self, contributors: list[PeerId], names: list[str] | None = None
+    ) -> dict[str, torch.Tensor]:
         """What everybody must hold: the weighted mean, summed in PeerId order, stepped."""
         total = sum(self.tokens(p) for p in contributors)
         fresh = {}

@@ -1,4 +1,5 @@
-"""Rounds whose members are in cells: each cell is averaged and answered by itself, and none waits for another."""
+"""Rounds whose members are in cells: each cell is averaged and answered by itself, and none waits
+for another."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.averaging.events import (  # fmt: skip
+from node.averaging.events import (
     Began,
     Ended,
     Event,
@@ -41,7 +42,9 @@ from tests.averaging.test_machine import ALONE, OPEN, A, B, C, D, P, began, feed
 E = PeerId("e")
 CELLS = {A: 0, B: 1, C: 1, D: 2}
 """A serves itself; B speaks for C; D is alone."""
-APART = replace(OPEN, members=frozenset(CELLS), listeners=frozenset({C}), cells=CELLS, may_hold=True, tokens=1)
+APART = replace(
+    OPEN, members=frozenset(CELLS), listeners=frozenset({C}), cells=CELLS, may_hold=True, tokens=1
+)
 AGAIN = replace(APART, round=RoundId(3, 1, 1), held=frozenset({P}))
 
 
@@ -58,12 +61,18 @@ def serving() -> RoundMachine:
 
 def test_each_cell_is_stepped_when_its_own_speaker_has_given_and_only_it_is_answered():
     machine = serving()
-    assert feed(machine, began(1, C, tokens=0), began(2, D, tokens=1), began(3, B, tokens=1)) == [Wait(1), Read(2), Read(3)]
+    assert feed(machine, began(1, C, tokens=0), began(2, D, tokens=1), began(3, B, tokens=1)) == [
+        Wait(1),
+        Read(2),
+        Read(3),
+    ]
     assert feed(machine, Uploaded(3)) == [step(1, B)]
     assert feed(machine, Uploaded(2)) == [step(2, D)], "no cell waits for another one's step"
     assert feed(machine, Stepped(3, frozenset({P}), 1)) == [Serve(1, (P,), 1), Serve(3, (P,), 1)]
     assert feed(machine, Stepped(3, frozenset({P}), 2)) == [Serve(2, (P,), 2)]
-    assert feed(machine, began(4, B, tokens=1)) == [Serve(4, (P,), 1)], "what is repeated is not applied again"
+    assert feed(machine, began(4, B, tokens=1)) == [Serve(4, (P,), 1)], (
+        "what is repeated is not applied again"
+    )
 
 
 def test_who_has_nothing_gets_what_is_there_and_who_is_gone_may_have_had_something():
@@ -76,19 +85,37 @@ def test_who_has_nothing_gets_what_is_there_and_who_is_gone_may_have_had_somethi
     assert (failed.epoch, failed.cell) == (3, 1)
     machine = serving()
     feed(machine, began(1, D, tokens=1))
-    assert [type(a) for a in feed(machine, Spoiled(1, Kind.VALUES, "not finite"))] == [Refuse, Step], "what it gave is unfit"
+    assert [type(a) for a in feed(machine, Spoiled(1, Kind.VALUES, "not finite"))] == [
+        Refuse,
+        Step,
+    ], "what it gave is unfit"
 
 
 def test_a_cell_that_failed_is_opened_again_with_another_speaker_and_the_others_stay_as_they_are():
     machine = serving()
-    feed(machine, began(1, D, tokens=1), Uploaded(1), Stepped(3, frozenset({P}), 2), began(2, B, tokens=1), Ended(2))
+    feed(
+        machine,
+        began(1, D, tokens=1),
+        Uploaded(1),
+        Stepped(3, frozenset({P}), 2),
+        began(2, B, tokens=1),
+        Ended(2),
+    )
     without_b = {p: cell for p, cell in CELLS.items() if p != B}
-    assert feed(machine, replace(AGAIN, members=frozenset(without_b), listeners=frozenset(), cells=without_b)) == []
+    assert (
+        feed(
+            machine,
+            replace(AGAIN, members=frozenset(without_b), listeners=frozenset(), cells=without_b),
+        )
+        == []
+    )
     assert feed(machine, began(3, D, tokens=1, round_id=AGAIN.round)) == [Serve(3, (P,), 2)]
     feed(machine, began(4, C, tokens=1, round_id=AGAIN.round))
     assert feed(machine, Uploaded(4)) == [Step(AGAIN.round, 0, (P,), (C,), 1, 1)]
     assert feed(machine, began(5, B, tokens=1)) == [Wait(5)], "the dead that is not dead"
-    assert feed(machine, Stepped(3, frozenset({P}), 1)) == [Serve(4, (P,), 1), Serve(5, (P,), 1)], "gets what its cell got"
+    assert feed(machine, Stepped(3, frozenset({P}), 1)) == [Serve(4, (P,), 1), Serve(5, (P,), 1)], (
+        "gets what its cell got"
+    )
 
 
 def test_a_stranger_is_one_in_every_cell():
@@ -101,10 +128,14 @@ def test_the_late_speaker_fails_its_own_cell_only():
     machine = serving()
     feed(machine, began(1, D, tokens=1), Uploaded(1), Stepped(3, frozenset({P}), 2))
     assert feed(machine, Ticked(), now=99.0) == []
-    assert feed(machine, Ticked(), now=100.0) == [Fail(3, "nobody gave gradients for these parts", 1)]
+    assert feed(machine, Ticked(), now=100.0) == [
+        Fail(3, "nobody gave gradients for these parts", 1)
+    ]
 
 
-ORDER = st.lists(st.sampled_from(["give", "ask", "drop", "tick", "gone", "again", "done"]), max_size=30)
+ORDER = st.lists(
+    st.sampled_from(["give", "ask", "drop", "tick", "gone", "again", "done"]), max_size=30
+)
 
 
 @settings(max_examples=150, deadline=None)
@@ -161,7 +192,11 @@ def test_under_any_schedule_a_cell_is_stepped_once_and_whoever_is_served_gets_it
             case "gone":
                 tell(Gone(peer))
             case _:
-                after = APART if opened is None else replace(AGAIN, held=frozenset({P}) if 0 in fresh else frozenset())
+                after = (
+                    APART
+                    if opened is None
+                    else replace(AGAIN, held=frozenset({P}) if 0 in fresh else frozenset())
+                )
                 if opened is None or opened is APART:
                     opened = after
                     tell(after)
@@ -169,21 +204,26 @@ def test_under_any_schedule_a_cell_is_stepped_once_and_whoever_is_served_gets_it
     assert not opened or 0 in stepped
 
 
-# ------------------------------------------------------------ over gRPC
+# ----------------------------------------------------------- over gRPC
 
 
 class Servers:
-    """What the owners of a cell made of what came: a running sum at each, and how often they were asked."""
+    """What the owners of a cell made of what came: a running sum at each, and how often they were
+    asked."""
 
     def __init__(self, cell: Cell) -> None:
         self.cell = cell
         self.sums = {p: {n: torch.zeros(s) for n, s in SHAPES.items()} for p in cell.peers}
         self.calls: list[tuple[PeerId, int, tuple[str, ...]]] = []
 
-    def request(self, peer: PeerId, cells: Mapping[PeerId, int], owners: list[PeerId], **changes: object) -> RoundRequest:
+    def request(
+        self, peer: PeerId, cells: Mapping[PeerId, int], owners: list[PeerId], **changes: object
+    ) -> RoundRequest:
         first = {min(p for p, at in cells.items() if at == cell) for cell in cells.values()}
 
-        def apply(cell: int, names: tuple[str, ...], means: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        def apply(
+            cell: int, names: tuple[str, ...], means: Mapping[str, torch.Tensor]
+        ) -> dict[str, torch.Tensor]:
             here = self.sums[peer]
             self.calls.append((peer, cell, names))
             here.update({n: here[n] + means[n] for n in means})
@@ -195,7 +235,13 @@ class Servers:
             "tokens": int(speaks),
             "listeners": frozenset(cells) - first,
         }
-        fixed = {"members": tuple(cells), "cells": cells, "apply": apply, "summed": False, "owners": self.cell.owners(owners)}
+        fixed = {
+            "members": tuple(cells),
+            "cells": cells,
+            "apply": apply,
+            "summed": False,
+            "owners": self.cell.owners(owners),
+        }
         return self.cell.request(peer, **{**fixed, "token_limit": 1, **own, **changes})
 
 
@@ -224,7 +270,9 @@ async def test_every_cell_gets_the_value_as_it_is_when_its_push_has_come(cell_of
     assert len(servers.calls) == len(set(servers.calls))
 
 
-async def test_two_servers_and_a_dead_speaker_whose_cell_is_heard_in_the_next_attempt(cell_of, monkeypatch):
+async def test_two_servers_and_a_dead_speaker_whose_cell_is_heard_in_the_next_attempt(
+    cell_of, monkeypatch
+):
     cell = await cell_of(4, AveragingSettings(round_timeout_s=20.0, group_bytes=256))
     p0, p1, p2, p3 = cell.peers
     cells, servers = {p0: 0, p1: 1, p2: 2, p3: 2}, Servers(cell)
@@ -244,12 +292,16 @@ async def test_two_servers_and_a_dead_speaker_whose_cell_is_heard_in_the_next_at
     assert set(waiting.missing) == set(SHAPES)
     told = {"round": RoundId(7, 1, 1), "ownership_hash": "again"}
     alive = {p: cell for p, cell in cells.items() if p != p2}
-    a, b, c = await asyncio.gather(*(cell.run(servers.request(p, alive, [p0, p1], **told), p) for p in (p0, p1, p3)))
+    a, b, c = await asyncio.gather(
+        *(cell.run(servers.request(p, alive, [p0, p1], **told), p) for p in (p0, p1, p3))
+    )
     assert (a.unserved, b.unserved, c.missing) == ((), (), ())
     assert same(a.fresh, first.fresh)
     assert same(b.fresh, second.fresh)
     both = {n: gradients_of(p0)[n] + gradients_of(p1)[n] + gradients_of(p3)[n] for n in SHAPES}
-    assert all(torch.allclose(c.fresh[n], both[n]) for n in SHAPES), "three pushes, each of them once"
+    assert all(torch.allclose(c.fresh[n], both[n]) for n in SHAPES), (
+        "three pushes, each of them once"
+    )
 
 
 async def test_who_begins_to_serve_a_part_has_pushed_to_it_before(cell_of):
@@ -262,7 +314,9 @@ async def test_who_begins_to_serve_a_part_has_pushed_to_it_before(cell_of):
     servers.sums[p1] = dict(first[1].fresh)
     again = {"round": RoundId(7, 1, 1), "ownership_hash": "again"}
     requests = [servers.request(p, {p1: 1, p2: 2}, [p1], **again) for p in (p1, p2)]
-    serves, late = await asyncio.gather(*(cell.run(r, p) for r, p in zip(requests, (p1, p2), strict=True)))
+    serves, late = await asyncio.gather(
+        *(cell.run(r, p) for r, p in zip(requests, (p1, p2), strict=True))
+    )
     assert (serves.missing, late.missing) == ((), ())
     assert same(serves.fresh, first[1].fresh), "what its own cell has pulled is not pushed to again"
     assert {at for peer, at, _ in servers.calls if peer == p1} == {2}
@@ -273,23 +327,34 @@ async def test_who_only_serves_again_asks_nobody_and_has_all(cell_of):
     p0, p1, p2 = cell.peers
     cells, servers = {p0: 0, p1: 1, p2: 2}, Servers(cell)
     here = {p: {k: v for k, v in cells.items() if k != p2} for p in (p0, p1)}
-    first = await asyncio.gather(*(cell.run(servers.request(p, here[p], [p0, p1]), p) for p in (p0, p1)))
+    first = await asyncio.gather(
+        *(cell.run(servers.request(p, here[p], [p0, p1]), p) for p in (p0, p1))
+    )
     assert [o.missing for o in first] == [(), ()]
     again = {"round": RoundId(7, 1, 1), "ownership_hash": "again"}
     serves = servers.request(p0, {p0: 0, p2: 2}, [p0, p2], gathers=False, **again)
     late = servers.request(p2, {p2: 2}, [p0, p2], members=(p0, p2), **again)
     there, came = await asyncio.gather(cell.run(serves, p0), cell.run(late, p2))
     assert (there.missing, came.missing) == ((), ())
-    assert same(there.fresh, first[0].fresh), "what another served before is as good as what it serves now"
+    assert same(there.fresh, first[0].fresh), (
+        "what another served before is as good as what it serves now"
+    )
     assert all(transport.faults == [] for transport in cell.transports.values())
 
 
-async def test_what_a_cell_gave_is_stepped_though_the_next_attempt_is_without_the_cell(cell_of, monkeypatch):
+async def test_what_a_cell_gave_is_stepped_though_the_next_attempt_is_without_the_cell(
+    cell_of, monkeypatch
+):
     cell = await cell_of(3, AveragingSettings(round_timeout_s=60.0, group_bytes=256))
     p0, p1, p2 = cell.peers
     cells, servers = {p0: 0, p1: 1, p2: 2}, Servers(cell)
     first, others = (servers.request(p0, among, [p0]) for among in (cells, {p0: 0, p2: 2}))
-    busy, goes_on, came, tell = threading.Event(), threading.Event(), asyncio.Semaphore(0), Owner._feed
+    busy, goes_on, came, tell = (
+        threading.Event(),
+        threading.Event(),
+        asyncio.Semaphore(0),
+        Owner._feed,
+    )
 
     def heard(owner: Owner, event: Event) -> None:
         tell(owner, event)
@@ -298,7 +363,9 @@ async def test_what_a_cell_gave_is_stepped_though_the_next_attempt_is_without_th
 
     monkeypatch.setattr(Owner, "_feed", heard)
 
-    def held_up(at: int, names: tuple[str, ...], means: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    def held_up(
+        at: int, names: tuple[str, ...], means: Mapping[str, torch.Tensor]
+    ) -> Mapping[str, torch.Tensor]:
         if at == 1:
             busy.set()
             assert goes_on.wait(60)
@@ -320,7 +387,9 @@ async def test_what_a_cell_gave_is_stepped_though_the_next_attempt_is_without_th
         task.cancel()
     await asyncio.gather(serving, second, return_exceptions=True)
     assert cell.errors == []
-    assert all(torch.equal(servers.sums[p0][n], gradients_of(p0)[n] + gradients_of(p1)[n]) for n in SHAPES)
+    assert all(
+        torch.equal(servers.sums[p0][n], gradients_of(p0)[n] + gradients_of(p1)[n]) for n in SHAPES
+    )
 
 
 def test_what_is_dropped_while_a_step_takes_its_own():
@@ -332,7 +401,17 @@ def test_what_is_dropped_while_a_step_takes_its_own():
     async def begin() -> Attempt:
         future = asyncio.get_running_loop().create_future()
         request = RoundRequest(
-            OPEN.round, "plan", (A, B), frozenset(), {}, "own", {}, None, 0, 1.0, cells=Meanwhile({A: 0, B: 1})
+            OPEN.round,
+            "plan",
+            (A, B),
+            frozenset(),
+            {},
+            "own",
+            {},
+            None,
+            0,
+            1.0,
+            cells=Meanwhile({A: 0, B: 1}),
         )
         return Attempt(request, lambda means: means, (), future)
 

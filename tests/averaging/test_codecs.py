@@ -40,8 +40,12 @@ def blocks_of(tensor: torch.Tensor, block: int) -> list[torch.Tensor]:
     return list(tensor.split(block))
 
 
-@pytest.mark.parametrize(("codec", "block", "top"), [("int8", INT8_BLOCK, 127), ("int4", INT4_BLOCK, 7)])
-def test_a_number_is_off_by_at_most_half_a_step_of_its_block(codec: str, block: int, top: int) -> None:
+@pytest.mark.parametrize(
+    ("codec", "block", "top"), [("int8", INT8_BLOCK, 127), ("int4", INT4_BLOCK, 7)]
+)
+def test_a_number_is_off_by_at_most_half_a_step_of_its_block(
+    codec: str, block: int, top: int
+) -> None:
     tensor = normal(70_001) * torch.logspace(-6, 6, 70_001)
     again = decode(encode(tensor, codec), 70_001, codec)
     for before, after in zip(blocks_of(tensor, block), blocks_of(again, block), strict=True):
@@ -49,10 +53,16 @@ def test_a_number_is_off_by_at_most_half_a_step_of_its_block(codec: str, block: 
         assert float((before - after).abs().max()) <= step * 0.5001
 
 
-@pytest.mark.parametrize(("codec", "most"), [("fp32", 0), ("fp16", 3e-4), ("bf16", 2e-3), ("int8", 8e-3), ("int4", 0.115)])
+@pytest.mark.parametrize(
+    ("codec", "most"),
+    [("fp32", 0), ("fp16", 3e-4), ("bf16", 2e-3), ("int8", 8e-3), ("int4", 0.115)],
+)
 def test_the_error_on_normal_numbers(codec: str, most: float) -> None:
     tensor = normal(1 << 17)
-    assert float((decode(encode(tensor, codec), 1 << 17, codec) - tensor).norm() / tensor.norm()) <= most
+    assert (
+        float((decode(encode(tensor, codec), 1 << 17, codec) - tensor).norm() / tensor.norm())
+        <= most
+    )
 
 
 @given(
@@ -60,7 +70,9 @@ def test_the_error_on_normal_numbers(codec: str, most: float) -> None:
     st.sampled_from(["int8", "int4", "top-k"]),
 )
 @settings(max_examples=40, deadline=None)
-def test_whatever_is_finite_stays_finite_and_keeps_its_sign(numbers: list[float], codec: str) -> None:
+def test_whatever_is_finite_stays_finite_and_keeps_its_sign(
+    numbers: list[float], codec: str
+) -> None:
     tensor = torch.tensor(numbers, dtype=torch.float32)
     tensor = tensor.clamp(-2.9e38, 2.9e38)  # what would round to infinity is refused
     again = decode(encode(tensor, codec), len(numbers), codec)
@@ -74,12 +86,19 @@ def test_top_k_keeps_the_largest_of_every_block() -> None:
     for before, after in zip(tensor.split(TOP_BLOCK), again.split(TOP_BLOCK), strict=True):
         count = kept(before.numel())
         assert int((after != 0).sum()) == count
-        assert set(after.nonzero().view(-1).tolist()) == set(before.abs().topk(count).indices.tolist())
+        assert set(after.nonzero().view(-1).tolist()) == set(
+            before.abs().topk(count).indices.tolist()
+        )
 
 
 @pytest.mark.parametrize("codec", FORMATS)
 def test_more_or_fewer_bytes_are_refused_before_anything_is_allocated(codec: str) -> None:
-    for count, size in ((1 << 50, 100), (100, nbytes_of(100, codec) - 1), (100, nbytes_of(100, codec) + 1), (0, 1)):
+    for count, size in (
+        (1 << 50, 100),
+        (100, nbytes_of(100, codec) - 1),
+        (100, nbytes_of(100, codec) + 1),
+        (0, 1),
+    ):
         with pytest.raises(WireError, match="expected"):
             decode(bytes(size), count, codec)
 
@@ -124,7 +143,10 @@ def test_unknown_codecs_and_bytes_at_odd_addresses() -> None:
     data = encode(normal(1000), "int8")
     shifted = torch.cat((torch.zeros(1, dtype=torch.uint8), data))[1:]
     assert torch.equal(decode(shifted, 1000, "int8"), decode(data, 1000, "int8"))
-    assert torch.equal(decode(memoryview(b"z" + data.numpy().tobytes())[1:], 1000, "int8"), decode(data, 1000, "int8"))
+    assert torch.equal(
+        decode(memoryview(b"z" + data.numpy().tobytes())[1:], 1000, "int8"),
+        decode(data, 1000, "int8"),
+    )
 
 
 @pytest.mark.parametrize("numbers", [0, 1, 70, PIECE, 2 * PIECE + 4097])
@@ -140,15 +162,22 @@ def test_coded_numbers_read_in_pieces_are_what_they_are_whole(codec: str, number
     again, fine = opened(coded)
     assert fine
     assert torch.equal(again, whole)
-    assert coded.lies == (codec == "fp32"), "what came in few bytes is not opened before it is added up"
+    assert coded.lies == (codec == "fp32"), (
+        "what came in few bytes is not opened before it is added up"
+    )
 
 
 def test_where_int4_puts_the_codes_of_a_number() -> None:
-    """Peers of other releases read it: in every 131,072 numbers, or what is left, the first half is in the low half of the bytes."""
-    codes = torch.randint(-7, 8, ((1 << 17) + 4096,), generator=torch.Generator().manual_seed(1), dtype=torch.int8)
+    """Peers of other releases read it: in every 131,072 numbers, or what is left, the first half is
+    in the low half of the bytes."""
+    codes = torch.randint(
+        -7, 8, ((1 << 17) + 4096,), generator=torch.Generator().manual_seed(1), dtype=torch.int8
+    )
     codes[::INT4_BLOCK] = 7  # so that every scale is 1
     whole, rest = codes.split((1 << 17, 4096))
-    packed = [(part[: len(part) // 2] & 15) | (part[len(part) // 2 :] << 4) for part in (whole, rest)]
+    packed = [
+        (part[: len(part) // 2] & 15) | (part[len(part) // 2 :] << 4) for part in (whole, rest)
+    ]
     scales = torch.ones(len(codes) // INT4_BLOCK)
     expected = torch.cat((scales.view(torch.uint8), torch.cat(packed).view(torch.uint8)))
     assert torch.equal(encode(codes.float(), "int4"), expected)
@@ -158,7 +187,9 @@ def test_where_int4_puts_the_codes_of_a_number() -> None:
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 @pytest.mark.parametrize("codec", [name for name, form in FORMATS.items() if not form.finite])
 @pytest.mark.parametrize("at", [2, PIECE + 2])
-def test_formats_that_let_numbers_pass_that_are_not_finite_are_looked_at(codec: str, value: float, at: int) -> None:
+def test_formats_that_let_numbers_pass_that_are_not_finite_are_looked_at(
+    codec: str, value: float, at: int
+) -> None:
     numbers = normal(PIECE + 5)
     numbers[at] = value
     coded = Coded(encode(numbers, codec), (PIECE + 5,), codec)
@@ -168,8 +199,11 @@ def test_formats_that_let_numbers_pass_that_are_not_finite_are_looked_at(codec: 
 
 @pytest.mark.parametrize("numbers", [0, 1, 70, PIECE, 2 * PIECE + 4097])
 @pytest.mark.parametrize("codec", FORMATS)
-def test_a_mean_that_is_worked_out_as_it_is_sent_has_the_bits_of_one_that_is_not(codec: str, numbers: int) -> None:
-    """Ours rounded when it is asked for, theirs opened, added, rounded again: piece by piece, or each whole after the other."""
+def test_a_mean_that_is_worked_out_as_it_is_sent_has_the_bits_of_one_that_is_not(
+    codec: str, numbers: int
+) -> None:
+    """Ours rounded when it is asked for, theirs opened, added, rounded again: piece by piece, or
+    each whole after the other."""
     a, b = PeerId("a"), PeerId("b")
     ours, theirs = normal(numbers, 1), encode(normal(numbers, 2), codec)
     coded = Coded(theirs, (numbers,), codec)
@@ -188,7 +222,9 @@ def test_a_mean_that_is_worked_out_as_it_is_sent_has_the_bits_of_one_that_is_not
 
 @pytest.mark.parametrize("value", [math.inf, math.nan, 3.4e38])
 @pytest.mark.parametrize("codec", FORMATS)
-def test_a_mean_that_cannot_be_sent_is_refused_wherever_the_number_is(codec: str, value: float) -> None:
+def test_a_mean_that_cannot_be_sent_is_refused_wherever_the_number_is(
+    codec: str, value: float
+) -> None:
     numbers = normal(PIECE + 5)
     numbers[PIECE + 2] = value
     if math.isfinite(value) and codec == "fp32":
@@ -208,7 +244,9 @@ def test_all_members_end_with_the_same_bits(codec: str) -> None:
     peers = [PeerId(p) for p in "abc"]
     sent = [settle(normal(5000, seed), codec) for seed in range(3)]
     received = {p: [Coded(data, (5000,), codec)] for p, (data, _) in zip(peers, sent, strict=True)}
-    assert all(torch.equal(received[p][0].whole(), own) for p, (_, own) in zip(peers, sent, strict=True))
+    assert all(
+        torch.equal(received[p][0].whole(), own) for p, (_, own) in zip(peers, sent, strict=True)
+    )
     result = means(received, peers, 3)[0].whole()
     data, adopted = settle(result, codec)
     others = [decode(data.numpy().tobytes(), 5000, codec) for _ in peers]
@@ -219,7 +257,8 @@ def test_all_members_end_with_the_same_bits(codec: str) -> None:
 
 @pytest.mark.parametrize("codec", ["int4", "top-k"])
 def test_error_feedback_makes_good_what_rounding_lost(codec: str) -> None:
-    """Sent many times, the same numbers arrive in sum up to one round's loss; without feedback the loss adds up."""
+    """Sent many times, the same numbers arrive in sum up to one round's loss; without feedback the
+    loss adds up."""
     tensor, rounds = normal(4096) * 0.1 + 0.02, 64
     feedback = Feedback(codec)
     with_it, without = torch.zeros(4096), torch.zeros(4096)
@@ -227,7 +266,10 @@ def test_error_feedback_makes_good_what_rounding_lost(codec: str) -> None:
         with_it += feedback.encode("a", tensor)[1]
         feedback.commit(["a"])
         without += settle(tensor, codec)[1]
-    off = [float((total - rounds * tensor).norm() / (rounds * tensor).norm()) for total in (with_it, without)]
+    off = [
+        float((total - rounds * tensor).norm() / (rounds * tensor).norm())
+        for total in (with_it, without)
+    ]
     assert off[0] < off[1] / 3
     assert torch.allclose(with_it + feedback.lost["a"], rounds * tensor, atol=1e-4)
 

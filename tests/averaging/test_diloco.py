@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from node.averaging.codecs import settle
-from node.averaging.diloco import Due, OuterState, due, fragments, merged, mixed, outer_step, pseudo_gradient
+from node.averaging.diloco import (
+    Due,
+    OuterState,
+    due,
+    fragments,
+    merged,
+    mixed,
+    outer_step,
+    pseudo_gradient,
+)
 from node.averaging.gossip import Pairs
 from node.averaging.outer import OuterSettings
 from node.averaging.strategy import mixing
@@ -26,7 +35,10 @@ class Model:
     def __init__(self) -> None:
         dice = torch.Generator().manual_seed(5)
         self.x, self.y = torch.randn(64, 6, generator=dice), torch.randn(64, 1, generator=dice)
-        self.start: Named = {"a": torch.randn(6, 5, generator=dice), "b": torch.randn(5, 1, generator=dice)}
+        self.start: Named = {
+            "a": torch.randn(6, 5, generator=dice),
+            "b": torch.randn(5, 1, generator=dice),
+        }
 
     def gradient(self, at: Named, rows: slice) -> Named:
         here = {n: p.clone().requires_grad_() for n, p in at.items()}
@@ -50,7 +62,9 @@ class Adam:
 
     def step(self, at: Named, gradient: Named) -> Named:
         self.first = {n: 0.9 * self.first.get(n, 0 * g) + 0.1 * g for n, g in gradient.items()}
-        self.second = {n: 0.99 * self.second.get(n, 0 * g) + 0.01 * g * g for n, g in gradient.items()}
+        self.second = {
+            n: 0.99 * self.second.get(n, 0 * g) + 0.01 * g * g for n, g in gradient.items()
+        }
         return {n: p - 0.01 * self.first[n] / (self.second[n].sqrt() + 1e-6) for n, p in at.items()}
 
 
@@ -92,7 +106,10 @@ def test_a_round_after_every_step_of_sgd_is_data_parallelism() -> None:
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_the_outer_step_is_torchs(optimizer: str, momentum: float) -> None:
     s = replace(DILOCO, optimizer=optimizer, momentum=momentum)
-    state, theirs = OuterState.begin(Model().start), {n: torch.nn.Parameter(p.clone()) for n, p in Model().start.items()}
+    state, theirs = (
+        OuterState.begin(Model().start),
+        {n: torch.nn.Parameter(p.clone()) for n, p in Model().start.items()},
+    )
     nesterov = optimizer == "nesterov" and momentum > 0
     outer = torch.optim.SGD(theirs.values(), lr=s.lr, momentum=momentum, nesterov=nesterov)
     dice = torch.Generator().manual_seed(1)
@@ -117,7 +134,10 @@ def test_a_step_changes_nothing_until_it_is_adopted() -> None:
     assert torch.allclose(state.anchor["a"] - once.anchor["a"], torch.full((6, 5), 0.7 * 1.9))
 
 
-@pytest.mark.parametrize(("bad", "says"), [(torch.ones(5, 6), "pseudo-gradient"), (torch.full((6, 5), float("nan")), "finite")])
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [(torch.ones(5, 6), "pseudo-gradient"), (torch.full((6, 5), float("nan")), "finite")],
+)
 def test_what_cannot_be_a_pseudo_gradient_is_refused(bad: Tensor, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         outer_step(OuterState.begin(Model().start), {"a": bad}, DILOCO)
@@ -157,10 +177,15 @@ def test_merging_steps_is_stepping_the_merged() -> None:
         )
         for _ in range(3)
     ]
-    deltas = [{n: torch.randn(p.shape, generator=dice) for n, p in model.start.items()} for _ in range(3)]
+    deltas = [
+        {n: torch.randn(p.shape, generator=dice) for n, p in model.start.items()} for _ in range(3)
+    ]
     weights = [0.5, 0.3, 0.2]
     one = merged([outer_step(s, d, DILOCO) for s, d in zip(states, deltas, strict=True)], weights)
-    mean = {n: torch.stack([d[n] * w for d, w in zip(deltas, weights, strict=True)]).sum(0) for n in model.start}
+    mean = {
+        n: torch.stack([d[n] * w for d, w in zip(deltas, weights, strict=True)]).sum(0)
+        for n in model.start
+    }
     other = outer_step(merged(states, weights), mean, DILOCO)
     assert close(one.anchor, other.anchor, 1e-5)
     assert close(one.momentum, other.momentum, 1e-5)
@@ -174,20 +199,28 @@ def test_over_random_pairs_members_contract_only_with_anchors_and_momenta(with_s
     states = [OuterState.begin(model.start) for _ in workers]
     spreads = []
     for number in range(30):
-        local = [sgd(model, s.anchor, rows, 2, 0.05) for s, rows in zip(states, workers, strict=True)]
+        local = [
+            sgd(model, s.anchor, rows, 2, 0.05) for s, rows in zip(states, workers, strict=True)
+        ]
         matrix = mixing(Pairs().meet(8, number, 0), torch.ones(8, dtype=torch.bool).numpy())
         rows = [[(j, float(w)) for j, w in enumerate(row) if w] for row in matrix]
         if with_state:
-            stepped = [outer_step(s, pseudo_gradient(s, one), DILOCO) for s, one in zip(states, local, strict=True)]
+            stepped = [
+                outer_step(s, pseudo_gradient(s, one), DILOCO)
+                for s, one in zip(states, local, strict=True)
+            ]
             states = [merged([stepped[j] for j, _ in row], [w for _, w in row]) for row in rows]
         else:
             deltas = [pseudo_gradient(s, one) for s, one in zip(states, local, strict=True)]
-            states = [outer_step(states[i], mean_of([deltas[j] for j, _ in row]), DILOCO) for i, row in enumerate(rows)]
+            states = [
+                outer_step(states[i], mean_of([deltas[j] for j, _ in row]), DILOCO)
+                for i, row in enumerate(rows)
+            ]
         spreads.append(float(torch.stack([s.anchor["a"] for s in states]).std(0).mean()))
     assert (max(spreads[-5:]) < 0.3) is with_state
 
 
-# ------------------------------------------------------------------------------------------------ streaming
+# ------------------------------------------------------------ streaming
 
 
 def test_without_fragments_a_round_is_every_so_many_steps() -> None:
@@ -207,7 +240,10 @@ def test_every_fragment_is_sent_once_in_every_period_and_lands_later() -> None:
 
 
 def test_fragments_are_strided_and_hold_everything() -> None:
-    layers = {f"layers.{i}.{w}": i for i in range(6) for w in ("up", "down")} | {"embed": None, "head": None}
+    layers = {f"layers.{i}.{w}": i for i in range(6) for w in ("up", "down")} | {
+        "embed": None,
+        "head": None,
+    }
     made = fragments(layers, 3)
     assert sorted(n for names in made for n in names) == sorted(layers)
     assert {"layers.0.up", "layers.3.down"} <= set(made[0])

@@ -10,7 +10,9 @@ from benchmarks.lab import meeting
 from node.averaging.request import Part, RoundOutcome
 
 GENEROUS_S = 100.0
-QUICK = [name for name, lie in LIES.items() if not (lie.silent or lie.stalls) and "65 MiB" not in name]
+QUICK = [
+    name for name, lie in LIES.items() if not (lie.silent or lie.stalls) and "65 MiB" not in name
+]
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -35,7 +37,14 @@ def test_the_judge_sees_what_is_wrong():
     def outcome(by=meeting.SURVIVORS, also=None, parts=names, missing=lost):
         fresh = {n: meeting.truth(n, by) for n in parts} | (also or {})
         return RoundOutcome(
-            fresh, 1, frozenset(by), {}, 0, 0.0, missing=missing, parts={n: Part(meeting.FAULTY, 1, by) for n in fresh}
+            fresh,
+            1,
+            frozenset(by),
+            {},
+            0,
+            0.0,
+            missing=missing,
+            parts={n: Part(meeting.FAULTY, 1, by) for n in fresh},
         )
 
     fine = {p: outcome() for p in meeting.SURVIVORS}
@@ -51,4 +60,6 @@ def test_the_judge_sees_what_is_wrong():
         "does not say": outcome(missing=lost[1:]),
     }
     for text, one in bad.items():
-        assert any(text in said for said in meeting.wrong(fine | {meeting.SURVIVORS[2]: one}, who)), text
+        assert any(
+            text in said for said in meeting.wrong(fine | {meeting.SURVIVORS[2]: one}, who)
+        ), text

@@ -1,4 +1,5 @@
-"""Contributions along directed edges: who gives to the round of another cell gathers nothing there, and its owners give their own."""
+"""Contributions along directed edges: who gives to the round of another cell gathers nothing there,
+and its owners give their own."""
 
 from __future__ import annotations
 
@@ -8,7 +9,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from node.averaging.events import Ended, Gone, Kind, Read, Refuse, Serve, Step, Stepped, Ticked, Uploaded, Wait
+from node.averaging.events import (
+    Ended,
+    Gone,
+    Kind,
+    Read,
+    Refuse,
+    Serve,
+    Step,
+    Stepped,
+    Ticked,
+    Uploaded,
+    Wait,
+)
 from node.averaging.member import Exchanges
 from node.averaging.request import RoundOutcome, RoundRequest
 from node.averaging.settings import AveragingSettings
@@ -30,7 +43,11 @@ def test_a_gift_is_acknowledged_when_it_is_there_and_gets_no_parts():
 
 def test_a_gift_that_comes_too_late_is_told_so_by_the_same_silence_and_counts_for_nothing():
     machine = opened(**INWARD)
-    assert feed(machine, began(1, C, gift=True), Ticked(), now=100.0) == [Read(1), Step(OPEN.round, 0, (P,), (A,), 10), Wait(1)]
+    assert feed(machine, began(1, C, gift=True), Ticked(), now=100.0) == [
+        Read(1),
+        Step(OPEN.round, 0, (P,), (A,), 10),
+        Wait(1),
+    ]
     assert feed(machine, Stepped(3, frozenset({P}))) == [Serve(1, ())]
 
 
@@ -38,14 +55,19 @@ def test_who_dies_before_its_gift_is_not_waited_for_and_a_gift_survives_its_give
     machine = opened(**INWARD)
     assert feed(machine, Gone(C)) == [Step(OPEN.round, 0, (P,), (A,), 10)]
     machine = opened(members=frozenset({A, C, "e"}))
-    assert feed(machine, began(1, C, gift=True), Uploaded(1), Ended(1), Gone(C))[1:] == [Serve(1, ())]
+    assert feed(machine, began(1, C, gift=True), Uploaded(1), Ended(1), Gone(C))[1:] == [
+        Serve(1, ())
+    ]
     assert feed(machine, Gone(PeerId("e"))) == [Step(OPEN.round, 0, (P,), (A, C), 15)]
 
 
 def test_a_repair_takes_no_gift_that_was_for_the_attempt_before():
     machine = opened(**INWARD)
     feed(machine, began(1, C, gift=True))
-    (refused, *rest) = feed(machine, replace(OPEN, round=RoundId(3, 1, 1), members=frozenset({A, B}), listeners=frozenset({B})))
+    (refused, *rest) = feed(
+        machine,
+        replace(OPEN, round=RoundId(3, 1, 1), members=frozenset({A, B}), listeners=frozenset({B})),
+    )
     assert isinstance(refused, Refuse)
     assert (refused.kind, refused.weight) == (Kind.SUPERSEDED, 0.0)
     assert rest == [Step(RoundId(3, 1, 1), 0, (P,), (A,), 10)]
@@ -53,29 +75,46 @@ def test_a_repair_takes_no_gift_that_was_for_the_attempt_before():
 
 async def held(cell_of, count: int = 4, **settings) -> Cell:
     """p0 and p1 are a cell, the others give to it."""
-    return await cell_of(count, AveragingSettings(round_timeout_s=10.0, group_bytes=256, **settings))
+    return await cell_of(
+        count, AveragingSettings(round_timeout_s=10.0, group_bytes=256, **settings)
+    )
 
 
 def to_cell(cell: Cell, peer: str, **changes: object) -> RoundRequest:
-    """The round of the cell as ``peer`` knows it: p0 and p1 own everything, everybody's values weigh 1 but those of p2, 3."""
+    """The round of the cell as ``peer`` knows it: p0 and p1 own everything, everybody's values
+    weigh 1 but those of p2, 3."""
     pair = [PeerId("p0"), PeerId("p1")]
     weigh = {p: 3 if p == "p2" else 1 for p in cell.peers}
-    own = {"listeners": frozenset(pair) - {peer}, "inward": peer in pair, "tokens": weigh[PeerId(peer)]}
+    own = {
+        "listeners": frozenset(pair) - {peer},
+        "inward": peer in pair,
+        "tokens": weigh[PeerId(peer)],
+    }
     return cell.request(
-        PeerId(peer), owners=cell.owners(pair), summed=False, allowed=weigh, total=1, token_limit=3, **{**own, **changes}
-    )  # fmt: skip
+        PeerId(peer),
+        owners=cell.owners(pair),
+        summed=False,
+        allowed=weigh,
+        total=1,
+        token_limit=3,
+        **{**own, **changes},
+    )
 
 
 def mean_of(name: str, *peers: str) -> torch.Tensor:
     weights = [3.0 if p == "p2" else 1.0 for p in peers]
-    return sum((w * gradients_of(p)[name] for w, p in zip(weights, peers, strict=True)), torch.zeros(SHAPES[name])) / sum(
-        weights
-    )
+    return sum(
+        (w * gradients_of(p)[name] for w, p in zip(weights, peers, strict=True)),
+        torch.zeros(SHAPES[name]),
+    ) / sum(weights)
 
 
 async def meet(cell: Cell, givers: list[str], **changes: object) -> list[RoundOutcome]:
     """Both of the cell average, the others give; what the two have."""
-    rounds = [cell.rounds[PeerId(p)].run(to_cell(cell, p, **changes), lambda mean: mean) for p in ("p0", "p1")]
+    rounds = [
+        cell.rounds[PeerId(p)].run(to_cell(cell, p, **changes), lambda mean: mean)
+        for p in ("p0", "p1")
+    ]
     gifts = [cell.rounds[PeerId(p)].give(to_cell(cell, p)) for p in givers]
     found = await asyncio.gather(*rounds, *gifts)
     return [o for o in found if isinstance(o, RoundOutcome)]
@@ -89,7 +128,11 @@ async def test_every_owner_gives_its_own_and_the_cell_ends_with_the_same_bits(ce
     owners = cell.owners([PeerId("p0"), PeerId("p1")])
     for name, tensor in left.fresh.items():
         torch.testing.assert_close(tensor, mean_of(name, owners[name], "p2", "p3"))
-        assert left.parts[name].contributors == right.parts[name].contributors == (owners[name], "p2", "p3")
+        assert (
+            left.parts[name].contributors
+            == right.parts[name].contributors
+            == (owners[name], "p2", "p3")
+        )
         assert left.parts[name].tokens == 5
     size = sum(4 * t.numel() for t in gradients_of("p2").values())
     links = cell.transports[PeerId("p2")].peers().values()
@@ -103,7 +146,8 @@ async def test_what_a_dead_owner_did_not_make_is_made_of_the_cells_own(cell_of, 
     await cell.net.kill(PeerId("p1"))
     alive, gift = to_cell(cell, "p0", deadline_s=60.0), to_cell(cell, "p2", deadline_s=60.0)
     first, _ = await asyncio.gather(
-        cell.rounds[PeerId("p0")].run(alive, lambda mean: mean), cell.rounds[PeerId("p2")].give(gift)
+        cell.rounds[PeerId("p0")].run(alive, lambda mean: mean),
+        cell.rounds[PeerId("p2")].give(gift),
     )
     owners = cell.owners([PeerId("p0"), PeerId("p1")])
     lost = {name for name, owner in owners.items() if owner == "p1"}
@@ -120,7 +164,9 @@ async def test_what_a_dead_owner_did_not_make_is_made_of_the_cells_own(cell_of, 
     assert second.complete
     for name, tensor in second.fresh.items():
         assert second.parts[name].contributors == (("p0",) if name in lost else ("p0", "p2"))
-        torch.testing.assert_close(tensor, mean_of(name, "p0") if name in lost else mean_of(name, "p0", "p2"))
+        torch.testing.assert_close(
+            tensor, mean_of(name, "p0") if name in lost else mean_of(name, "p0", "p2")
+        )
 
 
 async def test_a_gift_of_another_weight_than_the_plans_is_refused_and_the_round_goes_on(cell_of):
@@ -131,7 +177,9 @@ async def test_a_gift_of_another_weight_than_the_plans_is_refused_and_the_round_
     assert left.complete
     assert same(left.fresh, right.fresh)
     assert left.contributors == {"p0", "p1"}
-    assert [(who, weight) for who, _, weight in cell.transports[PeerId("p0")].faults] == [("p2", 1.0)]
+    assert [(who, weight) for who, _, weight in cell.transports[PeerId("p0")].faults] == [
+        ("p2", 1.0)
+    ]
 
 
 async def test_what_is_not_fit_to_be_given_is_not_sent(cell_of, monkeypatch):

@@ -1,4 +1,5 @@
-"""Micro-groups: how parts are cut, and what the owner decides group by group, in thousands of schedules."""
+"""Micro-groups: how parts are cut, and what the owner decides group by group, in thousands of
+schedules."""
 
 from __future__ import annotations
 
@@ -40,13 +41,28 @@ FIVE = micro_groups({f"p{i}": 4 for i in range(5)}, 4)
 
 def opened(groups=FIVE, round_id=R0, members=(A, B, C), tokens=10, held=(), until=100.0, **changes):
     times = tuple(until + i for i in range(len(groups)))
-    facts = Opened(round_id, A, "plan", "own", frozenset(members), frozenset(), groups, frozenset(held), tokens, times, 1000)
+    facts = Opened(
+        round_id,
+        A,
+        "plan",
+        "own",
+        frozenset(members),
+        frozenset(),
+        groups,
+        frozenset(held),
+        tokens,
+        times,
+        1000,
+    )
     return replace(facts, **changes)
 
 
 def began(stream, peer, group, groups=FIVE, round_id=R0, tokens=5, **changes):
     names = groups[group].names if tokens else ()
-    return replace(Began(stream, peer, round_id, "plan", "own", group, groups[group].digest, tokens, names), **changes)
+    return replace(
+        Began(stream, peer, round_id, "plan", "own", group, groups[group].digest, tokens, names),
+        **changes,
+    )
 
 
 def feed(machine, *events, now=0.0):
@@ -64,7 +80,10 @@ def test_groups_hold_every_part_once_within_the_bound_and_do_not_depend_on_order
     assert [n for g in groups for n in g.names] == sorted(sizes)
     assert [g.index for g in groups] == list(range(len(groups)))
     assert all(g.names for g in groups)
-    assert all(sum(sizes[n] for n in g.names) <= most or sum(sizes[n] > 0 for n in g.names) == 1 for g in groups)
+    assert all(
+        sum(sizes[n] for n in g.names) <= most or sum(sizes[n] > 0 for n in g.names) == 1
+        for g in groups
+    )
     shuffled = list(sizes.items())
     dice.shuffle(shuffled)
     assert micro_groups(dict(shuffled), most) == groups
@@ -74,7 +93,9 @@ def test_groups_hold_every_part_once_within_the_bound_and_do_not_depend_on_order
 def test_groups_are_about_equal_and_no_more_than_needed():
     assert [len(g.names) for g in micro_groups({f"{i:02}": 10 for i in range(21)}, 200)] == [11, 10]
     assert len(micro_groups({f"{i:02}": 10 for i in range(20)}, 200)) == 1
-    assert [len(g.names) for g in micro_groups({"a": 1, "b": 900, "c": 1}, 100)] == [1, 1, 1], "a part too large goes alone"
+    assert [len(g.names) for g in micro_groups({"a": 1, "b": 900, "c": 1}, 100)] == [1, 1, 1], (
+        "a part too large goes alone"
+    )
     assert micro_groups({}, 1) == ()
     with pytest.raises(ValueError, match="byte"):
         micro_groups({"a": 1}, 0)
@@ -96,33 +117,70 @@ def test_one_group_has_three_fifths_and_the_last_of_many_leaves_its_share():
 def test_a_window_of_groups_is_let_in_and_stepped_one_after_the_other():
     machine = RoundMachine()
     feed(machine, opened(members=(A, B)))
-    assert feed(machine, *(began(i, B, i) for i in range(4))) == [Read(0), Read(1), Wait(2), Wait(3)]
+    assert feed(machine, *(began(i, B, i) for i in range(4))) == [
+        Read(0),
+        Read(1),
+        Wait(2),
+        Wait(3),
+    ]
     assert feed(machine, Uploaded(0)) == [Step(R0, 0, ("p0",), (A, B), 15)]
     assert feed(machine, Uploaded(1)) == [], "the optimizer has one group at a time"
-    assert feed(machine, Stepped(3, frozenset({"p0"}))) == [Serve(0, ("p0",)), Read(2), Step(R0, 1, ("p1",), (A, B), 15)]
+    assert feed(machine, Stepped(3, frozenset({"p0"}))) == [
+        Serve(0, ("p0",)),
+        Read(2),
+        Step(R0, 1, ("p1",), (A, B), 15),
+    ]
     assert feed(machine, Uploaded(2), Ended(0)) == []
-    assert feed(machine, Stepped(3, frozenset({"p1"}))) == [Serve(1, ("p1",)), Read(3), Step(R0, 2, ("p2",), (A, B), 15)]
+    assert feed(machine, Stepped(3, frozenset({"p1"}))) == [
+        Serve(1, ("p1",)),
+        Read(3),
+        Step(R0, 2, ("p2",), (A, B), 15),
+    ]
 
 
 def test_a_later_group_need_not_wait_for_an_earlier_one():
     machine = RoundMachine()
     feed(machine, opened())
-    feed(machine, began(0, B, 0), began(1, C, 0), began(2, B, 1), began(3, C, 1), Uploaded(0), Uploaded(2))
+    feed(
+        machine,
+        began(0, B, 0),
+        began(1, C, 0),
+        began(2, B, 1),
+        began(3, C, 1),
+        Uploaded(0),
+        Uploaded(2),
+    )
     assert feed(machine, Uploaded(3)) == [Step(R0, 1, ("p1",), (A, B, C), 20)]
-    assert feed(machine, Stepped(3, frozenset({"p1"})), Ended(2), Ended(3)) == [Serve(2, ("p1",)), Serve(3, ("p1",))]
+    assert feed(machine, Stepped(3, frozenset({"p1"})), Ended(2), Ended(3)) == [
+        Serve(2, ("p1",)),
+        Serve(3, ("p1",)),
+    ]
     assert feed(machine, Uploaded(1)) == [Step(R0, 0, ("p0",), (A, B, C), 20)]
 
 
 def test_a_member_that_stops_after_a_group_is_left_out_of_the_others_only():
     machine = RoundMachine()
     feed(machine, opened())
-    feed(machine, began(0, B, 0), Uploaded(0), began(1, B, 1), began(2, C, 0), began(3, C, 1), Uploaded(2), Uploaded(3))
+    feed(
+        machine,
+        began(0, B, 0),
+        Uploaded(0),
+        began(1, B, 1),
+        began(2, C, 0),
+        began(3, C, 1),
+        Uploaded(2),
+        Uploaded(3),
+    )
     assert feed(machine, Stepped(3, frozenset({"p0"}))) == [Serve(0, ("p0",)), Serve(2, ("p0",))]
     assert feed(machine, Ended(1)) == [Step(R0, 1, ("p1",), (A, C), 15)]
     feed(machine, Stepped(3, frozenset({"p1"})), began(4, C, 2))
-    assert feed(machine, Uploaded(4)) == [Step(R0, 2, ("p2",), (A, C), 15)], "who has gone is not waited for again"
+    assert feed(machine, Uploaded(4)) == [Step(R0, 2, ("p2",), (A, C), 15)], (
+        "who has gone is not waited for again"
+    )
     feed(machine, Stepped(3, frozenset({"p2"})), began(5, C, 3), began(6, B, 3), Uploaded(5))
-    assert feed(machine, Uploaded(6)) == [Step(R0, 3, ("p3",), (A, B, C), 20)], "who is back gives again"
+    assert feed(machine, Uploaded(6)) == [Step(R0, 3, ("p3",), (A, B, C), 20)], (
+        "who is back gives again"
+    )
 
 
 def test_who_breaks_off_one_group_and_is_alive_in_another_is_awaited_there():
@@ -140,7 +198,14 @@ def test_the_silent_are_waited_for_once_and_the_slow_in_every_group():
     assert feed(machine, Ticked(), now=99.0) == []
     late = feed(machine, Ticked(), now=100.0)
     assert late == [Step(R0, 0, ("p0",), (A, B), 15), Wait(1)], "C is late, D has not said a word"
-    feed(machine, began(2, B, 1), Uploaded(2), began(3, C, 1), Stepped(3, frozenset({"p0"})), now=100.1)
+    feed(
+        machine,
+        began(2, B, 1),
+        Uploaded(2),
+        began(3, C, 1),
+        Stepped(3, frozenset({"p0"})),
+        now=100.1,
+    )
     assert feed(machine, Ticked(), now=100.9) == []
     assert feed(machine, Uploaded(3), now=100.95) == [Step(R0, 1, ("p1",), (A, B, C), 20)]
 
@@ -183,7 +248,9 @@ def test_a_fault_leaves_what_is_fresh_and_a_repair_may_cut_other_groups():
 
 def test_a_step_under_way_when_a_new_attempt_opens_is_neither_repeated_nor_overtaken():
     machine = RoundMachine()
-    feed(machine, opened(members=(A, B)), began(0, B, 0), Uploaded(0), began(1, B, 1), began(2, B, 2))
+    feed(
+        machine, opened(members=(A, B)), began(0, B, 0), Uploaded(0), began(1, B, 1), began(2, B, 2)
+    )
     pairs = micro_groups({f"p{i}": 4 for i in range(5)}, 8)
     actions = feed(machine, opened(pairs, R1, members=(A, B)))
     assert [(a.stream, a.kind) for a in actions] == [(1, Kind.SUPERSEDED), (2, Kind.SUPERSEDED)]
@@ -197,7 +264,8 @@ def test_a_step_under_way_when_a_new_attempt_opens_is_neither_repeated_nor_overt
 
 
 class Schedule:
-    """One owner with parts of several groups, three peers that give, drop, retry and lie; every rule is checked as it goes."""
+    """One owner with parts of several groups, three peers that give, drop, retry and lie; every
+    rule is checked as it goes."""
 
     def __init__(self, seed):
         self.dice = random.Random(seed)
@@ -222,14 +290,18 @@ class Schedule:
                     if isinstance(action, Serve):
                         assert set(names) <= self.fresh
                         wanted = self.streams[number]
-                        assert set(names) == set(wanted.names or self.groups[wanted.round.attempt][wanted.group].names)
+                        assert set(names) == set(
+                            wanted.names or self.groups[wanted.round.attempt][wanted.group].names
+                        )
                 case Read(number):
                     self.reading.add(number)
                 case Wait(number):
                     self.reading.discard(number)
                 case Fail():
                     self.fault = True
-        assert len({g for g in self.held_groups()}) <= LET_IN, "more groups in memory than the window"
+        assert len({g for g in self.held_groups()}) <= LET_IN, (
+            "more groups in memory than the window"
+        )
 
     def held_groups(self):
         """Groups whose contributions are in memory: read now, or given and not stepped."""
@@ -252,19 +324,33 @@ class Schedule:
             tokens += 10 if peer == A else 5
         assert step.tokens == tokens
         assert list(step.contributors) == sorted(set(step.contributors))
-        self.given = {key: value for key, value in self.given.items() if key[:2] != (self.attempt, step.group)}
+        self.given = {
+            key: value for key, value in self.given.items() if key[:2] != (self.attempt, step.group)
+        }
         self.running = step
 
     def open(self):
         self.attempt, self.fault = self.attempt + 1, False
         names = [n for n in self.parts if self.attempt == 0 or self.dice.random() < 0.8]
         names += [f"q{self.attempt}"] if self.dice.random() < 0.3 else []
-        groups = self.groups[self.attempt] = micro_groups({n: self.parts.get(n, 3) for n in names}, self.dice.randint(3, 20))
+        groups = self.groups[self.attempt] = micro_groups(
+            {n: self.parts.get(n, 3) for n in names}, self.dice.randint(3, 20)
+        )
         held = self.fresh & set(names)
         mine = self.dice.choice((0, 10))
         self.reading.clear()  # whoever is read is told so anew
         listeners = frozenset({D}) if self.dice.random() < 0.3 else frozenset()
-        self.apply(opened(groups, RoundId(3, 1, self.attempt), (A, B, C, D), mine, held, self.now + 50, listeners=listeners))
+        self.apply(
+            opened(
+                groups,
+                RoundId(3, 1, self.attempt),
+                (A, B, C, D),
+                mine,
+                held,
+                self.now + 50,
+                listeners=listeners,
+            )
+        )
 
     def begin(self):
         attempt = self.attempt + (self.dice.random() < 0.1) - (self.dice.random() < 0.1)
@@ -279,7 +365,15 @@ class Schedule:
         digest = group.digest if self.dice.random() < 0.97 else "other"
         peer = PeerId(self.dice.choice("bcd"))
         head = Began(
-            number, peer, RoundId(3, 1, max(0, attempt)), "plan", "own", group.index, digest, tokens, names if tokens else ()
+            number,
+            peer,
+            RoundId(3, 1, max(0, attempt)),
+            "plan",
+            "own",
+            group.index,
+            digest,
+            tokens,
+            names if tokens else (),
         )
         self.streams[number] = head
         self.apply(head)
@@ -289,7 +383,8 @@ class Schedule:
         read = sorted(self.reading)
         live = [n for n in self.streams if n not in self.ended]
         match self.dice.choices(
-            ("begin", "upload", "step", "end", "tick", "gone", "spoil", "fail", "open"), (30, 40, 25, 6, 4, 1, 1, 1, 1)
+            ("begin", "upload", "step", "end", "tick", "gone", "spoil", "fail", "open"),
+            (30, 40, 25, 6, 4, 1, 1, 1, 1),
         )[0]:
             case "begin":
                 self.begin()
@@ -331,7 +426,8 @@ class Schedule:
         self.open()
         for _ in range(self.dice.randint(5, 120)):
             self.turn()
-        # Nobody says anything any more: time alone must end the attempt, in at most a deadline for each group.
+        # Nobody says anything any more: time alone must end the attempt, in at most a deadline for
+        # each group.
         for _ in range(len(self.groups[self.attempt]) + 1):
             self.now += 1000
             self.apply(Ticked())

@@ -1,4 +1,5 @@
-"""One member lies, in every way it can; the honest ones go on, hold the same bits, and remember who it was."""
+"""One member lies, in every way it can; the honest ones go on, hold the same bits, and remember who
+it was."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ REDUCERS = ("mean", "clipped-mean", "median", "trimmed-mean", "centered-clip")
 
 
 class Lair:
-    """The last peer of a cell owns nothing and says whatever it likes; the plan gave everybody its tokens."""
+    """The last peer of a cell owns nothing and says whatever it likes; the plan gave everybody its
+    tokens."""
 
     def __init__(self, cell):
         self.cell, (*self.honest, self.liar) = cell, cell.peers
@@ -29,12 +31,19 @@ class Lair:
         self.owners = cell.owners(self.honest)
 
     def request(self, peer, **changes):
-        facts = {"owners": self.owners, "allowed": self.allowed, "total": self.total, "token_limit": self.total}
+        facts = {
+            "owners": self.owners,
+            "allowed": self.allowed,
+            "total": self.total,
+            "token_limit": self.total,
+        }
         return self.cell.request(peer, **(facts | changes))
 
     async def lie(self, owner, request):
         (group,) = request.groups_of(owner, 1 << 20)
-        exchanges = Exchanges(self.cell.transports[self.liar], owner, replace(request, up="fp32"), True, 64)
+        exchanges = Exchanges(
+            self.cell.transports[self.liar], owner, replace(request, up="fp32"), True, 64
+        )
         try:
             return await exchanges.one(Errand(group, group.names), 10.0)
         except PeerFault as fault:
@@ -74,7 +83,9 @@ async def test_the_honest_get_todays_bits_with_the_caps_of_the_plan(lair, bits, 
     outcomes, answers = await lair.round({})
     assert bits(agree(bits, outcomes), lair.cell.expected(lair.cell.peers))
     assert not any(isinstance(a, PeerFault) for a in answers.values())
-    assert all(not lair.counted(p) and not o.quarantined and o.tokens == 100 for p, o in outcomes.items())
+    assert all(
+        not lair.counted(p) and not o.quarantined and o.tokens == 100 for p, o in outcomes.items()
+    )
 
 
 @pytest.mark.parametrize("factor", [float("nan"), float("inf"), 1e12])
@@ -96,7 +107,9 @@ async def test_a_loud_one_is_left_out_and_counted_but_gets_the_parts(lair, bits,
         assert outcomes[owner].contributors == set(lair.honest)
         assert outcomes[owner].tokens == 60
         assert lair.counted(owner) == [(lair.liar, WEIGHT)]
-        assert bits({n: h.tensor for n, h in answer.parts.items()}, {n: fresh[n] for n in answer.parts})
+        assert bits(
+            {n: h.tensor for n, h in answer.parts.items()}, {n: fresh[n] for n in answer.parts}
+        )
 
 
 async def test_a_repair_counts_the_same_offence_once(lair, bits, grads):
@@ -106,7 +119,9 @@ async def test_a_repair_counts_the_same_offence_once(lair, bits, grads):
     assert held
     lair.cell.rounds[p0]._owner._epochs[7].held[0] = held
     lair.owners = {n: o if o != p2 else p0 for n, o in lair.owners.items()}
-    outcomes, _ = await lair.round({"gradients": times(grads(lair.liar), 2000.0)}, round=RoundId(7, 1, 1))
+    outcomes, _ = await lair.round(
+        {"gradients": times(grads(lair.liar), 2000.0)}, round=RoundId(7, 1, 1)
+    )
     assert bits(agree(bits, outcomes), lair.cell.expected(lair.honest))
     assert len(lair.cell.steps[p0]) == 2
     assert lair.counted(p0) == [(lair.liar, WEIGHT)]
@@ -130,7 +145,9 @@ async def test_more_tokens_than_it_was_given_weigh_what_it_was_given(lair, bits,
 
 @pytest.mark.parametrize("shape", [(), (1,)])
 async def test_a_tensor_of_another_shape_is_refused_and_counted(lair, bits, grads, shape):
-    lie = {n: torch.ones(shape if n == "b.weight" else g.shape) for n, g in grads(lair.liar).items()}
+    lie = {
+        n: torch.ones(shape if n == "b.weight" else g.shape) for n, g in grads(lair.liar).items()
+    }
     owner = lair.owners["b.weight"]
     outcomes, answers = await lair.round({"gradients": lie})
     agree(bits, outcomes)
@@ -147,13 +164,17 @@ async def test_a_quiet_lie_is_bounded_and_the_honest_agree(cell_of, bits, grads,
     there, here = agree(bits, truth), agree(bits, lied)
     moved = sum(float((here[n] - there[n]).square().sum()) for n in here) ** 0.5
     given = sum(float(g.square().sum()) for g in grads(lair.liar).values()) ** 0.5 / 40
-    assert 0 < moved <= 0.1 * 2 * given, "a step is a tenth of the mean, the lie at most two of its contributions"
+    assert 0 < moved <= 0.1 * 2 * given, (
+        "a step is a tenth of the mean, the lie at most two of its contributions"
+    )
 
 
 async def test_offences_add_up_to_a_ban(lair, bits, grads):
     book, bans = FaultBook(), []
     for epoch in range(6):
-        await lair.round({"gradients": times(grads(lair.liar), 2000.0)}, round=RoundId(7 + epoch, 1, 0))
+        await lair.round(
+            {"gradients": times(grads(lair.liar), 2000.0)}, round=RoundId(7 + epoch, 1, 0)
+        )
         peer, weight = lair.counted(lair.honest[0])[-1]
         assert len(lair.counted(lair.honest[0])) == epoch + 1
         bans.append(book.count(peer, weight, now=10.0 * epoch))
@@ -193,7 +214,9 @@ async def test_too_few_for_the_reducer_is_said_once(cell_of, bits):
     for room in cell.rounds.values():
         room._owner._say = lambda kind, text, level: said.append((kind, text))
     for epoch in (7, 8):
-        outcomes = await cell.run_all({p: cell.request(p, round=RoundId(epoch, 1, 0)) for p in cell.peers})
+        outcomes = await cell.run_all(
+            {p: cell.request(p, round=RoundId(epoch, 1, 0)) for p in cell.peers}
+        )
         assert bits(agree(bits, outcomes), cell.expected(cell.peers))
     assert [kind for kind, _ in said] == ["reducer-fell-back"] * 2, "once at each owner"
     assert "median" in said[0][1]

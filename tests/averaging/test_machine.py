@@ -60,7 +60,12 @@ OPEN = Opened(
 
 def began(stream, peer, tokens=5, names=(P,), round_id=R0, groups=ALONE, group=0, **changes):
     digest = groups[group].digest
-    return replace(Began(stream, peer, round_id, "plan", "own", group, digest, tokens, names if tokens else ()), **changes)
+    return replace(
+        Began(
+            stream, peer, round_id, "plan", "own", group, digest, tokens, names if tokens else ()
+        ),
+        **changes,
+    )
 
 
 def feed(machine, *events, now=0.0):
@@ -86,17 +91,23 @@ def test_nobody_is_served_the_same_again_and_again():
     machine = opened(members=frozenset({A, B}))
     feed(machine, began(1, B), Uploaded(1), Stepped(3, frozenset({P})), Ended(1))
     for stream in range(2, MOST_SERVED + 1):
-        assert feed(machine, began(stream, B, tokens=stream % 2), Ended(stream)) == [Serve(stream, (P,))]
+        assert feed(machine, began(stream, B, tokens=stream % 2), Ended(stream)) == [
+            Serve(stream, (P,))
+        ]
     (refuse,) = feed(machine, began(100, B))
     assert (refuse.kind, refuse.weight) == (Kind.BUSY, 0)
     feed(machine, replace(OPEN, round=R1, members=frozenset({A, B}), held=frozenset({P})))
-    assert feed(machine, began(101, B, round_id=R1)) == [Serve(101, (P,))], "a new attempt is asked anew"
+    assert feed(machine, began(101, B, round_id=R1)) == [Serve(101, (P,))], (
+        "a new attempt is asked anew"
+    )
 
 
 def test_the_late_are_left_out_and_served_nevertheless():
     machine = opened()
     assert feed(machine, began(1, B), Ticked(), now=99.9) == [Read(1)]
-    assert feed(machine, Ticked(), now=100.0) == [Step(R0, 0, (P,), (A,), 10), Wait(1)], "what comes too late is not read on"
+    assert feed(machine, Ticked(), now=100.0) == [Step(R0, 0, (P,), (A,), 10), Wait(1)], (
+        "what comes too late is not read on"
+    )
     assert feed(machine, Stepped(3, frozenset({P}))) == [Serve(1, (P,))]
     assert feed(machine, Uploaded(1), Ticked(), now=101.0) == []
 
@@ -183,11 +194,30 @@ def test_waiting_for_a_round_is_bounded_per_peer_and_in_all():
 
 def test_a_repair_steps_only_what_is_new():
     machine = opened(tokens=10)
-    feed(machine, began(1, B), Uploaded(1), began(2, C), Uploaded(2), Stepped(3, frozenset({P})), Ended(1), Ended(2))
-    repair = replace(OPEN, round=R1, members=frozenset({A, B}), groups=BOTH, held=frozenset({P}), ownership_hash="new")
+    feed(
+        machine,
+        began(1, B),
+        Uploaded(1),
+        began(2, C),
+        Uploaded(2),
+        Stepped(3, frozenset({P})),
+        Ended(1),
+        Ended(2),
+    )
+    repair = replace(
+        OPEN,
+        round=R1,
+        members=frozenset({A, B}),
+        groups=BOTH,
+        held=frozenset({P}),
+        ownership_hash="new",
+    )
     assert feed(machine, repair) == []
     attempt = {"round_id": R1, "ownership_hash": "new", "groups": BOTH}
-    assert feed(machine, began(3, B, names=(Q,), **attempt), Uploaded(3)) == [Read(3), Step(R1, 0, (Q,), (A, B), 15)]
+    assert feed(machine, began(3, B, names=(Q,), **attempt), Uploaded(3)) == [
+        Read(3),
+        Step(R1, 0, (Q,), (A, B), 15),
+    ]
     assert feed(machine, Stepped(3, frozenset({Q}))) == [Serve(3, (Q,))]
     assert feed(machine, began(4, B, names=(P, Q), **attempt)) == [Serve(4, (P, Q))]
     assert feed(machine, began(5, B)) == [Serve(5, (P,))], "the former attempt is still served"
@@ -218,7 +248,10 @@ def test_the_first_fault_latches_until_the_next_attempt():
     assert feed(machine, began(3, B))[0].kind is Kind.FAILED
     assert feed(machine, Ticked(), now=500.0) == []
     feed(machine, replace(OPEN, round=R1, members=frozenset({A, B})))
-    assert feed(machine, began(4, B, round_id=R1), Uploaded(4)) == [Read(4), Step(R1, 0, (P,), (A, B), 15)]
+    assert feed(machine, began(4, B, round_id=R1), Uploaded(4)) == [
+        Read(4),
+        Step(R1, 0, (P,), (A, B), 15),
+    ]
 
 
 def test_no_gradients_from_anybody_is_a_fault_not_a_division_by_zero():
@@ -314,9 +347,13 @@ def test_whatever_happens_no_part_is_stepped_twice_and_every_stream_gets_one_ans
     def apply(event):
         for action in machine.handle(event, now):
             if isinstance(action, Step):
-                assert not set(action.names) & (fresh | {n for s in running for n in s.names}), "stepped twice"
+                assert not set(action.names) & (fresh | {n for s in running for n in s.names}), (
+                    "stepped twice"
+                )
                 assert list(action.contributors) == sorted(set(action.contributors))
-                assert all(p == A or (p, action.round.attempt) in uploaded for p in action.contributors)
+                assert all(
+                    p == A or (p, action.round.attempt) in uploaded for p in action.contributors
+                )
                 assert action.tokens == sum(10 if p == A else 5 for p in action.contributors)
                 running.append(action)
             elif isinstance(action, Serve | Refuse):
@@ -333,9 +370,15 @@ def test_whatever_happens_no_part_is_stepped_twice_and_every_stream_gets_one_ans
             streams += 1
             groups = ALONE if number == 0 else BOTH
             gift = gift and tokens > 0
-            began_of[streams] = began(streams, PeerId(peer), tokens, names, RoundId(3, 1, number), groups, gift=gift)
+            began_of[streams] = began(
+                streams, PeerId(peer), tokens, names, RoundId(3, 1, number), groups, gift=gift
+            )
             apply(began_of[streams])
-        elif kind in ("uploaded", "spoiled", "ended") and rest[0] in began_of and rest[0] not in ended:
+        elif (
+            kind in ("uploaded", "spoiled", "ended")
+            and rest[0] in began_of
+            and rest[0] not in ended
+        ):
             number = rest[0]
             if kind == "ended":
                 ended.add(number)
@@ -349,7 +392,14 @@ def test_whatever_happens_no_part_is_stepped_twice_and_every_stream_gets_one_ans
             attempt += 1
             groups = ALONE if attempt == 0 else BOTH
             held = frozenset(groups[0].names) & fresh
-            facts = replace(OPEN, groups=groups, held=held, contribute_by=(now + 100,), quorum=quorum, grace_s=50.0)
+            facts = replace(
+                OPEN,
+                groups=groups,
+                held=held,
+                contribute_by=(now + 100,),
+                quorum=quorum,
+                grace_s=50.0,
+            )
             apply(replace(facts, round=RoundId(3, 1, attempt)))
         elif kind == "tick":
             now += 60

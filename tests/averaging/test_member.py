@@ -14,7 +14,8 @@ OWNER = PeerId("owner")
 
 
 class Scripted(Exchanges):
-    """``one`` answers "first" at once, fails for "fault", and waits for ever otherwise; ``ended``: what was cancelled."""
+    """``one`` answers "first" at once, fails for "fault", and waits for ever otherwise; ``ended``:
+    what was cancelled."""
 
     def __init__(self) -> None:
         self.ended: list[str] = []
@@ -46,7 +47,9 @@ async def test_an_answer_that_cannot_be_kept_ends_the_exchanges_beside_it():
 
 async def test_a_cancelled_round_leaves_no_exchange_behind():
     exchanges = Scripted()
-    running = asyncio.ensure_future(exchanges.all(["second", "third", "fourth"], 300.0, lambda answer: None))
+    running = asyncio.ensure_future(
+        exchanges.all(["second", "third", "fourth"], 300.0, lambda answer: None)
+    )
     await exchanges.waits.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):

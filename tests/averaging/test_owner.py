@@ -20,7 +20,14 @@ from protos import averaging_pb2, averaging_pb2_grpc
 
 
 def head_for(cell, sender, names, tensors, **changes):
-    facts = {"epoch": 7, "term": 1, "attempt": 0, "plan_hash": "plan", "ownership_hash": "owners", "tokens": 20}
+    facts = {
+        "epoch": 7,
+        "term": 1,
+        "attempt": 0,
+        "plan_hash": "plan",
+        "ownership_hash": "owners",
+        "tokens": 20,
+    }
     heads = [head_of(n, t, "fp32") for n, t in zip(names, tensors, strict=True)]
     (group,) = micro_groups(dict.fromkeys(names, 4), 1 << 20)
     facts |= {"tensors": heads, "group": 0, "group_digest": group.digest}
@@ -54,7 +61,10 @@ class Duel:
 
     async def against(self, messages, **request):
         running = asyncio.ensure_future(
-            self.cell.run(self.cell.request(self.p0, owners=dict.fromkeys(self.names, self.p0), **request), self.p0)
+            self.cell.run(
+                self.cell.request(self.p0, owners=dict.fromkeys(self.names, self.p0), **request),
+                self.p0,
+            )
         )
         answer = await send(self.cell, self.p1, self.p0, messages)
         self.cell.rounds[self.p0].gone(self.p1)
@@ -101,7 +111,9 @@ async def test_a_head_that_does_not_fit_the_round_is_refused(duel, bits, changes
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (1 << 20, 1 << 20), ()])
-async def test_heads_of_other_shapes_are_refused_before_anything_is_set_aside(duel, bits, monkeypatch, shape):
+async def test_heads_of_other_shapes_are_refused_before_anything_is_set_aside(
+    duel, bits, monkeypatch, shape
+):
     def never(*_, **__):
         raise AssertionError("memory was set aside")
 
@@ -124,7 +136,9 @@ async def test_too_many_and_too_few_bytes_are_refused(cell_of, grads, bits):
 
 async def test_an_upload_that_breaks_off_is_left_out_without_waiting(duel, bits):
     owners = dict.fromkeys(duel.names, duel.p0)
-    running = asyncio.ensure_future(duel.cell.run(duel.cell.request(duel.p0, owners=owners, deadline_s=300.0), duel.p0))
+    running = asyncio.ensure_future(
+        duel.cell.run(duel.cell.request(duel.p0, owners=owners, deadline_s=300.0), duel.p0)
+    )
     stub = averaging_pb2_grpc.AveragingStub(await duel.cell.transports[duel.p1].channel(duel.p0))
     call = stub.Exchange()
     await call.write(duel.messages()[0])
@@ -139,16 +153,22 @@ async def test_an_upload_that_breaks_off_is_left_out_without_waiting(duel, bits)
 
 async def test_what_a_newer_exchange_replaces_is_let_go_though_its_sender_says_no_more(duel, bits):
     owners = dict.fromkeys(duel.names, duel.p0)
-    running = asyncio.ensure_future(duel.cell.run(duel.cell.request(duel.p0, owners=owners, deadline_s=300.0), duel.p0))
+    running = asyncio.ensure_future(
+        duel.cell.run(duel.cell.request(duel.p0, owners=owners, deadline_s=300.0), duel.p0)
+    )
     stub = averaging_pb2_grpc.AveragingStub(await duel.cell.transports[duel.p1].channel(duel.p0))
     lines, calls = duel.cell.rounds[duel.p0]._owner._lines, []
+
+    def parts() -> list[int]:
+        return [len(line.reader._parts) for line in lines.values() if line.reader]
+
     for count in range(1, 6):
         calls.append(stub.Exchange())
         for message in duel.messages()[:3]:
             await calls[-1].write(message)
         # The newest has its two tensors here; nothing is left of those before it.
         async with asyncio.timeout(60):
-            while [len(line.reader._parts) for line in lines.values() if line.reader] != [2] or len(lines) < count:  # noqa: ASYNC110
+            while len(lines) < count or parts() != [2]:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
     for call in calls:
         call.cancel()
@@ -164,7 +184,9 @@ async def test_a_head_that_is_too_large_to_keep_is_refused(duel, bits):
 
 async def test_a_contribution_in_crumbs_is_refused(duel, bits):
     whole = b"".join(bytes(encode(t, "fp32")) for t in duel.tensors)
-    (kind, text, _), outcome = await duel.against(duel.messages(chunks=[whole[i : i + 1] for i in range(len(whole))]))
+    (kind, text, _), outcome = await duel.against(
+        duel.messages(chunks=[whole[i : i + 1] for i in range(len(whole))])
+    )
     assert kind == "HEADS"
     assert "messages of less" in text
     assert bits(outcome.fresh, duel.cell.expected([duel.p0]))
@@ -172,7 +194,12 @@ async def test_a_contribution_in_crumbs_is_refused(duel, bits):
 
 async def test_a_stranger_is_refused(duel):
     running = asyncio.ensure_future(
-        duel.cell.run(duel.cell.request(duel.p0, owners=dict.fromkeys(duel.names, duel.p0), members=(duel.p0,)), duel.p0)
+        duel.cell.run(
+            duel.cell.request(
+                duel.p0, owners=dict.fromkeys(duel.names, duel.p0), members=(duel.p0,)
+            ),
+            duel.p0,
+        )
     )
     kind, _, _ = await send(duel.cell, duel.p1, duel.p0, duel.messages())
     assert kind == "STRANGER"
@@ -201,23 +228,45 @@ class Liar(averaging_pb2_grpc.AveragingServicer):
 
 
 @pytest.mark.parametrize(
-    "lie", ["shape", "format", "nan", "short", "long", "empty", "unknown kind", "nothing behind it", "unsaid", "said twice"]
+    "lie",
+    [
+        "shape",
+        "format",
+        "nan",
+        "short",
+        "long",
+        "empty",
+        "unknown kind",
+        "nothing behind it",
+        "unsaid",
+        "said twice",
+    ],
 )
 async def test_a_member_believes_no_answer_that_does_not_hold_together(cell_of, lie):
     cell = await cell_of(1)
     liar = PeerId("p9")
     tensor = torch.tensor([1.0, float("nan") if lie == "nan" else 2.0, 3.0, 4.0, 5.0])
     body = bytes(encode(tensor, "fp32"))
-    heads = [head_of("c.weight", torch.zeros(4) if lie == "shape" else tensor, "bf16" if lie == "format" else "fp32")]
+    heads = [
+        head_of(
+            "c.weight",
+            torch.zeros(4) if lie == "shape" else tensor,
+            "bf16" if lie == "format" else "fp32",
+        )
+    ]
     tokens = 0 if lie == "nothing behind it" else 5
     body = {"short": body[:-1], "long": body + b"\0"}.get(lie, body)
     made = [averaging_pb2.Made(tensors=1, tokens=tokens, contributors=["p9"])]
-    head = averaging_pb2.FreshHead(tensors=heads, made={"unsaid": [], "said twice": 2 * made}.get(lie, made))
+    head = averaging_pb2.FreshHead(
+        tensors=heads, made={"unsaid": [], "said twice": 2 * made}.get(lie, made)
+    )
     answer = [averaging_pb2.Fresh(head=head), averaging_pb2.Fresh(chunk=body)]
     if lie == "unknown kind":
         answer = [averaging_pb2.Fresh(refusal=averaging_pb2.Refusal(kind=99))]  # type: ignore[arg-type]
     transport = cell.net.transport(liar)
-    averaging_pb2_grpc.add_AveragingServicer_to_server(Liar([] if lie == "empty" else answer), transport.server)
+    averaging_pb2_grpc.add_AveragingServicer_to_server(
+        Liar([] if lie == "empty" else answer), transport.server
+    )
     await transport.start()
     request = cell.request(cell.peers[0], up="fp32")
     (group,) = micro_groups({"c.weight": 20}, 1 << 20)

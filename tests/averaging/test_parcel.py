@@ -1,4 +1,5 @@
-"""Parts as bytes: messages written by hand are protobuf's, and rounds in every number format leave everybody with the same bits."""
+"""Parts as bytes: messages written by hand are protobuf's, and rounds in every number format leave
+everybody with the same bits."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ SIZES = st.lists(st.integers(0, 400), max_size=6)
 
 
 def bytes_of(count: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(0, 256, (count,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        0, 256, (count,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 @given(SIZES, st.integers(1, 300))
@@ -49,7 +52,16 @@ def test_any_message_is_a_chunk_of_protobuf_or_a_wire_error(message: bytes) -> N
 
 @pytest.mark.parametrize(
     "message",
-    [b"", b"\x12", b"\x12\x00", b"\x12\x02a", b"\x12\x01ab", b"\x0a\x01a", b"\x12\xff\xff\xff\xff\xff\xff\x01a", b"\x12\x81"],
+    [
+        b"",
+        b"\x12",
+        b"\x12\x00",
+        b"\x12\x02a",
+        b"\x12\x01ab",
+        b"\x0a\x01a",
+        b"\x12\xff\xff\xff\xff\xff\xff\x01a",
+        b"\x12\x81",
+    ],
 )
 def test_what_is_no_chunk_is_refused(message: bytes) -> None:
     with pytest.raises(WireError):
@@ -68,7 +80,9 @@ def test_a_reader_gives_back_what_was_sent(counts: list[int], size: int, codec: 
     assert all(torch.equal(a, b) for a, b in zip(reader.finish(), parts, strict=True))
 
 
-def test_too_much_is_refused_whole_too_little_at_the_end_and_nothing_is_set_aside_before_a_byte(monkeypatch) -> None:
+def test_too_much_is_refused_whole_too_little_at_the_end_and_nothing_is_set_aside_before_a_byte(
+    monkeypatch,
+) -> None:
     shapes = [("a", (1 << 40,)), ("b", (3,))]
     reader = parcel.Reader([parcel.head_of(n, s, "fp32") for n, s in shapes], shapes, "fp32")
     assert reader.remaining == 4 * ((1 << 40) + 3)
@@ -80,7 +94,9 @@ def test_too_much_is_refused_whole_too_little_at_the_end_and_nothing_is_set_asid
         reader.finish()
 
 
-@pytest.mark.parametrize("change", [{"name": "x"}, {"shape": [5, 2]}, {"wire": 1}, {"nbytes": 1 << 50}])
+@pytest.mark.parametrize(
+    "change", [{"name": "x"}, {"shape": [5, 2]}, {"wire": 1}, {"nbytes": 1 << 50}]
+)
 def test_each_lie_in_a_head_is_refused(change: dict) -> None:
     head = parcel.head_of("a", (2, 5), "int8")
     parcel.check_head(head, "a", (2, 5), "int8")
@@ -96,9 +112,12 @@ def means(gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("up", "down"), [("int8", "int8"), ("int4", "int4"), ("top-k", "top-k"), ("fp16", "int8"), ("int8", "fp32")]
+    ("up", "down"),
+    [("int8", "int8"), ("int4", "int4"), ("top-k", "top-k"), ("fp16", "int8"), ("int8", "fp32")],
 )
-async def test_all_members_and_the_owners_end_with_the_same_bits_in_every_format(cell_of, grads, up, down):
+async def test_all_members_and_the_owners_end_with_the_same_bits_in_every_format(
+    cell_of, grads, up, down
+):
     cell = await cell_of(3, replace(AveragingSettings(round_timeout_s=60.0, group_bytes=1)))
     requests = {p: cell.request(p, up=up, down=down) for p in cell.peers}
     outcomes = await asyncio.gather(*(cell.rounds[p].run(r, means) for p, r in requests.items()))
@@ -109,7 +128,11 @@ async def test_all_members_and_the_owners_end_with_the_same_bits_in_every_format
         expected = settle(exact, down)[1]
         assert all(torch.equal(o.fresh[name], expected) for o in outcomes)
     assert all(o.parts[n].owner == q for o in outcomes for n, q in cell.owners().items())
-    assert all(o.parts[n].contributors == tuple(cell.peers) and o.parts[n].tokens == total for o in outcomes for n in o.fresh)
+    assert all(
+        o.parts[n].contributors == tuple(cell.peers) and o.parts[n].tokens == total
+        for o in outcomes
+        for n in o.fresh
+    )
 
 
 async def test_bytes_that_are_coded_already_go_as_they_are_and_feedback_adds_up(cell_of, grads):
@@ -121,10 +144,17 @@ async def test_bytes_that_are_coded_already_go_as_they_are_and_feedback_adds_up(
         for peer in cell.peers:
             both = {n: feedback[peer].encode(n, t) for n, t in grads(peer).items()}
             requests[peer] = cell.request(
-                peer, round=RoundId(epoch, 1, 0), up="top-k", gradients={n: s for n, (_, s) in both.items()},
-                coded={n: d for n, (d, _) in both.items()}, tokens=1, summed=False,
-            )  # fmt: skip
-        first, second = await asyncio.gather(*(cell.rounds[p].run(r, means) for p, r in requests.items()))
+                peer,
+                round=RoundId(epoch, 1, 0),
+                up="top-k",
+                gradients={n: s for n, (_, s) in both.items()},
+                coded={n: d for n, (d, _) in both.items()},
+                tokens=1,
+                summed=False,
+            )
+        first, second = await asyncio.gather(
+            *(cell.rounds[p].run(r, means) for p, r in requests.items())
+        )
         assert all(torch.equal(first.fresh[n], second.fresh[n]) for n in got)
         for peer in cell.peers:
             feedback[peer].commit(first.fresh)
@@ -141,11 +171,18 @@ async def test_values_are_averaged_by_tokens_and_not_divided_by_them(cell_of, bi
     p0, p1 = cell.peers
     for equal in (True, False):
         tokens = {p0: 7, p1: 7 if equal else 21}
-        changes = {p: cell.request(p, round=RoundId(8 + equal, 1, 0), tokens=tokens[p], summed=False) for p in cell.peers}
-        first, second = await asyncio.gather(*(cell.rounds[p].run(r, means) for p, r in changes.items()))
+        changes = {
+            p: cell.request(p, round=RoundId(8 + equal, 1, 0), tokens=tokens[p], summed=False)
+            for p in cell.peers
+        }
+        first, second = await asyncio.gather(
+            *(cell.rounds[p].run(r, means) for p, r in changes.items())
+        )
         assert bits(first.fresh, second.fresh)
         for name, value in first.fresh.items():
-            wanted = (grads(p0)[name] * tokens[p0] + grads(p1)[name] * tokens[p1]) / sum(tokens.values())
+            wanted = (grads(p0)[name] * tokens[p0] + grads(p1)[name] * tokens[p1]) / sum(
+                tokens.values()
+            )
             assert torch.allclose(value, wanted, rtol=1e-5, atol=1e-5)
             if equal:
                 assert torch.equal(value, (grads(p0)[name] + grads(p1)[name]) / 2)
@@ -181,10 +218,15 @@ async def test_a_survivor_serves_the_bytes_it_was_given_when_the_owner_is_dead(c
     p0, p1, p2 = cell.peers
     owners = cell.owners([p2])
     changes = {"owners": owners, "listeners": frozenset({p1}), "down": "int8"}
-    first, _ = await asyncio.gather(*(cell.rounds[p].run(cell.request(p, **changes), means) for p in (p0, p2)))
+    first, _ = await asyncio.gather(
+        *(cell.rounds[p].run(cell.request(p, **changes), means) for p in (p0, p2))
+    )
     await cell.net.kill(p2)
     repair = {"owners": cell.owners([p0]), "listeners": frozenset({p1}), "down": "int8"}
-    requests = {p: cell.repair(p, [p0, p1], repair["owners"], listeners=repair["listeners"], down="int8") for p in (p0, p1)}
+    requests = {
+        p: cell.repair(p, [p0, p1], repair["owners"], listeners=repair["listeners"], down="int8")
+        for p in (p0, p1)
+    }
     again, late = await asyncio.gather(*(cell.rounds[p].run(r, means) for p, r in requests.items()))
     assert bits(again.fresh, first.fresh)
     assert bits(late.fresh, first.fresh)

@@ -1,4 +1,5 @@
-"""Rounds in many groups over real gRPC between peers of one process: the same bits as in one, whoever dies between two of them."""
+"""Rounds in many groups over real gRPC between peers of one process: the same bits as in one,
+whoever dies between two of them."""
 
 from __future__ import annotations
 
@@ -28,13 +29,16 @@ async def cut(cell_of):
     """``await cut(3)``: a cell whose parts are groups of their own."""
 
     async def make(count, **changes):
-        return await cell_of(count, replace(AveragingSettings(round_timeout_s=120.0, group_bytes=EACH), **changes))
+        return await cell_of(
+            count, replace(AveragingSettings(round_timeout_s=120.0, group_bytes=EACH), **changes)
+        )
 
     return make
 
 
 class Gates:
-    """Lets an owner's steps happen one by one: ``seen`` is set when a step has begun, the n-th goes on after ``open(n)``."""
+    """Lets an owner's steps happen one by one: ``seen`` is set when a step has begun, the n-th goes
+    on after ``open(n)``."""
 
     def __init__(self, step):
         self.loop, self.step, self.done = asyncio.get_running_loop(), step, 0
@@ -55,7 +59,10 @@ class Gates:
 
 @pytest.mark.parametrize("wire", ["fp32", "bf16"])
 async def test_many_groups_give_the_bits_of_one(cell_of, cut, bits, wire):
-    one, many = await cell_of(3, AveragingSettings(wire=wire, round_timeout_s=120.0)), await cut(3, wire=wire)
+    one, many = (
+        await cell_of(3, AveragingSettings(wire=wire, round_timeout_s=120.0)),
+        await cut(3, wire=wire),
+    )
     whole = await one.run_all({p: one.request(p) for p in one.peers})
     parts = await many.run_all({p: many.request(p) for p in many.peers})
     for peer in one.peers:
@@ -63,7 +70,9 @@ async def test_many_groups_give_the_bits_of_one(cell_of, cut, bits, wire):
         assert parts[peer].complete
         assert parts[peer].nbytes == whole[peer].nbytes
         assert len(one.steps[peer]) == 1
-        assert sorted(many.steps[peer]) == [(n,) for n, o in sorted(many.owners().items()) if o == peer], "one by one"
+        assert sorted(many.steps[peer]) == [
+            (n,) for n, o in sorted(many.owners().items()) if o == peer
+        ], "one by one"
         assert many.transports[peer].faults == []
 
 
@@ -73,7 +82,10 @@ async def test_a_listener_and_one_with_spoiled_gradients_get_every_group(cut, bi
     changes = {"listeners": frozenset({p3}), "owners": cell.owners([p0, p1])}
     spoiled = grads(p2) | {"c.weight": torch.full((5,), float("nan"))}
     requests = {p: cell.request(p, **changes) for p in (p0, p1)}
-    requests |= {p2: cell.request(p2, gradients=spoiled, **changes), p3: cell.request(p3, gradients=None, tokens=0, **changes)}
+    requests |= {
+        p2: cell.request(p2, gradients=spoiled, **changes),
+        p3: cell.request(p3, gradients=None, tokens=0, **changes),
+    }
     outcomes = await cell.run_all(requests)
     assert all(bits(o.fresh, cell.expected([p0, p1])) for o in outcomes.values())
 
@@ -116,11 +128,15 @@ async def test_an_owner_killed_in_mid_round_leaves_its_finished_groups(cut, bits
         assert bits(outcome.fresh, cell.expected(cell.peers, done))
         assert set(outcome.failed) == {p2}
         assert set(outcome.missing) == owners.keys() - set(done)
-    second = await cell.run_all({p: cell.repair(p, [p0, p1], cell.owners([p0, p1])) for p in (p0, p1)})
+    second = await cell.run_all(
+        {p: cell.repair(p, [p0, p1], cell.owners([p0, p1])) for p in (p0, p1)}
+    )
     expected = cell.expected([p0, p1]) | cell.expected(cell.peers, done)
     assert all(bits(o.fresh, expected) for o in second.values())
     assert all(o.complete for o in second.values())
-    assert {n for p in (p0, p1) for step in cell.steps[p] for n in step} == owners.keys() - set(done)
+    assert {n for p in (p0, p1) for step in cell.steps[p] for n in step} == owners.keys() - set(
+        done
+    )
 
 
 async def test_a_member_that_stops_after_a_group_is_in_that_one_only(cut, bits):
@@ -130,7 +146,9 @@ async def test_a_member_that_stops_after_a_group_is_in_that_one_only(cut, bits):
     requests = {p: cell.request(p, owners=owners, deadline_s=300.0) for p in (p0, p1)}
     running = asyncio.ensure_future(cell.run_all(requests))
     groups = cell.request(p2, owners=owners).groups_of(p0, EACH)
-    exchanges = Exchanges(cell.transports[p2], p0, cell.request(p2, owners=owners, up="fp32"), True, 64)
+    exchanges = Exchanges(
+        cell.transports[p2], p0, cell.request(p2, owners=owners, up="fp32"), True, 64
+    )
     await exchanges.one(Errand(groups[0], groups[0].names), 300.0)
     cell.rounds[p0].gone(p2)
     outcomes = await asyncio.wait_for(running, 300)
@@ -156,13 +174,23 @@ async def test_a_step_that_fails_keeps_the_groups_before_it_and_is_repaired(cut,
     assert bits(bad.fresh, cell.expected(cell.peers, done))
     assert bits(good.fresh, cell.expected(cell.peers, list(good.fresh)))
     assert set(good.fresh) <= set(done)
-    assert not cell.rounds[p1]._owner._epochs[7].attempts[RoundId(7, 1, 0)].given, "what no step will take is let go"
-    repaired = await cell.run_all({p: cell.repair(p, cell.peers, dict.fromkeys(owners, p0)) for p in cell.peers})
+    assert not cell.rounds[p1]._owner._epochs[7].attempts[RoundId(7, 1, 0)].given, (
+        "what no step will take is let go"
+    )
+    repaired = await cell.run_all(
+        {p: cell.repair(p, cell.peers, dict.fromkeys(owners, p0)) for p in cell.peers}
+    )
     assert all(bits(o.fresh, cell.expected(cell.peers)) for o in repaired.values())
 
 
-async def test_what_was_given_to_an_attempt_is_let_go_when_the_next_one_begins(cell_of, bits, monkeypatch):
-    cell, came, tell = await cell_of(3, AveragingSettings(round_timeout_s=120.0)), asyncio.Event(), Owner._feed
+async def test_what_was_given_to_an_attempt_is_let_go_when_the_next_one_begins(
+    cell_of, bits, monkeypatch
+):
+    cell, came, tell = (
+        await cell_of(3, AveragingSettings(round_timeout_s=120.0)),
+        asyncio.Event(),
+        Owner._feed,
+    )
 
     def heard(owner, event):
         tell(owner, event)
@@ -172,7 +200,9 @@ async def test_what_was_given_to_an_attempt_is_let_go_when_the_next_one_begins(c
     monkeypatch.setattr(Owner, "_feed", heard)
     p0, p1, _ = cell.peers
     owners = dict.fromkeys(cell.owners(), p0)
-    first = asyncio.ensure_future(cell.run_all({p: cell.request(p, owners=owners) for p in (p0, p1)}))
+    first = asyncio.ensure_future(
+        cell.run_all({p: cell.request(p, owners=owners) for p in (p0, p1)})
+    )
     await asyncio.wait_for(came.wait(), 60)
     attempts = cell.rounds[p0]._owner._epochs[7].attempts
     assert attempts[RoundId(7, 1, 0)].given.keys() == {(0, p0), (0, p1)}
@@ -186,11 +216,18 @@ async def test_other_groups_are_refused_by_their_kind_and_nobody_is_blamed(cut):
     cell = await cut(2)
     p0, p1 = cell.peers
     request = cell.request(p1, owners=cell.owners([p0]), up="fp32")
-    running = asyncio.ensure_future(cell.run(cell.request(p0, owners=cell.owners([p0]), deadline_s=300.0), p0))
+    running = asyncio.ensure_future(
+        cell.run(cell.request(p0, owners=cell.owners([p0]), deadline_s=300.0), p0)
+    )
     exchanges = Exchanges(cell.transports[p1], p0, request, True, 64)
     (whole,) = request.groups_of(p0, 1 << 20)
     first, second, *_ = request.groups_of(p0, EACH)
-    for wrong in (whole, replace(first, index=1), replace(first, index=99), replace(second, digest=first.digest)):
+    for wrong in (
+        whole,
+        replace(first, index=1),
+        replace(first, index=99),
+        replace(second, digest=first.digest),
+    ):
         with pytest.raises(Unwelcome) as caught:
             await exchanges.one(Errand(wrong, wrong.names), 300.0)
         assert caught.value.kind is Kind.GROUPS
@@ -209,7 +246,9 @@ async def test_an_owner_that_stops_answering_after_a_group_ends_by_the_deadline(
     gates = Gates(cell.step_of(p1))
     running = asyncio.ensure_future(cell.rounds[p1].run(cell.request(p1, owners=owners), gates))
     gates.open(0)
-    outcome = await asyncio.wait_for(cell.run(cell.request(p0, owners=owners, deadline_s=3.0), p0), 300)
+    outcome = await asyncio.wait_for(
+        cell.run(cell.request(p0, owners=owners, deadline_s=3.0), p0), 300
+    )
     gates.open()
     await running
     assert outcome.failed == {p1: "gave no fresh parts in time"}
@@ -238,8 +277,9 @@ async def test_groups_go_up_in_order_though_a_later_one_is_encoded_first(cut, bi
 
 
 class Counted:
-    """Knows how many bytes of what an owner has read are still alive, of each part. The thread that read a contribution may let go of it
-    only when it gets the processor again, so whoever asks whether it is gone waits a while."""
+    """Knows how many bytes of what an owner has read are still alive, of each part. The thread that
+    read a contribution may let go of it only when it gets the processor again, so whoever asks
+    whether it is gone waits a while."""
 
     def __init__(self, monkeypatch):
         self.of, self.peak = Counter(), 0
@@ -277,7 +317,9 @@ async def test_an_owner_holds_no_more_than_its_window_of_every_member(cell_of, m
     for group_bytes in (each, 100 * each):
         monkeypatch.undo()
         counted = Counted(monkeypatch)
-        cell = await cell_of(3, AveragingSettings(round_timeout_s=120.0, group_bytes=group_bytes), chunk=4096)
+        cell = await cell_of(
+            3, AveragingSettings(round_timeout_s=120.0, group_bytes=group_bytes), chunk=4096
+        )
         p0 = cell.peers[0]
         changes = {
             "shapes": shapes,
@@ -303,7 +345,13 @@ async def test_an_owner_holds_no_more_than_its_window_of_every_member(cell_of, m
 
 @pytest.mark.parametrize(
     ("up", "down", "groups"),
-    [("fp32", "fp32", 8), ("fp16", "fp16", 4), ("int8", "int8", 3), ("int8", "fp32", 8), ("top-k", "top-k", 2)],
+    [
+        ("fp32", "fp32", 8),
+        ("fp16", "fp16", 4),
+        ("int8", "int8", 3),
+        ("int8", "fp32", 8),
+        ("top-k", "top-k", 2),
+    ],
 )
 async def test_groups_are_cut_by_what_travels_and_bounded_in_memory(cell_of, up, down, groups):
     cell = await cell_of(2)
@@ -311,7 +359,9 @@ async def test_groups_are_cut_by_what_travels_and_bounded_in_memory(cell_of, up,
     shapes = {f"p{i}": (1 << 10,) for i in range(8)}
     owners = dict.fromkeys(shapes, other)
     gradients = {n: torch.ones(s) for n, s in shapes.items()}
-    request = cell.request(mine, shapes=shapes, owners=owners, gradients=gradients, up=up, down=down)
+    request = cell.request(
+        mine, shapes=shapes, owners=owners, gradients=gradients, up=up, down=down
+    )
     found = request.groups_of(other, 4 << 10)
     assert len(found) == groups
     assert [n for g in found for n in g.names] == sorted(shapes)

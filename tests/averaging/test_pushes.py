@@ -1,4 +1,5 @@
-"""What a server makes of pushes: in whatever order they come, each is applied once and answered with what is there then."""
+"""What a server makes of pushes: in whatever order they come, each is applied once and answered
+with what is there then."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ BOUND = replace(HOGWILD, strategy="parameter-server", staleness=1)
 ONE = torch.ones(3)
 
 
-def push(here: Served, cell: int, delta: torch.Tensor | None, s: OuterSettings) -> tuple[Served, bool]:
+def push(
+    here: Served, cell: int, delta: torch.Tensor | None, s: OuterSettings
+) -> tuple[Served, bool]:
     return pushed_by(here, cell, delta, s.staleness, lambda value, by: pushed(value, by, s.lr))
 
 
@@ -37,7 +40,9 @@ def test_every_push_is_a_step_of_sgd_by_itself_without_momentum():
     assert applied == [True] * 4
     assert torch.equal(here.value, torch.full((3,), -2.0))
     assert (here.version, here.pulled) == (4, {0: 4, 1: 2, 2: 3})
-    assert torch.equal(served(replace(HOGWILD, momentum=0.5), 0, 1)[0].value, served(HOGWILD, 0, 1)[0].value)
+    assert torch.equal(
+        served(replace(HOGWILD, momentum=0.5), 0, 1)[0].value, served(HOGWILD, 0, 1)[0].value
+    )
 
 
 def test_a_push_older_than_the_bound_changes_nothing_and_is_a_pull():
@@ -48,9 +53,13 @@ def test_a_push_older_than_the_bound_changes_nothing_and_is_a_pull():
     assert here.version == 4
     assert torch.equal(here.value, torch.full((3,), -2.0))
     assert served(replace(BOUND, staleness=2), 0, 1, 2, 0)[1] == [True] * 4
-    assert served(replace(BOUND, staleness=0), 0, 0, 1, 1, 0)[1] == [True, True, True, True, False], (
-        "its own push is none of others"
-    )
+    assert served(replace(BOUND, staleness=0), 0, 0, 1, 1, 0)[1] == [
+        True,
+        True,
+        True,
+        True,
+        False,
+    ], "its own push is none of others"
 
 
 def test_who_only_pulls_is_as_young_as_can_be():
@@ -78,7 +87,9 @@ def test_nonsense_is_refused_and_nothing_moves():
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=40), st.integers(0, 6))
-def test_the_bound_is_on_others_pushes_since_the_last_pull(schedule: list[tuple[int, bool]], bound: int) -> None:
+def test_the_bound_is_on_others_pushes_since_the_last_pull(
+    schedule: list[tuple[int, bool]], bound: int
+) -> None:
     s, here = replace(BOUND, staleness=bound), Served(torch.zeros(1))
     since = dict.fromkeys(range(5), 0)
     known: set[int] = set()

@@ -43,7 +43,9 @@ def test_liars_that_are_few_accuse_nobody():
     assert set(quarantined({A: size(1), B: size(1), C: size(1e6)}, 10.0)) == {C}
     assert quarantined({A: size(1), B: size(1), C: size(1e-9)}, 10.0) == {}
     assert set(quarantined({A: size(1), B: size(1), C: size(1e6), D: size(1e6)}, 10.0)) == {C, D}
-    assert quarantined({A: size(0), B: size(0), C: size(1)}, 10.0) == {}, "against nothing, anything is large"
+    assert quarantined({A: size(0), B: size(0), C: size(1)}, 10.0) == {}, (
+        "against nothing, anything is large"
+    )
 
 
 def test_who_did_little_may_be_noisier():
@@ -63,7 +65,11 @@ def test_all_parts_of_the_owner_count_together():
 
 @settings(deadline=None)
 @given(
-    st.dictionaries(st.sampled_from("abcdefgh"), st.tuples(st.floats(0, 1e12), st.integers(1, 10**6)), min_size=1),
+    st.dictionaries(
+        st.sampled_from("abcdefgh"),
+        st.tuples(st.floats(0, 1e12), st.integers(1, 10**6)),
+        min_size=1,
+    ),
     st.floats(2, 100),
     st.booleans(),
 )
@@ -73,7 +79,9 @@ def test_somebody_is_always_left(said, factor, known):
     out = quarantined(sizes, factor, FEWEST_KNOWN, (P,), made)
     assert len(out) < len(sizes)
     assert out == quarantined(dict(reversed(sizes.items())), factor, FEWEST_KNOWN, (P,), made)
-    if len(sizes) != 2:  # of two, a louder one that did little may be within what is usual where the other is not
+    if (
+        len(sizes) != 2
+    ):  # of two, a louder one that did little may be within what is usual where the other is not
         assert min(sizes, key=lambda p: sizes[p].per_token) not in out
 
 
@@ -106,7 +114,9 @@ def test_the_trail_knows_parts_apart_and_forgets_the_old():
         made.note(epoch, (Q,), size(2.0))
     assert math.isclose(made.expected(20, (P, Q), 100), math.sqrt(5))
     assert made.expected(FEWEST_KNOWN, (P,), 100) == 1.0
-    assert made.expected(FEWEST_KNOWN - 1, (P,), 100) == 0.0, "an epoch begun anew is not measured by itself"
+    assert made.expected(FEWEST_KNOWN - 1, (P,), 100) == 0.0, (
+        "an epoch begun anew is not measured by itself"
+    )
     assert made.expected(WINDOW + 11, (P,), 100) == 1.0
     assert made.expected(WINDOW + 13, (P,), 100) == 0.0
     made.void(FEWEST_KNOWN - 1)

@@ -1,4 +1,5 @@
-"""A round with a quorum at its owner: when a group is stepped without the late, and what the late are given."""
+"""A round with a quorum at its owner: when a group is stepped without the late, and what the late
+are given."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def of(kind: type[K], actions: Sequence[object]) -> list[K]:
 def test_a_group_is_stepped_without_the_late_when_its_quorum_has_waited_long_enough() -> None:
     machine = RoundMachine()
     feed(machine, TWO, now=10.0)
-    assert of(Wake, feed(machine, began(1, B), now=10.0)) == [], "our own and nobody else's: one of two"
+    assert of(Wake, feed(machine, began(1, B), now=10.0)) == [], (
+        "our own and nobody else's: one of two"
+    )
     assert feed(machine, Uploaded(1), now=12.0) == [Wake(17.0)]
     assert feed(machine, Ticked(), now=16.9) == [], "said once"
     (step,) = of(Step, feed(machine, Ticked(), now=17.0))
@@ -47,7 +50,9 @@ def test_who_comes_within_the_grace_is_in_it_and_nobody_waits_longer_than_for_al
     assert step.contributors == (A, B, C)
     machine = RoundMachine()
     feed(machine, replace(TWO, contribute_by=(4.0,)), began(1, B), now=0.0)
-    assert feed(machine, Uploaded(1), now=2.0) == [Wake(4.0)], "a grace does not outlast the round's own patience"
+    assert feed(machine, Uploaded(1), now=2.0) == [Wake(4.0)], (
+        "a grace does not outlast the round's own patience"
+    )
     assert of(Step, feed(machine, Ticked(), now=4.0))
 
 
@@ -71,7 +76,9 @@ def test_every_group_has_a_grace_of_its_own(group: int) -> None:
     facts = replace(TWO, groups=groups, contribute_by=(100.0, 200.0))
     machine, names = RoundMachine(), ((P,), (Q,))
     feed(machine, facts, now=0.0)
-    actions = feed(machine, began(1, B, names=names[group], groups=groups, group=group), Uploaded(1), now=3.0)
+    actions = feed(
+        machine, began(1, B, names=names[group], groups=groups, group=group), Uploaded(1), now=3.0
+    )
     assert of(Wake, actions) == [Wake(8.0)]
     (step,) = of(Step, feed(machine, Ticked(), now=8.0))
     assert (step.group, step.names) == (group, names[group])
@@ -82,7 +89,11 @@ def test_a_grace_is_what_the_overlap_leaves_as_the_machine_of_quorums_has_it() -
     feed(machine, replace(TWO, spare_s=10.0), began(1, B), now=0.0)
     (wake,) = feed(machine, Uploaded(1), now=6.0)
     assert wake == Wake(6.0 + 0.8 * 4.0)
-    assert grace(5.0, 10.0, 6.0) == Quorum(2, 5.0, overlap=10, step_s=1.0).grace(6.0) == pytest.approx(3.2)
+    assert (
+        grace(5.0, 10.0, 6.0)
+        == Quorum(2, 5.0, overlap=10, step_s=1.0).grace(6.0)
+        == pytest.approx(3.2)
+    )
     assert grace(5.0, None, 6.0) == Quorum(2, 5.0).grace(6.0) == 5.0
     late = RoundMachine()
     feed(late, replace(TWO, spare_s=10.0), began(1, B), now=0.0)

@@ -34,7 +34,10 @@ def contribution(seed, scale=1.0):
 def gathered(contributions, claims=None, epoch=0):
     peers = [PeerId(f"p{i:02}") for i in range(len(contributions))]
     claims = claims or [4] * len(peers)
-    sums = {p: [Coded.of(t * c) for t in g] for p, g, c in zip(peers, contributions, claims, strict=True)}
+    sums = {
+        p: [Coded.of(t * c) for t in g]
+        for p, g, c in zip(peers, contributions, claims, strict=True)
+    }
     return Gathered(epoch, NAMES, dict(zip(peers, claims, strict=True)), sums)
 
 
@@ -43,7 +46,9 @@ def made_by(name, g, **changes):
 
 
 def rows(g):
-    return torch.stack([flat([t.whole() for t in g.gradients[p]], g.claims[p]) for p in sorted(g.claims)])
+    return torch.stack(
+        [flat([t.whole() for t in g.gradients[p]], g.claims[p]) for p in sorted(g.claims)]
+    )
 
 
 # Networks
@@ -71,7 +76,9 @@ def test_a_selection_leaves_the_wanted_ranks_in_their_place(count, data):
     row = data.draw(st.permutations(range(count)))
     lost = None
     for low, high, keep in selection(count, first, last):
-        small, large = sorted((row[low], row[high]), key=lambda v: (v is lost, v if v is not lost else 0))
+        small, large = sorted(
+            (row[low], row[high]), key=lambda v: (v is lost, v if v is not lost else 0)
+        )
         row[low], row[high] = small if keep & 1 else lost, large if keep & 2 else lost
     assert sorted(row[first : last + 1]) == list(range(first, last + 1))
 
@@ -92,7 +99,9 @@ def test_the_fast_one_gives_what_the_slow_one_gives(name, count):
     claims = [3 + 2 * i for i in range(count)]
     loud = [contribution(i, scale=20.0 if i == 1 else 1.0) for i in range(count)]
     g = gathered(loud, claims)
-    torch.testing.assert_close(flat(made_by(name, g).means, 1), TWINS[name](rows(g), claims), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        flat(made_by(name, g).means, 1), TWINS[name](rows(g), claims), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_centered_clip_starts_where_the_epoch_before_ended():
@@ -106,7 +115,9 @@ def test_centered_clip_starts_where_the_epoch_before_ended():
     center = twin(rows(gathered([contribution(i) for i in range(5)])), [4] * 5, iterations=1)
     alone = twin(rows(second), [4] * 5, iterations=1)
     got = flat(reducer.reduce(second).means, 1)
-    torch.testing.assert_close(got, twin(rows(second), [4] * 5, iterations=1, center=center), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        got, twin(rows(second), [4] * 5, iterations=1, center=center), rtol=1e-4, atol=1e-5
+    )
     assert not torch.allclose(got, alone, rtol=1e-3, atol=1e-3)
     skipped = flat(reducer.reduce(gathered(loud, epoch=9)).means, 1)
     torch.testing.assert_close(skipped, alone, rtol=1e-4, atol=1e-5)
@@ -123,7 +134,9 @@ def test_the_order_of_arrival_changes_no_bit(name, count, random):
     g = gathered([contribution(i) for i in range(count)], [2 + i for i in range(count)])
     peers = list(g.claims)
     random.shuffle(peers)
-    shuffled = Gathered(0, NAMES, {p: g.claims[p] for p in peers}, {p: g.gradients[p] for p in reversed(peers)})
+    shuffled = Gathered(
+        0, NAMES, {p: g.claims[p] for p in peers}, {p: g.gradients[p] for p in reversed(peers)}
+    )
     a, b = made_by(name, g), made_by(name, shuffled)
     assert all(torch.equal(x, y) for x, y in zip(a.means, b.means, strict=True))
     assert a.contributors == b.contributors == tuple(sorted(peers))
@@ -133,7 +146,9 @@ def test_the_order_of_arrival_changes_no_bit(name, count, random):
 @given(st.sampled_from(ALL), st.integers(3, 9), st.permutations(range(9)))
 def test_who_says_what_does_not_matter(name, count, order):
     order = [i for i in order if i < count]
-    plain = made_by(name, gathered([contribution(i) for i in range(count)], [2 + i for i in range(count)]))
+    plain = made_by(
+        name, gathered([contribution(i) for i in range(count)], [2 + i for i in range(count)])
+    )
     mixed = made_by(name, gathered([contribution(i) for i in order], [2 + i for i in order]))
     torch.testing.assert_close(flat(plain.means, 1), flat(mixed.means, 1), rtol=1e-4, atol=1e-6)
 
@@ -151,7 +166,9 @@ def test_all_things_scale_together(name, count, power):
 @pytest.mark.parametrize("count", [1, 2, 3, 6])
 def test_equal_inputs_come_out_as_they_are(name, count):
     g = gathered([contribution(5)] * count, [1 + 3 * i for i in range(count)])
-    torch.testing.assert_close(flat(made_by(name, g).means, 1), flat(contribution(5), 1), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        flat(made_by(name, g).means, 1), flat(contribution(5), 1), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_the_inputs_are_left_as_they_are():
@@ -179,14 +196,18 @@ def test_a_minority_cannot_leave_the_range_of_the_others(name, count, data):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from(["clipped-mean", "centered-clip"]), st.integers(3, 9), st.floats(-1e12, 1e12), st.sampled_from([1, 2, 5])
+    st.sampled_from(["clipped-mean", "centered-clip"]),
+    st.integers(3, 9),
+    st.floats(-1e12, 1e12),
+    st.sampled_from([1, 2, 5]),
 )
 def test_a_minority_moves_a_clipped_mean_no_further_than_the_radius(name, count, lie, iterations):
     liars = (count - 1) // 2
     honest = [contribution(i) for i in range(count - liars)]
     lies = [[t * lie for t in contribution(99)] for _ in range(liars)]
     got = length(flat(made_by(name, gathered(lies + honest), clip_iterations=iterations).means, 1))
-    # The median of the distances is an honest one; each iteration moves by at most the radius, and so does all of it.
+    # The median of the distances is an honest one; each iteration moves by at most the radius, and
+    # so does all of it.
     reach = sum(3.0**i for i in range(iterations if name == "centered-clip" else 1))
     assert got <= 2.0 * reach * max(length(flat(g, 1)) for g in honest) * 1.001
 
@@ -194,11 +215,13 @@ def test_a_minority_moves_a_clipped_mean_no_further_than_the_radius(name, count,
 def test_one_liar_of_nine_moves_a_centered_clip_hardly_at_all():
     honest = [[t + 1 for t in contribution(i, 0.1)] for i in range(8)]
     truth = torch.stack([flat(g, 1) for g in honest]).mean(0)
-    got = flat(made_by("centered-clip", gathered([*honest, [t * -1e6 for t in honest[0]]])).means, 1)
-    assert length(got - truth) < 0.5 * length(truth)
-    assert length(flat(made_by("mean", gathered([*honest, [t * -1e6 for t in honest[0]]])).means, 1) - truth) > 1e4 * length(
-        truth
+    got = flat(
+        made_by("centered-clip", gathered([*honest, [t * -1e6 for t in honest[0]]])).means, 1
     )
+    assert length(got - truth) < 0.5 * length(truth)
+    assert length(
+        flat(made_by("mean", gathered([*honest, [t * -1e6 for t in honest[0]]])).means, 1) - truth
+    ) > 1e4 * length(truth)
 
 
 @pytest.mark.parametrize("name", ROBUST)
@@ -222,6 +245,10 @@ def test_nothing_overflows_below_the_largest_norm_there_may_be():
     for name in ROBUST:
         g = gathered([contribution(i, 1e16) for i in range(5)])
         assert all(bool(torch.isfinite(t).all()) for t in made_by(name, g).means)
-        assert math.isfinite(length(flat(made_by(name, gathered([contribution(i, 1e-20) for i in range(5)])).means, 1)))
+        assert math.isfinite(
+            length(
+                flat(made_by(name, gathered([contribution(i, 1e-20) for i in range(5)])).means, 1)
+            )
+        )
     zero = gathered([[torch.zeros(s) for s in SHAPES]] * 4)
     assert all(not flat(made_by(name, zero).means, 1).any() for name in ALL)

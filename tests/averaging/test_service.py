@@ -31,14 +31,18 @@ async def test_everybody_holds_the_same_weighted_mean_step(cell_of, bits, count)
 async def test_the_wire_rounds_the_owners_own_gradients_too(cell_of, bits, reducer):
     results = []
     for shift in (0, 1):
-        cell = await cell_of(3, AveragingSettings(wire="bf16", round_timeout_s=10.0, reducer=reducer, clip=1.0))
+        cell = await cell_of(
+            3, AveragingSettings(wire="bf16", round_timeout_s=10.0, reducer=reducer, clip=1.0)
+        )
         owners = {n: cell.peers[(i + shift) % 3] for i, n in enumerate(sorted(cell.owners()))}
         outcomes = await cell.run_all({p: cell.request(p, owners=owners) for p in cell.peers})
         assert all(bits(o.fresh, outcomes[cell.peers[0]].fresh) for o in outcomes.values())
         results.append(outcomes[cell.peers[0]].fresh)
     assert bits(*results)
     exact = cell.expected(cell.peers)
-    assert reducer != "mean" or all(torch.allclose(results[0][n], exact[n], atol=1e-2) for n in exact)
+    assert reducer != "mean" or all(
+        torch.allclose(results[0][n], exact[n], atol=1e-2) for n in exact
+    )
     assert not bits(results[0], exact)
 
 
@@ -61,7 +65,9 @@ async def test_a_late_listener_and_a_late_duplicate_are_served_the_same_bytes(ce
     steps = {p: list(s) for p, s in cell.steps.items()}
     late = await cell.run(cell.request(p2, gradients=None, tokens=0, **changes), p2)
     assert bits(late.fresh, first[p0].fresh)
-    again = await cell.run_all({p: cell.request(p, round=RoundId(7, 1, 1), **changes) for p in (p0, p1)})
+    again = await cell.run_all(
+        {p: cell.request(p, round=RoundId(7, 1, 1), **changes) for p in (p0, p1)}
+    )
     assert bits(again[p1].fresh, first[p0].fresh)
     assert cell.steps == steps, "a part was stepped twice in its epoch"
 
@@ -82,7 +88,9 @@ async def test_a_member_dead_before_its_upload_is_left_out_at_the_deadline(cell_
     p0, p1, p2 = cell.peers
     await cell.net.kill(p2)
     owners = cell.owners([p0, p1])
-    outcomes = await cell.run_all({p: cell.request(p, owners=owners, deadline_s=5.0) for p in (p0, p1)})
+    outcomes = await cell.run_all(
+        {p: cell.request(p, owners=owners, deadline_s=5.0) for p in (p0, p1)}
+    )
     assert all(bits(o.fresh, cell.expected([p0, p1])) for o in outcomes.values())
     assert all(o.contributors == {p0, p1} for o in outcomes.values())
 
@@ -90,7 +98,9 @@ async def test_a_member_dead_before_its_upload_is_left_out_at_the_deadline(cell_
 async def test_a_member_told_dead_is_not_waited_for(cell_of, bits):
     cell = await cell_of(2)
     p0, p1 = cell.peers
-    running = asyncio.ensure_future(cell.run(cell.request(p0, owners=cell.owners([p0]), deadline_s=300.0), p0))
+    running = asyncio.ensure_future(
+        cell.run(cell.request(p0, owners=cell.owners([p0]), deadline_s=300.0), p0)
+    )
     while 7 not in cell.rounds[p0]._owner._epochs:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
     cell.rounds[p0].gone(p1)
@@ -102,7 +112,9 @@ async def test_an_owner_that_cannot_be_reached_is_not_waited_for_either(cell_of,
     cell = await cell_of(3)
     p0, p1, p2 = cell.peers
     await cell.net.kill(p2)
-    outcomes = await asyncio.wait_for(cell.run_all({p: cell.request(p, deadline_s=100.0) for p in (p0, p1)}), 20.0)
+    outcomes = await asyncio.wait_for(
+        cell.run_all({p: cell.request(p, deadline_s=100.0) for p in (p0, p1)}), 20.0
+    )
     assert all(p2 in o.failed for o in outcomes.values())
     names = [n for n, o in cell.owners().items() if o != p2]
     assert all(bits(o.fresh, cell.expected([p0, p1], names)) for o in outcomes.values())
@@ -220,8 +232,15 @@ async def test_what_others_gave_and_cannot_be_sent_back_fails_the_round_and_ends
     cell = await cell_of(2, AveragingSettings(round_timeout_s=10.0, max_gradient_norm=1e9))
     p0, p1 = cell.peers
     huge = {n: torch.full(s, 1e6) for n, s in SHAPES.items()}  # fit, and more than fp16 has
-    changes = {"owners": dict.fromkeys(SHAPES, p0), "summed": False, "down": "fp16", "gradients": huge}
-    mine, theirs = (cell.rounds[p].run(cell.request(p, **changes), lambda means: means) for p in (p0, p1))
+    changes = {
+        "owners": dict.fromkeys(SHAPES, p0),
+        "summed": False,
+        "down": "fp16",
+        "gradients": huge,
+    }
+    mine, theirs = (
+        cell.rounds[p].run(cell.request(p, **changes), lambda means: means) for p in (p0, p1)
+    )
     for outcome in await asyncio.gather(mine, theirs):
         assert "the owner's step failed" in outcome.failed[p0]
         assert "not finite" in outcome.failed[p0]
@@ -230,11 +249,15 @@ async def test_what_others_gave_and_cannot_be_sent_back_fails_the_round_and_ends
 
 @pytest.mark.parametrize("codec", ["fp32", "fp16", "int8"])
 async def test_without_a_step_the_means_are_the_result_to_the_bit(cell_of, bits, codec):
-    """The same contributions through a step that changes nothing, and without one: what is rounded and sent on the way is the same."""
+    """The same contributions through a step that changes nothing, and without one: what is rounded
+    and sent on the way is the same."""
     results = []
     for step in (None, lambda means: means):
         cell = await cell_of(3)
-        rounds = [cell.rounds[p].run(cell.request(p, summed=False, up=codec, down=codec), step) for p in cell.peers]
+        rounds = [
+            cell.rounds[p].run(cell.request(p, summed=False, up=codec, down=codec), step)
+            for p in cell.peers
+        ]
         outcomes = await asyncio.gather(*rounds)
         assert all(o.complete and bits(o.fresh, outcomes[0].fresh) for o in outcomes)
         assert not any(
@@ -262,7 +285,12 @@ async def test_requests_that_contradict_themselves_are_ours_to_fix(cell_of, grad
     cell = await cell_of(2)
     p0, p1 = cell.peers
     wrong = grads(p0) | {"a.weight": torch.zeros(4, 6)}
-    for changes in ({"members": (p1,)}, {"owners": {"a.weight": p0}}, {"gradients": wrong}, {"members": (p0,)}):
+    for changes in (
+        {"members": (p1,)},
+        {"owners": {"a.weight": p0}},
+        {"gradients": wrong},
+        {"members": (p0,)},
+    ):
         with pytest.raises(ValueError, match="member|owner|gradients|round"):
             await cell.run(cell.request(p0, **changes), p0)
 
@@ -287,10 +315,14 @@ async def test_an_epoch_the_swarm_went_back_to_is_averaged_anew(cell_of, bits):
         cell.rounds[peer].forget(9)
         cell.rounds[peer].void(7)
     twice = {p: {n: 2 * g for n, g in cell.request(p).gradients.items()} for p in cell.peers}
-    outcomes = await cell.run_all({p: cell.request(p, round=RoundId(7, 2, 0), gradients=twice[p]) for p in cell.peers})
+    outcomes = await cell.run_all(
+        {p: cell.request(p, round=RoundId(7, 2, 0), gradients=twice[p]) for p in cell.peers}
+    )
     assert all(o.complete and not o.failed for o in outcomes.values())
     assert bits(outcomes[p0].fresh, outcomes[p1].fresh)
-    assert not bits(outcomes[p0].fresh, cell.expected(cell.peers)), "what was stepped before does not count"
+    assert not bits(outcomes[p0].fresh, cell.expected(cell.peers)), (
+        "what was stepped before does not count"
+    )
 
 
 async def test_a_forgotten_epoch_is_refused(cell_of):

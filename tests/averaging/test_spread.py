@@ -1,4 +1,5 @@
-"""The distance between cells, told from sketches of their parameters: close to the true one, and of nothing else."""
+"""The distance between cells, told from sketches of their parameters: close to the true one, and of
+nothing else."""
 
 from __future__ import annotations
 
@@ -89,7 +90,12 @@ def test_a_sketch_comes_back_from_the_wire_and_nonsense_does_not() -> None:
     told = sketch(vector(1, 500))
     assert unpacked(packed(told)) == told
     assert unpacked(packed(())) == ()
-    for raw in (packed(told)[:-4], packed(told) + b"1234", packed((math.inf,) * WIDTH), packed((math.nan,) * WIDTH)):
+    for raw in (
+        packed(told)[:-4],
+        packed(told) + b"1234",
+        packed((math.inf,) * WIDTH),
+        packed((math.nan,) * WIDTH),
+    ):
         with pytest.raises(WireError):
             unpacked(raw)
 

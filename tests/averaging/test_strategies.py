@@ -54,7 +54,7 @@ def everybody(count: int) -> np.ndarray:
     return np.ones(count, bool)
 
 
-# ---------------------------------------------------------------------------------------------- pure functions
+# ------------------------------------------------------------ pure functions
 
 
 @pytest.mark.parametrize("strategy", ALL.values(), ids=ALL)
@@ -70,7 +70,9 @@ def test_a_meeting_is_a_function_of_members_round_and_seed(strategy, count: int)
 @pytest.mark.parametrize("strategy", ALL.values(), ids=ALL)
 @given(st.integers(2, 16), st.integers(0, 40), st.data())
 @settings(max_examples=15, deadline=None)
-def test_nobody_meets_twice_and_the_absent_keep_their_values(strategy, count: int, number: int, data) -> None:
+def test_nobody_meets_twice_and_the_absent_keep_their_values(
+    strategy, count: int, number: int, data
+) -> None:
     alive = np.array(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)))
     meeting, values = strategy.meet(count, number, 1), values_of(count)
     matrix = mixing(meeting, alive)
@@ -87,7 +89,8 @@ def test_nobody_meets_twice_and_the_absent_keep_their_values(strategy, count: in
 
 
 def test_the_dice_are_the_same_on_every_machine() -> None:
-    """Words of Philox and a stable sort; numpy promises the first, and these numbers were written down."""
+    """Words of Philox and a stable sort; numpy promises the first, and these numbers were written
+    down."""
     assert dice(1, "a", 2).random_raw(2).tolist() == [9057045604928955888, 9014286728687812316]
     assert order(6, 1, "x").tolist() == [1, 0, 2, 3, 4, 5]
     assert sorted(order(1000, 7).tolist()) == list(range(1000))
@@ -119,12 +122,14 @@ def test_neighbours_agree_on_who_sends_to_whom() -> None:
         neighbours_of(Pairs(), members, 0, 0, members[0])
 
 
-# ---------------------------------------------------------------------------------------------- Moshpit
+# ------------------------------------------------------------ Moshpit
 
 
 @pytest.mark.parametrize(("length", "axes"), [(4, 2), (4, 3), (8, 3), (32, 2), (2, 6)])
 @pytest.mark.parametrize("begin", [0, 1])
-def test_a_full_grid_averages_exactly_in_as_many_rounds_as_axes(length: int, axes: int, begin: int) -> None:
+def test_a_full_grid_averages_exactly_in_as_many_rounds_as_axes(
+    length: int, axes: int, begin: int
+) -> None:
     count = length**axes
     values, strategy = values_of(count), Moshpit((length,) * axes)
     mean = values.mean()
@@ -181,9 +186,17 @@ def test_indices_are_different_and_agreed() -> None:
 
 @pytest.mark.parametrize(
     ("count", "longest", "shape"),
-    [(512, (32, 32), (16, 32)), (900, (32, 32), (30, 30)), (1024, (32, 32), (32, 32)), (12, (4, 4), (3, 4)), (64, (4, 4, 4), (4, 4, 4))],
-)  # fmt: skip
-def test_a_grid_is_packed_full_where_it_can_be(count: int, longest: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    [
+        (512, (32, 32), (16, 32)),
+        (900, (32, 32), (30, 30)),
+        (1024, (32, 32), (32, 32)),
+        (12, (4, 4), (3, 4)),
+        (64, (4, 4, 4), (4, 4, 4)),
+    ],
+)
+def test_a_grid_is_packed_full_where_it_can_be(
+    count: int, longest: tuple[int, ...], shape: tuple[int, ...]
+) -> None:
     assert pack(count, longest) == shape
 
 
@@ -200,7 +213,7 @@ def test_a_grid_that_is_too_small_is_refused() -> None:
         Moshpit((4, 4)).meet(17, 0, 0)
 
 
-# ---------------------------------------------------------------------------------------------- contraction
+# ------------------------------------------------------------ contraction
 
 
 def contraction(strategy, count: int, rounds: int = 16, width: int = 2000) -> float:
@@ -216,7 +229,9 @@ def contraction(strategy, count: int, rounds: int = 16, width: int = 2000) -> fl
 @pytest.mark.parametrize(("count", "size"), [(12, 4), (16, 4), (64, 8), (60, 13)])
 def test_random_groups_contract_by_r_minus_1_over_n_minus_1(count: int, size: int) -> None:
     groups = count // size
-    assert contraction(RandomGroups(size), count) == pytest.approx((groups - 1) / (count - 1), rel=0.01)
+    assert contraction(RandomGroups(size), count) == pytest.approx(
+        (groups - 1) / (count - 1), rel=0.01
+    )
 
 
 @pytest.mark.parametrize("count", [4, 16, 64])
@@ -239,7 +254,7 @@ def test_a_ring_contracts_by_its_second_eigenvalue() -> None:
     assert second == pytest.approx((1 + 2 * math.cos(2 * math.pi / 16)) / 3)
 
 
-# ---------------------------------------------------------------------------------------------- push-sum
+# ------------------------------------------------------------ push-sum
 
 
 @pytest.mark.parametrize("bits", [1, 3, 6, 9])
@@ -257,7 +272,9 @@ class Line:
 
     def __init__(self, count: int, seed: int) -> None:
         self.dice = np.random.default_rng(seed)
-        self.members = {p: Mass(p, Fraction(i * i, 7), Fraction(1)) for i, p in enumerate(peers_of(count))}
+        self.members = {
+            p: Mass(p, Fraction(i * i, 7), Fraction(1)) for i, p in enumerate(peers_of(count))
+        }
         self.late: list[tuple[PeerId, object]] = []
 
     def total(self) -> tuple[Fraction, Fraction]:
@@ -308,7 +325,8 @@ def test_push_sum_conserves_mass_under_loss_repetition_and_delay(loss: float) ->
 
 
 def test_without_making_good_what_was_lost_mass_is_gone() -> None:
-    """The fault that cumulative parcels repair: the same loss, with every parcel taken for itself."""
+    """The fault that cumulative parcels repair: the same loss, with every parcel taken for
+    itself."""
     weight, matrix = np.ones(8), np.random.default_rng(0)
     for number in range(60):
         kept, edges = weight / 2, Exponential().meet(8, number, 0)
@@ -336,7 +354,7 @@ def test_mass_works_on_tensors_and_refuses_nonsense() -> None:
             a.send(targets)
 
 
-# ---------------------------------------------------------------------------------------------- servers
+# ------------------------------------------------------------ servers
 
 
 def test_a_parameter_server_is_a_butterfly_with_all_shares_at_one_owner() -> None:

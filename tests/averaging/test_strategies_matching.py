@@ -1,4 +1,5 @@
-"""Matching through the directory: machines in virtual time, over lines with delays, losses and members that die."""
+"""Matching through the directory: machines in virtual time, over lines with delays, losses and
+members that die."""
 
 from __future__ import annotations
 
@@ -15,10 +16,18 @@ from node.core.ids import PeerId
 
 
 class Net:
-    """Members under one key. A message takes ``trip`` seconds, the directory as long; who is dead is noticed after ``dead_s``."""
+    """Members under one key. A message takes ``trip`` seconds, the directory as long; who is dead
+    is noticed after ``dead_s``."""
 
     def __init__(
-        self, count: int, most: int, seed: int = 0, *, deadline: float = 30.0, expected: int = 0, trip: float = 0.05
+        self,
+        count: int,
+        most: int,
+        seed: int = 0,
+        *,
+        deadline: float = 30.0,
+        expected: int = 0,
+        trip: float = 0.05,
     ) -> None:
         self.dice = np.random.default_rng(seed)
         self.peers = [PeerId(f"p{i:02}") for i in range(count)]
@@ -65,7 +74,9 @@ class Net:
                 if isinstance(action, Met):  # the first: later ones leave out who was lost since
                     self.met.setdefault(me, action.members)
 
-    def run(self, begins: dict[PeerId, float] | None = None, kills: dict[PeerId, float] | None = None) -> None:
+    def run(
+        self, begins: dict[PeerId, float] | None = None, kills: dict[PeerId, float] | None = None
+    ) -> None:
         for peer in self.peers:
             self.at((begins or {}).get(peer, 0.0), peer, m.Begin())
         kills = dict(kills or {})
@@ -130,7 +141,14 @@ def test_more_than_fit_make_several_groups() -> None:
 def test_whoever_comes_dies_or_is_late_groups_do_not_overlap(seed: int) -> None:
     dice = np.random.default_rng(seed)
     count, most = int(dice.integers(2, 18)), int(dice.integers(2, 9))
-    net = Net(count, most, seed, deadline=20.0, expected=int(dice.choice([0, count])), trip=float(dice.choice([0.01, 0.2])))
+    net = Net(
+        count,
+        most,
+        seed,
+        deadline=20.0,
+        expected=int(dice.choice([0, count])),
+        trip=float(dice.choice([0.01, 0.2])),
+    )
     begins = {p: float(dice.random() * dice.choice([0.0, 1.0, 5.0])) for p in net.peers}
     kills = {p: float(dice.random() * 3) for p in net.peers if dice.random() < 0.15}
     net.run(begins, kills)
@@ -183,10 +201,14 @@ def test_members_who_did_not_declare_themselves_are_looked_for_and_then_not_beli
         mine.handle(m.Seen(frozenset((lead,))), 0.1)
         assert mine.handle(m.Told(lead, (lead, me, other)), 0.2) == [m.Look()]
         for look in range(3):
-            actions = mine.handle(m.Seen(frozenset((lead, other)) if found else frozenset((lead,))), 0.3 + look)
+            actions = mine.handle(
+                m.Seen(frozenset((lead, other)) if found else frozenset((lead,))), 0.3 + look
+            )
             if mine.done:
                 break
-        assert actions == ([Met((lead, *sorted((me, other), key=mine._rank)))] if found else [mine.done])
+        assert actions == (
+            [Met((lead, *sorted((me, other), key=mine._rank)))] if found else [mine.done]
+        )
         assert isinstance(mine.done, Met) is found
 
 
@@ -203,10 +225,15 @@ def test_a_leader_hands_its_followers_to_a_better_one() -> None:
     lead, me, other = order_of("a", "b", "c")
     mine = machine(me)
     assert m.Take(other) in mine.handle(m.Asked(other), 0.1)
-    assert mine.handle(m.Seen(frozenset((lead, other))), 0.2) == [m.Refuse(other, lead), m.Ask(lead)]
+    assert mine.handle(m.Seen(frozenset((lead, other))), 0.2) == [
+        m.Refuse(other, lead),
+        m.Ask(lead),
+    ]
     mine.handle(m.Lost(lead), 0.3)
     assert mine.leading
-    assert isinstance(mine.handle(m.Ticked(), 10.0)[0], Alone)  # with nobody: those it handed over went elsewhere
+    assert isinstance(
+        mine.handle(m.Ticked(), 10.0)[0], Alone
+    )  # with nobody: those it handed over went elsewhere
 
 
 def test_at_the_deadline_a_leader_closes_with_whom_it_has_and_others_give_up() -> None:

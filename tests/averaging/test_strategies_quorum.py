@@ -17,7 +17,9 @@ def test_it_closes_at_once_when_everybody_is_in() -> None:
     assert q.handle(Reported(A, 0, 100), 1.0) == []
     assert q.handle(Reported(B, 0, 100), 2.0) == [Wake(32.0)]
     q.handle(Reported(C, 0, 100), 3.0)
-    assert q.handle(Reported(D, 0, 300), 4.0) == [Merge(0, {A: 1 / 6, B: 1 / 6, C: 1 / 6, D: 0.5}, frozenset())]
+    assert q.handle(Reported(D, 0, 300), 4.0) == [
+        Merge(0, {A: 1 / 6, B: 1 / 6, C: 1 / 6, D: 0.5}, frozenset())
+    ]
     assert q.round == 1
 
 

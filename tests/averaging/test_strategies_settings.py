@@ -23,20 +23,29 @@ HELD: dict[str, tuple[OuterSettings, object]] = {
     "diloco": (DILOCO, Butterfly()),
     "diloco in int8": (replace(DILOCO, codec="int8"), Butterfly()),
     "diloco in top-k": (replace(DILOCO, codec="top-k", feedback=True), Butterfly()),
-    "diloco over moshpit": (OuterSettings("moshpit", "state", 100, "nesterov", grid=(8, 8)), Moshpit((8, 8))),
+    "diloco over moshpit": (
+        OuterSettings("moshpit", "state", 100, "nesterov", grid=(8, 8)),
+        Moshpit((8, 8)),
+    ),
     "streaming": (replace(DILOCO, fragments=5, overlap=5, mixing=0.5, codec="int4"), Butterfly()),
     "quorum": (replace(DILOCO, quorum=3, grace_s=10.0), Butterfly()),
     "robust": (replace(DILOCO, reducer="median"), Butterfly()),
     "server": (OuterSettings("parameter-server", "gradients", shards=2), ParameterServer(2)),
     "stale": (OuterSettings("parameter-server", "gradients", staleness=4), Stale(4)),
     "hogwild": (OuterSettings("hogwild", "gradients"), Hogwild()),
-}  # fmt: skip
+}
 REFUSED: dict[str, tuple[OuterSettings, str]] = {
     "parameters in int8": (OuterSettings(codec="int8"), "rounded again in every round"),
     "parameters in bf16": (OuterSettings("gossip", codec="bf16"), "rounded again in every round"),
-    "state in fp16": (OuterSettings("gossip", "state", 9, "sgd", codec="fp16"), "rounded again in every round"),
+    "state in fp16": (
+        OuterSettings("gossip", "state", 9, "sgd", codec="fp16"),
+        "rounded again in every round",
+    ),
     "gradients over gossip": (OuterSettings("gossip", "gradients"), "nothing pulls them together"),
-    "gradients over a grid": (OuterSettings("moshpit", "gradients", grid=(4, 4)), "nothing pulls them together"),
+    "gradients over a grid": (
+        OuterSettings("moshpit", "gradients", grid=(4, 4)),
+        "nothing pulls them together",
+    ),
     "old gradients": (OuterSettings(carries="gradients", every=2), "in the epoch they are of"),
     "deltas over gossip": (replace(DILOCO, strategy="gossip"), "anchors differ"),
     "deltas over push-sum": (replace(DILOCO, strategy="push-sum"), "anchors differ"),
@@ -48,12 +57,21 @@ REFUSED: dict[str, tuple[OuterSettings, str]] = {
     "top-k bare": (replace(DILOCO, codec="top-k"), "leaves most numbers out"),
     "nothing to feed back": (replace(DILOCO, feedback=True), "nothing that could be fed back"),
     "robust pairs": (OuterSettings("gossip", reducer="median"), "who is wrong"),
-    "robust narrow grid": (OuterSettings("moshpit", grid=(2, 8), reducer="trimmed-mean"), "who is wrong"),
+    "robust narrow grid": (
+        OuterSettings("moshpit", grid=(2, 8), reducer="trimmed-mean"),
+        "who is wrong",
+    ),
     "robust pushes": (OuterSettings("hogwild", "gradients", reducer="median"), "comes alone"),
     "clipped parameters": (OuterSettings(reducer="clipped-mean"), "far less than parameters"),
-    "clipped state": (replace(DILOCO, strategy="moshpit", grid=(3, 3), carries="state", reducer="centered-clip"), "far less than state"),
+    "clipped state": (
+        replace(DILOCO, strategy="moshpit", grid=(3, 3), carries="state", reducer="centered-clip"),
+        "far less than state",
+    ),
     "no reducer": (replace(DILOCO, reducer="krum"), "'krum'"),
-    "robust top-k": (replace(DILOCO, codec="top-k", feedback=True, reducer="median"), "contributions to a number are 0"),
+    "robust top-k": (
+        replace(DILOCO, codec="top-k", feedback=True, reducer="median"),
+        "contributions to a number are 0",
+    ),
     "no grid": (OuterSettings("moshpit"), "grid"),
     "thin grid": (OuterSettings("moshpit", grid=(1, 8)), "grid"),
     "a grid for gossip": (OuterSettings("gossip", grid=(4, 4)), "for moshpit"),
@@ -65,15 +83,21 @@ REFUSED: dict[str, tuple[OuterSettings, str]] = {
     "mixing for nothing": (replace(DILOCO, mixing=0.5), "none is"),
     "streamed parameters": (OuterSettings(every=10, fragments=5), "not parameters"),
     "quorum of gradients": (OuterSettings(carries="gradients", quorum=2), "taken late"),
-    "quorum without a barrier": (replace(DILOCO, strategy="hogwild", optimizer="sgd", quorum=2), "waits for nobody"),
-    "streaming without a barrier": (replace(DILOCO, strategy="hogwild", optimizer="sgd", fragments=5), "no common epoch"),
+    "quorum without a barrier": (
+        replace(DILOCO, strategy="hogwild", optimizer="sgd", quorum=2),
+        "waits for nobody",
+    ),
+    "streaming without a barrier": (
+        replace(DILOCO, strategy="hogwild", optimizer="sgd", fragments=5),
+        "no common epoch",
+    ),
     "unknown strategy": (OuterSettings("ringo"), "ringo"),
     "unknown codec": (OuterSettings(codec="int2"), "int2"),
     "never": (OuterSettings(every=-1), "every"),
     "no rate": (replace(DILOCO, lr=0.0), "lr"),
     "momentum of one": (replace(DILOCO, momentum=1.0), "momentum"),
     "endless grace": (replace(DILOCO, quorum=1, grace_s=float("inf")), "grace_s"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HELD)
@@ -111,5 +135,6 @@ def test_people_are_told_what_is_averaged_when() -> None:
     streamed = replace(DILOCO, every=20, fragments=4, overlap=2, quorum=3)
     assert (
         streamed.says
-        == "butterfly of one of 4 fragments of deltas after every 5 epochs, sent 2 epochs before, closed by a quorum of 3"
+        == "butterfly of one of 4 fragments of deltas after every 5 epochs, sent 2 epochs before, "
+        "closed by a quorum of 3"
     )

@@ -48,23 +48,34 @@ def test_what_is_no_whole_number_is_no_claim(claim):
         weights({A: 5, B: claim}, PLAN, 200)
 
 
-CLAIMS = st.dictionaries(st.sampled_from([A, B, C]), st.sampled_from([-1, 0, 1, 39, 60, 101, 200, 10**9, 2**64]), min_size=1)
+CLAIMS = st.dictionaries(
+    st.sampled_from([A, B, C]),
+    st.sampled_from([-1, 0, 1, 39, 60, 101, 200, 10**9, 2**64]),
+    min_size=1,
+)
 
 
 @settings(deadline=None)
-@given(CLAIMS, st.dictionaries(st.sampled_from([A, B, C]), st.integers(0, 100)), st.integers(0, 300))
+@given(
+    CLAIMS, st.dictionaries(st.sampled_from([A, B, C]), st.integers(0, 100)), st.integers(0, 300)
+)
 def test_a_weight_is_within_the_claim_and_within_what_is_left(claims, allowed, total):
     got = weights(claims, allowed, total)
     assert got == weights(dict(reversed(claims.items())), allowed, total)
     assert all(0 <= got[p] <= max(0, claims[p]) for p in claims)
     if allowed and total:
         assert all(got[p] <= allowed.get(p, 0) + total for p in claims)
-        assert any(got.values()) == any(c > 0 for c in claims.values()), "somebody always weighs something"
+        assert any(got.values()) == any(c > 0 for c in claims.values()), (
+            "somebody always weighs something"
+        )
 
 
 def gathered(claims, allowed, total):
     generator = torch.Generator().manual_seed(1)
-    sums = {p: [Coded.of(torch.randn(40, generator=generator) * max(1, min(t, 100)))] for p, t in claims.items()}
+    sums = {
+        p: [Coded.of(torch.randn(40, generator=generator) * max(1, min(t, 100)))]
+        for p, t in claims.items()
+    }
     return Gathered(0, ("x",), claims, sums, allowed, total)
 
 

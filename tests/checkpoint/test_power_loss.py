@@ -1,4 +1,5 @@
-"""A power cut after every single call a checkpoint makes: the loader finds the old one, the new one, whole."""
+"""A power cut after every single call a checkpoint makes: the loader finds the old one, the new
+one, whole."""
 
 from __future__ import annotations
 
@@ -23,14 +24,16 @@ class PowerCut(BaseException):
 class FailingDisk(Disk):
     """Loses power before call number ``until``, and with it whatever was not flushed.
 
-    A file that was written and not flushed may hold anything afterwards: it is cut to half. A name that was given
-    and whose directory was not flushed may be there or not: ``forgetful`` decides.
+    A file that was written and not flushed may hold anything afterwards: it is cut to half. A name
+    that was given and whose directory was not flushed may be there or not: ``forgetful`` decides.
     """
 
     def __init__(self, until: int, forgetful: bool) -> None:
         self.until, self.forgetful, self.calls = until, forgetful, 0
         self.dirty: dict[tuple[int, int], Path] = {}
-        self.unsaid: list[tuple[Path, Path | None, Path | None]] = []  # (directory, new name, old name)
+        self.unsaid: list[
+            tuple[Path, Path | None, Path | None]
+        ] = []  # (directory, new name, old name)
 
     def _tick(self) -> None:
         if self.calls == self.until:
@@ -70,9 +73,13 @@ class FailingDisk(Disk):
         super().rename(old, new, at)
         here = self._path(at)
         self.unsaid = [
-            (d.parent / new if d == here / old else d, *self._moved(e, here / old, here / new)) for d, *e in self.unsaid
+            (d.parent / new if d == here / old else d, *self._moved(e, here / old, here / new))
+            for d, *e in self.unsaid
         ]
-        self.dirty = {key: here / new / p.name if p.parent == here / old else p for key, p in self.dirty.items()}
+        self.dirty = {
+            key: here / new / p.name if p.parent == here / old else p
+            for key, p in self.dirty.items()
+        }
         self.unsaid.append((here, here / new, here / old))
 
     @staticmethod
@@ -111,7 +118,9 @@ def tensors(value: float) -> dict[str, torch.Tensor]:
 
 def save(root: Path, epoch: int, value: float, disk: Disk | None = None) -> None:
     optimizer = {"a.weight": {"momentum": torch.full((50,), -value)}}
-    CheckpointStore(root, KEEP, "run", disk=disk).save(1, epoch, tensors(value), optimizer, {"value": value})
+    CheckpointStore(root, KEEP, "run", disk=disk).save(
+        1, epoch, tensors(value), optimizer, {"value": value}
+    )
 
 
 def whole(root: Path, epoch: int) -> float:
@@ -145,7 +154,8 @@ def test_every_prefix_of_a_first_save(tmp_path: Path, forgetful: bool) -> None:
 
 @pytest.mark.parametrize("forgetful", [True, False])
 def test_every_prefix_of_a_save_that_also_prunes(tmp_path: Path, forgetful: bool) -> None:
-    """Epochs 1 and 2 are there, 3 is written, 1 is pruned: 2 is always whole, and 3 once it is named."""
+    """Epochs 1 and 2 are there, 3 is written, 1 is pruned: 2 is always whole, and 3 once it is
+    named."""
     outcomes = set()
     for until in range(200):
         root, disk = tmp_path / str(until), FailingDisk(until, forgetful)
@@ -170,7 +180,8 @@ def test_every_prefix_of_a_save_that_also_prunes(tmp_path: Path, forgetful: bool
 
 @pytest.mark.parametrize("forgetful", [True, False])
 def test_every_prefix_of_replacing_an_epoch(tmp_path: Path, forgetful: bool) -> None:
-    """A branch that was given up leaves the same epoch with other contents: one of the two is always there."""
+    """A branch that was given up leaves the same epoch with other contents: one of the two is
+    always there."""
     outcomes = set()
     for until in range(200):
         root, disk = tmp_path / str(until), FailingDisk(until, forgetful)

@@ -44,7 +44,10 @@ class Held:
     """A provider: epoch -> tensors, the last one newest; counts how often it is asked."""
 
     def __init__(
-        self, epochs: Mapping[int, Mapping[str, torch.Tensor]], kind: StateKind = StateKind.PARAMETERS, lineage: str = ""
+        self,
+        epochs: Mapping[int, Mapping[str, torch.Tensor]],
+        kind: StateKind = StateKind.PARAMETERS,
+        lineage: str = "",
     ) -> None:
         self.epochs, self.kind, self.lineage, self.asked = dict(epochs), kind, lineage, 0
 
@@ -53,13 +56,22 @@ class Held:
     ) -> tuple[Version, Mapping[str, torch.Tensor]] | None:
         self.asked += 1
         epoch = max(self.epochs) if epoch is None else epoch
-        if stage != 1 or kind != self.kind or epoch not in self.epochs or lineage not in ("", self.lineage):
+        if (
+            stage != 1
+            or kind != self.kind
+            or epoch not in self.epochs
+            or lineage not in ("", self.lineage)
+        ):
             return None
         return Version(epoch, self.lineage), self.epochs[epoch]
 
     def listing(self, stage: int, kind: StateKind) -> Mapping[str, Version]:
         names = {key.rpartition("/")[0] for key in self.epochs[max(self.epochs)]}
-        return dict.fromkeys(names, Version(max(self.epochs), self.lineage)) if (stage, kind) == (1, self.kind) else {}
+        return (
+            dict.fromkeys(names, Version(max(self.epochs), self.lineage))
+            if (stage, kind) == (1, self.kind)
+            else {}
+        )
 
 
 class Liar(StateService):
@@ -68,13 +80,19 @@ class Liar(StateService):
     def describes(self, manifest: state_pb2.StateManifest) -> state_pb2.StateManifest:
         return manifest
 
-    def sends(self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk) -> state_pb2.StateChunk | None:
+    def sends(
+        self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk
+    ) -> state_pb2.StateChunk | None:
         return chunk
 
-    async def Describe(self, request: state_pb2.DescribeRequest, context: Any) -> state_pb2.StateManifest:
+    async def Describe(
+        self, request: state_pb2.DescribeRequest, context: Any
+    ) -> state_pb2.StateManifest:
         return self.describes(await super().Describe(request, context))
 
-    async def Fetch(self, request: state_pb2.FetchRequest, context: Any) -> AsyncIterator[state_pb2.StateChunk]:
+    async def Fetch(
+        self, request: state_pb2.FetchRequest, context: Any
+    ) -> AsyncIterator[state_pb2.StateChunk]:
         async for chunk in super().Fetch(request, context):
             if (spoilt := self.sends(request, chunk)) is not None:
                 yield spoilt
@@ -86,7 +104,9 @@ class Swarm:
         self.me = self.net.transport(ME)
         self.services: dict[PeerId, StateService] = {}
 
-    async def donor(self, name: str, held: Held, made: type[StateService] = StateService, **more: Any) -> PeerId:
+    async def donor(
+        self, name: str, held: Held, made: type[StateService] = StateService, **more: Any
+    ) -> PeerId:
         transport = self.net.transport(name)
         self.services[PeerId(name)] = made(transport, held, more.pop("settings", SETTINGS), **more)
         await transport.start()
@@ -94,7 +114,15 @@ class Swarm:
 
     async def fetch(self, donors: list[PeerId], epoch: int | None = 3, **more: Any) -> Any:
         more = {"settings": SETTINGS, "patience": QUICK, **more}
-        return await fetch(self.me, donors, 1, more.pop("kind", "parameters"), epoch, more.pop("shapes", SHAPES), **more)
+        return await fetch(
+            self.me,
+            donors,
+            1,
+            more.pop("kind", "parameters"),
+            epoch,
+            more.pop("shapes", SHAPES),
+            **more,
+        )
 
     def blamed(self) -> set[PeerId]:
         return {peer for peer, _, weight in self.me.faults if weight >= 1}
@@ -122,12 +150,18 @@ def same(got: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) 
 async def test_state_comes_from_all_donors_and_is_exact(swarm: Swarm) -> None:
     donors = [await swarm.donor(f"donor{i}", Held({3: values()})) for i in range(3)]
     told: list[tuple[int, int, float, PeerId]] = []
-    snapshot = await swarm.fetch(donors, expected_digest=digest(values()), progress=lambda *a: told.append(a))
+    snapshot = await swarm.fetch(
+        donors, expected_digest=digest(values()), progress=lambda *a: told.append(a)
+    )
     assert same(snapshot.tensors, values())
     assert (snapshot.epoch, snapshot.digest) == (3, digest(values()))
     total = sum(t.numel() for t in values().values()) * 4
     assert set(snapshot.sources) == set(donors)
-    assert sum(snapshot.sources.values()) == total == sum(s.bytes_given[ME] for s in swarm.services.values())
+    assert (
+        sum(snapshot.sources.values())
+        == total
+        == sum(s.bytes_given[ME] for s in swarm.services.values())
+    )
     assert told[-1][:2] == (total, total)
     assert [a[0] for a in told] == sorted(a[0] for a in told)
     assert all(rate > 0 and donor in donors for _, _, rate, donor in told)
@@ -135,9 +169,15 @@ async def test_state_comes_from_all_donors_and_is_exact(swarm: Swarm) -> None:
 
 
 async def test_optimizer_state_of_the_parts_that_are_asked(swarm: Swarm) -> None:
-    state = {"a/momentum": torch.randn(4, 4), "a/step": torch.tensor(12), "b/momentum": torch.randn(2)}
+    state = {
+        "a/momentum": torch.randn(4, 4),
+        "a/step": torch.tensor(12),
+        "b/momentum": torch.randn(2),
+    }
     donor = await swarm.donor("owner", Held({3: state}, StateKind.OPTIMIZER))
-    snapshot = await swarm.fetch([donor], kind=StateKind.OPTIMIZER, shapes={"a/momentum": (4, 4), "a/step": ()})
+    snapshot = await swarm.fetch(
+        [donor], kind=StateKind.OPTIMIZER, shapes={"a/momentum": (4, 4), "a/step": ()}
+    )
     assert torch.equal(snapshot.tensors["a/momentum"], state["a/momentum"])
     assert snapshot.tensors["a/step"] == 12
     with pytest.raises(NoDonor, match="not all of these"):
@@ -154,7 +194,8 @@ async def test_the_newest_epoch_most_donors_agree_on(swarm: Swarm) -> None:
 
 
 async def test_training_goes_on_while_a_joiner_reads(swarm: Swarm) -> None:
-    """The donor's parameters are replaced between two requests; the joiner still gets the epoch it asked for."""
+    """The donor's parameters are replaced between two requests; the joiner still gets the epoch it
+    asked for."""
     held = Held({3: values()})
     donor = await swarm.donor("donor", held)
 
@@ -193,7 +234,9 @@ async def test_a_silent_donor_costs_only_patience(swarm: Swarm) -> None:
 
 async def test_a_donor_that_goes_silent_while_sending(swarm: Swarm) -> None:
     class Stalls(Liar):
-        async def Fetch(self, request: state_pb2.FetchRequest, context: Any) -> AsyncIterator[state_pb2.StateChunk]:
+        async def Fetch(
+            self, request: state_pb2.FetchRequest, context: Any
+        ) -> AsyncIterator[state_pb2.StateChunk]:
             async for chunk in super().Fetch(request, context):
                 if request.offset:
                     await asyncio.Event().wait()
@@ -201,7 +244,9 @@ async def test_a_donor_that_goes_silent_while_sending(swarm: Swarm) -> None:
 
     stalled = await swarm.donor("stalls", Held({3: values()}), Stalls)
     good = await swarm.donor("good", Held({3: values()}))
-    snapshot = await swarm.fetch([stalled, good], patience=Patience(describe_s=60, stall_s=4, tries=1))
+    snapshot = await swarm.fetch(
+        [stalled, good], patience=Patience(describe_s=60, stall_s=4, tries=1)
+    )
     assert same(snapshot.tensors, values())
     assert swarm.blamed() == set()
 
@@ -219,35 +264,49 @@ async def test_nobody_left_is_said_with_reasons(swarm: Swarm) -> None:
 
 
 class SpoilsBytes(Liar):
-    def sends(self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk) -> state_pb2.StateChunk | None:
+    def sends(
+        self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk
+    ) -> state_pb2.StateChunk | None:
         chunk.data = bytes([chunk.data[0] ^ 1]) + chunk.data[1:]
         return chunk
 
 
 class SendsTooMuch(Liar):
-    def sends(self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk) -> state_pb2.StateChunk | None:
+    def sends(
+        self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk
+    ) -> state_pb2.StateChunk | None:
         chunk.data += b"x"
         return chunk
 
 
 class SendsElsewhere(Liar):
-    def sends(self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk) -> state_pb2.StateChunk | None:
+    def sends(
+        self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk
+    ) -> state_pb2.StateChunk | None:
         chunk.offset += 4
         return chunk
 
 
 class SendsNothing(Liar):
-    def sends(self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk) -> state_pb2.StateChunk | None:
+    def sends(
+        self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk
+    ) -> state_pb2.StateChunk | None:
         return None
 
 
 class SendsEmpty(Liar):
-    def sends(self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk) -> state_pb2.StateChunk | None:
+    def sends(
+        self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk
+    ) -> state_pb2.StateChunk | None:
         return state_pb2.StateChunk(offset=chunk.offset)
 
 
-@pytest.mark.parametrize("lie", [SpoilsBytes, SendsTooMuch, SendsElsewhere, SendsNothing, SendsEmpty])
-async def test_a_donor_that_sends_garbage_is_counted_and_replaced(swarm: Swarm, lie: type[Liar]) -> None:
+@pytest.mark.parametrize(
+    "lie", [SpoilsBytes, SendsTooMuch, SendsElsewhere, SendsNothing, SendsEmpty]
+)
+async def test_a_donor_that_sends_garbage_is_counted_and_replaced(
+    swarm: Swarm, lie: type[Liar]
+) -> None:
     liar = await swarm.donor("liar", Held({3: values()}), lie)
     with pytest.raises(NoDonor):
         await swarm.fetch([liar])
@@ -297,7 +356,9 @@ class OtherEpoch(Liar):
 
 
 @pytest.mark.parametrize("lie", [Bomb, HalfPrecision, Extra, Twice, PathHash, OtherEpoch])
-async def test_a_false_description_is_refused_before_a_byte(swarm: Swarm, lie: type[Liar], tmp_path: Path) -> None:
+async def test_a_false_description_is_refused_before_a_byte(
+    swarm: Swarm, lie: type[Liar], tmp_path: Path
+) -> None:
     liar = await swarm.donor("liar", Held({3: values()}), lie)
     good = await swarm.donor("good", Held({3: values()}))
     snapshot = await swarm.fetch([liar, good], partial=Partial(tmp_path / "partial"))
@@ -314,14 +375,17 @@ async def test_another_state_than_the_swarm_agreed_on_is_refused(swarm: Swarm) -
 
 
 class ClaimsTheDigest(Liar):
-    """Describes poisoned tensors under the true digest: every tensor hashes as it says, the whole does not."""
+    """Describes poisoned tensors under the true digest: every tensor hashes as it says, the whole
+    does not."""
 
     def describes(self, manifest: state_pb2.StateManifest) -> state_pb2.StateManifest:
         manifest.digest = digest(values())
         return manifest
 
 
-async def test_a_majority_that_lies_about_the_parts_is_found_by_the_whole(swarm: Swarm, tmp_path: Path) -> None:
+async def test_a_majority_that_lies_about_the_parts_is_found_by_the_whole(
+    swarm: Swarm, tmp_path: Path
+) -> None:
     poisoned = {**values(), "norm": torch.zeros(7)}
     liars = [await swarm.donor(f"liar{i}", Held({3: poisoned}), ClaimsTheDigest) for i in range(2)]
     good = await swarm.donor("good", Held({3: values()}))
@@ -334,7 +398,9 @@ async def test_a_majority_that_lies_about_the_parts_is_found_by_the_whole(swarm:
 
 async def test_one_spoiler_among_many_is_found_even_when_tensors_are_mixed(swarm: Swarm) -> None:
     class SpoilsThenFails(SpoilsBytes):
-        def sends(self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk) -> state_pb2.StateChunk | None:
+        def sends(
+            self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk
+        ) -> state_pb2.StateChunk | None:
             if request.offset:
                 raise RuntimeError("broken on purpose")
             return super().sends(request, chunk)
@@ -349,18 +415,29 @@ async def test_one_spoiler_among_many_is_found_even_when_tensors_are_mixed(swarm
 # Going on where it stopped.
 
 
-async def test_verified_tensors_survive_a_broken_donor_and_a_restart(swarm: Swarm, tmp_path: Path) -> None:
+async def test_verified_tensors_survive_a_broken_donor_and_a_restart(
+    swarm: Swarm, tmp_path: Path
+) -> None:
     class Breaks(Liar):
-        def sends(self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk) -> state_pb2.StateChunk | None:
+        def sends(
+            self, request: state_pb2.FetchRequest, chunk: state_pb2.StateChunk
+        ) -> state_pb2.StateChunk | None:
             if request.name == "norm":
                 raise RuntimeError("broken on purpose")
             return chunk
 
-    breaks, one_by_one = await swarm.donor("breaks", Held({3: values()}), Breaks), CheckpointSettings(fetch_parallel=1)
+    breaks, one_by_one = (
+        await swarm.donor("breaks", Held({3: values()}), Breaks),
+        CheckpointSettings(fetch_parallel=1),
+    )
     with pytest.raises(NoDonor):
         await swarm.fetch([breaks], partial=Partial(tmp_path / "state"), settings=one_by_one)
-    large = [t for n, t in values().items() if n.endswith(".weight")]  # largest first, so these are done
-    assert set(files(tmp_path / "state")) == {hashlib.sha256(t.numpy().tobytes()).hexdigest() + ".tensor" for t in large}
+    large = [
+        t for n, t in values().items() if n.endswith(".weight")
+    ]  # largest first, so these are done
+    assert set(files(tmp_path / "state")) == {
+        hashlib.sha256(t.numpy().tobytes()).hexdigest() + ".tensor" for t in large
+    }
 
     good = await swarm.donor("good", Held({3: values()}))
     told: list[int] = []
@@ -423,7 +500,9 @@ async def test_a_snapshot_nobody_reads_gives_way_when_all_places_are_taken(swarm
     donor = await swarm.donor("donor", held, clock=clock, pins=Pins(limit=2, idle_s=60))
     pins = swarm.services[donor].pins
     for epoch in range(1, 8):
-        assert (await swarm.fetch([donor], epoch=epoch)).epoch == epoch, "epochs that follow each other every 3 s"
+        assert (await swarm.fetch([donor], epoch=epoch)).epoch == epoch, (
+            "epochs that follow each other every 3 s"
+        )
         clock.advance(3)
     assert len(pins) == 2
     for key in list(pins._pins):
@@ -446,7 +525,14 @@ async def test_requests_outside_what_is_held_get_a_status(swarm: Swarm) -> None:
 
     async def ask(**fields: Any) -> str:
         request = state_pb2.FetchRequest(
-            **{"stage": 1, "kind": state_pb2.PARAMETERS, "epoch": 3, "name": "norm", "length": 28, **fields}
+            **{
+                "stage": 1,
+                "kind": state_pb2.PARAMETERS,
+                "epoch": 3,
+                "name": "norm",
+                "length": 28,
+                **fields,
+            }
         )
         try:
             return str(sum([len(c.data) async for c in stub.Fetch(request, timeout=5)]))
@@ -454,23 +540,38 @@ async def test_requests_outside_what_is_held_get_a_status(swarm: Swarm) -> None:
             return e.code().name  # type: ignore[attr-defined]
 
     assert await ask() == "NOT_FOUND", "not described yet"
-    await stub.Describe(state_pb2.DescribeRequest(stage=1, kind=state_pb2.PARAMETERS, any_epoch=True), timeout=5)
+    await stub.Describe(
+        state_pb2.DescribeRequest(stage=1, kind=state_pb2.PARAMETERS, any_epoch=True), timeout=5
+    )
     assert await ask() == "28"
     assert await ask(offset=4, length=24) == "24"
     assert await ask(offset=4) == "INVALID_ARGUMENT"
     assert await ask(length=0) == "INVALID_ARGUMENT"
     assert await ask(offset=2**63, length=2**63) == "INVALID_ARGUMENT"
     assert await ask(length=2**64 - 1) == "INVALID_ARGUMENT"
-    for wrong in ({"name": "x"}, {"stage": 2}, {"epoch": 4}, {"kind": 2}, {"kind": 0}, {"kind": 99}):
+    for wrong in (
+        {"name": "x"},
+        {"stage": 2},
+        {"epoch": 4},
+        {"kind": 2},
+        {"kind": 0},
+        {"kind": 99},
+    ):
         assert await ask(**wrong) == "NOT_FOUND"
 
 
 async def test_more_streams_than_one_joiner_may_open_are_refused(swarm: Swarm) -> None:
     donor = await swarm.donor("donor", Held({3: values()}), settings=CheckpointSettings(max_up=1.0))
     stub = state_pb2_grpc.StateStub(await swarm.me.channel(donor))
-    await stub.Describe(state_pb2.DescribeRequest(stage=1, kind=state_pb2.PARAMETERS, epoch=3), timeout=5)
-    request = state_pb2.FetchRequest(stage=1, kind=state_pb2.PARAMETERS, epoch=3, name="norm", length=28)
-    calls = [stub.Fetch(request, timeout=20) for _ in range(18)]  # one goes at once, the others are held open by the rate limit
+    await stub.Describe(
+        state_pb2.DescribeRequest(stage=1, kind=state_pb2.PARAMETERS, epoch=3), timeout=5
+    )
+    request = state_pb2.FetchRequest(
+        stage=1, kind=state_pb2.PARAMETERS, epoch=3, name="norm", length=28
+    )
+    calls = [
+        stub.Fetch(request, timeout=20) for _ in range(18)
+    ]  # one goes at once, the others are held open by the rate limit
     codes = [asyncio.ensure_future(call.code()) for call in calls]
     done, _ = await asyncio.wait(codes, timeout=10, return_when=asyncio.FIRST_COMPLETED)
     first = [code for code in done if code.result().name != "OK"]
@@ -523,12 +624,16 @@ async def test_a_wrong_history_counts_against_the_donor(swarm: Swarm, lie: type[
 
 
 async def test_what_is_kept_of_parts_is_listed(swarm: Swarm) -> None:
-    held = Held({3: {"a/momentum": torch.ones(2), "b/momentum": torch.ones(3)}}, StateKind.SPARE, HERE)
+    held = Held(
+        {3: {"a/momentum": torch.ones(2), "b/momentum": torch.ones(3)}}, StateKind.SPARE, HERE
+    )
     donor = await swarm.donor("donor", held)
     stub = state_pb2_grpc.StateStub(await swarm.me.channel(donor))
     found = await stub.List(state_pb2.ListRequest(stage=1, kind=state_pb2.SPARE), timeout=5)
     assert [(p.name, p.epoch, p.lineage) for p in found.parts] == [("a", 3, HERE), ("b", 3, HERE)]
-    assert not (await stub.List(state_pb2.ListRequest(stage=2, kind=state_pb2.SPARE), timeout=5)).parts
+    assert not (
+        await stub.List(state_pb2.ListRequest(stage=2, kind=state_pb2.SPARE), timeout=5)
+    ).parts
     assert len(swarm.services[donor].pins) == 0, "a list holds nothing still"
     for kind in (state_pb2.PARAMETERS, state_pb2.KIND_UNSPECIFIED):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -549,13 +654,22 @@ async def test_spares_that_came_later_can_be_had_beside_those_held_still(swarm: 
 
 async def test_what_went_out_whole_is_told(swarm: Swarm) -> None:
     told: list[tuple[StateKind, Version, str]] = []
-    donor = await swarm.donor("donor", Held({3: values()}, lineage=HERE), on_served=lambda *a: told.append(a))
+    donor = await swarm.donor(
+        "donor", Held({3: values()}, lineage=HERE), on_served=lambda *a: told.append(a)
+    )
     stub = state_pb2_grpc.StateStub(await swarm.me.channel(donor))
-    await stub.Describe(state_pb2.DescribeRequest(stage=1, kind=state_pb2.PARAMETERS, epoch=3), timeout=5)
+    await stub.Describe(
+        state_pb2.DescribeRequest(stage=1, kind=state_pb2.PARAMETERS, epoch=3), timeout=5
+    )
 
     async def take(offset: int, length: int) -> None:
         request = state_pb2.FetchRequest(
-            stage=1, kind=state_pb2.PARAMETERS, epoch=3, name="layer.0.weight", offset=offset, length=length
+            stage=1,
+            kind=state_pb2.PARAMETERS,
+            epoch=3,
+            name="layer.0.weight",
+            offset=offset,
+            length=length,
         )
         async for _ in stub.Fetch(request, timeout=5):
             pass
@@ -570,7 +684,9 @@ async def test_no_request_begins_while_the_gate_is_shut(swarm: Swarm) -> None:
     donor = await swarm.donor("donor", Held({3: values()}))
     gate = asyncio.Event()
     asked = asyncio.Event()
-    swarm.services[donor]._provider.describe = _telling(asked, swarm.services[donor]._provider.describe)  # type: ignore[method-assign]
+    swarm.services[donor]._provider.describe = _telling(
+        asked, swarm.services[donor]._provider.describe
+    )  # type: ignore[method-assign]
     going = asyncio.ensure_future(swarm.fetch([donor], gate=gate))
     await asked.wait()
     for _ in range(3):
@@ -588,7 +704,9 @@ def _telling(event: asyncio.Event, call: Any) -> Any:
     return told
 
 
-async def test_a_broken_fetch_asks_for_the_same_version_again_and_drops_pieces_of_others(swarm: Swarm, tmp_path: Path) -> None:
+async def test_a_broken_fetch_asks_for_the_same_version_again_and_drops_pieces_of_others(
+    swarm: Swarm, tmp_path: Path
+) -> None:
     held = Held({3: values()}, lineage=HERE)
     donor = await swarm.donor("donor", held)
     partial = Partial(tmp_path / "in")
@@ -610,4 +728,6 @@ async def test_a_broken_fetch_asks_for_the_same_version_again_and_drops_pieces_o
         await swarm.fetch([gone], epoch=None, partial=partial)
     assert files(tmp_path / "in") == [], "also when nothing comes of it"
     partial.version = Version(2, HERE)
-    assert (await swarm.fetch([donor], epoch=None, partial=partial)).version == Version(4, HERE), "what nobody has is let go"
+    assert (await swarm.fetch([donor], epoch=None, partial=partial)).version == Version(4, HERE), (
+        "what nobody has is let go"
+    )

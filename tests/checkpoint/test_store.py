@@ -23,7 +23,9 @@ from node.wire.tensors import digest
 RUN = "ab" * 32
 
 
-def state(seed: int) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, torch.Tensor]], dict[str, object]]:
+def state(
+    seed: int,
+) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, torch.Tensor]], dict[str, object]]:
     g = torch.Generator().manual_seed(seed)
     parameters = {
         "model.layers.0.mlp.up_proj.weight": torch.randn(8, 5, generator=g),
@@ -32,12 +34,18 @@ def state(seed: int) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, torch
         "scalar": torch.tensor(float(seed)),
         "empty": torch.empty(0, 3),
     }
-    optimizer = {"model.norm.weight": {"momentum": torch.randn(5, generator=g), "step": torch.tensor(seed)}}
+    optimizer = {
+        "model.norm.weight": {"momentum": torch.randn(5, generator=g), "step": torch.tensor(seed)}
+    }
     return parameters, optimizer, {"sampler": {"position": seed, "back": [1, 2]}, "loss": 2.5}
 
 
-def store_in(root: Path, keep: int = 3, said: list[str] | None = None, run: str = RUN) -> CheckpointStore:
-    return CheckpointStore(root, CheckpointSettings(keep=keep), run, tell=(said if said is not None else []).append)
+def store_in(
+    root: Path, keep: int = 3, said: list[str] | None = None, run: str = RUN
+) -> CheckpointStore:
+    return CheckpointStore(
+        root, CheckpointSettings(keep=keep), run, tell=(said if said is not None else []).append
+    )
 
 
 def names(root: Path, stage: int = 1) -> set[str]:
@@ -56,15 +64,22 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     for name, tensor in parameters.items():
         assert found.parameters[name].dtype == tensor.dtype
         assert torch.equal(found.parameters[name], tensor)
-    assert torch.equal(found.optimizer["model.norm.weight"]["momentum"], optimizer["model.norm.weight"]["momentum"])
+    assert torch.equal(
+        found.optimizer["model.norm.weight"]["momentum"], optimizer["model.norm.weight"]["momentum"]
+    )
     assert found.optimizer["model.norm.weight"]["step"].dtype == torch.int64
 
 
 def test_files_are_safetensors_that_others_can_read_and_only_the_owner_may(tmp_path: Path) -> None:
     parameters, optimizer, meta = state(1)
     path = store_in(tmp_path).save(1, 20, parameters, optimizer, meta)
-    assert torch.equal(load_file(path / "parameters.safetensors")["transposed"], parameters["transposed"])
-    assert set(load_file(path / "optimizer.safetensors")) == {"model.norm.weight/momentum", "model.norm.weight/step"}
+    assert torch.equal(
+        load_file(path / "parameters.safetensors")["transposed"], parameters["transposed"]
+    )
+    assert set(load_file(path / "optimizer.safetensors")) == {
+        "model.norm.weight/momentum",
+        "model.norm.weight/step",
+    }
     assert {os.stat(path / n).st_mode & 0o777 for n in os.listdir(path)} == {0o600}
 
 
@@ -249,14 +264,18 @@ def test_a_linked_directory_is_not_followed(tmp_path: Path) -> None:
     store = store_in(tmp_path / "mine")
     store_in(tmp_path / "theirs").save(1, 3, *state(3))
     store.save(1, 1, *state(1))
-    (tmp_path / "mine" / "stage-1" / "epoch-3").symlink_to(tmp_path / "theirs" / "stage-1" / "epoch-3")
+    (tmp_path / "mine" / "stage-1" / "epoch-3").symlink_to(
+        tmp_path / "theirs" / "stage-1" / "epoch-3"
+    )
     assert store.epochs(1) == [1]
     (tmp_path / "mine" / "stage-2").symlink_to(tmp_path / "theirs" / "stage-1")
     with pytest.raises(LocalFault):
         store.save(2, 1, *state(1))
 
 
-def test_a_header_bomb_never_reaches_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_header_bomb_never_reaches_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from node.checkpoint import tensorfile
 
     def never(*args: object, **kwargs: object) -> None:
@@ -276,7 +295,10 @@ def test_a_header_bomb_never_reaches_the_library(tmp_path: Path, monkeypatch: py
         os.close(fd)
 
 
-@pytest.mark.parametrize("name", ["../../etc/passwd", "a..b", "/abs", "a/b/c", "", "a\nb", "x" * 300, "__metadata__/../x"])
+@pytest.mark.parametrize(
+    "name",
+    ["../../etc/passwd", "a..b", "/abs", "a/b/c", "", "a\nb", "x" * 300, "__metadata__/../x"],
+)
 def test_names_that_look_like_paths_are_refused(tmp_path: Path, name: str) -> None:
     store = store_in(tmp_path)
     with pytest.raises(ValueError, match="not a tensor name"):
@@ -291,7 +313,9 @@ def test_values_that_cannot_be_kept_leave_nothing_behind(tmp_path: Path) -> None
     with pytest.raises(ValueError, match="not JSON"):
         store.save(1, 1, {"w": torch.ones(1)}, {}, {"object": object()})
     with pytest.raises(ValueError, match="complex"):
-        store.save(1, 1, {"w": torch.ones(1)}, {"w": {"m": torch.ones(1, dtype=torch.complex64)}}, {})
+        store.save(
+            1, 1, {"w": torch.ones(1)}, {"w": {"m": torch.ones(1, dtype=torch.complex64)}}, {}
+        )
     with pytest.raises(ValueError, match="stage -1"):
         store.save(-1, 1, {"w": torch.ones(1)}, {}, {})
     assert names(tmp_path) == set()
@@ -310,7 +334,8 @@ def test_unfinished_work_of_a_crash_is_cleared_and_told(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_says_so_and_costs_nothing_old(tmp_path: Path) -> None:
-    """A file size limit stops the write in the middle, as a full disk does, whoever runs the tests."""
+    """A file size limit stops the write in the middle, as a full disk does, whoever runs the
+    tests."""
     script = (
         "import resource, signal, sys, torch\n"
         "from node.checkpoint.store import CheckpointStore\n"
@@ -323,18 +348,28 @@ def test_a_full_disk_says_so_and_costs_nothing_old(tmp_path: Path) -> None:
         "try:\n"
         "    store.save(1, 2, {'w': torch.ones(100_000)}, {}, {})\n"
         "except OutOfResources as e:\n"
-        "    print(int(e.code), bool(e.next_step), store.epochs(1), float(store.load(1, 1).parameters['w'].sum()))\n"
+        "    print(int(e.code), bool(e.next_step), store.epochs(1), float(store.load(1, "
+        "1).parameters['w'].sum()))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.stdout.strip() == "7 True [1] 1000.0", done.stderr
     assert names(tmp_path) == {"epoch-1"}
 
 
-@pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE") or not hasattr(signal, "SIGXFSZ"), reason="no file size limits")
+@pytest.mark.skipif(
+    not hasattr(resource, "RLIMIT_FSIZE") or not hasattr(signal, "SIGXFSZ"),
+    reason="no file size limits",
+)
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_any_write_may_find_the_disk_full(tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_write_may_find_the_disk_full(
+    tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from node.checkpoint.files import Disk
 
     class Full(Disk):
@@ -363,7 +398,15 @@ def test_a_manifest_that_hashes_but_means_nothing_is_refused(tmp_path: Path) -> 
     store = store_in(tmp_path)
     path = store.save(1, 2, *state(2)) / "manifest.json"
     good = json.loads(path.read_text())["checkpoint"]
-    for change in ({"format": 2}, {"epoch": True}, {"epoch": -1}, {"digest": "x"}, {"files": []}, {"meta": 1}, {"files": {}}):
+    for change in (
+        {"format": 2},
+        {"epoch": True},
+        {"epoch": -1},
+        {"digest": "x"},
+        {"files": []},
+        {"meta": 1},
+        {"files": {}},
+    ):
         body = {**good, **change}
         path.write_text(json.dumps({"checkpoint": body, "sha256": manifest._hash(body)}))
         with pytest.raises(Refused):

@@ -32,8 +32,11 @@ class Shown:
 
 
 @pytest.fixture
-def tutti(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Shown]:
-    """Run a command line in its own home, without a terminal. In this process: starting Python each time takes longer.
+def tutti(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Shown]:
+    """Run a command line in its own home, without a terminal. In this process: starting Python each
+    time takes longer.
 
     Nobody is asked over the network before joining: what asks cannot be loaded beside hivemind."""
     for name in [n for n in os.environ if n.startswith("TUTTI_")]:
@@ -60,7 +63,9 @@ def daemon(home: Path) -> Iterator[CannedWindow]:
 
     async def serve() -> None:
         window = CannedWindow()
-        service = ControlService(window, NodeConfig.load({"home": str(home)}, {}).prepare_control_socket())
+        service = ControlService(
+            window, NodeConfig.load({"home": str(home)}, {}).prepare_control_socket()
+        )
         await service.start()
         made.append((window, asyncio.get_running_loop()))
         ready.set()

@@ -1,4 +1,5 @@
-"""What the command line says when something is wrong can be followed, and its help shows all that it was given."""
+"""What the command line says when something is wrong can be followed, and its help shows all that
+it was given."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from node.identity.keys import Identity
 from node.manifest import Manifest
 
 
-def verbs(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+def verbs(
+    command: click.Command, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     if isinstance(command, click.Group):
         for name, inner in command.commands.items():
             yield from verbs(inner, (*path, name))
@@ -48,7 +51,9 @@ def test_help_of_schedule_keeps_its_brackets(tutti):
 
 def test_the_verbs_stand_under_their_headings(tutti):
     shown = tutti("-h").stdout
-    headings = [line for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    headings = [
+        line for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")
+    ]
     assert headings == ["Options:", "Run:", "Watch:", "Swarm owner:", "Model:", "About:"]
     assert "Traceback" not in shown
 
@@ -137,7 +142,9 @@ def test_an_owner_is_not_sent_to_the_owner(tutti, home):
         assert "tutti swarm init --from FILE" in shown.stderr
     assert tutti("swarm", "init", "--from", "mine.toml").returncode == 0  # as it was told
     others = home.parent / "others.toml"
-    others.write_bytes(Manifest.default_demo().sign(Identity.ephemeral()).replace(b"epochs = 120", b"epochs = 121"))
+    others.write_bytes(
+        Manifest.default_demo().sign(Identity.ephemeral()).replace(b"epochs = 120", b"epochs = 121")
+    )
     assert "ask the owner" in tutti("swarm", "validate", "others.toml").stderr
 
 
@@ -179,5 +186,7 @@ def test_the_example_of_the_manual_can_be_read(home):
     for text in examples:
         (home / "config.toml").write_text(text)
         NodeConfig.load({"home": home}, {})
-        rooms = {key: value for key, value in tomllib.loads(text).items() if isinstance(value, dict)}
+        rooms = {
+            key: value for key, value in tomllib.loads(text).items() if isinstance(value, dict)
+        }
         assert all(f"{room}.{key}" in KNOWN for room, table in rooms.items() for key in table)

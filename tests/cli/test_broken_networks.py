@@ -57,7 +57,10 @@ def test_an_invite_that_works(lab: BrokenLab) -> None:
     assert [f["ok"] for f in found["findings"]] == [True, True]
     assert found["verdict"]["code"] == 0
     assert abs(found["machine"]["clock_s"]) < 60
-    assert found["machine"]["routes"] == {"ipv4": lab.net["joiner"].address, "ipv6": lab.net["joiner"].address6}
+    assert found["machine"]["routes"] == {
+        "ipv4": lab.net["joiner"].address,
+        "ipv6": lab.net["joiner"].address6,
+    }
 
 
 def test_quic_carries_a_joiner_where_tcp_is_dropped(lab: BrokenLab) -> None:

@@ -25,20 +25,29 @@ ADDRESS = "/ip4/127.0.0.1/tcp/1/p2p/"
 def test_the_command_starts_without_the_heavy_libraries():
     code = (
         "import sys, cli; code = cli.main(['version']); "
-        "heavy = {'torch', 'hivemind', 'libp2p', 'numpy', 'textual', 'grpc'} & set(sys.modules); assert not heavy, heavy"
+        "heavy = {'torch', 'hivemind', 'libp2p', 'numpy', 'textual', 'grpc'} & set(sys.modules); "
+        "assert not heavy, heavy"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_talking_to_a_daemon_loads_nothing_heavy_either(home, daemon):
     code = (
         "import sys, cli, os; code = cli.main(['status']); "
-        "heavy = {'torch', 'hivemind', 'libp2p', 'textual'} & set(sys.modules); assert not heavy, heavy; sys.exit(code)"
+        "heavy = {'torch', 'hivemind', 'libp2p', 'textual'} & set(sys.modules); assert not heavy, "
+        "heavy; sys.exit(code)"
     )
     home = {"TUTTI_HOME": os.fspath(home)}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60, env={**os.environ, **home}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+        env={**os.environ, **home},
     )
     assert done.returncode == 0, done.stderr
 
@@ -50,14 +59,19 @@ def test_version_says_what_pyproject_says(tutti):
     assert tutti("version").stdout.startswith(f"tutti {VERSION}")
 
 
-@pytest.mark.parametrize("words", [("-h",), ("start", "-h"), ("swarm", "-h"), ("swarm", "init", "--help")])
+@pytest.mark.parametrize(
+    "words", [("-h",), ("start", "-h"), ("swarm", "-h"), ("swarm", "init", "--help")]
+)
 def test_help_is_help(tutti, words):
     shown = tutti(*words)
     assert shown.returncode == 0
     assert "Usage: tutti" in shown.stdout
 
 
-@pytest.mark.parametrize("words", [("strt",), ("start", "--nope"), ("ping",), ("status", "--set"), ("peers", "--stage", "x")])
+@pytest.mark.parametrize(
+    "words",
+    [("strt",), ("start", "--nope"), ("ping",), ("status", "--set"), ("peers", "--stage", "x")],
+)
 def test_a_wrong_line_is_a_usage_error(tutti, words):
     shown = tutti(*words)
     assert shown.returncode == 2
@@ -74,13 +88,29 @@ def test_home_may_stand_anywhere(tutti, home, tmp_path):
 
 def test_swarm_init_writes_a_signed_manifest_and_says_how_to_go_on(tutti, home):
     out = home.parent / "swarm.toml"
-    shown = tutti("swarm", "init", "--name", "mine", "--set", "model.layers=4", "--stages", "2", "--epochs", "9")
+    shown = tutti(
+        "swarm",
+        "init",
+        "--name",
+        "mine",
+        "--set",
+        "model.layers=4",
+        "--stages",
+        "2",
+        "--epochs",
+        "9",
+    )
     assert shown.returncode == 0, shown.stderr
     assert f"tutti start {out.name}" in shown.stdout
     assert "tutti swarm invite" in shown.stdout
     manifest = Manifest.parse(out.read_bytes())
     manifest.verify(None, Identity.load(home / "identity.key").peer_id)
-    assert (manifest.swarm.name, manifest.model.layers, manifest.pipeline.stages, manifest.training.epochs) == ("mine", 4, 2, 9)
+    assert (
+        manifest.swarm.name,
+        manifest.model.layers,
+        manifest.pipeline.stages,
+        manifest.training.epochs,
+    ) == ("mine", 4, 2, 9)
     again = tutti("swarm", "init")
     assert again.returncode == 2
     assert "--force" in again.stderr
@@ -88,7 +118,9 @@ def test_swarm_init_writes_a_signed_manifest_and_says_how_to_go_on(tutti, home):
 
 def test_swarm_init_with_an_address_prints_an_invite_that_works(tutti, home):
     peer = Identity.ephemeral().peer_id
-    shown = json.loads(tutti("swarm", "init", "x.toml", "--private", "--address", ADDRESS + peer, "--json").stdout)
+    shown = json.loads(
+        tutti("swarm", "init", "x.toml", "--private", "--address", ADDRESS + peer, "--json").stdout
+    )
     invite = Invite.decode(shown["invite"])
     assert invite.run_id == shown["run_id"]
     assert invite.addresses == (ADDRESS + peer,)
@@ -156,13 +188,19 @@ def test_a_damaged_invite_is_a_usage_error(tutti):
 
 
 def test_what_was_not_expected_leaves_its_story_in_a_file(tutti, home):
-    code = f"import sys; sys.argv[1:] = []; import cli; cli.HOME['home'] = {str(home)!r}; sys.excepthook = cli._crashed; 1 / 0"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    code = (
+        f"import sys; sys.argv[1:] = []; import cli; cli.HOME['home'] = {str(home)!r}; "
+        "sys.excepthook = cli._crashed; 1 / 0"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
     assert done.returncode == 1
     assert "unexpected ZeroDivisionError" in done.stderr
     assert "Traceback" not in done.stderr
     assert (
-        "1 / 0" in (home / "log" / "crash.log").read_text() or "ZeroDivisionError" in (home / "log" / "crash.log").read_text()
+        "1 / 0" in (home / "log" / "crash.log").read_text()
+        or "ZeroDivisionError" in (home / "log" / "crash.log").read_text()
     )
 
 
@@ -182,7 +220,12 @@ def test_ctrl_c_is_130(monkeypatch, capsys):
 def test_doctor_net_exits_with_the_code_of_the_cause(tutti, monkeypatch):
     peer = Identity.ephemeral().peer_id
     closed = failed(ADDRESS + peer, "connect", ExitCode.PORT_CLOSED, "connection refused")
-    found = Checkup(Machine((("eth0", "192.168.7.2", "private"),), {4: "192.168.7.2", 6: ""}), (closed,), closed, 0.5)
+    found = Checkup(
+        Machine((("eth0", "192.168.7.2", "private"),), {4: "192.168.7.2", 6: ""}),
+        (closed,),
+        closed,
+        0.5,
+    )
     monkeypatch.setattr("node.joining.examine", lambda addresses, **_: found)
     shown = tutti("doctor", "net", ADDRESS + peer)
     assert shown.returncode == 21
@@ -215,20 +258,32 @@ def test_a_swarm_out_of_reach_is_told_with_every_address(tutti, monkeypatch):
 
 
 def test_every_init_makes_another_run(tutti, home):
-    runs = [json.loads(tutti("swarm", "init", f"{i}.toml", "--json").stdout)["run_id"] for i in range(2)]
-    runs.append(json.loads(tutti("swarm", "init", "2.toml", "--from", "0.toml", "--json").stdout)["run_id"])
+    runs = [
+        json.loads(tutti("swarm", "init", f"{i}.toml", "--json").stdout)["run_id"] for i in range(2)
+    ]
+    runs.append(
+        json.loads(tutti("swarm", "init", "2.toml", "--from", "0.toml", "--json").stdout)["run_id"]
+    )
     assert len(set(runs)) == 3
-    assert read_manifest(home.parent / "2.toml").model == read_manifest(home.parent / "0.toml").model
+    assert (
+        read_manifest(home.parent / "2.toml").model == read_manifest(home.parent / "0.toml").model
+    )
 
 
 def test_a_finished_run_is_continued_on_purpose(tutti, home):
-    first = json.loads(tutti("swarm", "init", "a.toml", "--epochs", "40", "--json").stdout)["run_id"]
+    first = json.loads(tutti("swarm", "init", "a.toml", "--epochs", "40", "--json").stdout)[
+        "run_id"
+    ]
     shown = tutti("swarm", "init", "b.toml", "--continue", "a.toml")
     assert shown.returncode == 2
     assert "--epochs 80" in shown.stderr
-    assert tutti("swarm", "init", "b.toml", "--continue", "a.toml", "--from", "a.toml").returncode == 2
+    assert (
+        tutti("swarm", "init", "b.toml", "--continue", "a.toml", "--from", "a.toml").returncode == 2
+    )
     assert not (home.parent / "b.toml").exists()
-    assert tutti("swarm", "init", "b.toml", "--continue", "a.toml", "--epochs", "90").returncode == 0
+    assert (
+        tutti("swarm", "init", "b.toml", "--continue", "a.toml", "--epochs", "90").returncode == 0
+    )
     made = read_manifest(home.parent / "b.toml")
     made.verify()
     assert (made.swarm.continues, made.training.epochs) == (first, 90)

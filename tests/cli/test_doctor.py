@@ -1,4 +1,5 @@
-"""Each check of ``tutti doctor`` seen failing with an exit code of its own, passing, and mended where it can be."""
+"""Each check of ``tutti doctor`` seen failing with an exit code of its own, passing, and mended
+where it can be."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ def remembered(home: Path, **changes) -> Manifest:
     ours = NodeConfig.load({"home": home}, {})
     identity = Identity.load_or_create(ours.identity_path)
     fields = {"data.source": "synthetic:7"} | {k.replace("__", "."): v for k, v in changes.items()}
-    manifest = Manifest.parse(amended(Manifest.default_demo().owned_by(identity.peer_id), fields).sign(identity))
+    manifest = Manifest.parse(
+        amended(Manifest.default_demo().owned_by(identity.peer_id), fields).sign(identity)
+    )
     ours.remember(manifest)
     return manifest
 
@@ -68,7 +71,13 @@ def test_a_sound_home_passes_every_check(found, home, name):
 def test_all_checks_run_in_order_and_the_first_fault_gives_the_code(tutti, found, home):
     remembered(home, data__source="file:/nowhere/text.txt")
     said, code = found()
-    assert list(dict.fromkeys(one["check"] for one in said)) == ["versions", "device", "disk", "data", "clock"]
+    assert list(dict.fromkeys(one["check"] for one in said)) == [
+        "versions",
+        "device",
+        "disk",
+        "data",
+        "clock",
+    ]
     assert code == ExitCode.DATA_UNFIT
     shown = tutti("doctor")
     assert "this machine" in shown.stdout  # of the network
@@ -93,12 +102,14 @@ def test_an_unknown_check_is_a_usage_error(tutti):
     assert "versions, device, disk" in shown.stderr
 
 
-# ---------------------------------------------------------------- versions
+# ------------------------------------------------------------ versions
 
 
 def test_a_library_that_is_missing_or_another_is_named(found, monkeypatch):
     monkeypatch.setattr(
-        checks.metadata, "requires", lambda name: ["numpy>=99", "nosuchlib>=1", "torch", 'extra-one; extra == "x"']
+        checks.metadata,
+        "requires",
+        lambda name: ["numpy>=99", "nosuchlib>=1", "torch", 'extra-one; extra == "x"'],
     )
     said, code = found("versions")
     assert code == ExitCode.VERSIONS_UNFIT
@@ -145,7 +156,7 @@ def test_a_run_of_another_protocol_is_a_fault(found, home):
     assert "protocol" in said[0]["cause"]
 
 
-# ---------------------------------------------------------------- device
+# ------------------------------------------------------------ device
 
 
 def test_a_device_that_is_not_here(found):
@@ -169,10 +180,12 @@ def test_ends_that_do_not_fit_where_a_block_stage_does_are_a_warning(found, home
     assert code == 0
     assert [one["ok"] for one in said] == [True, True]
     assert said[1]["code"] == ExitCode.DEVICE_UNFIT
-    assert found("device", "--set", "memory=400MB", "--set", "role=ends")[1] == ExitCode.DEVICE_UNFIT
+    assert (
+        found("device", "--set", "memory=400MB", "--set", "role=ends")[1] == ExitCode.DEVICE_UNFIT
+    )
 
 
-# ---------------------------------------------------------------- disk
+# ------------------------------------------------------------ disk
 
 
 def test_a_home_that_is_a_file(found, home):
@@ -188,7 +201,11 @@ def test_a_home_that_may_not_be_written_is_mended(found, home, monkeypatch):
     home.mkdir(mode=0o500)
     if os.geteuid() == 0:  # whom no mode stops
         allowed = os.access
-        monkeypatch.setattr(os, "access", lambda p, m: bool(home.stat().st_mode & 0o200) if Path(p) == home else allowed(p, m))
+        monkeypatch.setattr(
+            os,
+            "access",
+            lambda p, m: bool(home.stat().st_mode & 0o200) if Path(p) == home else allowed(p, m),
+        )
     assert found("disk")[1] == ExitCode.DISK_UNFIT
     said, code = found("disk", "--fix")
     assert code == 0
@@ -216,7 +233,9 @@ def test_a_full_disk_is_freed_of_what_is_made_again(found, home, monkeypatch):
     usage = namedtuple("usage", "total used free")
 
     def left(place: Path):
-        return usage(1 << 40, 0, 1 << 40 if not (home / "data" / "text.uint16").exists() else 1 << 20)
+        return usage(
+            1 << 40, 0, 1 << 40 if not (home / "data" / "text.uint16").exists() else 1 << 20
+        )
 
     monkeypatch.setattr(shutil, "disk_usage", left)
     said, code = found("disk")
@@ -232,7 +251,13 @@ def test_checkpoints_that_ask_for_more_than_the_disk_has(found, home):
     remembered(home)
     assert found("disk", "--set", "checkpoint.keep=1000")[1] == 0
     remembered(
-        home, model__layers=64, model__d_model=8192, model__heads=64, model__kv_heads=64, model__d_ff=32768, pipeline__stages=1
+        home,
+        model__layers=64,
+        model__d_model=8192,
+        model__heads=64,
+        model__kv_heads=64,
+        model__d_ff=32768,
+        pipeline__stages=1,
     )
     said, code = found("disk", "--set", "checkpoint.keep=1000")
     assert code == ExitCode.DISK_UNFIT
@@ -261,7 +286,7 @@ def test_a_damaged_checkpoint_is_moved_aside_and_the_older_one_stays(found, home
     assert (moved[0] / "parameters.safetensors").read_bytes() == bytes(raw)
 
 
-# ---------------------------------------------------------------- data
+# ------------------------------------------------------------ data
 
 
 def test_data_that_is_not_there_or_not_the_runs(found, home, tmp_path):
@@ -283,13 +308,15 @@ def test_data_is_a_warning_to_who_can_host_a_block_stage(found, home):
     ours = NodeConfig.load({"home": home}, {})
     owner = Identity.ephemeral()
     fields = {"data.source": "file:/nowhere/text.txt"}
-    ours.remember(Manifest.parse(amended(Manifest.default_demo().owned_by(owner.peer_id), fields).sign(owner)))
+    ours.remember(
+        Manifest.parse(amended(Manifest.default_demo().owned_by(owner.peer_id), fields).sign(owner))
+    )
     said, code = found("data")
     assert (code, said[0]["ok"], said[0]["code"]) == (0, True, ExitCode.DATA_UNFIT)
     assert found("data", "--set", "role=ends")[1] == ExitCode.DATA_UNFIT
 
 
-# ---------------------------------------------------------------- clock
+# ------------------------------------------------------------ clock
 
 
 def test_a_clock_that_others_contradict(found, home, monkeypatch):
@@ -328,7 +355,7 @@ def test_a_clock_is_mended_by_the_system(home, monkeypatch):
     assert "NTP" in said[0].mended
 
 
-# ---------------------------------------------------------------- net, and beside it
+# ------------------------------------------------------------ net, and beside it
 
 
 def test_the_network_is_looked_at_last(tutti, home, monkeypatch):
@@ -344,10 +371,15 @@ def test_the_network_is_looked_at_last(tutti, home, monkeypatch):
 def test_the_checks_live_beside_libp2p(home):
     remembered(home)
     code = (
-        "import sys, cli; import libp2p; ended = cli.main(['--home', sys.argv[1], 'doctor', '--json']); "
+        "import sys, cli; import libp2p; ended = cli.main(['--home', sys.argv[1], 'doctor', "
+        "'--json']); "
         "assert 'hivemind' not in sys.modules; sys.exit(ended)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(home)], capture_output=True, text=True, cwd=Path(cli.__file__).parent, timeout=120
+        [sys.executable, "-c", code, str(home)],
+        capture_output=True,
+        text=True,
+        cwd=Path(cli.__file__).parent,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr + done.stdout

@@ -34,19 +34,31 @@ def test_the_swarm_to_start_is_chosen_as_documented(home):
     manifest, invite = choose(with_join, str(file))
     assert manifest is not None
     assert invite is not None
-    assert (invite.run_id, invite.owner, invite.addresses) == (manifest.run_id, owner.peer_id, (place,))
+    assert (invite.run_id, invite.owner, invite.addresses) == (
+        manifest.run_id,
+        owner.peer_id,
+        (place,),
+    )
 
-    with_both = NodeConfig.load({"home": home, "join": [Invite(manifest.run_id, owner.peer_id, (place,)).encode()]}, {})
+    with_both = NodeConfig.load(
+        {"home": home, "join": [Invite(manifest.run_id, owner.peer_id, (place,)).encode()]}, {}
+    )
     chosen, invite = choose(with_both, str(file))
     assert chosen == manifest
     assert invite is not None
 
-    stranger = Invite(solo.run_id.replace(solo.run_id[0], "f" if solo.run_id[0] != "f" else "0"), owner.peer_id, (place,))
+    stranger = Invite(
+        solo.run_id.replace(solo.run_id[0], "f" if solo.run_id[0] != "f" else "0"),
+        owner.peer_id,
+        (place,),
+    )
     manifest, invite = choose(ours, stranger.encode())
     assert manifest is None  # the daemon must fetch it
     assert invite == stranger
 
-    by_environment = NodeConfig.load({"home": home}, {"TUTTI_SWARM": str(file), "TUTTI_JOIN": place})
+    by_environment = NodeConfig.load(
+        {"home": home}, {"TUTTI_SWARM": str(file), "TUTTI_JOIN": place}
+    )
     manifest, invite = choose(by_environment, None)
     assert manifest is not None
     assert manifest.swarm.owner == owner.peer_id
@@ -63,11 +75,17 @@ def test_a_manifest_from_a_stranger_must_be_the_invited_one(home, monkeypatch):
     invite = Invite(Manifest.parse(real).run_id, owner.peer_id, (ADDRESS + thief.peer_id,)).encode()
 
     def answers(raw: bytes) -> None:
-        monkeypatch.setattr("node.joining.observe", lambda *_: Answer(manifest=ManifestAnswer(toml=raw)))
+        monkeypatch.setattr(
+            "node.joining.observe", lambda *_: Answer(manifest=ManifestAnswer(toml=raw))
+        )
 
     answers(real)
     assert look(ours, invite) == (Manifest.parse(real), invite)
-    for wrong in (fake, real.replace(b"epochs = 120", b"epochs = 121"), Manifest.parse(real).owned_by(owner.peer_id).to_toml()):
+    for wrong in (
+        fake,
+        real.replace(b"epochs = 120", b"epochs = 121"),
+        Manifest.parse(real).owned_by(owner.peer_id).to_toml(),
+    ):
         answers(wrong)
         with pytest.raises(Refused):
             look(ours, invite)
@@ -75,7 +93,9 @@ def test_a_manifest_from_a_stranger_must_be_the_invited_one(home, monkeypatch):
 
 def test_only_the_owner_invites_into_a_private_swarm():
     owner, guest = Identity.ephemeral(), Identity.ephemeral()
-    private = Manifest.parse(amended(Manifest.default_demo(), {"swarm.admission": "invite"}).sign(owner))
+    private = Manifest.parse(
+        amended(Manifest.default_demo(), {"swarm.admission": "invite"}).sign(owner)
+    )
     places = (ADDRESS + owner.peer_id,)
     assert Invite.decode(invite_text(private, places, owner)).admission
     with pytest.raises(Refused, match="not its owner"):
@@ -89,7 +109,9 @@ def test_of_a_private_swarm_is_asked_as_the_peer_that_its_token_admits(home, mon
     ours = NodeConfig.load({"home": home}, {})
     me = Identity.load_or_create(ours.identity_path)
     private = Manifest.parse(
-        amended(Manifest.default_demo().owned_by(owner.peer_id), {"swarm.admission": "invite"}).sign(owner)
+        amended(
+            Manifest.default_demo().owned_by(owner.peer_id), {"swarm.admission": "invite"}
+        ).sign(owner)
     )
     places, asked = (ADDRESS + owner.peer_id,), []
 
@@ -105,7 +127,13 @@ def test_of_a_private_swarm_is_asked_as_the_peer_that_its_token_admits(home, mon
         ask_peers(ours, text)
         for question, asker in asked:
             token = question.manifest.admission or question.peers.admission
-            check_admission(token, run_id=private.run_id, owner=owner.peer_id, peer=asker.peer_id, now_wall=time.time())
+            check_admission(
+                token,
+                run_id=private.run_id,
+                owner=owner.peer_id,
+                peer=asker.peer_id,
+                now_wall=time.time(),
+            )
             assert (asker.peer_id == me.peer_id) is (guest is not None)
         assert len(asked) == 2
         asked.clear()
@@ -131,7 +159,11 @@ def test_before_the_start_clock_and_identity_are_looked_at(home, monkeypatch):
     assert caught.value.code is ExitCode.CLOCK_WRONG
     addresses, how = asked[0]
     assert addresses == (place,)
-    assert (how["me"], how["first"], how["seconds"]) == (None, True, 3.0)  # this home has no key yet
+    assert (how["me"], how["first"], how["seconds"]) == (
+        None,
+        True,
+        3.0,
+    )  # this home has no key yet
 
     me = Identity.load_or_create(ours.identity_path).peer_id
     found(Finding(place, "answer", True, "answered"), identity_in_use(me, "it answers"))
@@ -144,7 +176,9 @@ def test_before_the_start_clock_and_identity_are_looked_at(home, monkeypatch):
     check(ours, invite)  # nobody there: the daemon goes on looking
 
 
-def test_of_a_daemon_that_runs_here_it_is_not_asked_who_else_uses_its_key(home, daemon, monkeypatch):
+def test_of_a_daemon_that_runs_here_it_is_not_asked_who_else_uses_its_key(
+    home, daemon, monkeypatch
+):
     owner = Identity.ephemeral()
     ours, asked = NodeConfig.load({"home": home}, {}), []
     Identity.load_or_create(ours.identity_path)

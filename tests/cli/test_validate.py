@@ -1,4 +1,5 @@
-"""``tutti swarm init`` and ``tutti swarm validate`` open what a manifest names, and say what is wrong with it."""
+"""``tutti swarm init`` and ``tutti swarm validate`` open what a manifest names, and say what is
+wrong with it."""
 
 import hashlib
 import json
@@ -25,7 +26,9 @@ def corpus(tmp_path):
 def words(tmp_path):
     """A tokenizer of 1,024 words."""
     level = tokenizers.pre_tokenizers.ByteLevel
-    rust = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(1024)}, unk_token="w0"))
+    rust = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({f"w{i}": i for i in range(1024)}, unk_token="w0")
+    )
     rust.pre_tokenizer = level(add_prefix_space=False)
     path = tmp_path / "elsewhere" / "words.json"
     path.parent.mkdir(exist_ok=True)
@@ -48,7 +51,17 @@ def refused(shown, code: int, *says: str) -> None:
 
 
 def test_init_writes_names_and_hashes_and_remembers_where_the_files_are(tutti, home, corpus, words):
-    shown = tutti("swarm", "init", "--data", str(corpus), "--tokenizer", str(words), "--set", "model.vocab=1024", "--json")
+    shown = tutti(
+        "swarm",
+        "init",
+        "--data",
+        str(corpus),
+        "--tokenizer",
+        str(words),
+        "--set",
+        "model.vocab=1024",
+        "--json",
+    )
     assert shown.returncode == 0, shown.stderr
     made = read_manifest(home.parent / "swarm.toml")
     assert (made.data.source, made.data.tokenizer) == ("file:corpus.txt", "words.json")
@@ -60,7 +73,12 @@ def test_init_writes_names_and_hashes_and_remembers_where_the_files_are(tutti, h
     # Here it is found again; another machine says where it keeps them.
     assert "signature good" in tutti("swarm", "validate", "swarm.toml").stdout
     elsewhere = ("--home", str(home.parent / "guest"))
-    refused(tutti("swarm", "validate", "swarm.toml", *elsewhere), 2, "words.json: No such file", "--tokenizer PATH")
+    refused(
+        tutti("swarm", "validate", "swarm.toml", *elsewhere),
+        2,
+        "words.json: No such file",
+        "--tokenizer PATH",
+    )
     both = ("--data", str(corpus.parent), "--tokenizer", str(corpus.parent))
     assert tutti("swarm", "validate", "swarm.toml", *elsewhere, *both).returncode == 0
 
@@ -77,16 +95,29 @@ def test_the_hash_of_builtin_data_is_written_too(tutti, home):
 
 def test_init_refuses_what_cannot_be_trained_on(tutti, home, corpus, words):
     cases = (
-        (("--tokenizer", str(words)), "1024 token ids, the model 259", "model.vocab to at least 1024"),
+        (
+            ("--tokenizer", str(words)),
+            "1024 token ids, the model 259",
+            "model.vocab to at least 1024",
+        ),
         (("--data", str(corpus.parent / "gone.txt")), "gone.txt: No such file", "--data PATH"),
-        (("--tokenizer", str(corpus.parent / "gone.json")), "gone.json: No such file", "--tokenizer PATH"),
+        (
+            ("--tokenizer", str(corpus.parent / "gone.json")),
+            "gone.json: No such file",
+            "--tokenizer PATH",
+        ),
         (("--data", "file:" + str(words)), "unknown ending", ".jsonl"),
         (("--data", str(corpus), "--set", "model.seq_len=8192"), "too few", "longer text"),
     )
     for words_, *says in cases:
         refused(tutti("swarm", "init", *words_), 2, *says)
         assert not (home.parent / "swarm.toml").exists()
-    refused(tutti("swarm", "init", "--data", str(corpus), "--set", f"data.sha256={'0' * 64}"), 5, "sha256", "same data")
+    refused(
+        tutti("swarm", "init", "--data", str(corpus), "--set", f"data.sha256={'0' * 64}"),
+        5,
+        "sha256",
+        "same data",
+    )
 
 
 def test_validate_refuses_what_init_of_others_let_pass(tutti, home, corpus, words):
@@ -101,9 +132,21 @@ def test_validate_refuses_what_init_of_others_let_pass(tutti, home, corpus, word
 
     data = ("--data", str(corpus))
     larger = written(tokenizer=str(words))
-    refused(tutti("swarm", "validate", larger, *data), 2, "1024 token ids, the model 259", "model.vocab")
-    refused(tutti("swarm", "validate", written(tokenizer="/nowhere/t.json"), *data), 2, "/nowhere/t.json", "--tokenizer")
-    refused(tutti("swarm", "validate", written(source="file:/nowhere/c.txt")), 2, "/nowhere/c.txt", "--data")
+    refused(
+        tutti("swarm", "validate", larger, *data), 2, "1024 token ids, the model 259", "model.vocab"
+    )
+    refused(
+        tutti("swarm", "validate", written(tokenizer="/nowhere/t.json"), *data),
+        2,
+        "/nowhere/t.json",
+        "--tokenizer",
+    )
+    refused(
+        tutti("swarm", "validate", written(source="file:/nowhere/c.txt")),
+        2,
+        "/nowhere/c.txt",
+        "--data",
+    )
     corpus.write_text(TEXT + "one more line\n")
     refused(tutti("swarm", "validate", "swarm.toml"), 5, "sha256", "same data")
     assert tutti("swarm", "validate", "swarm.toml", "--no-open").returncode == 0
@@ -117,7 +160,9 @@ def test_a_manifest_cut_is_refused_by_both(tutti, home, share):
     lines = (home.parent / "swarm.toml").read_bytes().splitlines(keepends=True)
     (home.parent / "half.toml").write_bytes(b"".join(lines[: int(len(lines) * share)]))
     refused(tutti("swarm", "validate", "half.toml"), 2, "ends before its signature", "whole file")
-    refused(tutti("swarm", "init", "new.toml", "--from", "half.toml"), 2, "ends before its signature")
+    refused(
+        tutti("swarm", "init", "new.toml", "--from", "half.toml"), 2, "ends before its signature"
+    )
     assert not (home.parent / "new.toml").exists()
 
 

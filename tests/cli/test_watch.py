@@ -30,7 +30,17 @@ def test_the_exit_code_of_status_is_the_health(tutti, daemon):
 
 @pytest.mark.parametrize(
     "words",
-    [("status",), ("peers",), ("stop",), ("drain",), ("monitor",), ("generate", "x"), ("eval",), ("logs",), ("ping", "abc")],
+    [
+        ("status",),
+        ("peers",),
+        ("stop",),
+        ("drain",),
+        ("monitor",),
+        ("generate", "x"),
+        ("eval",),
+        ("logs",),
+        ("ping", "abc"),
+    ],
 )
 def test_without_a_daemon_every_command_says_so_with_code_three(tutti, home, words):
     shown = tutti(*words)
@@ -51,7 +61,9 @@ def test_a_fault_is_one_document_when_json_was_asked_for(tutti):
 def test_peers(tutti, daemon):
     assert "sunny-stoat" not in tutti("peers").stdout
     assert "sunny-stoat" in tutti("peers", "--all").stdout
-    assert [p["stage"] for p in json.loads(tutti("peers", "--json", "--stage", "1").stdout)["peers"]] == [1]
+    assert [
+        p["stage"] for p in json.loads(tutti("peers", "--json", "--stage", "1").stdout)["peers"]
+    ] == [1]
     wrong = tutti("peers", "--sort", "beauty")
     assert wrong.returncode == 2
     assert "allowed: stage, name" in wrong.stderr
@@ -69,8 +81,17 @@ def test_logs_come_from_the_daemon_and_from_the_file_when_it_is_gone(tutti, daem
     line = json.loads(tutti("logs", "--json").stdout)
     assert (line["kind"], line["fields"]) == ("epoch-committed", {"epoch": 7})
     (home / "log").mkdir()
-    event = {"at": 1.0, "level": "error", "room": "r", "kind": "k", "text": "from the file", "fields": {}}
-    (home / "log" / "events.jsonl").write_text(json.dumps(event) + "\n" + json.dumps(event | {"level": "debug"}) + '\n{"at": 2')
+    event = {
+        "at": 1.0,
+        "level": "error",
+        "room": "r",
+        "kind": "k",
+        "text": "from the file",
+        "fields": {},
+    }
+    (home / "log" / "events.jsonl").write_text(
+        json.dumps(event) + "\n" + json.dumps(event | {"level": "debug"}) + '\n{"at": 2'
+    )
     assert tutti("stop").returncode == 0
     shown = tutti("logs")
     assert shown.returncode == 0
@@ -88,7 +109,9 @@ def test_drain_and_stop_wait_until_the_daemon_is_gone(tutti, daemon):
 def test_generate_and_export(tutti, daemon):
     shown = tutti("generate", "hello")
     assert shown.stdout == "HELLO\n"
-    assert json.loads(tutti("generate", "hello", "--json", "--max-tokens", "2").stdout)["text"] == "HE"
+    assert (
+        json.loads(tutti("generate", "hello", "--json", "--max-tokens", "2").stdout)["text"] == "HE"
+    )
     shown = tutti("export", "out", "--json")
     assert json.loads(shown.stdout)["kind"] == "exported"
     assert "/out" in shown.stderr  # the daemon was told a whole path
@@ -128,7 +151,12 @@ def test_a_second_start_is_refused_before_anything_is_loaded(tutti, daemon):
 
 
 def test_the_owner_changes_how_a_running_swarm_averages(tutti, home, daemon):
-    assert tutti("swarm", "init", "swarm.toml", "--set", "averaging.cell=1", "--set", "outer.every=1").returncode == 0
+    assert (
+        tutti(
+            "swarm", "init", "swarm.toml", "--set", "averaging.cell=1", "--set", "outer.every=1"
+        ).returncode
+        == 0
+    )
     manifest = read_manifest(home.parent / "swarm.toml")
     (home.parent / "diloco.toml").write_text(
         '[averaging]\ncell = 2\n[outer]\nevery = 4\ncarries = "deltas"\noptimizer = "nesterov"\n'
@@ -143,8 +171,16 @@ def test_the_owner_changes_how_a_running_swarm_averages(tutti, home, daemon):
     assert shown.returncode == 0, shown.stderr
     assert "change 5" in shown.stdout
     rules = read(manifest, daemon.switched)
-    assert (rules.revision, rules.cell, rules.outer.every, rules.outer.carries) == (5, 2, 4, "deltas")
-    assert json.loads(tutti("swarm", "switch", "diloco.toml", "--json").stdout)["run_id"] == manifest.run_id
+    assert (rules.revision, rules.cell, rules.outer.every, rules.outer.carries) == (
+        5,
+        2,
+        4,
+        "deltas",
+    )
+    assert (
+        json.loads(tutti("swarm", "switch", "diloco.toml", "--json").stdout)["run_id"]
+        == manifest.run_id
+    )
     for file, says in (("other.toml", "not model.layers"), ("none.toml", "cannot read")):
         refused = tutti("swarm", "switch", file)
         assert refused.returncode == 2

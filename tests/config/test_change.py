@@ -16,7 +16,10 @@ from node.identity.keys import Identity
 from node.manifest import Manifest, amended
 from node.training.rules import MAX_CHANGE, Rules
 
-DILOCO = b'[averaging]\ncell = 2\n[outer]\nstrategy = "butterfly"\ncarries = "deltas"\nevery = 4\noptimizer = "nesterov"\ncodec = "int8"\n'
+DILOCO = (
+    b'[averaging]\ncell = 2\n[outer]\nstrategy = "butterfly"\ncarries = "deltas"\nevery = '
+    b'4\noptimizer = "nesterov"\ncodec = "int8"\n'
+)
 
 
 @pytest.fixture
@@ -37,8 +40,13 @@ def test_a_change_is_read_as_it_was_signed(manifest: Manifest, owner: Identity) 
     assert read(manifest, "") == Rules(1, OuterSettings("gossip", every=1))
     assert len(text) < MAX_CHANGE
     whole = signed(manifest, wanted(manifest, b'[averaging]\ncell = "all"\n'), 1, owner)
-    assert read(manifest, whole) == Rules(0, OuterSettings(), 1, whole), "what the file leaves out has its default"
-    grid = wanted(manifest, b'[averaging]\ncell = 1\n[outer]\nstrategy = "moshpit"\nevery = 1\ngrid = [2, 3]\n')
+    assert read(manifest, whole) == Rules(0, OuterSettings(), 1, whole), (
+        "what the file leaves out has its default"
+    )
+    grid = wanted(
+        manifest,
+        b'[averaging]\ncell = 1\n[outer]\nstrategy = "moshpit"\nevery = 1\ngrid = [2, 3]\n',
+    )
     assert read(manifest, signed(manifest, grid, 1, owner)).outer.grid == (2, 3)
 
 
@@ -51,30 +59,39 @@ def test_a_change_is_read_as_it_was_signed(manifest: Manifest, owner: Identity) 
         (b"[averaging]\ncell = 2\n", "never average"),
         (b'[averaging]\ncell = 2\n[outer]\ncarries = "gradients"\nevery = 1\n', "does not carry"),
         (
-            b'[averaging]\ncell = 1\n[outer]\nstrategy = "gossip"\ncarries = "deltas"\nevery = 1\noptimizer = "nesterov"\n',
+            b'[averaging]\ncell = 1\n[outer]\nstrategy = "gossip"\ncarries = "deltas"\nevery = '
+            b'1\noptimizer = "nesterov"\n',
             "anchors",
         ),
         (b"[outer]\nlearning = 1\n", "not a setting"),
         (b"\xff", "not TOML"),
     ],
 )
-def test_what_cannot_change_is_refused_with_the_reason(manifest: Manifest, file: bytes, says: str) -> None:
+def test_what_cannot_change_is_refused_with_the_reason(
+    manifest: Manifest, file: bytes, says: str
+) -> None:
     with pytest.raises(UsageFault, match=says):
         wanted(manifest, file)
 
 
 def test_a_file_may_repeat_what_stays(manifest: Manifest) -> None:
-    same = f'[model]\nlayers = {manifest.model.layers}\n[swarm]\nname = "{manifest.swarm.name}"\n'.encode()
+    same = (
+        f'[model]\nlayers = {manifest.model.layers}\n[swarm]\nname = "{manifest.swarm.name}"\n'
+    ).encode()
     assert wanted(manifest, same + DILOCO).outer.every == 4
 
 
 def test_settings_that_paths_with_skips_forbid_are_refused(owner: Identity) -> None:
-    skips = amended(Manifest.default_demo(owner.peer_id), {"scheduler.skip": 0.5, "pipeline.may_skip": 0.5})
+    skips = amended(
+        Manifest.default_demo(owner.peer_id), {"scheduler.skip": 0.5, "pipeline.may_skip": 0.5}
+    )
     with pytest.raises(UsageFault, match=r"scheduler\.skip"):
         wanted(skips, DILOCO)
 
 
-def test_only_the_owner_signs_and_numbers_begin_at_one(manifest: Manifest, owner: Identity, tmp_path: Path) -> None:
+def test_only_the_owner_signs_and_numbers_begin_at_one(
+    manifest: Manifest, owner: Identity, tmp_path: Path
+) -> None:
     changed = wanted(manifest, DILOCO)
     with pytest.raises(Refused, match="belongs to"):
         signed(manifest, changed, 1, Identity.load_or_create(tmp_path / "other.key"))
@@ -83,7 +100,9 @@ def test_only_the_owner_signs_and_numbers_begin_at_one(manifest: Manifest, owner
             signed(manifest, changed, revision, owner)
 
 
-def test_a_forged_or_damaged_change_is_refused(manifest: Manifest, owner: Identity, tmp_path: Path) -> None:
+def test_a_forged_or_damaged_change_is_refused(
+    manifest: Manifest, owner: Identity, tmp_path: Path
+) -> None:
     text = signed(manifest, wanted(manifest, DILOCO), 3, owner)
     signature, body = text.split("\n")
     stranger = Identity.load_or_create(tmp_path / "other.key")
@@ -98,10 +117,22 @@ def test_a_forged_or_damaged_change_is_refused(manifest: Manifest, owner: Identi
         base64.b64encode(stranger.sign(body.encode(), DOMAIN)).decode() + "\n" + body,
         base64.b64encode(owner.sign(body.encode(), "tutti/manifest/1")).decode() + "\n" + body,
         signed(other_run, wanted(other_run, DILOCO), 3, owner),
-        by_owner(more=1), by_owner(revision=0), by_owner(revision=True), by_owner(revision=1 << 53), by_owner(cell=0), by_owner(cell=None),
-        by_owner(outer={"every": 1, "carries": "gradients"}), by_owner(outer=[]), by_owner(outer={"lr": "x"}),
-        body, "x", "\n", text + " ", "x" * (MAX_CHANGE + 1), "é\n{}",
-    ):  # fmt: skip
+        by_owner(more=1),
+        by_owner(revision=0),
+        by_owner(revision=True),
+        by_owner(revision=1 << 53),
+        by_owner(cell=0),
+        by_owner(cell=None),
+        by_owner(outer={"every": 1, "carries": "gradients"}),
+        by_owner(outer=[]),
+        by_owner(outer={"lr": "x"}),
+        body,
+        "x",
+        "\n",
+        text + " ",
+        "x" * (MAX_CHANGE + 1),
+        "é\n{}",
+    ):
         with pytest.raises(Refused):
             read(manifest, bad)
     with pytest.raises(Refused):

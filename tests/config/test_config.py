@@ -12,10 +12,17 @@ from node.manifest import Manifest
 
 
 def test_flags_beat_environment_beats_named_file_beats_user_file_beats_default(tmp_path):
-    (tmp_path / "config.toml").write_text("threads = 1\nrole = 'ends'\n[limits]\nin_flight = 2\n[transport]\np2p_port = 1\n")
+    (tmp_path / "config.toml").write_text(
+        "threads = 1\nrole = 'ends'\n[limits]\nin_flight = 2\n[transport]\np2p_port = 1\n"
+    )
     named = tmp_path / "named.toml"
     named.write_text("threads = 2\nrole = 'stage'\n[transport]\np2p_port = 2\n")
-    env = {"TUTTI_HOME": str(tmp_path), "TUTTI_ROLE": "rendezvous", "TUTTI_P2P_PORT": "3", "HOME": "/nowhere"}
+    env = {
+        "TUTTI_HOME": str(tmp_path),
+        "TUTTI_ROLE": "rendezvous",
+        "TUTTI_P2P_PORT": "3",
+        "HOME": "/nowhere",
+    }
     config = NodeConfig.load({"config": named, "p2p_port": 4, "grpc_port": None}, env)
     assert config.home == tmp_path
     assert config.limits.in_flight == 2
@@ -29,10 +36,19 @@ def test_flags_beat_environment_beats_named_file_beats_user_file_beats_default(t
 
 def test_every_variable_of_a_container_is_read(tmp_path):
     env = {
-        "TUTTI_HOME": str(tmp_path), "TUTTI_STAGE": "2", "TUTTI_SWARM": "/etc/swarm.toml", "TUTTI_LISTEN": "0.0.0.0",
-        "TUTTI_JOIN": "tutti2abc, /dns4/b/tcp/1/p2p/X", "TUTTI_GRPC_PORT": "7", "TUTTI_NAME": "n", "TUTTI_ANNOUNCE": "a:1 b:2",
-        "TUTTI_FORCE_TUNNEL": "yes", "TUTTI_DIRECTORY_TTL_S": "20", "TUTTI_METRICS_PORT": "-1", "TUTTI_DEVICE": "",
-    }  # fmt: skip
+        "TUTTI_HOME": str(tmp_path),
+        "TUTTI_STAGE": "2",
+        "TUTTI_SWARM": "/etc/swarm.toml",
+        "TUTTI_LISTEN": "0.0.0.0",
+        "TUTTI_JOIN": "tutti2abc, /dns4/b/tcp/1/p2p/X",
+        "TUTTI_GRPC_PORT": "7",
+        "TUTTI_NAME": "n",
+        "TUTTI_ANNOUNCE": "a:1 b:2",
+        "TUTTI_FORCE_TUNNEL": "yes",
+        "TUTTI_DIRECTORY_TTL_S": "20",
+        "TUTTI_METRICS_PORT": "-1",
+        "TUTTI_DEVICE": "",
+    }
     config = NodeConfig.load({}, env)
     assert config.stage == 2
     assert str(config.swarm) == "/etc/swarm.toml"
@@ -87,7 +103,8 @@ def test_a_bad_file_names_itself(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "bytes_"), [("80%", 800), ("500B", 500), ("0.5kB", None), ("1KiB", 1000), ("100", 100), ("100%", 1000)]
+    ("text", "bytes_"),
+    [("80%", 800), ("500B", 500), ("0.5kB", None), ("1KiB", 1000), ("100", 100), ("100%", 1000)],
 )
 def test_memory_is_a_share_or_a_size_and_never_more_than_there_is(tmp_path, text, bytes_):
     if bytes_ is None:
@@ -98,7 +115,9 @@ def test_memory_is_a_share_or_a_size_and_never_more_than_there_is(tmp_path, text
 
 
 def test_text_flags_are_read_as_the_setting_type(tmp_path):
-    config = NodeConfig.load({"home": tmp_path, "limits.in_flight": "3", "transport.announce": "a:1,b:2"}, {})
+    config = NodeConfig.load(
+        {"home": tmp_path, "limits.in_flight": "3", "transport.announce": "a:1,b:2"}, {}
+    )
     assert config.limits.in_flight == 3
     assert config.transport.announce == ("a:1", "b:2")
 
@@ -134,7 +153,9 @@ def test_the_swarm_used_last_is_remembered_with_its_invite(tmp_path):
     assert config.remembered() is None
     one = Manifest.parse(Manifest.default_demo().sign(Identity.ephemeral()))
     two = Manifest.parse(Manifest.default_demo().sign(Identity.ephemeral()))
-    invite = Invite(one.run_id, one.swarm.owner, (f"/ip4/127.0.0.1/tcp/1/p2p/{one.swarm.owner}",)).encode()
+    invite = Invite(
+        one.run_id, one.swarm.owner, (f"/ip4/127.0.0.1/tcp/1/p2p/{one.swarm.owner}",)
+    ).encode()
     config.remember(one, invite)
     assert config.remembered() == (one, invite)
     config.remember(two)
@@ -148,28 +169,53 @@ def test_the_swarm_used_last_is_remembered_with_its_invite(tmp_path):
 @pytest.mark.parametrize(
     ("text", "bytes_a_second"),
     [
-        ("20Mbit", 2.5e6), ("20Mbit/s", 2.5e6), ("20Mbps", 2.5e6), ("20 Mbits", 2.5e6), ("2.5MB", 2.5e6), ("2.5MB/s", 2.5e6),
-        ("20M", 20e6), ("500k", 500e3), ("500K", 500e3), ("1GiB", 2**30), ("64KiB/s", 65536), ("250000", 250e3), ("0", 0),
+        ("20Mbit", 2.5e6),
+        ("20Mbit/s", 2.5e6),
+        ("20Mbps", 2.5e6),
+        ("20 Mbits", 2.5e6),
+        ("2.5MB", 2.5e6),
+        ("2.5MB/s", 2.5e6),
+        ("20M", 20e6),
+        ("500k", 500e3),
+        ("500K", 500e3),
+        ("1GiB", 2**30),
+        ("64KiB/s", 65536),
+        ("250000", 250e3),
+        ("0", 0),
     ],
-)  # fmt: skip
+)
 def test_a_cap_is_understood_as_people_write_rates(tmp_path, text, bytes_a_second):
-    for flags, env in (({"max_up": text}, {}), ({}, {"TUTTI_MAX_UP": text}), ({"transport.max_up": text}, {})):
+    for flags, env in (
+        ({"max_up": text}, {}),
+        ({}, {"TUTTI_MAX_UP": text}),
+        ({"transport.max_up": text}, {}),
+    ):
         config = NodeConfig.load(flags, {"TUTTI_HOME": str(tmp_path), **env})
         assert config.transport.max_up == bytes_a_second
     assert config.transport.max_down == 0
 
 
 def test_a_file_gives_caps_as_numbers_or_as_text(tmp_path):
-    (tmp_path / "config.toml").write_text('[transport]\nmax_up = 250000\nmax_down = "8Mbit"\n[checkpoint]\nmax_up = "1MB"\n')
+    (tmp_path / "config.toml").write_text(
+        '[transport]\nmax_up = 250000\nmax_down = "8Mbit"\n[checkpoint]\nmax_up = "1MB"\n'
+    )
     config = NodeConfig.load({}, {"TUTTI_HOME": str(tmp_path)})
-    assert (config.transport.max_up, config.transport.max_down, config.checkpoint.max_up) == (250e3, 1e6, 1e6)
+    assert (config.transport.max_up, config.transport.max_down, config.checkpoint.max_up) == (
+        250e3,
+        1e6,
+        1e6,
+    )
 
 
-@pytest.mark.parametrize("text", ["20Mb", "fast", "-1", "20 Mbit per second", "1TB", "i", "2iB", "20Mbps/s", "nan", "20"])
+@pytest.mark.parametrize(
+    "text", ["20Mb", "fast", "-1", "20 Mbit per second", "1TB", "i", "2iB", "20Mbps/s", "nan", "20"]
+)
 def test_a_cap_that_is_none_or_leaves_no_room_is_refused_with_examples(tmp_path, text):
     with pytest.raises(UsageFault, match="transport.max_up") as fault:
         NodeConfig.load({"max_up": text}, {"TUTTI_HOME": str(tmp_path)})
-    assert ("20Mbit" in str(fault.value.next_step)) or ("too little to take part" in fault.value.next_step)
+    assert ("20Mbit" in str(fault.value.next_step)) or (
+        "too little to take part" in fault.value.next_step
+    )
 
 
 @pytest.mark.parametrize("kind", ["data", "config", "cache"])

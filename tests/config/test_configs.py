@@ -1,4 +1,5 @@
-"""Every manifest under configs/ is read, is what its name says, and comes back from the file it is written to."""
+"""Every manifest under configs/ is read, is what its name says, and comes back from the file it is
+written to."""
 
 from __future__ import annotations
 
@@ -48,26 +49,45 @@ def test_a_config_is_what_its_name_says(name: str) -> None:
         ('cell = "some"', "", "averaging.cell"),
         ("", "every = 2", "one cell"),
         ("cell = 2", 'strategy = "gossip"', "outer.every is 0"),
-        ("cell = 2", 'every = 2\nstrategy = "ring"\ncarries = "deltas"\noptimizer = "sgd"', "different anchors"),
+        (
+            "cell = 2",
+            'every = 2\nstrategy = "ring"\ncarries = "deltas"\noptimizer = "sgd"',
+            "different anchors",
+        ),
         ("cell = 2", 'every = 2\nstrategy = "ring"\nfanout = 2', "outer.fanout"),
         ("cell = 2", 'every = 2\nstrategy = "moshpit"', "grid"),
         ("cell = 2", 'every = 2\nstrategy = "moshpit"\ngrid = ["2"]', "list of whole numbers"),
         (
             "cell = 2",
-            'every = 2\ncarries = "deltas"\noptimizer = "sgd"\nstrategy = "hogwild"\ncodec = "int8"\nfeedback = true',
+            'every = 2\ncarries = "deltas"\noptimizer = "sgd"\nstrategy = "hogwild"\ncodec = '
+            '"int8"\nfeedback = true',
             "without a barrier",
         ),
         ("cell = 2", 'every = 2\ncarries = "parameters"\nstrategy = "hogwild"', "do not add up"),
-        ("cell = 2", 'every = 4\ncarries = "deltas"\noptimizer = "sgd"\nfragments = 3', "do not divide"),
+        (
+            "cell = 2",
+            'every = 4\ncarries = "deltas"\noptimizer = "sgd"\nfragments = 3',
+            "do not divide",
+        ),
         ("cell = 2", "every = 4\nquorum = 2", "quorum"),
-        ("cell = 2", 'every = 4\ncarries = "deltas"\noptimizer = "sgd"\ncodec = "top-k"', "outer.feedback"),
-        ("cell = 2", 'every = 4\ncarries = "deltas"\noptimizer = "sgd"\nreducer = "krum"', "reducer"),
+        (
+            "cell = 2",
+            'every = 4\ncarries = "deltas"\noptimizer = "sgd"\ncodec = "top-k"',
+            "outer.feedback",
+        ),
+        (
+            "cell = 2",
+            'every = 4\ncarries = "deltas"\noptimizer = "sgd"\nreducer = "krum"',
+            "reducer",
+        ),
         ("cell = 2", 'every = 4\nreducer = "centered-clip"', "far less than parameters"),
         ("cell = 2", 'every = 1\ncarries = "gradients"', "gradients between cells"),
         ("cell = 2", 'every = 2\ncodec = "int8"', "rounds"),
     ],
 )
-def test_what_a_live_swarm_does_not_carry_is_refused_with_the_reason(averaging: str, outer: str, says: str) -> None:
+def test_what_a_live_swarm_does_not_carry_is_refused_with_the_reason(
+    averaging: str, outer: str, says: str
+) -> None:
     with pytest.raises(UsageFault) as refusal:
         Manifest.parse(f"[averaging]\n{averaging}\n[outer]\n{outer}\n".encode())
     assert refusal.value.next_step

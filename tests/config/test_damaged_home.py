@@ -1,4 +1,5 @@
-"""What a home remembers of its runs, with its files altered, cut, emptied or gone: found again, or one clear refusal."""
+"""What a home remembers of its runs, with its files altered, cut, emptied or gone: found again, or
+one clear refusal."""
 
 from __future__ import annotations
 
@@ -22,11 +23,15 @@ from node.telemetry.events import Journal
 
 OWNER = Identity.ephemeral()
 DAMAGE = {
-    "altered": lambda p: p.write_bytes(bytes(b ^ 0xA5 if len(p.read_bytes()) // 2 <= i else b for i, b in enumerate(p.read_bytes()))),
+    "altered": lambda p: p.write_bytes(
+        bytes(
+            b ^ 0xA5 if len(p.read_bytes()) // 2 <= i else b for i, b in enumerate(p.read_bytes())
+        )
+    ),
     "cut": lambda p: p.write_bytes(p.read_bytes()[: p.stat().st_size // 2]),
     "emptied": lambda p: p.write_bytes(b""),
     "removed": lambda p: p.unlink(),
-}  # fmt: skip
+}
 
 
 def a_run(name: str = "demo", **changes: object) -> Manifest:
@@ -99,7 +104,9 @@ def test_a_damaged_manifest_without_an_invite_is_one_refusal_until_a_copy_is_giv
 
 
 @pytest.mark.parametrize("how", ["altered", "cut", "emptied"])
-def test_a_damaged_invite_is_done_without_where_peers_are_remembered(ours: NodeConfig, how: str) -> None:
+def test_a_damaged_invite_is_done_without_where_peers_are_remembered(
+    ours: NodeConfig, how: str
+) -> None:
     one = a_run()
     ours.remember(one, invite_to(one).encode())
     path = ours.manifest_path(one.run_id).parent / "invite"
@@ -109,7 +116,9 @@ def test_a_damaged_invite_is_done_without_where_peers_are_remembered(ours: NodeC
     assert "tutti join INVITE" in caught.value.next_step
     ours.keep_acquaintances(one.run_id, invite_to(one).addresses)
     assert choose(ours, None) == (one, invite_to(one))
-    assert choose(ours, str(ours.manifest_path(one.run_id))) == (one, None), "named by hand it needs none"
+    assert choose(ours, str(ours.manifest_path(one.run_id))) == (one, None), (
+        "named by hand it needs none"
+    )
 
 
 def test_a_manifest_of_another_run_in_its_place_is_damage(ours: NodeConfig) -> None:
@@ -120,7 +129,9 @@ def test_a_manifest_of_another_run_in_its_place_is_damage(ours: NodeConfig) -> N
         ours.remembered()
 
 
-def test_on_a_full_disk_what_is_remembered_is_remembered_again(ours: NodeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_full_disk_what_is_remembered_is_remembered_again(
+    ours: NodeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = a_run()
     ours.remember(one, invite_to(one).encode())
 
@@ -146,14 +157,22 @@ def test_the_first_loss_of_a_run_survives_a_restart_and_nonsense_is_none(ours: N
         assert ours.reference(one.run_id) == 0.0
 
 
-def test_a_run_that_continues_another_begins_with_the_own_checkpoints_of_that_one(ours: NodeConfig) -> None:
+def test_a_run_that_continues_another_begins_with_the_own_checkpoints_of_that_one(
+    ours: NodeConfig,
+) -> None:
     one = a_run()
     two = a_run(**{"swarm.continues": one.run_id, "training.epochs": one.training.epochs + 5})
     assert two.run_id != one.run_id
     settings, journal = CheckpointSettings(), Journal()
     old = CheckpointStore(ours.checkpoint_dir(one.run_id), settings, one.run_id)
     for epoch in (20, 40):
-        old.save(1, epoch, {"w": torch.full((3,), float(epoch))}, {"w": {"momentum": torch.ones(3)}}, {"lineage": "ab" * 16})
+        old.save(
+            1,
+            epoch,
+            {"w": torch.full((3,), float(epoch))},
+            {"w": {"momentum": torch.ones(3)}},
+            {"lineage": "ab" * 16},
+        )
     spoilt = old.path(1, 40) / "parameters.safetensors"
     spoilt.write_bytes(spoilt.read_bytes()[:-1] + b"\x01")
     new = CheckpointStore(ours.checkpoint_dir(two.run_id), settings, two.run_id)

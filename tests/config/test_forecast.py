@@ -1,4 +1,5 @@
-"""What taking part will move, from the manifest alone. That it is right is measured: benchmarks/hour/caps.py."""
+"""What taking part will move, from the manifest alone. That it is right is measured:
+benchmarks/hour/caps.py."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def test_activations_go_through_every_stage_twice_and_are_shared_by_replicas():
     expected = 2 * m.training.target_batch / p.micro_batch * tensor * OVERHEAD
     assert alone.activations == pytest.approx(expected, rel=0.01)
     assert forecast(m, 1, {1: 2}).activations == pytest.approx(alone.activations / 2)
-    assert forecast(m, 0).activations == pytest.approx(alone.activations), "the ends send each there and back too"
+    assert forecast(m, 0).activations == pytest.approx(alone.activations), (
+        "the ends send each there and back too"
+    )
     half = forecast(manifest(training__eval_every=0, pipeline__wire="bf16"), 1, {1: 1})
     assert half.activations == pytest.approx(alone.activations / 2, rel=0.01)
 
@@ -40,12 +43,22 @@ def test_evaluation_counts_for_as_often_as_it_happens():
 
 def test_who_is_alone_in_a_stage_averages_with_nobody():
     m = manifest(training__buddy_every=0)
-    numbers = sum(math.prod(shape) for shape in parameter_shapes(m.model, m.pipeline.stages, 1).values())
+    numbers = sum(
+        math.prod(shape) for shape in parameter_shapes(m.model, m.pipeline.stages, 1).values()
+    )
     found = [forecast(m, 1, {1: n}).averaging for n in (1, 2, 4)]
-    assert found == [0.0, pytest.approx(OVERHEAD * 0.5 * 8 * numbers), pytest.approx(OVERHEAD * 0.75 * 8 * numbers)]
+    assert found == [
+        0.0,
+        pytest.approx(OVERHEAD * 0.5 * 8 * numbers),
+        pytest.approx(OVERHEAD * 0.75 * 8 * numbers),
+    ]
     cells = manifest(training__buddy_every=0, averaging__cell=2, outer__every=5)
-    assert forecast(cells, 1, {1: 4}).averaging == pytest.approx(found[1]), "a cell of two, however many there are"
-    assert forecast(manifest(), 1, {1: 2}).averaging > found[1], "copies of optimizer state at a buddy"
+    assert forecast(cells, 1, {1: 4}).averaging == pytest.approx(found[1]), (
+        "a cell of two, however many there are"
+    )
+    assert forecast(manifest(), 1, {1: 2}).averaging > found[1], (
+        "copies of optimizer state at a buddy"
+    )
 
 
 def test_an_hour_is_its_epochs_and_its_seconds():
@@ -58,6 +71,12 @@ def test_the_sheet_names_activations_and_what_caps_them(monkeypatch):
     monkeypatch.setenv("COLUMNS", "70")
     lines = sheet(manifest(), signed=True)
     text = " ".join(" ".join(lines).split())
-    for words in ("of activations and their gradients", "of averaging", "at the ends", "an hour", "--max-up RATE"):
+    for words in (
+        "of activations and their gradients",
+        "of averaging",
+        "at the ends",
+        "an hour",
+        "--max-up RATE",
+    ):
         assert words in text
     assert max(map(len, lines)) <= 70

@@ -32,7 +32,10 @@ def test_a_manifest_survives_its_file():
 
 
 def test_the_run_id_follows_every_field_and_not_the_way_it_is_written():
-    assert Manifest.parse(b"[optimizer]\nlr = 1").run_id == Manifest.parse(b"# note\n[optimizer]\nlr = 1.0\n").run_id
+    assert (
+        Manifest.parse(b"[optimizer]\nlr = 1").run_id
+        == Manifest.parse(b"# note\n[optimizer]\nlr = 1.0\n").run_id
+    )
     seen = {DEMO.run_id}
     for section, line in (
         ("model", "layers = 7"),
@@ -84,7 +87,9 @@ def test_a_run_goes_on_only_as_what_it_was():
         ("swarm", 'owner = "me"', "swarm.owner"),
     ],
 )
-def test_a_bad_field_is_named_with_its_value_and_what_is_allowed(section: str, line: str, says: str):
+def test_a_bad_field_is_named_with_its_value_and_what_is_allowed(
+    section: str, line: str, says: str
+):
     with pytest.raises(UsageFault) as fault:
         Manifest.parse(toml_with(section, line))
     assert fault.value.what.startswith(says)
@@ -162,15 +167,26 @@ def test_another_run_another_owner_another_signer_and_no_signature_are_refused()
 
 
 def test_amended_reads_text_as_the_field_type():
-    changed = amended(DEMO, {"model.layers": "12", "optimizer.lr": "0.5", "model.qk_norm": "true", "swarm.name": "x"})
-    assert (changed.model.layers, changed.optimizer.lr, changed.model.qk_norm, changed.swarm.name) == (12, 0.5, True, "x")
+    changed = amended(
+        DEMO,
+        {"model.layers": "12", "optimizer.lr": "0.5", "model.qk_norm": "true", "swarm.name": "x"},
+    )
+    assert (
+        changed.model.layers,
+        changed.optimizer.lr,
+        changed.model.qk_norm,
+        changed.swarm.name,
+    ) == (12, 0.5, True, "x")
     with pytest.raises(UsageFault, match="model.layer"):
         amended(DEMO, {"model.layer": "12"})
 
 
 def test_the_parameter_count_of_the_demo_is_that_of_its_shapes():
-    # 2 * 259 * 128 embedding and head, 128 last norm, 6 blocks of q o (128*128), k v (128*64), 3 of 128*384, two norms
-    assert DEMO.parameter_count() == 2 * 259 * 128 + 128 + 6 * (2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 384 + 2 * 128)
+    # 2 * 259 * 128 embedding and head, 128 last norm, 6 blocks of q o (128*128), k v (128*64), 3 of
+    # 128*384, two norms
+    assert DEMO.parameter_count() == 2 * 259 * 128 + 128 + 6 * (
+        2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 384 + 2 * 128
+    )
 
 
 def test_a_missing_file_says_how_to_make_one(tmp_path):
@@ -182,7 +198,14 @@ def test_a_missing_file_says_how_to_make_one(tmp_path):
 def test_fields_that_came_later_change_no_older_run_id():
     assert DEMO.run_id == "4820d65e14d63a6457f3a420ecdb58ef4467746a9a25a12bbe94b7441515cd98"
     assert b"tokenizer_sha256" not in DEMO.to_toml()
-    old = amended(DEMO, {"data.source": "file:/srv/corpus.txt", "data.tokenizer": "/srv/tokenizer.json", "model.vocab": 1024})
+    old = amended(
+        DEMO,
+        {
+            "data.source": "file:/srv/corpus.txt",
+            "data.tokenizer": "/srv/tokenizer.json",
+            "model.vocab": 1024,
+        },
+    )
     new = amended(old, {"data.tokenizer_sha256": "a" * 64})
     assert old.run_id != new.run_id
     assert (Manifest.parse(old.to_toml()), Manifest.parse(new.to_toml())) == (old, new)
@@ -195,7 +218,10 @@ def test_a_signed_file_that_was_cut_anywhere_is_refused():
     whole = DEMO.sign(Identity.ephemeral())
     Manifest.parse(whole).verify()
     begin = whole.index(b"\n") + 1
-    for at in (*range(begin, len(whole) - 2, 37), *(i + 1 for i, b in enumerate(whole[:-1]) if b == ord("\n"))):
+    for at in (
+        *range(begin, len(whole) - 2, 37),
+        *(i + 1 for i, b in enumerate(whole[:-1]) if b == ord("\n")),
+    ):
         with pytest.raises((UsageFault, Refused)) as fault:
             Manifest.parse(whole[:at]).verify()
         assert fault.value.next_step
@@ -208,6 +234,10 @@ def test_a_signed_file_that_was_cut_anywhere_is_refused():
 
 def test_sections_that_a_draft_leaves_to_their_defaults_are_known():
     assert left_out(DEMO.to_toml()) == []
-    assert left_out(b"[model]\nlayers = 7\n[swarm]\n[pipeline]\n[scheduler]\n[averaging]\n[outer]\n") == [
-        "optimizer", "data", "training",
-    ]  # fmt: skip
+    assert left_out(
+        b"[model]\nlayers = 7\n[swarm]\n[pipeline]\n[scheduler]\n[averaging]\n[outer]\n"
+    ) == [
+        "optimizer",
+        "data",
+        "training",
+    ]

@@ -1,4 +1,5 @@
-"""Changing the stage: who may be asked, who says no and why, what the next image is started with."""
+"""Changing the stage: who may be asked, who says no and why, what the next image is started
+with."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def config(tmp_path: Path, environ: dict[str, str] | None = None, **flags: Any) 
 
 
 def hosting(stage: int, memory: int = 1 << 40, main: int = 0) -> Any:
-    return SimpleNamespace(stage=SimpleNamespace(stage=stage), memory_limit=memory, main_memory=main)
+    return SimpleNamespace(
+        stage=SimpleNamespace(stage=stage), memory_limit=memory, main_memory=main
+    )
 
 
 def test_who_named_the_stage_keeps_it_unless_it_says_otherwise(tmp_path: Path) -> None:
@@ -42,7 +45,9 @@ def test_who_named_the_stage_keeps_it_unless_it_says_otherwise(tmp_path: Path) -
     assert config(tmp_path, {"TUTTI_STAGE": "1", "TUTTI_MAY_MOVE": "yes"}).may_move
 
 
-def test_the_next_image_hosts_the_new_stage_on_the_old_port_and_may_move_again(tmp_path: Path) -> None:
+def test_the_next_image_hosts_the_new_stage_on_the_old_port_and_may_move_again(
+    tmp_path: Path,
+) -> None:
     ours = config(tmp_path, {MOVED: "2:4001"}, p2p_port=0, grpc_port=5000)
     assert (ours.stage, ours.transport.p2p_port, ours.transport.grpc_port) == (2, 4001, 5000)
     assert ours.may_move
@@ -82,8 +87,13 @@ def test_reasons_to_stay(tmp_path: Path) -> None:
     assert "main memory" in refusal(ours, diloco, hosting(1, main=1 << 16), 2, "stage")
 
 
-def test_a_change_that_does_not_fit_here_is_said_when_it_is_heard_of_and_counts_for_a_move(tmp_path: Path) -> None:
-    journal, diloco = Journal(), Rules(1, OuterSettings("butterfly", "deltas", 4, "nesterov"), 3, "signed")
+def test_a_change_that_does_not_fit_here_is_said_when_it_is_heard_of_and_counts_for_a_move(
+    tmp_path: Path,
+) -> None:
+    journal, diloco = (
+        Journal(),
+        Rules(1, OuterSettings("butterfly", "deltas", 4, "nesterov"), 3, "signed"),
+    )
     d = FakeDaemon(config(tmp_path))
     d.assembled.main_memory = 1 << 16
     check_room(d.config, MANIFEST, d.assembled, journal)
@@ -99,7 +109,12 @@ def test_a_change_that_does_not_fit_here_is_said_when_it_is_heard_of_and_counts_
 
 def test_the_port_is_our_own_and_no_relays(tmp_path: Path) -> None:
     relay = f"/ip4/9.9.9.9/tcp/1/p2p/{ME}/p2p-circuit/p2p/{ME}"
-    assert p2p_port([relay, f"/ip4/127.0.0.1/udp/7/quic-v1/p2p/{ME}", f"/ip4/127.0.0.1/tcp/4001/p2p/{ME}"]) == 4001
+    assert (
+        p2p_port(
+            [relay, f"/ip4/127.0.0.1/udp/7/quic-v1/p2p/{ME}", f"/ip4/127.0.0.1/tcp/4001/p2p/{ME}"]
+        )
+        == 4001
+    )
     assert p2p_port([relay]) == 0
 
 
@@ -107,7 +122,12 @@ class FakeDaemon:
     """What a mover sees of its daemon, and what it did to it."""
 
     def __init__(self, ours: NodeConfig, stage: int = 1) -> None:
-        self.config, self.manifest, self.journal, self.tasks = ours, MANIFEST, Journal(), Tasks("test")
+        self.config, self.manifest, self.journal, self.tasks = (
+            ours,
+            MANIFEST,
+            Journal(),
+            Tasks("test"),
+        )
         self.draining = self.ending = False
         self.presence: Any = None
         self.placing = SimpleNamespace(open_to=ours.open_to)
@@ -150,7 +170,9 @@ async def test_a_move_leaves_first_and_stops_last(tmp_path: Path) -> None:
     assert d.mover.done == (2, 4001)
 
 
-async def test_an_epoch_that_hangs_does_not_keep_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_epoch_that_hangs_does_not_keep_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(moving, "MOVE_S", 0.01)
     d = FakeDaemon(config(tmp_path))
     d.mover.asked(2)
@@ -196,9 +218,13 @@ async def test_who_comes_or_goes_is_not_moved(tmp_path: Path) -> None:
 
 def test_the_image_is_started_as_this_one_was(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[Any] = []
-    monkeypatch.setattr(moving.sys, "orig_argv", ["/usr/bin/python3", "-m", "cli", "start", "--name", "x"])
+    monkeypatch.setattr(
+        moving.sys, "orig_argv", ["/usr/bin/python3", "-m", "cli", "start", "--name", "x"]
+    )
     monkeypatch.setattr(moving.os, "execv", lambda *a: called.append(a))
     monkeypatch.setenv(MOVED, "")
     moving.again(2, 4001)
-    assert called == [(moving.sys.executable, [moving.sys.executable, "-m", "cli", "start", "--name", "x"])]
+    assert called == [
+        (moving.sys.executable, [moving.sys.executable, "-m", "cli", "start", "--name", "x"])
+    ]
     assert moving.os.environ[MOVED] == "2:4001"

@@ -1,4 +1,5 @@
-"""How paths are laid, as a manifest says it: what cannot be, or cannot hold together, is refused with the next step."""
+"""How paths are laid, as a manifest says it: what cannot be, or cannot hold together, is refused
+with the next step."""
 
 from __future__ import annotations
 
@@ -7,7 +8,10 @@ import pytest
 from node.core.errors import UsageFault
 from node.manifest import Manifest
 
-FOUR = "[model]\nlayers = 4\n[pipeline]\nstages = 4\nmicro_batch = 4\nmay_skip = 0.5\n[training]\ntarget_batch = 32\n"
+FOUR = (
+    "[model]\nlayers = 4\n[pipeline]\nstages = 4\nmicro_batch = 4\nmay_skip = "
+    "0.5\n[training]\ntarget_batch = 32\n"
+)
 
 
 def manifest(scheduler: str, rest: str = "", base: str = FOUR) -> Manifest:

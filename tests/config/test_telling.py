@@ -14,7 +14,9 @@ from node.telemetry.events import Journal
 from protos.control_pb2 import Snapshot
 
 
-async def told(monkeypatch: pytest.MonkeyPatch, *snapshots: Snapshot, again_s: float = 1e9) -> list[str]:
+async def told(
+    monkeypatch: pytest.MonkeyPatch, *snapshots: Snapshot, again_s: float = 1e9
+) -> list[str]:
     """What the journal says while the daemon looks like each of these in turn."""
     monkeypatch.setattr(picture, "NEWS_S", 0.0)
     monkeypatch.setattr(picture, "TELL_S", again_s)
@@ -50,7 +52,12 @@ async def test_a_joiner_hears_each_step_once_and_training_again_and_again(monkey
 
 
 async def test_trouble_is_told_with_what_to_do_and_so_is_its_end(monkeypatch):
-    waiting = training_snapshot(state="waiting", healthy=False, reason="waiting for a peer for stage 3", next_step="invite one")
+    waiting = training_snapshot(
+        state="waiting",
+        healthy=False,
+        reason="waiting for a peer for stage 3",
+        next_step="invite one",
+    )
     said = await told(monkeypatch, training_snapshot(), waiting, waiting, training_snapshot())
     assert len(said) == 3
     assert said[1] == "waiting for a peer for stage 3; invite one"

@@ -1,4 +1,5 @@
-"""What strangers learn over libp2p: of an open run its manifest and its peers, of a private one nothing."""
+"""What strangers learn over libp2p: of an open run its manifest and its peers, of a private one
+nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ OWNER, GUEST, STRANGER = (Identity.ephemeral() for _ in range(3))
 
 def view(private: bool) -> tuple[View, Manifest]:
     base = Manifest.default_demo().owned_by(OWNER.peer_id)
-    manifest = Manifest.parse(amended(base, {"swarm.admission": "invite" if private else "open"}).sign(OWNER))
+    manifest = Manifest.parse(
+        amended(base, {"swarm.admission": "invite" if private else "open"}).sign(OWNER)
+    )
     gate = Gate(manifest.run_id, OWNER.peer_id, private)
     daemon: Any = SimpleNamespace(manifest=manifest, clock=VirtualClock(), gate=lambda: gate)
     made = View(daemon)
@@ -30,7 +33,9 @@ def view(private: bool) -> tuple[View, Manifest]:
 
 async def test_an_open_run_answers_everybody() -> None:
     open_, manifest = view(private=False)
-    assert (await open_.answer(STRANGER.peer_id, Ask(peers=AskPeers()))).peers.peers[0].name == "shy-otter"
+    assert (await open_.answer(STRANGER.peer_id, Ask(peers=AskPeers()))).peers.peers[
+        0
+    ].name == "shy-otter"
     answer = await open_.answer(STRANGER.peer_id, Ask(manifest=AskManifest(run_id=manifest.run_id)))
     assert Manifest.parse(answer.manifest.toml) == manifest
     with pytest.raises(LocalFault) as unknown:
@@ -48,7 +53,10 @@ async def test_a_private_run_answers_who_shows_its_own_token_and_tells_others_no
         AskManifest(admission=token),
     ):
         asked = Ask(peers=question) if isinstance(question, AskPeers) else Ask(manifest=question)
-        assert (await private.answer(GUEST.peer_id, asked)).WhichOneof("answer") in ("peers", "manifest")
+        assert (await private.answer(GUEST.peer_id, asked)).WhichOneof("answer") in (
+            "peers",
+            "manifest",
+        )
         with pytest.raises(Refused) as refused:
             await private.answer(STRANGER.peer_id, asked)
         told = f"{refused.value.what} {refused.value.next_step}"
@@ -63,7 +71,11 @@ async def test_a_private_run_answers_who_shows_its_own_token_and_tells_others_no
             OWNER.peer_id,
         ):
             assert secret not in told
-    for bare in (Ask(peers=AskPeers()), Ask(manifest=AskManifest()), Ask(peers=AskPeers(admission=grant))):
+    for bare in (
+        Ask(peers=AskPeers()),
+        Ask(manifest=AskManifest()),
+        Ask(peers=AskPeers(admission=grant)),
+    ):
         with pytest.raises(Refused):
             await private.answer(GUEST.peer_id, bare)
     assert (await private.answer(OWNER.peer_id, Ask(peers=AskPeers()))).peers.peers

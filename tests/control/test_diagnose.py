@@ -232,7 +232,7 @@ def test_a_verdict_becomes_an_error() -> None:
     assert len(fault.details["findings"]) == 2
 
 
-# ------------------------------------------------------------------------------- identity in use
+# ------------------------------------------------------------ identity in use
 
 
 class Swarm:
@@ -316,7 +316,7 @@ def test_a_swarm_that_stops_answering_proves_nothing() -> None:
     assert swarm.watch(ask=ask) is None
 
 
-# ------------------------------------------------------------------------------- the report
+# ------------------------------------------------------------ the report
 
 
 def test_a_checkup_is_for_people_and_for_machines() -> None:
@@ -326,8 +326,10 @@ def test_a_checkup_is_for_people_and_for_machines() -> None:
     assert list(document) == ["machine", "findings", "verdict", "seconds"]
     assert document["machine"]["routes"] == {"ipv4": "192.168.7.2", "ipv6": None}
     assert document["machine"]["addresses"][1] == {
-        "interface": "eth0", "address": "192.168.7.2", "scope": "private",
-    }  # fmt: skip
+        "interface": "eth0",
+        "address": "192.168.7.2",
+        "scope": "private",
+    }
     assert document["machine"]["clock_s"] == 3600.0
     assert [f["layer"] for f in document["findings"]] == ["answer", "connect", "identity"]
     assert (document["verdict"]["code"], document["verdict"]["exit_code"], document["seconds"]) == (

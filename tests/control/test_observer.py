@@ -1,4 +1,5 @@
-"""The observer against a real p2pd in a process of its own, and against addresses that do not work."""
+"""The observer against a real p2pd in a process of its own, and against addresses that do not
+work."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ from hivemind.p2p import P2P
 from protos.ask_pb2 import Answer, Ask, PeerLine, PeersAnswer, PingAnswer, Refusal
 
 async def main():
-    hosts = ("/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1", "/ip6/::1/tcp/0", "/ip6/::1/udp/0/quic-v1")
+    ends = ("tcp/0", "udp/0/quic-v1")
+    hosts = [f"/{ip}/{end}" for ip in ("ip4/127.0.0.1", "ip6/::1") for end in ends]
     p2p = await P2P.create(host_maddrs=hosts, nat_port_map=False, auto_nat=False)
 
     async def answer(info, reader, writer):
@@ -39,20 +41,23 @@ async def main():
         asked = Ask.FromString(await reader.readexactly(size))
         kind = asked.WhichOneof("question")
         if kind == "peers":
-            reply = Answer(peers=PeersAnswer(peers=[PeerLine(peer=info.peer_id.to_base58(), name="caller")] * 3000))
+            line = PeerLine(peer=info.peer_id.to_base58(), name="caller")
+            reply = Answer(peers=PeersAnswer(peers=[line] * 3000))
         elif asked.ping.nonce == b"no":
             reply = Answer(refusal=Refusal(code=5, reason="not for you"))
         else:
-            reply = Answer(ping=PingAnswer(nonce=asked.ping.nonce, version="1", name="calm-otter", time=time.time() + 100))
+            now = time.time() + 100
+            pong = PingAnswer(nonce=asked.ping.nonce, version="1", name="calm-otter", time=now)
+            reply = Answer(ping=pong)
         raw = reply.SerializeToString()
         frame = struct.pack(">I", len(raw)) + raw
         if asked.ping.nonce == b"silence":
             await reader.read()
             writer.close()
             return
-        frame = {b"cut": frame[:-1], b"huge": struct.pack(">I", 2**31), b"noise": struct.pack(">I", 3) + b"\xff\xff\xff"}.get(
-            asked.ping.nonce, frame
-        )
+        damaged = {b"cut": frame[:-1], b"huge": struct.pack(">I", 2**31)}
+        damaged[b"noise"] = struct.pack(">I", 3) + b"\xff\xff\xff"
+        frame = damaged.get(asked.ping.nonce, frame)
         writer.write(frame)
         await writer.drain()
         if asked.ping.nonce != b"cut":
@@ -74,14 +79,20 @@ STRANGER = "12D3KooWGQmdpbHXA4BTXpaGrFWCrgJMJhdGbyBQrT9HqGRbYs5B"
 
 @pytest.fixture(scope="module")
 def observed_places() -> Iterator[dict[str, str]]:
-    """The multiaddrs of a node that answers questions, by IP version and transport: "4/tcp", "6/udp". It ends when its
-    standard input does."""
-    process = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    """The multiaddrs of a node that answers questions, by IP version and transport: "4/tcp",
+    "6/udp". It ends when its standard input does."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdin is not None
     assert process.stdout is not None
     try:
         addresses = json.loads(process.stdout.readline())
-        yield {f"{words[1][-1]}/{words[3]}": address for address in addresses if (words := address.split("/"))}
+        yield {
+            f"{words[1][-1]}/{words[3]}": address
+            for address in addresses
+            if (words := address.split("/"))
+        }
     finally:
         process.stdin.close()
         process.wait(20)
@@ -130,9 +141,13 @@ def test_the_asker_is_who_its_seed_makes_it(observed_node: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["4/tcp", "4/udp", "6/tcp", "6/udp"])
-def test_tcp_and_quic_of_both_ip_versions_carry_long_answers(observed_places: dict[str, str], place: str) -> None:
+def test_tcp_and_quic_of_both_ip_versions_carry_long_answers(
+    observed_places: dict[str, str], place: str
+) -> None:
     for _ in range(3):
-        assert len(ask(observed_places[place], Ask(peers=AskPeers()), timeout=20).peers.peers) == 3000
+        assert (
+            len(ask(observed_places[place], Ask(peers=AskPeers()), timeout=20).peers.peers) == 3000
+        )
 
 
 @pytest.mark.parametrize("place", ["4/tcp", "4/udp"])
@@ -143,9 +158,15 @@ def test_a_name_is_looked_up(observed_places: dict[str, str], place: str) -> Non
 
 @pytest.mark.parametrize(
     ("nonce", "reason"),
-    [(b"cut", "the answer did not come"), (b"huge", "2147483648 bytes"), (b"noise", "not an Answer")],
+    [
+        (b"cut", "the answer did not come"),
+        (b"huge", "2147483648 bytes"),
+        (b"noise", "not an Answer"),
+    ],
 )
-def test_a_bad_answer_is_a_network_fault_with_its_reason(observed_node: str, nonce: bytes, reason: str) -> None:
+def test_a_bad_answer_is_a_network_fault_with_its_reason(
+    observed_node: str, nonce: bytes, reason: str
+) -> None:
     with pytest.raises(NetworkFault, match=reason) as caught:
         ask(observed_node, ping(nonce), timeout=20)
     assert caught.value.code == ExitCode.NETWORK
@@ -155,7 +176,9 @@ def test_a_bad_answer_is_a_network_fault_with_its_reason(observed_node: str, non
 
 @pytest.mark.parametrize("place", ["4/tcp", "4/udp"])
 def test_silence_ends_with_the_time_out(observed_places: dict[str, str], place: str) -> None:
-    with pytest.raises(NetworkFault, match="connected, but the question is not answered within 5[.0-9]* s"):
+    with pytest.raises(
+        NetworkFault, match="connected, but the question is not answered within 5[.0-9]* s"
+    ):
         ask(observed_places[place], ping(b"silence"), timeout=5)
 
 
@@ -165,7 +188,9 @@ def test_who_takes_connections_and_says_nothing_is_no_peer(mute: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["4/tcp", "4/udp", "6/udp"])
-def test_a_node_that_is_somebody_else_is_not_asked(observed_places: dict[str, str], place: str) -> None:
+def test_a_node_that_is_somebody_else_is_not_asked(
+    observed_places: dict[str, str], place: str
+) -> None:
     address = observed_places[place]
     impostor = address.replace(address.rsplit("/", 1)[1], STRANGER)
     with pytest.raises(NetworkFault, match="somebody else answers there"):
@@ -205,8 +230,11 @@ def test_every_address_that_failed_is_named_with_its_reason(closed: str) -> None
     assert f"{strange}: not tried" in caught.value.what
     listed = caught.value.details["findings"]
     assert {f["address"]: f["layer"] for f in listed} == {
-        closed: "connect", unknown: "name", relayed: "address", strange: "address",
-    }  # fmt: skip
+        closed: "connect",
+        unknown: "name",
+        relayed: "address",
+        strange: "address",
+    }
     assert json.loads(json.dumps(listed)) == listed
 
 
@@ -227,20 +255,26 @@ def test_all_addresses_are_tried_at_once_and_the_first_good_answer_wins(
     assert time.monotonic() - begin < 30, "the mute one was waited for"
 
 
-def test_quic_is_used_where_tcp_does_not_answer(observed_places: dict[str, str], closed: str, mute: str) -> None:
+def test_quic_is_used_where_tcp_does_not_answer(
+    observed_places: dict[str, str], closed: str, mute: str
+) -> None:
     for tcp in (mute, closed):
         begin = time.monotonic()
         assert ask_first([tcp, observed_places["4/udp"]], ping(), timeout=60).ping.version == "1"
         assert time.monotonic() - begin < 30, "TCP was waited for"
 
 
-def test_a_refusal_is_an_answer_but_not_a_good_one(observed_places: dict[str, str], mute: str) -> None:
+def test_a_refusal_is_an_answer_but_not_a_good_one(
+    observed_places: dict[str, str], mute: str
+) -> None:
     begin = time.monotonic()
     peer = observed_places["4/tcp"].rsplit("/", 1)[1]
     same = mute.replace(STRANGER, peer)
     answer = ask_first([observed_places["4/tcp"], same], ping(b"no"), timeout=60)
     assert answer.refusal.reason == "not for you"
-    assert time.monotonic() - begin < 30, "what a peer has refused, its other addresses are not asked for"
+    assert time.monotonic() - begin < 30, (
+        "what a peer has refused, its other addresses are not asked for"
+    )
     assert not survey([observed_places["4/tcp"]], [ping(b"no")], 20)[0].good
 
 
@@ -316,7 +350,9 @@ def test_what_speaks_first_tells_a_peer_from_another_service(greeting: bytes, sa
         ("answer", "stream \x1b[31mreset", ExitCode.NETWORK, "did not come: stream  [31mreset"),
     ],
 )
-def test_a_conversation_that_breaks_off_is_put_into_words(layer: str, why: str, code: ExitCode, says: str) -> None:
+def test_a_conversation_that_breaks_off_is_put_into_words(
+    layer: str, why: str, code: ExitCode, says: str
+) -> None:
     found = observer._broke(f"/ip4/127.0.0.1/tcp/1/p2p/{STRANGER}", layer, why)
     assert (found.layer, found.code, found.ok) == (layer, code, False)
     assert says in found.cause
@@ -329,7 +365,9 @@ def test_the_host_only_dials() -> None:
     assert host.get_network().listeners == {}  # type: ignore[attr-defined]
     assert host.get_network()._resource_manager.prometheus_exporter is None  # type: ignore[attr-defined]
     limits = host.get_network().connection_config  # type: ignore[attr-defined]
-    assert (limits.low_watermark + limits.high_watermark) // 2 == 0, "the library dials on its own up to this many"
+    assert (limits.low_watermark + limits.high_watermark) // 2 == 0, (
+        "the library dials on its own up to this many"
+    )
 
 
 def test_asking_leaves_no_thread_and_no_socket_behind(observed_places: dict[str, str]) -> None:
@@ -342,17 +380,25 @@ def test_asking_leaves_no_thread_and_no_socket_behind(observed_places: dict[str,
     ask(observed_places["4/udp"], ping(), timeout=20)
     assert threading.active_count() <= before
     mine = psutil.Process().net_connections("inet")
-    assert not [c for c in mine if c.status in ("LISTEN", "ESTABLISHED") or c.type == socket.SOCK_DGRAM]
+    assert not [
+        c for c in mine if c.status in ("LISTEN", "ESTABLISHED") or c.type == socket.SOCK_DGRAM
+    ]
 
 
 def test_it_refuses_to_share_a_process_with_hivemind() -> None:
-    code = "import sys, types; sys.modules['hivemind'] = types.ModuleType('hivemind'); import node.control.observer"
+    code = (
+        "import sys, types; sys.modules['hivemind'] = types.ModuleType('hivemind'); import "
+        "node.control.observer"
+    )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ended.returncode != 0
     assert "a process of its own" in ended.stderr
 
 
 def test_it_needs_neither_torch_nor_hivemind() -> None:
-    code = "import sys, node.control.observer; print(sorted({'torch', 'hivemind', 'grpc'} & set(sys.modules)))"
+    code = (
+        "import sys, node.control.observer; print(sorted({'torch', 'hivemind', 'grpc'} & "
+        "set(sys.modules)))"
+    )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ended.stdout.strip() == "[]"

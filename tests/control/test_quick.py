@@ -1,4 +1,5 @@
-"""One question without gRPC's client: what it brings is what gRPC's client brings, and nothing it meets keeps it waiting."""
+"""One question without gRPC's client: what it brings is what gRPC's client brings, and nothing it
+meets keeps it waiting."""
 
 import asyncio
 import socket as sockets
@@ -22,9 +23,13 @@ async def test_it_brings_what_the_daemon_says(socket, window):
 
 
 async def test_an_answer_larger_than_a_window_of_http2_comes_whole(socket, window):
-    crowd = PeersAnswer(peers=[PeerLine(peer="x" * 52, name=f"peer-{i}", state="training") for i in range(3000)])
+    crowd = PeersAnswer(
+        peers=[PeerLine(peer="x" * 52, name=f"peer-{i}", state="training") for i in range(3000)]
+    )
     window.peers = lambda: crowd
-    raw = await asyncio.to_thread(unary, socket, PEERS, PeersRequest(all=True).SerializeToString(), 60.0)
+    raw = await asyncio.to_thread(
+        unary, socket, PEERS, PeersRequest(all=True).SerializeToString(), 60.0
+    )
     assert len(raw) > 1 << 17
     assert PeersAnswer.FromString(raw) == crowd
 

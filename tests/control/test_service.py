@@ -62,7 +62,9 @@ async def test_generate_streams_and_is_bounded(socket, window):
     asked: list[GenerateRequest] = []
     speak = window.generate
     window.generate = lambda request: asked.append(request) or speak(request)
-    pieces = await ask(socket, lambda c: list(c.generate(GenerateRequest(prompt="abc", max_tokens=2_000_000_000))))
+    pieces = await ask(
+        socket, lambda c: list(c.generate(GenerateRequest(prompt="abc", max_tokens=2_000_000_000)))
+    )
     assert "".join(p.text for p in pieces) == "ABC"
     assert asked[0].max_tokens == 4096
 
@@ -84,7 +86,11 @@ async def test_events_tell_history_then_live_each_once(socket, window):
     loop = asyncio.get_running_loop()
     assert await ask(socket, follow) == ["two", "three"]
     assert [e.text for e in await ask(socket, lambda c: list(c.events(last=1)))] == ["three"]
-    assert [e.text for e in await ask(socket, lambda c: list(c.events(last=9, level="debug")))] == ["one", "two", "three"]
+    assert [e.text for e in await ask(socket, lambda c: list(c.events(last=9, level="debug")))] == [
+        "one",
+        "two",
+        "three",
+    ]
     assert await ask(socket, lambda c: list(c.events(last=0))) == []
 
 
@@ -154,7 +160,9 @@ async def test_a_daemon_that_goes_away_and_one_that_hangs_are_told_apart(tmp_pat
         await stuck.wait()
 
     window.snapshot = never
-    hasty, client = [await asyncio.to_thread(ControlClient, service.path, timeout_s) for timeout_s in (0.2, 60.0)]
+    hasty, client = [
+        await asyncio.to_thread(ControlClient, service.path, timeout_s) for timeout_s in (0.2, 60.0)
+    ]
     with pytest.raises(TimedOut):
         await asyncio.to_thread(hasty.status)
     await service.close(0.0)

@@ -5,7 +5,16 @@ from rich.console import Console, RenderableType
 
 from node.control.memory import ME, some_peers, training_snapshot
 from node.control.snapshot import compare_digests, cover, exit_code, plain, swarm_view
-from node.control.text import banner, consent_lines, doing, fitted, peers_table, ping_lines, status_lines, swarm_picture
+from node.control.text import (
+    banner,
+    consent_lines,
+    doing,
+    fitted,
+    peers_table,
+    ping_lines,
+    status_lines,
+    swarm_picture,
+)
 from protos.ask_pb2 import PeerLine, PeersAnswer
 from protos.control_pb2 import ChangeLine, OuterLine, PingReport, Snapshot, SpreadLine
 
@@ -19,7 +28,13 @@ def shown(*what: RenderableType, width: int = 80) -> list[str]:
 
 def swarm(stages: int = 3, replicas: int = 2, **changes: object) -> list[Snapshot]:
     return [
-        training_snapshot(stage=s, name=f"peer-{s}-{r}", peer=f"{ME[:-3]}{s}x{r}", digest=f"{s:02d}" * 32, **changes)
+        training_snapshot(
+            stage=s,
+            name=f"peer-{s}-{r}",
+            peer=f"{ME[:-3]}{s}x{r}",
+            digest=f"{s:02d}" * 32,
+            **changes,
+        )
         for s in range(stages + 1)
         for r in range(replicas)
     ]
@@ -53,18 +68,37 @@ def test_status_tells_the_facts_in_eighty_columns():
 def worst() -> Snapshot:
     """Everything that a screen can say, at its longest."""
     s = training_snapshot(
-        healthy=False, reason="no way to " + "brisk-otter (stage 2), " * 8, next_step="see tutti doctor net, " * 8
+        healthy=False,
+        reason="no way to " + "brisk-otter (stage 2), " * 8,
+        next_step="see tutti doctor net, " * 8,
     )
     s.name = "a-very-long-name-of-a-peer"
-    s.outer.CopyFrom(OuterLine(cell=2, last=3, cells=2, peers=4, last_s=0.25, bytes=1 << 20, next=4))
+    s.outer.CopyFrom(
+        OuterLine(cell=2, last=3, cells=2, peers=4, last_s=0.25, bytes=1 << 20, next=4)
+    )
     s.outer.spread.CopyFrom(SpreadLine(cells=2, relative=0.00813, error=0.125))
     s.change.CopyFrom(
-        ChangeLine(revision=3, in_force=2, since=12, says="cells of 3, moshpit on a grid of 3 x 3 x 3 with int8, nesterov")
+        ChangeLine(
+            revision=3,
+            in_force=2,
+            since=12,
+            says="cells of 3, moshpit on a grid of 3 x 3 x 3 with int8, nesterov",
+        )
     )
     s.paths.how, s.paths.run_s, s.paths.round_s = "planned", 1.0, 2.0
-    s.paths.why.extend(["stage 2 is skipped by every third micro-batch, for its peers are slow at this time"] * 3)
-    s.reachable = "relayed through 2 peers; direct after a router maps a port, which none has done so far, though asked"
-    s.device, s.memory_used, s.memory_limit, s.leader = "cuda:0 NVIDIA H200, 139.8 GiB (120.3 free)", 1 << 35, 1 << 37, ME
+    s.paths.why.extend(
+        ["stage 2 is skipped by every third micro-batch, for its peers are slow at this time"] * 3
+    )
+    s.reachable = (
+        "relayed through 2 peers; direct after a router maps a port, which none has done "
+        "so far, though asked"
+    )
+    s.device, s.memory_used, s.memory_limit, s.leader = (
+        "cuda:0 NVIDIA H200, 139.8 GiB (120.3 free)",
+        1 << 35,
+        1 << 37,
+        ME,
+    )
     s.digest_mismatches, s.momentum_lost, s.momentum_age, s.p2pd_restarts = 1, 2, 3, 4
     s.warnings.extend(["stage 2 has one peer only: when it leaves, training waits"])
     return s
@@ -72,7 +106,9 @@ def worst() -> Snapshot:
 
 @pytest.mark.parametrize("snapshot", [training_snapshot(), worst()], ids=["usual", "worst"])
 @pytest.mark.parametrize(("width", "height"), [(80, 23), (60, 23), (40, 12), (200, 0)])
-def test_status_fits_any_screen_and_keeps_what_is_wrong(snapshot: Snapshot, width: int, height: int):
+def test_status_fits_any_screen_and_keeps_what_is_wrong(
+    snapshot: Snapshot, width: int, height: int
+):
     lines = shown(*fitted(status_lines(snapshot), width, height), width=width)
     assert all(len(line) <= width for line in lines)
     assert not height or len(lines) <= height
@@ -94,7 +130,11 @@ def test_a_screen_says_that_it_leaves_something_out():
     ("changes", "word", "says"),
     [
         ({}, "training", "training: epoch 120/150"),
-        ({"state": "joining", "progress": 0.45, "stage": 2}, "joining", "state of stage 2 from others: 45%"),
+        (
+            {"state": "joining", "progress": 0.45, "stage": 2},
+            "joining",
+            "state of stage 2 from others: 45%",
+        ),
         ({"state": "choosing"}, "choosing", "which stage needs this peer"),
         (
             {"healthy": False, "reason": "waiting for an ends peer", "next_step": "start one"},
@@ -111,7 +151,9 @@ def test_what_a_daemon_does_is_one_sentence(changes: dict[str, object], word: st
 
 def test_cells_are_shown_with_how_far_they_are_apart_once_that_is_known():
     snapshot = training_snapshot()
-    snapshot.outer.CopyFrom(OuterLine(cell=2, last=3, cells=2, peers=4, last_s=0.25, bytes=1 << 20, next=4))
+    snapshot.outer.CopyFrom(
+        OuterLine(cell=2, last=3, cells=2, peers=4, last_s=0.25, bytes=1 << 20, next=4)
+    )
     young = "\n".join(shown(*status_lines(snapshot)))
     assert "cell 1   outer round 3: 2 cells, 4 peers" in young
     assert "apart" not in young
@@ -127,7 +169,12 @@ def test_the_owners_change_is_shown_with_what_is_still_to_come():
     snapshot = training_snapshot()
     assert not any("averaging" in line for line in shown(*status_lines(snapshot)))
     snapshot.change.CopyFrom(
-        ChangeLine(revision=2, in_force=1, since=40, says="cells of 2, gossip of parameters after every 3 epochs")
+        ChangeLine(
+            revision=2,
+            in_force=1,
+            since=40,
+            says="cells of 2, gossip of parameters after every 3 epochs",
+        )
     )
     text = "\n".join(lines := shown(*status_lines(snapshot)))
     assert "averaging by the owner's change 1, since epoch 40" in text
@@ -139,7 +186,12 @@ def test_the_owners_change_is_shown_with_what_is_still_to_come():
 
 
 def test_a_degraded_node_says_why_first_and_what_to_do():
-    snapshot = training_snapshot(healthy=False, state="waiting", reason="no peer holds stage 3", next_step="tutti swarm invite")
+    snapshot = training_snapshot(
+        healthy=False,
+        state="waiting",
+        reason="no peer holds stage 3",
+        next_step="tutti swarm invite",
+    )
     lines = shown(*status_lines(snapshot))
     assert "degraded" in lines[0]
     assert "no peer holds stage 3" in lines[1]
@@ -149,7 +201,11 @@ def test_a_degraded_node_says_why_first_and_what_to_do():
 
 
 def test_a_daemon_that_knows_nothing_yet_makes_nothing_up():
-    lines = shown(*status_lines(Snapshot(peer=ME, name="new", state="starting", healthy=True, version="0.1.0")))
+    lines = shown(
+        *status_lines(
+            Snapshot(peer=ME, name="new", state="starting", healthy=True, version="0.1.0")
+        )
+    )
     assert len(lines) == 2
     assert "loss" not in "".join(lines)
 
@@ -157,7 +213,18 @@ def test_a_daemon_that_knows_nothing_yet_makes_nothing_up():
 def test_the_peers_table_fits_and_marks_this_node():
     lines = shown(peers_table(some_peers()))
     assert all(len(line) <= 80 for line in lines)
-    assert lines[0].split() == ["PEER", "NAME", "STATE", "STAGE", "PATH", "RTT", "TOK/S", "EPOCH", "UP", "VER"]
+    assert lines[0].split() == [
+        "PEER",
+        "NAME",
+        "STATE",
+        "STAGE",
+        "PATH",
+        "RTT",
+        "TOK/S",
+        "EPOCH",
+        "UP",
+        "VER",
+    ]
     assert [line for line in lines if line.startswith("* kJ4m2a")]
     assert any("joining 62%" in line and "3/3" in line for line in lines)
     assert any("lost 41s" in line for line in lines)
@@ -175,10 +242,14 @@ def test_peers_are_sorted_and_filtered():
 
 
 def test_a_hostile_name_cannot_draw_on_the_terminal():
-    answer = PeersAnswer(peers=[PeerLine(peer="\x1b]0;x", name="\x1b[31mred\nnext", state="\x1b[2J", version="\r")])
+    answer = PeersAnswer(
+        peers=[PeerLine(peer="\x1b]0;x", name="\x1b[31mred\nnext", state="\x1b[2J", version="\r")]
+    )
     assert "\x1b" not in "".join(shown(peers_table(answer)))
     assert len(shown(peers_table(answer))) == 4
-    hostile = training_snapshot(name="\x1b[2J", reason="\x1b[1m", healthy=False, layers="[red]x[/red]")
+    hostile = training_snapshot(
+        name="\x1b[2J", reason="\x1b[1m", healthy=False, layers="[red]x[/red]"
+    )
     text = "\n".join(shown(*status_lines(hostile)))
     assert "\x1b" not in text
     assert "[red]x[/red]" in text  # markup of a stranger is text
@@ -235,16 +306,19 @@ def test_digests_are_compared_only_at_the_same_epoch():
 
 
 def test_the_peer_furthest_ahead_speaks_for_the_swarm():
-    behind, ahead = training_snapshot(epoch=5, loss=4.0), training_snapshot(epoch=9, loss=3.0, stage=0)
+    behind, ahead = (
+        training_snapshot(epoch=5, loss=4.0),
+        training_snapshot(epoch=9, loss=3.0, stage=0),
+    )
     view = swarm_view([behind, ahead])
     assert (view.epoch, view.loss) == (9, 3.0)
     assert view.time_s["compute"] == 1240.0
 
 
 def test_ping_tells_every_round_trip_or_the_reason():
-    assert ping_lines(PingReport(peer=ME, name="n", path="tunnel", rtt_s=[0.1, 0.3, 0.2]))[-1].endswith(
-        "least 100.0 ms, median 200.0 ms"
-    )
+    assert ping_lines(PingReport(peer=ME, name="n", path="tunnel", rtt_s=[0.1, 0.3, 0.2]))[
+        -1
+    ].endswith("least 100.0 ms, median 200.0 ms")
     assert ping_lines(PingReport(peer=ME, error="no route")) == ["kJ4m2a: no route"]
 
 
@@ -280,33 +354,81 @@ def test_the_banner_says_how_to_go_on():
 
 def test_the_consent_sheet_says_what_is_accepted():
     sheet = consent_lines(
-        name="demo", run_id="ab" * 32, owner=ME, signed=True, admission="open", model="6 layers", parameters=1_000_000,
-        data="builtin:pydoc", cut="3 stages", work="10 epochs", fetches_data=False,
-    )  # fmt: skip
+        name="demo",
+        run_id="ab" * 32,
+        owner=ME,
+        signed=True,
+        admission="open",
+        model="6 layers",
+        parameters=1_000_000,
+        data="builtin:pydoc",
+        cut="3 stages",
+        work="10 epochs",
+        fetches_data=False,
+    )
     text = "\n".join(sheet)
-    for words in ("demo", ME, "1.0M parameters", "builtin:pydoc", "none is downloaded", "others see", "activations"):
+    for words in (
+        "demo",
+        ME,
+        "1.0M parameters",
+        "builtin:pydoc",
+        "none is downloaded",
+        "others see",
+        "activations",
+    ):
         assert words in text
 
 
-_LABELS = ("swarm", "model", "memory", "data", "pipeline", "work", "code", "traffic", "others see", "download")
+_LABELS = (
+    "swarm",
+    "model",
+    "memory",
+    "data",
+    "pipeline",
+    "work",
+    "code",
+    "traffic",
+    "others see",
+    "download",
+)
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_the_consent_sheet_wraps_between_words(width):
     said = "a sentence about traffic that is longer than any terminal of this test is wide, " * 3
     sheet = consent_lines(
-        name="demo", run_id="ab" * 32, owner=ME, signed=True, admission="open", model="6 layers", parameters=1_000_000,
-        data="file:" + "x" * 190, cut="3 stages", work="10 epochs", fetches_data=True, traffic=[said, "and more"], width=width,
-    )  # fmt: skip
+        name="demo",
+        run_id="ab" * 32,
+        owner=ME,
+        signed=True,
+        admission="open",
+        model="6 layers",
+        parameters=1_000_000,
+        data="file:" + "x" * 190,
+        cut="3 stages",
+        work="10 epochs",
+        fetches_data=True,
+        traffic=[said, "and more"],
+        width=width,
+    )
     words = " ".join(sheet).split()
     at = words.index("traffic")
     assert words[at + 1 : at + 1 + len(said.split())] == said.split(), "no word is cut or lost"
-    assert [line for line in sheet if len(line) > width and len(line.split()) > 1] == [], "only a word can be too long"
+    assert [line for line in sheet if len(line) > width and len(line.split()) > 1] == [], (
+        "only a word can be too long"
+    )
     assert all(line[:11].strip() in ("", *_LABELS) for line in sheet)
 
 
 def test_status_says_what_went_over_the_wire_how_fast_and_under_which_cap():
-    s = Snapshot(bytes_sent=3 << 20, bytes_received=1 << 20, up_rate=1e5, down_rate=5e4, max_up=2.5e6, paths_to={"direct": 2})
+    s = Snapshot(
+        bytes_sent=3 << 20,
+        bytes_received=1 << 20,
+        up_rate=1e5,
+        down_rate=5e4,
+        max_up=2.5e6,
+        paths_to={"direct": 2},
+    )
     text = " ".join(line.plain for line in status_lines(s))
     assert "2 direct   sent 3.0 MiB, received 1.0 MiB (800 kbit/s up, 400 kbit/s down)" in text
     assert "capped at 20 Mbit/s up" in text

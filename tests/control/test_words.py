@@ -2,7 +2,18 @@ import math
 
 import pytest
 
-from node.control.words import BLOCKS, chart, clean, count, milliseconds, resample, size, span, sparkline, stacked
+from node.control.words import (
+    BLOCKS,
+    chart,
+    clean,
+    count,
+    milliseconds,
+    resample,
+    size,
+    span,
+    sparkline,
+    stacked,
+)
 
 
 def test_numbers_become_short_words():
@@ -15,7 +26,13 @@ def test_numbers_become_short_words():
         "3.0G",
         "-",
     ]
-    assert [size(n) for n in (0, 512, 1536, 3 << 20, 5 << 40)] == ["0 B", "512 B", "1.5 KiB", "3.0 MiB", "5.0 TiB"]
+    assert [size(n) for n in (0, 512, 1536, 3 << 20, 5 << 40)] == [
+        "0 B",
+        "512 B",
+        "1.5 KiB",
+        "3.0 MiB",
+        "5.0 TiB",
+    ]
     assert [span(s) for s in (0.8, 41, 61, 11_540, 36_000, 187_200, -5, math.inf)] == [
         "0s",
         "41s",
@@ -41,7 +58,9 @@ def test_text_from_outside_cannot_move_the_cursor():
 
 def test_a_chart_has_its_shape():
     rows = chart([4, 3, 2, 1], 10, 2)
-    assert rows == ["█▄  ", "███▁"] or (len(rows) == 2 and rows[0][0] == "█" and rows[1][-1] == "▁" and rows[0][-1] == " ")
+    assert rows == ["█▄  ", "███▁"] or (
+        len(rows) == 2 and rows[0][0] == "█" and rows[1][-1] == "▁" and rows[0][-1] == " "
+    )
     assert sparkline([5, 5, 5], 10) == BLOCKS[4] * 3
     assert chart([], 10, 3) == ["", "", ""]
     assert sparkline([math.nan, 1.0, math.inf], 5) == BLOCKS[4]

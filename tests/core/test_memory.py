@@ -12,7 +12,8 @@ import pytest
 FAULTS = """
 import ctypes, resource, sys
 from node.core.memory import keep_freed
-ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: of huge pages a round takes too few to tell
+# PR_SET_THP_DISABLE: of huge pages a round takes too few to tell
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)
 assert keep_freed() if sys.argv[1] == "kept" else True
 def round():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -24,10 +25,16 @@ print(round())
 PAGES = 16 * (4 << 20) // resource.getpagesize()
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such knobs")
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="other C libraries have no such knobs"
+)
 def test_a_second_round_takes_no_new_pages():
     kept, given_back = (
-        int(subprocess.run([sys.executable, "-c", FAULTS, how], check=True, capture_output=True, timeout=60).stdout)
+        int(
+            subprocess.run(
+                [sys.executable, "-c", FAULTS, how], check=True, capture_output=True, timeout=60
+            ).stdout
+        )
         for how in ("kept", "given back")
     )
     assert kept < PAGES / 50

@@ -1,4 +1,5 @@
-"""How long others are waited for: a floor, what was measured, and how late this process itself runs."""
+"""How long others are waited for: a floor, what was measured, and how late this process itself
+runs."""
 
 from __future__ import annotations
 

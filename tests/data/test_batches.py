@@ -9,7 +9,9 @@ from node.data.sources import Corpus
 
 
 def corpus(held=50):
-    return Corpus(np.arange(101, dtype=np.uint16), np.arange(1000, 1000 + held, dtype=np.uint16), "", 2000, 10)
+    return Corpus(
+        np.arange(101, dtype=np.uint16), np.arange(1000, 1000 + held, dtype=np.uint16), "", 2000, 10
+    )
 
 
 def test_targets_are_one_ahead_and_windows_come_in_the_order():

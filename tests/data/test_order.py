@@ -73,7 +73,9 @@ class Life(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def give_back(self, data):
-        chosen = data.draw(st.lists(st.sampled_from(sorted(self.out)), unique=True)) if self.out else []
+        chosen = (
+            data.draw(st.lists(st.sampled_from(sorted(self.out)), unique=True)) if self.out else []
+        )
         self.sampler.give_back(chosen)
         self.out -= set(chosen)
         self.back |= set(chosen)

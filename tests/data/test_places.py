@@ -1,4 +1,5 @@
-"""A manifest names content: where a file lies is each peer's own, and its hash says whether it is the same."""
+"""A manifest names content: where a file lies is each peer's own, and its hash says whether it is
+the same."""
 
 import hashlib
 import json
@@ -34,7 +35,10 @@ def test_a_file_is_found_where_this_peer_keeps_it(tmp_path, text):
     # Under another name, and instead of the path of somebody else's machine.
     other = text.rename(tmp_path / "renamed")
     for source in ("file:corpus.txt", "file:/srv/nowhere/corpus.txt"):
-        assert open_source(DataSettings(source=source), 16, tmp_path, Places(str(other))).sha256 == named.sha256
+        assert (
+            open_source(DataSettings(source=source), 16, tmp_path, Places(str(other))).sha256
+            == named.sha256
+        )
     # Without a place a path in the manifest goes on to mean that path.
     moved = tmp_path / "moved.txt"
     moved.write_bytes(TEXT)
@@ -44,7 +48,9 @@ def test_a_file_is_found_where_this_peer_keeps_it(tmp_path, text):
 def test_the_manifests_word_is_the_format(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("".join(json.dumps({"text": "some words here"}) + "\n" for _ in range(9)))
-    corpus = open_source(DataSettings(source="file:notes.jsonl"), 16, tmp_path / "home", Places(str(path)))
+    corpus = open_source(
+        DataSettings(source="file:notes.jsonl"), 16, tmp_path / "home", Places(str(path))
+    )
     assert corpus.tokens == 9 * len("some words here") + 9
 
 
@@ -58,16 +64,25 @@ def test_a_file_that_is_missing_says_what_to_do(tmp_path, place):
 
 def test_another_file_than_the_manifest_means_is_refused(tmp_path, text):
     with pytest.raises(Refused, match=f"sha256 is {sha256(TEXT)[:16]}") as refused:
-        open_source(DataSettings(source="file:corpus.txt", sha256=sha256(b"other")), 16, tmp_path, Places(str(text)))
+        open_source(
+            DataSettings(source="file:corpus.txt", sha256=sha256(b"other")),
+            16,
+            tmp_path,
+            Places(str(text)),
+        )
     assert "block stage" in refused.value.next_step
 
 
-def test_a_file_for_a_run_without_one_is_refused_and_a_directory_for_all_runs_is_not(tmp_path, text):
+def test_a_file_for_a_run_without_one_is_refused_and_a_directory_for_all_runs_is_not(
+    tmp_path, text
+):
     for source in ("builtin:pydoc", "synthetic:3"):
         with pytest.raises(UsageFault, match="which is no file") as refused:
             open_source(DataSettings(source=source), 16, tmp_path, Places(str(text)))
         assert f"swarm init --data {text}" in refused.value.next_step
-        assert open_source(DataSettings(source=source), 16, tmp_path, Places(str(text.parent))).tokens
+        assert open_source(
+            DataSettings(source=source), 16, tmp_path, Places(str(text.parent))
+        ).tokens
     with pytest.raises(UsageFault, match="which is no file"):
         open_tokenizer(DataSettings(), Places(tokenizer=str(text)))
 
@@ -92,7 +107,9 @@ def test_a_tokenizer_larger_than_the_model_is_refused_also_where_no_text_is_toke
     np.arange(200, dtype="<u2").tofile(path)
     words.write_bytes(ByteTokenizer().to_json())
     settings = DataSettings(source=f"file:{path}", tokenizer=str(words))
-    with pytest.raises(UsageFault, match=f"the tokenizer {words} has 259 token ids, the model 256") as refused:
+    with pytest.raises(
+        UsageFault, match=f"the tokenizer {words} has 259 token ids, the model 256"
+    ) as refused:
         open_data(settings, 16, 256, tmp_path)
     assert refused.value.next_step == "set model.vocab to at least 259"
     assert open_data(settings, 16, 259, tmp_path)[0].tokens == 200
@@ -110,7 +127,12 @@ def test_the_note_beside_an_array_of_ids_is_content(tmp_path):
     pinned = DataSettings(source=f"file:{path}", sha256=whole.sha256)
     assert open_source(pinned, 16, tmp_path).tokens == 400
     # Manifests that name the array alone go on to hold.
-    assert open_source(DataSettings(source=f"file:{path}", sha256=sha256(path.read_bytes())), 16, tmp_path).tokens == 400
+    assert (
+        open_source(
+            DataSettings(source=f"file:{path}", sha256=sha256(path.read_bytes())), 16, tmp_path
+        ).tokens
+        == 400
+    )
     # Without the note the same bytes are other ids, none of them out of range.
     note.unlink()
     assert open_source(settings, 16, tmp_path).tokens == 800
@@ -120,7 +142,11 @@ def test_the_note_beside_an_array_of_ids_is_content(tmp_path):
 
 def test_a_saved_data_set_is_found_where_this_peer_keeps_it(tmp_path):
     datasets = pytest.importorskip("datasets")
-    datasets.Dataset.from_dict({"text": ["some words"] * 20}).save_to_disk(str(tmp_path / "sets" / "words"))
+    datasets.Dataset.from_dict({"text": ["some words"] * 20}).save_to_disk(
+        str(tmp_path / "sets" / "words")
+    )
     for place in (tmp_path / "sets" / "words", tmp_path / "sets"):
-        corpus = open_source(DataSettings(source="hf:someone/words"), 16, tmp_path / "home", Places(str(place)))
+        corpus = open_source(
+            DataSettings(source="hf:someone/words"), 16, tmp_path / "home", Places(str(place))
+        )
         assert corpus.tokens == 20 * 11

@@ -78,7 +78,9 @@ def write_jsonl(path):
     path.write_text("".join(json.dumps({"text": d, "n": 1}) + "\n\n" for d in DOCUMENTS))
 
 
-@pytest.mark.parametrize(("name", "write"), [("a.parquet", write_parquet), ("a.jsonl", write_jsonl)])
+@pytest.mark.parametrize(
+    ("name", "write"), [("a.parquet", write_parquet), ("a.jsonl", write_jsonl)]
+)
 def test_documents_end_with_eos_and_are_tokenised_once(tmp_path, monkeypatch, name, write):
     write(tmp_path / name)
     settings = DataSettings(source=f"file:{tmp_path / name}")
@@ -104,7 +106,12 @@ def test_a_damaged_cache_file_is_made_anew(tmp_path, caplog, damage):
     whole = ids_of(open_source(settings, 16, tmp_path / "home"))
     (file,) = (tmp_path / "home" / "data").iterdir()
     good = file.read_bytes()
-    spoilt = {"altered": b"\xff" * 8 + good[8:], "cut": good[: len(good) // 2], "emptied": b"", "longer": good + b"ab"}
+    spoilt = {
+        "altered": b"\xff" * 8 + good[8:],
+        "cut": good[: len(good) // 2],
+        "emptied": b"",
+        "longer": good + b"ab",
+    }
     file.write_bytes(spoilt[damage])
     assert ids_of(open_source(settings, 16, tmp_path / "home")) == whole
     assert file.read_bytes() == good
@@ -130,9 +137,14 @@ def test_a_trained_tokenizer_over_a_text_file(tmp_path):
     rust.decoder = tokenizers.decoders.ByteLevel()
     rust.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    rust.train_from_iterator([path.read_text()], tokenizers.trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet))
+    rust.train_from_iterator(
+        [path.read_text()],
+        tokenizers.trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet),
+    )
     rust.save(str(trained))
-    corpus = open_source(DataSettings(source=f"file:{path}", tokenizer=str(trained)), 16, tmp_path / "home")
+    corpus = open_source(
+        DataSettings(source=f"file:{path}", tokenizer=str(trained)), 16, tmp_path / "home"
+    )
     assert rust.decode(ids_of(corpus)) == path.read_text()
     assert corpus.vocab == rust.get_vocab_size() <= 300
     settings = DataSettings(source=f"file:{path}", tokenizer=str(trained))
@@ -143,7 +155,9 @@ def test_a_trained_tokenizer_over_a_text_file(tmp_path):
 
 
 @pytest.mark.parametrize("piece", [1, 3, 10, 1000])
-@pytest.mark.parametrize("text", ["ein Satz\nnoch einer\n\nEnde", "日本語" * 30, "a" * 50, "🤖" * 20 + "\n" + "é" * 99])
+@pytest.mark.parametrize(
+    "text", ["ein Satz\nnoch einer\n\nEnde", "日本語" * 30, "a" * 50, "🤖" * 20 + "\n" + "é" * 99]
+)
 def test_text_pieces_join_and_never_cut_a_character(tmp_path, monkeypatch, piece, text):
     path = tmp_path / "a.txt"
     path.write_text(text)
@@ -156,7 +170,9 @@ def test_text_pieces_join_and_never_cut_a_character(tmp_path, monkeypatch, piece
     assert b"".join(readers.text_pieces(path)) == b"\x80" * 100
 
 
-@pytest.mark.parametrize("line", ['{"text": 3}', "{}", "[1]", "nonsense", "null", '"text"', "[" * 100_000])
+@pytest.mark.parametrize(
+    "line", ['{"text": 3}', "{}", "[1]", "nonsense", "null", '"text"', "[" * 100_000]
+)
 def test_a_bad_line_is_named(tmp_path, line):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "fine"}\n' + line + "\n")
@@ -196,7 +212,14 @@ def test_pretokenised(tmp_path):
     assert ids_of(corpus) == wide.tolist()
     assert corpus.vocab == 100_000
 
-    for note in ('{"dtype": "uint32", "vocab": 99500}', '{"dtype": "int8"}', '{"vocab": "x"}', "[", "[]", '{"vocab": 0}'):
+    for note in (
+        '{"dtype": "uint32", "vocab": 99500}',
+        '{"dtype": "int8"}',
+        '{"vocab": "x"}',
+        "[",
+        "[]",
+        '{"vocab": 0}',
+    ):
         side.write_text(note)
         with pytest.raises(UsageFault):
             open_source(DataSettings(source=f"file:{path}"), 16, tmp_path)
@@ -210,7 +233,9 @@ def test_a_directory_of_the_datasets_library(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     datasets.disable_progress_bars()
-    whole = datasets.DatasetDict({"train": datasets.Dataset.from_dict({"text": DOCUMENTS, "n": list(range(20))})})
+    whole = datasets.DatasetDict(
+        {"train": datasets.Dataset.from_dict({"text": DOCUMENTS, "n": list(range(20))})}
+    )
     whole["validation"] = datasets.Dataset.from_dict({"body": [*DOCUMENTS[:10], None]})
     where = tmp_path / "set"
     whole.save_to_disk(str(where))
@@ -263,14 +288,17 @@ def test_a_text_too_short(tmp_path, size):
 
 
 @pytest.mark.parametrize(
-    ("settings", "seq_len"), [(DataSettings(holdout=1.0), 8), (DataSettings(holdout=-0.1), 8), (DataSettings(), 0)]
+    ("settings", "seq_len"),
+    [(DataSettings(holdout=1.0), 8), (DataSettings(holdout=-0.1), 8), (DataSettings(), 0)],
 )
 def test_bad_settings(tmp_path, settings, seq_len):
     with pytest.raises(UsageFault):
         open_source(settings, seq_len, tmp_path)
 
 
-@pytest.mark.parametrize(("number", "fault"), [(errno.ENOSPC, OutOfResources), (errno.EACCES, UsageFault)])
+@pytest.mark.parametrize(
+    ("number", "fault"), [(errno.ENOSPC, OutOfResources), (errno.EACCES, UsageFault)]
+)
 def test_a_disk_that_does_not_take_it(tmp_path, monkeypatch, number, fault):
     write_jsonl(tmp_path / "a.jsonl")
 

@@ -22,7 +22,8 @@ RUN = RunId("ab" * 32)
 
 
 class SetClock(SystemClock):
-    """The machine's clock until it is set by hand; then it stands there, however long the test takes."""
+    """The machine's clock until it is set by hand; then it stands there, however long the test
+    takes."""
 
     stands: float | None = None
 
@@ -31,7 +32,14 @@ class SetClock(SystemClock):
 
 
 def make_body(name: str = "calm-otter", **changes: Any) -> PeerBody:
-    fields: dict[str, Any] = {"stage": 1, "role": "stage", "state": "ready", "epoch": 3, "name": name, "version": "0.1.0"}
+    fields: dict[str, Any] = {
+        "stage": 1,
+        "role": "stage",
+        "state": "ready",
+        "epoch": 3,
+        "name": name,
+        "version": "0.1.0",
+    }
     return PeerBody(**(fields | changes))
 
 
@@ -69,16 +77,28 @@ class Swarm:
 
     async def p2p(self, identity: Identity, **options: Any) -> P2P:
         assert identity.path is not None
-        options = {"host_maddrs": ("/ip4/127.0.0.1/tcp/0",), "nat_port_map": False, "auto_nat": False} | options
-        p2p = await P2P.create(identity_path=str(identity.path), check_if_identity_free=False, **options)
+        options = {
+            "host_maddrs": ("/ip4/127.0.0.1/tcp/0",),
+            "nat_port_map": False,
+            "auto_nat": False,
+        } | options
+        p2p = await P2P.create(
+            identity_path=str(identity.path), check_if_identity_free=False, **options
+        )
         self.p2ps.append(p2p)
         return p2p
 
     def identity(self) -> Identity:
         return Identity.create(self.home / f"key{len(list(self.home.iterdir()))}")
 
-    def directory(self, identity: Identity, clock: SystemClock | None = None, **settings: Any) -> Directory:
-        knobs: dict[str, Any] = {"rejoin_s": 0.05, "rejoin_max_s": 0.2, "lookup_timeout_s": 3.0} | settings
+    def directory(
+        self, identity: Identity, clock: SystemClock | None = None, **settings: Any
+    ) -> Directory:
+        knobs: dict[str, Any] = {
+            "rejoin_s": 0.05,
+            "rejoin_max_s": 0.2,
+            "lookup_timeout_s": 3.0,
+        } | settings
         directory = Directory(identity, DirectorySettings(**knobs), clock or SystemClock(), RUN)
         self.directories.append(directory)
         return directory
@@ -125,7 +145,9 @@ async def three(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     settings = DirectorySettings(rejoin_s=0.05, rejoin_max_s=0.2)
     if request.param == "memory":
         wall = Wall()
-        yield Three([MemoryDirectory(Identity.ephemeral(), settings, c, RUN, wall) for c in clocks], clocks)
+        yield Three(
+            [MemoryDirectory(Identity.ephemeral(), settings, c, RUN, wall) for c in clocks], clocks
+        )
         return
     swarm = Swarm(tmp_path)
     identities = [swarm.identity() for _ in clocks]

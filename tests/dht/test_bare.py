@@ -16,7 +16,9 @@ from node.core.bare import lay_bare
 def heavy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     place = tmp_path / "heavypackage"
     place.mkdir()
-    (place / "__init__.py").write_text("from heavypackage.big import everything\n__version__ = '1'\n")
+    (place / "__init__.py").write_text(
+        "from heavypackage.big import everything\n__version__ = '1'\n"
+    )
     (place / "big.py").write_text("import heavypackage.small as s\neverything = s.one + 1\n")
     (place / "small.py").write_text("import heavypackage.small as me\none = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -40,10 +42,13 @@ def test_the_rest_of_it_is_loaded_when_it_is_asked_for(heavy: str) -> None:
 
 def test_a_package_whose_modules_need_its_init_is_loaded_whole(heavy: str, tmp_path: Path) -> None:
     place = tmp_path / heavy
-    (place / "__init__.py").write_text(f"import {heavy}.registry\n{heavy}.registry.ready = True\nimport {heavy}.part\n")
+    (place / "__init__.py").write_text(
+        f"import {heavy}.registry\n{heavy}.registry.ready = True\nimport {heavy}.part\n"
+    )
     (place / "registry.py").write_text("ready = False\n")
     (place / "part.py").write_text(
-        f"import {heavy}.registry as r\nif not r.ready:\n    raise ImportError('not from the package')\nvalue = 3\n"
+        f"import {heavy}.registry as r\nif not r.ready:\n    raise ImportError('not from the "
+        "package')\nvalue = 3\n"
     )
     lay_bare(heavy, ["part"])
     assert importlib.import_module(heavy).part.value == 3

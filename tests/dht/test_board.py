@@ -25,7 +25,14 @@ def board(**settings) -> Board:
     return Board(RUN, DirectorySettings(**settings))
 
 
-def sealed(who: Identity, packed: bytes, seq: int = 1, until: float = NOW + 15, key: str = "", admission: bytes = b"") -> bytes:
+def sealed(
+    who: Identity,
+    packed: bytes,
+    seq: int = 1,
+    until: float = NOW + 15,
+    key: str = "",
+    admission: bytes = b"",
+) -> bytes:
     return seal(who, key or board().key, wrap(admission, packed), seq, until)
 
 
@@ -38,7 +45,19 @@ def test_a_good_record_is_news_once(body) -> None:
 
 
 @pytest.mark.parametrize(
-    "expires", [math.inf, -math.inf, math.nan, NOW, NOW - 1, NOW + 601, 2.0**62, 9_999_999_999.0, NOW + 15.5, NOW + 14.5]
+    "expires",
+    [
+        math.inf,
+        -math.inf,
+        math.nan,
+        NOW,
+        NOW - 1,
+        NOW + 601,
+        2.0**62,
+        9_999_999_999.0,
+        NOW + 15.5,
+        NOW + 14.5,
+    ],
 )
 def test_an_expiry_that_was_not_signed_or_is_absurd_is_refused(body, expires: float) -> None:
     b = board()
@@ -74,7 +93,10 @@ def test_another_writer_key_or_size_is_refused(body) -> None:
 
 def test_an_old_record_cannot_come_back(body) -> None:
     b = board()
-    first, second = sealed(ALICE, body(epoch=1).pack(), 1), sealed(ALICE, body(epoch=2).pack(), 2, NOW + 16)
+    first, second = (
+        sealed(ALICE, body(epoch=1).pack(), 1),
+        sealed(ALICE, body(epoch=2).pack(), 2, NOW + 16),
+    )
     b.offer(ALICE.peer_id, first, NOW + 15, NOW)
     b.offer(ALICE.peer_id, second, NOW + 16, NOW)
     with pytest.raises(WireError, match="after"):
@@ -111,7 +133,9 @@ def test_the_number_of_writers_is_bounded_and_room_comes_back(body) -> None:
         b.offer(one.peer_id, sealed(one, packed), NOW + 15, NOW)
     with pytest.raises(WireError, match="3 peers"):
         b.offer(crowd[3].peer_id, sealed(crowd[3], packed), NOW + 15, NOW)
-    b.offer(crowd[0].peer_id, sealed(crowd[0], packed, 2, NOW + 16), NOW + 16, NOW)  # known ones go on
+    b.offer(
+        crowd[0].peer_id, sealed(crowd[0], packed, 2, NOW + 16), NOW + 16, NOW
+    )  # known ones go on
     b.offer(BOB.peer_id, sealed(BOB, packed), NOW + 15, NOW)  # and so does the owner of the board
     assert len(b.entries(NOW)) == 4
     assert b.offer(crowd[4].peer_id, sealed(crowd[4], packed, 1, NOW + 30), NOW + 30, NOW + 15.5)
@@ -131,7 +155,9 @@ def test_a_restarted_author_continues_after_what_is_posted(body) -> None:
     b, settings = board(), DirectorySettings()
     raw, expires = Author(ALICE, RUN, settings).seal(body(epoch=1).pack(), NOW + 10)
     b.offer(ALICE.peer_id, raw, expires, NOW)
-    raw, later = Author(ALICE, RUN, settings).seal(body(epoch=2).pack(), NOW, b.newest(ALICE.peer_id))
+    raw, later = Author(ALICE, RUN, settings).seal(
+        body(epoch=2).pack(), NOW, b.newest(ALICE.peer_id)
+    )
     assert later > expires
     assert b.offer(ALICE.peer_id, raw, later, NOW)
 
@@ -158,7 +184,11 @@ def test_a_private_run_takes_records_of_the_admitted_only_and_no_longer_than_the
         sealed(ALICE, packed),
         sealed(ALICE, packed, admission=token[:-1]),
         sealed(ALICE, packed, admission=admission_token(owner, RUN, BOB.peer_id, NOW + 10)),
-        sealed(ALICE, packed, admission=admission_token(owner, RunId("cd" * 32), ALICE.peer_id, NOW + 10)),
+        sealed(
+            ALICE,
+            packed,
+            admission=admission_token(owner, RunId("cd" * 32), ALICE.peer_id, NOW + 10),
+        ),
         sealed(ALICE, packed, admission=admission_token(owner, RUN, None, NOW + 10)),
         sealed(ALICE, b""),  # a withdrawal takes room as well
     ):
@@ -168,11 +198,15 @@ def test_a_private_run_takes_records_of_the_admitted_only_and_no_longer_than_the
 
     assert b.offer(ALICE.peer_id, sealed(ALICE, packed, admission=token), NOW + 15, NOW)
     assert b.offer(owner.peer_id, sealed(owner, packed), NOW + 15, NOW)
-    assert b.offer(BOB.peer_id, sealed(BOB, packed), NOW + 15, NOW), "the own record is for others to judge"
+    assert b.offer(BOB.peer_id, sealed(BOB, packed), NOW + 15, NOW), (
+        "the own record is for others to judge"
+    )
     assert set(b.entries(NOW + 9)) == {ALICE.peer_id, BOB.peer_id, owner.peer_id}
     assert set(b.entries(NOW + 10)) == {BOB.peer_id, owner.peer_id}
     with pytest.raises(WireError, match="expired"):
-        b.offer(ALICE.peer_id, sealed(ALICE, packed, 2, NOW + 25, admission=token), NOW + 25, NOW + 10)
+        b.offer(
+            ALICE.peer_id, sealed(ALICE, packed, 2, NOW + 25, admission=token), NOW + 25, NOW + 10
+        )
     assert b.offer(owner.peer_id, sealed(owner, b"", 2, NOW + 16), NOW + 16, NOW)
     assert set(b.entries(NOW)) >= {ALICE.peer_id}
     assert owner.peer_id not in b.entries(NOW)

@@ -25,7 +25,9 @@ async def both_see(eventually, one: Directory, other: Directory) -> None:
     assert await eventually(seen)
 
 
-async def test_a_bootstrap_peer_that_starts_later_is_found(swarm, body, addresses, eventually) -> None:
+async def test_a_bootstrap_peer_that_starts_later_is_found(
+    swarm, body, addresses, eventually
+) -> None:
     late = swarm.identity()
     gone = await swarm.p2p(late)
     (address,) = await addresses(gone)
@@ -42,7 +44,9 @@ async def test_a_bootstrap_peer_that_starts_later_is_found(swarm, body, addresse
     await both_see(eventually, early, directory)
 
 
-async def test_after_a_restart_of_p2pd_the_record_is_posted_again(swarm, body, addresses, eventually) -> None:
+async def test_after_a_restart_of_p2pd_the_record_is_posted_again(
+    swarm, body, addresses, eventually
+) -> None:
     one, p2p_one = await swarm.node()
     seeds = await addresses(p2p_one)
     identity = swarm.identity()
@@ -64,7 +68,9 @@ async def test_after_a_restart_of_p2pd_the_record_is_posted_again(swarm, body, a
     assert await eventually(heard)
 
 
-async def test_a_first_peer_that_restarts_finds_the_others_from_the_board(swarm, body, addresses, eventually) -> None:
+async def test_a_first_peer_that_restarts_finds_the_others_from_the_board(
+    swarm, body, addresses, eventually
+) -> None:
     identity = swarm.identity()
     first, p2p_first = swarm.directory(identity), await swarm.p2p(identity)
     await first.attach(p2p_first)
@@ -74,7 +80,9 @@ async def test_a_first_peer_that_restarts_finds_the_others_from_the_board(swarm,
     await both_see(eventually, first, other)
 
     await p2p_first.shutdown()
-    await first.attach(await swarm.p2p(identity))  # on another port, with nobody to ask but whom it remembers
+    await first.attach(
+        await swarm.p2p(identity)
+    )  # on another port, with nobody to ask but whom it remembers
 
     async def together() -> bool:
         return first.neighbours > 0
@@ -83,7 +91,9 @@ async def test_a_first_peer_that_restarts_finds_the_others_from_the_board(swarm,
     await both_see(eventually, first, other)
 
 
-async def test_the_record_is_refreshed_without_being_asked(swarm, body, addresses, eventually) -> None:
+async def test_the_record_is_refreshed_without_being_asked(
+    swarm, body, addresses, eventually
+) -> None:
     writer, p2p = await swarm.node(refresh_s=0.05, ttl_s=0.5)
     reader, _ = await swarm.node(await addresses(p2p))
     await writer.publish(body())
@@ -117,7 +127,13 @@ async def test_being_alone_is_told_once(swarm, run_id, eventually) -> None:
     journal = Journal()
     identity = swarm.identity()
     nobody = f"/ip4/127.0.0.1/tcp/1/p2p/{swarm.identity().peer_id}"
-    directory = Directory(identity, DirectorySettings(rejoin_s=0.01, rejoin_max_s=0.01), SystemClock(), run_id, journal)
+    directory = Directory(
+        identity,
+        DirectorySettings(rejoin_s=0.01, rejoin_max_s=0.01),
+        SystemClock(),
+        run_id,
+        journal,
+    )
     swarm.directories.append(directory)
     await directory.attach(await swarm.p2p(identity), [nobody])
 
@@ -128,7 +144,9 @@ async def test_being_alone_is_told_once(swarm, run_id, eventually) -> None:
     assert [event.level for event in journal.recent(10) if event.kind == "alone"] == ["warning"]
 
 
-@pytest.mark.parametrize("address", ["", "nonsense", "/ip4/127.0.0.1/tcp/1", "/ip4/1.2.3.4/tcp/1/p2p/QmWrong", "/p2p/x"])
+@pytest.mark.parametrize(
+    "address", ["", "nonsense", "/ip4/127.0.0.1/tcp/1", "/ip4/1.2.3.4/tcp/1/p2p/QmWrong", "/p2p/x"]
+)
 async def test_a_bad_bootstrap_address_is_the_users_mistake(swarm, address: str) -> None:
     directory = swarm.directory(swarm.identity())
     with pytest.raises(UsageFault):
@@ -147,7 +165,9 @@ async def test_meeting_one_peer_is_meeting_all(swarm, addresses, eventually) -> 
     assert await eventually(acquainted)
 
 
-async def test_in_a_private_run_only_the_admitted_find_each_other(swarm, run_id, body, addresses, eventually) -> None:
+async def test_in_a_private_run_only_the_admitted_find_each_other(
+    swarm, run_id, body, addresses, eventually
+) -> None:
     owner, guest, stranger = swarm.identity(), swarm.identity(), swarm.identity()
     gate = Gate(run_id, owner.peer_id, private=True)
     grant = admission_token(owner, run_id, None, time.time() + 60)
@@ -157,7 +177,9 @@ async def test_in_a_private_run_only_the_admitted_find_each_other(swarm, run_id,
         knobs = DirectorySettings(rejoin_s=0.05, rejoin_max_s=0.2, lookup_timeout_s=3.0)
         # The stranger runs a program of its own, which admits everybody.
         admit = gate.admit if who is not stranger else None
-        directory = Directory(who, knobs, SystemClock(), run_id, journal, admit=admit, admission=admission)
+        directory = Directory(
+            who, knobs, SystemClock(), run_id, journal, admit=admit, admission=admission
+        )
         swarm.directories.append(directory)
         p2p = await swarm.p2p(who)
         await directory.attach(p2p, seeds)
@@ -167,7 +189,10 @@ async def test_in_a_private_run_only_the_admitted_find_each_other(swarm, run_id,
     await both_see(eventually, made[0], made[1])
 
     async def turned_away() -> bool:
-        return any(e.kind == "not-admitted" and e.fields["peer"] == stranger.peer_id for e in journal.recent())
+        return any(
+            e.kind == "not-admitted" and e.fields["peer"] == stranger.peer_id
+            for e in journal.recent()
+        )
 
     assert await eventually(turned_away)
     assert set(await made[2].read()) == {stranger.peer_id}, "it learns of nobody"
@@ -200,14 +225,19 @@ class Busy:
 
 async def test_a_walk_that_takes_long_is_not_cancelled_and_not_begun_twice(body) -> None:
     settings = DirectorySettings(lookup_timeout_s=0.05)
-    directory, node = Directory(Identity.ephemeral(), settings, SystemClock(), RunId("ab" * 32)), Busy()
+    directory, node = (
+        Directory(Identity.ephemeral(), settings, SystemClock(), RunId("ab" * 32)),
+        Busy(),
+    )
     directory._node = node  # type: ignore[assignment]
     try:
         assert not await directory.publish(body("one")), "nobody has taken it yet"
         for _ in range(3):
             assert set(await directory.read()) == {directory.me}
         assert node.walks == ["post", "read"]
-        assert node.cancelled == 0, "hivemind leaves tasks behind that nobody ends when a walk is cancelled"
+        assert node.cancelled == 0, (
+            "hivemind leaves tasks behind that nobody ends when a walk is cancelled"
+        )
         node.gate.set()
         assert await directory.publish(body("one", state="training"))
         await directory.read()

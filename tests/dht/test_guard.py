@@ -1,4 +1,5 @@
-"""What strangers may not do to a node. Requests go straight into the protocol's handlers, as p2pd would deliver them."""
+"""What strangers may not do to a node. Requests go straight into the protocol's handlers, as p2pd
+would deliver them."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def until(seconds: float = 15.0) -> float:
     return round(time.time() + seconds, 3)
 
 
-def sealed(who: Identity, packed: bytes, expires: float, seq: int = 1, admission: bytes = b"") -> bytes:
+def sealed(
+    who: Identity, packed: bytes, expires: float, seq: int = 1, admission: bytes = b""
+) -> bytes:
     return seal(who, Board(RUN, DirectorySettings()).key, wrap(admission, packed), seq, expires)
 
 
@@ -66,9 +69,15 @@ class Node:
         self.protocol, self.board = protocol, board
         self.context = called_by(BOB)
 
-    def store(self, value: bytes, expires: float, subkey: bytes = b"", key: bytes = KEY, **extra: Any):
+    def store(
+        self, value: bytes, expires: float, subkey: bytes = b"", key: bytes = KEY, **extra: Any
+    ):
         request = dht_pb2.StoreRequest(
-            keys=[key], subkeys=[subkey or pack(str(BOB.peer_id))], values=[value], expiration_time=[expires], in_cache=[False]
+            keys=[key],
+            subkeys=[subkey or pack(str(BOB.peer_id))],
+            values=[value],
+            expiration_time=[expires],
+            in_cache=[False],
         )
         request.MergeFrom(dht_pb2.StoreRequest(**extra))
         return self.protocol.rpc_store(request, self.context)
@@ -84,13 +93,20 @@ async def node() -> Node:
     return await make_node()
 
 
-async def make_node(gate: Gate | None = None, tell: Any = lambda *said: None, admission: bytes = b"", **settings: Any) -> Node:
+async def make_node(
+    gate: Gate | None = None,
+    tell: Any = lambda *said: None,
+    admission: bytes = b"",
+    **settings: Any,
+) -> Node:
     knobs, clock = DirectorySettings(**settings), StandingClock()
     board = Board(RUN, knobs, admit=gate.admit if gate else None)
     me = guard.node_id_of(FakeP2P.peer_id)
     door = Door(clock, gate.admit if gate else None, admission, tell)
     validator = guard.EnvelopeValidator(board, clock, knobs.max_record, door)
-    protocol = await guard.SwarmProtocol.create(FakeP2P(), me, 20, 5, 5, 3, record_validator=validator)
+    protocol = await guard.SwarmProtocol.create(
+        FakeP2P(), me, 20, 5, 5, 3, record_validator=validator
+    )
     assert isinstance(protocol, guard.SwarmProtocol)
     return Node(protocol, board)
 
@@ -102,7 +118,10 @@ def test_over_nested_extensions_are_refused(depth: int) -> None:
         value = msgpack.ExtType(0x40, msgpack.packb([value]))
     with pytest.raises(ValueError, match="inside each other"):
         MSGPackSerializer.loads(msgpack.packb(value))
-    assert MSGPackSerializer.loads(pack(((1,), (2, (3,))))) == ((1,), (2, (3,)))  # and the next message is read again
+    assert MSGPackSerializer.loads(pack(((1,), (2, (3,))))) == (
+        (1,),
+        (2, (3,)),
+    )  # and the next message is read again
 
 
 async def test_over_nested_requests_are_refused_and_the_node_lives(node: Node, body) -> None:
@@ -113,7 +132,9 @@ async def test_over_nested_requests_are_refused_and_the_node_lives(node: Node, b
     good = pack(sealed(BOB, body().pack(), expires))
     assert list((await node.store(nested, expires)).store_ok) == [False]
     assert list((await node.store(good, expires, subkey=nested)).store_ok) == [False]
-    whole = dht_pb2.StoreRequest(keys=[KEY], subkeys=[b""], values=[nested], expiration_time=[expires], in_cache=[False])
+    whole = dht_pb2.StoreRequest(
+        keys=[KEY], subkeys=[b""], values=[nested], expiration_time=[expires], in_cache=[False]
+    )
     assert list((await node.protocol.rpc_store(whole, node.context)).store_ok) == [False]
     assert list((await node.store(good, expires)).store_ok) == [True]
 
@@ -126,15 +147,21 @@ async def test_our_signed_record_is_stored_once(node: Node, body) -> None:
     assert node.board.entries(time.time())[BOB.peer_id].body == body()
 
 
-@pytest.mark.parametrize("expires", [math.inf, -math.inf, math.nan, 9_999_999_999.0, 2.0**62, 0.0, -1.0])
+@pytest.mark.parametrize(
+    "expires", [math.inf, -math.inf, math.nan, 9_999_999_999.0, 2.0**62, 0.0, -1.0]
+)
 async def test_absurd_expiries_are_refused(node: Node, body, expires: float) -> None:
-    assert list((await node.store(pack(sealed(BOB, body().pack(), until())), expires)).store_ok) == [False]
+    assert list(
+        (await node.store(pack(sealed(BOB, body().pack(), until())), expires)).store_ok
+    ) == [False]
     assert node.stored == 0
 
 
 async def test_a_longer_life_than_was_signed_is_refused(node: Node, body) -> None:
     expires = until()
-    assert list((await node.store(pack(sealed(BOB, body().pack(), expires)), expires + 60)).store_ok) == [False]
+    assert list(
+        (await node.store(pack(sealed(BOB, body().pack(), expires)), expires + 60)).store_ok
+    ) == [False]
 
 
 async def test_everything_that_is_not_our_record_is_refused(node: Node, body) -> None:
@@ -143,8 +170,12 @@ async def test_everything_that_is_not_our_record_is_refused(node: Node, body) ->
     for attempt in (
         node.store(pack(bytes(1 << 20)), expires),  # a megabyte
         node.store(pack(sealed(BOB, b" " * (1 << 20), expires)), expires),  # signed, but a megabyte
-        node.store(pack(sealed(ALICE, packed, expires)), expires),  # somebody else's record under this name
-        node.store(good, expires, subkey=pack(str(ALICE.peer_id))),  # this record under somebody else's name
+        node.store(
+            pack(sealed(ALICE, packed, expires)), expires
+        ),  # somebody else's record under this name
+        node.store(
+            good, expires, subkey=pack(str(ALICE.peer_id))
+        ),  # this record under somebody else's name
         node.store(good, expires, subkey=pack(None)),  # no name at all
         node.store(good, expires, subkey=pack([str(BOB.peer_id)])),
         node.store(good, expires, subkey=b"\xc1"),
@@ -164,7 +195,9 @@ async def test_a_replayed_old_record_is_refused(node: Node, body) -> None:
     first, second = until(15), until(16)
     old = pack(sealed(BOB, body(epoch=1).pack(), first, seq=1))
     assert list((await node.store(old, first)).store_ok) == [True]
-    assert list((await node.store(pack(sealed(BOB, body(epoch=2).pack(), second, seq=2)), second)).store_ok) == [True]
+    assert list(
+        (await node.store(pack(sealed(BOB, body(epoch=2).pack(), second, seq=2)), second)).store_ok
+    ) == [True]
     assert list((await node.store(old, first)).store_ok) == [False]
     assert node.board.entries(time.time())[BOB.peer_id].body.epoch == 2
 
@@ -185,12 +218,16 @@ async def test_one_bad_record_in_a_dictionary_does_not_hide_the_good_ones(node: 
     assert not node.protocol._validate_dictionary(KEY, ["no dictionary"])
 
 
-async def test_a_found_dictionary_lives_as_long_as_its_records_not_as_its_sender_says(node: Node, body) -> None:
+async def test_a_found_dictionary_lives_as_long_as_its_records_not_as_its_sender_says(
+    node: Node, body
+) -> None:
     expires = until()
     shelf = DictionaryDHTValue()
     shelf.store(str(BOB.peer_id), pack(sealed(BOB, body().pack(), expires)), expires)
     bob, alice = PeerID.from_base58(BOB.peer_id), PeerID.from_base58(ALICE.peer_id)
-    result = dht_pb2.FindResult(type=dht_pb2.FOUND_DICTIONARY, value=pack(shelf), expiration_time=math.inf)
+    result = dht_pb2.FindResult(
+        type=dht_pb2.FOUND_DICTIONARY, value=pack(shelf), expiration_time=math.inf
+    )
     for claimed, peer in ((guard.node_id_of(bob), bob), (DHTID.generate(), alice)):
         result.nearest_node_ids.append(claimed.to_bytes())
         result.nearest_peer_ids.append(peer.to_bytes())
@@ -219,11 +256,19 @@ async def test_requests_are_bounded(node: Node, body) -> None:
     )
     assert not any((await node.protocol.rpc_store(flood, node.context)).store_ok)
     cached = dht_pb2.StoreRequest(
-        keys=[KEY], subkeys=[pack(str(BOB.peer_id))], values=[value], expiration_time=[expires], in_cache=[True]
+        keys=[KEY],
+        subkeys=[pack(str(BOB.peer_id))],
+        values=[value],
+        expiration_time=[expires],
+        in_cache=[True],
     )
     assert not any((await node.protocol.rpc_store(cached, node.context)).store_ok)
-    assert not (await node.protocol.rpc_find(dht_pb2.FindRequest(keys=[KEY] * many), node.context)).results
-    assert not any((await node.store(value, expires, keys=[KEY])).store_ok)  # lists of unequal length
+    assert not (
+        await node.protocol.rpc_find(dht_pb2.FindRequest(keys=[KEY] * many), node.context)
+    ).results
+    assert not any(
+        (await node.store(value, expires, keys=[KEY])).store_ok
+    )  # lists of unequal length
     assert node.stored == 0
 
 
@@ -231,12 +276,18 @@ async def test_a_place_in_the_dht_cannot_be_chosen(node: Node, body) -> None:
     bob, mine = PeerID.from_base58(BOB.peer_id), guard.node_id_of(FakeP2P.peer_id).to_bytes()
     expires = until()
     good = pack(sealed(BOB, body().pack(), expires))
-    for elsewhere in (DHTID.generate().to_bytes(), guard.node_id_of(FakeP2P.peer_id).to_bytes(), KEY):
+    for elsewhere in (
+        DHTID.generate().to_bytes(),
+        guard.node_id_of(FakeP2P.peer_id).to_bytes(),
+        KEY,
+    ):
         chosen = dht_pb2.NodeInfo(node_id=elsewhere)
         reply = await node.protocol.rpc_ping(dht_pb2.PingRequest(peer=chosen), node.context)
         assert (reply.peer.node_id, reply.available) == (mine, False)
         assert not any((await node.store(good, expires, peer=chosen)).store_ok)
-        assert not (await node.protocol.rpc_find(dht_pb2.FindRequest(keys=[KEY], peer=chosen), node.context)).results
+        assert not (
+            await node.protocol.rpc_find(dht_pb2.FindRequest(keys=[KEY], peer=chosen), node.context)
+        ).results
     await node.protocol.update_routing_table(DHTID.generate(), bob)
     await asyncio.sleep(0)  # what the parent does in tasks of its own
     assert not node.protocol.routing_table.uid_to_peer_id
@@ -262,7 +313,9 @@ async def test_a_peer_that_asks_too_much_is_put_off_and_others_are_not(node: Nod
     find = dht_pb2.FindRequest(keys=[KEY] * 2)
     for _ in range(2 * round(REQUESTS_AT_ONCE)):
         limited = await node.protocol.rpc_find(find, node.context)
-    assert [r.type for r in limited.results] == [dht_pb2.NOT_FOUND] * 2, "as many results as keys, or we would seem gone"
+    assert [r.type for r in limited.results] == [dht_pb2.NOT_FOUND] * 2, (
+        "as many results as keys, or we would seem gone"
+    )
     assert not (await node.store(good, expires)).store_ok[0]
     assert {said[:2] for said in told} == {(BOB.peer_id, "rate-limited")}
     other = await node.protocol.rpc_find(find, called_by(ALICE))
@@ -270,7 +323,8 @@ async def test_a_peer_that_asks_too_much_is_put_off_and_others_are_not(node: Nod
 
 
 async def test_many_strangers_take_a_bounded_memory(body) -> None:
-    """Each with a key of its own: one record each, and only so many of them; other keys and sizes not at all."""
+    """Each with a key of its own: one record each, and only so many of them; other keys and sizes
+    not at all."""
     node, expires = await make_node(max_peers=20), until()
     packed = body().pack()
     for _ in range(60):
@@ -278,11 +332,16 @@ async def test_many_strangers_take_a_bounded_memory(body) -> None:
         node.context = called_by(who)
         for seq in (1, 2, 3):
             later = round(expires + seq / 1000, 3)
-            await node.store(pack(sealed(who, packed, later, seq)), later, subkey=pack(str(who.peer_id)))
+            await node.store(
+                pack(sealed(who, packed, later, seq)), later, subkey=pack(str(who.peer_id))
+            )
         await node.store(pack(bytes(1 << 20)), expires, key=DHTID.generate().to_bytes())
     assert (node.stored, len(node.protocol.storage), len(node.protocol.cache)) == (20, 1, 0)
     assert len(node.board.entries(time.time())) == 20
-    held = sum(len(item.value) for item in node.protocol.storage.get(DHTID.from_bytes(KEY)).value.data.values())
+    held = sum(
+        len(item.value)
+        for item in node.protocol.storage.get(DHTID.from_bytes(KEY)).value.data.values()
+    )
     assert held <= 20 * DirectorySettings().max_record
 
 
@@ -297,7 +356,9 @@ async def test_the_directory_of_a_private_run_is_closed_to_strangers(body) -> No
 
     assert list((await node.store(good, expires)).store_ok) == [False], "no token in the request"
     without = pack(sealed(BOB, body().pack(), expires))
-    assert list((await node.store(without, expires, auth=auth)).store_ok) == [False], "no token in the record"
+    assert list((await node.store(without, expires, auth=auth)).store_ok) == [False], (
+        "no token in the record"
+    )
     assert list((await node.store(good, expires, auth=auth, peer=claim)).store_ok) == [True]
     assert list(node.board.entries(time.time())) == [BOB.peer_id]
 
@@ -332,5 +393,9 @@ async def test_every_request_of_a_private_run_carries_the_own_token() -> None:
 async def test_validator_refuses_what_is_not_bytes(node: Node) -> None:
     validator = node.protocol.record_validator
     assert validator is not None
-    for subkey, value, expires in ((None, b"", 1.0), (b"", None, 1.0), (pack("x"), pack(b"x"), "soon")):
+    for subkey, value, expires in (
+        (None, b"", 1.0),
+        (b"", None, 1.0),
+        (pack("x"), pack(b"x"), "soon"),
+    ):
         assert not validator.validate(DHTRecord(KEY, subkey, value, expires))  # type: ignore[arg-type]

@@ -11,7 +11,15 @@ from node.dht.record import MAX_BODY, PeerBody, PeerEntry
 
 
 def test_a_body_survives_the_way(body) -> None:
-    one = body("Zoë 🎻", stage=0, role="ends", tokens_per_s=1.5, speed=2, maddrs=("/ip4/1.2.3.4/tcp/5",), started=1e9)
+    one = body(
+        "Zoë 🎻",
+        stage=0,
+        role="ends",
+        tokens_per_s=1.5,
+        speed=2,
+        maddrs=("/ip4/1.2.3.4/tcp/5",),
+        started=1e9,
+    )
     assert PeerBody.parse(one.pack()) == one
 
 
@@ -36,22 +44,43 @@ def test_only_as_many_addresses_travel_as_fit(body) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"stage": -1}, {"stage": 2**16}, {"stage": True}, {"stage": 1.0}, {"stage": None},
-        {"epoch": 2**63}, {"epoch": "3"},
-        {"role": "Ends"}, {"role": ""}, {"state": "x" * 17}, {"state": ["ready"]},
-        {"name": "x" * 65}, {"name": "\x1b[2J"}, {"version": "1\n2"}, {"version": 1},
-        {"tokens_per_s": float("inf")}, {"tokens_per_s": float("nan")}, {"speed": -1}, {"speed": 10**400}, {"speed": "1"},
+        {"stage": -1},
+        {"stage": 2**16},
+        {"stage": True},
+        {"stage": 1.0},
+        {"stage": None},
+        {"epoch": 2**63},
+        {"epoch": "3"},
+        {"role": "Ends"},
+        {"role": ""},
+        {"state": "x" * 17},
+        {"state": ["ready"]},
+        {"name": "x" * 65},
+        {"name": "\x1b[2J"},
+        {"version": "1\n2"},
+        {"version": 1},
+        {"tokens_per_s": float("inf")},
+        {"tokens_per_s": float("nan")},
+        {"speed": -1},
+        {"speed": 10**400},
+        {"speed": "1"},
         {"started": 1e16},
-        {"maddrs": "/ip4/1.2.3.4"}, {"maddrs": [1]}, {"maddrs": ["no slash"]}, {"maddrs": ["/a b"]},
-        {"maddrs": ["/" + "x" * 256]}, {"maddrs": ["/a"] * 17},
+        {"maddrs": "/ip4/1.2.3.4"},
+        {"maddrs": [1]},
+        {"maddrs": ["no slash"]},
+        {"maddrs": ["/a b"]},
+        {"maddrs": ["/" + "x" * 256]},
+        {"maddrs": ["/a"] * 17},
     ],
-)  # fmt: skip
+)
 def test_an_implausible_field_is_refused(body, changes: dict) -> None:
     with pytest.raises(WireError):
         PeerBody.parse(json.dumps(asdict(body()) | changes).encode())
 
 
-@pytest.mark.parametrize("missing", ["stage", "role", "state", "epoch", "name", "version", "speed", "maddrs", "started"])
+@pytest.mark.parametrize(
+    "missing", ["stage", "role", "state", "epoch", "name", "version", "speed", "maddrs", "started"]
+)
 def test_a_missing_field_is_refused(body, missing: str) -> None:
     fields = asdict(body())
     del fields[missing]
@@ -60,7 +89,17 @@ def test_a_missing_field_is_refused(body, missing: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"[]", b"7", b"\xff", b"{", b"[" * 2000, b" " * (MAX_BODY + 1), b'{"epoch":' + b"9" * 2000 + b"}"]
+    "raw",
+    [
+        b"",
+        b"[]",
+        b"7",
+        b"\xff",
+        b"{",
+        b"[" * 2000,
+        b" " * (MAX_BODY + 1),
+        b'{"epoch":' + b"9" * 2000 + b"}",
+    ],
 )
 def test_what_is_no_record_is_refused(raw: bytes) -> None:
     with pytest.raises(WireError):
@@ -68,7 +107,10 @@ def test_what_is_no_record_is_refused(raw: bytes) -> None:
 
 
 @given(
-    st.binary(max_size=300) | st.recursive(st.none() | st.floats() | st.text(), st.lists).map(lambda v: json.dumps(v).encode())
+    st.binary(max_size=300)
+    | st.recursive(st.none() | st.floats() | st.text(), st.lists).map(
+        lambda v: json.dumps(v).encode()
+    )
 )
 def test_any_bytes_parse_or_are_refused(raw: bytes) -> None:
     with pytest.raises(WireError):

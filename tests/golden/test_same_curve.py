@@ -1,4 +1,5 @@
-"""A swarm of seven peers in one process learns exactly what one process learns alone, and the curve is the one on file."""
+"""A swarm of seven peers in one process learns exactly what one process learns alone, and the curve
+is the one on file."""
 
 from __future__ import annotations
 
@@ -50,10 +51,17 @@ def manifest() -> Manifest:
     base = Manifest.default_demo()
     return dataclasses.replace(
         base,
-        model=dataclasses.replace(base.model, layers=3, d_model=32, heads=2, kv_heads=1, d_ff=64, seq_len=32),
+        model=dataclasses.replace(
+            base.model, layers=3, d_model=32, heads=2, kv_heads=1, d_ff=64, seq_len=32
+        ),
         pipeline=dataclasses.replace(base.pipeline, micro_batch=4, stages=3),
         training=dataclasses.replace(
-            base.training, epochs=EPOCHS, target_batch=32, eval_every=3, eval_batches=2, min_replicas=2
+            base.training,
+            epochs=EPOCHS,
+            target_batch=32,
+            eval_every=3,
+            eval_batches=2,
+            min_replicas=2,
         ),
         optimizer=dataclasses.replace(base.optimizer, warmup=2),
     )
@@ -62,32 +70,74 @@ def manifest() -> Manifest:
 class Peer:
     """One member without p2pd: everything real but the network's lowest floor."""
 
-    def __init__(self, net: MemoryNet, m: Manifest, stage: int, identity: Identity, ends: set[PeerId], home: Path) -> None:
+    def __init__(
+        self,
+        net: MemoryNet,
+        m: Manifest,
+        stage: int,
+        identity: Identity,
+        ends: set[PeerId],
+        home: Path,
+    ) -> None:
         self.transport = net.transport(identity.peer_id)
         self.journal, self.metrics = Journal(), Metrics()
         self.thread, self.meter = DeviceThread(), Meter(self.journal, self.metrics)
         module = build(m.model, m.pipeline.stages, stage)
         self.pipeline = Pipeline(
-            self.transport, module, self.thread, m.pipeline, PipelineLimits(), stage=stage, model=m.model, telemetry=self.meter
+            self.transport,
+            module,
+            self.thread,
+            m.pipeline,
+            PipelineLimits(),
+            stage=stage,
+            model=m.model,
+            telemetry=self.meter,
         )
         self.cell = CellRound(self.transport, m.averaging, executor=self.thread)
-        self.outer = CellRound(self.transport, m.averaging, executor=self.thread, service=SERVICES[1])
+        self.outer = CellRound(
+            self.transport, m.averaging, executor=self.thread, service=SERVICES[1]
+        )
         text = None
         if stage == ENDS:
             corpus = open_source(m.data, m.model.seq_len, home)
             text = Text(corpus, SampleOrder(corpus.windows, m.data.seed), m.pipeline.micro_batch)
         store = CheckpointStore(home / identity.peer_id, CheckpointSettings(every=3), m.run_id)
         engines = Engines(
-            self.transport, self.pipeline, self.cell, Owner(m.optimizer, m.training.epochs), store, self.thread,
-            self.journal, self.metrics, self.meter, text, self.outer,
-        )  # fmt: skip
+            self.transport,
+            self.pipeline,
+            self.cell,
+            Owner(m.optimizer, m.training.epochs),
+            store,
+            self.thread,
+            self.journal,
+            self.metrics,
+            self.meter,
+            text,
+            self.outer,
+        )
         state = StageState(module, stage, 0)
-        self.work = Work(state, engines, m.training, m.optimizer, m.model.seq_len, identity.peer_id, None, m.outer, reader(m))
+        self.work = Work(
+            state,
+            engines,
+            m.training,
+            m.optimizer,
+            m.model.seq_len,
+            identity.peer_id,
+            None,
+            m.outer,
+            reader(m),
+        )
         StateService(self.transport, self.work, CheckpointSettings())
         self.training = Training(
-            identity, stage, run_facts(m, self.work), self.transport, self.work,
-            lambda: {p: Sighting(0) for p in ends - {identity.peer_id}}, SystemClock(), self.journal,
-        )  # fmt: skip
+            identity,
+            stage,
+            run_facts(m, self.work),
+            self.transport,
+            self.work,
+            lambda: {p: Sighting(0) for p in ends - {identity.peer_id}},
+            SystemClock(),
+            self.journal,
+        )
         self.training.company = lambda: set(net.transports)
 
     async def close(self) -> None:
@@ -125,7 +175,8 @@ async def test_the_swarm_learns_what_one_process_learns(tmp_path: Path) -> None:
         async with asyncio.timeout(120):
             await asyncio.gather(*(p.training.finished.wait() for p in peers))
         events = peers[0].journal.recent(10_000)
-        # What a leader may sign and nobody could follow is refused before anything is done about it.
+        # What a leader may sign and nobody could follow is refused before anything is done about
+        # it.
         work, plan = peers[1].work, next(p for p in seen if p.paths)
         path, hop = plan.paths[0], plan.paths[0].hops[0]
         outside = (dataclasses.replace(hop, peer=keys[3].peer_id), *path.hops[1:])
@@ -139,28 +190,38 @@ async def test_the_swarm_learns_what_one_process_learns(tmp_path: Path) -> None:
             {"paths": (dataclasses.replace(path, hops=outside),)},
         ):
             assert work.objection(dataclasses.replace(plan, **broken)), broken
-        # A peer that holds no ends signs plans of its own: they are not followed, and what cannot be is a fault of its own.
+        # A peer that holds no ends signs plans of its own: they are not followed, and what cannot
+        # be is a fault of its own.
         last, me = peers[1].training.member.plan, peers[2].training.member
         assert last is not None
         there, term = TrainingStub(await peers[1].transport.channel(keys[2].peer_id)), me.term
         for change, faults in (
-            ({"term": term + 1}, 0), ({"term": 2**62}, 1), ({"term": term + 1, "epoch": 1}, 1), ({"term": term + 1, "tokens": 2**53}, 1),
+            ({"term": term + 1}, 0),
+            ({"term": 2**62}, 1),
+            ({"term": term + 1, "epoch": 1}, 1),
+            ({"term": term + 1, "tokens": 2**53}, 1),
             ({"term": term, "leader": last.leader}, 1),
-        ):  # fmt: skip
+        ):
             usurper = dataclasses.replace(last, **{"leader": keys[1].peer_id, **change})
             said = len(peers[2].transport.faults)
             note = plan_note(usurper, keys[1].sign(usurper.canonical(), plan_domain(m.run_id)))
             assert not (await there.Tell(note, timeout=10)).accepted, change
-            assert [who for who, *_ in peers[2].transport.faults[said:]] == [keys[1].peer_id] * faults, change
+            assert [who for who, *_ in peers[2].transport.faults[said:]] == [
+                keys[1].peer_id
+            ] * faults, change
             assert me.term == term
         # Heartbeats beyond what the run can have made, to who leads.
         leader = TrainingStub(await peers[2].transport.channel(keys[0].peer_id))
         stands = Heard(keys[2].peer_id, 1, me.at, "d", tokens=me.tokens)
         for change in ({"tokens": 2**53}, {"at": Version(EPOCHS + 1, "ab" * 16)}, {"term": 2**62}):
             said = len(peers[0].transport.faults)
-            answer = await leader.Tell(ready_note(dataclasses.replace(stands, **change)), timeout=10)
+            answer = await leader.Tell(
+                ready_note(dataclasses.replace(stands, **change)), timeout=10
+            )
             assert not answer.accepted, change
-            assert [who for who, *_ in peers[0].transport.faults[said:]] == [keys[2].peer_id], change
+            assert [who for who, *_ in peers[0].transport.faults[said:]] == [keys[2].peer_id], (
+                change
+            )
         losses = [e.fields["loss"] for e in events if e.kind == "epoch-committed"]
         held_out = [e.fields["loss_val"] for e in events if e.kind == "evaluated"]
         assert losses == pytest.approx(expected, abs=2e-5)

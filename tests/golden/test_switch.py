@@ -21,17 +21,28 @@ from tests.golden.test_same_curve import Peer, manifest, one_thread
 __all__ = ["one_thread"]
 
 EPOCHS = 12
-DILOCO = b'[averaging]\ncell = 1\n[outer]\nstrategy = "butterfly"\ncarries = "deltas"\nevery = 2\noptimizer = "nesterov"\ncodec = "int8"\n'
+DILOCO = (
+    b'[averaging]\ncell = 1\n[outer]\nstrategy = "butterfly"\ncarries = "deltas"\nevery = '
+    b'2\noptimizer = "nesterov"\ncodec = "int8"\n'
+)
 
 
 async def test_one_cell_becomes_several_that_do_diloco(tmp_path: Path) -> None:
     owner = Identity.ephemeral()
-    small = {"pipeline.stages": 1, "training.epochs": EPOCHS, "training.eval_every": 0, "training.min_replicas": 1}
+    small = {
+        "pipeline.stages": 1,
+        "training.epochs": EPOCHS,
+        "training.eval_every": 0,
+        "training.min_replicas": 1,
+    }
     small["training.target_batch"] = 16
     m = Manifest.parse(amended(manifest().owned_by(owner.peer_id), small).sign(owner))
     text = signed(m, wanted(m, DILOCO), 1, owner)
     net, keys = MemoryNet(), [Identity.ephemeral() for _ in range(3)]
-    peers = [Peer(net, m, stage, k, {keys[0].peer_id}, tmp_path) for stage, k in zip((ENDS, 1, 1), keys, strict=True)]
+    peers = [
+        Peer(net, m, stage, k, {keys[0].peer_id}, tmp_path)
+        for stage, k in zip((ENDS, 1, 1), keys, strict=True)
+    ]
     plans: dict[int, Plan] = {}
     kept: list[str] = []
     try:
@@ -53,11 +64,19 @@ async def test_one_cell_becomes_several_that_do_diloco(tmp_path: Path) -> None:
         assert levels(first)
         assert 3 < first.epoch < 8
         assert kept == [text], "everybody has it from the plan"
-        assert all(p.change == text and p.since == first.epoch for e, p in plans.items() if e >= first.epoch)
+        assert all(
+            p.change == text and p.since == first.epoch
+            for e, p in plans.items()
+            if e >= first.epoch
+        )
         assert {len(p.cells(1)) for p in plans.values() if p.epoch > first.epoch} == {2}
-        assert any(p.outer for p in plans.values() if first.epoch < p.epoch < EPOCHS - 1), "outer rounds as the change says"
+        assert any(p.outer for p in plans.values() if first.epoch < p.epoch < EPOCHS - 1), (
+            "outer rounds as the change says"
+        )
         assert any(apart > 0 for p in plans.values() for _, apart in p.spread.values())
-        assert peers[1].work.stage.digest == peers[2].work.stage.digest, "the last epoch is an outer round"
+        assert peers[1].work.stage.digest == peers[2].work.stage.digest, (
+            "the last epoch is an outer round"
+        )
         for peer in peers:
             assert peer.training.standing.in_force.revision == 1
             assert not [e for e in peer.journal.recent(1000) if e.level == "error"]
@@ -68,7 +87,9 @@ async def test_one_cell_becomes_several_that_do_diloco(tmp_path: Path) -> None:
         for bad in (forged, text.replace("int8", "int4")):
             with pytest.raises(Refused):
                 peers[1].training.change(bad)
-        old = replace(peers[1].training.member.plan, change="", outer=1, leader=peers[0].training.me)  # type: ignore[type-var]
+        old = replace(
+            peers[1].training.member.plan, change="", outer=1, leader=peers[0].training.me
+        )  # type: ignore[type-var]
         assert "in force" in peers[1].training.standing.refuses(old, peers[1].work.read(""))
     finally:
         for peer in peers:

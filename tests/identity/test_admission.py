@@ -1,4 +1,5 @@
-"""Admission: a token opens one door for one peer; a grant makes such tokens and never shows itself."""
+"""Admission: a token opens one door for one peer; a grant makes such tokens and never shows
+itself."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ from hypothesis import strategies as st
 from node.core.errors import Refused, WireError
 from node.core.ids import PeerId, RunId
 from node.identity import admission
-from node.identity.admission import MAX_ADMISSION, Gate, admission_token, check_admission, is_grant, shown
+from node.identity.admission import (
+    MAX_ADMISSION,
+    Gate,
+    admission_token,
+    check_admission,
+    is_grant,
+    shown,
+)
 from node.identity.invites import Invite
 from node.identity.keys import Identity
 
@@ -22,11 +30,20 @@ TOKEN = admission_token(OWNER, RUN, GUEST.peer_id, NOW + 60)
 GRANT = admission_token(OWNER, RUN, None, NOW + 60)
 
 
-def check(token: bytes, *, run: RunId = RUN, owner: Identity = OWNER, peer: Identity = GUEST, now: float = NOW) -> float:
+def check(
+    token: bytes,
+    *,
+    run: RunId = RUN,
+    owner: Identity = OWNER,
+    peer: Identity = GUEST,
+    now: float = NOW,
+) -> float:
     return check_admission(token, run_id=run, owner=owner.peer_id, peer=peer.peer_id, now_wall=now)
 
 
-@pytest.mark.parametrize("token", [TOKEN, shown(GRANT, GUEST, RUN)], ids=["for a peer", "from a grant"])
+@pytest.mark.parametrize(
+    "token", [TOKEN, shown(GRANT, GUEST, RUN)], ids=["for a peer", "from a grant"]
+)
 def test_a_token_admits_its_peer_to_its_run_for_its_time(token: bytes) -> None:
     assert check(token) == check(token, now=NOW + 59.9) == NOW + 60
     for says, kwargs in [
@@ -83,7 +100,10 @@ def test_no_bit_of_a_token_may_change(token: bytes, data: st.DataObject) -> None
         check(bytes(raw))
 
 
-@given(st.binary(max_size=200) | st.binary(max_size=2).flatmap(lambda b: st.sampled_from([b + bytes(105), b + bytes(169)])))
+@given(
+    st.binary(max_size=200)
+    | st.binary(max_size=2).flatmap(lambda b: st.sampled_from([b + bytes(105), b + bytes(169)]))
+)
 def test_any_bytes_are_refused(raw: bytes) -> None:
     with pytest.raises(Refused):
         check(shown(raw, GUEST, RUN))

@@ -91,7 +91,9 @@ def test_strangers_cannot_fill_the_book() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from([A, B]), st.floats(0, 4), st.floats(0, 50))))
-def test_a_ban_comes_from_enough_weight_within_the_window(faults: list[tuple[PeerId, float, float]]) -> None:
+def test_a_ban_comes_from_enough_weight_within_the_window(
+    faults: list[tuple[PeerId, float, float]],
+) -> None:
     book, now, counted = FaultBook(), 0.0, {A: [], B: []}
     for peer, weight, gap in faults:
         now += gap

@@ -27,13 +27,21 @@ from node.identity.invites import (
 )
 from node.identity.keys import Identity
 
-# The same keys in every process, because they stand in the tests' names, which two workers have to agree on.
-OWNER, STRANGER = (Identity(Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32), None) for seed in (1, 2))
+# The same keys in every process, because they stand in the tests' names, which two workers have to
+# agree on.
+OWNER, STRANGER = (
+    Identity(Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32), None) for seed in (1, 2)
+)
 RUN = RunId("0123456789abcdef" * 4)
 HERE = f"/ip4/203.0.113.9/tcp/31337/p2p/{OWNER.peer_id}"
-RELAYED = f"/dns4/relay.example/udp/9/quic-v1/p2p/{STRANGER.peer_id}/p2p-circuit/p2p/{OWNER.peer_id}"
+RELAYED = (
+    f"/dns4/relay.example/udp/9/quic-v1/p2p/{STRANGER.peer_id}/p2p-circuit/p2p/{OWNER.peer_id}"
+)
 INVITE = Invite(RUN, OWNER.peer_id, (HERE, RELAYED), b"token")
-OTHERS = [Identity(Ed25519PrivateKey.from_private_bytes(bytes([9, seed]) * 16), None).peer_id for seed in range(9)]
+OTHERS = [
+    Identity(Ed25519PrivateKey.from_private_bytes(bytes([9, seed]) * 16), None).peer_id
+    for seed in range(9)
+]
 
 
 def forged(payload: bytes) -> str:
@@ -68,7 +76,13 @@ ODD = [
 PLAIN = [
     f"/{host}/{transport}/p2p/{peer}"
     for peer in (OWNER.peer_id, STRANGER.peer_id)
-    for host in ("ip4/198.51.100.7", "ip6/2001:db8::7", "dns4/a.example", "dns6/b.example", "dns/c-d_e.example")
+    for host in (
+        "ip4/198.51.100.7",
+        "ip6/2001:db8::7",
+        "dns4/a.example",
+        "dns6/b.example",
+        "dns/c-d_e.example",
+    )
     for transport in ("tcp/31337", "udp/31337/quic-v1", "tcp/1", "udp/65535/quic-v1")
 ]
 
@@ -86,10 +100,16 @@ def test_any_mixture_comes_back_with_the_addresses_of_a_peer_together(addresses:
     assert Invite.decode(made.encode()) == made
     assert set(made.addresses) == set(addresses)
     assert len(made.addresses) == len(set(addresses))
-    assert list(dict.fromkeys(map(peer_of_address, made.addresses))) == list(dict.fromkeys(map(peer_of_address, addresses)))
+    assert list(dict.fromkeys(map(peer_of_address, made.addresses))) == list(
+        dict.fromkeys(map(peer_of_address, addresses))
+    )
 
 
-@given(st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=MAX_ADDRESS - 60))
+@given(
+    st.text(
+        st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=MAX_ADDRESS - 60
+    )
+)
 def test_whatever_stands_before_the_peer_comes_back(text: str) -> None:
     address = f"/{text}/p2p/{OWNER.peer_id}"
     made = Invite(RUN, OWNER.peer_id, (address,))
@@ -101,20 +121,36 @@ def test_a_usual_invite_fits_a_chat_message() -> None:
     me, friend = OWNER.peer_id, STRANGER.peer_id
     hosts = ("ip4/198.51.100.7", "ip4/192.168.178.23")
     both = [f"/{host}/{t}/p2p/{me}" for host in hosts for t in ("tcp/31337", "udp/31337/quic-v1")]
-    usual = Invite(RUN, me, (*both, f"/ip6/2001:db8:1:2::7/tcp/31337/p2p/{me}", f"/ip4/203.0.113.80/tcp/4001/p2p/{friend}"))
+    usual = Invite(
+        RUN,
+        me,
+        (
+            *both,
+            f"/ip6/2001:db8:1:2::7/tcp/31337/p2p/{me}",
+            f"/ip4/203.0.113.80/tcp/4001/p2p/{friend}",
+        ),
+    )
     assert len(usual.addresses) == 6
     assert len(usual.encode()) <= 320
 
 
 def test_the_largest_invite_can_be_read() -> None:
-    long = [f"/dnsaddr/{'x' * 180}{i:02}/p2p/{peer}" for i, peer in enumerate(OTHERS[:MAX_PEERS] * 2)]
+    long = [
+        f"/dnsaddr/{'x' * 180}{i:02}/p2p/{peer}" for i, peer in enumerate(OTHERS[:MAX_PEERS] * 2)
+    ]
     assert len(long) == MAX_ADDRESSES
     made = Invite(RUN, OWNER.peer_id, tuple(long), b"x" * 512)
     assert Invite.decode(made.encode()) == made
 
 
 def test_what_is_meant_as_an_invite_is_told_from_files_and_addresses() -> None:
-    for text in (INVITE.encode(), INVITE.encode().upper(), "\n" + INVITE.encode(), "tutti1abc", "tutti9!"):
+    for text in (
+        INVITE.encode(),
+        INVITE.encode().upper(),
+        "\n" + INVITE.encode(),
+        "tutti1abc",
+        "tutti9!",
+    ):
         assert is_invite(text)
     for text in (HERE, "swarm.toml", "tutti", "tutti2.toml", "tuttifrutti", ""):
         assert not is_invite(text)
@@ -156,8 +192,12 @@ def test_what_is_wrong_is_said(text: str, says: str) -> None:
 @given(st.data())
 def test_one_wrong_letter_is_noticed(data: st.DataObject) -> None:
     text = INVITE.encode()
-    at = data.draw(st.integers(len(PREFIX), len(text) - 2))  # the last letter may hold bits that mean nothing
-    letter = data.draw(st.sampled_from([c for c in "abcdefghijklmnopqrstuvwxyz234567" if c != text[at]]))
+    at = data.draw(
+        st.integers(len(PREFIX), len(text) - 2)
+    )  # the last letter may hold bits that mean nothing
+    letter = data.draw(
+        st.sampled_from([c for c in "abcdefghijklmnopqrstuvwxyz234567" if c != text[at]])
+    )
     with pytest.raises(UsageFault):
         Invite.decode(text[:at] + letter + text[at + 1 :])
 
@@ -168,14 +208,19 @@ def test_a_checksum_alone_makes_no_invite(payload: bytes) -> None:
         Invite.decode(forged(payload))
 
 
-@given(st.text(max_size=200) | st.text("abcdefghijklmnopqrstuvwxyz234567", max_size=300).map(PREFIX.__add__))
+@given(
+    st.text(max_size=200)
+    | st.text("abcdefghijklmnopqrstuvwxyz234567", max_size=300).map(PREFIX.__add__)
+)
 def test_any_text_is_refused_in_one_way(text: str) -> None:
     with pytest.raises(UsageFault):
         Invite.decode(text)
 
 
 def test_a_payload_with_something_behind_it_is_refused() -> None:
-    raw = base64.b32decode(INVITE.encode()[len(PREFIX) :].upper() + "=" * (-len(INVITE.encode()[len(PREFIX) :]) % 8))
+    raw = base64.b32decode(
+        INVITE.encode()[len(PREFIX) :].upper() + "=" * (-len(INVITE.encode()[len(PREFIX) :]) % 8)
+    )
     assert Invite.decode(forged(raw[:-4])) == INVITE
     with pytest.raises(UsageFault, match="1 bytes too many"):
         Invite.decode(forged(raw[:-4] + b"\0"))
@@ -193,7 +238,9 @@ def test_an_address_of_a_kind_that_is_not_known_is_refused(kind: int) -> None:
 
 
 def test_a_name_on_the_wire_is_no_way_to_write_another_address() -> None:
-    text = Invite(RUN, OWNER.peer_id, (f"/dns4/a.example/tcp/1/p2p/{OWNER.peer_id}",)).encode()[len(PREFIX) :]
+    text = Invite(RUN, OWNER.peer_id, (f"/dns4/a.example/tcp/1/p2p/{OWNER.peer_id}",)).encode()[
+        len(PREFIX) :
+    ]
     raw = base64.b32decode(text.upper() + "=" * (-len(text) % 8))[:-4]
     with pytest.raises(UsageFault, match="not a name"):
         Invite.decode(forged(raw.replace(b"a.example", b"a/example")))
@@ -241,12 +288,22 @@ def test_addresses_that_lead_nowhere(address: str, says: str) -> None:
 
 
 def test_an_endpoint_is_what_can_be_dialled() -> None:
-    assert endpoint_of(HERE) == endpoint_of("/ip4/203.0.113.9/tcp/31337") == Endpoint("ip4", "203.0.113.9", 31337, False)
-    assert endpoint_of("/ip6/2001:DB8::0001/udp/9/quic-v1") == Endpoint("ip6", "2001:db8::1", 9, True)
+    assert (
+        endpoint_of(HERE)
+        == endpoint_of("/ip4/203.0.113.9/tcp/31337")
+        == Endpoint("ip4", "203.0.113.9", 31337, False)
+    )
+    assert endpoint_of("/ip6/2001:DB8::0001/udp/9/quic-v1") == Endpoint(
+        "ip6", "2001:db8::1", 9, True
+    )
     named = endpoint_of("/dns/a.example/tcp/9")
     assert named is not None
     assert (named.named, named.version, str(named)) == (True, 0, "/dns/a.example/tcp/9")
-    assert [endpoint_of(address) for address in ODD if "/tcp/007/" not in address and "DB8" not in address] == [None] * 13
+    assert [
+        endpoint_of(address)
+        for address in ODD
+        if "/tcp/007/" not in address and "DB8" not in address
+    ] == [None] * 13
 
 
 def test_an_invite_names_what_others_can_use() -> None:
@@ -254,14 +311,26 @@ def test_an_invite_names_what_others_can_use() -> None:
     loop, link, lan, ula, cgnat, four, six, name = (
         f"/{host}/tcp/1/p2p/{peer}"
         for host in (
-            "ip4/127.0.0.1", "ip6/fe80::1", "ip4/192.168.1.5", "ip6/fd00::5", "ip4/100.64.1.2", "ip4/11.0.0.1",
-            "ip6/2a09:8280:1::1", "dns4/a.example",
+            "ip4/127.0.0.1",
+            "ip6/fe80::1",
+            "ip4/192.168.1.5",
+            "ip6/fd00::5",
+            "ip4/100.64.1.2",
+            "ip4/11.0.0.1",
+            "ip6/2a09:8280:1::1",
+            "dns4/a.example",
         )
-    )  # fmt: skip
+    )
     relayed = RELAYED
     assert fitting_addresses([loop, link, lan, relayed, ula, cgnat, four, six, name]) == (
-        four, six, name, relayed, lan, ula, cgnat,
-    )  # fmt: skip
+        four,
+        six,
+        name,
+        relayed,
+        lan,
+        ula,
+        cgnat,
+    )
     assert fitting_addresses([loop, link]) == (link, loop)
     assert fitting_addresses([loop, loop, lan, "nonsense", "/ip4/1.2.3.4/tcp/5"]) == (lan,)
     assert fitting_addresses([]) == ()

@@ -71,7 +71,9 @@ def test_load_or_create_makes_one_and_keeps_it(path: Path) -> None:
     assert Identity.load_or_create(path).peer_id == first.peer_id
 
 
-def test_the_slower_of_two_creators_takes_the_other_key(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_slower_of_two_creators_takes_the_other_key(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fast = Identity.create(path)
     load, looks = Identity.load, []
 
@@ -172,7 +174,11 @@ def test_two_objects_cannot_hold_one_key(path: Path) -> None:
 def test_another_process_is_named_and_its_death_frees_the_key(path: Path) -> None:
     mine = Identity.create(path)
     with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDER, str(path)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "locked\n"
@@ -228,7 +234,17 @@ def test_names_are_stable_and_speakable() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "1", "é", "12D3KooW", " ", "1" * 64, "Q" * 10_000, "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"]
+    "text",
+    [
+        "",
+        "1",
+        "é",
+        "12D3KooW",
+        " ",
+        "1" * 64,
+        "Q" * 10_000,
+        "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N",
+    ],
 )
 def test_what_is_no_peer_id(text: str) -> None:
     with pytest.raises(WireError):
@@ -242,7 +258,10 @@ def test_only_one_spelling_of_a_peer_id() -> None:
             public_key_of(text)
 
 
-@given(st.text(max_size=70) | st.text(alphabet="123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz", max_size=60))
+@given(
+    st.text(max_size=70)
+    | st.text(alphabet="123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz", max_size=60)
+)
 def test_any_text_is_a_peer_id_or_a_wire_error(text: str) -> None:
     try:
         assert peer_id_of(public_key_of(text)) == text

@@ -16,8 +16,17 @@ ME, OTHER = Identity.ephemeral(), Identity.ephemeral()
 NOW = 1_700_000_000.0
 
 
-def opened(raw: bytes, *, key: str = "run/peers", who: Identity = ME, now: float = NOW, max_bytes: int = 4096) -> Record:
-    return open_record(raw, key=key, writer=who.peer_id, now_wall=now, max_ttl_s=600, max_bytes=max_bytes)
+def opened(
+    raw: bytes,
+    *,
+    key: str = "run/peers",
+    who: Identity = ME,
+    now: float = NOW,
+    max_bytes: int = 4096,
+) -> Record:
+    return open_record(
+        raw, key=key, writer=who.peer_id, now_wall=now, max_ttl_s=600, max_bytes=max_bytes
+    )
 
 
 def sealed(body: bytes = b"body", seq: int = 7, not_after: float = NOW + 15) -> bytes:

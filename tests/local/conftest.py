@@ -1,4 +1,5 @@
-"""A stage over two CPU processes beside the same stage on one device. One at a time: a process is in one group of ranks."""
+"""A stage over two CPU processes beside the same stage on one device. One at a time: a process is
+in one group of ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ from node.pipeline.work import StageMath, Work
 from node.training.stage import StageState
 from node.wire.tensors import TensorReader, encode, head_of
 
-MODEL = ModelSettings(layers=2, d_model=32, heads=4, kv_heads=2, d_ff=48, vocab=61, seq_len=16, qk_norm=True)
+MODEL = ModelSettings(
+    layers=2, d_model=32, heads=4, kv_heads=2, d_ff=48, vocab=61, seq_len=16, qk_norm=True
+)
 OPTIM = OptimSettings(warmup=1)
 B, T = 3, 16
 
@@ -54,7 +57,8 @@ class Side:
         return work
 
     def adopt(self, epoch: int) -> tuple[dict[str, torch.Tensor], int]:
-        """Take the gradients, step, put the fresh parameters in place; the gradients and their tokens."""
+        """Take the gradients, step, put the fresh parameters in place; the gradients and their
+        tokens."""
         sums, tokens = self.gradients.take()
         parameters = self.state.parameters()
         mean = {n: g / tokens for n, g in sums.items()}
@@ -84,12 +88,18 @@ def pair(stage: int, folder: Path) -> Iterator[Pair]:
         ranks.start(["cpu", "cpu"], MODEL, 1, stage, 1)
         module, alone = build(MODEL, 1, stage), build(MODEL, 1, stage)
         device = Device.pick("cpu")
-        local = LocalStage(ranks, Program(ranks.meet(device), MODEL, 1, stage), module, MODEL, least_flops=0)
+        local = LocalStage(
+            ranks, Program(ranks.meet(device), MODEL, 1, stage), module, MODEL, least_flops=0
+        )
         two = Side(
-            local.math(module, "fp32", device.autocast), local.gradients, StageState(module, stage, 0, placed=local.place),
+            local.math(module, "fp32", device.autocast),
+            local.gradients,
+            StageState(module, stage, 0, placed=local.place),
             Owner(OPTIM, 10, orthogonalise=local.orthogonalise),
-        )  # fmt: skip
-        one = Side(StageMath(alone, "fp32"), GradientSum(), StageState(alone, stage, 0), Owner(OPTIM, 10))
+        )
+        one = Side(
+            StageMath(alone, "fp32"), GradientSum(), StageState(alone, stage, 0), Owner(OPTIM, 10)
+        )
         yield Pair(ranks, local, two, one, lost)
     finally:
         ranks.close()

@@ -1,9 +1,10 @@
-"""Run by the tests as a process of its own: forks ranks that step matrices together, and writes what each of them got.
+"""Run by the tests as a process of its own: forks ranks that step matrices together, and writes
+what each of them got.
 
     python forked.py FOLDER
 
-Writes FOLDER/<ranks>-<rank>-<scene>.safetensors with the shards of the updates, rank 0 the whole matrices as well, and
-FOLDER/<ranks>-<rank>.json with what else is asked.
+Writes FOLDER/<ranks>-<rank>-<scene>.safetensors with the shards of the updates, rank 0 the whole
+matrices as well, and FOLDER/<ranks>-<rank>.json with what else is asked.
 """
 
 from __future__ import annotations
@@ -36,8 +37,19 @@ MODEL = ModelSettings(layers=1, d_model=16, heads=4, kv_heads=4, d_ff=32, vocab=
 
 def even(ranks: int) -> list[Sharded]:
     """Twenty-one matrices, cut by rows and by columns."""
-    shapes = [(32, 64, 0), (64, 32, 1), (16, 16, 0), (64, 64, 1), (48, 32, 0), (32, 32, 1), (8, 64, 1)]
-    return [Sharded(f"m{i}", r, c, d, ((r, c)[d] // ranks,) * ranks) for i, (r, c, d) in enumerate(3 * shapes)]
+    shapes = [
+        (32, 64, 0),
+        (64, 32, 1),
+        (16, 16, 0),
+        (64, 64, 1),
+        (48, 32, 0),
+        (32, 32, 1),
+        (8, 64, 1),
+    ]
+    return [
+        Sharded(f"m{i}", r, c, d, ((r, c)[d] // ranks,) * ranks)
+        for i, (r, c, d) in enumerate(3 * shapes)
+    ]
 
 
 def uneven(ranks: int) -> list[Sharded]:
@@ -46,7 +58,13 @@ def uneven(ranks: int) -> list[Sharded]:
     return [
         Sharded("first", sum(first), 24, 0, first),
         Sharded("last", 12, 31, 1, (*((0,) * (ranks - 1)), 31)),
-        Sharded("falling", 10 * ranks, 8, 0, tuple(10 + (1 if r == 0 else -1 if r == ranks - 1 else 0) for r in range(ranks))),
+        Sharded(
+            "falling",
+            10 * ranks,
+            8,
+            0,
+            tuple(10 + (1 if r == 0 else -1 if r == ranks - 1 else 0) for r in range(ranks)),
+        ),
     ]
 
 
@@ -72,7 +90,9 @@ def shard(m: Sharded, whole: Tensor, rank: int) -> Tensor:
     return whole.split(list(m.sizes), m.dim)[rank]
 
 
-def stepped(step: TensorParallelStep, shards: dict[str, Tensor | None]) -> tuple[dict[str, Tensor], frozenset[str]]:
+def stepped(
+    step: TensorParallelStep, shards: dict[str, Tensor | None]
+) -> tuple[dict[str, Tensor], frozenset[str]]:
     got: dict[str, Tensor] = {}
     names = step.run(shards, lambda name, update: got.update({name: update.clone()}))
     return got, names
@@ -88,7 +108,9 @@ def training(here: Rank) -> dict[str, Tensor]:
         whole, directions = wholes(matrices, 100 + turn), {}
         for m in matrices:
             gradient = shard(m, whole[m.name], here.rank)
-            directions[m.name], momenta[m.name] = muon_direction(settings, gradient, momenta[m.name])
+            directions[m.name], momenta[m.name] = muon_direction(
+                settings, gradient, momenta[m.name]
+            )
         got, _ = stepped(step, directions)
     return got
 
@@ -101,14 +123,20 @@ def rank(number: int, ranks: int, folder: Path) -> None:
         whole = wholes(matrices, 7)
         step = TensorParallelStep(here, matrices, STEPS, **options)
         for _ in range(2):  # buffers are used again
-            got, _ = stepped(step, {m.name: shard(m, whole[m.name], number) for m in matrices if m.part(number)})
+            got, _ = stepped(
+                step, {m.name: shard(m, whole[m.name], number) for m in matrices if m.part(number)}
+            )
         told[scene] = {
-            "groups": len(step.groups), "buffer": step.buffer_bytes,
+            "groups": len(step.groups),
+            "buffer": step.buffer_bytes,
             "hosted": max(sum(4 * m.numel for m in g[number]) for g in step.groups),
             "given": max(sum(4 * m.part(number) for slot in g for m in slot) for g in step.groups),
-        }  # fmt: skip
+        }
         extra = {f"whole {n}": t for n, t in whole.items()} if number == 0 else {}
-        save_file({**{n: t.contiguous() for n, t in got.items()}, **extra}, folder / f"{ranks}-{number}-{scene}.safetensors")
+        save_file(
+            {**{n: t.contiguous() for n, t in got.items()}, **extra},
+            folder / f"{ranks}-{number}-{scene}.safetensors",
+        )
     save_file(training(here), folder / f"{ranks}-{number}-training.safetensors")
     matrices, whole = even(ranks), wholes(even(ranks), 7)
     given: dict[str, Tensor | None] = {m.name: shard(m, whole[m.name], number) for m in matrices}
@@ -119,7 +147,8 @@ def rank(number: int, ranks: int, folder: Path) -> None:
     told["missing"] = {"stepped": sorted(names), "got": sorted(got)}
     told["unwaited"], told["pieces"] = unwaited(here), pieces(here)
     told["finite"] = [
-        Program(here, MODEL, 1, 0)._finite([torch.tensor([bad if number == 1 else 1.0])]) for bad in (1.0, float("nan"))
+        Program(here, MODEL, 1, 0)._finite([torch.tensor([bad if number == 1 else 1.0])])
+        for bad in (1.0, float("nan"))
     ]
     (folder / f"{ranks}-{number}.json").write_text(json.dumps(told))
     Rank.leave()
@@ -134,16 +163,24 @@ def unwaited(here: Rank) -> int:
 
 
 def pieces(here: Rank) -> list[float]:
-    """How far a loss taken in pieces of 5 tokens is from one device's, and the gradients of hidden states and head."""
+    """How far a loss taken in pieces of 5 tokens is from one device's, and the gradients of hidden
+    states and head."""
     stages.LOGITS_AT_ONCE = 5 * MODEL.vocab
     program, alone = Program(here, MODEL, 1, 0), stages.Ends(MODEL)
     dice = torch.Generator().manual_seed(1)
-    h, targets = torch.randn(2, 8, 16, generator=dice).requires_grad_(), torch.randint(0, MODEL.vocab, (2, 8), generator=dice)
+    h, targets = (
+        torch.randn(2, 8, 16, generator=dice).requires_grad_(),
+        torch.randint(0, MODEL.vocab, (2, 8), generator=dice),
+    )
     (loss, _), (wanted, _) = program.loss(h, targets), alone.loss(h, targets)
     found, share, finite = program.gradients(loss, [h], None)
     dh, head = torch.autograd.grad(wanted, [h, alone.lm_head.weight])  # pyright: ignore[reportOptionalMemberAccess]
     whole = program.whole(share, ["lm_head.weight"])
-    off = [(loss - wanted).abs() / wanted, (found[0] - dh).abs().max(), torch.tensor(float(not finite))]
+    off = [
+        (loss - wanted).abs() / wanted,
+        (found[0] - dh).abs().max(),
+        torch.tensor(float(not finite)),
+    ]
     return [float(t) for t in off] + [float((t - head).abs().max()) for t in whole.values()]
 
 

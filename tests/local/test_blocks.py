@@ -52,10 +52,15 @@ def test_epochs_of_training_are_those_of_one_device(blocks):
         assert tokens == tokens1 == 2 * 3 * 16
         assert sums.keys() == sums1.keys() == blocks.one.state.parameters().keys()
         for name, gradient in sums1.items():
-            torch.testing.assert_close(sums[name], gradient, rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(
+                sums[name], gradient, rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+            )
         for name, parameter in blocks.one.state.parameters().items():
-            # Newton-Schulz turns what is small in a direction into what is as large as the rest: the last bits of a sum grow.
-            torch.testing.assert_close(blocks.two.state.parameters()[name], parameter, rtol=1e-4, atol=1e-5)
+            # Newton-Schulz turns what is small in a direction into what is as large as the rest:
+            # the last bits of a sum grow.
+            torch.testing.assert_close(
+                blocks.two.state.parameters()[name], parameter, rtol=1e-4, atol=1e-5
+            )
 
 
 def test_going_back_puts_the_former_parameters_on_every_device(blocks):
@@ -85,7 +90,9 @@ def test_shares_that_were_not_named_and_epochs_that_are_over_count_nowhere(block
     trip(blocks.two, 73)
     again, _ = blocks.two.gradients.take()
     assert all(torch.equal(again[n], sums[n]) for n in sums)
-    assert all(torch.equal(blocks.two.gradients.take()[0][n], sums[n]) for n in sums), "may be taken again"
+    assert all(torch.equal(blocks.two.gradients.take()[0][n], sums[n]) for n in sums), (
+        "may be taken again"
+    )
     blocks.two.gradients.reset()
     assert blocks.two.gradients.take() == ({}, 0)
     blocks.two.gradients.reset()
@@ -94,7 +101,9 @@ def test_shares_that_were_not_named_and_epochs_that_are_over_count_nowhere(block
 def test_what_is_freed_here_is_forgotten_there(blocks, monkeypatch):
     said: list[dict[str, Any]] = []
     real = blocks.ranks._tell
-    monkeypatch.setattr(blocks.ranks, "_tell", lambda process, words: (said.append(words), real(process, words))[1])
+    monkeypatch.setattr(
+        blocks.ranks, "_tell", lambda process, words: (said.append(words), real(process, words))[1]
+    )
     work = blocks.two.work(x=numbers(2, 3, 16, 32))
     blocks.two.math.forward(work)
     kept = said[-1]["keep"]
@@ -124,7 +133,9 @@ def test_bad_numbers_break_a_micro_batch_and_not_the_devices(blocks, monkeypatch
     blocks.two.math.forward(work)
     work.gradient = blocks.two.work(gradient=numbers(6, 3, 16, 32)).gradient
     real = blocks.local.program._local
-    monkeypatch.setattr(blocks.local.program, "_local", lambda name, gradient: real(name, gradient) * float("inf"))
+    monkeypatch.setattr(
+        blocks.local.program, "_local", lambda name, gradient: real(name, gradient) * float("inf")
+    )
     with pytest.raises(NotFinite, match="parameter gradient"):
         blocks.two.math.backward(work)
     monkeypatch.undo()
@@ -142,17 +153,24 @@ def test_the_graph_of_a_device_is_measured(blocks):
 
 
 def test_matrices_are_orthogonalised_elsewhere_to_the_bit(blocks):
-    matrices = [numbers(i, *shape) for i, shape in enumerate([(8, 16), (16, 8), (12, 12), (40, 4), (3, 3)])]
+    matrices = [
+        numbers(i, *shape) for i, shape in enumerate([(8, 16), (16, 8), (12, 12), (40, 4), (3, 3)])
+    ]
     for _ in range(2):
         there = blocks.local.orthogonalise(matrices, 5, False)
-        assert all(torch.equal(a, b) for a, b in zip(there, newton_schulz_all(matrices, 5, False), strict=True))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(there, newton_schulz_all(matrices, 5, False), strict=True)
+        )
     assert blocks.local.orthogonalise([], 5, False) == []
 
 
 def test_little_work_is_done_here_without_a_word(blocks, monkeypatch):
     said: list[str] = []
     monkeypatch.setattr(blocks.ranks, "_tell", lambda process, words: said.append(words["do"]))
-    near = LocalStage(blocks.ranks, blocks.local.program, blocks.local.module, blocks.local.settings)
+    near = LocalStage(
+        blocks.ranks, blocks.local.program, blocks.local.module, blocks.local.settings
+    )
     assert len(near.orthogonalise([numbers(1, 8, 8)], 5, False)) == 1
     assert said == []
 
@@ -175,9 +193,22 @@ def test_a_process_that_dies_is_said_once_and_by_every_call_after(blocks):
 
 
 def test_a_process_that_cannot_begin_says_why_in_one_line():
-    words = {"rank": 1, "size": 2, "device": "cuda:7", "store": "", "model": {}, "stages": 1, "stage": 0, "threads": 1}
+    words = {
+        "rank": 1,
+        "size": 2,
+        "device": "cuda:7",
+        "store": "",
+        "model": {},
+        "stages": 1,
+        "stage": 0,
+        "threads": 1,
+    }
     ran = subprocess.run(
-        [sys.executable, "-m", "node.local.worker"], input=json.dumps(words) + "\n", capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "node.local.worker"],
+        input=json.dumps(words) + "\n",
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert ran.returncode == 1
     assert "Traceback" not in ran.stderr

@@ -11,13 +11,19 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
 def trip(side, seed):
-    """Embedding, loss of some hidden states, and the embedding's backward, counted as one micro-batch."""
-    first, last = side.work(), side.work(x=torch.randn(3, 16, 32, generator=torch.Generator().manual_seed(seed)))
+    """Embedding, loss of some hidden states, and the embedding's backward, counted as one
+    micro-batch."""
+    first, last = (
+        side.work(),
+        side.work(x=torch.randn(3, 16, 32, generator=torch.Generator().manual_seed(seed))),
+    )
     first.batch = lambda: (X, Y)
     side.math.embed(first)
     last.targets = first.targets
     side.math.loss(last)
-    first.gradient = side.work(gradient=torch.frombuffer(last.upstream, dtype=torch.float32).view(3, 16, 32).clone()).gradient
+    first.gradient = side.work(
+        gradient=torch.frombuffer(last.upstream, dtype=torch.float32).view(3, 16, 32).clone()
+    ).gradient
     side.math.embed_backward(first)
     side.gradients.offer([last.share, first.share], last.tokens)
     side.gradients.drain()
@@ -38,21 +44,34 @@ def test_epochs_of_training_are_those_of_one_device(ends):
         sums, tokens = ends.two.adopt(epoch)
         sums1, tokens1 = ends.one.adopt(epoch)
         assert tokens == tokens1 == 2 * 48
-        assert sums.keys() == sums1.keys() == {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
+        assert (
+            sums.keys()
+            == sums1.keys()
+            == {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
+        )
         for name, gradient in sums1.items():
             torch.testing.assert_close(sums[name], gradient, **CLOSE)
         for name, parameter in ends.one.state.parameters().items():
-            torch.testing.assert_close(ends.two.state.parameters()[name], parameter, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                ends.two.state.parameters()[name], parameter, rtol=1e-4, atol=1e-5
+            )
 
 
 def test_forward_only_work_is_that_of_one_device(ends):
     h = torch.randn(3, 16, 32, generator=torch.Generator().manual_seed(4))
     ends.two.state.adopt(ends.one.state.parameters(), 90)
     two, one = ends.two, ends.one
-    torch.testing.assert_close(two.math.logits_only(two.work(x=h).input), one.math.logits_only(one.work(x=h).input), **CLOSE)
+    torch.testing.assert_close(
+        two.math.logits_only(two.work(x=h).input),
+        one.math.logits_only(one.work(x=h).input),
+        **CLOSE,
+    )
     assert two.math.embed_only(X).tobytes() == one.math.embed_only(X).tobytes()
     total, tokens = two.math.loss_only(two.work(x=h).input, Y)
-    assert (total, tokens) == (pytest.approx(one.math.loss_only(one.work(x=h).input, Y)[0], rel=1e-6), 48)
+    assert (total, tokens) == (
+        pytest.approx(one.math.loss_only(one.work(x=h).input, Y)[0], rel=1e-6),
+        48,
+    )
 
 
 def test_a_token_outside_the_vocabulary_breaks_a_micro_batch_and_not_the_devices(ends):

@@ -1,4 +1,5 @@
-"""Which devices, how many threads, and the refusals of what cannot be: no process is started here."""
+"""Which devices, how many threads, and the refusals of what cannot be: no process is started
+here."""
 
 from __future__ import annotations
 
@@ -23,13 +24,20 @@ ROOT = Path(__file__).parents[2]
     ("model", "devices", "says", "able"),
     [
         (ModelSettings(), 3, "heads (4), key/value heads (2)", "set local_devices to 1 or 2"),
-        (ModelSettings(heads=8, kv_heads=8, d_ff=384), 16, "heads (8), key/value heads (8)", "1, 2, 4 or 8"),
+        (
+            ModelSettings(heads=8, kv_heads=8, d_ff=384),
+            16,
+            "heads (8), key/value heads (8)",
+            "1, 2, 4 or 8",
+        ),
         (ModelSettings(d_ff=381), 2, "inner width (381)", "set local_devices to 1"),
         (ModelSettings(), 65, "65 local devices", "1 to 64"),
         (ModelSettings(), 0, "0 local devices", "1 to 64"),
     ],
 )
-def test_devices_that_do_not_divide_the_model_are_refused_with_those_that_would(model, devices, says, able):
+def test_devices_that_do_not_divide_the_model_are_refused_with_those_that_would(
+    model, devices, says, able
+):
     with pytest.raises(UsageFault) as fault:
         check_devices(model, devices)
     assert says in fault.value.what
@@ -97,8 +105,22 @@ def test_one_device_loads_nothing_of_this_room():
     """Outside the room it is imported by assembly alone, and there inside functions."""
     for file in (f for f in (ROOT / "node").rglob("*.py") if f.parent.name != "local"):
         tree = ast.parse(file.read_text())
-        inside = {n for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef) for n in ast.walk(f)}
-        typing = {n for i in tree.body if isinstance(i, ast.If) and "TYPE_CHECKING" in ast.unparse(i.test) for n in ast.walk(i)}
-        found = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and (n.module or "").startswith("node.local")]
+        inside = {
+            n
+            for f in ast.walk(tree)
+            if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef)
+            for n in ast.walk(f)
+        }
+        typing = {
+            n
+            for i in tree.body
+            if isinstance(i, ast.If) and "TYPE_CHECKING" in ast.unparse(i.test)
+            for n in ast.walk(i)
+        }
+        found = [
+            n
+            for n in ast.walk(tree)
+            if isinstance(n, ast.ImportFrom) and (n.module or "").startswith("node.local")
+        ]
         assert not [n for n in found if n not in inside | typing], file
         assert not found or file.name == "assembly.py"

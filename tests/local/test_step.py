@@ -20,7 +20,12 @@ from node.optim.newton_schulz import newton_schulz_all
 from node.optim.settings import OptimSettings
 
 ROOT = Path(__file__).parents[2]
-CUT = {f"m{i}": (0, 1, 0, 1, 0, 1, 1)[i % 7] for i in range(21)} | {"only": 0, "first": 0, "last": 1, "falling": 0}
+CUT = {f"m{i}": (0, 1, 0, 1, 0, 1, 1)[i % 7] for i in range(21)} | {
+    "only": 0,
+    "first": 0,
+    "last": 1,
+    "falling": 0,
+}
 SCENES = ("even", "serial", "one-group", "uneven", "few", "large")
 
 
@@ -29,9 +34,13 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]
     """The folder the ranks wrote into, and their exit codes."""
     folder = tmp_path_factory.mktemp("ranks")
     ran = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("forked.py")), str(folder)], capture_output=True, text=True, timeout=900,
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        [sys.executable, str(Path(__file__).with_name("forked.py")), str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
     assert ran.returncode == 0, ran.stderr
     return folder, json.loads(ran.stdout.splitlines()[-1])
 
@@ -40,7 +49,9 @@ def told(folder: Path, ranks: int) -> list[dict[str, Any]]:
     return [json.loads((folder / f"{ranks}-{r}.json").read_text()) for r in range(ranks)]
 
 
-def together(folder: Path, ranks: int, scene: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+def together(
+    folder: Path, ranks: int, scene: str
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """(whole matrices, updates put together from the ranks' shards)."""
     files = [load_file(folder / f"{ranks}-{r}-{scene}.safetensors") for r in range(ranks)]
     whole = {n.removeprefix("whole "): t for n, t in files[0].items() if n.startswith("whole ")}
@@ -67,7 +78,9 @@ def test_the_updates_are_those_of_one_process_to_the_bit(done, ranks, scene):
 def test_momentum_that_stays_with_the_shards_trains_the_same(done, ranks):
     whole, settings = together(done[0], ranks, "even")[0], OptimSettings()
     updates = together(done[0], ranks, "training")[1]
-    whole = {n: whole[n] for n in sorted(whole, key=lambda n: int(n[1:]))}  # in the order they were drawn
+    whole = {
+        n: whole[n] for n in sorted(whole, key=lambda n: int(n[1:]))
+    }  # in the order they were drawn
     momenta = {n: torch.zeros_like(like) for n, like in whole.items()}
     directions = {}
     for turn in range(5):
@@ -76,7 +89,9 @@ def test_momentum_that_stays_with_the_shards_trains_the_same(done, ranks):
             gradient = torch.randn(like.shape, generator=dice)
             directions[name], momenta[name] = muon_direction(settings, gradient, momenta[name])
     for name, direction in directions.items():
-        torch.testing.assert_close(updates[name], newton_schulz_all([direction], 5, False)[0].float(), rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            updates[name], newton_schulz_all([direction], 5, False)[0].float(), rtol=0, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -85,9 +100,13 @@ def test_buffers_hold_what_three_groups_need_and_no_more(done, ranks):
         for scene, slots in (("even", 3), ("serial", 1), ("one-group", 1)):
             seen = told_by[scene]
             assert seen["buffer"] == slots * (seen["hosted"] + seen["given"])
-        assert told_by["even"]["hosted"] <= 16_384  # 64 x 64 alone is above the 10,000 bytes asked for
+        assert (
+            told_by["even"]["hosted"] <= 16_384
+        )  # 64 x 64 alone is above the 10,000 bytes asked for
         assert told_by["even"]["groups"] >= 4 - ranks // 4
-        assert told_by["large"]["hosted"] == told_by["even"]["hosted"], "one matrix, however little was allowed"
+        assert told_by["large"]["hosted"] == told_by["even"]["hosted"], (
+            "one matrix, however little was allowed"
+        )
         assert told_by["one-group"]["groups"] == 1
 
 
@@ -126,7 +145,9 @@ def test_a_rank_that_dies_is_a_typed_error_at_the_others(done):
 
 
 def test_hosts_are_balanced_by_the_cost_of_whole_matrices():
-    matrices = [Sharded(f"w{i}", 64, 64, 0, (32, 32)) for i in range(6)] + [Sharded("flat", 8, 4096, 0, (4, 4))]
+    matrices = [Sharded(f"w{i}", 64, 64, 0, (32, 32)) for i in range(6)] + [
+        Sharded("flat", 8, 4096, 0, (4, 4))
+    ]
     (group,) = micro_groups(matrices, 2, 1 << 30, 5)
     # The flat one has eight times the bytes of a square one and costs two thirds of it.
     squares = [sum(m.name != "flat" for m in slot) for slot in group]

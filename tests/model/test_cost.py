@@ -12,7 +12,9 @@ from node.model.shapes import all_shapes, count
 from node.model.stages import Blocks, Unsplit
 
 
-@pytest.mark.parametrize("change", [{}, {"qk_norm": True}, {"kv_heads": 4}, {"d_model": 64, "d_ff": 512}])
+@pytest.mark.parametrize(
+    "change", [{}, {"qk_norm": True}, {"kv_heads": 4}, {"d_model": 64, "d_ff": 512}]
+)
 def test_stash_is_what_autograd_keeps(change):
     settings = ModelSettings(seq_len=32, **change)
     block = Blocks(settings, range(2))
@@ -40,7 +42,9 @@ def test_flops_are_those_torch_counts(tied):
         loss, _ = model.loss(tokens, tokens)
         loss.backward()
     ours = 64 * sum(flops_per_token(settings, 2, s) for s in range(3))
-    assert ours == pytest.approx(counter.get_total_flops(), rel=0.1)  # torch counts uncausal attention, and recomputed scores
+    assert ours == pytest.approx(
+        counter.get_total_flops(), rel=0.1
+    )  # torch counts uncausal attention, and recomputed scores
     assert 3 * flops_per_token(settings, 2, 1, backward=False) == flops_per_token(settings, 2, 1)
 
 
@@ -50,7 +54,13 @@ def test_stage_bytes_add_up_over_the_model():
     assert sum(b.parameters for b in stages) == 4 * count(all_shapes(settings))
     assert all(b.gradients == b.parameters for b in stages)
     assert stages[1].total == sum(
-        (stages[1].parameters, stages[1].gradients, stages[1].optimizer, stages[1].stash, stages[1].work)
+        (
+            stages[1].parameters,
+            stages[1].gradients,
+            stages[1].optimizer,
+            stages[1].stash,
+            stages[1].work,
+        )
     )
 
 
@@ -60,7 +70,9 @@ def test_recomputing_takes_less():
 
 
 def test_a_model_too_large_is_refused_with_numbers():
-    settings = ModelSettings(layers=32, d_model=4096, heads=32, kv_heads=8, d_ff=14336, vocab=128256, seq_len=4096)
+    settings = ModelSettings(
+        layers=32, d_model=4096, heads=32, kv_heads=8, d_ff=14336, vocab=128256, seq_len=4096
+    )
     verdict = fits(settings, 4, 2, 24 << 30, micro_batch=1, in_flight=2)
     assert not verdict.ok
     assert "24.0 GiB" in verdict.text
@@ -74,7 +86,9 @@ def test_a_model_too_large_is_refused_with_numbers():
 
 
 def test_what_is_advised_where_a_stage_does_not_fit_would_fit():
-    settings = ModelSettings(layers=8, d_model=256, heads=4, kv_heads=4, d_ff=1024, vocab=259, seq_len=128)
+    settings = ModelSettings(
+        layers=8, d_model=256, heads=4, kv_heads=4, d_ff=1024, vocab=259, seq_len=128
+    )
     small = stage_bytes(settings, 2, 1, micro_batch=4, in_flight=3).total
     verdict = fits(settings, 2, 1, int(small / 0.89), micro_batch=4, in_flight=8)
     assert "limits.in_flight=3" in verdict.next_step
@@ -86,7 +100,9 @@ def test_what_is_advised_where_a_stage_does_not_fit_would_fit():
 
 
 def test_more_stages_are_not_advised_for_the_ends_nor_beyond_one_layer_each():
-    wide = ModelSettings(layers=8, d_model=256, heads=4, kv_heads=4, d_ff=1024, vocab=1 << 18, seq_len=128)
+    wide = ModelSettings(
+        layers=8, d_model=256, heads=4, kv_heads=4, d_ff=1024, vocab=1 << 18, seq_len=128
+    )
     for stages in (2, 8):
         ends = fits(wide, stages, ENDS, 64 << 20)
         assert not ends.ok
@@ -106,4 +122,9 @@ def test_a_tenth_is_kept_free():
 
 
 def test_human():
-    assert [human(n) for n in (12, 2048, 10 << 30, 5 << 50)] == ["12 B", "2.0 KiB", "10.0 GiB", "5120.0 TiB"]
+    assert [human(n) for n in (12, 2048, 10 << 30, 5 << 50)] == [
+        "12 B",
+        "2.0 KiB",
+        "10.0 GiB",
+        "5120.0 TiB",
+    ]

@@ -11,7 +11,9 @@ from node.model.export import write_hf
 from node.model.settings import ModelSettings
 from node.model.stages import Unsplit, build
 
-SMALL = ModelSettings(layers=3, d_model=32, heads=4, kv_heads=2, d_ff=48, vocab=259, seq_len=16, init_std=0.1)
+SMALL = ModelSettings(
+    layers=3, d_model=32, heads=4, kv_heads=2, d_ff=48, vocab=259, seq_len=16, init_std=0.1
+)
 TOKENIZER = json.dumps(
     {
         "version": "1.0",
@@ -33,7 +35,11 @@ TOKENIZER = json.dumps(
             }
             for i, w in ((256, "<|bos|>"), (257, "<|eos|>"), (258, "<|pad|>"))
         ],
-        "model": {"type": "WordLevel", "vocab": {"a": 0, "<|bos|>": 256, "<|eos|>": 257, "<|pad|>": 258}, "unk_token": "a"},
+        "model": {
+            "type": "WordLevel",
+            "vocab": {"a": 0, "<|bos|>": 256, "<|eos|>": 257, "<|pad|>": 258},
+            "unk_token": "a",
+        },
     }
 ).encode()
 
@@ -51,16 +57,24 @@ def test_transformers_loads_it_with_equal_logits(tmp_path, qk_norm, tied):
     transformers = pytest.importorskip("transformers")
     settings = replace(SMALL, qk_norm=qk_norm, tied=tied, rope_theta=777.0)
     where = write_hf(tmp_path / "out", settings, merged(settings), TOKENIZER)
-    theirs, info = transformers.AutoModelForCausalLM.from_pretrained(where, output_loading_info=True)
+    theirs, info = transformers.AutoModelForCausalLM.from_pretrained(
+        where, output_loading_info=True
+    )
     assert type(theirs).__name__ == ("Qwen3ForCausalLM" if qk_norm else "LlamaForCausalLM")
     assert not any(info.values()), info
     assert theirs.dtype == torch.float32
     tokens = torch.randint(0, 259, (2, 16))
     with torch.no_grad():
-        torch.testing.assert_close(Unsplit(settings).logits(tokens), theirs(tokens).logits, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            Unsplit(settings).logits(tokens), theirs(tokens).logits, atol=1e-5, rtol=1e-5
+        )
     assert theirs.generation_config.eos_token_id == 257
     tokenizer = transformers.AutoTokenizer.from_pretrained(where)
-    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (256, 257, 258)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (
+        256,
+        257,
+        258,
+    )
 
 
 def test_the_file_says_it_is_torch_and_nothing_else_is_left(tmp_path):
@@ -70,7 +84,11 @@ def test_the_file_says_it_is_torch_and_nothing_else_is_left(tmp_path):
     with safe_open(where / "model.safetensors", framework="pt") as file:
         assert file.metadata() == {"format": "pt"}
         assert set(file.keys()) == set(merged(SMALL))
-    assert sorted(p.name for p in where.iterdir()) == ["config.json", "generation_config.json", "model.safetensors"]
+    assert sorted(p.name for p in where.iterdir()) == [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+    ]
     assert [p.name for p in where.parent.iterdir()] == ["out"]
 
 
@@ -83,7 +101,11 @@ def test_an_earlier_export_is_replaced_and_strangers_are_not(tmp_path):
     assert not (where / "tokenizer.json").exists()
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
-    for name, content in (("config.json", '{"model_type": "llama"}'), ("config.json", "[]"), ("notes.txt", "mine")):
+    for name, content in (
+        ("config.json", '{"model_type": "llama"}'),
+        ("config.json", "[]"),
+        ("notes.txt", "mine"),
+    ):
         stranger = tmp_path / f"stranger-{len(list(tmp_path.iterdir()))}"
         stranger.mkdir()
         (stranger / name).write_text(content)
@@ -128,7 +150,11 @@ def test_when_the_new_cannot_take_its_place_the_old_comes_back(tmp_path, monkeyp
     real = export.Path.rename
 
     def once_refused(self, target):
-        if (self / "model.safetensors").exists() and target == out and not self.name.endswith(".old"):
+        if (
+            (self / "model.safetensors").exists()
+            and target == out
+            and not self.name.endswith(".old")
+        ):
             raise OSError(errno.EIO, "input/output error")
         return real(self, target)
 
@@ -141,7 +167,9 @@ def test_when_the_new_cannot_take_its_place_the_old_comes_back(tmp_path, monkeyp
 
 def test_a_disk_that_fills_while_tensors_are_written(tmp_path, monkeypatch):
     def full(*_, **__):
-        raise export.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise export.SafetensorError(
+            "Error while serializing: I/O error: No space left on device (os error 28)"
+        )
 
     monkeypatch.setattr(export, "save_file", full)
     with pytest.raises(OutOfResources):

@@ -66,5 +66,8 @@ def test_stages_that_do_not_exist_are_refused(stages, stage):
 
 
 def test_shapes_need_no_torch():
-    code = "import sys, node.model.shapes, node.model.cost; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    code = (
+        "import sys, node.model.shapes, node.model.cost; sys.exit('torch' in sys.modules or "
+        "'numpy' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -10,7 +10,9 @@ from node.model.settings import ModelSettings
 from node.model.shapes import all_shapes, parameter_shapes
 from node.model.stages import Blocks, Ends, Unsplit, build, initialise
 
-SMALL = ModelSettings(layers=4, d_model=32, heads=4, kv_heads=2, d_ff=48, vocab=61, seq_len=16, init_std=0.1)
+SMALL = ModelSettings(
+    layers=4, d_model=32, heads=4, kv_heads=2, d_ff=48, vocab=61, seq_len=16, init_std=0.1
+)
 
 
 def tokens_of(settings, batch=3, length=None):
@@ -18,7 +20,9 @@ def tokens_of(settings, batch=3, length=None):
     return drawn[:, :-1], drawn[:, 1:]
 
 
-@pytest.mark.parametrize("settings", [SMALL, replace(SMALL, qk_norm=True), replace(SMALL, tied=True)])
+@pytest.mark.parametrize(
+    "settings", [SMALL, replace(SMALL, qk_norm=True), replace(SMALL, tied=True)]
+)
 @pytest.mark.parametrize("stages", [1, 3])
 def test_every_cut_holds_the_bits_of_the_unsplit_model(settings, stages):
     whole = dict(Unsplit(settings).named_parameters())
@@ -39,14 +43,19 @@ def test_initial_values_are_the_same_on_every_machine_and_bell_shaped():
     settings = ModelSettings()
     whole = dict(Unsplit(settings).named_parameters())
     embedding = whole["model.embed_tokens.weight"]
-    # The first numbers, written down: another machine or library version that draws others would split a swarm.
+    # The first numbers, written down: another machine or library version that draws others would
+    # split a swarm.
     assert embedding[0, :4].tolist() == pytest.approx(FIRST, rel=0, abs=0)
     assert embedding.std().item() == pytest.approx(settings.init_std, rel=0.02)
     assert embedding.mean().item() == pytest.approx(0, abs=5e-4)
-    assert (embedding.abs() < settings.init_std).float().mean().item() == pytest.approx(0.67, abs=0.02)
+    assert (embedding.abs() < settings.init_std).float().mean().item() == pytest.approx(
+        0.67, abs=0.02
+    )
     down = whole["model.layers.0.mlp.down_proj.weight"]
     assert down.std().item() == pytest.approx(settings.init_std / 12**0.5, rel=0.02)
-    assert not torch.equal(whole["model.layers.0.mlp.up_proj.weight"], whole["model.layers.1.mlp.up_proj.weight"])
+    assert not torch.equal(
+        whole["model.layers.0.mlp.up_proj.weight"], whole["model.layers.1.mlp.up_proj.weight"]
+    )
 
 
 FIRST = [0.013582918792963028, 0.02771661803126335, 0.0102290790528059, -0.045073069632053375]
@@ -59,9 +68,12 @@ def test_another_seed_is_another_model_and_initialise_repeats():
     assert torch.equal(a.model.embed_tokens.weight, b.model.embed_tokens.weight)
 
 
-@pytest.mark.parametrize("settings", [SMALL, replace(SMALL, qk_norm=True), replace(SMALL, tied=True)])
+@pytest.mark.parametrize(
+    "settings", [SMALL, replace(SMALL, qk_norm=True), replace(SMALL, tied=True)]
+)
 def test_pipeline_by_hand_gives_the_bits_of_the_unsplit_model(settings):
-    """Forward and backward with detached hidden states at every stage border, as they travel between peers."""
+    """Forward and backward with detached hidden states at every stage border, as they travel
+    between peers."""
     tokens, targets = tokens_of(settings)
     whole = Unsplit(settings)
     expected, n = whole.loss(tokens, targets)
@@ -112,7 +124,9 @@ def test_logits_equal_those_of_transformers(qk_norm, tied):
     theirs = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     ours = Unsplit(settings)
     with torch.no_grad():
-        for parameter in ours.parameters():  # norms away from one, so that a norm left out would show
+        for (
+            parameter
+        ) in ours.parameters():  # norms away from one, so that a norm left out would show
             if parameter.dim() == 1:
                 parameter.uniform_(0.5, 1.5)
     merged = {}
@@ -147,7 +161,9 @@ def test_loss_in_pieces_is_the_loss(monkeypatch, at_once):
     monkeypatch.setattr(stages_module, "LOGITS_AT_ONCE", at_once)
     sizes = []
     real = F.cross_entropy
-    monkeypatch.setattr(F, "cross_entropy", lambda x, *r, **k: (sizes.append(x.numel()), real(x, *r, **k))[1])
+    monkeypatch.setattr(
+        F, "cross_entropy", lambda x, *r, **k: (sizes.append(x.numel()), real(x, *r, **k))[1]
+    )
     b, n = pieces.loss(tokens, targets)
     b.backward()
     assert n == tokens.numel()
@@ -180,7 +196,10 @@ def test_a_sequence_may_be_shorter_or_longer_than_seq_len():
 def test_unsplit_shares_its_parameters_with_its_parts():
     model = Unsplit(SMALL)
     model.load_state_dict(Unsplit(replace(SMALL, init_seed=5)).state_dict())
-    assert torch.equal(model.ends.model.embed_tokens.weight, Ends(replace(SMALL, init_seed=5)).model.embed_tokens.weight)
+    assert torch.equal(
+        model.ends.model.embed_tokens.weight,
+        Ends(replace(SMALL, init_seed=5)).model.embed_tokens.weight,
+    )
     assert len(list(model.parameters())) == len(all_shapes(SMALL))
 
 

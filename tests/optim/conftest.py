@@ -15,8 +15,9 @@ torch.set_num_threads(1)
 
 @contextmanager
 def matrix_by_matrix() -> Iterator[None]:
-    """Products of a stack are made one matrix after the other. No library promises a stack the bits that each of its matrices has by
-    itself (most processors' do), so that whatever still differs is our own doing."""
+    """Products of a stack are made one matrix after the other. No library promises a stack the bits
+    that each of its matrices has by itself (most processors' do), so that whatever still differs is
+    our own doing."""
     whole = gram.multiply
 
     def each(

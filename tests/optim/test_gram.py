@@ -16,7 +16,10 @@ def wide(kind, m=64, n=256, seed=0):
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(m, n, generator=g, dtype=torch.float64)
     if kind == "rank 8":
-        x = torch.randn(m, 8, generator=g).double() @ torch.randn(8, n, generator=g).double() + 1e-3 * x
+        x = (
+            torch.randn(m, 8, generator=g).double() @ torch.randn(8, n, generator=g).double()
+            + 1e-3 * x
+        )
     elif kind == "rank 1":
         x = x[:, :1] @ x[:1]
     elif kind == "ones":
@@ -34,7 +37,10 @@ def standard(x, steps, panels=0):
 
 
 def distance(found, expected):
-    return float(torch.linalg.vector_norm(found.double() - expected.double()) / torch.linalg.vector_norm(expected.double()))
+    return float(
+        torch.linalg.vector_norm(found.double() - expected.double())
+        / torch.linalg.vector_norm(expected.double())
+    )
 
 
 @pytest.mark.parametrize("steps", [SIMPLE, POLAR])
@@ -55,9 +61,16 @@ def test_gram_stays_bounded_on_ill_conditioned_matrices(kind, steps):
     for dtype, slack in ((torch.float32, 1.001), (torch.bfloat16, 1.2)):
         found = gram(x.to(dtype), steps).double()
         assert float(torch.linalg.matrix_norm(found, 2)) < slack * max(top, 1.0)
-    # What rounding loses on tiny singular values the standard form loses too: Gram is not much worse.
-    assert distance(gram(x.float(), steps), exact) < 2 * distance(standard(x.float(), steps), exact) + 1e-3
-    assert distance(gram(x.bfloat16(), steps), exact) < 1.5 * distance(standard(x.bfloat16(), steps), exact) + 0.15
+    # What rounding loses on tiny singular values the standard form loses too: Gram is not much
+    # worse.
+    assert (
+        distance(gram(x.float(), steps), exact)
+        < 2 * distance(standard(x.float(), steps), exact) + 1e-3
+    )
+    assert (
+        distance(gram(x.bfloat16(), steps), exact)
+        < 1.5 * distance(standard(x.bfloat16(), steps), exact) + 0.15
+    )
 
 
 def test_without_the_restart_it_would_diverge(monkeypatch):
@@ -69,7 +82,13 @@ def test_without_the_restart_it_would_diverge(monkeypatch):
 
 @pytest.mark.parametrize(
     ("steps", "expected"),
-    [(1, [(0, 1)]), (2, [(0, 2)]), (3, [(0, 2), (2, 3)]), (5, [(0, 2), (2, 5)]), (10, [(0, 2), (2, 5), (5, 8), (8, 10)])],
+    [
+        (1, [(0, 1)]),
+        (2, [(0, 2)]),
+        (3, [(0, 2), (2, 3)]),
+        (5, [(0, 2), (2, 5)]),
+        (10, [(0, 2), (2, 5), (5, 8), (8, 10)]),
+    ],
 )
 def test_restarts_come_after_two_steps_and_then_every_three(steps, expected):
     assert runs(steps) == expected
@@ -93,7 +112,8 @@ def test_panels_are_the_symmetric_product(m, plus):
     symmetric(x, x.mT, found, 1, **added)
     symmetric(x, x.mT, whole, **added)
     assert torch.allclose(found, expected, rtol=1e-12, atol=1e-9)
-    # Blocks above the diagonal are copies. Inside a block on it, a processor may sum (i, j) and (j, i) in another order.
+    # Blocks above the diagonal are copies. Inside a block on it, a processor may sum (i, j) and (j,
+    # i) in another order.
     width = -(-m // (PANELS * ALIGN)) * ALIGN
     for low in range(0, m, width):
         high = low + width

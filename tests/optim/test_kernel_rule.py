@@ -36,7 +36,9 @@ def machine(faster, panels=NOWHERE, stacks_to=64, stacks_bf16_to=512):
         work = 1e-9 * trial.many * trial.rows**2 * trial.cols
         if trial.many == 1:
             return work / (panels[trial.rows, trial.cols] if trial.form == "panels" else 1.0)
-        to, rate = (stacks_to, 1.0) if trial.precision == "fp32" else (stacks_bf16_to, faster[trial.rows])
+        to, rate = (
+            (stacks_to, 1.0) if trial.precision == "fp32" else (stacks_bf16_to, faster[trial.rows])
+        )
         return work / rate * ((1.0 if trial.rows <= to else 1.5) if trial.form == "stack" else 1.2)
 
     return seconds
@@ -91,14 +93,20 @@ def test_without_times_the_rule_is_the_same_everywhere():
 def test_a_processor_with_matrix_units_works_in_bf16():
     times, _ = measured(machine(UNITS, panels={**NOWHERE, (1024, 2048): 1.25}))
     assert rule_from(times) == Rule(
-        bf16_from=64 * 64, stack_bf16_to=512, stack_fp32_to=64, panels_bf16=1024 * 2048, panels_fp32=CPU.panels_fp32
+        bf16_from=64 * 64,
+        stack_bf16_to=512,
+        stack_fp32_to=64,
+        panels_bf16=1024 * 2048,
+        panels_fp32=CPU.panels_fp32,
     )
 
 
 def test_bf16_that_gains_little_is_not_taken():
     barely, enough = GAIN * 0.99, GAIN * 1.01
     assert rule_from(measured(machine(dict.fromkeys(SQUARES, barely)))[0]).bf16_from == 0
-    assert rule_from(measured(machine(dict.fromkeys(SQUARES, enough)))[0]).bf16_from == MEASURED_FROM
+    assert (
+        rule_from(measured(machine(dict.fromkeys(SQUARES, enough)))[0]).bf16_from == MEASURED_FROM
+    )
 
 
 @pytest.mark.parametrize("slow", [64, 128, 256, 512])
@@ -118,7 +126,9 @@ def test_hopeless_bf16_is_tried_on_one_size_only():
     assert {trial.rows for trial in tried} == {64}
     assert {trial.precision for group in groups[1:] for trial in group} == {"fp32"}
     assert rule_from(times).bf16_from == 0
-    assert {trial.rows for trial in measured(machine(NONE))[0] if trial.precision == "bf16"} == set(SQUARES)
+    assert {trial.rows for trial in measured(machine(NONE))[0] if trial.precision == "bf16"} == set(
+        SQUARES
+    )
 
 
 def test_panels_are_taken_from_where_they_gain_on_all_that_is_larger():
@@ -129,7 +139,9 @@ def test_panels_are_taken_from_where_they_gain_on_all_that_is_larger():
         {OPERANDS[1]: 1.4},
         {OPERANDS[2]: PANELS_GAIN * 0.99},
     ]
-    found = [rule_from(measured(machine(NONE, {**NOWHERE, **gain}))[0]).panels_fp32 for gain in gains]
+    found = [
+        rule_from(measured(machine(NONE, {**NOWHERE, **gain}))[0]).panels_fp32 for gain in gains
+    ]
     assert found == [0, 1024 * 2048, 1024 * 1024, 0, 0]
 
 

@@ -35,27 +35,43 @@ def theirs(make, parameter, gradients):
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_muon_equals_torchs(monkeypatch, shape, decay, precision):
     g = torch.Generator().manual_seed(3)
-    parameter, gradients = torch.randn(shape, generator=g), [torch.randn(shape, generator=g) for _ in range(6)]
+    parameter, gradients = (
+        torch.randn(shape, generator=g),
+        [torch.randn(shape, generator=g) for _ in range(6)],
+    )
     if precision == "bf16":  # torch's Muon orthogonalises in bf16 always
         monkeypatch.setattr(ns, "rule_of", lambda _: Rule(bf16_from=1))
-        # Ours rounds in other places: of 900 draws of gradients the furthest was 2.5 % of the way from torch's.
+        # Ours rounds in other places: of 900 draws of gradients the furthest was 2.5 % of the way
+        # from torch's.
         bound = 0.05
     else:  # the same rules around our fp32 iteration
         monkeypatch.setattr(
-            "torch.optim._muon._zeropower_via_newtonschulz", lambda m, c, steps, eps: ns.newton_schulz(m, steps)
+            "torch.optim._muon._zeropower_via_newtonschulz",
+            lambda m, c, steps, eps: ns.newton_schulz(m, steps),
         )
         bound = 1e-5
     settings = OptimSettings(lr=0.02, warmup=0, weight_decay=decay)
     mine = walk(settings, NAME, parameter, gradients)
-    other = theirs(lambda p: torch.optim.Muon(p, lr=0.02, weight_decay=decay, momentum=0.95), parameter, gradients)
-    assert torch.linalg.vector_norm(mine - other) < bound * torch.linalg.vector_norm(other - parameter)
+    other = theirs(
+        lambda p: torch.optim.Muon(p, lr=0.02, weight_decay=decay, momentum=0.95),
+        parameter,
+        gradients,
+    )
+    assert torch.linalg.vector_norm(mine - other) < bound * torch.linalg.vector_norm(
+        other - parameter
+    )
     assert not torch.allclose(mine, parameter, atol=1e-2)
 
 
-@pytest.mark.parametrize(("name", "shape", "decay"), [("lm_head.weight", (9, 5), 0.1), ("model.norm.weight", (7,), 0.0)])
+@pytest.mark.parametrize(
+    ("name", "shape", "decay"), [("lm_head.weight", (9, 5), 0.1), ("model.norm.weight", (7,), 0.0)]
+)
 def test_adamw_equals_torchs(name, shape, decay):
     g = torch.Generator().manual_seed(4)
-    parameter, gradients = torch.randn(shape, generator=g), [torch.randn(shape, generator=g) for _ in range(8)]
+    parameter, gradients = (
+        torch.randn(shape, generator=g),
+        [torch.randn(shape, generator=g) for _ in range(8)],
+    )
     settings = OptimSettings(adam_lr=3e-3, warmup=0, weight_decay=0.1)
     mine = walk(settings, name, parameter, gradients)
     make = lambda p: torch.optim.AdamW(p, lr=3e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=decay)  # noqa: E731

@@ -25,11 +25,15 @@ def matrix(shape, seed=0, rank=None):
 
 
 def distance(found, expected):
-    return float(torch.linalg.vector_norm(found.double() - expected) / torch.linalg.vector_norm(expected))
+    return float(
+        torch.linalg.vector_norm(found.double() - expected) / torch.linalg.vector_norm(expected)
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-4), (torch.bfloat16, 0.1)])
+@pytest.mark.parametrize(
+    ("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-4), (torch.bfloat16, 0.1)]
+)
 def test_it_agrees_with_the_polynomial_of_the_singular_values(shape, dtype, bound):
     m = matrix(shape)
     assert distance(newton_schulz(m, dtype=dtype), reference(m)) < bound
@@ -69,8 +73,12 @@ def test_zero_stays_zero_and_what_is_not_finite_shows(rule):
         spoiled = [matrix(s) for s in shapes]
         for m in spoiled:
             m[1, 2] = bad
-        assert all(not torch.isfinite(x).any() for x in newton_schulz_all(spoiled, 5, False, rule=rule))
-        stacked = newton_schulz_all([spoiled[1], *(matrix(shapes[1], i) for i in range(4))], 5, True, rule=rule)
+        assert all(
+            not torch.isfinite(x).any() for x in newton_schulz_all(spoiled, 5, False, rule=rule)
+        )
+        stacked = newton_schulz_all(
+            [spoiled[1], *(matrix(shapes[1], i) for i in range(4))], 5, True, rule=rule
+        )
         assert not torch.isfinite(stacked[0]).any()
         assert all(torch.isfinite(x).all() for x in stacked[1:])
 
@@ -95,10 +103,24 @@ def test_bf16_agrees_with_torchs_own():
         assert distance(newton_schulz(m, dtype=torch.bfloat16), theirs.double()) < 0.05
 
 
-@pytest.mark.parametrize("rule", [CPU, BF16, MIXED, Rule(bf16_from=4096, panels_bf16=1, panels_fp32=1)])
+@pytest.mark.parametrize(
+    "rule", [CPU, BF16, MIXED, Rule(bf16_from=4096, panels_bf16=1, panels_fp32=1)]
+)
 @pytest.mark.parametrize("stack", [False, True])
 def test_every_way_gives_the_same_matrices_in_order(rule, stack):
-    shapes = [(32, 64), (64, 32), (64, 256), (32, 64), (128, 128), (256, 64), (32, 64), (64, 256), (128, 128), (32, 64), (8, 8)]
+    shapes = [
+        (32, 64),
+        (64, 32),
+        (64, 256),
+        (32, 64),
+        (128, 128),
+        (256, 64),
+        (32, 64),
+        (64, 256),
+        (128, 128),
+        (32, 64),
+        (8, 8),
+    ]
     ms = [matrix(shape, i) for i, shape in enumerate(shapes)]
     for m, x in zip(ms, newton_schulz_all(ms, 5, stack, rule=rule), strict=True):
         assert x.shape == m.shape
@@ -130,7 +152,10 @@ def test_a_small_matrix_on_a_cpu_is_worked_in_fp32():
     assert found.dtype is torch.float32
 
 
-@pytest.mark.parametrize("bad", [torch.zeros(4), torch.zeros(0, 4), torch.zeros(4, 0), torch.zeros(()), torch.zeros(2, 3, 4)])
+@pytest.mark.parametrize(
+    "bad",
+    [torch.zeros(4), torch.zeros(0, 4), torch.zeros(4, 0), torch.zeros(()), torch.zeros(2, 3, 4)],
+)
 def test_what_is_no_matrix_is_refused(bad):
     with pytest.raises(StepFault, match="no matrix"):
         newton_schulz_all([matrix((4, 4)), bad], 5, False)
@@ -157,20 +182,27 @@ def test_whole_numbers_are_refused():
 def test_each_set_brings_singular_values_to_one(name, steps, least, low, high):
     chosen = coefficients(name, steps)
     assert len(chosen) == steps
-    values = torch.logspace(float(torch.tensor(least).log10()), 0, 200, dtype=torch.float64).tolist()
+    values = torch.logspace(
+        float(torch.tensor(least).log10()), 0, 200, dtype=torch.float64
+    ).tolist()
     after = [applied(value, chosen) for value in values]
     assert low < min(after)
     assert max(after) < high
     m = matrix((24, 32))
     assert distance(newton_schulz(m, steps, coefficients=name), reference(m, steps, name)) < 1e-4
     expected = sorted(
-        applied(float(s), chosen) for s in torch.linalg.svdvals(m.double()) / torch.linalg.matrix_norm(m.double())
+        applied(float(s), chosen)
+        for s in torch.linalg.svdvals(m.double()) / torch.linalg.matrix_norm(m.double())
     )
-    found = sorted(torch.linalg.svdvals(newton_schulz(m, steps, torch.float64, coefficients=name)).tolist())
+    found = sorted(
+        torch.linalg.svdvals(newton_schulz(m, steps, torch.float64, coefficients=name)).tolist()
+    )
     assert torch.allclose(torch.tensor(found), torch.tensor(expected), atol=1e-9)
 
 
-@pytest.mark.parametrize(("name", "steps"), [("jordan2", 5), ("simple", 0), ("simple", 101), ("deepseek_v4", 2)])
+@pytest.mark.parametrize(
+    ("name", "steps"), [("jordan2", 5), ("simple", 0), ("simple", 101), ("deepseek_v4", 2)]
+)
 def test_unknown_coefficients_and_senseless_counts_are_refused(name, steps):
     with pytest.raises(UsageFault):
         coefficients(name, steps)

@@ -38,7 +38,9 @@ def same(left, right):
 
 
 @hypothesis.settings(deadline=None)
-@hypothesis.given(st.lists(st.integers(0, 2), min_size=len(SHAPES), max_size=len(SHAPES)), st.booleans())
+@hypothesis.given(
+    st.lists(st.integers(0, 2), min_size=len(SHAPES), max_size=len(SHAPES)), st.booleans()
+)
 @matrix_by_matrix()
 def test_any_partition_is_bit_equal_to_one_process(where, stack):
     settings = replace(SETTINGS, stack=stack)
@@ -59,7 +61,11 @@ def test_any_partition_is_bit_equal_to_one_process(where, stack):
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @matrix_by_matrix()
 def test_matrices_that_are_stacked_are_bit_equal_at_any_owner(decay):
-    shapes = {f"model.layers.{i}.{n}": s for i in range(5) for n, s in {"q": (64, 64), "up": (256, 64), "o": (160, 96)}.items()}
+    shapes = {
+        f"model.layers.{i}.{n}": s
+        for i in range(5)
+        for n, s in {"q": (64, 64), "up": (256, 64), "o": (160, 96)}.items()
+    }
     g = torch.Generator().manual_seed(0)
     start, *means = ({n: torch.randn(s, generator=g) for n, s in shapes.items()} for _ in range(4))
     settings = replace(SETTINGS, weight_decay=decay)
@@ -138,12 +144,17 @@ def test_state_moves_to_another_owner_and_goes_on_to_the_bit(name):
         parameter = old.step(name, parameter, numbers(epoch + 1)[name], epoch)
         old.commit(epoch)
     state = old.state(name)
-    assert {k: tuple(v.shape) for k, v in state.items()} == state_shapes(name, SHAPES[name], SETTINGS)
+    assert {k: tuple(v.shape) for k, v in state.items()} == state_shapes(
+        name, SHAPES[name], SETTINGS
+    )
     assert all(v.dtype is torch.float32 for v in state.values())
     new.load_state(name, SHAPES[name], state, epoch=2)
     with pytest.raises(StepFault, match="committed"):
         new.step(name, parameter, numbers(9)[name], 2)
-    assert torch.equal(new.step(name, parameter, numbers(9)[name], 3), old.step(name, parameter, numbers(9)[name], 3))
+    assert torch.equal(
+        new.step(name, parameter, numbers(9)[name], 3),
+        old.step(name, parameter, numbers(9)[name], 3),
+    )
     old.drop(name)
     assert old.state(name) == {}
     assert old.commit(3) == frozenset()
@@ -180,7 +191,9 @@ def test_loaded_state_is_a_copy():
 def test_a_gradient_of_another_shape_stages_nothing():
     owner, parameters = Owner(SETTINGS, 8), numbers(0)
     with pytest.raises(StepFault, match="gradient of"):
-        owner.step_parts(parameters, {UP: torch.zeros(20, 8), "lm_head.weight": torch.zeros(8, 11)}, 0)
+        owner.step_parts(
+            parameters, {UP: torch.zeros(20, 8), "lm_head.weight": torch.zeros(8, 11)}, 0
+        )
     assert owner.commit(0) == frozenset()
 
 

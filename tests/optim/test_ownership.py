@@ -1,4 +1,5 @@
-"""Ownership: exactly one owner, the same for everybody, near-equal load, little movement, within what memory there is."""
+"""Ownership: exactly one owner, the same for everybody, near-equal load, little movement, within
+what memory there is."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from node.partition.cost import Rate, Rates
 from node.partition.cost import state_bytes as planned_bytes
 from node.partition.repair import MUST
 
-peers = st.lists(st.integers(0, 30), min_size=1, max_size=9, unique=True).map(lambda ns: [PeerId(f"p{n:02}") for n in ns])
+peers = st.lists(st.integers(0, 30), min_size=1, max_size=9, unique=True).map(
+    lambda ns: [PeerId(f"p{n:02}") for n in ns]
+)
 costs = st.lists(st.integers(1, 50), min_size=0, max_size=40)
 UP = "model.layers.0.mlp.up_proj.weight"
 
@@ -32,7 +35,10 @@ def model(layers=8, d=64):
     for i in range(layers):
         base = f"model.layers.{i}."
         shapes |= {base + f"self_attn.{p}_proj.weight": (d, d) for p in "qkvo"}
-        shapes |= {base + "mlp.up_proj.weight": (3 * d, d), base + "mlp.down_proj.weight": (d, 3 * d)}
+        shapes |= {
+            base + "mlp.up_proj.weight": (3 * d, d),
+            base + "mlp.down_proj.weight": (d, 3 * d),
+        }
         shapes |= {base + "input_layernorm.weight": (d,)}
     return shapes
 
@@ -59,7 +65,9 @@ def test_the_order_of_the_inputs_does_not_matter(values, members, dice):
     shuffled = dict(sorted(previous.items(), reverse=True))
     assert (assign(ps, ms), assign(ps, ms, shuffled)) == expected
     backwards = dict(sorted(expected[0].items(), reverse=True))
-    assert ownership_hash(ps, backwards, "muon") == ownership_hash(parts(values), expected[0], "muon")
+    assert ownership_hash(ps, backwards, "muon") == ownership_hash(
+        parts(values), expected[0], "muon"
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -71,7 +79,8 @@ def test_equal_peers_have_near_equal_loads(values, before, after):
     mean, largest = sum(values) / len(after), max(values)
     fresh = makespan(ps, ms, assign(ps, ms))
     assert fresh <= mean + largest * (1 - 1 / len(after)) + 1e-9
-    # Repair never insists on less than MUST times the ideal, or times the floor, which the fresh plan is not below.
+    # Repair never insists on less than MUST times the ideal, or times the floor, which the fresh
+    # plan is not below.
     repaired = assign(ps, ms, assign(ps, [(p, 0.0) for p in before]))
     assert makespan(ps, ms, repaired) <= mean + largest + 1e-9
 
@@ -107,14 +116,18 @@ def test_a_newcomer_gets_its_share_from_the_slowest(count):
     after = assign(ps, [*members, (PeerId("new"), 1.0)], assign(ps, members))
     assert sum(o == "new" for o in after.values()) >= 0.7 * 80 / (count + 1)
     # 80 equal parts on 3, 5 and 9 peers: the fullest has at least 27, 16 and 9.
-    assert makespan(ps, [*members, (PeerId("new"), 1.0)], after) <= max(5 * -(-80 // (count + 1)), MUST * 400 / (count + 1))
+    assert makespan(ps, [*members, (PeerId("new"), 1.0)], after) <= max(
+        5 * -(-80 // (count + 1)), MUST * 400 / (count + 1)
+    )
 
 
 def test_only_orphans_move_when_the_rest_is_balanced():
     ps, members = parts([10] * 12), [(PeerId(p), 1.0) for p in "abcd"]
     before = assign(ps, members)
     after = assign(ps, members[:3], before)
-    assert {n for n in before if before[n] != after[n]} == {n for n, o in before.items() if o == "d"}
+    assert {n for n in before if before[n] != after[n]} == {
+        n for n, o in before.items() if o == "d"
+    }
 
 
 def test_the_fast_own_more():
@@ -125,7 +138,13 @@ def test_the_fast_own_more():
 
 def test_members_that_make_no_sense_are_refused():
     a = PeerId("a")
-    for members in ([], [(a, 1.0), (a, 2.0)], [(a, -1.0)], [(a, float("nan"))], [(a, float("inf"))]):
+    for members in (
+        [],
+        [(a, 1.0), (a, 2.0)],
+        [(a, -1.0)],
+        [(a, float("nan"))],
+        [(a, float("inf"))],
+    ):
         with pytest.raises(UsageFault, match="own|twice|speed"):
             assign(parts([1]), members)
     with pytest.raises(UsageFault, match="twice"):
@@ -158,8 +177,13 @@ def test_a_matrix_larger_than_anybodys_memory_says_what_to_do():
 def test_costs_follow_the_method():
     s = OptimSettings(ns_steps=5)
     assert step_cost(UP, (30, 10), s) == step_cost(UP, (10, 30), s)
-    assert step_cost(UP, (30, 10), s) - step_cost("lm_head.weight", (30, 10), s) == 5 * (4 * 30 * 100 + 2 * 1000)
-    of = {m: step_cost(UP, (300, 100), OptimSettings(name=m)) for m in ("muon", "shampoo", "soap", "adamw")}
+    assert step_cost(UP, (30, 10), s) - step_cost("lm_head.weight", (30, 10), s) == 5 * (
+        4 * 30 * 100 + 2 * 1000
+    )
+    of = {
+        m: step_cost(UP, (300, 100), OptimSettings(name=m))
+        for m in ("muon", "shampoo", "soap", "adamw")
+    }
     assert of["adamw"] < min(of["muon"], of["soap"], of["shampoo"])
     seldom = OptimSettings(name="shampoo", precondition_every=100)
     assert step_cost(UP, (300, 100), seldom) < of["shampoo"]
@@ -173,7 +197,11 @@ def test_costs_follow_the_method():
 
 
 def test_measured_rates_correct_the_cost_of_matrices_alone():
-    shapes = {UP: (64, 192), "model.layers.0.self_attn.q_proj.weight": (64, 64), "lm_head.weight": (259, 64)}
+    shapes = {
+        UP: (64, 192),
+        "model.layers.0.self_attn.q_proj.weight": (64, 64),
+        "lm_head.weight": (259, 64),
+    }
     plain = {p.name: p for p in parts_of(shapes, OptimSettings())}
     rates = Rates([Rate(64, 192, 100.0), Rate(64, 64, 25.0)])
     measured = {p.name: p for p in parts_of(shapes, OptimSettings(), rates)}
@@ -194,7 +222,9 @@ def test_a_side_that_is_too_long_has_no_preconditioner():
     soap, shampoo = (OptimSettings(name=m, precondition_side=100) for m in ("soap", "shampoo"))
     assert "q_0" not in state_shapes(UP, (300, 20), soap)
     assert state_shapes(UP, (300, 20), soap)["q_1"] == (20, 20)
-    assert state_shapes(UP, (300, 20), shampoo) == state_shapes("lm_head.weight", (300, 20), shampoo)
+    assert state_shapes(UP, (300, 20), shampoo) == state_shapes(
+        "lm_head.weight", (300, 20), shampoo
+    )
     assert not parts_of({UP: (300, 20)}, shampoo)[0].atomic
 
 
@@ -206,7 +236,9 @@ def test_the_hash_covers_method_shapes_and_owners():
         ownership_hash(ps, of, "soap"),
         ownership_hash(ps, of | {"w001": b}, "muon"),
         ownership_hash(parts([3, 5]), of, "muon"),
-        ownership_hash((*ps[:1], Part("w002", (4, 1), 4.0, 16, True)), {"w000": a, "w002": a}, "muon"),
+        ownership_hash(
+            (*ps[:1], Part("w002", (4, 1), 4.0, 16, True)), {"w000": a, "w002": a}, "muon"
+        ),
     }
     assert len(hashes) == 5
     assert ownership_hash(ps[::-1], of, "muon") in hashes
@@ -214,14 +246,19 @@ def test_the_hash_covers_method_shapes_and_owners():
 
 def test_another_process_computes_the_same_map():
     program = (
-        "from node.optim.parts import Part; from node.optim.ownership import assign, ownership_hash; import sys\n"
+        "from node.optim.parts import Part; from node.optim.ownership import assign, "
+        "ownership_hash; import sys\n"
         "ps = [Part(f'w{i}', (i + 1, 1), float(1 + i * 7 % 13), i, True) for i in range(50)]\n"
         "print(ownership_hash(ps, assign(ps, [(f'p{i}', i / 3) for i in range(7)]), 'muon'))\n"
         "assert 'torch' not in sys.modules"
     )
     hashes = {
         subprocess.run(
-            [sys.executable, "-c", program], env={"PYTHONHASHSEED": str(s)}, capture_output=True, text=True, check=True
+            [sys.executable, "-c", program],
+            env={"PYTHONHASHSEED": str(s)},
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
         for s in range(2)
     }

@@ -1,4 +1,5 @@
-"""Many owners are one optimizer: through a death and a newcomer, and through checkpoints of other group sizes."""
+"""Many owners are one optimizer: through a death and a newcomer, and through checkpoints of other
+group sizes."""
 
 from __future__ import annotations
 
@@ -56,18 +57,29 @@ def test_a_checkpoint_of_three_is_loaded_by_two_and_by_five(tmp_path, method):
         split, whole = group.epoch(split, gradients, epoch), alone.step_all(whole, gradients, epoch)
     for peer, owner in group.owners.items():
         store = CheckpointStore(tmp_path / peer, CheckpointSettings(), "run")
-        store.save(1, 4, split, {name: owner.state(name) for name in owner.names()}, {"owners": group.plan})
+        store.save(
+            1, 4, split, {name: owner.state(name) for name in owner.names()}, {"owners": group.plan}
+        )
     gradients = numbers(9, scale=0.01)
     expected = alone.step_all(whole, gradients, 4)
     for members in ("ab", "vwxyz"):
         peers = [PeerId(p) for p in members]
-        saved = {peer: CheckpointStore(tmp_path / peer, CheckpointSettings(), "run").load(1, 4) for peer in "abc"}
-        plan = assign(parts_of(SHAPES, settings), [(p, 1.0) for p in peers], saved["a"].meta["owners"])
+        saved = {
+            peer: CheckpointStore(tmp_path / peer, CheckpointSettings(), "run").load(1, 4)
+            for peer in "abc"
+        }
+        plan = assign(
+            parts_of(SHAPES, settings), [(p, 1.0) for p in peers], saved["a"].meta["owners"]
+        )
         fresh = {}
         for peer in peers:
             owner, mine = Owner(settings, 0), [name for name in SHAPES if plan[name] == peer]
             for name in mine:
-                owner.load_state(name, SHAPES[name], saved[saved["a"].meta["owners"][name]].optimizer[name], 3)
-            fresh |= owner.step_parts(saved["a"].parameters, {name: gradients[name] for name in mine}, 4)
+                owner.load_state(
+                    name, SHAPES[name], saved[saved["a"].meta["owners"][name]].optimizer[name], 3
+                )
+            fresh |= owner.step_parts(
+                saved["a"].parameters, {name: gradients[name] for name in mine}, 4
+            )
         assert set(plan.values()) == set(peers)
         assert all(torch.equal(fresh[name], expected[name]) for name in SHAPES)

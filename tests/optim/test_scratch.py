@@ -1,4 +1,5 @@
-"""Memory kept for the next step: the same within the block, fresh outside, and never more than there is room for."""
+"""Memory kept for the next step: the same within the block, fresh outside, and never more than
+there is room for."""
 
 from __future__ import annotations
 

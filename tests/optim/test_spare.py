@@ -87,7 +87,11 @@ def test_going_back_keeps_the_trail_and_another_history_does_not() -> None:
 
 def test_copies_of_a_history_that_was_given_up_go() -> None:
     spares, trail = Spares(), Trail()
-    for name, version in {"old": Version(2, LINE), "undone": Version(5, LINE), "foreign": Version(3, OTHER)}.items():
+    for name, version in {
+        "old": Version(2, LINE),
+        "undone": Version(5, LINE),
+        "foreign": Version(3, OTHER),
+    }.items():
         spares.put(name, version, state(1))
     for epoch in (2, 3, 4):
         trail.stand(Version(epoch, LINE))

@@ -1,4 +1,5 @@
-"""Timing the ways of multiplying: everything the rule asks for is run, the shortest time counts, and it can be stopped."""
+"""Timing the ways of multiplying: everything the rule asks for is run, the shortest time counts,
+and it can be stopped."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def test_all_that_is_asked_for_is_timed():
 
 
 def test_the_shortest_time_counts_and_the_first_does_not(monkeypatch):
-    # Four trials of the first group take turns: the first round takes no time, the next ones 9, 5 and 7 seconds each.
+    # Four trials of the first group take turns: the first round takes no time, the next ones 9, 5
+    # and 7 seconds each.
     took = iter([0.0] * 4 + [9.0] * 4 + [5.0] * 4 + [7.0] * 4)
     now, reads = 0.0, 0
 
@@ -62,7 +64,9 @@ def test_it_is_stopped_between_two_trials_and_keeps_no_half_group():
     times = trials.measure(stop, stopping)
     assert reads == 56
     assert following(times) != []
-    assert {trial.rows == trial.cols and trial.many > 1 for trial in times} == {True}, "the squares, and no half of a pair"
+    assert {trial.rows == trial.cols and trial.many > 1 for trial in times} == {True}, (
+        "the squares, and no half of a pair"
+    )
     assert len(times) == 8
     assert trials.measure(stop, stopping) == {}
 

@@ -1,4 +1,5 @@
-"""The file of times: read when it is good, measured anew and written over when it is anything else, never an error."""
+"""The file of times: read when it is good, measured anew and written over when it is anything else,
+never an error."""
 
 from __future__ import annotations
 
@@ -84,7 +85,9 @@ DAMAGE = {
     "empty": lambda path: path.write_bytes(b""),
     "cut": lambda path: path.write_bytes(path.read_bytes()[:-40]),
     "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
-    "a digit": lambda path: path.write_bytes(path.read_bytes().replace(b"64, 64, 64", b"64, 64, 65", 1)),
+    "a digit": lambda path: path.write_bytes(
+        path.read_bytes().replace(b"64, 64, 64", b"64, 64, 65", 1)
+    ),
     "not UTF-8": lambda path: path.write_bytes(b"\xff\xfe" + path.read_bytes()),
     "too long": lambda path: path.write_bytes(path.read_bytes() + b" " * (1 << 17)),
     "nested": lambda path: path.write_text("[" * 60_000),
@@ -98,13 +101,15 @@ DAMAGE = {
     "times are words": signed_again(lambda found: found.update(times="fast")),
     "one is missing": signed_again(lambda found: found["times"].pop()),
     "a time is negative": signed_again(lambda found: found["times"][0].__setitem__(5, -1.0)),
-    "a time is no number": signed_again(lambda found: found["times"][0].__setitem__(5, float("nan"))),
+    "a time is no number": signed_again(
+        lambda found: found["times"][0].__setitem__(5, float("nan"))
+    ),
     "a time is text": signed_again(lambda found: found["times"][0].__setitem__(5, "1.0")),
     "a trial is short": signed_again(lambda found: found["times"][0].pop()),
     "a trial is nested": signed_again(lambda found: found["times"][0].__setitem__(0, [64])),
     "a directory": lambda path: (path.unlink(), path.mkdir()),
     "a link to nothing": lambda path: (path.unlink(), path.symlink_to(path.parent / "nowhere")),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -193,7 +198,9 @@ def test_times_are_written_as_they_were(tmp_path):
 
 
 def demo(**changes):
-    return amended(Manifest.default_demo(), {key.replace("__", "."): value for key, value in changes.items()})
+    return amended(
+        Manifest.default_demo(), {key.replace("__", "."): value for key, value in changes.items()}
+    )
 
 
 def test_only_who_steps_large_matrices_by_muon_measures():
@@ -210,7 +217,11 @@ async def test_a_daemon_says_what_it_follows_and_can_be_ended_meanwhile(tmp_path
     monkeypatch.setattr(tuning, "tune", lambda folder, stop: tune(tmp_path, stop, Counting()))
     await tune_meanwhile(journal)
     (event,) = journal.recent()
-    assert (event.room, event.kind, event.fields["bf16_from"]) == ("optim", "kernels-tuned", RULE.bf16_from)
+    assert (event.room, event.kind, event.fields["bf16_from"]) == (
+        "optim",
+        "kernels-tuned",
+        RULE.bf16_from,
+    )
 
     begun, ended = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()

@@ -1,4 +1,5 @@
-"""Tensor work on threads of its own: order, exceptions, thread counts, and that the owner's numbers depend on it by rounding alone."""
+"""Tensor work on threads of its own: order, exceptions, thread counts, and that the owner's numbers
+depend on it by rounding alone."""
 
 from __future__ import annotations
 
@@ -95,18 +96,25 @@ def recorded(monkeypatch):
     return asked
 
 
-def test_large_matrices_are_shared_out_to_threads_and_all_come_back_in_order(two_threads, monkeypatch):
+def test_large_matrices_are_shared_out_to_threads_and_all_come_back_in_order(
+    two_threads, monkeypatch
+):
     asked = recorded(monkeypatch)
     monkeypatch.setattr("node.optim.newton_schulz.APART", 192 * 192 * 200)
     g = torch.Generator().manual_seed(0)
-    ms = [torch.randn(shape, generator=g) for shape in [(8, 8), (192, 200), (200, 192), (192, 200), (8, 8), (8, 8), (16, 8)]]
+    ms = [
+        torch.randn(shape, generator=g)
+        for shape in [(8, 8), (192, 200), (200, 192), (192, 200), (8, 8), (8, 8), (16, 8)]
+    ]
     found = newton_schulz_all(ms, 5, True, rule=CPU)
     for m, x in zip(ms, found, strict=True):
         assert torch.allclose(x, newton_schulz(m), atol=1e-5)
     newton_schulz_all(ms[:1], 5, True, rule=CPU)
     newton_schulz_all(ms[1:2], 5, True, rule=CPU)
     newton_schulz_all(ms, 5, False, rule=CPU)
-    assert asked == [(3, 2, 1), (1, 2, 2)], "three large ones a thread each, one alone has both; no thread for small ones"
+    assert asked == [(3, 2, 1), (1, 2, 2)], (
+        "three large ones a thread each, one alone has both; no thread for small ones"
+    )
 
 
 def test_an_owner_gives_the_same_numbers_on_two_threads_as_on_one(two_threads):
@@ -114,10 +122,15 @@ def test_an_owner_gives_the_same_numbers_on_two_threads_as_on_one(two_threads):
     names = [f"model.layers.{i}.w.weight" for i in range(9)]
     g = torch.Generator().manual_seed(0)
     shapes = [(64, 64)] * 5 + [(256, 64), (64, 256), (200, 200), (200, 200)]
-    parameters, gradients = ({n: torch.randn(s, generator=g) for n, s in zip(names, shapes, strict=True)} for _ in range(2))
+    parameters, gradients = (
+        {n: torch.randn(s, generator=g) for n, s in zip(names, shapes, strict=True)}
+        for _ in range(2)
+    )
     two = Owner(OptimSettings(), 0).step_all(parameters, gradients, 20)
     torch.set_num_threads(1)
     one = Owner(OptimSettings(), 0).step_all(parameters, gradients, 20)
     for n, shape in zip(names, shapes, strict=True):
         bound = 2e-2 if way(*shape, rule_of(torch.device("cpu"))).precision == "bf16" else 1e-3
-        assert torch.linalg.vector_norm(one[n] - two[n]) < bound * torch.linalg.vector_norm(one[n] - parameters[n])
+        assert torch.linalg.vector_norm(one[n] - two[n]) < bound * torch.linalg.vector_norm(
+            one[n] - parameters[n]
+        )

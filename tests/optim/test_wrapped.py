@@ -1,4 +1,5 @@
-"""Optimizers of other libraries as functions: their own numbers, nothing kept, nothing changed, the same bits every time."""
+"""Optimizers of other libraries as functions: their own numbers, nothing kept, nothing changed, the
+same bits every time."""
 
 from __future__ import annotations
 
@@ -33,17 +34,32 @@ def library(method, p, s):
     betas = (s.momentum, s.adam_beta2)
     if method == "soap":
         return lib.SOAP(
-            [p], lr=s.soap_lr, betas=betas, weight_decay=0.1, precondition_frequency=3, max_precondition_dim=s.precondition_side
+            [p],
+            lr=s.soap_lr,
+            betas=betas,
+            weight_decay=0.1,
+            precondition_frequency=3,
+            max_precondition_dim=s.precondition_side,
         )
     return lib.ScalableShampoo(
-        [p], lr=s.shampoo_lr, betas=betas, moving_average_for_momentum=True, weight_decay=0.1, decoupled_weight_decay=True,
-        start_preconditioning_step=1, preconditioning_compute_steps=3, block_size=1000, shape_interpretation=False, graft_type=4,
-    )  # fmt: skip
+        [p],
+        lr=s.shampoo_lr,
+        betas=betas,
+        moving_average_for_momentum=True,
+        weight_decay=0.1,
+        decoupled_weight_decay=True,
+        start_preconditioning_step=1,
+        preconditioning_compute_steps=3,
+        block_size=1000,
+        shape_interpretation=False,
+        graft_type=4,
+    )
 
 
 @pytest.mark.parametrize(
     ("method", "shape", "side"),
-    [(m, shape, 10_000) for m in METHODS for shape in [(6, 10), (8, 8), (1, 5)]] + [("soap", (6, 10), 8), ("soap", (6, 10), 5)],
+    [(m, shape, 10_000) for m in METHODS for shape in [(6, 10), (8, 8), (1, 5)]]
+    + [("soap", (6, 10), 8), ("soap", (6, 10), 5)],
 )
 def test_it_is_the_librarys(method, shape, side):
     s = settings(method, precondition_side=side)
@@ -56,7 +72,8 @@ def test_it_is_the_librarys(method, shape, side):
         p.grad = numbers(epoch + 1, shape)
         torch.manual_seed(epoch)  # Shampoo draws the start of an iteration
         theirs.step()
-        # The library keeps factors with whatever strides they come in, which may change the last bits.
+        # The library keeps factors with whatever strides they come in, which may change the last
+        # bits.
         torch.testing.assert_close(ours, p.detach(), atol=1e-6, rtol=1e-6)
     assert not torch.allclose(ours, numbers(0, shape), atol=1e-3)
     assert {k: tuple(t.shape) for k, t in owner.state(UP).items()} == state_shapes(UP, shape, s)
@@ -107,9 +124,18 @@ def test_strides_of_what_comes_do_not_matter(method):
 @pytest.mark.parametrize(
     ("make", "keeps"),
     [
-        (lambda p, s, lr, n: torch.optim.NAdam([p], lr=lr), {"exp_avg": (6, 10), "exp_avg_sq": (6, 10), "mu_product": ()}),
-        (lambda p, s, lr, n: torch.optim.Adafactor([p], lr=lr), {"row_var": (6, 1), "col_var": (1, 10)}),
-        (lambda p, s, lr, n: torch.optim.SGD([p], lr=lr, momentum=0.9), {"momentum_buffer": (6, 10)}),
+        (
+            lambda p, s, lr, n: torch.optim.NAdam([p], lr=lr),
+            {"exp_avg": (6, 10), "exp_avg_sq": (6, 10), "mu_product": ()},
+        ),
+        (
+            lambda p, s, lr, n: torch.optim.Adafactor([p], lr=lr),
+            {"row_var": (6, 1), "col_var": (1, 10)},
+        ),
+        (
+            lambda p, s, lr, n: torch.optim.SGD([p], lr=lr, momentum=0.9),
+            {"momentum_buffer": (6, 10)},
+        ),
     ],
 )
 def test_any_optimizer_that_steps_a_tensor_by_itself_can_be_plugged_in(make, keeps):
@@ -117,7 +143,9 @@ def test_any_optimizer_that_steps_a_tensor_by_itself_can_be_plugged_in(make, kee
     p = torch.nn.Parameter(parameter.clone())
     theirs = make(p, s, 0.01, 0)
     for epoch in range(6):
-        parameter, state = method.step(s, parameter, numbers(epoch + 1, (6, 10)), state, 0.01, keeps | {"steps": (1,)})
+        parameter, state = method.step(
+            s, parameter, numbers(epoch + 1, (6, 10)), state, 0.01, keeps | {"steps": (1,)}
+        )
         p.grad = numbers(epoch + 1, (6, 10))
         theirs.step()
         assert torch.equal(parameter, p.detach())
@@ -127,7 +155,14 @@ def test_any_optimizer_that_steps_a_tensor_by_itself_can_be_plugged_in(make, kee
 def test_state_that_was_not_declared_is_not_lost_in_silence():
     method = Wrapped(lambda p, s, lr, n: torch.optim.AdamW([p], lr=lr))
     with pytest.raises(StepFault, match="AdamW keeps") as fault:
-        method.step(OptimSettings(), torch.ones(2, 3), torch.ones(2, 3), {}, 0.1, {"exp_avg": (2, 3), "steps": (1,)})
+        method.step(
+            OptimSettings(),
+            torch.ones(2, 3),
+            torch.ones(2, 3),
+            {},
+            0.1,
+            {"exp_avg": (2, 3), "steps": (1,)},
+        )
     assert "constraints.txt" in fault.value.next_step
 
 
@@ -147,7 +182,11 @@ def test_a_step_that_cannot_be_is_said_and_changes_nothing(monkeypatch, lr, why)
     monkeypatch.setattr("node.optim.owner.state_shapes", lambda *_: {"steps": (1,)})
     owner = Owner(OptimSettings(name="soap", soap_lr=lr, warmup=0), 0)
     with pytest.raises(StepFault, match=why):
-        owner.step_parts({UP: torch.ones(2, 3), "norm": torch.ones(3)}, {UP: torch.ones(2, 3), "norm": torch.ones(3)}, 0)
+        owner.step_parts(
+            {UP: torch.ones(2, 3), "norm": torch.ones(3)},
+            {UP: torch.ones(2, 3), "norm": torch.ones(3)},
+            0,
+        )
     assert owner.staged(0) == frozenset()
 
 
@@ -164,13 +203,24 @@ def test_statistics_that_cannot_be_are_refused(method):
             taker.load_state(UP, (6, 10), good | bad, 0)
     taker.load_state(UP, (6, 10), good, 0)
     gradient = numbers(2, (6, 10))
-    assert torch.equal(taker.step(UP, numbers(0, (6, 10)), gradient, 1), owner.step(UP, numbers(0, (6, 10)), gradient, 1))
+    assert torch.equal(
+        taker.step(UP, numbers(0, (6, 10)), gradient, 1),
+        owner.step(UP, numbers(0, (6, 10)), gradient, 1),
+    )
 
 
 def test_what_is_not_a_matrix_of_a_block_is_adamws():
-    owner, plain = Owner(settings("soap"), 0), Owner(OptimSettings(name="adamw", warmup=0, weight_decay=0.1), 0)
-    for name, shape in (("lm_head.weight", (4, 6)), ("model.layers.0.input_layernorm.weight", (5,))):
-        ours, theirs = (o.step(name, numbers(0, shape), numbers(1, shape), 0) for o in (owner, plain))
+    owner, plain = (
+        Owner(settings("soap"), 0),
+        Owner(OptimSettings(name="adamw", warmup=0, weight_decay=0.1), 0),
+    )
+    for name, shape in (
+        ("lm_head.weight", (4, 6)),
+        ("model.layers.0.input_layernorm.weight", (5,)),
+    ):
+        ours, theirs = (
+            o.step(name, numbers(0, shape), numbers(1, shape), 0) for o in (owner, plain)
+        )
         assert torch.equal(ours, theirs)
 
 

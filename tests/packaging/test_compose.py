@@ -1,4 +1,5 @@
-"""docker-compose.yml: valid by the specification's own schema, and the swarm that the image and the code expect."""
+"""docker-compose.yml: valid by the specification's own schema, and the swarm that the image and the
+code expect."""
 
 from __future__ import annotations
 
@@ -43,14 +44,20 @@ def peers(services: dict[str, Any]) -> dict[str, Any]:
 def dockerfile(root: Path) -> list[tuple[str, str]]:
     """(instruction, argument) of every line, continuations joined."""
     text = re.sub(r"\\\n", " ", (root / "Dockerfile").read_text())
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    return [(word, " ".join(rest.split())) for word, _, rest in (line.partition(" ") for line in lines)]
+    lines = [
+        line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")
+    ]
+    return [
+        (word, " ".join(rest.split())) for word, _, rest in (line.partition(" ") for line in lines)
+    ]
 
 
 @pytest.fixture(scope="session")
 def image_env(dockerfile: list[tuple[str, str]]) -> dict[str, str]:
     final = dockerfile[max(i for i, (word, _) in enumerate(dockerfile) if word == "FROM") :]
-    return dict(pair.split("=", 1) for word, rest in final if word == "ENV" for pair in shlex.split(rest))
+    return dict(
+        pair.split("=", 1) for word, rest in final if word == "ENV" for pair in shlex.split(rest)
+    )
 
 
 def schema(root: Path) -> dict[str, Any]:
@@ -75,7 +82,9 @@ def test_the_file_is_a_compose_file(root: Path, compose: dict[str, Any]) -> None
         ({"healthcheck": {"tests": []}}, "tests|Additional"),
     ],
 )
-def test_the_schema_sees_mistakes(root: Path, compose: dict[str, Any], change: dict[str, Any], says: str) -> None:
+def test_the_schema_sees_mistakes(
+    root: Path, compose: dict[str, Any], change: dict[str, Any], says: str
+) -> None:
     broken = json.loads(json.dumps(compose))
     broken["services"]["ends"].update(change)
     assert re.search(says, " ".join(complaints(root, broken)))
@@ -83,10 +92,22 @@ def test_the_schema_sees_mistakes(root: Path, compose: dict[str, Any], change: d
 
 def test_the_topology(services: dict[str, Any]) -> None:
     roles = {name: s["environment"].get("TUTTI_ROLE") for name, s in services.items()}
-    stages = Counter(int(s["environment"]["TUTTI_STAGE"]) for s in services.values() if "TUTTI_STAGE" in s["environment"])
-    assert Counter(roles.values()) == {None: 1, "rendezvous": 1, "ends": 1, "stage": STAGES * REPLICAS}
+    stages = Counter(
+        int(s["environment"]["TUTTI_STAGE"])
+        for s in services.values()
+        if "TUTTI_STAGE" in s["environment"]
+    )
+    assert Counter(roles.values()) == {
+        None: 1,
+        "rendezvous": 1,
+        "ends": 1,
+        "stage": STAGES * REPLICAS,
+    }
     assert stages == dict.fromkeys(range(1, STAGES + 1), REPLICAS)
-    assert all((roles[name] == "stage") == ("TUTTI_STAGE" in s["environment"]) for name, s in services.items())
+    assert all(
+        (roles[name] == "stage") == ("TUTTI_STAGE" in s["environment"])
+        for name, s in services.items()
+    )
     assert f"--stages {STAGES}" in services["founder"]["command"][0]
 
 
@@ -95,13 +116,21 @@ def test_one_image_built_once(services: dict[str, Any]) -> None:
     assert [name for name, s in services.items() if "build" in s] == ["founder"]
 
 
-def test_every_variable_is_one_the_code_reads(services: dict[str, Any], image_env: dict[str, str]) -> None:
-    used = {v for s in services.values() for v in s["environment"]} | {v for v in image_env if v.startswith("TUTTI_")}
+def test_every_variable_is_one_the_code_reads(
+    services: dict[str, Any], image_env: dict[str, str]
+) -> None:
+    used = {v for s in services.values() for v in s["environment"]} | {
+        v for v in image_env if v.startswith("TUTTI_")
+    }
     assert used <= READ, f"nobody reads {sorted(used - READ)}"
-    assert all(isinstance(value, str) for s in services.values() for value in s["environment"].values())
+    assert all(
+        isinstance(value, str) for s in services.values() for value in s["environment"].values()
+    )
 
 
-def test_the_code_reads_from_them_what_is_meant(peers: dict[str, Any], image_env: dict[str, str], tmp_path: Path) -> None:
+def test_the_code_reads_from_them_what_is_meant(
+    peers: dict[str, Any], image_env: dict[str, str], tmp_path: Path
+) -> None:
     (tmp_path / "node.toml").write_text('join = ["/dns4/rendezvous/tcp/31337/p2p/12D3KooW"]\n')
     for name, service in peers.items():
         env = {**image_env, **service["environment"]}
@@ -114,12 +143,18 @@ def test_the_code_reads_from_them_what_is_meant(peers: dict[str, Any], image_env
         assert str(config.swarm) == "/swarm/swarm.toml"
         assert bool(config.join) == (name != "rendezvous"), "nobody dials himself"
         assert config.transport.host == "0.0.0.0"
-        assert config.transport.announce == (f"{name}:{config.transport.grpc_port}",), "others dial the service's name"
+        assert config.transport.announce == (f"{name}:{config.transport.grpc_port}",), (
+            "others dial the service's name"
+        )
 
 
-def test_ports_agree_everywhere(services: dict[str, Any], image_env: dict[str, str], dockerfile: list[tuple[str, str]]) -> None:
+def test_ports_agree_everywhere(
+    services: dict[str, Any], image_env: dict[str, str], dockerfile: list[tuple[str, str]]
+) -> None:
     p2p, grpc = image_env["TUTTI_P2P_PORT"], image_env["TUTTI_GRPC_PORT"]
-    assert [rest for word, rest in dockerfile if word == "EXPOSE"] == [f"{p2p}/tcp {p2p}/udp {grpc}/tcp"]
+    assert [rest for word, rest in dockerfile if word == "EXPOSE"] == [
+        f"{p2p}/tcp {p2p}/udp {grpc}/tcp"
+    ]
     for name, service in services.items():
         assert service["environment"].get("TUTTI_P2P_PORT", p2p) == p2p
         assert service["environment"].get("TUTTI_GRPC_PORT", grpc) == grpc
@@ -128,22 +163,30 @@ def test_ports_agree_everywhere(services: dict[str, Any], image_env: dict[str, s
     assert f"/dns4/rendezvous/tcp/{p2p}/p2p/" in services["founder"]["command"][0]
 
 
-def test_every_peer_keeps_its_state_in_a_volume_of_its_own(compose: dict[str, Any], peers: dict[str, Any]) -> None:
+def test_every_peer_keeps_its_state_in_a_volume_of_its_own(
+    compose: dict[str, Any], peers: dict[str, Any]
+) -> None:
     mounts = {name: dict(v.split(":", 1) for v in s["volumes"]) for name, s in peers.items()}
     assert all(mounts[name] == {"swarm": "/swarm:ro", name: "/state"} for name in peers)
     assert set(compose["volumes"]) == {"swarm", *peers}
     founder = compose["services"]["founder"]
-    assert founder["volumes"] == ["swarm:/swarm", "rendezvous:/state"], "it is the rendezvous-to-be who signs"
+    assert founder["volumes"] == ["swarm:/swarm", "rendezvous:/state"], (
+        "it is the rendezvous-to-be who signs"
+    )
     assert founder["environment"]["TUTTI_HOME"] == "/state"
 
 
 def test_who_waits_for_whom(peers: dict[str, Any]) -> None:
-    assert peers["rendezvous"]["depends_on"] == {"founder": {"condition": "service_completed_successfully"}}
+    assert peers["rendezvous"]["depends_on"] == {
+        "founder": {"condition": "service_completed_successfully"}
+    }
     for name in peers.keys() - {"rendezvous"}:
         assert peers[name]["depends_on"] == {"rendezvous": {"condition": "service_healthy"}}
 
 
-def test_no_container_may_more_than_it_needs(services: dict[str, Any], dockerfile: list[tuple[str, str]]) -> None:
+def test_no_container_may_more_than_it_needs(
+    services: dict[str, Any], dockerfile: list[tuple[str, str]]
+) -> None:
     user = [rest for word, rest in dockerfile if word == "USER"][-1]
     assert user.split(":")[0] not in ("0", "root")
     for service in services.values():
@@ -152,10 +195,14 @@ def test_no_container_may_more_than_it_needs(services: dict[str, Any], dockerfil
         assert service["security_opt"] == ["no-new-privileges:true"]
         assert service["read_only"] is True
         assert [t.split(":")[0] for t in service["tmpfs"]] == ["/tmp"]
-        assert not {"privileged", "cap_add", "network_mode", "pid", "ipc", "devices"} & service.keys()
+        assert (
+            not {"privileged", "cap_add", "network_mode", "pid", "ipc", "devices"} & service.keys()
+        )
 
 
-def test_health_is_what_the_daemon_says(peers: dict[str, Any], dockerfile: list[tuple[str, str]]) -> None:
+def test_health_is_what_the_daemon_says(
+    peers: dict[str, Any], dockerfile: list[tuple[str, str]]
+) -> None:
     check = next(rest for word, rest in dockerfile if word == "HEALTHCHECK")
     command = json.loads(check[check.index("CMD") + 4 :])
     assert command == ["tutti", "status", "--plain"]
@@ -166,38 +213,63 @@ def test_health_is_what_the_daemon_says(peers: dict[str, Any], dockerfile: list[
 
 
 def test_the_image(root: Path, dockerfile: list[tuple[str, str]]) -> None:
-    assert {rest.split(" AS ")[0] for word, rest in dockerfile if word == "FROM"} == {"python:3.11-slim"}
+    assert {rest.split(" AS ")[0] for word, rest in dockerfile if word == "FROM"} == {
+        "python:3.11-slim"
+    }
     assert ("ENTRYPOINT", '["tutti"]') in dockerfile
     assert ("CMD", '["start"]') in dockerfile
     installs = [rest for word, rest in dockerfile if word == "RUN" and "pip install" in rest]
     assert '"torch==2.13.0"' in installs[0]
     assert "--no-deps -r constraints.txt" in installs[1]
-    allowed = {line[1:] for line in (root / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    copied = [rest.split()[:-1] for word, rest in dockerfile if word == "COPY" and not rest.startswith("--from")]
+    allowed = {
+        line[1:]
+        for line in (root / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
+    copied = [
+        rest.split()[:-1]
+        for word, rest in dockerfile
+        if word == "COPY" and not rest.startswith("--from")
+    ]
     assert {Path(p).name for group in copied for p in group} == allowed
     assert all((root / name).exists() for name in allowed)
 
 
-def test_the_founder_writes_what_the_others_read(services: dict[str, Any], peers: dict[str, Any], tmp_path: Path) -> None:
+def test_the_founder_writes_what_the_others_read(
+    services: dict[str, Any], peers: dict[str, Any], tmp_path: Path
+) -> None:
     """The script runs here, on the real command line, with its two volumes in a temporary place."""
     swarm, state, bin_dir = tmp_path / "swarm", tmp_path / "state", tmp_path / "bin"
     for folder in (swarm, state, bin_dir):
         folder.mkdir()
     cli = Path(__file__).parents[2] / "cli.py"
-    (bin_dir / "tutti").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(str(cli))} "$@"\n')
+    (bin_dir / "tutti").write_text(
+        f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(str(cli))} "$@"\n'
+    )
     (bin_dir / "tutti").chmod(0o755)
     founder = services["founder"]
     script = founder["command"][0].replace("$$", "$").replace("/swarm/", f"{swarm}/")
     env = {"PATH": f"{bin_dir}:{os.environ['PATH']}", "HOME": str(state), "TUTTI_HOME": str(state)}
 
     for _ in range(2):  # the second time there is nothing to do
-        subprocess.run([*founder["entrypoint"], script], check=True, env=env, timeout=120, capture_output=True, cwd=state)
+        subprocess.run(
+            [*founder["entrypoint"], script],
+            check=True,
+            env=env,
+            timeout=120,
+            capture_output=True,
+            cwd=state,
+        )
         written = {p.name: p.read_bytes() for p in swarm.iterdir()}
         assert written.keys() == {"swarm.toml", "node.toml"}
     manifest = read_manifest(swarm / "swarm.toml")
     manifest.verify()
     assert manifest.pipeline.stages == STAGES
 
-    config = NodeConfig.load({}, {**peers["ends"]["environment"], "TUTTI_CONFIG": str(swarm / "node.toml")})
-    assert config.join == (f"/dns4/rendezvous/tcp/{config.transport.p2p_port}/p2p/{manifest.swarm.owner}",)
+    config = NodeConfig.load(
+        {}, {**peers["ends"]["environment"], "TUTTI_CONFIG": str(swarm / "node.toml")}
+    )
+    assert config.join == (
+        f"/dns4/rendezvous/tcp/{config.transport.p2p_port}/p2p/{manifest.swarm.owner}",
+    )
     assert (state / "identity.key").stat().st_mode & 0o077 == 0

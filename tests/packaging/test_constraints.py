@@ -15,23 +15,41 @@ from packaging.version import Version
 
 @pytest.fixture(scope="session")
 def pins(root: Path) -> dict[str, Version]:
-    lines = [line for line in (root / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
-    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line) for line in lines), "exact versions, none local"
-    return {canonicalize_name(name): Version(text) for name, text in (line.split("==") for line in lines)}
+    lines = [
+        line
+        for line in (root / "constraints.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line) for line in lines), (
+        "exact versions, none local"
+    )
+    return {
+        canonicalize_name(name): Version(text)
+        for name, text in (line.split("==") for line in lines)
+    }
 
 
 def requirements(root: Path) -> list[Requirement]:
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"].values()
-    return [Requirement(text) for text in (*project["dependencies"], *(text for extra in extras for text in extra))]
+    return [
+        Requirement(text)
+        for text in (*project["dependencies"], *(text for extra in extras for text in extra))
+    ]
 
 
-def test_every_requirement_is_pinned_to_something_it_allows(root: Path, pins: dict[str, Version]) -> None:
+def test_every_requirement_is_pinned_to_something_it_allows(
+    root: Path, pins: dict[str, Version]
+) -> None:
     for requirement in requirements(root):
-        assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), str(requirement)
+        assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), str(
+            requirement
+        )
 
 
-def test_torch_is_installed_first_in_the_version_that_is_pinned(root: Path, pins: dict[str, Version]) -> None:
+def test_torch_is_installed_first_in_the_version_that_is_pinned(
+    root: Path, pins: dict[str, Version]
+) -> None:
     assert str(pins["torch"]) == "2.13.0"
     for file in ("Makefile", "Dockerfile"):
         text = (root / file).read_text()

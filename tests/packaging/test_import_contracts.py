@@ -1,4 +1,5 @@
-"""The import contracts hold, and they would notice: every one of them is broken on purpose in a copy."""
+"""The import contracts hold, and they would notice: every one of them is broken on purpose in a
+copy."""
 
 from __future__ import annotations
 
@@ -14,11 +15,20 @@ import pytest
 
 def lint(where: Path, contract: str = "") -> subprocess.CompletedProcess[str]:
     """lint-imports over the tree at ``where`` (and not the installed one)."""
-    script = "import sys; sys.path.insert(0, '.'); from importlinter.cli import lint_imports_command as c; c()"
+    script = (
+        "import sys; sys.path.insert(0, '.'); from importlinter.cli import "
+        "lint_imports_command as c; c()"
+    )
     words = ["--no-cache", *(["--contract", contract] if contract else [])]
     env = {**os.environ, "PYTHONPATH": str(where), "PYTHONSAFEPATH": ""}
     return subprocess.run(
-        [sys.executable, "-c", script, *words], cwd=where, env=env, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", script, *words],
+        cwd=where,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
@@ -27,7 +37,9 @@ def copy(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("tree")
     shutil.copy(root / "pyproject.toml", where)
     for package in ("node", "protos"):
-        shutil.copytree(root / package, where / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            root / package, where / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
     return where
 
 
@@ -60,7 +72,9 @@ def test_the_contracts_hold(root: Path, copy: Path) -> None:
 
 
 def test_every_contract_is_tried() -> None:
-    contracts = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    contracts = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["tool"][
+        "importlinter"
+    ]["contracts"]
     assert {c["id"] for c in contracts} == {name.split(":")[0] for name in PLANTED}
 
 

@@ -1,4 +1,5 @@
-"""Rules of the house that no tool knows, read from the syntax trees. Each rule is also shown a violation."""
+"""Rules of the house that no tool knows, read from the syntax trees. Each rule is also shown a
+violation."""
 
 from __future__ import annotations
 
@@ -63,35 +64,66 @@ bounded: set[ast.AST] = set()
 def parsed(source: str) -> ast.AST:
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        if isinstance(node, ast.AsyncWith) and any("asyncio.timeout" in ast.unparse(item) for item in node.items):
+        if isinstance(node, ast.AsyncWith) and any(
+            "asyncio.timeout" in ast.unparse(item) for item in node.items
+        ):
             bounded.update(inner for statement in node.body for inner in ast.walk(statement))
     return tree
 
 
 def calls_without_timeout(node: ast.AST) -> Iterator[str]:
-    """A call on something named ``…stub``, or on a ``XStub(…)`` made on the spot, says how long it waits, or
-    stands in an ``async with asyncio.timeout(…)``."""
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node in bounded:
+    """A call on something named ``…stub``, or on a ``XStub(…)`` made on the spot, says how long it
+    waits, or stands in an ``async with asyncio.timeout(…)``."""
+    if (
+        not isinstance(node, ast.Call)
+        or not isinstance(node.func, ast.Attribute)
+        or node in bounded
+    ):
         return
     on = node.func.value
     made = name_of(on.func) if isinstance(on, ast.Call) else ""
     kept = on.attr if isinstance(on, ast.Attribute) else name_of(on)
-    if (made.endswith("Stub") or kept.lower().endswith("stub")) and not any(k.arg == "timeout" for k in node.keywords):
+    if (made.endswith("Stub") or kept.lower().endswith("stub")) and not any(
+        k.arg == "timeout" for k in node.keywords
+    ):
         yield f"calls {node.func.attr} without a timeout"
 
 
 RULES: dict[Rule, list[str]] = {
-    spawns: ["asyncio.create_task(f())", "loop.create_task(f())", "group.create_task(f())", "ensure_future(f())"],
+    spawns: [
+        "asyncio.create_task(f())",
+        "loop.create_task(f())",
+        "group.create_task(f())",
+        "ensure_future(f())",
+    ],
     runs_foreign_code: [
-        "import pickle", "from dill import loads", "torch.load(p)", "eval(s)", "exec(s)", "np.load(f, allow_pickle=True)",
+        "import pickle",
+        "from dill import loads",
+        "torch.load(p)",
+        "eval(s)",
+        "exec(s)",
+        "np.load(f, allow_pickle=True)",
     ],
     asserts: ["assert x > 0, 'bad'"],
-    calls_without_timeout: ["stub.Fetch(request)", "await self._stub.Tell(n)", "StateStub(channel).Describe(r)", "pb.XStub(c).Y(r, wait=1)"],
-}  # fmt: skip
+    calls_without_timeout: [
+        "stub.Fetch(request)",
+        "await self._stub.Tell(n)",
+        "StateStub(channel).Describe(r)",
+        "pb.XStub(c).Y(r, wait=1)",
+    ],
+}
 FINE = [
-    "tasks.spawn(f(), 'name')", "module.eval()", "json.load(f)", "np.load(f)", "stub.Fetch(request, timeout=3)",
-    "StateStub(await t.channel(p)).Describe(r, timeout=5)", "async with asyncio.timeout(3): await stub.Fetch(r)", "os.execv(a, b)", "raise WireError('x')", "re.compile(p)",
-]  # fmt: skip
+    "tasks.spawn(f(), 'name')",
+    "module.eval()",
+    "json.load(f)",
+    "np.load(f)",
+    "stub.Fetch(request, timeout=3)",
+    "StateStub(await t.channel(p)).Describe(r, timeout=5)",
+    "async with asyncio.timeout(3): await stub.Fetch(r)",
+    "os.execv(a, b)",
+    "raise WireError('x')",
+    "re.compile(p)",
+]
 
 
 def findings(rule: Rule, tree: ast.AST) -> list[str]:
@@ -111,14 +143,20 @@ def trees(sources: dict[str, str]) -> dict[str, ast.AST]:
 
 EXCEPT: dict[Rule, set[str]] = {
     spawns: {"node/core/tasks.py"},
-    calls_without_timeout: {"node/averaging/member.py"},  # one exchange runs in the timeout of the function that tries again
+    calls_without_timeout: {
+        "node/averaging/member.py"
+    },  # one exchange runs in the timeout of the function that tries again
 }
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.__name__)
 def test_the_rule_holds(trees: dict[str, ast.AST], rule: Rule) -> None:
     allowed = EXCEPT.get(rule, set())
-    broken = {file: found for file, tree in trees.items() if file not in allowed and (found := findings(rule, tree))}
+    broken = {
+        file: found
+        for file, tree in trees.items()
+        if file not in allowed and (found := findings(rule, tree))
+    }
     assert broken == {}
 
 
@@ -133,7 +171,10 @@ def test_the_rule_would_notice(rule: Rule) -> None:
 def test_there_are_remote_calls_for_the_rule_to_see(sources: dict[str, str]) -> None:
     """Without their timeouts the calls are found: the rule knows how they are written here."""
     untimed = {file: re.sub(r"\btimeout=", "ignored=", text) for file, text in sources.items()}
-    assert sum(bool(findings(calls_without_timeout, ast.parse(text))) for text in untimed.values()) >= 3
+    assert (
+        sum(bool(findings(calls_without_timeout, ast.parse(text))) for text in untimed.values())
+        >= 3
+    )
 
 
 def test_opening_a_room_loads_nothing(root: Path) -> None:
@@ -146,7 +187,9 @@ def test_opening_a_room_loads_nothing(root: Path) -> None:
 def test_the_words_shared_by_all_need_the_standard_library_only(root: Path) -> None:
     for file in (root / "node/core").glob("*.py"):
         for module in (m for n in ast.walk(ast.parse(file.read_text())) for m in imported(n)):
-            assert module.split(".")[0] in sys.stdlib_module_names or module.startswith("node.core"), f"{file}: {module}"
+            assert module.split(".")[0] in sys.stdlib_module_names or module.startswith(
+                "node.core"
+            ), f"{file}: {module}"
 
 
 def test_rooms_are_one_floor_deep(root: Path) -> None:
@@ -160,6 +203,11 @@ def test_nothing_waits_to_be_done(sources: dict[str, str]) -> None:
 
 
 def test_the_command_line_starts_without_the_heavy_ones() -> None:
-    script = "import sys, cli; print([m for m in ('torch', 'hivemind', 'libp2p', 'numpy', 'matplotlib') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    script = (
+        "import sys, cli; print([m for m in ('torch', 'hivemind', 'libp2p', 'numpy', "
+        "'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,5 @@
-"""Makespan at or near the least, floors that hold, one owner for every unit, the same answer everywhere."""
+"""Makespan at or near the least, floors that hold, one owner for every unit, the same answer
+everywhere."""
 
 from __future__ import annotations
 
@@ -31,7 +32,10 @@ pace = st.lists(st.sampled_from([0.5, 1.0, 1.0, 1.5, 2.0, 3.7]), min_size=1, max
 
 
 def units(costs, sizes=None):
-    return [Unit(f"w{i:04}", 1, c, c, s, f"w{i:04}") for i, (c, s) in enumerate(zip(costs, sizes or costs, strict=True))]
+    return [
+        Unit(f"w{i:04}", 1, c, c, s, f"w{i:04}")
+        for i, (c, s) in enumerate(zip(costs, sizes or costs, strict=True))
+    ]
 
 
 def least(costs, speeds):
@@ -64,7 +68,9 @@ def test_both_exact_searches_find_the_optimum_from_the_worst_plan(costs, speeds)
     worst = State(problem, [0] * len(costs))
     for search in (settle, _branched):
         found, proof = search(worst, 0.0)
-        assert found.makespan() == pytest.approx(best, rel=2e-4 if search is settle and len(set(costs)) > KINDS else 1e-9)
+        assert found.makespan() == pytest.approx(
+            best, rel=2e-4 if search is settle and len(set(costs)) > KINDS else 1e-9
+        )
         if search is settle:
             assert proof <= best * (1 + 1e-9)
         else:
@@ -86,7 +92,10 @@ def test_packing_knows_whether_there_is_a_plan(costs, speeds):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=60), st.lists(st.floats(0.1, 10), min_size=1, max_size=12))
+@given(
+    st.lists(st.integers(1, 10**6), min_size=1, max_size=60),
+    st.lists(st.floats(0.1, 10), min_size=1, max_size=12),
+)
 def test_floor_and_plan_agree(costs, speeds):
     plan = make_plan(units(costs), speeds, "muon")
     assert set(plan.owner) == {u.name for u in units(costs)}
@@ -94,7 +103,10 @@ def test_floor_and_plan_agree(costs, speeds):
     assert sum(plan.loads) == sum(costs)
     assert 1 <= plan.floor_over_ideal <= plan.over_ideal
     assert plan.floor >= max(costs) / max(speeds) * (1 - 1e-12)
-    longest = State(Problem(sorted(costs, reverse=True), speeds), longest_first(Problem(sorted(costs, reverse=True), speeds)))
+    longest = State(
+        Problem(sorted(costs, reverse=True), speeds),
+        longest_first(Problem(sorted(costs, reverse=True), speeds)),
+    )
     assert plan.makespan <= longest.makespan() * (1 + 1e-12)
 
 
@@ -115,7 +127,9 @@ def test_transformers_reach_their_floor(name, form, ranks, expected):
 
 def test_splitting_lowers_the_floor():
     fused, parts = fused_form(MODELS["32B"]), fused_form(MODELS["32B"], "parts")
-    whole, split = (make_plan(units_of(m, "muon"), [1.0] * 256, "muon", tensor=8) for m in (fused, parts))
+    whole, split = (
+        make_plan(units_of(m, "muon"), [1.0] * 256, "muon", tensor=8) for m in (fused, parts)
+    )
     assert split.over_ideal <= 1.07
     assert split.makespan < whole.makespan / 1.8
 
@@ -125,7 +139,11 @@ def test_giant_thousands_and_more_ranks_than_units():
     assert giant.owner["w0000"] == 2
     assert giant.makespan == pytest.approx(10**6 / 4)
     dice = random.Random(1)
-    many = make_plan(units([dice.randint(1, 10**7) for _ in range(3000)]), [dice.uniform(0.5, 4) for _ in range(40)], "muon")
+    many = make_plan(
+        units([dice.randint(1, 10**7) for _ in range(3000)]),
+        [dice.uniform(0.5, 4) for _ in range(40)],
+        "muon",
+    )
     assert many.over_ideal < 1.0005
     idle = make_plan(units([5, 5, 4]), [1.0] * 10, "muon")
     assert sorted(idle.owner.values()) == [0, 1, 2]
@@ -133,7 +151,8 @@ def test_giant_thousands_and_more_ranks_than_units():
 
 
 def test_memory_is_a_key_of_its_own():
-    # By cost alone the first rank would take the first unit and little else; its memory only holds the small ones.
+    # By cost alone the first rank would take the first unit and little else; its memory only holds
+    # the small ones.
     items = units([100, 50, 50, 50], [80, 10, 10, 10])
     plan = make_plan(items, [4.0, 1.0], "muon", room=[30, 200])
     assert plan.owner["w0000"] == 1
@@ -177,7 +196,9 @@ def test_order_and_names_of_members(costs, dice):
 def test_unknown_speed_counts_as_the_mean_and_a_member_is_named_once():
     items = units([3] * 6)
     known = assign_units(items, [(PeerId("a"), 1.0), (PeerId("b"), 3.0), (PeerId("c"), 2.0)])
-    assert assign_units(items, [(PeerId("a"), 1.0), (PeerId("b"), 3.0), (PeerId("c"), 0.0)]) == known
+    assert (
+        assign_units(items, [(PeerId("a"), 1.0), (PeerId("b"), 3.0), (PeerId("c"), 0.0)]) == known
+    )
     with pytest.raises(UsageFault):
         assign_units(items, [(PeerId("a"), 1.0), (PeerId("a"), 1.0)])
 
@@ -224,7 +245,10 @@ def test_every_process_makes_the_same_plan():
 
 def test_tensor_groups_hold_near_equal_bytes():
     items = units_of(split_form(MODELS["0.6B"]), "muon")
-    flat, joint = make_plan(items, [1.0] * 16, "muon"), make_plan(items, [1.0] * 16, "muon", tensor=4)
+    flat, joint = (
+        make_plan(items, [1.0] * 16, "muon"),
+        make_plan(items, [1.0] * 16, "muon", tensor=4),
+    )
     assert joint.makespan == flat.makespan
     held = [sum(u.bytes for u in items if joint.owner[u.name] // 4 == g) for g in range(4)]
     assert max(held) <= 1.03 * sum(held) / 4
@@ -248,13 +272,17 @@ def test_ideal_is_work_over_speed():
 def test_who_computes():
     small, large = units_of([Matrix("small", 256, 1024), Matrix("large", 5120, 25600)], "muon")
     gigabit = 1e9 / 8
-    assert [break_even(u, 150e9) / gigabit for u in (small, large)] == pytest.approx([0.42, 0.02], abs=0.006)
+    assert [break_even(u, 150e9) / gigabit for u in (small, large)] == pytest.approx(
+        [0.42, 0.02], abs=0.006
+    )
     assert break_even(small, 600e12) / gigabit == pytest.approx(1667, abs=1)
     peers = [150e9] * 4
     between = 0.2 * gigabit
     choice = {c.name: c.shared for c in who_computes([small, large], peers, [between] * 4)}
     assert choice == {"small": False, "large": True}
-    assert all(c.shared for c in who_computes([small, large], peers, [1.0] * 4, exchange="to-owner"))
+    assert all(
+        c.shared for c in who_computes([small, large], peers, [1.0] * 4, exchange="to-owner")
+    )
     assert not who_computes([large], [1e9], [1e9])[0].shared
     for at, wanted in ((1.01, True), (0.99, False)):
         assert who_computes([small], peers, [break_even(small, 150e9) * at] * 4)[0].shared is wanted
@@ -293,7 +321,9 @@ def test_room_that_is_not_short_changes_nothing():
     held = [sum(u.bytes for u in items if free.owner[u.name] == r) for r in range(12)]
     assert make_plan(items, [1.0] * 12, "soap", room=held).owner == free.owner
     tight = make_plan(items, [1.0] * 12, "soap", room=[max(held) - 1] * 12)
-    assert max(sum(u.bytes for u in items if tight.owner[u.name] == r) for r in range(12)) < max(held)
+    assert max(sum(u.bytes for u in items if tight.owner[u.name] == r) for r in range(12)) < max(
+        held
+    )
 
 
 def test_members_memory_is_kept_and_what_is_not_known_is_no_limit():
@@ -310,10 +340,16 @@ def test_hardly_any_speed_is_still_one():
     for speeds in ((5e-324, 1.0), (1e17, 1e-300), (5e-324, 5e-324)):
         owners = assign_units(items, [(PeerId(str(i)), s) for i, s in enumerate(speeds)])
         assert owners.keys() == {u.name for u in items}
-        assert assign_units(items, [(PeerId(str(i)), s) for i, s in enumerate(speeds)], owners) == owners
+        assert (
+            assign_units(items, [(PeerId(str(i)), s) for i, s in enumerate(speeds)], owners)
+            == owners
+        )
 
 
 def test_less_work_gives_a_plan_too():
     items = units_of(fused_form(MODELS["1.7B"], "parts"), "muon")
-    quick, long = (make_plan(items, [1.0 + r / 7 for r in range(24)], "muon", work=w) for w in (2_000, 1_500_000))
+    quick, long = (
+        make_plan(items, [1.0 + r / 7 for r in range(24)], "muon", work=w)
+        for w in (2_000, 1_500_000)
+    )
     assert long.makespan <= quick.makespan <= 1.05 * long.makespan

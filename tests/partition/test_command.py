@@ -39,7 +39,16 @@ def test_json(capsys, tmp_path):
     said = json.loads(out)
     assert code == 0
     assert set(said) == {"owner", "makespan_over_ideal", "floor_over_ideal", "bytes_moved", "hash"}
-    assert set(said["owner"]) == {"qkv[q]", "qkv[k]", "qkv[v]", "fc1[0]", "fc1[1]", "o", "down[0]", "down[1]"}
+    assert set(said["owner"]) == {
+        "qkv[q]",
+        "qkv[k]",
+        "qkv[v]",
+        "fc1[0]",
+        "fc1[1]",
+        "o",
+        "down[0]",
+        "down[1]",
+    }
     assert set(said["owner"].values()) <= {0, 1, 2}
     assert 1 <= said["floor_over_ideal"] <= said["makespan_over_ideal"]
     assert said["bytes_moved"] == 0
@@ -48,7 +57,9 @@ def test_json(capsys, tmp_path):
 
 
 def test_a_whole_matrix_of_before_may_be_split_now():
-    said = answer({**GOOD, "ranks": 1, "previous": {"qkv": 0, "fc1": 0, "o": 0, "down": 0, "nobody": 5}})
+    said = answer(
+        {**GOOD, "ranks": 1, "previous": {"qkv": 0, "fc1": 0, "o": 0, "down": 0, "nobody": 5}}
+    )
     assert said["bytes_moved"] == 0
     assert answer({**GOOD, "ranks": 1, "previous": {"qkv": 1}})["bytes_moved"] == 4 * 768 * 256
 
@@ -114,7 +125,13 @@ def one(**fields):
         (one(splits=[9, -1]), "splits of w"),
         (one(splits="qkv"), "splits of w"),
         ({**GOOD, "matrices": [{"name": "w", "rows": 8, "cols": 8}] * 2}, "w is there twice"),
-        ({**GOOD, "matrices": [*one(splits=2)["matrices"], {"name": "w[0]", "rows": 8, "cols": 8}]}, "w[0] is there twice"),
+        (
+            {
+                **GOOD,
+                "matrices": [*one(splits=2)["matrices"], {"name": "w[0]", "rows": 8, "cols": 8}],
+            },
+            "w[0] is there twice",
+        ),
         ({**GOOD, "ranks": 0}, "ranks is 0"),
         ({**GOOD, "ranks": "3"}, "ranks is 3"),
         ({**GOOD, "ranks": 10**9}, "ranks is 1000000000"),
@@ -142,7 +159,9 @@ def test_input_that_cannot_be_used(document, says):
     assert caught.value.next_step
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"ranks": NaN}', "[" * 100_000, '{"ranks": 1e999}', "\x00"])
+@pytest.mark.parametrize(
+    "text", ["", "{", '{"ranks": NaN}', "[" * 100_000, '{"ranks": 1e999}', "\x00"]
+)
 def test_files_that_are_no_document(capsys, tmp_path, text):
     code, out, err = ask(capsys, tmp_path, text, "--json")
     assert code == 2

@@ -1,4 +1,5 @@
-"""The published planner, reproduced: its ratios, its sweep, its groups, and the counts of operations behind our own cost."""
+"""The published planner, reproduced: its ratios, its sweep, its groups, and the counts of
+operations behind our own cost."""
 
 from __future__ import annotations
 
@@ -16,7 +17,16 @@ from node.partition.buckets import (
     owners_of_cuts,
     start_index,
 )
-from node.partition.cost import Rate, Rates, flops, muon_flops, shard_flops, soap_flops, state_bytes, units_of
+from node.partition.cost import (
+    Rate,
+    Rates,
+    flops,
+    muon_flops,
+    shard_flops,
+    soap_flops,
+    state_bytes,
+    units_of,
+)
 from node.partition.groups import bounded_groups, group_time, published_groups
 from node.partition.matrices import Matrix, Unit, equal_splits
 from node.partition.plan import make_plan
@@ -40,12 +50,17 @@ def ratios(cost, alpha=1.0):
 
 
 def test_the_published_pair():
-    assert ratios({m.name: shard_flops(m.rows, m.cols) for m in SHARDS}) == pytest.approx((3.238, 1.434), abs=0.002)
+    assert ratios({m.name: shard_flops(m.rows, m.cols) for m in SHARDS}) == pytest.approx(
+        (3.238, 1.434), abs=0.002
+    )
 
 
 @pytest.mark.parametrize(
     ("cost", "expected"),
-    [(lambda m: m.rows * m.cols, (2.462, 1.113)), (lambda m: muon_flops(m.rows, m.cols), (3.322, 1.472))],
+    [
+        (lambda m: m.rows * m.cols, (2.462, 1.113)),
+        (lambda m: muon_flops(m.rows, m.cols), (3.322, 1.472)),
+    ],
 )
 def test_other_costs_of_the_same_partition(cost, expected):
     assert ratios({m.name: cost(m) for m in SHARDS}) == pytest.approx(expected, abs=0.002)
@@ -53,8 +68,12 @@ def test_other_costs_of_the_same_partition(cost, expected):
 
 def test_the_partition_on_the_cost_of_whole_matrices():
     full = fused_form(MODELS["32B"])
-    assert ratios({m.name: muon_flops(m.rows, m.cols) for m in full}) == pytest.approx((2.345, 1.160), abs=0.002)
-    assert ratios({m.name: soap_flops(m.rows, m.cols) for m in full}) == pytest.approx((2.321, 1.460), abs=0.002)
+    assert ratios({m.name: muon_flops(m.rows, m.cols) for m in full}) == pytest.approx(
+        (2.345, 1.160), abs=0.002
+    )
+    assert ratios({m.name: soap_flops(m.rows, m.cols) for m in full}) == pytest.approx(
+        (2.321, 1.460), abs=0.002
+    )
 
 
 def test_alpha_sweep():
@@ -66,8 +85,12 @@ def test_alpha_sweep():
 def test_cuts_are_legal_and_owners_unique(values, ranks, size, alpha):
     params = named(values)
     buckets = fill_buckets(params, ranks, size)
-    assert sorted(name for b in buckets for name, _, _ in b.spans) == sorted(name for name, _ in params)
-    assert [name for b in buckets for name, _, _ in b.spans] == [name for name, _ in reversed(params)]
+    assert sorted(name for b in buckets for name, _, _ in b.spans) == sorted(
+        name for name, _ in params
+    )
+    assert [name for b in buckets for name, _, _ in b.spans] == [
+        name for name, _ in reversed(params)
+    ]
     cuts = alpha_cuts(buckets, ranks, alpha)
     for b, cut in zip(buckets, cuts, strict=True):
         assert b.total % ranks == 0
@@ -85,7 +108,9 @@ def test_cuts_are_legal_and_owners_unique(values, ranks, size, alpha):
     assert sum(loads) == sum(b.total for b in buckets)
     cost = dict(params)
     kept, _ = alpha_balanced(buckets, ranks, alpha, cost)
-    assert balance_ratio(kept, cost, ranks) <= balance_ratio(start_index(buckets, ranks), cost, ranks)
+    assert balance_ratio(kept, cost, ranks) <= balance_ratio(
+        start_index(buckets, ranks), cost, ranks
+    )
     assert balance_ratio(kept, cost, ranks) >= max(values) * ranks / sum(values) - 1e-12
     assert alpha_cuts(buckets, ranks, alpha) == cuts
 
@@ -105,7 +130,14 @@ def test_a_cut_inside_a_parameter_and_a_bad_alpha_are_refused():
 
 def test_micro_group_counts():
     units = [Unit(m.name, m.rows, m.cols, m.rows * m.cols, 0, m.name) for m in SHARDS]
-    assert [len(published_groups(units, 8, c * MI)) for c in (32, 64, 128, 256, 400, 512)] == [15, 8, 4, 2, 2, 1]
+    assert [len(published_groups(units, 8, c * MI)) for c in (32, 64, 128, 256, 400, 512)] == [
+        15,
+        8,
+        4,
+        2,
+        2,
+        1,
+    ]
     assert [len(published_groups(units, 8, 0, mode)) for mode in ("no", "single")] == [32, 32]
     ideal = sum(u.cost for u in units) / 8
     assert group_time(published_groups(units, 8, 32 * MI)) == ideal
@@ -120,7 +152,9 @@ def test_groups_keep_every_unit_within_the_bound(values, slots, most):
     units = [Unit(name, 1, v, v, 4 * v, name) for name, v in named(values)]
     for mode in ("no", "single", "slot", "global"):
         groups = published_groups(units, slots, most, mode)
-        assert sorted(u.name for g in groups for slot in g for u in slot) == sorted(u.name for u in units)
+        assert sorted(u.name for g in groups for slot in g for u in slot) == sorted(
+            u.name for u in units
+        )
         assert all(len(g) == slots for g in groups)
         if mode == "global":
             assert all(sum(u.cost for u in slot) <= most for g in groups for slot in g)
@@ -156,7 +190,9 @@ def test_our_groups_cost_little_beside_the_makespan():
         ("32B", 3.5391, 3.5714, 2.5708, 2.4626, 1.5454, 3.2042, 1.7313),
     ],
 )
-def test_operations_of_a_whole_model_in_pflop(name, fused, split, symmetric, gram, both, heads, soap):
+def test_operations_of_a_whole_model_in_pflop(
+    name, fused, split, symmetric, gram, both, heads, soap
+):
     model = MODELS[name]
 
     def total(matrices, method="muon", scheme="standard"):
@@ -173,12 +209,22 @@ def test_operations_of_a_whole_model_in_pflop(name, fused, split, symmetric, gra
 
 
 def test_shapes_of_the_models():
-    for name, (matrices, fused, billions) in {"0.6B": (196, 112, 0.440), "32B": (448, 256, 31.206)}.items():
+    for name, (matrices, fused, billions) in {
+        "0.6B": (196, 112, 0.440),
+        "32B": (448, 256, 31.206),
+    }.items():
         model = MODELS[name]
         assert len(split_form(model)) == matrices
         assert len(fused_form(model)) == fused
-        for form in (split_form(model), fused_form(model), fused_form(model, "parts"), fused_form(model, "heads")):
-            assert sum(rows * cols for m in form for _, rows, cols in m.shapes) / 1e9 == pytest.approx(billions, abs=5e-4)
+        for form in (
+            split_form(model),
+            fused_form(model),
+            fused_form(model, "parts"),
+            fused_form(model, "heads"),
+        ):
+            assert sum(
+                rows * cols for m in form for _, rows, cols in m.shapes
+            ) / 1e9 == pytest.approx(billions, abs=5e-4)
 
 
 def test_measured_rates_make_slow_shapes_dearer():

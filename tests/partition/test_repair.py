@@ -16,7 +16,9 @@ from node.partition.qwen3 import MODELS, split_form
 from node.partition.repair import bearable, bytes_moved, repair
 from node.partition.search import Problem, State
 
-costs = st.lists(st.integers(1, 1000), min_size=1, max_size=50).map(lambda c: sorted(c, reverse=True))
+costs = st.lists(st.integers(1, 1000), min_size=1, max_size=50).map(
+    lambda c: sorted(c, reverse=True)
+)
 speeds = st.lists(st.floats(0.2, 5), min_size=1, max_size=8)
 
 
@@ -48,7 +50,12 @@ def test_one_of_sixteen_leaves_or_joins(name, seed):
     for gone in (0, 7, 15):
         stay = [r for r in range(16) if r != gone]
         new = {r: i for i, r in enumerate(stay)}
-        after = make_plan(units, [pace[r] for r in stay], "muon", {n: new.get(r, 99) for n, r in first.owner.items()})
+        after = make_plan(
+            units,
+            [pace[r] for r in stay],
+            "muon",
+            {n: new.get(r, 99) for n, r in first.owner.items()},
+        )
         orphans = sum(u.bytes for u in units if first.owner[u.name] == gone)
         assert orphans <= after.moved <= 1.25 * orphans
         assert after.over_ideal <= 1.05
@@ -61,7 +68,8 @@ def test_one_of_sixteen_leaves_or_joins(name, seed):
 
 
 def test_large_orphans_that_displace_others():
-    """Those who held six of the large ones leave six units that fit nowhere as they are: each must displace something."""
+    """Those who held six of the large ones leave six units that fit nowhere as they are: each must
+    displace something."""
     units = in_order(units_of(split_form(MODELS["1.7B"]), "muon"))
     first = make_plan(units, [1.0] * 16, "muon")
     shares = []
@@ -85,7 +93,12 @@ def test_who_is_gone_and_what_is_new():
     assert gone.over_ideal == first.over_ideal
     # A unit nobody had, and a name nobody has: nothing to move.
     name = units[0].name
-    fresh = make_plan(units, [1.0] * 4, "muon", {**{n: r for n, r in first.owner.items() if n != name}, "other": 3})
+    fresh = make_plan(
+        units,
+        [1.0] * 4,
+        "muon",
+        {**{n: r for n, r in first.owner.items() if n != name}, "other": 3},
+    )
     assert fresh.moved == 0
     assert make_plan(units, [1.0] * 4, "muon", {**first.owner, name: None}).moved == units[0].bytes
 
@@ -109,7 +122,8 @@ def test_a_peer_whose_memory_shrank_gives_up_what_it_cannot_hold():
 
 
 def test_a_plan_that_repair_cannot_mend_is_made_anew():
-    """Big units on peers far too slow for them: exchanging one for one does not help, and a fresh plan is much shorter."""
+    """Big units on peers far too slow for them: exchanging one for one does not help, and a fresh
+    plan is much shorter."""
     dice = random.Random(1116)
     pace = sorted(dice.lognormvariate(0, 0.7) for _ in range(60))
     values = sorted((dice.randint(1, 8192) ** 2 for _ in range(90)), reverse=True)

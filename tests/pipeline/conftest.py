@@ -1,4 +1,5 @@
-"""A small swarm in one process: every peer has its own device thread and a real gRPC server on loopback."""
+"""A small swarm in one process: every peer has its own device thread and a real gRPC server on
+loopback."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def stage_of(name: str) -> int:
 
 
 class Swarm:
-    """Peers are called s<stage><letter>: "s0a" is an ends peer, "s2b" the second replica of stage 2."""
+    """Peers are called s<stage><letter>: "s0a" is an ends peer, "s2b" the second replica of stage
+    2."""
 
     def __init__(self, model: ModelSettings = MODEL, settings: PipelineSettings = SETTINGS) -> None:
         self.net, self.model, self.settings = MemoryNet(), model, settings
@@ -61,7 +63,9 @@ class Swarm:
         self.results: list[MicroBatchDone] = []
         self.unsplit = Unsplit(model)
 
-    async def add(self, name: str, limits: PipelineLimits | None = None, **extra: object) -> Pipeline:
+    async def add(
+        self, name: str, limits: PipelineLimits | None = None, **extra: object
+    ) -> Pipeline:
         transport = self.net.transport(name)
         stage, ear = stage_of(name), Ear()
         room = Pipeline(
@@ -87,10 +91,18 @@ class Swarm:
         return self
 
     def plan(
-        self, count: int, epoch: int = 3, choose: Callable[[int, int], str] | None = None, deadline_s: float = 30.0
+        self,
+        count: int,
+        epoch: int = 3,
+        choose: Callable[[int, int], str] | None = None,
+        deadline_s: float = 30.0,
     ) -> Plan:
-        """``count`` micro-batches, spread over the replicas; ``choose(index, stage)`` names a letter."""
-        letters = {s: [n[2] for n in self.rooms if stage_of(n) == s] for s in range(1, self.settings.stages + 1)}
+        """``count`` micro-batches, spread over the replicas; ``choose(index, stage)`` names a
+        letter."""
+        letters = {
+            s: [n[2] for n in self.rooms if stage_of(n) == s]
+            for s in range(1, self.settings.stages + 1)
+        }
 
         def hop(index: int, stage: int) -> Hop:
             letter = choose(index, stage) if choose else letters[stage][index % len(letters[stage])]
@@ -98,7 +110,12 @@ class Swarm:
 
         size = self.settings.micro_batch
         paths = tuple(
-            Path(i, PeerId("s0a"), tuple(range(i * size, (i + 1) * size)), tuple(hop(i, s) for s in sorted(letters)))
+            Path(
+                i,
+                PeerId("s0a"),
+                tuple(range(i * size, (i + 1) * size)),
+                tuple(hop(i, s) for s in sorted(letters)),
+            )
             for i in range(count)
         )
         members = tuple(Member(PeerId(n), stage_of(n), 1.0) for n in sorted(self.rooms))
@@ -106,7 +123,9 @@ class Swarm:
 
     def batch(self, path: Path) -> tuple[Tensor, Tensor]:
         made = torch.Generator().manual_seed(path.index + 1)
-        tokens = torch.randint(0, self.model.vocab, (len(path.samples), self.model.seq_len + 1), generator=made)
+        tokens = torch.randint(
+            0, self.model.vocab, (len(path.samples), self.model.seq_len + 1), generator=made
+        )
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     def adopt(self, plan: Plan) -> None:
@@ -116,18 +135,23 @@ class Swarm:
     async def run(self, plan: Plan) -> dict[int, MicroBatchDone]:
         """Run all paths of s0a; every micro-batch must be reported exactly once."""
         self.results = []
-        await asyncio.wait_for(self.rooms["s0a"].run(plan.paths, self.batch, self.results.append), 60)
+        await asyncio.wait_for(
+            self.rooms["s0a"].run(plan.paths, self.batch, self.results.append), 60
+        )
         assert sorted(r.index for r in self.results) == [p.index for p in plan.paths]
         await self.settle()
         return {r.index: r for r in self.results}
 
     async def settle(self) -> None:
         """The origin has its results before its neighbours have the last receipts."""
-        while under_way := [t for n, room in self.rooms.items() if n not in self.dead for t in room.tasks._tasks]:
+        while under_way := [
+            t for n, room in self.rooms.items() if n not in self.dead for t in room.tasks._tasks
+        ]:
             await asyncio.wait(under_way)
 
     async def kill(self, name: str) -> None:
-        """As SIGKILL: the peer answers nothing and, being dead, contributes nothing to the round."""
+        """As SIGKILL: the peer answers nothing and, being dead, contributes nothing to the
+        round."""
         self.dead.add(name)
         await self.net.kill(PeerId(name))
 
@@ -144,7 +168,9 @@ class Swarm:
                 sums[key] = sums[key] + g if key in sums else g.clone()
         return sums, tokens
 
-    def reference(self, plan: Plan, indices: set[int] | None = None) -> tuple[dict[str, Tensor], float]:
+    def reference(
+        self, plan: Plan, indices: set[int] | None = None
+    ) -> tuple[dict[str, Tensor], float]:
         """Gradient sums and loss sum of the model in one piece."""
         self.unsplit.zero_grad(set_to_none=True)
         total = 0.0
@@ -153,10 +179,13 @@ class Swarm:
                 loss, _ = self.unsplit.loss(*self.batch(path))
                 loss.backward()
                 total += loss.item()
-        return {n: p.grad.clone() for n, p in self.unsplit.named_parameters() if p.grad is not None}, total
+        return {
+            n: p.grad.clone() for n, p in self.unsplit.named_parameters() if p.grad is not None
+        }, total
 
     async def check(self, plan: Plan, skip_stages: tuple[int, ...] = ()) -> None:
-        """Every gradient equals the unsplit model's, except at stages whose dead replica took some with it."""
+        """Every gradient equals the unsplit model's, except at stages whose dead replica took some
+        with it."""
         mine, tokens = await self.gradients()
         theirs, total = self.reference(plan)
         names = {
@@ -167,9 +196,15 @@ class Swarm:
         each = self.settings.micro_batch * self.model.seq_len
         for name, wanted in theirs.items():
             if names[name] not in skip_stages:
-                torch.testing.assert_close(mine[name], wanted, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+                torch.testing.assert_close(
+                    mine[name], wanted, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+                )
         for stage, n in tokens.items():
-            assert n == each * len(plan.paths) if stage not in skip_stages else n <= each * len(plan.paths)
+            assert (
+                n == each * len(plan.paths)
+                if stage not in skip_stages
+                else n <= each * len(plan.paths)
+            )
         assert sum(r.loss_sum for r in self.results) == pytest.approx(total, rel=1e-5)
 
     async def close(self) -> None:
@@ -196,7 +231,8 @@ async def make_swarm() -> AsyncIterator[Callable[..., Swarm]]:
 
 
 def dies_at(swarm: Swarm, name: str, kind: type, way: object = None, nth: int = 1) -> asyncio.Event:
-    """Kill ``name`` when its machine is about to hear the ``nth`` event of ``kind``; from then on it does nothing at all."""
+    """Kill ``name`` when its machine is about to hear the ``nth`` event of ``kind``; from then on
+    it does nothing at all."""
     room, died, seen = swarm.rooms[name], asyncio.Event(), [0]
     handle = room.machine.handle
 

@@ -22,7 +22,10 @@ def test_the_planned_peer_first_then_the_others_then_a_pause():
         asked.append(peer)
         delivery.turned(peer, Trouble.BUSY)
     assert asked == [B, C, A]
-    first, again = delivery.choose(B, (A, B, C), suspects, 0.0), delivery.choose(B, (A, B, C), suspects, 0.0)
+    first, again = (
+        delivery.choose(B, (A, B, C), suspects, 0.0),
+        delivery.choose(B, (A, B, C), suspects, 0.0),
+    )
     assert isinstance(first, Pause)
     assert again == B
 
@@ -86,13 +89,18 @@ def test_of_the_others_the_one_with_the_least_work_comes_first_and_equal_ones_in
     dead = Suspects()
     dead.gone.add(B)
     assert [Delivery(i).choose(B, (A, B, C, D), dead, 0.0, busy) for i in range(4)] == [C, C, D, C]
-    assert Delivery(0).choose(A, (A, B, C), Suspects(), 0.0, busy) == A, "the plan's choice is the plan's"
+    assert Delivery(0).choose(A, (A, B, C), Suspects(), 0.0, busy) == A, (
+        "the plan's choice is the plan's"
+    )
     dead.add(C, 0.0)
-    assert Delivery(0).choose(B, (A, B, C), dead, 1.0, busy) == A, "a suspect comes last whatever it has to do"
+    assert Delivery(0).choose(B, (A, B, C), dead, 1.0, busy) == A, (
+        "a suspect comes last whatever it has to do"
+    )
 
 
 def test_work_of_a_dead_replica_goes_where_it_is_done_first() -> None:
-    """Twelve of its micro-batches: the one that is three times as fast and the one without work get most of them."""
+    """Twelve of its micro-batches: the one that is three times as fast and the one without work get
+    most of them."""
     e, names = PeerId("e"), (A, B, C, D)
     speeds = {A: 1.0, B: 3.0, C: 1.0, D: 0.0}
     work = [A] * 12 + [B] * 6 + [C] * 6
@@ -112,4 +120,6 @@ def test_work_of_a_dead_replica_goes_where_it_is_done_first() -> None:
         got += [a.journey[1].peer for a in done if isinstance(a, ev.Send)]
     assert len(got) == 12
     assert {p: got.count(p) for p in (A, C)} == {A: 0, C: 0}
-    assert 7 <= got.count(B) <= 8, "so that it and the idle one are done at the same time, before C is"
+    assert 7 <= got.count(B) <= 8, (
+        "so that it and the idle one are done at the same time, before C is"
+    )

@@ -1,4 +1,5 @@
-"""Forward-only work around stages that nobody serves: what may be left out, what it computes then, and what is said of it."""
+"""Forward-only work around stages that nobody serves: what may be left out, what it computes then,
+and what is said of it."""
 
 from __future__ import annotations
 
@@ -34,12 +35,19 @@ class Pings:
 
 
 def planned(stages: int, replicas: str = "ab") -> Plan:
-    members = (Member(PeerId("s0a"), 0), *(Member(PeerId(f"s{s}{x}"), s) for s in range(1, stages + 1) for x in replicas))
+    members = (
+        Member(PeerId("s0a"), 0),
+        *(Member(PeerId(f"s{s}{x}"), s) for s in range(1, stages + 1) for x in replicas),
+    )
     return Plan(3, 1, PeerId("s0a"), members, (), {})
 
 
 def around(
-    pings: Pings, stages: int = 4, may_skip: float = 0.5, asked: tuple[int, ...] = (), told: list | None = None
+    pings: Pings,
+    stages: int = 4,
+    may_skip: float = 0.5,
+    asked: tuple[int, ...] = (),
+    told: list | None = None,
 ) -> Around:
     settings, plan = PipelineSettings(stages=stages, may_skip=may_skip), planned(stages)
     return Around(pings, settings, lambda: plan, asked, (told if told is not None else []).append)  # pyright: ignore
@@ -50,7 +58,9 @@ def test_what_nobody_serves_is_left_out_within_the_skip_ratio_only():
     found = decide(PipelineSettings(stages=4, may_skip=0.25), live, ())
     assert (found.dead, found.asked, found.missing) == ((2,), (), (2,))
     assert found.hops(1) == (Hop(1, PeerId("a")), Hop(3, PeerId("d")), Hop(4, PeerId("e")))
-    with pytest.raises(NetworkFault, match=r"^stage 2 has no live peer.*at most 0 of its 4") as refused:
+    with pytest.raises(
+        NetworkFault, match=r"^stage 2 has no live peer.*at most 0 of its 4"
+    ) as refused:
         decide(PipelineSettings(stages=4), live, ())
     assert "--drop-stages 2" in refused.value.next_step
     # What the operator leaves out counts too, and he may leave out what the run does not by itself.
@@ -67,7 +77,13 @@ def test_what_can_be_named():
     assert named(6, [5, 2, 5]) == (2, 5)
     assert named(6, [2], after=4) == (2, 5, 6)
     assert named(6, [], after=6) == ()
-    for words, after, why in (([0], 0, "ends"), ([7], 0, "7"), ([], 7, "7"), ([1, 2], 2, "every"), (range(1, 7), 0, "every")):
+    for words, after, why in (
+        ([0], 0, "ends"),
+        ([7], 0, "7"),
+        ([], 7, "7"),
+        ([1, 2], 2, "every"),
+        (range(1, 7), 0, "every"),
+    ):
         with pytest.raises(UsageFault, match=why):
             named(6, words, after)
 
@@ -160,11 +176,15 @@ class Batches:
         """Nats per token of the model in one process over these block stages."""
         total = 0.0
         for tokens, targets in self.pairs:
-            total += float(swarm.unsplit.ends.loss(hidden(swarm, tokens, *visited), targets)[0].detach())
+            total += float(
+                swarm.unsplit.ends.loss(hidden(swarm, tokens, *visited), targets)[0].detach()
+            )
         return total / sum(targets.numel() for _, targets in self.pairs)
 
 
-async def test_the_loss_with_stages_missing_is_that_of_the_model_without_their_layers(make_swarm, monkeypatch):
+async def test_the_loss_with_stages_missing_is_that_of_the_model_without_their_layers(
+    make_swarm, monkeypatch
+):
     monkeypatch.setattr(node.detour, "PING_S", 60.0)
     swarm = await make_swarm(may_skip=0.34).fill(replicas=2)
     plan, room, text = swarm.plan(1), swarm.rooms["s0a"], Batches(swarm)
@@ -181,8 +201,10 @@ async def test_the_loss_with_stages_missing_is_that_of_the_model_without_their_l
     assert await measured(1, 3) == [((1, 3), (), text.loss(swarm, 2))]
     third = await measured(share=0.34)
     assert sorted(third[1:], key=lambda f: f[0]) == [
-        ((1,), (), text.loss(swarm, 2, 3)), ((2,), (), text.loss(swarm, 1, 3)), ((3,), (), text.loss(swarm, 1, 2)),
-    ]  # fmt: skip
+        ((1,), (), text.loss(swarm, 2, 3)),
+        ((2,), (), text.loss(swarm, 1, 3)),
+        ((3,), (), text.loss(swarm, 1, 2)),
+    ]
     await swarm.kill("s2a")
     assert await measured() == [((), (), text.loss(swarm, 1, 2, 3))]
     await swarm.kill("s2b")
@@ -207,7 +229,12 @@ async def test_a_text_goes_on_without_a_stage_that_dies_and_says_so(make_swarm, 
         def encode(self, text: str):
             return [ord(c) % 31 for c in text]
 
-    host = SimpleNamespace(pipeline=room, work=SimpleNamespace(plan=plan), tokenizer=Letters(), seq_len=swarm.model.seq_len)  # pyright: ignore
+    host = SimpleNamespace(
+        pipeline=room,
+        work=SimpleNamespace(plan=plan),
+        tokenizer=Letters(),
+        seq_len=swarm.model.seq_len,
+    )  # pyright: ignore
 
     async def said(request: GenerateRequest, dies: int = -1) -> tuple[str, list]:
         text, news = "", []

@@ -28,12 +28,17 @@ async def test_backward_goes_before_forward_by_default_and_in_order_otherwise(de
     waiting = [device.enqueue(p, lambda n=n: order.append(n)) for n, p in names]
     gate.set()
     await asyncio.gather(*(asyncio.wrap_future(f) for f in (blocked, *waiting)))
-    assert order == (["c", "b1", "b2", "f1", "f2"] if device.backward_first else ["c", "f1", "b1", "f2", "b2"])
+    assert order == (
+        ["c", "b1", "b2", "f1", "f2"] if device.backward_first else ["c", "f1", "b1", "f2", "b2"]
+    )
 
 
 async def test_every_job_runs_on_the_same_other_thread(device):
     loop = asyncio.get_running_loop()
-    seen = {await device.run(threading.get_ident), await loop.run_in_executor(device, threading.get_ident)}
+    seen = {
+        await device.run(threading.get_ident),
+        await loop.run_in_executor(device, threading.get_ident),
+    }
     assert len(seen) == 1
     assert threading.get_ident() not in seen
 

@@ -1,4 +1,5 @@
-"""A peer that hosts no ends lets one that does run the passes: over real calls, with peers that die, refuse and lie."""
+"""A peer that hosts no ends lets one that does run the passes: over real calls, with peers that
+die, refuse and lie."""
 
 from __future__ import annotations
 
@@ -31,7 +32,12 @@ class Letters:
 
     def __init__(self) -> None:
         self.settings = PipelineSettings(stages=STAGES)
-        self.gate, self.waiting, self.ended, self.passes = asyncio.Event(), asyncio.Event(), asyncio.Event(), 0
+        self.gate, self.waiting, self.ended, self.passes = (
+            asyncio.Event(),
+            asyncio.Event(),
+            asyncio.Event(),
+            0,
+        )
         self.gate.set()
 
     async def logits(self, hops: Any, tokens: torch.Tensor) -> torch.Tensor:
@@ -65,7 +71,9 @@ class Peers:
                     tokenizer=ByteTokenizer(),
                     seq_len=8,
                 )
-                self.services[member.peer] = EndsService(host, transport, lambda: {m.peer for m in self.plan.members})
+                self.services[member.peer] = EndsService(
+                    host, transport, lambda: {m.peer for m in self.plan.members}
+                )
             await transport.start()
         await self.net.transport(STRANGER).start()
         return self
@@ -73,7 +81,9 @@ class Peers:
     def ask(self, request: pb.GenerateRequest, *ends: PeerId, who: PeerId = ME):
         return forwarding.generate(self.net.transports[who], ends or (A, B), STAGES, request)
 
-    async def said(self, request: pb.GenerateRequest, *ends: PeerId, who: PeerId = ME) -> tuple[str, str]:
+    async def said(
+        self, request: pb.GenerateRequest, *ends: PeerId, who: PeerId = ME
+    ) -> tuple[str, str]:
         """(text, who ran the passes)."""
         text, by = "", ""
         async for piece in self.ask(request, *ends, who=who):
@@ -242,12 +252,16 @@ async def test_more_than_was_asked_for_is_the_senders_fault(peers, monkeypatch):
 async def test_a_stage_peers_daemon_asks_one_that_does_not_lead_first(peers):
     seen = {A: None, B: None}
     daemon: Any = SimpleNamespace(
-        role="stage", transport=peers.net.transports[ME], identity=SimpleNamespace(peer_id=ME),
+        role="stage",
+        transport=peers.net.transports[ME],
+        identity=SimpleNamespace(peer_id=ME),
         presence=SimpleNamespace(ends=lambda: seen),
         assembled=SimpleNamespace(
-            ends=None, work=SimpleNamespace(plan=peers.plan), pipeline=SimpleNamespace(settings=PipelineSettings(stages=STAGES))
+            ends=None,
+            work=SimpleNamespace(plan=peers.plan),
+            pipeline=SimpleNamespace(settings=PipelineSettings(stages=STAGES)),
         ),
-    )  # fmt: skip
+    )
     view = View(daemon)
     request = pb.GenerateRequest(prompt="a", max_tokens=2)
 

@@ -1,4 +1,5 @@
-"""What a peer may not send: each is refused before its tensor is read, and counted when no honest peer would send it."""
+"""What a peer may not send: each is refused before its tensor is read, and counted when no honest
+peer would send it."""
 
 from __future__ import annotations
 
@@ -98,14 +99,21 @@ async def test_a_head_that_no_honest_peer_sends_is_refused_and_counted(ready):
     for i, changes in enumerate(IMPOSSIBLE):
         got = await answers(swarm, "s0a", "s1a", [pb.Frame(head=head(plan, **changes))])
         assert [v for v, _ in got] == [pb.REFUSED], changes
-        assert [peer for peer, _, _ in swarm.net.transports["s1a"].faults] == ["s0a"] * (i + 1), changes
+        assert [peer for peer, _, _ in swarm.net.transports["s1a"].faults] == ["s0a"] * (i + 1), (
+            changes
+        )
     assert swarm.rooms["s1a"].stash.used == 0
 
 
 async def test_a_tensor_of_another_length_is_refused_and_frees_its_place(ready):
     swarm, plan = ready
     for chunks in ([2049], [2000, 49], [0], [2047]):
-        got = await answers(swarm, "s0a", "s1a", [pb.Frame(head=head(plan)), *(pb.Frame(chunk=bytes(n)) for n in chunks)])
+        got = await answers(
+            swarm,
+            "s0a",
+            "s1a",
+            [pb.Frame(head=head(plan)), *(pb.Frame(chunk=bytes(n)) for n in chunks)],
+        )
         assert [v for v, _ in got] == [pb.REFUSED], chunks
         assert swarm.rooms["s1a"].stash.used == 0
     assert len(swarm.net.transports["s1a"].faults) == 4
@@ -144,9 +152,14 @@ async def test_a_duplicate_is_answered_without_computing_again(ready):
     again = [pb.Frame(head=head(plan)), pb.Frame(chunk=bytes(2048))]
     assert [v for v, _ in await answers(swarm, "s0a", "s1a", again)] == [pb.ACCEPTED, pb.DONE]
     gradient = [pb.Frame(head=head(plan, position=1)), pb.Frame(chunk=bytes(2048))]
-    assert [v for v, _ in await answers(swarm, "s2a", "s1a", gradient, "Backward")] == [pb.ACCEPTED, pb.DONE]
+    assert [v for v, _ in await answers(swarm, "s2a", "s1a", gradient, "Backward")] == [
+        pb.ACCEPTED,
+        pb.DONE,
+    ]
     other = head(plan, journey=route(*HOPS[:2], (2, "s2b"), *HOPS[3:]))
-    assert [v for v, _ in await answers(swarm, "s2b", "s1a", [pb.Frame(head=other)], "Backward")] == [pb.DONE]
+    assert [
+        v for v, _ in await answers(swarm, "s2b", "s1a", [pb.Frame(head=other)], "Backward")
+    ] == [pb.DONE]
     assert swarm.ears["s1a"].seconds["compute"] == computed
     assert (await swarm.rooms["s1a"].take_gradients(3))[1] == 64
     await swarm.check(plan)
@@ -156,7 +169,10 @@ async def test_only_a_replica_of_the_next_stage_may_fetch_and_only_before_the_gr
     swarm, plan = ready
     await swarm.run(plan)
     wanted = pb.FetchInput(epoch=3, plan_hash=plan.hash, index=0, position=2)
-    for caller, code in (("s3a", grpc.StatusCode.NOT_FOUND), ("s2b", grpc.StatusCode.ALREADY_EXISTS)):
+    for caller, code in (
+        ("s3a", grpc.StatusCode.NOT_FOUND),
+        ("s2b", grpc.StatusCode.ALREADY_EXISTS),
+    ):
         stub = PipelineStub(await swarm.net.transports[caller].channel("s1a"))
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await stub.Fetch(wanted, timeout=5).read()
@@ -167,7 +183,9 @@ async def test_a_stranger_cannot_call_a_micro_batch_lost(ready):
     swarm, plan = ready
     await swarm.add("s3x")
     stub = PipelineStub(await swarm.net.transports["s3x"].channel("s0a"))
-    assert not (await stub.Lost(pb.LostNote(epoch=3, plan_hash=plan.hash, index=0, reason="x"), timeout=5)).accepted
+    assert not (
+        await stub.Lost(pb.LostNote(epoch=3, plan_hash=plan.hash, index=0, reason="x"), timeout=5)
+    ).accepted
 
 
 async def test_only_the_origin_names_who_counts(ready):
@@ -194,24 +212,38 @@ async def test_a_tensor_that_is_not_finite_is_refused_before_it_is_held(ready):
     evaluate = head(plan, purpose=pb.EVALUATE, plan_hash="", epoch=0)
     got = await answers(swarm, "s0a", "s1a", [pb.Frame(head=evaluate), pb.Frame(chunk=bad)])
     assert [v for v, _ in got] == [pb.REFUSED]
-    assert [(peer, weight) for peer, _, weight in swarm.net.transports["s1a"].faults] == [("s0a", 1.0)] * 2
+    assert [(peer, weight) for peer, _, weight in swarm.net.transports["s1a"].faults] == [
+        ("s0a", 1.0)
+    ] * 2
     assert swarm.rooms["s1a"].stash.used == 0
     assert not swarm.rooms["s1a"].machine.visits
 
 
 async def test_forward_only_work_leaves_nobody_out(ready):
     swarm, plan = ready
-    evaluate = head(plan, purpose=pb.EVALUATE, plan_hash="", epoch=0, journey=route(*HOPS[:2], (2, ""), *HOPS[3:]))
-    assert [v for v, _ in await answers(swarm, "s0a", "s1a", [pb.Frame(head=evaluate)])] == [pb.REFUSED]
+    evaluate = head(
+        plan,
+        purpose=pb.EVALUATE,
+        plan_hash="",
+        epoch=0,
+        journey=route(*HOPS[:2], (2, ""), *HOPS[3:]),
+    )
+    assert [v for v, _ in await answers(swarm, "s0a", "s1a", [pb.Frame(head=evaluate)])] == [
+        pb.REFUSED
+    ]
 
 
 async def test_forward_only_frames_beyond_the_runs_limits_are_refused(ready):
     swarm, plan = ready
     for shape in ([5, 8, 16], [4, 9, 16], [4, 8, 15], [4, 8], [0, 8, 16]):
         evaluate = head(plan, purpose=pb.EVALUATE, plan_hash="", epoch=0, tensor=tensor(shape, 4))
-        assert [v for v, _ in await answers(swarm, "s0a", "s1a", [pb.Frame(head=evaluate)])] == [pb.REFUSED]
+        assert [v for v, _ in await answers(swarm, "s0a", "s1a", [pb.Frame(head=evaluate)])] == [
+            pb.REFUSED
+        ]
     home = head(plan, purpose=pb.EVALUATE, plan_hash="", epoch=0, position=4)
-    assert await answers(swarm, "s3a", "s0a", [pb.Frame(head=home)]) == [(pb.REFUSED, "nobody waits for this")]
+    assert await answers(swarm, "s3a", "s0a", [pb.Frame(head=home)]) == [
+        (pb.REFUSED, "nobody waits for this")
+    ]
 
 
 async def test_only_the_asked_path_may_bring_an_evaluation_home(ready):
@@ -223,7 +255,15 @@ async def test_only_the_asked_path_may_bring_an_evaluation_home(ready):
     while not errands._waiting:
         await asyncio.wait({going}, timeout=0.01)
     forged = head(
-        plan, purpose=pb.EVALUATE, plan_hash="", epoch=0, index=1, position=4, journey=route(*HOPS[:3], (3, "s1b"), HOPS[4])
+        plan,
+        purpose=pb.EVALUATE,
+        plan_hash="",
+        epoch=0,
+        index=1,
+        position=4,
+        journey=route(*HOPS[:3], (3, "s1b"), HOPS[4]),
     )
-    assert await answers(swarm, "s1b", "s0a", [pb.Frame(head=forged)]) == [(pb.REFUSED, "not yours to bring")]
+    assert await answers(swarm, "s1b", "s0a", [pb.Frame(head=forged)]) == [
+        (pb.REFUSED, "not yours to bring")
+    ]
     going.cancel()

@@ -1,4 +1,5 @@
-"""Single turns of the machine, told one event at a time; random schedules of whole swarms are in test_schedules."""
+"""Single turns of the machine, told one event at a time; random schedules of whole swarms are in
+test_schedules."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def make_plan(batches: int, replicas: int) -> Plan:
     peers = {s: [PeerId(f"s{s}{'abc'[r]}") for r in range(replicas)] for s in range(1, STAGES + 1)}
     members = (Member(ORIGIN, 0), *(Member(p, s) for s, ps in peers.items() for p in ps))
     paths = tuple(
-        Path(i, ORIGIN, (i,), tuple(Hop(s, ps[(i + s) % replicas]) for s, ps in peers.items())) for i in range(batches)
+        Path(i, ORIGIN, (i,), tuple(Hop(s, ps[(i + s) % replicas]) for s, ps in peers.items()))
+        for i in range(batches)
     )
     return Plan(3, 1, ORIGIN, members, paths, {})
 
@@ -49,7 +51,9 @@ def at(peer: str, plan: Plan, fewest: int | None = None) -> PipelineMachine:
 
 
 def left_out(plan: Plan, position: int, *stages: int) -> ev.Claim:
-    journey = tuple(Hop(h.stage, PeerId("")) if h.stage in stages else h for h in plan.paths[0].journey)
+    journey = tuple(
+        Hop(h.stage, PeerId("")) if h.stage in stages else h for h in plan.paths[0].journey
+    )
     return ev.Claim(3, plan.hash, 0, journey, position)
 
 
@@ -99,17 +103,34 @@ def test_the_origin_names_the_journey_that_came_home():
     start = Key(3, 0, 0)
     machine.handle(ev.Computed(start, Way.FORWARD), 0.0)
     home = ev.Claim(
-        3, plan.hash, 0, (Hop(0, ORIGIN), Hop(1, PeerId("s1a")), Hop(2, PeerId("")), Hop(3, PeerId("s3b")), Hop(0, ORIGIN)), 0
+        3,
+        plan.hash,
+        0,
+        (
+            Hop(0, ORIGIN),
+            Hop(1, PeerId("s1a")),
+            Hop(2, PeerId("")),
+            Hop(3, PeerId("s3b")),
+            Hop(0, ORIGIN),
+        ),
+        0,
     )
     machine.handle(ev.Held(Way.BACKWARD, home, PeerId("s1a")), 0.0)
     actions = machine.handle(ev.Computed(start, Way.BACKWARD), 0.0)
     assert ev.TellCounted(0, (PeerId("s1a"), PeerId("s3b"))) in actions
-    assert actions.index(ev.TellCounted(0, (PeerId("s1a"), PeerId("s3b")))) < actions.index(ev.Finished(0))
+    assert actions.index(ev.TellCounted(0, (PeerId("s1a"), PeerId("s3b")))) < actions.index(
+        ev.Finished(0)
+    )
 
 
 def test_a_stage_is_left_out_when_nobody_of_it_can_be_had_and_not_beyond_the_limit():
     plan = make_plan(1, 1)
-    for fewest, expected in ((2, ["s2a", "s3a"]), (1, ["s2a", "s3a", "s0a"]), (3, ["s2a"]), (None, ["s2a"])):
+    for fewest, expected in (
+        (2, ["s2a", "s3a"]),
+        (1, ["s2a", "s3a", "s0a"]),
+        (3, ["s2a"]),
+        (None, ["s2a"]),
+    ):
         machine = at("s1a", plan, fewest)
         claim = left_out(plan, 1)
         machine.handle(ev.Held(Way.FORWARD, claim, ORIGIN), 0.0)
@@ -118,7 +139,9 @@ def test_a_stage_is_left_out_when_nobody_of_it_can_be_had_and_not_beyond_the_lim
             asked.append(sends[0].peer)
             if sends[0].peer == ORIGIN:
                 break
-            actions = machine.handle(ev.Turned(claim.key, Way.FORWARD, sends[0].peer, Trouble.REFUSED), 0.0)
+            actions = machine.handle(
+                ev.Turned(claim.key, Way.FORWARD, sends[0].peer, Trouble.REFUSED), 0.0
+            )
         assert asked == expected, fewest
         if fewest == 2:
             assert ev.Failed(claim.key, Way.FORWARD, "no live replica of stage 3") in actions
@@ -128,7 +151,9 @@ def test_the_first_way_an_activation_came_is_kept():
     plan = make_plan(1, 1)
     machine = at("s3a", plan, fewest=2)
     over, around = left_out(plan, 3), left_out(plan, 3, 2)
-    assert machine.handle(ev.Held(Way.FORWARD, around, PeerId("s1a")), 0.0)[0] == ev.Answer(Say.TAKE)
+    assert machine.handle(ev.Held(Way.FORWARD, around, PeerId("s1a")), 0.0)[0] == ev.Answer(
+        Say.TAKE
+    )
     (answer,) = machine.handle(ev.Arrived(Way.FORWARD, over, PeerId("s2a")), 0.0)
     assert isinstance(answer, ev.Answer)
     assert answer.say is Say.SETTLED
@@ -147,7 +172,11 @@ def test_an_input_is_only_given_to_who_came_over_the_same_stages():
     plan = make_plan(1, 2)
     machine = at("s2a", plan, fewest=1)
     around = ev.Claim(
-        3, plan.hash, 0, (Hop(0, ORIGIN), Hop(1, PeerId("")), Hop(2, PeerId("s2a")), *plan.paths[0].journey[3:]), 2
+        3,
+        plan.hash,
+        0,
+        (Hop(0, ORIGIN), Hop(1, PeerId("")), Hop(2, PeerId("s2a")), *plan.paths[0].journey[3:]),
+        2,
     )
     machine.handle(ev.Held(Way.FORWARD, around, ORIGIN), 0.0)
     machine.handle(ev.Computed(around.key, Way.FORWARD), 0.0)
@@ -159,17 +188,26 @@ def test_an_input_is_only_given_to_who_came_over_the_same_stages():
 def test_a_result_that_is_not_finite_is_told_to_the_origin():
     plan = make_plan(1, 2)
     machine = at("s2b", plan)
-    claim = ev.Claim(3, plan.hash, 0, (*plan.paths[0].journey[:2], Hop(2, PeerId("s2b")), *plan.paths[0].journey[3:]), 2)
+    claim = ev.Claim(
+        3,
+        plan.hash,
+        0,
+        (*plan.paths[0].journey[:2], Hop(2, PeerId("s2b")), *plan.paths[0].journey[3:]),
+        2,
+    )
     sender = claim.journey[1].peer
     machine.handle(ev.Held(Way.FORWARD, claim, sender), 0.0)
     assert machine.handle(ev.Broken(claim.key, Way.FORWARD, "nan", lost=True), 0.0) == [
-        ev.Failed(claim.key, Way.FORWARD, "nan"), ev.TellOrigin(claim.key, ORIGIN, "nan"), ev.Free(claim.key),
-    ]  # fmt: skip
+        ev.Failed(claim.key, Way.FORWARD, "nan"),
+        ev.TellOrigin(claim.key, ORIGIN, "nan"),
+        ev.Free(claim.key),
+    ]
     assert machine.handle(ev.Broken(claim.key, Way.FORWARD, "nan", lost=True), 0.0) == []
 
 
 @pytest.mark.parametrize(
-    ("stages", "share", "fewest"), [(10, 0.3, 7), (3, 0.34, 2), (3, 0.33, 3), (3, 0.0, 3), (4, 1.0, 1), (1, 1.0, 1)]
+    ("stages", "share", "fewest"),
+    [(10, 0.3, 7), (3, 0.34, 2), (3, 0.33, 3), (3, 0.0, 3), (4, 1.0, 1), (1, 1.0, 1)],
 )
 def test_the_fewest_hops_of_a_journey(stages, share, fewest):
     assert fewest_hops(stages, share) == fewest
@@ -202,7 +240,11 @@ def test_nobody_waits_for_a_peer_the_leader_found_dead():
     assert isinstance(again, ev.Send)
     assert again.peer != first.peer, "the frame under way goes to another replica at once"
     machine.handle(ev.Start(1), 1.0)
-    sent = [a.peer for a in machine.handle(ev.Computed(Key(3, 1, 0), Way.FORWARD), 1.0) if isinstance(a, ev.Send)]
+    sent = [
+        a.peer
+        for a in machine.handle(ev.Computed(Key(3, 1, 0), Way.FORWARD), 1.0)
+        if isinstance(a, ev.Send)
+    ]
     assert first.peer not in sent, "and none is begun with it"
     actions = machine.handle(ev.Gone(again.peer), 2.0)
     assert {a.index for a in actions if isinstance(a, ev.Dropped)} == {0, 1}, "nobody is left"

@@ -1,4 +1,5 @@
-"""Paths that change the order of stages, and leave some out, through whole pipelines: the same numbers as that order in one process."""
+"""Paths that change the order of stages, and leave some out, through whole pipelines: the same
+numbers as that order in one process."""
 
 from __future__ import annotations
 
@@ -24,7 +25,12 @@ def reordered(swarm, ways, replicas=2):
     return replace(
         plan,
         paths=tuple(
-            replace(path, hops=tuple(Hop(s, PeerId(f"s{s}{'ab'[(path.index + s) % replicas]}")) for s in order))
+            replace(
+                path,
+                hops=tuple(
+                    Hop(s, PeerId(f"s{s}{'ab'[(path.index + s) % replicas]}")) for s in order
+                ),
+            )
             for path, order in zip(plan.paths, ways, strict=True)
         ),
     )
@@ -32,7 +38,9 @@ def reordered(swarm, ways, replicas=2):
 
 def in_one_process(swarm, plan):
     """Gradient sums of the modules run in every path's own order, and the sum of the losses."""
-    modules = {s: build(swarm.model, swarm.settings.stages, s) for s in range(swarm.settings.stages + 1)}
+    modules = {
+        s: build(swarm.model, swarm.settings.stages, s) for s in range(swarm.settings.stages + 1)
+    }
     ends, total = modules[0], 0.0
     assert isinstance(ends, Ends)
     for path in plan.paths:
@@ -43,20 +51,30 @@ def in_one_process(swarm, plan):
         loss, _ = ends.loss(h, targets)
         loss.backward()
         total += loss.item()
-    return {n: p.grad for m in modules.values() for n, p in m.named_parameters() if p.grad is not None}, total
+    return {
+        n: p.grad for m in modules.values() for n, p in m.named_parameters() if p.grad is not None
+    }, total
 
 
 async def equal(swarm, plan, but=()):
     mine, tokens = await swarm.gradients()
     wanted, total = in_one_process(swarm, plan)
-    names = {n for s in but for n, _ in build(swarm.model, swarm.settings.stages, s).named_parameters()}
+    names = {
+        n for s in but for n, _ in build(swarm.model, swarm.settings.stages, s).named_parameters()
+    }
     for name, g in wanted.items():
         if name not in names:
-            torch.testing.assert_close(mine[name], g, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(
+                mine[name], g, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+            )
     assert sum(r.loss_sum for r in swarm.results) == pytest.approx(total, rel=1e-5)
     each = swarm.settings.micro_batch * swarm.model.seq_len
-    visits = {s: sum(h.stage == s for p in plan.paths for h in p.hops) for s in (1, 2, 3) if s not in but}
-    assert {s: n for s, n in tokens.items() if s in visits} == {s: each * n for s, n in visits.items()}
+    visits = {
+        s: sum(h.stage == s for p in plan.paths for h in p.hops) for s in (1, 2, 3) if s not in but
+    }
+    assert {s: n for s, n in tokens.items() if s in visits} == {
+        s: each * n for s, n in visits.items()
+    }
 
 
 async def test_any_order_computes_what_it_computes_in_one_process(make_swarm):
@@ -66,11 +84,20 @@ async def test_any_order_computes_what_it_computes_in_one_process(make_swarm):
     done = await swarm.run(plan)
     assert all(r.counted and r.tokens == 32 for r in done.values())
     await equal(swarm, plan)
-    assert all(not ear.events for ear in swarm.ears.values()), {n: e.events for n, e in swarm.ears.items()}
+    assert all(not ear.events for ear in swarm.ears.values()), {
+        n: e.events for n, e in swarm.ears.items()
+    }
     assert all(len(room.stash) == 0 and room.stash.used == 0 for room in swarm.rooms.values())
     # The order matters to the numbers: in rising order they are others.
-    rising = replace(plan, paths=tuple(replace(p, hops=tuple(sorted(p.hops, key=lambda h: h.stage))) for p in plan.paths))
-    assert in_one_process(swarm, rising)[1] != pytest.approx(in_one_process(swarm, plan)[1], rel=1e-6)
+    rising = replace(
+        plan,
+        paths=tuple(
+            replace(p, hops=tuple(sorted(p.hops, key=lambda h: h.stage))) for p in plan.paths
+        ),
+    )
+    assert in_one_process(swarm, rising)[1] != pytest.approx(
+        in_one_process(swarm, plan)[1], rel=1e-6
+    )
 
 
 async def test_a_replica_that_dies_is_replaced_on_a_way_back_of_any_order(make_swarm, kill_at):
@@ -91,7 +118,10 @@ async def test_a_stage_that_is_gone_is_left_out_of_any_order(make_swarm):
     await swarm.kill("s1a")
     done = await swarm.run(plan)
     assert all(r.counted for r in done.values())
-    left = replace(plan, paths=tuple(replace(p, hops=tuple(h for h in p.hops if h.stage != 1)) for p in plan.paths))
+    left = replace(
+        plan,
+        paths=tuple(replace(p, hops=tuple(h for h in p.hops if h.stage != 1)) for p in plan.paths),
+    )
     mine, _ = await swarm.gradients()
     for name, g in in_one_process(swarm, left)[0].items():
         torch.testing.assert_close(mine[name], g, rtol=1e-4, atol=1e-5)
@@ -103,7 +133,12 @@ async def test_what_the_planner_swaps_runs(make_swarm):
     ends, blocks = [(PeerId("s0a"), 1.0)], {s: [(PeerId(f"s{s}a"), 1.0)] for s in (1, 2, 3)}
     names = [PeerId(n) for n in swarm.rooms]
     near = {("s0a", "s2a"), ("s2a", "s1a"), ("s1a", "s3a"), ("s3a", "s0a")}
-    ways = {(a, b): 0.01 if (a, b) in near or (b, a) in near else 1.0 for a in names for b in names if a != b}
+    ways = {
+        (a, b): 0.01 if (a, b) in near or (b, a) in near else 1.0
+        for a in names
+        for b in names
+        if a != b
+    }
     costs = Costs(compute=dict.fromkeys(names, 0.03), ways=ways)
     plan = swarm.plan(4)
     router = Router(SchedulerSettings("planned", max_swaps=2), 3)
@@ -112,7 +147,9 @@ async def test_what_the_planner_swaps_runs(make_swarm):
     assert job is not None
     router.improved(job, *search(job, moves=400))
     laid = router.lay(ends, blocks, [p.samples for p in plan.paths], costs)
-    assert any([h.stage for h in p.hops] == [2, 1, 3] for p in laid.paths), [p.hops for p in laid.paths]
+    assert any([h.stage for h in p.hops] == [2, 1, 3] for p in laid.paths), [
+        p.hops for p in laid.paths
+    ]
     plan = replace(plan, paths=laid.paths)
     swarm.adopt(plan)
     done = await swarm.run(plan)

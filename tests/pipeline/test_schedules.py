@@ -1,4 +1,5 @@
-"""Swarms of real machines and no network: whatever can happen next is drawn at random, faults included, in virtual time."""
+"""Swarms of real machines and no network: whatever can happen next is drawn at random, faults
+included, in virtual time."""
 
 from __future__ import annotations
 
@@ -24,8 +25,15 @@ PATIENCE = 12
 """Pauses of one delivery before its micro-batch is past its deadline."""
 
 
-def make_plan(batches: int, replicas: int, stages: int = STAGES, dice: random.Random | None = None, term: int = 1) -> Plan:
-    """Replicas take turns; with ``dice``, each path leaves one block stage out or visits two in another order, now and then."""
+def make_plan(
+    batches: int,
+    replicas: int,
+    stages: int = STAGES,
+    dice: random.Random | None = None,
+    term: int = 1,
+) -> Plan:
+    """Replicas take turns; with ``dice``, each path leaves one block stage out or visits two in
+    another order, now and then."""
     peers = {s: [PeerId(f"s{s}{'abc'[r]}") for r in range(replicas)] for s in range(1, stages + 1)}
     members = (Member(ORIGIN, 0), *(Member(p, s) for s, ps in peers.items() for p in ps))
     paths = []
@@ -44,7 +52,8 @@ class Chaos:
     """Chances of each fault, each time it could happen."""
 
     loss: float = 0.0
-    """A stream breaks under a frame or a receipt, or the sender stops waiting: it cannot know what arrived."""
+    """A stream breaks under a frame or a receipt, or the sender stops waiting: it cannot know what
+    arrived."""
     busy: float = 0.0
     twice: float = 0.0
     """A frame arrives a second time."""
@@ -82,7 +91,8 @@ class World:
     held: set[tuple[str, int, int, Way]] = field(default_factory=set)
     """(plan, index, position, way): somebody has had the tensor."""
     tensors: dict[tuple[str, PeerId, Key, Way], tuple[int, ...]] = field(default_factory=dict)
-    """What a visit holds, as the stages it came over: of an activation those before, of a gradient all up to the loss."""
+    """What a visit holds, as the stages it came over: of an activation those before, of a gradient
+    all up to the loss."""
     ended: dict[tuple[str, int], list[str]] = field(default_factory=lambda: defaultdict(list))
     seen: Counter = field(default_factory=Counter)
     receipts: int = 0
@@ -110,7 +120,8 @@ class World:
         plan = self.machines[peer].plan
         return plan.hash if plan else ""
 
-    # What a service does -----------------------------------------------------------------------------------------------
+    # What a service does
+    # ------------------------------------------------------------
 
     def tell(self, peer: PeerId, event: ev.Event) -> ev.Answer | None:
         answer = None
@@ -149,7 +160,9 @@ class World:
                     self.tensors[plan, me, key, way] = ()
                 if way is Way.BACKWARD:
                     mine, loss = (self.tensors[plan, me, key, w] for w in Way)
-                    assert loss[: len(mine) + 1] == (*mine, self.stage(me)), "a gradient of another activation than ours"
+                    assert loss[: len(mine) + 1] == (*mine, self.stage(me)), (
+                        "a gradient of another activation than ours"
+                    )
                 if self.chance(self.chaos.broken):
                     self.later(me, ev.Broken(key, way, "broken", self.chance(0.5)))
                 else:
@@ -165,7 +178,9 @@ class World:
                 assert action.peer, "nobody is sent to"
                 path = next(p for p in self.plan.paths if p.index == action.key.index)
                 left_out = sum(not hop.peer for hop in action.journey)
-                assert len(path.hops) - left_out >= min(self.fewest or 99, len(path.hops)), "too many hops were left out"
+                assert len(path.hops) - left_out >= min(self.fewest or 99, len(path.hops)), (
+                    "too many hops were left out"
+                )
                 self.attempts[plan, me, action.key, action.way] += 1
                 number = self.attempts[plan, me, action.key, action.way]
                 tensor = self.result(plan, me, action.key, action.way)
@@ -213,20 +228,31 @@ class World:
         return self.tensors[plan, peer, key, way]
 
     def check_done(self, me: PeerId, key: Key, way: Way, plan: str) -> None:
-        """DONE is only said when the next hop has had the result; at the turning point the gradient is the result."""
-        last = len(self.machines[me].visits[key].journey) - 1 if key in self.machines[me].visits else 0
-        if (way is Way.FORWARD and key.position == last) or (way is Way.BACKWARD and key.position == 0):
+        """DONE is only said when the next hop has had the result; at the turning point the gradient
+        is the result."""
+        last = (
+            len(self.machines[me].visits[key].journey) - 1 if key in self.machines[me].visits else 0
+        )
+        if (way is Way.FORWARD and key.position == last) or (
+            way is Way.BACKWARD and key.position == 0
+        ):
             return
         beyond = range(key.position + 1, 99) if way is Way.FORWARD else range(key.position)
-        assert any((plan, key.index, p, way) in self.held for p in beyond), f"{me} says DONE for {key} {way}: nobody has it"
+        assert any((plan, key.index, p, way) in self.held for p in beyond), (
+            f"{me} says DONE for {key} {way}: nobody has it"
+        )
 
     def back(self, sender: PeerId, send: ev.Send, number: int, plan: str, event: ev.Event) -> None:
-        """A receipt on its way, in order with the others of its stream; only the attempt under way listens."""
+        """A receipt on its way, in order with the others of its stream; only the attempt under way
+        listens."""
         stream = self.streams[plan, sender, send.key, send.way, number]
 
         def arrive() -> None:
             event = stream.pop(0)
-            if self.attempts[plan, sender, send.key, send.way] != number or self.plan_of(sender) != plan:
+            if (
+                self.attempts[plan, sender, send.key, send.way] != number
+                or self.plan_of(sender) != plan
+            ):
                 return
             self.receipts += 1
             if self.receipts - 1 == self.breaks or self.chance(self.chaos.loss):
@@ -238,20 +264,26 @@ class World:
         stream.append(event)
         self.todo.append(arrive)
 
-    def turned(self, sender: PeerId, send: ev.Send, number: int, plan: str, trouble: Trouble) -> None:
+    def turned(
+        self, sender: PeerId, send: ev.Send, number: int, plan: str, trouble: Trouble
+    ) -> None:
         self.back(sender, send, number, plan, ev.Turned(send.key, send.way, send.peer, trouble))
 
     def apart(self, a: PeerId, b: PeerId) -> bool:
         return b in self.dead or (a, b) in self.cut
 
-    def arrive(self, sender: PeerId, send: ev.Send, number: int, plan: str, tensor: tuple[int, ...]) -> None:
+    def arrive(
+        self, sender: PeerId, send: ev.Send, number: int, plan: str, tensor: tuple[int, ...]
+    ) -> None:
         peer, claim = send.peer, ev.Claim(3, plan, send.key.index, send.journey, send.position)
         stale = self.attempts[plan, sender, send.key, send.way] != number
         if sender in self.dead or (stale and not self.chance(self.chaos.loss)):
             return
         if self.apart(sender, peer) or self.chance(self.chaos.loss):
             return self.turned(sender, send, number, plan, Trouble.FAILED)
-        room = len(self.stash[peer]) + self.coming[peer] < self.capacity and not self.chance(self.chaos.busy)
+        room = len(self.stash[peer]) + self.coming[peer] < self.capacity and not self.chance(
+            self.chaos.busy
+        )
         answer = self.tell(peer, ev.Arrived(send.way, claim, sender, room))
         assert answer is not None
         if answer.say is Say.TAKE:
@@ -261,12 +293,23 @@ class World:
             return self.todo.append(lambda: self.arrive(sender, send, number, plan, tensor))
         self.answer(sender, send, number, plan, claim, answer)
 
-    def hold(self, sender: PeerId, send: ev.Send, number: int, plan: str, claim: ev.Claim, tensor: tuple[int, ...]) -> None:
+    def hold(
+        self,
+        sender: PeerId,
+        send: ev.Send,
+        number: int,
+        plan: str,
+        claim: ev.Claim,
+        tensor: tuple[int, ...],
+    ) -> None:
         self.coming[send.peer] -= 1
         if self.apart(sender, send.peer):
             return self.turned(sender, send, number, plan, Trouble.FAILED)
         place = (plan, send.peer, claim.key, send.way)
-        kept, self.tensors[place] = self.tensors.get(place), tensor  # an action may look at it at once
+        kept, self.tensors[place] = (
+            self.tensors.get(place),
+            tensor,
+        )  # an action may look at it at once
         answer = self.tell(send.peer, ev.Held(send.way, claim, sender))
         assert answer is not None
         if answer.say is Say.TAKE:
@@ -276,7 +319,15 @@ class World:
             self.tensors[place] = kept
         self.answer(sender, send, number, plan, claim, answer)
 
-    def answer(self, sender: PeerId, send: ev.Send, number: int, plan: str, claim: ev.Claim, answer: ev.Answer) -> None:
+    def answer(
+        self,
+        sender: PeerId,
+        send: ev.Send,
+        number: int,
+        plan: str,
+        claim: ev.Claim,
+        answer: ev.Answer,
+    ) -> None:
         done, peer = ev.Settled(send.key, send.way, send.peer), send.peer
         if answer.say in (Say.TAKE, Say.AGAIN):
 
@@ -293,11 +344,19 @@ class World:
                 finished(False)
             else:
                 self.waiting.setdefault((plan, peer, claim.key, send.way), []).append(finished)
-                self.waiting.setdefault(peer, []).append(lambda: self.turned(sender, send, number, plan, Trouble.FAILED))
+                self.waiting.setdefault(peer, []).append(
+                    lambda: self.turned(sender, send, number, plan, Trouble.FAILED)
+                )
         elif answer.say is Say.SETTLED:
             self.back(sender, send, number, plan, done)
         else:
-            self.turned(sender, send, number, plan, Trouble.BUSY if answer.say is Say.BUSY else Trouble.REFUSED)
+            self.turned(
+                sender,
+                send,
+                number,
+                plan,
+                Trouble.BUSY if answer.say is Say.BUSY else Trouble.REFUSED,
+            )
 
     def fetch(self, me: PeerId, wanted: ev.Fetch, plan: str) -> None:
         key = wanted.key
@@ -306,16 +365,25 @@ class World:
         for peer in wanted.peers:
             if self.apart(me, peer) or self.chance(self.chaos.loss):
                 continue
-            answer = self.tell(peer, ev.Asked(key.epoch, plan, key.index, key.position, me, wanted.skipped))
+            answer = self.tell(
+                peer, ev.Asked(key.epoch, plan, key.index, key.position, me, wanted.skipped)
+            )
             if answer is not None and answer.say is Say.TAKE:
-                theirs = max(k for k in self.machines[peer].visits if k.index == key.index and k.position < key.position)
-                self.tensors[plan, me, key, Way.FORWARD] = self.result(plan, peer, theirs, Way.FORWARD)
+                theirs = max(
+                    k
+                    for k in self.machines[peer].visits
+                    if k.index == key.index and k.position < key.position
+                )
+                self.tensors[plan, me, key, Way.FORWARD] = self.result(
+                    plan, peer, theirs, Way.FORWARD
+                )
                 return self.later(me, ev.Fetched(key, peer))
             if answer is not None and answer.say is Say.SETTLED:
                 return self.later(me, ev.NotFetched(key, True))
         self.later(me, ev.NotFetched(key, False))
 
-    # Fate --------------------------------------------------------------------------------------------------------------
+    # Fate
+    # ------------------------------------------------------------
 
     def kill(self, peer: PeerId) -> None:
         self.dead.add(peer)
@@ -349,7 +417,8 @@ class World:
         return True
 
     def run(self, fates: dict[int, Callable[[], None]] | None = None) -> None:
-        """Until nothing is left to happen; ``fates`` happen before the step of their number, the rest at the end."""
+        """Until nothing is left to happen; ``fates`` happen before the step of their number, the
+        rest at the end."""
         fates, steps = dict(fates or {}), 0
         while True:
             for fate in [fates.pop(n) for n in sorted(fates) if n <= steps]:
@@ -362,7 +431,8 @@ class World:
             assert steps < 20_000, "it never ends"
 
     def conclude(self) -> None:
-        """What is stuck is dropped by its origin's time-out; then the epoch is closed and forgotten everywhere."""
+        """What is stuck is dropped by its origin's time-out; then the epoch is closed and forgotten
+        everywhere."""
         for path in self.plan.paths:
             if not self.ended[self.plan.hash, path.index]:
                 self.tell(ORIGIN, ev.Drop(path.index, "not finished in time"))
@@ -375,17 +445,28 @@ class World:
             assert peer in self.dead or not self.machines[peer].visits
 
     def check_once(self) -> None:
-        """The heart of it: dead or alive, nobody's share of a micro-batch and a stage is added to any sum twice."""
-        twice = [x for x, n in Counter((plan, index, stage) for plan, index, stage, _ in self.commits).items() if n > 1]
+        """The heart of it: dead or alive, nobody's share of a micro-batch and a stage is added to
+        any sum twice."""
+        twice = [
+            x
+            for x, n in Counter(
+                (plan, index, stage) for plan, index, stage, _ in self.commits
+            ).items()
+            if n > 1
+        ]
         assert not twice, f"counted twice: {[c for c in self.commits if c[:3] in twice]}"
         for path in self.plan.paths:
             ends = self.ended[self.plan.hash, path.index]
             assert len(ends) == 1, f"micro-batch {path.index} ended {ends}"
         for plan, index, stage, peer in self.commits:
-            assert self.ended[plan, index] == ["finished"], f"{peer} counts {index} at {stage}, which did not finish"
+            assert self.ended[plan, index] == ["finished"], (
+                f"{peer} counts {index} at {stage}, which did not finish"
+            )
 
     def counted(self, index: int, stage: int) -> list[PeerId]:
-        return [p for plan, i, s, p in self.commits if (plan, i, s) == (self.plan.hash, index, stage)]
+        return [
+            p for plan, i, s, p in self.commits if (plan, i, s) == (self.plan.hash, index, stage)
+        ]
 
     def check(self, everything_finishes: bool) -> None:
         """After at most one fault."""
@@ -396,9 +477,13 @@ class World:
             assert finished or not everything_finishes
             for stage in range(STAGES + 1):
                 if finished and stage not in gone:
-                    assert self.counted(path.index, stage), f"{path.index} counts nowhere at stage {stage}"
+                    assert self.counted(path.index, stage), (
+                        f"{path.index} counts nowhere at stage {stage}"
+                    )
         for peer, machine in self.machines.items():
-            assert peer in self.dead or gone or not machine.unsure(), f"{peer} waits for a name that never comes"
+            assert peer in self.dead or gone or not machine.unsure(), (
+                f"{peer} waits for a name that never comes"
+            )
         self.conclude()
 
 
@@ -466,7 +551,11 @@ def test_a_stage_that_dies_out_is_left_out_where_the_run_allows_it(seed, stage, 
 def at_random(seed: int) -> World:
     """A swarm and its misfortunes, all from one seed."""
     dice = random.Random(seed)
-    stages, replicas, skips = dice.choice([1, 2, 3, 4]), dice.choice([1, 2, 2, 3]), dice.random() < 0.5
+    stages, replicas, skips = (
+        dice.choice([1, 2, 3, 4]),
+        dice.choice([1, 2, 2, 3]),
+        dice.random() < 0.5,
+    )
     plan = make_plan(dice.randint(1, 3), replicas, stages, dice if skips and stages > 1 else None)
 
     def one_of(*chances: float) -> float:
@@ -490,7 +579,9 @@ def at_random(seed: int) -> World:
         kill, part = (lambda v=victim: world.kill(v)), (lambda a=a, b=b: world.cut.update({(a, b)}))
         fates[dice.randrange(150)] = dice.choice([kill, part])
     if dice.random() < 0.15:
-        fates[dice.randrange(200)] = lambda: [world.tell(p, ev.Close(3)) for p in dice.sample(peers, len(peers))] and None
+        fates[dice.randrange(200)] = lambda: (
+            [world.tell(p, ev.Close(3)) for p in dice.sample(peers, len(peers))] and None
+        )
     elif dice.random() < 0.15:
         fates[dice.randrange(150)] = world.replan
     world.run(fates)
@@ -504,7 +595,8 @@ RARE = [10294, 10422, 14683]
 
 @pytest.mark.parametrize("bunch", range(BUNCHES))
 def test_whatever_happens_nothing_counts_twice_and_everything_ends(bunch):
-    """Many faults at once: deaths, cuts one way, breaks, duplicates, late and repeated plans, closes, stages left out."""
+    """Many faults at once: deaths, cuts one way, breaks, duplicates, late and repeated plans,
+    closes, stages left out."""
     seen: Counter = Counter()
     ends: Counter = Counter()
     for seed in [*range(bunch, SCHEDULES, BUNCHES), *RARE[bunch::BUNCHES]]:
@@ -517,5 +609,19 @@ def test_whatever_happens_nothing_counts_twice_and_everything_ends(bunch):
         seen.update(world.seen)
         ends.update(end for all_ends in world.ended.values() for end in all_ends)
     # The dice must have reached what is to be tested.
-    assert min(seen[k] for k in ("Void", "Skipped", "Fetch", "TellOrigin", "FreeGradient", "Later", "TellCounted")) > 10, seen
+    assert (
+        min(
+            seen[k]
+            for k in (
+                "Void",
+                "Skipped",
+                "Fetch",
+                "TellOrigin",
+                "FreeGradient",
+                "Later",
+                "TellCounted",
+            )
+        )
+        > 10
+    ), seen
     assert min(ends["finished"], ends["dropped"]) > 50, ends

@@ -25,7 +25,9 @@ async def test_gradients_and_loss_equal_the_model_in_one_piece(make_swarm):
     done = await swarm.run(plan)
     assert all(r.counted and r.tokens == 32 for r in done.values())
     await swarm.check(plan)
-    assert all(not ear.events for ear in swarm.ears.values()), {n: e.events for n, e in swarm.ears.items()}
+    assert all(not ear.events for ear in swarm.ears.values()), {
+        n: e.events for n, e in swarm.ears.items()
+    }
     assert all(len(room.stash) == 0 and room.stash.used == 0 for room in swarm.rooms.values())
 
 
@@ -141,7 +143,8 @@ async def test_the_last_names_are_waited_for_before_gradients_are_taken(make_swa
     swarm.adopt(plan)
     outbound.counted = slow
     await swarm.rooms["s0a"].run(plan.paths, swarm.batch, swarm.results.append)
-    # As in a swarm: the end of the epoch is known before the origin's last notes have arrived everywhere.
+    # As in a swarm: the end of the epoch is known before the origin's last notes have arrived
+    # everywhere.
     assert swarm.rooms["s1a"].machine.unsure() == 2
     asyncio.get_running_loop().call_later(0.05, named.set)
     await asyncio.gather(*(room.receipts(3, patience_s=60.0) for room in swarm.rooms.values()))
@@ -245,12 +248,17 @@ async def test_evaluation_and_logits_meet_the_model_of_the_moment(make_swarm):
     assert total == pytest.approx(wanted.item(), rel=1e-5)
     short = tokens[:1, :5]
     torch.testing.assert_close(
-        await swarm.rooms["s0a"].logits(path.hops, short), swarm.unsplit(short)[:, -1], rtol=1e-4, atol=1e-5
+        await swarm.rooms["s0a"].logits(path.hops, short),
+        swarm.unsplit(short)[:, -1],
+        rtol=1e-4,
+        atol=1e-5,
     )
     await swarm.settle()
     assert all(room.stash.used == 0 for room in swarm.rooms.values())
     sent = {n: e.moved[0] for n, e in swarm.ears.items()}
-    assert sent["s3a"] - sent["s2a"] == (1 - 5) * 16 * 4  # of a generation only the last position comes home
+    assert (
+        sent["s3a"] - sent["s2a"] == (1 - 5) * 16 * 4
+    )  # of a generation only the last position comes home
 
 
 async def test_forward_only_work_finds_another_replica_or_says_who_failed(make_swarm):
@@ -285,7 +293,8 @@ async def test_a_batch_that_cannot_be_computed_is_dropped_alone(make_swarm):
 
 
 def through(swarm, plan, stages):
-    """Gradient sums by name of the model with only these block stages, by the modules the swarm computes with."""
+    """Gradient sums by name of the model with only these block stages, by the modules the swarm
+    computes with."""
     modules = {s: swarm.rooms[f"s{s}a"].module for s in (0, *stages)}
     sums = {}
     for path in plan.paths:
@@ -426,8 +435,11 @@ async def test_neighbours_are_measured_from_sending_to_done(make_swarm):
     await swarm.run(plan)
     rates = {n: room.rates() for n, room in swarm.rooms.items()}
     assert {n: sorted(r) for n, r in rates.items()} == {
-        "s0a": ["s1a", "s3a"], "s1a": ["s0a", "s2a"], "s2a": ["s1a", "s3a"], "s3a": ["s0a", "s2a"],
-    }  # fmt: skip
+        "s0a": ["s1a", "s3a"],
+        "s1a": ["s0a", "s2a"],
+        "s2a": ["s1a", "s3a"],
+        "s3a": ["s0a", "s2a"],
+    }
     assert 0 < rates["s1a"]["s2a"] < 60
 
 

@@ -28,7 +28,11 @@ def test_the_expired_are_named_oldest_first():
 
 
 operations = st.lists(
-    st.tuples(st.sampled_from(["reserve", "put", "cancel", "recharge", "pop"]), st.integers(0, 3), st.integers(0, 60)),
+    st.tuples(
+        st.sampled_from(["reserve", "put", "cancel", "recharge", "pop"]),
+        st.integers(0, 3),
+        st.integers(0, 60),
+    ),
     max_size=40,
 )
 

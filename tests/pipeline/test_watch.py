@@ -54,7 +54,9 @@ def test_a_change_of_the_model_is_learned_after_few_refusals():
         watch = fed(senders)
         refused = sum(bool(watch.odd(LANE, sender, 1e3)) for _ in range(100) for sender in senders)
         assert refused <= max(LONE - 1, len(senders) / 2)
-        assert not any(watch.odd(LANE, sender, 1e3 * f) for sender in senders for f in (0.5, 1.0, 2.0))
+        assert not any(
+            watch.odd(LANE, sender, 1e3 * f) for sender in senders for f in (0.5, 1.0, 2.0)
+        )
 
 
 def test_who_left_has_no_voice_and_a_survivor_is_not_refused_for_ever():

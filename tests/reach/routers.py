@@ -36,7 +36,7 @@ class FakeRouter(asyncio.DatagramProtocol):
         loop = asyncio.get_running_loop()
         self._transport, _ = await loop.create_datagram_endpoint(
             lambda: self, local_addr=("127.0.0.1", 0)
-        )  # fmt: skip
+        )
         self.port = self._transport.get_extra_info("sockname")[1]
         return self
 

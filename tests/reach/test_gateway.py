@@ -13,7 +13,7 @@ HEAD = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tW
 
 def route(
     interface: str, target: str, via: str, flags: int, metric: int, mask: str = "0.0.0.0"
-) -> str:  # fmt: skip
+) -> str:
     def number(address: str) -> str:
         return f"{int.from_bytes(socket.inet_aton(address), 'little'):08X}"
 

@@ -1,4 +1,5 @@
-"""When a better way to a peer is tried: at once when something has changed, ever more rarely while it fails."""
+"""When a better way to a peer is tried: at once when something has changed, ever more rarely while
+it fails."""
 
 from __future__ import annotations
 
@@ -43,7 +44,11 @@ def test_a_relayed_peer_is_punched_at_once_and_dialled_a_moment_later() -> None:
     assert climb.due(0.0) is Attempt.PUNCH
     climb.failed(Attempt.PUNCH, 0.0)
     assert climb.due(0.0) is None
-    assert {a for _, a in tried(climb, 2 * AGAIN_S)} == {Attempt.PUNCH, Attempt.DIAL, Attempt.CONNECT}
+    assert {a for _, a in tried(climb, 2 * AGAIN_S)} == {
+        Attempt.PUNCH,
+        Attempt.DIAL,
+        Attempt.CONNECT,
+    }
 
 
 def test_attempts_that_fail_become_rare_and_never_stop() -> None:

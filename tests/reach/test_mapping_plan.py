@@ -131,7 +131,7 @@ class World:
     def _later(self, after: float, event: Event) -> None:
         heapq.heappush(self._events, (self.now + after, next(self._order), event))
 
-    # ------------------------------------------------------------ looking back
+    # ----------------------------------------------------------- looking back
 
     @property
     def how(self) -> set[str]:
@@ -202,7 +202,7 @@ def test_a_service_that_comes_up_later_is_found_within_25_s(way: str, tenths: in
     assert world.how == {way}
 
 
-# ------------------------------------------------------------------ while mapped
+# ------------------------------------------------------------ while mapped
 
 
 def test_renewals_come_at_half_of_the_lease() -> None:
@@ -314,7 +314,7 @@ def test_this_host_has_another_address() -> None:
     assert [m != () for _, m in world.told] == [True, False, True]
 
 
-# ------------------------------------------------------------------ other ports
+# ------------------------------------------------------------ other ports
 
 
 @pytest.mark.parametrize("when", [0.0, 0.005, 0.015, 0.5, 10.0, 20.01, 30.0])
@@ -346,7 +346,7 @@ def test_no_ports_any_more(when: float, speaks: set[str]) -> None:
     assert world.mapped == (set(PORTS) if speaks else set())
 
 
-# ------------------------------------------------------------------ anything
+# ------------------------------------------------------------ anything
 
 
 def test_answers_from_before_are_ignored() -> None:

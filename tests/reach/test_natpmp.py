@@ -36,7 +36,7 @@ PORTS = (("tcp", 31337), ("udp", 31337), ("tcp", 31338))
 V4 = "00000000000000000000ffff"
 
 
-# ------------------------------------------------------------------ messages
+# ------------------------------------------------------------ messages
 
 
 def test_natpmp_requests() -> None:
@@ -117,7 +117,7 @@ def test_what_an_epoch_tells() -> None:
     assert state_lost((0.0, 100), (20.0, 200)), "it counts on from a higher one"
 
 
-# ------------------------------------------------------------------ the exchange
+# ------------------------------------------------------------ the exchange
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ async def test_malformed_answers_are_passed_over(router: FakeRouter) -> None:
     )
 
 
-# ------------------------------------------------------------------ the two ways
+# ------------------------------------------------------------ the two ways
 
 
 @pytest.fixture(params=["PCP", "NAT-PMP"])

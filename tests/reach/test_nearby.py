@@ -40,7 +40,7 @@ def found(advert: Advert = ADVERT, hosts: list[str] = HOSTS, **text: bytes) -> F
     return found_of(advert.peer, raw(advert) | changed, hosts, advert.port)
 
 
-# ---------------------------------------------------------------- one record
+# ------------------------------------------------------------ one record
 
 
 def test_what_is_announced_is_what_is_found():
@@ -138,7 +138,7 @@ def test_hostile_records_give_a_peer_that_can_be_used_or_none(peer, text, hosts,
         assert end == peer
 
 
-# ---------------------------------------------------------------- a browser
+# ------------------------------------------------------------ a browser
 
 
 class Air:
@@ -270,7 +270,7 @@ def test_damaged_packets_raise_nothing(damage, cut):
     asyncio.run(body())
 
 
-# ---------------------------------------------------------------- without a network
+# ------------------------------------------------------------ without a network
 
 
 async def test_no_interface_is_one_event_and_nothing_else(monkeypatch):

@@ -1,4 +1,5 @@
-"""Which relays a peer is reached through: two, near ones, not the same for everybody, others when they fail."""
+"""Which relays a peer is reached through: two, near ones, not the same for everybody, others when
+they fail."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ def test_nothing_is_asked_for_who_wants_none() -> None:
 
 
 def test_clients_spread_over_relays() -> None:
-    chosen = Counter(relay for i in range(300) for relay in Reservations(b"%d" % i, WANTED).due(RELAYS, 0.0))
+    chosen = Counter(
+        relay for i in range(300) for relay in Reservations(b"%d" % i, WANTED).due(RELAYS, 0.0)
+    )
     assert min(chosen.values()) > 60
     assert max(chosen.values()) < 140
 
@@ -60,4 +63,7 @@ def test_a_relay_far_away_is_taken_only_when_none_is_near() -> None:
     near, far = {PeerId("a"): 0.02, PeerId("b"): 0.03}, {PeerId("z"): 0.4}
     for i in range(20):
         assert set(Reservations(b"%d" % i, WANTED).due(near | far, 0.0)) == set(near)
-    assert set(Reservations(b"1", WANTED).due({PeerId("a"): 0.02} | far, 0.0)) == {PeerId("a"), PeerId("z")}
+    assert set(Reservations(b"1", WANTED).due({PeerId("a"): 0.02} | far, 0.0)) == {
+        PeerId("a"),
+        PeerId("z"),
+    }

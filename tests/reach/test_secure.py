@@ -1,4 +1,5 @@
-"""A private stream over a relay: both ends prove their keys, and whoever sits in between is noticed by both."""
+"""A private stream over a relay: both ends prove their keys, and whoever sits in between is noticed
+by both."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ A, B, MALLORY = Identity.ephemeral(), Identity.ephemeral(), Identity.ephemeral()
 async def wires():
     """Two connected streams."""
     left, right = socket.socketpair()
-    return await asyncio.open_unix_connection(sock=left), await asyncio.open_unix_connection(sock=right)
+    return await asyncio.open_unix_connection(sock=left), await asyncio.open_unix_connection(
+        sock=right
+    )
 
 
 async def answer(far, callee=B, run=RUN):

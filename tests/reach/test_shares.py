@@ -1,4 +1,5 @@
-"""Who may send next through a relay: the total stays under its rate, and every pair gets as much as any other that wants it."""
+"""Who may send next through a relay: the total stays under its rate, and every pair gets as much as
+any other that wants it."""
 
 from __future__ import annotations
 
@@ -91,7 +92,8 @@ def test_of_two_that_want_more_one_of_ten_times_the_weight_gets_far_more() -> No
             pair = owner.pop(number)
             got[pair] += PIECE
             owner[shares.ask(pair, PIECE, weights[pair])] = pair
-    # A grant gives one piece to each pair that waits, so what is granted together is not yet unequal.
+    # A grant gives one piece to each pair that waits, so what is granted together is not yet
+    # unequal.
     assert got["others"] * 3 < got["own"]
     assert sum(got.values()) >= 1.9e6
 

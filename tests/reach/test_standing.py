@@ -1,4 +1,5 @@
-"""Whether others can dial this peer: what they report decides, and those far away decide more than the LAN."""
+"""Whether others can dial this peer: what they report decides, and those far away decide more than
+the LAN."""
 
 from __future__ import annotations
 
@@ -9,7 +10,13 @@ A, B, C, D = (PeerId(x) for x in "ABCD")
 
 
 def report(
-    by: PeerId, *, open: bool = True, far: bool = True, at: float = 0.0, host: str = "11.0.0.5", port: int = 4001
+    by: PeerId,
+    *,
+    open: bool = True,
+    far: bool = True,
+    at: float = 0.0,
+    host: str = "11.0.0.5",
+    port: int = 4001,
 ) -> Report:
     return Report(by, host, port, frozenset({4001, 5001} if open else ()), far, at)
 
@@ -31,7 +38,9 @@ def test_most_of_those_far_away_decide() -> None:
     r.reported(report(A, open=True, far=False))
     assert r.standing(1.0) is Standing.OPEN, "on a LAN without a way out the LAN is everybody"
     r.reported(report(B, open=False, at=1.0))
-    assert r.standing(1.0) is Standing.CLOSED, "a neighbour on the LAN does not speak for those outside"
+    assert r.standing(1.0) is Standing.CLOSED, (
+        "a neighbour on the LAN does not speak for those outside"
+    )
     r.reported(report(C, at=2.0))
     r.reported(report(D, at=3.0))
     assert r.standing(3.0) is Standing.OPEN, "one of three lies"

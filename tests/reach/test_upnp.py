@@ -197,7 +197,7 @@ async def test_mapping_before_a_router_was_found(way: Upnp) -> None:
         await way.map(PORTS, 3600.0)
 
 
-# ------------------------------------------------------------------ a router that never ends
+# ------------------------------------------------------------ a router that never ends
 
 
 def threads() -> int:

@@ -1,4 +1,5 @@
-"""What the named regressions need: real peers on loopback, a proxy that goes silent, a machine of the leader."""
+"""What the named regressions need: real peers on loopback, a proxy that goes silent, a machine of
+the leader."""
 
 from __future__ import annotations
 
@@ -37,9 +38,13 @@ async def peers() -> AsyncIterator[Callable[..., Any]]:
 
     async def make(**settings: Any) -> Transport:
         transport = Transport(
-            Identity.ephemeral(), TransportSettings(**{"host": "127.0.0.1", **settings}), Journal(), Metrics(),
-            lambda: Facts("a" * 64, "test", "0"), lambda peer, hello: None,
-        )  # fmt: skip
+            Identity.ephemeral(),
+            TransportSettings(**{"host": "127.0.0.1", **settings}),
+            Journal(),
+            Metrics(),
+            lambda: Facts("a" * 64, "test", "0"),
+            lambda peer, hello: None,
+        )
         made.append(transport)
         await transport.start()
         return transport
@@ -71,7 +76,9 @@ class OneWay:
         self._pumps.add(asyncio.ensure_future(self._pump(reader, far_writer, lambda: False)))
         self._pumps.add(asyncio.ensure_future(self._pump(far_reader, writer, lambda: self.silent)))
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, silent: Callable[[], bool]) -> None:
+    async def _pump(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, silent: Callable[[], bool]
+    ) -> None:
         try:
             while piece := await source.read(1 << 16):
                 if not silent():
@@ -97,11 +104,18 @@ async def one_way() -> AsyncIterator[tuple[int, OneWay]]:
 
 @pytest.fixture
 def apart() -> Callable[[str], str]:
-    """Run this code in a process of its own; what it printed. Fails when the process does not end by itself in peace."""
+    """Run this code in a process of its own; what it printed. Fails when the process does not end
+    by itself in peace."""
 
     def run(code: str) -> str:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment)
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=environment,
+        )
         assert done.returncode == 0, f"ended with {done.returncode}\n{done.stderr[-2000:]}"
         return done.stdout
 
@@ -124,7 +138,18 @@ def facts() -> RunFacts:
         return assign_paths(sorted(quotas(len(samples), ends).items()), stages, samples)
 
     return RunFacts(
-        stages=2, epochs=100, target_batch=8, micro_batch=4, min_replicas=1, epoch_timeout_s=20.0, round_timeout_s=6.0,
-        eval_every=0, sequence=16, late_s=20.0, assign=place, assign_paths=lay, sampler=sampler,
+        stages=2,
+        epochs=100,
+        target_batch=8,
+        micro_batch=4,
+        min_replicas=1,
+        epoch_timeout_s=20.0,
+        round_timeout_s=6.0,
+        eval_every=0,
+        sequence=16,
+        late_s=20.0,
+        assign=place,
+        assign_paths=lay,
+        sampler=sampler,
         cursor=lambda s: (s.state()["next"], tuple(s.state()["returned"])),
-    )  # fmt: skip
+    )

@@ -1,4 +1,5 @@
-"""Twelve ways in which a swarm like this one has been stopped, misled or taken over; each by its name."""
+"""Twelve ways in which a swarm like this one has been stopped, misled or taken over; each by its
+name."""
 
 from __future__ import annotations
 
@@ -54,13 +55,14 @@ NOW = 1_800_000_000.0
 
 
 def test_01_over_nested_messages_are_refused_and_the_process_lives(apart) -> None:
-    """300 to 20,000 levels of nested extensions raise an error in the decoder that hivemind's messages go through."""
+    """300 to 20,000 levels of nested extensions raise an error in the decoder that hivemind's
+    messages go through."""
     said = apart("""
 import msgpack, sys
 from node.dht import guard
 from hivemind.utils import MSGPackSerializer
 guard.install()
-assert not {"hivemind.averaging", "scipy.optimize"} & sys.modules.keys(), "of hivemind only what is used"
+assert not {"hivemind.averaging", "scipy.optimize"} & sys.modules.keys()
 for depth in (300, 2000, 20_000):
     value = b"\\xc0"
     for _ in range(depth):
@@ -76,7 +78,8 @@ print("alive", MSGPackSerializer.loads(MSGPackSerializer.dumps((1, (2,)))))
 
 
 def test_02_a_stranger_cannot_fill_the_memory_of_a_directory_node(apart) -> None:
-    """Endless, absurd and missing expiries, values of a megabyte and 100,000 keys: nothing is stored, little memory is taken."""
+    """Endless, absurd and missing expiries, values of a megabyte and 100,000 keys: nothing is
+    stored, little memory is taken."""
     said = apart("""
 import asyncio, math, gc, psutil
 from node.core.clock import SystemClock
@@ -99,13 +102,14 @@ async def main():
     board, clock = Board(RunId("ab" * 32), DirectorySettings()), SystemClock()
     key, pack = DHTID.generate(source=board.key).to_bytes(), MSGPackSerializer.dumps
     validator = guard.EnvelopeValidator(board, clock, 4096)
-    node = await guard.SwarmProtocol.create(P2P(), guard.node_id_of(P2P.peer_id), 20, 5, 5, 3, record_validator=validator)
+    here = guard.node_id_of(P2P.peer_id)
+    node = await guard.SwarmProtocol.create(P2P(), here, 20, 5, 5, 3, record_validator=validator)
     stored = 0
 
     async def store(who, keys, value, expires):
         n = len(keys)
-        request = dht_pb2.StoreRequest(keys=keys, subkeys=[pack("x")] * n, values=[value] * n, expiration_time=[expires] * n,
-                                       in_cache=[False] * n)
+        request = dht_pb2.StoreRequest(keys=keys, subkeys=[pack("x")] * n, values=[value] * n,
+                                       expiration_time=[expires] * n, in_cache=[False] * n)
         reply = await node.rpc_store(request, P2PContext("", P2P.peer_id, who))
         return sum(reply.store_ok)
 
@@ -134,7 +138,8 @@ asyncio.run(main())
 
 
 def test_03_nobody_weighs_more_than_its_work_in_an_average() -> None:
-    """Weights −1, 0, NaN, infinite and 1e9 are refused or capped; a part of one number is not spread over a matrix."""
+    """Weights −1, 0, NaN, infinite and 1e9 are refused or capped; a part of one number is not
+    spread over a matrix."""
     allowed, total = {A: 100, B: 100, C: 100}, 300
     for claim in (-1, 0):
         assert weights({A: 100, B: claim}, allowed, total)[B] == 0
@@ -144,10 +149,27 @@ def test_03_nobody_weighs_more_than_its_work_in_an_average() -> None:
             weights({A: 100, B: claim}, allowed, total)  # type: ignore[dict-item]
     round_ = RoundId(3, 1, 0)
     machine, groups = RoundMachine(), micro_groups({"p": 4}, 1 << 20)
-    machine.handle(Opened(round_, A, "plan", "own", frozenset({A, B}), frozenset(), groups, frozenset(), 10, (9.0,), 300), 0.0)
+    machine.handle(
+        Opened(
+            round_,
+            A,
+            "plan",
+            "own",
+            frozenset({A, B}),
+            frozenset(),
+            groups,
+            frozenset(),
+            10,
+            (9.0,),
+            300,
+        ),
+        0.0,
+    )
     (refused,) = (
         a
-        for a in machine.handle(Began(1, B, round_, "plan", "own", 0, groups[0].digest, 10**9, ("p",)), 0.0)
+        for a in machine.handle(
+            Began(1, B, round_, "plan", "own", 0, groups[0].digest, 10**9, ("p",)), 0.0
+        )
         if isinstance(a, Refuse)
     )
     assert refused.kind is Kind.VALUES
@@ -156,19 +178,30 @@ def test_03_nobody_weighs_more_than_its_work_in_an_average() -> None:
 
 
 def test_04_absurd_claims_of_progress_are_ignored(facts) -> None:
-    """Epoch or samples 2^63 and an endless speed never become news; a version that only a liar holds is not planned from."""
+    """Epoch or samples 2^63 and an endless speed never become news; a version that only a liar
+    holds is not planned from."""
     good: dict[str, Any] = {"stage": 1, "speed": 1.0, "at": pb.VersionNote(epoch=3)}
     assert isinstance(notes.leader_event(pb.Note(ready=pb.ReadyNote(**good)), A), ev.Heard)
     for lie in (
-        {"at": pb.VersionNote(epoch=2**63)}, {"reachable": [pb.VersionNote(epoch=2**63)]}, {"seen": {"b": math.inf}}, {"tokens": 2**63}, {"term": 2**63}, {"speed": math.inf}, {"speed": math.nan}, {"speed": -1.0},
-    ):  # fmt: skip
+        {"at": pb.VersionNote(epoch=2**63)},
+        {"reachable": [pb.VersionNote(epoch=2**63)]},
+        {"seen": {"b": math.inf}},
+        {"tokens": 2**63},
+        {"term": 2**63},
+        {"speed": math.inf},
+        {"speed": math.nan},
+        {"speed": -1.0},
+    ):
         with pytest.raises(WireError):
             notes.leader_event(pb.Note(ready=pb.ReadyNote(**(good | lie))), A)
     rows = [pb.MicroBatchResult(index=0, counted=True, tokens=2**63)]
     with pytest.raises(WireError):
         notes.leader_event(pb.Note(finished=pb.FinishedNote(results=rows)), A)
     honest = PeerBody(1, "stage", "ready", 3, "otter", "1").pack()
-    for said, lie in ((b'"epoch":3', b'"epoch":9223372036854775808'), (b'"speed":0.0', b'"speed":Infinity')):
+    for said, lie in (
+        (b'"epoch":3', b'"epoch":9223372036854775808'),
+        (b'"speed":0.0', b'"speed":Infinity'),
+    ):
         assert said in honest
         with pytest.raises(WireError):
             PeerBody.parse(honest.replace(said, lie))
@@ -179,7 +212,9 @@ def test_04_absurd_claims_of_progress_are_ignored(facts) -> None:
         ev.Heard(S1, 1, Version(0), "d1", 1.0),
         ev.Heard(S2, 2, Version(0), "d2", 1.0),
     ]
-    said.append(ev.Heard(liar, 1, absurd, "dx", 1e12, (Version(2**53 - 2, "ee" * 16),), tokens=2**53 - 1))
+    said.append(
+        ev.Heard(liar, 1, absurd, "dx", 1e12, (Version(2**53 - 2, "ee" * 16),), tokens=2**53 - 1)
+    )
     plans, now = [], 0.0
     while not plans and now < 60.0:
         for note in said:
@@ -192,12 +227,16 @@ def test_04_absurd_claims_of_progress_are_ignored(facts) -> None:
     assert member is None or not member.current
 
 
-async def test_05_a_stream_that_announces_terabytes_is_closed_by_its_header(peers, monkeypatch) -> None:
-    """A header of 2^40 bytes, and the largest our own can say, end the stream before a byte of a body is taken."""
+async def test_05_a_stream_that_announces_terabytes_is_closed_by_its_header(
+    peers, monkeypatch
+) -> None:
+    """A header of 2^40 bytes, and the largest our own can say, end the stream before a byte of a
+    body is taken."""
     monkeypatch.setattr(ask, "READ_TIMEOUT_S", 600.0)  # so that it is not what ends a stream here
     a, b = await peers(), await peers()
     a.learn(b.peer_id, b.p2p.addresses())
-    # The second is 2^40 as others write it, in 8 bytes: to us a short message that makes no sense, and then too much.
+    # The second is 2^40 as others write it, in 8 bytes: to us a short message that makes no sense,
+    # and then too much.
     for header, body in ((b"\xff\xff\xff\xff", 0), ((2**40).to_bytes(8, "big"), 1 << 20)):
         reader, writer = await a.p2p.open_stream(b.peer_id, ask.STREAM)
         writer.write(header)
@@ -218,18 +257,26 @@ def mint(victim: ServerCertificate, signer: ServerCertificate) -> tuple[bytes, b
     old, by = x509.load_pem_x509_certificate(victim.pem), x509.load_pem_x509_certificate(signer.pem)
     signing = serialization.load_pem_private_key(signer.key, None)
     builder = (
-        x509.CertificateBuilder().subject_name(old.subject).issuer_name(by.subject).public_key(key.public_key())
-        .serial_number(old.serial_number).not_valid_before(old.not_valid_before_utc).not_valid_after(old.not_valid_after_utc)
-    )  # fmt: skip
+        x509.CertificateBuilder()
+        .subject_name(old.subject)
+        .issuer_name(by.subject)
+        .public_key(key.public_key())
+        .serial_number(old.serial_number)
+        .not_valid_before(old.not_valid_before_utc)
+        .not_valid_after(old.not_valid_after_utc)
+    )
     for extension in old.extensions:
         builder = builder.add_extension(extension.value, extension.critical)
     made = builder.sign(signing, hashes.SHA256())  # type: ignore[arg-type]
-    secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
     return secret, made.public_bytes(serialization.Encoding.PEM)
 
 
 async def test_06_a_member_can_neither_mint_nor_shadow_the_certificate_of_another() -> None:
-    """Certificates with the victim's name, signed by a member or by themselves, do not pass where the victim's is pinned."""
+    """Certificates with the victim's name, signed by a member or by themselves, do not pass where
+    the victim's is pinned."""
     victim, member = make_certificate(time.time()), make_certificate(time.time())
     key, leaf = mint(victim, member)
     shadow_key, shadow = mint(victim, victim)
@@ -241,9 +288,13 @@ async def test_06_a_member_can_neither_mint_nor_shadow_the_certificate_of_anothe
         port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([shown]))
         await server.start()
         options = [("grpc.ssl_target_name_override", name), ("grpc.use_local_subchannel_pool", 1)]
-        channel = grpc.aio.secure_channel(f"127.0.0.1:{port}", grpc.ssl_channel_credentials(pinned), options)
+        channel = grpc.aio.secure_channel(
+            f"127.0.0.1:{port}", grpc.ssl_channel_credentials(pinned), options
+        )
         try:
-            while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+            while (
+                state := channel.get_state(try_to_connect=True)
+            ) is not grpc.ChannelConnectivity.READY:
                 if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
                     return False
                 await channel.wait_for_state_change(state)
@@ -254,18 +305,30 @@ async def test_06_a_member_can_neither_mint_nor_shadow_the_certificate_of_anothe
 
     async with asyncio.timeout(30.0):
         assert await reaches((victim.key, victim.pem), victim.pem, victim.name)
-        for shown in ((key, leaf), (key, leaf + member.pem), (shadow_key, shadow), (shadow_key, shadow + victim.pem)):
+        for shown in (
+            (key, leaf),
+            (key, leaf + member.pem),
+            (shadow_key, shadow),
+            (shadow_key, shadow + victim.pem),
+        ):
             assert not await reaches(shown, victim.pem, victim.name)
-        assert not await reaches((key, leaf + member.pem), member.pem, victim.name), "a pinned certificate vouches for no other"
+        assert not await reaches((key, leaf + member.pem), member.pem, victim.name), (
+            "a pinned certificate vouches for no other"
+        )
 
 
 def test_07_what_was_signed_once_is_worth_nothing_later_elsewhere_or_for_another() -> None:
-    """Records, admission tokens, plan signatures and call tokens: after their time, in another run, at another node."""
+    """Records, admission tokens, plan signatures and call tokens: after their time, in another run,
+    at another node."""
     me, other, owner = Identity.ephemeral(), Identity.ephemeral(), Identity.ephemeral()
     raw = seal(me, f"tutti/{RUN}/peers", b"body", 1, NOW + 10)
 
-    def opened(key: str = f"tutti/{RUN}/peers", writer: PeerId = me.peer_id, now: float = NOW) -> bytes:
-        return open_record(raw, key=key, writer=writer, now_wall=now, max_ttl_s=60, max_bytes=4096).body
+    def opened(
+        key: str = f"tutti/{RUN}/peers", writer: PeerId = me.peer_id, now: float = NOW
+    ) -> bytes:
+        return open_record(
+            raw, key=key, writer=writer, now_wall=now, max_ttl_s=60, max_bytes=4096
+        ).body
 
     assert opened() == b"body"
     for replay in ({"now": NOW + 10}, {"key": f"tutti/{OTHER}/peers"}, {"writer": other.peer_id}):
@@ -273,9 +336,19 @@ def test_07_what_was_signed_once_is_worth_nothing_later_elsewhere_or_for_another
             opened(**replay)  # type: ignore[arg-type]
 
     token = admission_token(owner, RUN, me.peer_id, NOW + 10)
-    fine: dict[str, Any] = {"run_id": RUN, "owner": owner.peer_id, "peer": me.peer_id, "now_wall": NOW}
+    fine: dict[str, Any] = {
+        "run_id": RUN,
+        "owner": owner.peer_id,
+        "peer": me.peer_id,
+        "now_wall": NOW,
+    }
     assert check_admission(token, **fine) == NOW + 10
-    for replay in ({"now_wall": NOW + 10}, {"run_id": OTHER}, {"peer": other.peer_id}, {"owner": other.peer_id}):
+    for replay in (
+        {"now_wall": NOW + 10},
+        {"run_id": OTHER},
+        {"peer": other.peer_id},
+        {"owner": other.peer_id},
+    ):
         with pytest.raises(Refused):
             check_admission(token, **(fine | replay))
 
@@ -294,8 +367,11 @@ def test_07_what_was_signed_once_is_worth_nothing_later_elsewhere_or_for_another
     assert there.owner(there.issue(me.peer_id).hex()) is None, "its time is over"
 
 
-async def test_08_calls_that_wait_for_a_p2pd_fail_as_soon_as_it_is_killed(peers, record_property) -> None:
-    """A frozen p2pd answers nothing; once it is killed, what waits for it fails long before its own time-out of 100 s."""
+async def test_08_calls_that_wait_for_a_p2pd_fail_as_soon_as_it_is_killed(
+    peers, record_property
+) -> None:
+    """A frozen p2pd answers nothing; once it is killed, what waits for it fails long before its own
+    time-out of 100 s."""
     a, b = await peers(), await peers()
     entered = asyncio.Event()
 
@@ -308,7 +384,10 @@ async def test_08_calls_that_wait_for_a_p2pd_fail_as_soon_as_it_is_killed(peers,
     reader, writer = await a.p2p.open_stream(b.peer_id, "/test/silent/1")
     await entered.wait()
     os.kill(a.p2p.pid, signal.SIGSTOP)
-    waiting = [asyncio.ensure_future(a.p2p.open_stream(b.peer_id, "/test/silent/1", timeout=100)) for _ in range(5)]
+    waiting = [
+        asyncio.ensure_future(a.p2p.open_stream(b.peer_id, "/test/silent/1", timeout=100))
+        for _ in range(5)
+    ]
     reading = asyncio.ensure_future(reader.read())
     await asyncio.sleep(0)
     began = time.monotonic()
@@ -322,8 +401,11 @@ async def test_08_calls_that_wait_for_a_p2pd_fail_as_soon_as_it_is_killed(peers,
     writer.close()
 
 
-async def test_09_a_wire_that_went_dead_in_one_direction_is_noticed(peers, one_way, record_property) -> None:
-    """Replies vanish, nothing is closed: the line is given up within 15 s, with the settings as they come."""
+async def test_09_a_wire_that_went_dead_in_one_direction_is_noticed(
+    peers, one_way, record_property
+) -> None:
+    """Replies vanish, nothing is closed: the line is given up within 15 s, with the settings as
+    they come."""
     port, proxy = one_way
     a, b = await peers(), await peers(grpc_port=port, announce=(f"127.0.0.1:{proxy.port}",))
     a.learn(b.peer_id, b.p2p.addresses())
@@ -340,7 +422,8 @@ async def test_09_a_wire_that_went_dead_in_one_direction_is_noticed(peers, one_w
 
 
 def test_10_who_slept_through_an_epoch_wakes_to_closed_doors(facts) -> None:
-    """A peer paused for a minute: its late commit, round, plan and gradients belong to a term and attempt that are over."""
+    """A peer paused for a minute: its late commit, round, plan and gradients belong to a term and
+    attempt that are over."""
     leader = Leader(E, facts)
     plans = []
     for now in range(0, 5):
@@ -355,7 +438,11 @@ def test_10_who_slept_through_an_epoch_wakes_to_closed_doors(facts) -> None:
     new = dataclasses.replace(old, term=old.term + 2, leader=S2)
     assert any(isinstance(a, ev.Begin) for a in member.handle(ev.PlanArrived(new), 60.0))
     late = ev.RoundArrived(E, old.epoch, old.term, old.hash, 0, (), {}, (), (), 5.0)
-    for stale in (late, ev.PlanArrived(old), dataclasses.replace(late, term=new.term, plan_hash=new.hash)):
+    for stale in (
+        late,
+        ev.PlanArrived(old),
+        dataclasses.replace(late, term=new.term, plan_hash=new.hash),
+    ):
         assert [type(a) for a in member.handle(stale, 61.0)] == [ev.Refuse]
     assert member.handle(ev.RoundEnded(old.epoch, old.term, 0, ("s1",), (), ()), 61.0) == []
     assert member.handle(ev.Adopted(old.epoch, old.term, 0, "digest"), 61.0) == []
@@ -364,24 +451,44 @@ def test_10_who_slept_through_an_epoch_wakes_to_closed_doors(facts) -> None:
     # The leader too takes no word about a plan or an attempt that is not the one under way.
     before = leader.phase
     for note in (ev.Committed(S1, "0" * 64, 0, "digest"), ev.Committed(S1, old.hash, 7, "digest")):
-        assert not [a for a in leader.handle(note, 5.1) if isinstance(a, ev.SendPlan | ev.SendRound)]
+        assert not [
+            a for a in leader.handle(note, 5.1) if isinstance(a, ev.SendPlan | ev.SendRound)
+        ]
     assert leader.phase is before
 
     first, second = RoundId(3, 5, 0), RoundId(3, 7, 0)
     machine, groups = RoundMachine(), micro_groups({"p": 4}, 1 << 20)
     for round_ in (first, second):
         machine.handle(
-            Opened(round_, A, "plan", "own", frozenset({A, B}), frozenset(), groups, frozenset(), 10, (99.0,), 300), 0.0
+            Opened(
+                round_,
+                A,
+                "plan",
+                "own",
+                frozenset({A, B}),
+                frozenset(),
+                groups,
+                frozenset(),
+                10,
+                (99.0,),
+                300,
+            ),
+            0.0,
         )
-    refused = machine.handle(Began(1, B, first, "plan", "own", 0, groups[0].digest, 5, ("p",)), 60.0)
+    refused = machine.handle(
+        Began(1, B, first, "plan", "own", 0, groups[0].digest, 5, ("p",)), 60.0
+    )
     assert [a.kind for a in refused if isinstance(a, Refuse)] == [Kind.SUPERSEDED]
     machine.handle(Forgot(3), 61.0)
-    refused = machine.handle(Began(2, B, second, "plan", "own", 0, groups[0].digest, 5, ("p",)), 62.0)
+    refused = machine.handle(
+        Began(2, B, second, "plan", "own", 0, groups[0].digest, 5, ("p",)), 62.0
+    )
     assert [a.kind for a in refused if isinstance(a, Refuse)] == [Kind.FORGOTTEN]
 
 
 async def test_11_a_donor_with_the_newest_state_and_the_wrong_hash_is_refused() -> None:
-    """Whatever a donor says of itself, only the state that the swarm committed is taken, and who offered another is blamed."""
+    """Whatever a donor says of itself, only the state that the swarm committed is taken, and who
+    offered another is blamed."""
 
     class Held:
         def __init__(self, seed: int) -> None:
@@ -403,12 +510,20 @@ async def test_11_a_donor_with_the_newest_state_and_the_wrong_hash_is_refused() 
 
     async def get(*donors: str) -> Any:
         return await fetch(
-            me, [PeerId(d) for d in donors], 1, StateKind.PARAMETERS, 7, {"w": (64, 64)},
-            expected_digest=digest(honest.tensors), patience=Patience(describe_s=5, stall_s=2, tries=1),
-        )  # fmt: skip
+            me,
+            [PeerId(d) for d in donors],
+            1,
+            StateKind.PARAMETERS,
+            7,
+            {"w": (64, 64)},
+            expected_digest=digest(honest.tensors),
+            patience=Patience(describe_s=5, stall_s=2, tries=1),
+        )
 
     try:
-        assert torch.equal((await get("a-liar", "b-liar", "honest")).tensors["w"], honest.tensors["w"])
+        assert torch.equal(
+            (await get("a-liar", "b-liar", "honest")).tensors["w"], honest.tensors["w"]
+        )
         assert {peer for peer, _, weight in me.faults if weight >= 1} == {"a-liar", "b-liar"}
         with pytest.raises(NoDonor):
             await get("a-liar", "b-liar")
@@ -417,16 +532,24 @@ async def test_11_a_donor_with_the_newest_state_and_the_wrong_hash_is_refused() 
 
 
 async def test_12_without_bootstrap_peers_nobody_is_contacted(peers) -> None:
-    """p2pd is started without its public bootstrap peers; who was told of nobody has no connection and no DHT neighbour."""
+    """p2pd is started without its public bootstrap peers; who was told of nobody has no connection
+    and no DHT neighbour."""
     lonely = await peers()
     words = psutil.Process(lonely.p2p.pid).cmdline()
-    flags = {w.lstrip("-").partition("=")[0]: w.partition("=")[2] for w in words if w.startswith("-")}
+    flags = {
+        w.lstrip("-").partition("=")[0]: w.partition("=")[2] for w in words if w.startswith("-")
+    }
     assert "bootstrapPeers" not in flags
     assert flags["b"] == "0", "p2pd's switch for the public peers it knows"
     assert not any("bootstrap.libp2p.io" in w or "/dnsaddr/" in w for w in words)
     assert await lonely.p2p.connected() == []
     assert lonely.p2p.bootstrap == {}
-    directory = Directory(Identity.ephemeral(), DirectorySettings(rejoin_s=0.01, rejoin_max_s=0.01), SystemClock(), RUN)
+    directory = Directory(
+        Identity.ephemeral(),
+        DirectorySettings(rejoin_s=0.01, rejoin_max_s=0.01),
+        SystemClock(),
+        RUN,
+    )
     await directory.attach(lonely.p2p.p2p)
     assert await directory.read() == {}
     assert directory.neighbours == 0

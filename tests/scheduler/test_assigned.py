@@ -14,7 +14,8 @@ MEMBERS = (
     Member(Z, 2),
 )
 PATHS = tuple(
-    Path(i, origin, (i, i + 10), (Hop(1, block), Hop(2, Z))) for i, (origin, block) in enumerate([(E0, A), (E1, A), (E0, B)])
+    Path(i, origin, (i, i + 10), (Hop(1, block), Hop(2, Z)))
+    for i, (origin, block) in enumerate([(E0, A), (E1, A), (E0, B)])
 )
 PLAN = Plan(4, 1, E0, MEMBERS, PATHS, {})
 

@@ -1,11 +1,22 @@
-"""What a leader believes of what peers measured: delays from tensors and round trips, and no number that spoils a plan."""
+"""What a leader believes of what peers measured: delays from tensors and round trips, and no number
+that spoils a plan."""
 
 from __future__ import annotations
 
 import pytest
 
 from node.core.ids import PeerId
-from node.scheduler.costs import BEYOND, MOST_CODE, Measured, Way, believe, capped, code, decoded, least
+from node.scheduler.costs import (
+    BEYOND,
+    MOST_CODE,
+    Measured,
+    Way,
+    believe,
+    capped,
+    code,
+    decoded,
+    least,
+)
 
 E, A, B, C = (PeerId(p) for p in "eabc")
 
@@ -30,7 +41,9 @@ def test_a_delay_is_the_tensor_less_half_the_way_back() -> None:
     assert costs.delay(E, A) == pytest.approx(1.0)
     assert costs.delay(A, E) == pytest.approx(0.8)  # E's round trip serves both directions
     assert costs.body_s == pytest.approx(0.8)
-    assert costs.delay(E, B) == pytest.approx(0.2 + 0.8)  # no tensor went there: half the trip, and a usual body
+    assert costs.delay(E, B) == pytest.approx(
+        0.2 + 0.8
+    )  # no tensor went there: half the trip, and a usual body
     assert costs.delay(B, E) == costs.delay(E, B)
     assert costs.delay(A, C) == pytest.approx(1.0)  # nobody knows: the median of what is known
     assert costs.compute == {A: pytest.approx(0.3)}
@@ -39,9 +52,14 @@ def test_a_delay_is_the_tensor_less_half_the_way_back() -> None:
 
 @pytest.mark.parametrize("lie", [1e-6, 1e4])
 def test_one_absurd_claim_counts_as_the_most_that_is_believed(lie: float) -> None:
-    honest = {PeerId(f"p{i}"): Measured(0.1, 0.2, ways=((PeerId(f"p{(i + 1) % 5}"), Way(0.5, 0.1)),)) for i in range(5)}
+    honest = {
+        PeerId(f"p{i}"): Measured(0.1, 0.2, ways=((PeerId(f"p{(i + 1) % 5}"), Way(0.5, 0.1)),))
+        for i in range(5)
+    }
     liar = PeerId("p5")
-    costs = believe({**honest, liar: Measured(lie, lie, ways=((PeerId("p0"), Way(lie, lie)),))}, set())
+    costs = believe(
+        {**honest, liar: Measured(lie, lie, ways=((PeerId("p0"), Way(lie, lie)),))}, set()
+    )
     assert 0.3 / BEYOND <= costs.compute[liar] <= 0.3 * BEYOND * 1.001
     assert 0 < costs.delay(liar, PeerId("p0")) <= 0.5 * BEYOND * 1.001
     assert costs.delay(PeerId("p0"), PeerId("p1")) == pytest.approx(0.45)
@@ -67,7 +85,9 @@ def test_a_cap_is_what_a_micro_batch_costs_at_least_and_a_way_takes_at_least() -
         B: Measured(0.1, 0.2, ways=((A, Way(0.15, 0.1)),), up=1e9),
     }
     costs = believe(said, {E}, tensor=200)
-    assert costs.compute[A] == pytest.approx(2 * 200 / 500), "two tensors each way for a micro-batch"
+    assert costs.compute[A] == pytest.approx(2 * 200 / 500), (
+        "two tensors each way for a micro-batch"
+    )
     assert costs.compute[B] == pytest.approx(0.3)
     assert costs.delay(E, A) == pytest.approx(0.05 + 200 / 500), "A receives no faster"
     assert costs.delay(A, B) == pytest.approx(0.05 + 200 / 1000), "and sends no faster"
@@ -76,8 +96,14 @@ def test_a_cap_is_what_a_micro_batch_costs_at_least_and_a_way_takes_at_least() -
 
 
 def test_a_tiny_cap_spoils_no_plan() -> None:
-    honest = {PeerId(f"p{i}"): Measured(0.1, 0.2, ways=((PeerId(f"p{(i + 1) % 5}"), Way(0.5, 0.1)),)) for i in range(5)}
-    said = {**honest, A: Measured(0.1, 0.2, ways=((PeerId("p0"), Way(0.5, 0.1)),), up=1e-9, down=1e-9)}
+    honest = {
+        PeerId(f"p{i}"): Measured(0.1, 0.2, ways=((PeerId(f"p{(i + 1) % 5}"), Way(0.5, 0.1)),))
+        for i in range(5)
+    }
+    said = {
+        **honest,
+        A: Measured(0.1, 0.2, ways=((PeerId("p0"), Way(0.5, 0.1)),), up=1e-9, down=1e-9),
+    }
     costs = believe(said, set(), tensor=1 << 20)
     assert costs.compute[A] <= 0.3 * BEYOND * 1.001
     assert costs.delay(A, PeerId("p0")) <= 0.5 * BEYOND * 1.001

@@ -13,7 +13,9 @@ def test_an_empty_stage_comes_first_then_the_slowest() -> None:
     assert choose_stage(view, [1, 2, 3], ME) == 2
     assert choose_stage(view, [1, 3], ME) == 1
     assert choose_stage({1: {A: 1.0}}, [1, 2], ME) == 2  # a stage nobody has heard of is empty
-    assert choose_stage({1: {A: 5.0}, 2: {B: 1.0, C: 1.0}}, [1, 2], ME) == 2  # speed counts, not heads
+    assert (
+        choose_stage({1: {A: 5.0}, 2: {B: 1.0, C: 1.0}}, [1, 2], ME) == 2
+    )  # speed counts, not heads
 
 
 def test_unknown_speeds_fall_back_to_counting_replicas() -> None:
@@ -36,9 +38,16 @@ def test_who_cannot_be_dialled_goes_beside_those_who_can() -> None:
     assert choose_stage(view, [2, 4], ME, {ME, B}) == 4
     assert choose_stage(view, [2, 4], ME, {ME, D}) == 2
     # The last stage sends to the ends.
-    assert choose_stage({0: {A: 1.0}, 1: {B: 1.0}, 2: {}, 3: {}, 4: {C: 1.0}}, [2, 3], ME, {ME, C}) == 2
-    assert choose_stage({0: {A: 1.0}, 1: {}, 2: {B: 1.0}, 3: {C: 1.0}, 4: {}}, [1, 4], ME, {ME, C}) == 1
-    # Who can be dialled goes where it would go without: nothing is relayed there. Nor does a slow stage wait for it.
+    assert (
+        choose_stage({0: {A: 1.0}, 1: {B: 1.0}, 2: {}, 3: {}, 4: {C: 1.0}}, [2, 3], ME, {ME, C})
+        == 2
+    )
+    assert (
+        choose_stage({0: {A: 1.0}, 1: {}, 2: {B: 1.0}, 3: {C: 1.0}, 4: {}}, [1, 4], ME, {ME, C})
+        == 1
+    )
+    # Who can be dialled goes where it would go without: nothing is relayed there. Nor does a slow
+    # stage wait for it.
     assert all(choose_stage(view, [2, 4], p, {B}) == choose_stage(view, [2, 4], p) for p in PEERS)
     assert choose_stage({0: {A: 1.0}, 1: {B: 1.0}, 2: {C: 2.0}}, [1, 2], ME, {ME, A, C}) == 1
 
@@ -131,7 +140,9 @@ def test_only_what_is_lacking_is_filled_with_one_peer_each_and_no_stage_is_left_
     assert level({1: five, 2: {}}, nobody, [2]) == [], "none of them could host it"
 
 
-def moves(view, movable=(1, 2, 3, 4), download_s=10.0, horizon_s=300.0, **more) -> list[tuple[PeerId, int, int]]:
+def moves(
+    view, movable=(1, 2, 3, 4), download_s=10.0, horizon_s=300.0, **more
+) -> list[tuple[PeerId, int, int]]:
     chosen = choose_moves(view, movable, download_s=download_s, horizon_s=horizon_s, **more)
     return [(m.peer, m.source, m.target) for m in chosen]
 
@@ -148,9 +159,13 @@ def test_a_move_that_costs_more_than_it_gains_is_not_made() -> None:
     view = {1: {A: 1.0, B: 1.0}, 2: {C: 1.0}}
     assert moves(view) == []  # only moves the bottleneck
     uneven = {1: {A: 1.0, B: 2.0, C: 2.0}, 2: {D: 3.6}}
-    assert choose_moves(uneven, [1, 2], download_s=10, horizon_s=1e9) == [Move(A, 1, 2, pytest.approx(4 / 3.6))]
+    assert choose_moves(uneven, [1, 2], download_s=10, horizon_s=1e9) == [
+        Move(A, 1, 2, pytest.approx(4 / 3.6))
+    ]
     assert moves(uneven, horizon_s=1e9, at_least=1.2) == []
-    assert moves(uneven, horizon_s=12) == [], "half of what A does not do in 10 s is more than 0.4 a second for 12"
+    assert moves(uneven, horizon_s=12) == [], (
+        "half of what A does not do in 10 s is more than 0.4 a second for 12"
+    )
     assert moves(uneven, horizon_s=13) == [(A, 1, 2)]
     lossy = {1: {A: 2.0, B: 2.0}, 2: {C: 1.0}, 3: {D: 9.0}}
     assert moves(lossy, download_s=1, horizon_s=10) == [(A, 1, 2)]
@@ -169,7 +184,9 @@ def test_who_is_on_the_way_counts_where_it_goes_and_does_not_move() -> None:
     coming = {**view, 2: {D: 1.0, ME: 1.0}}
     assert moves(view) == [(A, 1, 2)]
     assert moves(coming, away={ME}) == []
-    assert moves({1: {A: 1.0, B: 1.0, ME: 1.0}, 2: {D: 0.5}}, away={ME, A}) == [], "B alone serves stage 1"
+    assert moves({1: {A: 1.0, B: 1.0, ME: 1.0}, 2: {D: 0.5}}, away={ME, A}) == [], (
+        "B alone serves stage 1"
+    )
 
 
 def test_a_stage_is_never_left_empty() -> None:
@@ -178,4 +195,6 @@ def test_a_stage_is_never_left_empty() -> None:
 
 
 def test_a_stage_nobody_hosts_gets_a_peer() -> None:
-    assert choose_moves({1: {A: 1.0, B: 2.0}, 2: {}}, [1, 2], download_s=10, horizon_s=60) == [Move(A, 1, 2, float("inf"))]
+    assert choose_moves({1: {A: 1.0, B: 2.0}, 2: {}}, [1, 2], download_s=10, horizon_s=60) == [
+        Move(A, 1, 2, float("inf"))
+    ]

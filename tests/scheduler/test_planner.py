@@ -1,4 +1,5 @@
-"""Plans: as good as published in few moves, never longer than simple ones, the same for the same budget, in time."""
+"""Plans: as good as published in few moves, never longer than simple ones, the same for the same
+budget, in time."""
 
 from __future__ import annotations
 
@@ -26,9 +27,15 @@ def tiny(seed: int, replicas: int = 2, count: int = 1) -> Problem:
     near = [[dice.uniform(0.1, 2.0) for _ in range(size)] for _ in range(size)]
     return Problem(
         name="tiny",
-        delays=tuple(tuple(0.0 if a == b else near[min(a, b)][max(a, b)] for b in range(size)) for a in range(size)),
+        delays=tuple(
+            tuple(0.0 if a == b else near[min(a, b)][max(a, b)] for b in range(size))
+            for a in range(size)
+        ),
         compute=tuple(dice.uniform(0.2, 0.8) for _ in range(size)),
-        stages=((0, 1), *(tuple(range(2 + s * replicas, 2 + (s + 1) * replicas)) for s in range(3))),
+        stages=(
+            (0, 1),
+            *(tuple(range(2 + s * replicas, 2 + (s + 1) * replicas)) for s in range(3)),
+        ),
         length=3,
         slots=(2,) * size,
         counts={0: 3 * count, 1: 3 * count},
@@ -39,13 +46,16 @@ def tiny(seed: int, replicas: int = 2, count: int = 1) -> Problem:
     )
 
 
-@pytest.mark.parametrize(("name", "published", "best"), [("A", 33.354, 33.133792), ("B", 17.753, 17.13056)])
+@pytest.mark.parametrize(
+    ("name", "published", "best"), [("A", 33.354, 33.133792), ("B", 17.753, 17.13056)]
+)
 def test_the_published_plans_are_beaten(name, published, best):
     problem = load(name)
     plan = make_plan(problem, moves=500)
     assert broken(problem, plan.routes, replay(problem, plan.routes)) is None
     assert plan.makespan <= published
-    # No plan at all is shorter than this: an ends peer works off what comes home one after the other.
+    # No plan at all is shorter than this: an ends peer works off what comes home one after the
+    # other.
     assert plan.bound == pytest.approx(best)
     assert plan.makespan >= plan.bound
 

@@ -17,7 +17,10 @@ def small(**changes):
     size = 8
     document = {
         "name": "small",
-        "delays_s": [[0.0 if a == b else 0.1 + 0.01 * ((a * 7 + b * 3) % 10) for b in range(size)] for a in range(size)],
+        "delays_s": [
+            [0.0 if a == b else 0.1 + 0.01 * ((a * 7 + b * 3) % 10) for b in range(size)]
+            for a in range(size)
+        ],
         "compute_s": [0.2 + 0.01 * n for n in range(size)],
         "stages": [[0, 1], [2, 3], [4, 5], [6, 7]],
         "path_length": 3,
@@ -123,7 +126,12 @@ def test_dealt_sets_are_legal_and_equal(blocks, jump):
         stages = [[0], *([n] for n in range(1, blocks + 1))]
         size = blocks + 1
         document = small(
-            **dict(stages=stages, compute_s=[1.0] * size, delays_s=[[1.0] * size] * size, path_length=hops + 1),
+            **dict(
+                stages=stages,
+                compute_s=[1.0] * size,
+                delays_s=[[1.0] * size] * size,
+                path_length=hops + 1,
+            ),
             **dict(microbatches_per_end=2 * blocks, max_jump=jump),
         )
         problem = parse(document)

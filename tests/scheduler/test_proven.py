@@ -18,7 +18,9 @@ E, F = PeerId("ends-e"), PeerId("ends-f")
 
 
 def pool(*counts: int) -> dict[int, list[tuple[PeerId, float]]]:
-    return {s: [(PeerId(f"s{s}-{i}"), 1.0) for i in range(n)] for s, n in enumerate(counts, start=1)}
+    return {
+        s: [(PeerId(f"s{s}-{i}"), 1.0) for i in range(n)] for s, n in enumerate(counts, start=1)
+    }
 
 
 def fully(*apart: tuple[str, str]):
@@ -50,7 +52,10 @@ def test_a_pair_that_is_not_proven_is_gone_around_and_the_load_is_shared() -> No
     proven = fully(("s1-0", "s2-0"), ("s2-1", "s3-1"))
     paths = reroute(laid(stages), siblings_of(stages), proven)
     assert holds(paths, proven)
-    work = [sum(h.peer == p for path in paths for h in path.hops) for p in ("s1-0", "s1-1", "s2-0", "s2-1", "s3-0", "s3-1")]
+    work = [
+        sum(h.peer == p for path in paths for h in path.hops)
+        for p in ("s1-0", "s1-1", "s2-0", "s2-1", "s3-0", "s3-1")
+    ]
     assert min(work) >= 2, work
 
 
@@ -66,13 +71,17 @@ def test_the_missing_pairs_are_those_at_which_paths_end() -> None:
     stages = {1: [PeerId("s1-0")], 2: [PeerId("s2-0"), PeerId("s2-1")], 3: [PeerId("s3-0")]}
     proven = fully(("s2-0", "s3-0"), ("s2-1", "s3-0"), ("s1-0", "s2-1"))
     assert not complete(E, [1, 2, 3], stages, proven)
-    assert missing([E], [1, 2, 3], stages, proven) == [(Hop(2, PeerId("s2-0")), Hop(3, PeerId("s3-0")))]
+    assert missing([E], [1, 2, 3], stages, proven) == [
+        (Hop(2, PeerId("s2-0")), Hop(3, PeerId("s3-0")))
+    ]
     assert complete(E, [1, 2, 3], stages, fully())
 
 
 @settings(max_examples=200)
 @given(st.integers(0, 10**9), st.integers(1, 4), st.integers(1, 4), st.floats(0.0, 1.0))
-def test_a_way_is_found_whenever_there_is_one(seed: int, depth: int, width: int, share: float) -> None:
+def test_a_way_is_found_whenever_there_is_one(
+    seed: int, depth: int, width: int, share: float
+) -> None:
     dice = random.Random(seed)
     stages = pool(*(dice.randint(1, width) for _ in range(depth)))
     everybody = [E, *(p for row in stages.values() for p, _ in row)]

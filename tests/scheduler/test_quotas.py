@@ -17,7 +17,9 @@ def test_quotas_are_proportional_when_that_is_possible() -> None:
 
 
 @given(st.integers(0, 40), st.lists(st.floats(0.01, 100), min_size=1, max_size=4))
-def test_quotas_sum_to_the_total_and_no_other_split_ends_earlier(total: int, speeds: list[float]) -> None:
+def test_quotas_sum_to_the_total_and_no_other_split_ends_earlier(
+    total: int, speeds: list[float]
+) -> None:
     got = quotas(total, peers(*speeds))
     assert sum(got.values()) == total
     makespan = max(got[PeerId(f"p{i}")] / speed for i, speed in enumerate(speeds))
@@ -38,8 +40,14 @@ def test_quotas_give_everybody_a_minimum_and_refuse_what_does_not_add_up() -> No
 
 def test_unknown_speeds_count_as_the_median_of_the_known_ones() -> None:
     assert working_speeds(peers(2, 0, 8, 4, float("nan"), float("inf"), -1)) == {
-        "p0": 2, "p1": 4, "p2": 8, "p3": 4, "p4": 4, "p5": 4, "p6": 4,
-    }  # fmt: skip
+        "p0": 2,
+        "p1": 4,
+        "p2": 8,
+        "p3": 4,
+        "p4": 4,
+        "p5": 4,
+        "p6": 4,
+    }
     assert working_speeds(peers(0, 0)) == {"p0": 1.0, "p1": 1.0}
     with pytest.raises(ValueError, match="twice"):
         working_speeds([(PeerId("a"), 1), (PeerId("a"), 2)])

@@ -1,4 +1,5 @@
-"""An epoch with events: without any it is the replay; with them nothing is lost that can be kept."""
+"""An epoch with events: without any it is the replay; with them nothing is lost that can be
+kept."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ def test_deaths_lose_no_micro_batch_and_nobody_dead_is_asked(seed):
     for i, route in enumerate(running.routes):
         if running.done[i] > last + span / 2:
             assert not set(route) & set(dead)
-    assert Counter(problem.stage_of[n] for route in running.routes for n in route[1:]) == dict.fromkeys(range(1, 6), 18)
+    assert Counter(
+        problem.stage_of[n] for route in running.routes for n in route[1:]
+    ) == dict.fromkeys(range(1, 6), 18)
     # Every slot that was held is free again at those who live.
     assert all(running.held[n] == 0 for n in problem.stage_of if n not in dead)
 
@@ -63,7 +66,9 @@ def test_a_death_before_the_start_costs_no_more_than_a_quarter():
     problem = load("A")
     plan = make_plan(problem, moves=3000)
     running, _ = play(problem, plan.routes, [Event(0.0, "death", 8)])
-    knew = replace(problem, stages=tuple(tuple(n for n in stage if n != 8) for stage in problem.stages))
+    knew = replace(
+        problem, stages=tuple(tuple(n for n in stage if n != 8) for stage in problem.stages)
+    )
     assert running.makespan <= 1.25 * make_plan(knew, moves=2000).makespan
     assert not any(8 in route for route in running.routes)
 
@@ -75,14 +80,20 @@ def test_a_stage_that_dies_out_is_left_out_where_it_was_not_begun():
     assert len(running.done) == 30
     assert not any(set(route) & set(problem.stages[3]) for route in running.routes)
     late, _ = play(problem, routes, [Event(9.0, "death", n) for n in problem.stages[3]])
-    assert 0 < len(late.done) < 30, "what was there and has no twin any more is dropped, the rest ends"
+    assert 0 < len(late.done) < 30, (
+        "what was there and has no twin any more is dropped, the rest ends"
+    )
 
 
 def test_all_ends_peers_but_one_die():
     problem = load("B")
-    running, _ = play(problem, routes_of(problem), [Event(1.0, "death", o) for o in problem.stages[0][1:]])
+    running, _ = play(
+        problem, routes_of(problem), [Event(1.0, "death", o) for o in problem.stages[0][1:]]
+    )
     assert len(running.done) == 30
-    assert {route[0] for i, route in enumerate(running.routes) if running.done[i] > 8.0} == {problem.stages[0][0]}
+    assert {route[0] for i, route in enumerate(running.routes) if running.done[i] > 8.0} == {
+        problem.stages[0][0]
+    }
     assert running.again >= 24
 
 
@@ -95,7 +106,9 @@ def test_a_stall_a_drift_and_a_newcomer():
     slower, _ = play(problem, routes, [Event(0.0, "drift", problem=lambda p: drifted(p, 2.0, 2.0))])
     assert before < slower.makespan <= 2 * before + 1e-9
     ways = [0.4] * 20
-    grown, strikes = play(problem, routes, [Event(1.0, "join", 20, problem=lambda p: joined_by(p, 2, 0.1, ways, 3))])
+    grown, strikes = play(
+        problem, routes, [Event(1.0, "join", 20, problem=lambda p: joined_by(p, 2, 0.1, ways, 3))]
+    )
     assert grown.makespan <= before + 1e-9
     assert (strikes[0].affected > 0) == any(20 in route for route in grown.routes)
 

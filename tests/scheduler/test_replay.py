@@ -45,7 +45,9 @@ def test_the_published_plan_takes_what_is_stored():
 
 
 def test_stored_plans_take_what_an_independent_replay_said():
-    stored = json.loads((Path(__file__).parent.parent / "data" / "paths" / "replayed.json").read_text())
+    stored = json.loads(
+        (Path(__file__).parent.parent / "data" / "paths" / "replayed.json").read_text()
+    )
     for row in stored:
         problem = load(row["problem"]).with_slots(row["slots_ends"])
         routes = [tuple(route) for route in row["routes"]]

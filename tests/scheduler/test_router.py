@@ -1,4 +1,5 @@
-"""Paths epoch after epoch: stages take turns, everybody's turn comes, slow and far peers get less, searches serve the next epoch."""
+"""Paths epoch after epoch: stages take turns, everybody's turn comes, slow and far peers get less,
+searches serve the next epoch."""
 
 from __future__ import annotations
 
@@ -37,7 +38,11 @@ def alike(stages: int, **slow: float) -> Costs:
     everybody = [p for p, _ in (*ENDS, *(row for rows in blocks(stages).values() for row in rows))]
     said = {
         p: Measured(
-            0.1 * slow.get(p, 1.0), 0.2 * slow.get(p, 1.0), 0.05, 8, tuple((q, Way(0.06, 0.02)) for q in everybody if q != p)
+            0.1 * slow.get(p, 1.0),
+            0.2 * slow.get(p, 1.0),
+            0.05,
+            8,
+            tuple((q, Way(0.06, 0.02)) for q in everybody if q != p),
         )
         for p in everybody
     }
@@ -61,13 +66,17 @@ def test_planned_is_never_longer_than_turns_and_a_slow_peer_gets_less() -> None:
     assert planned.run_s <= turns.run_s
     work = Counter(h.peer for p in planned.paths for h in p.hops)
     assert work[PeerId("2a")] < work[PeerId("2b")]
-    same = Router(SchedulerSettings("planned"), 3).lay(ENDS[::-1], dict(reversed(blocks(3).items())), samples(8), costs)
+    same = Router(SchedulerSettings("planned"), 3).lay(
+        ENDS[::-1], dict(reversed(blocks(3).items())), samples(8), costs
+    )
     assert same.paths == planned.paths
 
 
 @pytest.mark.parametrize("how", ["planned", "round-robin"])
 @pytest.mark.parametrize(("stages", "total", "ends"), [(3, 8, 2), (3, 9, 3), (4, 6, 2)])
-def test_every_source_trains_every_stage_and_all_stages_as_often(how: str, stages: int, total: int, ends: int) -> None:
+def test_every_source_trains_every_stage_and_all_stages_as_often(
+    how: str, stages: int, total: int, ends: int
+) -> None:
     settings = SchedulerSettings(how, skip=0.34)
     router, hops = Router(settings, stages), settings.hops(stages)
     sources = peers(0, ends)
@@ -96,7 +105,9 @@ def test_a_stage_without_a_peer_is_left_out_if_paths_are_short_enough() -> None:
 
 
 @pytest.mark.parametrize("how", ["planned", "round-robin"])
-@pytest.mark.parametrize(("stages", "skip", "keep", "total"), [(4, 0.25, 1, 9), (4, 0.5, 1, 8), (5, 0.4, 2, 7)])
+@pytest.mark.parametrize(
+    ("stages", "skip", "keep", "total"), [(4, 0.25, 1, 9), (4, 0.5, 1, 8), (5, 0.4, 2, 7)]
+)
 def test_the_first_stages_are_on_every_path_and_the_others_share_the_rest(
     how: str, stages: int, skip: float, keep: int, total: int
 ) -> None:
@@ -138,7 +149,10 @@ def searched(router: Router, laid: Laid, costs: Costs, moves: int = 200) -> bool
 
 
 def test_a_search_serves_the_next_epoch_and_ends_when_nothing_moves() -> None:
-    costs, router = alike(3, **{"1a": 2.0, "3b": 1.7}), Router(SchedulerSettings("planned", skip=0.34), 3)
+    costs, router = (
+        alike(3, **{"1a": 2.0, "3b": 1.7}),
+        Router(SchedulerSettings("planned", skip=0.34), 3),
+    )
     first = router.lay(ENDS, blocks(3), samples(9), costs)
     asked, last = 0, first
     for _ in range(24):
@@ -153,8 +167,13 @@ def test_a_search_serves_the_next_epoch_and_ends_when_nothing_moves() -> None:
 
 
 def test_what_is_laid_at_once_is_bounded_for_a_large_swarm() -> None:
-    ends, stages = peers(0, 20), {s: [(PeerId(f"{s:02d}{i:03d}"), 1.0) for i in range(40)] for s in range(1, 13)}
-    laid = Router(SchedulerSettings("planned", skip=0.25), 12).lay(ends, stages, samples(4000), Costs())
+    ends, stages = (
+        peers(0, 20),
+        {s: [(PeerId(f"{s:02d}{i:03d}"), 1.0) for i in range(40)] for s in range(1, 13)},
+    )
+    laid = Router(SchedulerSettings("planned", skip=0.25), 12).lay(
+        ends, stages, samples(4000), Costs()
+    )
     assert laid.how == "turns"
     assert laid.run_s == 0.0
     assert set(visits(laid.paths).values()) == {3000}

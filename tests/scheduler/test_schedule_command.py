@@ -1,4 +1,5 @@
-"""``tutti schedule``: the document, the picture, the events, and every way to ask for the impossible."""
+"""``tutti schedule``: the document, the picture, the events, and every way to ask for the
+impossible."""
 
 from __future__ import annotations
 
@@ -55,8 +56,11 @@ def test_the_picture_may_be_a_png(capsys, tmp_path):
     assert ask(capsys, B, "--moves", "50", "--gantt", str(png))[0] == 0
     pixels = (imread(png)[..., :3] * 255).round().astype(int)
     high, wide, _ = pixels.shape
-    # Every peer's row is crossed; the forwards of the ends peers come first, and the last task ends at the right.
-    colours = {kind: [int(text[i : i + 2], 16) for i in (1, 3, 5)] for kind, text in COLOURS.items()}
+    # Every peer's row is crossed; the forwards of the ends peers come first, and the last task ends
+    # at the right.
+    colours = {
+        kind: [int(text[i : i + 2], 16) for i in (1, 3, 5)] for kind, text in COLOURS.items()
+    }
     blue, orange = ((pixels == colours[kind]).all(axis=2) for kind in "fb")
     assert high > 20 * 15
     assert wide > 1000
@@ -82,7 +86,10 @@ def test_the_problem_may_come_by_stdin(capsys, monkeypatch):
 def test_events_keep_a_given_plan_or_make_one(capsys, tmp_path):
     _, out, _ = ask(capsys, B, "--json", "--moves", "100")
     events = tmp_path / "events.json"
-    strikes = [{"at_s": 2.0, "what": "death", "peer": 12}, {"at_s": 4.0, "what": "busy", "peer": 9, "for_s": 1.0}]
+    strikes = [
+        {"at_s": 2.0, "what": "death", "peer": 12},
+        {"at_s": 4.0, "what": "busy", "peer": 9, "for_s": 1.0},
+    ]
     events.write_text(json.dumps({"events": strikes, "paths": json.loads(out)["paths"]}))
     code, out, _ = ask(capsys, B, "--json", "--replan", str(events))
     said = json.loads(out)
@@ -136,12 +143,20 @@ def test_other_refusals(capsys, tmp_path):
 
 
 def test_a_swarm_of_one_of_each_is_planned():
-    one = {"delays_s": [[0, 1], [1, 0]], "compute_s": [1, 1], "stages": [[0], [1]], "path_length": 2, "microbatches_per_end": 2}
+    one = {
+        "delays_s": [[0, 1], [1, 0]],
+        "compute_s": [1, 1],
+        "stages": [[0], [1]],
+        "path_length": 2,
+        "microbatches_per_end": 2,
+    }
     assert parse(one).total == 2
 
 
 def test_peers_are_put_where_they_are_better(capsys):
-    code, out, _ = ask(capsys, str(DATA / "skippipe_A.json"), "--json", "--assign", "--moves", "120")
+    code, out, _ = ask(
+        capsys, str(DATA / "skippipe_A.json"), "--json", "--assign", "--moves", "120"
+    )
     said = json.loads(out)
     assert code == 0
     assert said["assignment"]["after_s"] < said["assignment"]["before_s"]

@@ -1,4 +1,5 @@
-"""Problems of all sizes and shapes: a plan always, in time, by every rule, and never longer than the cheap ones."""
+"""Problems of all sizes and shapes: a plan always, in time, by every rule, and never longer than
+the cheap ones."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from node.scheduler.rules import broken
 
 
 def anything(seed: int, most: int = 300) -> Problem:
-    """5 to ``most`` peers, 4 to 24 stages, up to half of them left out; few slots, long ways in no order, unequal peers and stages."""
+    """5 to ``most`` peers, 4 to 24 stages, up to half of them left out; few slots, long ways in no
+    order, unequal peers and stages."""
     dice = random.Random(seed)
     size = int(5 * (most / 5) ** dice.random())
     blocks = min(dice.randint(3, 23), size - 2)
@@ -25,7 +27,9 @@ def anything(seed: int, most: int = 300) -> Problem:
     ends = max(1, min(size - blocks, int(size * dice.uniform(0.02, 0.3))))
     hosts = [*range(1, blocks + 1), *(dice.randint(1, blocks) for _ in range(size - ends - blocks))]
     dice.shuffle(hosts)
-    draw = dice.choice((lambda: dice.uniform(0.05, 2.0), lambda: 0.1 * dice.paretovariate(1.2), lambda: 0.0))
+    draw = dice.choice(
+        (lambda: dice.uniform(0.05, 2.0), lambda: 0.1 * dice.paretovariate(1.2), lambda: 0.0)
+    )
     each = dice.randint(1, 12)
     counts = {o: each if dice.random() < 0.8 else dice.randint(1, 12) for o in range(ends)}
     while sum(counts.values()) * hops % blocks:
@@ -36,7 +40,10 @@ def anything(seed: int, most: int = 300) -> Problem:
         compute=tuple(dice.uniform(0.02, 0.6) for _ in range(size)),
         stages=(
             tuple(range(ends)),
-            *(tuple(ends + i for i, s in enumerate(hosts) if s == stage) for stage in range(1, blocks + 1)),
+            *(
+                tuple(ends + i for i, s in enumerate(hosts) if s == stage)
+                for stage in range(1, blocks + 1)
+            ),
         ),
         length=hops + 1,
         slots=tuple(dice.choice((1, 1, 2, 3, 8)) for _ in range(size)),
@@ -101,7 +108,11 @@ def test_what_an_insertion_has_done_when_its_time_is_over_is_kept() -> None:
     assert broken(problem, half) is None
     assert asked == [111]
     assert len(set(whole) & set(half)) > 60
-    assert makespan(problem, whole) < makespan(problem, half) < makespan(problem, round_robin(problem, sets))
+    assert (
+        makespan(problem, whole)
+        < makespan(problem, half)
+        < makespan(problem, round_robin(problem, sets))
+    )
 
 
 def test_an_insertion_goes_in_haste_rather_than_not_at_all() -> None:

@@ -36,7 +36,9 @@ def test_overlapping_work_is_not_charged_twice() -> None:
     assert (rate.count, rate.per_second) == (2, 1.0)
 
 
-@pytest.mark.parametrize(("units", "seconds"), [(0, 1), (1, 0), (-1, 1), (1, math.inf), (math.nan, 1)])
+@pytest.mark.parametrize(
+    ("units", "seconds"), [(0, 1), (1, 0), (-1, 1), (1, math.inf), (math.nan, 1)]
+)
 def test_what_is_no_measurement_is_refused(units: float, seconds: float) -> None:
     with pytest.raises(ValueError, match="no measurement"):
         Rate().observe(units, seconds)

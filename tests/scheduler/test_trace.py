@@ -1,4 +1,5 @@
-"""The preemptions of ``benchmarks.trace``: what the generator makes, the optimum, and what rebalancing is worth."""
+"""The preemptions of ``benchmarks.trace``: what the generator makes, the optimum, and what
+rebalancing is worth."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ def test_a_zone_is_never_fuller_than_it_was_and_fills_up_again() -> None:
     lives = spot(4, 24.0, 1, 0.0)
     assert len({life.name for life in lives}) == len(lives) > 2 * ZONE
     assert all(life.born <= life.dies for life in lives)
-    there = [sum(life.born <= t < life.dies for life in lives) for t in range(0, int(24 * HOUR), 60)]
+    there = [
+        sum(life.born <= t < life.dies for life in lives) for t in range(0, int(24 * HOUR), 60)
+    ]
     assert max(there) == ZONE
     assert min(there) <= ZONE - 4, "bursts take several"
     assert sum(n == ZONE for n in there) > len(there) / 2
@@ -34,7 +37,10 @@ def test_the_optimum_is_never_above_the_best_assignment_and_with_many_peers_near
     for _ in range(20):
         speeds = [dice.lognormvariate(0, 0.5) for _ in range(6)]
         sides = product(range(2), repeat=6)
-        best = max(min(sum(v for v, s in zip(speeds, at, strict=True) if s == k) for k in range(2)) for at in sides)
+        best = max(
+            min(sum(v for v, s in zip(speeds, at, strict=True) if s == k) for k in range(2))
+            for at in sides
+        )
         assert 0.85 * best <= best_possible(speeds, 2) <= best + 1e-9
         many = [dice.lognormvariate(0, 0.5) for _ in range(60)]
         assert 0.995 * sum(many) / 4 <= best_possible(many, 4) <= sum(many) / 4

@@ -72,7 +72,9 @@ class DigestsDoNotMatter(Roster):
 class EpochsAreVersions(Roster):
     def stands(self, peer: PeerId, version: Version) -> frozenset[int]:
         c = self.candidates[peer]
-        return frozenset({c.cell} if version.epoch in {v.epoch for v in (c.at, *c.reachable)} else ())
+        return frozenset(
+            {c.cell} if version.epoch in {v.epoch for v in (c.at, *c.reachable)} else ()
+        )
 
 
 class AnyParameters(Member):
@@ -95,7 +97,9 @@ class AnyHistory(Member):
 
 
 class Planted(Machines):
-    def __init__(self, round: Any = None, pipeline: Any = None, roster: Any = None, member: Any = None) -> None:
+    def __init__(
+        self, round: Any = None, pipeline: Any = None, roster: Any = None, member: Any = None
+    ) -> None:
         self._round, self._pipeline, self._roster, self._member = round, pipeline, roster, member
 
     def round(self) -> RoundMachine:
@@ -110,7 +114,9 @@ class Planted(Machines):
             made.roster = self._roster(facts.stages)
         return made
 
-    def member(self, me: PeerId, at: Version, checkpoints: tuple[Version, ...], tokens: int) -> Member:
+    def member(
+        self, me: PeerId, at: Version, checkpoints: tuple[Version, ...], tokens: int
+    ) -> Member:
         return (self._member or Member)(me, at, checkpoints, tokens)
 
 
@@ -134,8 +140,18 @@ BUGS = (
     ),
     Bug("applied twice", Planted(round=StepsAgain), ("kill", "pause"), frozenset({"I8"})),
     Bug("counted twice", Planted(pipeline=CountsUnnamed), ("one-way",), frozenset({"I3"})),
-    Bug("no digests", Planted(roster=DigestsDoNotMatter, member=AnyParameters), ("corrupt",), frozenset({"I1"})),
-    Bug("mixed histories", Planted(roster=EpochsAreVersions, member=AnyHistory), ("partition",), frozenset({"I1", "I8"})),
+    Bug(
+        "no digests",
+        Planted(roster=DigestsDoNotMatter, member=AnyParameters),
+        ("corrupt",),
+        frozenset({"I1"}),
+    ),
+    Bug(
+        "mixed histories",
+        Planted(roster=EpochsAreVersions, member=AnyHistory),
+        ("partition",),
+        frozenset({"I1", "I8"}),
+    ),
 )
 
 

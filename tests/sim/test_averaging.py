@@ -1,4 +1,5 @@
-"""``tutti simulate --averaging``: the published experiment, played with the daemon's own strategies."""
+"""``tutti simulate --averaging``: the published experiment, played with the daemon's own
+strategies."""
 
 from __future__ import annotations
 
@@ -24,16 +25,23 @@ def test_every_strategy_agrees_on_the_mean(name: str) -> None:
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in ("ring", "push-sum", "all-reduce")])
 def test_failures_slow_it_down_and_stop_nothing(name: str) -> None:
-    quiet, failing = simulate(name, Trial(64, (8, 8), 0.0, seeds=3)), simulate(name, Trial(64, (8, 8), 0.05, seeds=3))
+    quiet, failing = (
+        simulate(name, Trial(64, (8, 8), 0.0, seeds=3)),
+        simulate(name, Trial(64, (8, 8), 0.05, seeds=3)),
+    )
     assert quiet.rounds[1] < failing.rounds[1] <= CAP
     assert failing.variance[-1] < 1e-6
 
 
 @pytest.mark.parametrize(
-    ("peers", "failure", "published"), [(512, 0.0, 1.0), (512, 0.001, 1.6), (512, 0.005, 10.9), (512, 0.01, 41.7), (768, 0.005, 28.7)]
-)  # fmt: skip
-def test_a_plain_all_reduce_fails_exactly_as_published(peers: int, failure: float, published: float) -> None:
-    """Ten runs of the same random numbers (plot_results.ipynb of yandex-research/moshpit-sgd): no rounding, no tolerance."""
+    ("peers", "failure", "published"),
+    [(512, 0.0, 1.0), (512, 0.001, 1.6), (512, 0.005, 10.9), (512, 0.01, 41.7), (768, 0.005, 28.7)],
+)
+def test_a_plain_all_reduce_fails_exactly_as_published(
+    peers: int, failure: float, published: float
+) -> None:
+    """Ten runs of the same random numbers (plot_results.ipynb of yandex-research/moshpit-sgd): no
+    rounding, no tolerance."""
     found = simulate("all-reduce", Trial(peers, (32, 32), failure, seeds=10))
     assert found.rounds[0] == found.rounds[1] == pytest.approx(published, abs=1e-9)
 
@@ -41,13 +49,19 @@ def test_a_plain_all_reduce_fails_exactly_as_published(peers: int, failure: floa
 def test_a_full_grid_is_exact_and_a_packed_one_beats_the_published() -> None:
     assert simulate("moshpit", Trial(1024, (32, 32), seeds=2)).rounds == (2.0, 2.0)
     assert simulate("moshpit", Trial(512, (8, 8, 8), seeds=2)).rounds == (3.0, 3.0)
-    packed, fixed = (simulate(n, Trial(512, (32, 32), 0.01, seeds=8)).rounds for n in ("moshpit", "moshpit-fixed"))
+    packed, fixed = (
+        simulate(n, Trial(512, (32, 32), 0.01, seeds=8)).rounds
+        for n in ("moshpit", "moshpit-fixed")
+    )
     assert packed[1] < 8.8 - 1.5  # published: 8.8
     assert fixed[1] == pytest.approx(8.8, abs=1.0)
 
 
 def test_lost_messages_of_push_sum_lose_no_mass() -> None:
-    quiet, lossy = (simulate("exponential", Trial(64, (8, 8), loss=loss, seeds=5, cap=200)) for loss in (0.0, 0.1))
+    quiet, lossy = (
+        simulate("exponential", Trial(64, (8, 8), loss=loss, seeds=5, cap=200))
+        for loss in (0.0, 0.1)
+    )
     assert quiet.rounds[1] == 6
     assert 6 < lossy.rounds[1] < 200
     assert lossy.bias < 1e-4
@@ -55,14 +69,17 @@ def test_lost_messages_of_push_sum_lose_no_mass() -> None:
 
 
 def test_a_tight_bound_of_staleness_costs_rounds() -> None:
-    """As many pushes are applied in a round as the bound allows, so it takes about peers / bound rounds."""
+    """As many pushes are applied in a round as the bound allows, so it takes about peers / bound
+    rounds."""
     from node.averaging.central import Stale
     from node.sim.agreement import Pushed
 
     ends = []
     for bound in (2, 64):
         world = Pushed(Stale(bound), np.random.default_rng(0).standard_normal((64, 1)), 0)
-        ends.append(next(i for i in range(1, 200) if world.round(i, np.ones(64, bool)).var() < 1e-9))
+        ends.append(
+            next(i for i in range(1, 200) if world.round(i, np.ones(64, bool)).var() < 1e-9)
+        )
     assert ends[1] <= 3 < 10 < ends[0]
 
 
@@ -74,7 +91,10 @@ def test_the_smallest_swarms_are_simulated(peers: int) -> None:
 
 def test_bytes_are_those_of_the_codec_and_the_group() -> None:
     trial = Trial(64, (8, 8), seeds=1, parameters=1000)
-    sent = {name: simulate(name, trial).sent for name in ("butterfly", "moshpit", "gossip", "exponential", "parameter-server")}
+    sent = {
+        name: simulate(name, trial).sent
+        for name in ("butterfly", "moshpit", "gossip", "exponential", "parameter-server")
+    }
     assert sent == pytest.approx(
         {
             "butterfly": 8000 * 63 / 64,
@@ -85,8 +105,15 @@ def test_bytes_are_those_of_the_codec_and_the_group() -> None:
         }
     )
     assert simulate("parameter-server", trial).busiest == 8000 * 63
-    steps = {name: simulate(name, trial).to_dict()["bytes_per_peer_per_step"] for name in ("butterfly", "diloco", "streaming")}
-    assert steps == {"butterfly": 7875, "diloco": round(7875 / 50), "streaming": round(7875 / 50)}  # every 50; halves every 25
+    steps = {
+        name: simulate(name, trial).to_dict()["bytes_per_peer_per_step"]
+        for name in ("butterfly", "diloco", "streaming")
+    }
+    assert steps == {
+        "butterfly": 7875,
+        "diloco": round(7875 / 50),
+        "streaming": round(7875 / 50),
+    }  # every 50; halves every 25
     assert (
         simulate("butterfly", Trial(64, (8, 8), seeds=1, parameters=1 << 20, codec="int8")).sent
         < sent["butterfly"] * 1049 * 0.26
@@ -127,15 +154,28 @@ def test_people_get_a_line_for_every_strategy(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    "words", [["--averaging", "gossipp"], ["--averaging", "moshpit", "--grid", "4,x"], ["--averaging", "moshpit", "--grid", "2,2"],
-              ["--averaging", "moshpit", "--grid", "100000,100000"]]
-)  # fmt: skip
-def test_what_cannot_be_simulated_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    "words",
+    [
+        ["--averaging", "gossipp"],
+        ["--averaging", "moshpit", "--grid", "4,x"],
+        ["--averaging", "moshpit", "--grid", "2,2"],
+        ["--averaging", "moshpit", "--grid", "100000,100000"],
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["simulate", "--peers", "12", *words]) == ExitCode.USAGE
     assert capsys.readouterr().out == ""
 
 
 def test_chances_and_codecs_are_checked() -> None:
-    for trial in (Trial(8, failure=1.0), Trial(8, loss=-0.1), Trial(8, codec="int2"), Trial(1), Trial(8, seeds=0)):
+    for trial in (
+        Trial(8, failure=1.0),
+        Trial(8, loss=-0.1),
+        Trial(8, codec="int2"),
+        Trial(1),
+        Trial(8, seeds=0),
+    ):
         with pytest.raises(UsageFault):
             simulate("gossip", trial)

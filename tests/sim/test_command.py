@@ -27,13 +27,25 @@ def outcome():
 
 
 def test_help_lists_the_scenarios() -> None:
-    text = " ".join(CliRunner().invoke(cli.app, ["simulate", "--help"], env={"COLUMNS": "200"}).stdout.split())
+    text = " ".join(
+        CliRunner().invoke(cli.app, ["simulate", "--help"], env={"COLUMNS": "200"}).stdout.split()
+    )
     assert all(name in text for name in SCENARIOS)
 
 
 def test_json_is_one_document(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     picture, saved = tmp_path / "line.svg", tmp_path / "faults.json"
-    words = ["simulate", "--small", "--scenario", "kill", "--scenario", "pause", "--seed", "3", "--json"]
+    words = [
+        "simulate",
+        "--small",
+        "--scenario",
+        "kill",
+        "--scenario",
+        "pause",
+        "--seed",
+        "3",
+        "--json",
+    ]
     assert cli.main([*words, "--svg", str(picture), "--save", str(saved)]) == 0
     first = json.loads(capsys.readouterr().out)
     assert first["epochs"] == first["epochs_wanted"] == 12
@@ -41,7 +53,10 @@ def test_json_is_one_document(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert first["scenario"] == "kill, pause"
     assert ET.parse(picture).getroot().tag.endswith("svg")
     drawn = tmp_path / "line.png"
-    assert cli.main(["simulate", "--small", "--replay", str(saved), "--json", "--png", str(drawn)]) == 0
+    assert (
+        cli.main(["simulate", "--small", "--replay", str(saved), "--json", "--png", str(drawn)])
+        == 0
+    )
     assert drawn.read_bytes().startswith(b"\x89PNG")
     again = json.loads(capsys.readouterr().out)
     assert {k: v for k, v in again.items() if k not in ("wall_s", "scenario")} == {
@@ -101,7 +116,9 @@ def test_a_broken_invariant_is_shown_with_its_schedule(
 
     def breaks(setup: Setup, schedule: Schedule, make: object = None) -> object:
         found = run(setup, schedule)
-        found.violation = InvariantViolation("I1", 3.25, "two truths", schedule.seed, ["what came before"])
+        found.violation = InvariantViolation(
+            "I1", 3.25, "two truths", schedule.seed, ["what came before"]
+        )
         return found
 
     monkeypatch.setattr(command, "run", breaks)
@@ -138,4 +155,7 @@ def test_a_swarm_of_the_manifest_has_its_parts_and_as_many_peers_as_asked() -> N
     assert setup.peers == 25
     assert (setup.stages, setup.epochs, setup.ends) == (5, 7, 2)
     assert setup.micro_batches == m.training.target_batch // m.pipeline.micro_batch
-    assert sum(setup.size_of(p) for names in setup.names.values() for p in names) > 4 * m.parameter_count() * 0.9
+    assert (
+        sum(setup.size_of(p) for names in setup.names.values() for p in names)
+        > 4 * m.parameter_count() * 0.9
+    )

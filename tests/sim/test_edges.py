@@ -1,4 +1,5 @@
-"""Push-sum between cells under faults: from plan to plan no mass comes from nowhere, and none goes but with a cell."""
+"""Push-sum between cells under faults: from plan to plan no mass comes from nowhere, and none goes
+but with a cell."""
 
 from __future__ import annotations
 
@@ -23,11 +24,23 @@ from node.training.rules import Rules, levels
 from tests.sim.test_switch import GOSSIP, Watched
 
 SETUPS = {
-    "pairs": Setup(ends=3, replicas=6, epochs=10, micro_batches=4, cell=2, outer=OuterSettings("push-sum", every=1)),
-    "singles": Setup(
-        stages=1, parts=toy_parts(1, 3), replicas=7, epochs=12, cell=1, outer=OuterSettings("push-sum", every=1, fanout=2)
+    "pairs": Setup(
+        ends=3,
+        replicas=6,
+        epochs=10,
+        micro_batches=4,
+        cell=2,
+        outer=OuterSettings("push-sum", every=1),
     ),
-}  # fmt: skip
+    "singles": Setup(
+        stages=1,
+        parts=toy_parts(1, 3),
+        replicas=7,
+        epochs=12,
+        cell=1,
+        outer=OuterSettings("push-sum", every=1, fanout=2),
+    ),
+}
 
 
 class Listening(Machines):
@@ -58,10 +71,14 @@ def test_no_mass_is_made_or_lost_but_that_of_cells_that_are_gone(name: str) -> N
     for seed in range(7):
         make = Listening()
         outcome = run(SETUPS[name], lay(("random",), SETUPS[name], seed), make)
-        assert outcome.violation is None, f"seed {seed}: {outcome.violation}\n{outcome.schedule.to_json()}"
+        assert outcome.violation is None, (
+            f"seed {seed}: {outcome.violation}\n{outcome.schedule.to_json()}"
+        )
         made = {makes(plan, ()): plan for plan in make.plans if plan.outer}
         for plan in make.plans:
-            assert set(plan.mass) == {(s, c) for s in {m.stage for m in plan.members} for c in plan.cells(s)}
+            assert set(plan.mass) == {
+                (s, c) for s in {m.stage for m in plan.members} for c in plan.cells(s)
+            }
             assert min(plan.mass.values()) > 0
             before = made.get(plan.base)
             told = before if before is not None and before.term + 1 == plan.term else None
@@ -70,7 +87,9 @@ def test_no_mass_is_made_or_lost_but_that_of_cells_that_are_gone(name: str) -> N
             if before is None:
                 continue
             for stage in {stage for stage, _ in plan.mass}:
-                was, now = ({c: w for (s, c), w in p.mass.items() if s == stage} for p in (before, plan))
+                was, now = (
+                    {c: w for (s, c), w in p.mass.items() if s == stage} for p in (before, plan)
+                )
                 flowed += (stage, min(was)) in before.senders
                 followed += 1
                 # A number that another cell has now says nothing: the one before it is gone.
@@ -79,7 +98,10 @@ def test_no_mass_is_made_or_lost_but_that_of_cells_that_are_gone(name: str) -> N
                     assert sum(was.values()) == sum(now.values())
                     moved += was != now
                 elif was.keys() > now.keys():
-                    assert sum(now.values()) <= sum(was.values()) or sum(now.values()) <= len(now) * WHOLE
+                    assert (
+                        sum(now.values()) <= sum(was.values())
+                        or sum(now.values()) <= len(now) * WHOLE
+                    )
     assert flowed > 50
     assert moved > 3, "some of what was sent has not arrived"
 

@@ -117,9 +117,13 @@ def test_i4_samples_that_are_taken_twice_or_forgotten(swarm: Swarm) -> None:
     ids=["twice", "stranger", "divisor", "tokens", "plan"],
 )
 def test_i5_a_mean_that_is_none(swarm: Swarm, contributors: Any, tokens: int, shares: Any) -> None:
-    request: Any = SimpleNamespace(plan=plan(), members=(A, B), listeners=frozenset(), round=RoundId(0, 1, 0))
+    request: Any = SimpleNamespace(
+        plan=plan(), members=(A, B), listeners=frozenset(), round=RoundId(0, 1, 0)
+    )
     good = (Share(A, (1,), 16, plan().hash), Share(B, (2,), 16, plan().hash))
-    swarm.watch.step(swarm.peers[A], request, Step(request.round, 0, ("1.0",), (A, B), 32), good, False)
+    swarm.watch.step(
+        swarm.peers[A], request, Step(request.round, 0, ("1.0",), (A, B), 32), good, False
+    )
     with broken("I5"):
         swarm.watch.mean.step(swarm.peers[A], request, contributors, tokens, shares)
 
@@ -171,9 +175,13 @@ def test_i8_a_step_that_is_applied_twice_or_to_another_history(swarm: Swarm) -> 
     peer.labour.moments["1.2"] = moment
     with broken("I8"):
         once.settling(peer, plan(), {"1.2": moment})
-    request: Any = SimpleNamespace(plan=plan(), members=(A,), listeners=frozenset(), round=RoundId(0, 1, 0))
+    request: Any = SimpleNamespace(
+        plan=plan(), members=(A,), listeners=frozenset(), round=RoundId(0, 1, 0)
+    )
     with broken("I8"):
-        swarm.watch.step(peer, request, Step(request.round, 0, ("1.0",), (A,), 16), (Share(A, (1,), 16),), True)
+        swarm.watch.step(
+            peer, request, Step(request.round, 0, ("1.0",), (A,), 16), (Share(A, (1,), 16),), True
+        )
 
 
 def test_i9_a_leader_that_rolls_dice(swarm: Swarm) -> None:

@@ -1,4 +1,5 @@
-"""Planned paths in the simulated swarm: the leader's router, its searches and skips under faults."""
+"""Planned paths in the simulated swarm: the leader's router, its searches and skips under
+faults."""
 
 from __future__ import annotations
 
@@ -20,9 +21,15 @@ from node.training.facts import RunFacts
 from node.training.leader import Leader
 
 SETUP = Setup(
-    stages=3, replicas=2, micro_batches=6, epochs=8, parts=toy_parts(3, 2), unequal=2.0, may_skip=0.34,
+    stages=3,
+    replicas=2,
+    micro_batches=6,
+    epochs=8,
+    parts=toy_parts(3, 2),
+    unequal=2.0,
+    may_skip=0.34,
     scheduler=SchedulerSettings("planned", skip=0.34),
-)  # fmt: skip
+)
 
 
 class _Watched(Machines):
@@ -51,7 +58,9 @@ def test_planned_skips_hold_under_faults(scenario: str) -> None:
     for seed in range(2):
         seen = _Watched()
         outcome = run(SETUP, lay((scenario,), SETUP, seed), seen)
-        assert outcome.violation is None, f"seed {seed}: {outcome.violation}\n{outcome.schedule.to_json()}"
+        assert outcome.violation is None, (
+            f"seed {seed}: {outcome.violation}\n{outcome.schedule.to_json()}"
+        )
         assert outcome.finished
         paths = [p for plan in seen.plans for p in plan.paths]
         assert {len(p.hops) for p in paths} == {2}
@@ -64,9 +73,14 @@ def test_planned_skips_hold_under_faults(scenario: str) -> None:
 
 
 @pytest.mark.parametrize(("every", "back_from"), [(1, "the newest"), (2, "an older")])
-def test_a_stage_whose_last_holder_dies_is_left_out_and_comes_back(every: int, back_from: str) -> None:
-    """Twelve seconds without the only peer of stage 2; its disk has the version it died at, or one of some epochs before."""
-    setup = dataclasses.replace(SETUP, replicas=1, epochs=36, checkpoint_every=every, checkpoint_s=0.1)
+def test_a_stage_whose_last_holder_dies_is_left_out_and_comes_back(
+    every: int, back_from: str
+) -> None:
+    """Twelve seconds without the only peer of stage 2; its disk has the version it died at, or one
+    of some epochs before."""
+    setup = dataclasses.replace(
+        SETUP, replicas=1, epochs=36, checkpoint_every=every, checkpoint_s=0.1
+    )
     seen = _Watched()
     outcome = run(setup, Schedule(1, (Fault(11.0, "outage", stage=2, seconds=12.0),)), seen)
     assert outcome.violation is None, outcome.violation
@@ -89,7 +103,8 @@ def test_a_stage_whose_last_holder_dies_is_left_out_and_comes_back(every: int, b
 
 
 def test_a_stage_that_lost_all_its_work_keeps_its_parameters() -> None:
-    """An ends peer dies, and with it every micro-batch that visited the only peer of a stage: its round has nothing to step."""
+    """An ends peer dies, and with it every micro-batch that visited the only peer of a stage: its
+    round has nothing to step."""
     setup = dataclasses.replace(SETUP, replicas=1, checkpoint_every=3)
     schedule = lay(("mass-kill",), setup, 2)
     outcome = run(setup, schedule)

@@ -1,4 +1,5 @@
-"""Every planted bug is found by an invariant within a few hundred schedules, and only the bug is."""
+"""Every planted bug is found by an invariant within a few hundred schedules, and only the bug
+is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Hundreds of schedules over a small swarm: no invariant breaks, and the swarm goes on when its troubles are over."""
+"""Hundreds of schedules over a small swarm: no invariant breaks, and the swarm goes on when its
+troubles are over."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def test_a_scenario_holds(name: str) -> None:
     setup = Setup()
     for seed in range(EACH):
         outcome = run(setup, lay((name,), setup, seed))
-        assert outcome.violation is None, f"seed {seed}: {outcome.violation}\n{outcome.schedule.to_json()}"
+        assert outcome.violation is None, (
+            f"seed {seed}: {outcome.violation}\n{outcome.schedule.to_json()}"
+        )
         assert outcome.finished
         assert outcome.epochs == setup.epochs
 
@@ -40,21 +43,57 @@ def test_a_mix_of_everything_holds(first: int) -> None:
     setup = Setup()
     for seed in range(first, first + BATCH):
         outcome = run(setup, lay(("random",), setup, seed))
-        assert outcome.violation is None, f"seed {seed}: {outcome.violation}\n{outcome.schedule.to_json()}"
+        assert outcome.violation is None, (
+            f"seed {seed}: {outcome.violation}\n{outcome.schedule.to_json()}"
+        )
 
 
 FEEDBACK = OuterSettings("butterfly", "deltas", 2, "nesterov", codec="top-k", feedback=True)
-STREAM = OuterSettings("butterfly", "deltas", 4, "nesterov", fragments=2, codec="int4", feedback=True)
+STREAM = OuterSettings(
+    "butterfly", "deltas", 4, "nesterov", fragments=2, codec="int4", feedback=True
+)
 QUORUM = OuterSettings("butterfly", "deltas", 2, "nesterov", quorum=2, grace_s=0.02)
 CELLS = {
     "butterfly": Setup(ends=3, replicas=5, epochs=9, micro_batches=4, cell=2, outer=FEEDBACK),
-    "moshpit": Setup(replicas=5, epochs=9, micro_batches=4, cell=2, outer=OuterSettings("moshpit", every=2, grid=(2, 2))),
-    "gossip": Setup(stages=1, parts=toy_parts(1, 3), replicas=6, epochs=9, cell=1, outer=OuterSettings("gossip", every=1)),
+    "moshpit": Setup(
+        replicas=5,
+        epochs=9,
+        micro_batches=4,
+        cell=2,
+        outer=OuterSettings("moshpit", every=2, grid=(2, 2)),
+    ),
+    "gossip": Setup(
+        stages=1,
+        parts=toy_parts(1, 3),
+        replicas=6,
+        epochs=9,
+        cell=1,
+        outer=OuterSettings("gossip", every=1),
+    ),
     "fragments": Setup(ends=3, replicas=5, epochs=9, micro_batches=4, cell=2, outer=STREAM),
-    "ring": Setup(stages=1, parts=toy_parts(1, 3), replicas=6, epochs=9, cell=2, outer=OuterSettings("ring", every=1)),
-    "push-sum": Setup(stages=1, parts=toy_parts(1, 3), replicas=5, epochs=9, cell=1, outer=OuterSettings("push-sum", every=1)),
+    "ring": Setup(
+        stages=1,
+        parts=toy_parts(1, 3),
+        replicas=6,
+        epochs=9,
+        cell=2,
+        outer=OuterSettings("ring", every=1),
+    ),
+    "push-sum": Setup(
+        stages=1,
+        parts=toy_parts(1, 3),
+        replicas=5,
+        epochs=9,
+        cell=1,
+        outer=OuterSettings("push-sum", every=1),
+    ),
     "hogwild": Setup(
-        ends=3, replicas=5, epochs=9, micro_batches=4, cell=2, outer=OuterSettings("hogwild", "deltas", 2, "sgd", lr=1.0)
+        ends=3,
+        replicas=5,
+        epochs=9,
+        micro_batches=4,
+        cell=2,
+        outer=OuterSettings("hogwild", "deltas", 2, "sgd", lr=1.0),
     ),
     "stale": Setup(
         stages=1,
@@ -63,11 +102,23 @@ CELLS = {
         epochs=9,
         cell=1,
         outer=OuterSettings("parameter-server", "deltas", 2, "sgd", staleness=3, shards=2),
-    ),  # fmt: skip
-    "overlap": Setup(ends=3, replicas=5, epochs=14, micro_batches=4, cell=2, outer=replace(STREAM, overlap=1, mixing=0.5)),
+    ),
+    "overlap": Setup(
+        ends=3,
+        replicas=5,
+        epochs=14,
+        micro_batches=4,
+        cell=2,
+        outer=replace(STREAM, overlap=1, mixing=0.5),
+    ),
     "quorum": Setup(replicas=5, epochs=9, micro_batches=4, cell=2, outer=QUORUM),
     "server": Setup(
-        stages=1, parts=toy_parts(1, 3), replicas=4, epochs=9, cell=1, outer=OuterSettings("parameter-server", every=2)
+        stages=1,
+        parts=toy_parts(1, 3),
+        replicas=4,
+        epochs=9,
+        cell=1,
+        outer=OuterSettings("parameter-server", every=2),
     ),
 }
 
@@ -76,13 +127,19 @@ CELLS = {
 def test_cells_and_outer_rounds_hold(name: str) -> None:
     setup = CELLS[name]
     quiet = run(setup, Schedule(1, ()))
-    assert (quiet.violation, quiet.finished, quiet.counts.get("epoch-abandoned", 0)) == (None, True, 0)
+    assert (quiet.violation, quiet.finished, quiet.counts.get("epoch-abandoned", 0)) == (
+        None,
+        True,
+        0,
+    )
     # Outer rounds are epochs in which nothing is counted.
     outer = [epoch for _, epoch, tokens, _ in quiet.commits if not tokens]
     assert outer == [e + 1 for e in range(setup.epochs) if number(e, setup.outer.gap, setup.epochs)]
     for seed in range(WITH_CELLS):
         outcome = run(setup, lay(("random",), setup, seed))
-        assert outcome.violation is None, f"seed {seed}: {outcome.violation}\n{outcome.schedule.to_json()}"
+        assert outcome.violation is None, (
+            f"seed {seed}: {outcome.violation}\n{outcome.schedule.to_json()}"
+        )
 
 
 def test_a_cell_that_dies_costs_no_epoch_and_a_joiner_fills_one_up() -> None:
@@ -108,7 +165,8 @@ def test_a_cell_that_dies_costs_no_epoch_and_a_joiner_fills_one_up() -> None:
     assert len(set(live.values())) == 1, "the run ends with an outer round over all cells"
 
 
-# What each of them once broke is another thing; ``python -m benchmarks.simulator`` found them among ten thousand.
+# What each of them once broke is another thing; ``python -m benchmarks.simulator`` found them among
+# ten thousand.
 ONCE_BROKEN = (
     (2731, "a donor that had come up and took no part yet"),
     (3353, "a stage whose agreed parameters nobody had any more"),
@@ -127,13 +185,23 @@ def test_what_was_once_broken_holds(seed: int) -> None:
 
 
 CELLS_ONCE_BROKEN = (
-    ("gossip", 17, "optimizer state of a later epoch from who had caught up there, for a leader that began at an earlier one"),
+    (
+        "gossip",
+        17,
+        "optimizer state of a later epoch from who had caught up there, for a leader that began at "
+        "an earlier one",
+    ),
     (
         "ring",
         285,
-        "the only peer that had committed with the others was gone, and these had settled what its mates did not have",
+        "the only peer that had committed with the others was gone, and these had settled what its "
+        "mates did not have",
     ),
-    ("push-sum", 38, "who was started again and had another cell's parameters when a plan still counted on it"),
+    (
+        "push-sum",
+        38,
+        "who was started again and had another cell's parameters when a plan still counted on it",
+    ),
 )
 
 
@@ -153,7 +221,15 @@ def test_who_fetched_the_version_and_who_goes_back_to_it_are_not_two_cells() -> 
 
 
 def test_who_all_lose_their_first_epoch_may_begin_with_the_same_plan_again() -> None:
-    setup = Setup(stages=3, replicas=2, micro_batches=6, epochs=8, parts=toy_parts(3, 2), unequal=2.0, may_skip=0.34)
+    setup = Setup(
+        stages=3,
+        replicas=2,
+        micro_batches=6,
+        epochs=8,
+        parts=toy_parts(3, 2),
+        unequal=2.0,
+        may_skip=0.34,
+    )
     outcome = run(setup, lay(("random",), setup, 138))
     assert outcome.violation is None, outcome.violation
     assert outcome.finished
@@ -166,7 +242,9 @@ def test_of_two_replicas_the_one_with_a_flipped_bit_does_not_win(who: int) -> No
     assert outcome.violation is None
     assert outcome.finished
     assert [s[2] for s in outcome.struck] == [f"s01-{who:03d}"]
-    assert outcome.counts["epoch-abandoned"] == 1, "both go back to what they agree on, and the epoch is done again"
+    assert outcome.counts["epoch-abandoned"] == 1, (
+        "both go back to what they agree on, and the epoch is done again"
+    )
     assert outcome.counts["digest-mismatch"] == 1
     assert outcome.samples_counted == setup.epochs * setup.micro_batches * setup.micro_batch
 
@@ -176,19 +254,31 @@ def test_a_quiet_run_loses_nothing() -> None:
     outcome = run(setup, Schedule(5, ()))
     assert [epoch for _, epoch, *_ in outcome.commits] == list(range(1, setup.epochs + 1))
     assert outcome.samples_counted == setup.epochs * setup.micro_batches * setup.micro_batch
-    assert outcome.samples_back == outcome.samples_lost == outcome.repeated == outcome.moments_lost == 0
+    assert (
+        outcome.samples_back
+        == outcome.samples_lost
+        == outcome.repeated
+        == outcome.moments_lost
+        == 0
+    )
     assert not outcome.counts.get("epoch-abandoned")
     assert not outcome.counts.get("round-repaired")
 
 
 def test_the_same_seed_gives_the_same_run_in_another_process() -> None:
     code = (
-        "from node.sim.run import run; from node.sim.setup import Setup; from node.sim.scenarios import lay\n"
-        "s = Setup(); o = run(s, lay(('random', 'churn'), s, 7)); print(o.events, o.seconds, o.commits)"
+        "from node.sim.run import run; from node.sim.setup import Setup; from node.sim.scenarios "
+        "import lay\n"
+        "s = Setup(); o = run(s, lay(('random', 'churn'), s, 7)); print(o.events, o.seconds, "
+        "o.commits)"
     )
     said = {
         subprocess.run(
-            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
         for seed in ("1", "2")
     }
@@ -198,7 +288,8 @@ def test_the_same_seed_gives_the_same_run_in_another_process() -> None:
 
 def test_no_torch_no_loop_no_sockets_are_loaded() -> None:
     code = (
-        "import sys; from node.sim.command import Options, run_command; run_command(Options(small=True))\n"
+        "import sys; from node.sim.command import Options, run_command; "
+        "run_command(Options(small=True))\n"
         "print([m for m in ('torch', 'grpc', 'asyncio', 'hivemind', 'numpy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -226,7 +317,9 @@ def test_a_partition_makes_one_history_win() -> None:
     setup = Setup(ends=2, replicas=4, epochs=20)
     seen = 0
     for seed in range(12):
-        outcome = run(setup, Schedule(seed, (Fault(5.0, "partition", who=seed * 37, seconds=14.0, size=0.5),)))
+        outcome = run(
+            setup, Schedule(seed, (Fault(5.0, "partition", who=seed * 37, seconds=14.0, size=0.5),))
+        )
         assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
         assert outcome.finished
         seen += outcome.repeated > 0

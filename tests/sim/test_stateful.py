@@ -1,4 +1,5 @@
-"""Hypothesis drives the simulated swarm: kill, join, pause, cut, heal, let time pass, in any order."""
+"""Hypothesis drives the simulated swarm: kill, join, pause, cut, heal, let time pass, in any
+order."""
 
 from __future__ import annotations
 
@@ -25,7 +26,12 @@ class AnySwarm(RuleBasedStateMachine):
     def strike(self, kind: str, who: int, seconds: float = 0.0, size: float = 0.0) -> None:
         strike(self.swarm, Fault(0.0, kind, who, -1, seconds, size))
 
-    @rule(who=WHO, kind=st.sampled_from(["kill", "replace", "restart", "kill-leader", "broken-step", "corrupt", "leave"]))
+    @rule(
+        who=WHO,
+        kind=st.sampled_from(
+            ["kill", "replace", "restart", "kill-leader", "broken-step", "corrupt", "leave"]
+        ),
+    )
     def lose(self, who: int, kind: str) -> None:
         self.strike(kind, who, 1.0)
 
@@ -66,10 +72,16 @@ class AnySwarm(RuleBasedStateMachine):
         while len(commits) == count and world.now < until:
             world.run(world.now + 2.0)
         chief = self.swarm.chief()
-        assert len(commits) > count, f"no commit: {chief and chief.leader and chief.leader.waiting_for}"
+        assert len(commits) > count, (
+            f"no commit: {chief and chief.leader and chief.leader.waiting_for}"
+        )
 
 
 TestAnySwarm = AnySwarm.TestCase
 TestAnySwarm.settings = settings(
-    max_examples=20, stateful_step_count=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=20,
+    stateful_step_count=12,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
 )

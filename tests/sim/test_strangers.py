@@ -1,4 +1,5 @@
-"""A stranger with the smallest PeerId that says what would end the run: nothing comes of it, whatever else goes wrong."""
+"""A stranger with the smallest PeerId that says what would end the run: nothing comes of it,
+whatever else goes wrong."""
 
 from __future__ import annotations
 
@@ -53,7 +54,13 @@ def test_what_else_goes_wrong_meanwhile_mends_as_ever(trouble: Fault) -> None:
 
 def test_an_ends_peer_that_came_later_leads_when_those_before_it_are_gone() -> None:
     kills = [Fault(BEGIN + 8.0 + 8.0 * i, "kill-leader") for i in range(3)]
-    outcome = run(LONG, Schedule(1, (Fault(BEGIN, "join", 0, 0, size=1.0), Fault(BEGIN, "stranger", seconds=30.0), *kills)))
+    outcome = run(
+        LONG,
+        Schedule(
+            1,
+            (Fault(BEGIN, "join", 0, 0, size=1.0), Fault(BEGIN, "stranger", seconds=30.0), *kills),
+        ),
+    )
     assert outcome.violation is None, outcome.violation
     assert outcome.finished
     assert outcome.commits[-1][3] == "e00-003"

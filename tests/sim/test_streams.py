@@ -1,4 +1,5 @@
-"""Streaming between simulated cells: what plans send, what lands, and what is left to the outer round itself."""
+"""Streaming between simulated cells: what plans send, what lands, and what is left to the outer
+round itself."""
 
 from __future__ import annotations
 
@@ -15,19 +16,32 @@ from tests.sim.test_switch import Watched
 
 STREAM = OuterSettings("butterfly", "deltas", 6, "nesterov", fragments=2, overlap=2, mixing=0.5)
 SETUP = Setup(
-    ends=2, stages=1, parts=toy_parts(1, 4), replicas=4, epochs=20, micro_batches=4, cell=2, outer=STREAM, spread_s=0.0
+    ends=2,
+    stages=1,
+    parts=toy_parts(1, 4),
+    replicas=4,
+    epochs=20,
+    micro_batches=4,
+    cell=2,
+    outer=STREAM,
+    spread_s=0.0,
 )
 
 
 def parts_of(plan: Plan, setup: Setup) -> Mapping[int, set[str]]:
     """The parts that somebody averages, by stage."""
     unit_parts = {unit: plan.averagers(unit).keys() for unit in plan.units}
-    return {stage: set(names) & {n for of in unit_parts.values() for n in of} for stage, names in setup.names.items()}
+    return {
+        stage: set(names) & {n for of in unit_parts.values() for n in of}
+        for stage, names in setup.names.items()
+    }
 
 
 @pytest.mark.parametrize("overlap", [0, 2])
 def test_plans_send_and_land_the_same_fragment_in_its_turn(overlap: int) -> None:
-    setup = replace(SETUP, outer=replace(STREAM, overlap=overlap, mixing=STREAM.mixing * bool(overlap)))
+    setup = replace(
+        SETUP, outer=replace(STREAM, overlap=overlap, mixing=STREAM.mixing * bool(overlap))
+    )
     swarm = Watched(setup, 3)
     swarm.finish()
     s, plans = setup.outer, {p.epoch: p for p in swarm.plans.values()}
@@ -37,7 +51,10 @@ def test_plans_send_and_land_the_same_fragment_in_its_turn(overlap: int) -> None
         {e - 2: n + 1 for n, e in enumerate(landed)} if overlap else {}
     )
     for epoch, plan in landed.items():
-        due = {stage: set(pieces({p.name: p.bytes for p in of}, 2)[plan.fragment - 1]) for stage, of in setup.parts.items()}
+        due = {
+            stage: set(pieces({p.name: p.bytes for p in of}, 2)[plan.fragment - 1])
+            for stage, of in setup.parts.items()
+        }
         assert parts_of(plan, setup) == due
         assert fragment(s, epoch, setup.epochs) == plan.fragment
         if overlap:
@@ -50,7 +67,9 @@ def test_plans_send_and_land_the_same_fragment_in_its_turn(overlap: int) -> None
     # Everybody was there all the time: nothing had to be exchanged where it lands.
     assert "round-repaired" not in swarm.watch.counts
     assert swarm.watch.counts.get("landed", 0) == (4 * len(swarm.live()) if overlap else 0)
-    assert len({p.labour.digest for p in swarm.live(1)}) == 1, "the last round of a run carries everything"
+    assert len({p.labour.digest for p in swarm.live(1)}) == 1, (
+        "the last round of a run carries everything"
+    )
 
 
 @pytest.mark.parametrize("epochs", [10, 11])

@@ -1,4 +1,5 @@
-"""The owner changes how cells average while a swarm trains: real machines in virtual time, with deaths, joiners and old news."""
+"""The owner changes how cells average while a swarm trains: real machines in virtual time, with
+deaths, joiners and old news."""
 
 from __future__ import annotations
 
@@ -18,7 +19,14 @@ from node.sim.swarm import Swarm
 from node.training import events as ev
 from node.training.rules import Rules, Standing, due, levels
 
-GOSSIP = Setup(stages=1, parts=toy_parts(1, 3), replicas=4, epochs=16, cell=1, outer=OuterSettings("gossip", every=1))
+GOSSIP = Setup(
+    stages=1,
+    parts=toy_parts(1, 3),
+    replicas=4,
+    epochs=16,
+    cell=1,
+    outer=OuterSettings("gossip", every=1),
+)
 DILOCO = Rules(2, OuterSettings("butterfly", "deltas", 3, "nesterov"), 1, "diloco")
 WHOLE = Rules(0, OuterSettings(), 2, "one cell")
 
@@ -75,7 +83,9 @@ def test_a_change_comes_into_force_with_the_next_plan_and_everybody_begins_with_
     )
     assert all(not p.change for p in swarm.plans.values() if p.epoch < first.epoch)
     after = swarm.done(first.epoch + 1)
-    assert len({digest for (stage, _), digest in after.digests.items() if stage == 1}) == 1, "the level"
+    assert len({digest for (stage, _), digest in after.digests.items() if stage == 1}) == 1, (
+        "the level"
+    )
     assert sorted({m.cell for m in after.stage(1)}) == [0, 1], "four peers in cells of two"
     outer = [p.epoch for p in swarm.plans.values() if p.outer and p.epoch > first.epoch]
     assert outer == [e for e in range(first.epoch + 1, 16) if due(DILOCO, first.epoch, e, 16)]
@@ -135,8 +145,8 @@ def test_who_joins_later_goes_by_it_and_everybody_does_after_all_were_down() -> 
 
 
 def test_who_restored_a_checkpoint_keeps_it_where_others_have_nothing() -> None:
-    """The noticeboard still names the epoch that they held before all went down: two of different cells took the run's beginning for
-    news, and then shared a cell at their checkpoints."""
+    """The noticeboard still names the epoch that they held before all went down: two of different
+    cells took the run's beginning for news, and then shared a cell at their checkpoints."""
     swarm = Watched(GOSSIP, 15, replace(DILOCO, cell=2))
     for fault in lay(("random",), GOSSIP, 15).faults:
         swarm.world.push(fault.at, None, strike, (swarm, fault))

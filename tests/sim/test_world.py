@@ -25,7 +25,9 @@ def pair(**changes: float) -> tuple[World, Host, Host]:
     return world, world.hosts[A], world.hosts[B]
 
 
-def ask(host: Host, timeout: float = 30.0, answers: bool = True, bulk: int = 0) -> list[tuple[str, float]]:
+def ask(
+    host: Host, timeout: float = 30.0, answers: bool = True, bulk: int = 0
+) -> list[tuple[str, float]]:
     said: list[tuple[str, float]] = []
     now = lambda: round(host.world.now, 3)  # noqa: E731
 
@@ -35,7 +37,15 @@ def ask(host: Host, timeout: float = 30.0, answers: bool = True, bulk: int = 0) 
         if answers:
             call.say("yes")
 
-    host.call(B, 100, serve, lambda m: said.append((m, now())), lambda why: said.append((why, now())), timeout, bulk=bulk)
+    host.call(
+        B,
+        100,
+        serve,
+        lambda m: said.append((m, now())),
+        lambda why: said.append((why, now())),
+        timeout,
+        bulk=bulk,
+    )
     return said
 
 
@@ -135,7 +145,11 @@ def test_nothing_of_a_former_life_happens_in_the_next() -> None:
 def test_a_device_does_backward_first_and_one_job_at_a_time() -> None:
     world, a, _ = pair()
     device, done = Device(a, 2.0), list[tuple[str, float]]()
-    for name, priority in (("first", Priority.FORWARD), ("forward", Priority.FORWARD), ("backward", Priority.BACKWARD)):
+    for name, priority in (
+        ("first", Priority.FORWARD),
+        ("forward", Priority.FORWARD),
+        ("backward", Priority.BACKWARD),
+    ):
         device.run(priority, 1.0, lambda n=name: done.append((n, world.now)))
     world.run(10.0)
     assert done == [("first", 2.0), ("backward", 4.0), ("forward", 6.0)]

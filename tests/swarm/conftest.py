@@ -1,4 +1,5 @@
-"""Whole daemons as processes on this machine: real p2pd, real TLS, a model so small that an epoch takes a fraction of a second."""
+"""Whole daemons as processes on this machine: real p2pd, real TLS, a model so small that an epoch
+takes a fraction of a second."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from node.identity.keys import Identity
 
 
 def fault_block(done: subprocess.CompletedProcess) -> tuple[str, list[str]]:
-    """The error a command ended with: what failed, and the lines below it. Fails unless it is one clear block."""
+    """The error a command ended with: what failed, and the lines below it. Fails unless it is one
+    clear block."""
     lines = done.stderr.splitlines()
     heads = [i for i, line in enumerate(lines) if line.startswith("tutti: ")]
     assert len(heads) == 1, f"not one block:\n{done.stderr}"

@@ -1,4 +1,5 @@
-"""What people get wrong: each mistake ends with its exit code and one clear block, and costs nothing that was on the disk."""
+"""What people get wrong: each mistake ends with its exit code and one clear block, and costs
+nothing that was on the disk."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def manifest(swarm, sign, **changes) -> Path:
 
 
 def refused(swarm, fault, home: Path, code: int, *words: str) -> tuple[str, str]:
-    """Run it, expect ``code`` and one block; (what, next steps). Key and data are as they were afterwards."""
+    """Run it, expect ``code`` and one block; (what, next steps). Key and data are as they were
+    afterwards."""
     before = {p: p.read_bytes() for p in home.rglob("*") if p.is_file()} if home.is_dir() else {}
     done = swarm.tutti(*words, home=home, timeout=90.0, TUTTI_NICE="0")
     assert done.returncode == code, (done.returncode, done.stderr)
@@ -54,7 +56,7 @@ def refused(swarm, fault, home: Path, code: int, *words: str) -> tuple[str, str]
     return what, " ".join(rest)
 
 
-# ------------------------------------------------------------ found before anything heavy is loaded
+# ----------------------------------------------------------- found before anything heavy is loaded
 
 
 def test_a_garbled_invite(swarm, owner, fault):
@@ -66,7 +68,9 @@ def test_a_garbled_invite(swarm, owner, fault):
 
 def test_a_manifest_that_was_edited(swarm, owner, fault):
     edited = swarm.root / "edited.toml"
-    edited.write_text((swarm.root / "swarm.toml").read_text().replace("d_model = 32", "d_model = 64"))
+    edited.write_text(
+        (swarm.root / "swarm.toml").read_text().replace("d_model = 32", "d_model = 64")
+    )
     what, rest = refused(swarm, fault, owner, 5, "start", str(edited))
     assert "changed after signing" in what
     assert "undo the change" in rest
@@ -74,8 +78,14 @@ def test_a_manifest_that_was_edited(swarm, owner, fault):
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("d_model = 31", "heads"), ("d_model = -1", "d_model"), ("d_model = \"x\"", "d_model"), ("d_modell = 3", "d_model"), ("[[", "TOML")],
-)  # fmt: skip
+    [
+        ("d_model = 31", "heads"),
+        ("d_model = -1", "d_model"),
+        ('d_model = "x"', "d_model"),
+        ("d_modell = 3", "d_model"),
+        ("[[", "TOML"),
+    ],
+)
 def test_a_manifest_that_says_nonsense(swarm, owner, fault, text: str, says: str):
     path = swarm.root / "nonsense.toml"
     path.write_text((swarm.root / "swarm.toml").read_text().replace("d_model = 32", text))
@@ -90,7 +100,13 @@ def test_a_manifest_that_is_not_there(swarm, owner, fault):
 
 
 def test_no_daemon_to_ask(swarm, owner, fault):
-    for words in (("status",), ("peers",), ("drain",), ("generate", "x"), ("export", str(swarm.root / "out"))):
+    for words in (
+        ("status",),
+        ("peers",),
+        ("drain",),
+        ("generate", "x"),
+        ("export", str(swarm.root / "out")),
+    ):
         what, rest = refused(swarm, fault, owner, 3, *words)
         assert str(owner) in what
         assert "tutti start" in rest
@@ -103,7 +119,9 @@ def test_a_setting_that_does_not_exist(swarm, owner, fault):
 
 @pytest.mark.parametrize("stage", ["0", "-1", "first"])
 def test_a_stage_that_is_none(swarm, owner, fault, stage: str):
-    what, rest = refused(swarm, fault, owner, 2, "start", str(swarm.root / "swarm.toml"), "--stage", stage)
+    what, rest = refused(
+        swarm, fault, owner, 2, "start", str(swarm.root / "swarm.toml"), "--stage", stage
+    )
     assert "stage" in what
     assert "block stage" in rest
 
@@ -132,19 +150,23 @@ def test_a_key_that_cannot_be_used_is_refused_and_left_alone(swarm, owner, fault
 
 def test_a_home_that_cannot_be_made(swarm, fault):
     (swarm.root / "a-file").write_text("in the way")
-    what, rest = refused(swarm, fault, swarm.root / "a-file" / "home", 5, "start", str(swarm.root / "swarm.toml"))
+    what, rest = refused(
+        swarm, fault, swarm.root / "a-file" / "home", 5, "start", str(swarm.root / "swarm.toml")
+    )
     assert "a-file" in what
     assert rest
 
 
-# ------------------------------------------------------------ found by the daemon
+# ----------------------------------------------------------- found by the daemon
 
 
 @pytest.mark.parametrize("flag", ["--p2p-port", "--grpc-port", "--metrics-port"])
 def test_a_port_that_is_taken(swarm, owner, fault, flag: str):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        what, rest = refused(swarm, fault, owner, 4, "start", str(swarm.root / "swarm.toml"), flag, str(port))
+        what, rest = refused(
+            swarm, fault, owner, 4, "start", str(swarm.root / "swarm.toml"), flag, str(port)
+        )
     assert str(port) in what
     assert rest
 
@@ -158,7 +180,20 @@ def test_a_stage_the_swarm_has_not(swarm, owner, fault):
 
 def test_a_model_that_does_not_fit(swarm, owner, fault, sign):
     big = manifest(swarm, sign, model__d_model=512, model__d_ff=2048)
-    what, rest = refused(swarm, fault, owner, 7, "start", str(big), "--role", "stage", "--stage", "1", "--memory", "1MiB")
+    what, rest = refused(
+        swarm,
+        fault,
+        owner,
+        7,
+        "start",
+        str(big),
+        "--role",
+        "stage",
+        "--stage",
+        "1",
+        "--memory",
+        "1MiB",
+    )
     assert "1" in what
     assert "MiB" in what
     assert rest

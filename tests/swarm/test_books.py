@@ -1,4 +1,5 @@
-"""The books of the benchmarks: what a story of plans and commits says of epochs and samples lost or counted twice. No daemon runs."""
+"""The books of the benchmarks: what a story of plans and commits says of epochs and samples lost or
+counted twice. No daemon runs."""
 
 from __future__ import annotations
 
@@ -20,17 +21,33 @@ class Story:
     def __init__(self) -> None:
         self.events: list[Told] = []
 
-    def tell(self, who: str, kind: str, text: str = "", level: str = "info", **fields: object) -> Story:
-        self.events.append(Told(who, float(len(self.events)), level, "training", kind, text, fields))
+    def tell(
+        self, who: str, kind: str, text: str = "", level: str = "info", **fields: object
+    ) -> Story:
+        self.events.append(
+            Told(who, float(len(self.events)), level, "training", kind, text, fields)
+        )
         return self
 
-    def plan(self, epoch: int, base: str, *, who: str = "a", term: int = 0, **more: object) -> Story:
+    def plan(
+        self, epoch: int, base: str, *, who: str = "a", term: int = 0, **more: object
+    ) -> Story:
         return self.tell(
-            who, "epoch-planned", epoch=epoch, lineage=base, term=term or epoch, hash=f"{who}{term}{epoch}{base}", **more
+            who,
+            "epoch-planned",
+            epoch=epoch,
+            lineage=base,
+            term=term or epoch,
+            hash=f"{who}{term}{epoch}{base}",
+            **more,
         )
 
-    def commit(self, epoch: int, makes: str, *, who: str = "a", term: int = 0, **more: object) -> Story:
-        return self.tell(who, "epoch-committed", epoch=epoch + 1, lineage=makes, term=term or epoch, **more)
+    def commit(
+        self, epoch: int, makes: str, *, who: str = "a", term: int = 0, **more: object
+    ) -> Story:
+        return self.tell(
+            who, "epoch-committed", epoch=epoch + 1, lineage=makes, term=term or epoch, **more
+        )
 
     def epoch(self, epoch: int, base: str, makes: str, **more: object) -> Story:
         return self.plan(epoch, base, **more).commit(epoch, makes, **more)  # type: ignore[arg-type]
@@ -71,7 +88,9 @@ def test_a_swarm_that_goes_back_commits_again():
 def test_of_two_sides_the_one_that_goes_on_counts():
     story = quiet()
     for n in (2, 3):
-        story.epoch(n, f"v{n}", f"v{n + 1}").epoch(n, "v2" if n == 2 else "w3", f"w{n + 1}", who="b")
+        story.epoch(n, f"v{n}", f"v{n + 1}").epoch(
+            n, "v2" if n == 2 else "w3", f"w{n + 1}", who="b"
+        )
     story.epoch(4, "v4", "v5")
     assert story.books.losses() == Losses(2, 0)
     assert all(a.plan.who == "a" for a in story.books.history().values())
@@ -90,22 +109,32 @@ def test_samples_are_counted_or_handed_back_or_missing(cursor: int, found: tuple
     story.plan(2, "v2", cursor=cursor + 3, returned=3, tokens=40 * SEQ).commit(2, "v3")
     assert story.books.accounted(0.0, SEQ) == found
     assert quiet().books.accounted(0.0, SEQ) is None
-    assert story.books.accounted(-1.0, SEQ) == found, "also when it was struck before the first commit"
+    assert story.books.accounted(-1.0, SEQ) == found, (
+        "also when it was struck before the first commit"
+    )
 
 
 @pytest.mark.parametrize(("theirs", "twice"), [(80, 0.0), (110, 3.0), (0, 0.0)])
 def test_a_stage_that_counts_more_than_the_leader_counted_twice(theirs: int, twice: float):
     story = Story().plan(0, "")
     key = story.events[0].fields["hash"]
-    story.tell("x", "contributed", hash=key, stage=1, tokens=80).tell("y", "contributed", hash=key, stage=1, tokens=theirs)
+    story.tell("x", "contributed", hash=key, stage=1, tokens=80).tell(
+        "y", "contributed", hash=key, stage=1, tokens=theirs
+    )
     story.tell("z", "contributed", hash=key, stage=2, tokens=160).commit(0, "v1", tokens=160)
     assert story.books.counted_twice(0.0, SEQ) == twice
     assert quiet().books.counted_twice(0.0, SEQ) is None
 
 
 def test_the_first_notice_is_of_somebody_else_and_names_the_victim():
-    story = Story().tell("v", "peer-lost", "peer AAAAAA is gone", peer="PeerAAAAAA").tell("b", "peer-lost", "peer BBBBBB")
-    story.tell("b", "epoch-committed", "peer AAAAAA").tell("c", "hop-turned", "no answer", peer="PeerAAAAAA")
+    story = (
+        Story()
+        .tell("v", "peer-lost", "peer AAAAAA is gone", peer="PeerAAAAAA")
+        .tell("b", "peer-lost", "peer BBBBBB")
+    )
+    story.tell("b", "epoch-committed", "peer AAAAAA").tell(
+        "c", "hop-turned", "no answer", peer="PeerAAAAAA"
+    )
     notice = story.books.first_notice(0.0, ("v",), {"PeerAAAAAA"})
     assert notice is not None
     assert (notice.who, notice.kind) == ("c", "hop-turned")
@@ -114,12 +143,19 @@ def test_the_first_notice_is_of_somebody_else_and_names_the_victim():
 
 
 def test_who_is_in_the_newest_plan():
-    assert in_plan(Story().plan(0, "", members=8, listeners=2).plan(1, "", members=7, listeners=0).events) == (7, 0)
+    assert in_plan(
+        Story().plan(0, "", members=8, listeners=2).plan(1, "", members=7, listeners=0).events
+    ) == (7, 0)
     assert in_plan([]) == (0, 0)
 
 
 def line(kind: str, at: float) -> str:
-    return json.dumps({"at": at, "level": "info", "room": "training", "kind": kind, "text": "", "fields": {}}) + "\n"
+    return (
+        json.dumps(
+            {"at": at, "level": "info", "room": "training", "kind": kind, "text": "", "fields": {}}
+        )
+        + "\n"
+    )
 
 
 def test_a_file_is_followed_over_half_lines_and_its_rotation(tmp_path: Path):

@@ -1,6 +1,8 @@
-"""Real faults between real hosts: eight daemons in network namespaces, a kill, a pause and a parted network.
+"""Real faults between real hosts: eight daemons in network namespaces, a kill, a pause and a parted
+network.
 
-One swarm, one fault after the other, each from full strength; what is asserted is what must hold however busy the machine is.
+One swarm, one fault after the other, each from full strength; what is asserted is what must hold
+however busy the machine is.
 """
 
 from __future__ import annotations
@@ -42,20 +44,32 @@ def test_the_swarm_comes_through(swarm, box, name: str):
     strike.hold()
     strike.undo()
     keys = {swarm.key(label) for label in strike.victims}
-    notice = swarm.wait("anybody to notice", lambda: swarm.books().first_notice(strike.at, strike.victims, keys), 60.0)
-    swarm.wait("a commit after it", lambda: swarm.books().next_commit(notice.at, strike.apart), 60.0)
+    notice = swarm.wait(
+        "anybody to notice",
+        lambda: swarm.books().first_notice(strike.at, strike.victims, keys),
+        60.0,
+    )
+    swarm.wait(
+        "a commit after it", lambda: swarm.books().next_commit(notice.at, strike.apart), 60.0
+    )
     swarm.heal()
     swarm.epochs(2, 60.0)
     assert swarm.box.agree()
 
     books = swarm.books()
     lost = books.losses().since(before)
-    assert books.accounted(strike.at, swarm.sequence) == (0.0, 0.0), "every sample is counted once or handed back"
+    assert books.accounted(strike.at, swarm.sequence) == (0.0, 0.0), (
+        "every sample is counted once or handed back"
+    )
     assert books.counted_twice(strike.at, swarm.sequence) == 0.0
     assert not [e for e in books.events if e.kind == "digest-mismatch" and e.at >= strike.at]
     if scenario.again is not None:
         assert lost.again <= scenario.again, "what was committed stays"
     else:
-        sides = {e.who for e in books.events if e.kind == "epoch-committed" and strike.at <= e.at <= time.time()}
+        sides = {
+            e.who
+            for e in books.events
+            if e.kind == "epoch-committed" and strike.at <= e.at <= time.time()
+        }
         assert len(sides) == 2, "each half went on by itself"
         assert lost.again > 0, "and one of the two histories was given up"

@@ -1,4 +1,5 @@
-"""The demo's own code path, with the topology of docker-compose.yml: a rendezvous, ends, three block stages with two replicas."""
+"""The demo's own code path, with the topology of docker-compose.yml: a rendezvous, ends, three
+block stages with two replicas."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ def tiny() -> Manifest:
     base = Manifest.default_demo()
     return dataclasses.replace(
         base,
-        model=dataclasses.replace(base.model, layers=3, d_model=32, heads=2, kv_heads=1, d_ff=64, seq_len=32),
+        model=dataclasses.replace(
+            base.model, layers=3, d_model=32, heads=2, kv_heads=1, d_ff=64, seq_len=32
+        ),
         pipeline=dataclasses.replace(base.pipeline, micro_batch=4),
         training=dataclasses.replace(base.training, target_batch=16, eval_every=10, eval_batches=2),
         optimizer=dataclasses.replace(base.optimizer, warmup=2),
@@ -26,17 +29,34 @@ def tiny() -> Manifest:
 
 
 EPOCHS = 280
-"""Enough for a fresh daemon to come back in before the end, on a machine ten times as fast or a few times slower than usual."""
+"""Enough for a fresh daemon to come back in before the end, on a machine ten times as fast or a few
+times slower than usual."""
 
 
 @pytest.mark.timeout(400)
-def test_the_topology_of_the_compose_file_trains_and_survives_a_kill(tmp_path, capsys, pytestconfig):
-    services = yaml.safe_load((pytestconfig.rootpath / "docker-compose.yml").read_text())["services"]
-    replicas = tuple(sum(name.startswith(f"stage-{stage}-") for name in services) for stage in (1, 2, 3))
+def test_the_topology_of_the_compose_file_trains_and_survives_a_kill(
+    tmp_path, capsys, pytestconfig
+):
+    services = yaml.safe_load((pytestconfig.rootpath / "docker-compose.yml").read_text())[
+        "services"
+    ]
+    replicas = tuple(
+        sum(name.startswith(f"stage-{stage}-") for name in services) for stage in (1, 2, 3)
+    )
     assert {"rendezvous", "ends"} <= set(services)
 
     nodes = (1, *replicas)
-    code = run(DemoOptions(nodes, kill=True, json=True, epochs=EPOCHS, home=tmp_path, manifest=tiny(), rendezvous=True))
+    code = run(
+        DemoOptions(
+            nodes,
+            kill=True,
+            json=True,
+            epochs=EPOCHS,
+            home=tmp_path,
+            manifest=tiny(),
+            rendezvous=True,
+        )
+    )
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert code == 0
     assert (said["nodes"], said["epochs"], said["failures"]) == (8, EPOCHS, 0)

@@ -1,4 +1,5 @@
-"""Daemons that hold their stages on two devices each learn what one process learns, and end when a device is gone."""
+"""Daemons that hold their stages on two devices each learn what one process learns, and end when a
+device is gone."""
 
 from __future__ import annotations
 
@@ -20,7 +21,13 @@ def workers(peer) -> list[psutil.Process]:
 
 
 def test_the_curve_is_that_of_one_process_and_a_lost_device_ends_its_daemon(box, tmp_path):
-    ends, blocks = box.swarm((1, 1), model__kv_heads=2, pipeline__stages=1, training__min_replicas=1, training__epochs=EPOCHS)
+    ends, blocks = box.swarm(
+        (1, 1),
+        model__kv_heads=2,
+        pipeline__stages=1,
+        training__min_replicas=1,
+        training__epochs=EPOCHS,
+    )
     for peer in (ends, blocks):
         peer.child.arguments += ("--local-devices", "2")
         peer.start()

@@ -1,4 +1,5 @@
-"""A swarm that loses peers, children, connections and its whole self, and goes on. One swarm, one misfortune after the other."""
+"""A swarm that loses peers, children, connections and its whole self, and goes on. One swarm, one
+misfortune after the other."""
 
 from __future__ import annotations
 
@@ -29,11 +30,14 @@ def swarm(box):
 
 
 def works(box, peer) -> None:
-    """Wait until it has done more micro-batches than now. A way that was slow for a moment is left alone until that measurement is
-    stale, and until then the plan prefers the other replica."""
+    """Wait until it has done more micro-batches than now. A way that was slow for a moment is left
+    alone until that measurement is stale, and until then the plan prefers the other replica."""
     begin = peer.status().micro_batches
     box.wait(
-        f"micro-batches done by {peer.label}", lambda: peer.status().micro_batches > begin, STALE_S + 30.0, must_run=(peer,)
+        f"micro-batches done by {peer.label}",
+        lambda: peer.status().micro_batches > begin,
+        STALE_S + 30.0,
+        must_run=(peer,),
     )
 
 
@@ -43,16 +47,37 @@ def test_a_replica_is_killed_and_a_newcomer_takes_its_place_by_invite(swarm):
     del swarm.made["stage-1-1"]
     # A newcomer fetches what the directory says that others hold.
     left = swarm.made["stage-1-0"].key
-    swarm.wait("its record", lambda: any(p.peer == left and p.epoch > 0 for p in swarm.made["ends-0"].peers().peers))
+    swarm.wait(
+        "its record",
+        lambda: any(p.peer == left and p.epoch > 0 for p in swarm.made["ends-0"].peers().peers),
+    )
 
     invite = swarm.tutti("swarm", "invite", home="ends-0")
     assert invite.returncode == 0, invite.stderr
     fresh = swarm.peer(
-        "newcomer", "join", invite.stdout.strip(), "--yes", "--role", "stage", "--stage", "1", "--listen", "127.0.0.1",
-        "--name", "newcomer", "--set", "threads=1", "--set", "checkpoint.every=5",
-    )  # fmt: skip
+        "newcomer",
+        "join",
+        invite.stdout.strip(),
+        "--yes",
+        "--role",
+        "stage",
+        "--stage",
+        "1",
+        "--listen",
+        "127.0.0.1",
+        "--name",
+        "newcomer",
+        "--set",
+        "threads=1",
+        "--set",
+        "checkpoint.every=5",
+    )
     swarm.start(fresh)
-    swarm.wait("micro-batches done by the newcomer", lambda: fresh.status().micro_batches > 0, must_run=(fresh,))
+    swarm.wait(
+        "micro-batches done by the newcomer",
+        lambda: fresh.status().micro_batches > 0,
+        must_run=(fresh,),
+    )
     assert fresh.events("state-fetched")[0]["fields"]["epoch"] > 0
     assert fresh.status().stage == 1
     swarm.digests_equal()
@@ -65,12 +90,17 @@ def test_a_p2p_daemon_that_is_killed_comes_back_as_the_same_peer(swarm):
     swarm.wait("a new p2pd", lambda: (p := peer.p2pd()) and p.pid != old.pid, must_run=(peer,))
     swarm.wait("it to be up", lambda: peer.events("p2pd-up"), must_run=(peer,))
     assert peer.status().p2pd_restarts == 1
-    assert peer.status().addresses[0] == before.addresses[0], "others know it by this port and this PeerId"
+    assert peer.status().addresses[0] == before.addresses[0], (
+        "others know it by this port and this PeerId"
+    )
     swarm.goes_on(3)
     works(swarm, peer)
     seen = swarm.wait(
         "a stranger to reach it",
-        lambda: (done := swarm.tutti("ping", before.addresses[0], "-c", "1")).returncode == 0 and done.stdout,
+        lambda: (
+            (done := swarm.tutti("ping", before.addresses[0], "-c", "1")).returncode == 0
+            and done.stdout
+        ),
     )
     assert before.peer[-6:] in seen
     swarm.digests_equal()
@@ -78,10 +108,15 @@ def test_a_p2p_daemon_that_is_killed_comes_back_as_the_same_peer(swarm):
 
 @pytest.fixture(scope="module")
 def full_disk(swarm):
-    """A directory for checkpoints on a disk of 64 kB, for the peer "stage-2-behind-nat"; None when this user may not mount."""
+    """A directory for checkpoints on a disk of 64 kB, for the peer "stage-2-behind-nat"; None when
+    this user may not mount."""
     place = swarm.root / "stage-2-behind-nat" / "swarms" / swarm.manifest.run_id[:12] / "ckpt"
     place.mkdir(parents=True)
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], capture_output=True, check=False)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)],
+        capture_output=True,
+        check=False,
+    )
     yield place if done.returncode == 0 else None
     if done.returncode == 0:
         swarm.clean_up()
@@ -91,8 +126,11 @@ def full_disk(swarm):
 def test_a_peer_that_only_libp2p_reaches_takes_part(swarm, full_disk):
     peer = swarm.member(2, "behind-nat", "--force-tunnel")
     swarm.start(peer)
-    # A way that was slow while the daemon started is measured again once a minute, and until then the plan prefers the other replica.
-    swarm.wait("micro-batches done there", lambda: peer.status().micro_batches > 0, 200.0, must_run=(peer,))
+    # A way that was slow while the daemon started is measured again once a minute, and until then
+    # the plan prefers the other replica.
+    swarm.wait(
+        "micro-batches done there", lambda: peer.status().micro_batches > 0, 200.0, must_run=(peer,)
+    )
     swarm.digests_equal()
     other = swarm.made["stage-1-0"]
     paths = swarm.wait(
@@ -108,7 +146,9 @@ def test_a_full_disk_costs_checkpoints_and_nothing_else(swarm, full_disk):
     if full_disk is None:
         pytest.skip("this user may not mount a small disk")
     peer = swarm.made["stage-2-behind-nat"]
-    failed = swarm.wait("the error to be told", lambda: peer.events("checkpoint-failed"), must_run=(peer,))
+    failed = swarm.wait(
+        "the error to be told", lambda: peer.events("checkpoint-failed"), must_run=(peer,)
+    )
     assert failed[0]["level"] == "error"
     assert "space" in failed[0]["text"]
     shown = swarm.tutti("logs", "--level", "error", home=peer.home)
@@ -125,7 +165,11 @@ def test_drain_hands_over_and_ends_with_0(swarm):
     assert peer.wait() == 0
     begin = swarm.epoch()
     swarm.goes_on(5)
-    committed = [e["fields"] for e in swarm.made["ends-0"].events("epoch-committed") if e["fields"]["epoch"] > begin]
+    committed = [
+        e["fields"]
+        for e in swarm.made["ends-0"].events("epoch-committed")
+        if e["fields"]["epoch"] > begin
+    ]
     assert not any(c["dead"] or c["dropped"] for c in committed), "nobody missed it"
     swarm.digests_equal()
 
@@ -135,11 +179,19 @@ def test_garbage_stops_nobody(swarm):
     begin = swarm.epoch()
     streams = [handshake.STREAM, ask.STREAM, tunnel.STREAM]
     done = subprocess.run(
-        [sys.executable, str(VANDAL), swarm.door, *streams], capture_output=True, text=True, timeout=90, env=dict(os.environ)
+        [sys.executable, str(VANDAL), swarm.door, *streams],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        env=dict(os.environ),
     )
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == len(streams)
-    ours = [c.laddr.port for c in psutil.Process(victim.pid).net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    ours = [
+        c.laddr.port
+        for c in psutil.Process(victim.pid).net_connections("tcp")
+        if c.status == psutil.CONN_LISTEN
+    ]
     ports = [port for port in ours if f":{port}/" not in victim.status().metrics_url]
     assert ports, "its gRPC port"
     for port in ports:

@@ -1,4 +1,5 @@
-"""A lopsided swarm evens out: one daemon changes its stage and stays the same process, identity and address."""
+"""A lopsided swarm evens out: one daemon changes its stage and stays the same process, identity and
+address."""
 
 from __future__ import annotations
 
@@ -9,20 +10,39 @@ pytestmark = pytest.mark.swarm
 
 
 def test_three_and_one_become_two_and_two(box) -> None:
-    peers = box.swarm((1, 3, 1), training__min_replicas=1, training__epochs=100_000, training__rebalance_every_s=4.0)
+    peers = box.swarm(
+        (1, 3, 1),
+        training__min_replicas=1,
+        training__epochs=100_000,
+        training__rebalance_every_s=4.0,
+    )
     peers[1:4] = [box.member(1, str(i), "--set", "may_move=true") for i in range(3)]
     first, lone = peers[1:4], peers[4]
     box.start(*peers)
-    before = {p.label: (p.pid, psutil.Process(p.pid).create_time(), p.key, set(p.status().addresses)) for p in first}
-    mover = box.wait("a peer to move", lambda: next((p for p in first if p.events("moving")), None), must_run=tuple(peers))
+    before = {
+        p.label: (p.pid, psutil.Process(p.pid).create_time(), p.key, set(p.status().addresses))
+        for p in first
+    }
+    mover = box.wait(
+        "a peer to move",
+        lambda: next((p for p in first if p.events("moving")), None),
+        must_run=tuple(peers),
+    )
     stays = [p for p in first if p is not mover]
-    box.wait("the mover in its new stage", lambda: mover.status().stage == 2 and mover.status().state == "training")
+    box.wait(
+        "the mover in its new stage",
+        lambda: mover.status().stage == 2 and mover.status().state == "training",
+    )
     pid, born, key, addresses = before[mover.label]
     process = psutil.Process(mover.pid)
     assert (mover.pid, process.create_time(), mover.key) == (pid, born, key)
     assert set(mover.status().addresses) == addresses
     kinds = [e["kind"] for e in mover.events()]
-    assert kinds.index("moving") < kinds.index("handed-over") < len(kinds) - 1 - kinds[::-1].index("hosting")
+    assert (
+        kinds.index("moving")
+        < kinds.index("handed-over")
+        < len(kinds) - 1 - kinds[::-1].index("hosting")
+    )
     assert [e["fields"]["stage"] for e in mover.events("hosting")] == [1, 2]
     box.goes_on(3)
     assert [sum(p.status().stage == s for p in peers) for s in (1, 2)] == [2, 2]

@@ -1,4 +1,5 @@
-"""A private swarm of real daemons: the invited train, strangers see nothing, whatever door they try."""
+"""A private swarm of real daemons: the invited train, strangers see nothing, whatever door they
+try."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ pytestmark = pytest.mark.swarm
 
 
 def test_the_invited_train_and_a_stranger_gets_in_by_no_door(box, fault) -> None:
-    owner, first, second = box.swarm((1, 1, 1), swarm__admission="invite", training__min_replicas=1, training__epochs=100_000)
+    owner, first, second = box.swarm(
+        (1, 1, 1), swarm__admission="invite", training__min_replicas=1, training__epochs=100_000
+    )
     key, run = Identity.load(box.root / "ends-0" / "identity.key"), box.manifest.run_id
 
     def invite(peer: str | None) -> str:
@@ -33,7 +36,11 @@ def test_the_invited_train_and_a_stranger_gets_in_by_no_door(box, fault) -> None
     seen = box.tutti("peers", "--join", invite(None), "--json")
     assert seen.returncode == 0, seen.stderr
     assert named in seen.stdout
-    for words in (("peers", "--join", box.door), ("join", box.door, "--yes", "--no-start"), ("peers", "--join", invite(named))):
+    for words in (
+        ("peers", "--join", box.door),
+        ("join", box.door, "--yes", "--no-start"),
+        ("peers", "--join", invite(named)),
+    ):
         done = box.tutti(*words)
         assert done.returncode == 5, done
         what, _ = fault(done)
@@ -41,7 +48,10 @@ def test_the_invited_train_and_a_stranger_gets_in_by_no_door(box, fault) -> None
             assert secret not in done.stdout + what
     assert box.tutti("ping", box.door).returncode == 0
 
-    box.wait("the stranger to be turned away", lambda: any(e["kind"] == "not-admitted" for e in owner.events()))
+    box.wait(
+        "the stranger to be turned away",
+        lambda: any(e["kind"] == "not-admitted" for e in owner.events()),
+    )
     box.goes_on(2)
     for peer in (owner, first, second):
         assert intruder.key not in {line.peer for line in peer.peers().peers}

@@ -1,4 +1,5 @@
-"""Peers behind routers of five kinds, in network namespaces: every pair finds a way, and a swarm outlives its relay."""
+"""Peers behind routers of five kinds, in network namespaces: every pair finds a way, and a swarm
+outlives its relay."""
 
 from __future__ import annotations
 
@@ -45,10 +46,19 @@ def test_every_pair_of_routers_finds_a_way_and_moves_bytes(tmp_path) -> None:
     with Internet({"hub": "open", **hosts}) as net:
         hub = HostPeer(net, "hub", tmp_path / "hub")
         peers = {name: HostPeer(net, name, tmp_path / name, join=[hub.door]) for name in hosts}
-        pairs = [(peers[f"{a}-a"], peers[f"{b}-b"]) for a, b in itertools.combinations_with_replacement(ROUTERS, 2)]
+        pairs = [
+            (peers[f"{a}-a"], peers[f"{b}-b"])
+            for a, b in itertools.combinations_with_replacement(ROUTERS, 2)
+        ]
         for one, other in pairs:
-            wait(f"a way from {one.name} to {other.name}", lambda o=one, p=other.peer: "path" in o.do(do="way", peer=p))
-            got = [one.do(do="fetch", peer=other.peer, bytes=PIECE), other.do(do="fetch", peer=one.peer, bytes=PIECE)]
+            wait(
+                f"a way from {one.name} to {other.name}",
+                lambda o=one, p=other.peer: "path" in o.do(do="way", peer=p),
+            )
+            got = [
+                one.do(do="fetch", peer=other.peer, bytes=PIECE),
+                other.do(do="fetch", peer=one.peer, bytes=PIECE),
+            ]
             assert [g.get("bytes") for g in got] == [PIECE, PIECE], (one.name, other.name, got)
             assert got[0]["digest"] == got[1]["digest"]
         ways = {(a.name, b.name): a.do(do="way", peer=b.peer)["path"] for a, b in pairs}
@@ -62,12 +72,19 @@ def test_a_swarm_behind_routers_outlives_its_rendezvous(tmp_path) -> None:
     with lab(tmp_path, hosts) as (net, box):
         file, _ = founded(box, stages=2)
         hub = daemon(box, net, "hub", "bootstrap", "--swarm", str(file))
-        box.wait("the rendezvous", lambda: hub.status().healthy and "tutti join" in hub.said(), START_S, (hub,))
+        box.wait(
+            "the rendezvous",
+            lambda: hub.status().healthy and "tutti join" in hub.said(),
+            START_S,
+            (hub,),
+        )
         invite = printed(hub)
         relay = daemon(box, net, "relay", "bootstrap", "--swarm", str(file), "--join", invite)
         box.wait("the second relay", lambda: relay.status().healthy, START_S, (relay,))
         roles = {"ends": ("--role", "ends"), "one": ("--stage", "1"), "two": ("--stage", "2")}
-        members = [daemon(box, net, name, "join", invite, "--yes", *words) for name, words in roles.items()]
+        members = [
+            daemon(box, net, name, "join", invite, "--yes", *words) for name, words in roles.items()
+        ]
         for peer in members:
             box.wait(f"{peer.label} to host", lambda p=peer: hosting(p), START_S, (peer,))
         wait("three epochs", lambda: min(p.status().epoch for p in members) >= 3)
@@ -76,19 +93,29 @@ def test_a_swarm_behind_routers_outlives_its_rendezvous(tmp_path) -> None:
 
         before = min(p.status().epoch for p in members)
         hub.kill()
-        wait("three more epochs over the other relay", lambda: min(p.status().epoch for p in members) >= before + 3)
+        wait(
+            "three more epochs over the other relay",
+            lambda: min(p.status().epoch for p in members) >= before + 3,
+        )
         assert to_it(one, two.key) == "relayed"
 
         net.map_ports("ends", ["upnp"])
         wait("the mapped port to be used", lambda: to_it(one, members[0].key) == "mapped")
         before = min(p.status().epoch for p in members)
-        wait("an epoch over the mapped port", lambda: min(p.status().epoch for p in members) > before)
+        wait(
+            "an epoch over the mapped port", lambda: min(p.status().epoch for p in members) > before
+        )
 
 
 def test_two_machines_with_ipv6_only_train_together(tmp_path) -> None:
     with Internet({"one": "lan", "two": "lan"}, (6,)) as net, boxed(tmp_path) as box:
         founder = daemon(box, net, "one", "start")
-        box.wait("the founder to train alone", lambda: founder.status().epoch >= 1, 2 * START_S, (founder,))
+        box.wait(
+            "the founder to train alone",
+            lambda: founder.status().epoch >= 1,
+            2 * START_S,
+            (founder,),
+        )
         joiner = daemon(box, net, "two", "join", printed(founder), "--yes")
         box.wait("the joiner to host", lambda: hosting(joiner), 2 * START_S, (joiner,))
         wait("an epoch with both", lambda: joiner.status().state in WORKING)

@@ -1,4 +1,5 @@
-"""Nothing configured: a swarm on one machine that another daemon joins with the invite it prints, and that leaves nothing behind."""
+"""Nothing configured: a swarm on one machine that another daemon joins with the invite it prints,
+and that leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -33,12 +34,21 @@ def test_a_bare_start_trains_can_be_joined_and_leaves_nothing(box, monkeypatch):
 
     second = box.bare("second", "join", invite[1], "--yes").start()
     box.wait(
-        "the guest in a plan", lambda: second.status().state == "training" and second.status().epoch, 120.0, (first, second)
+        "the guest in a plan",
+        lambda: second.status().state == "training" and second.status().epoch,
+        120.0,
+        (first, second),
     )
     assert second.status().swarm.run_id == status.swarm.run_id
-    box.wait("work done by the guest", lambda: second.status().micro_batches > 0, 60.0, (first, second))
+    box.wait(
+        "work done by the guest", lambda: second.status().micro_batches > 0, 60.0, (first, second)
+    )
 
-    hosts = [p for p in box.family() if p.pid != second.pid and psutil.Process(second.pid) not in p.parents()]
+    hosts = [
+        p
+        for p in box.family()
+        if p.pid != second.pid and psutil.Process(second.pid) not in p.parents()
+    ]
     os.kill(first.pid, signal.SIGTERM)
     assert first.wait(40.0) == 0
     _, left = psutil.wait_procs(hosts, timeout=5.0)
@@ -55,13 +65,21 @@ def test_children_die_with_a_solo_daemon_that_is_killed(box, monkeypatch):
     first = box.made["first"]
     first.start()
     family = box.wait(
-        "its children", lambda: len(found := box.family()) > 2 * box.manifest.pipeline.stages and found, 120.0, (first,)
+        "its children",
+        lambda: len(found := box.family()) > 2 * box.manifest.pipeline.stages and found,
+        120.0,
+        (first,),
     )
     first.kill()
     _, left = psutil.wait_procs(family, timeout=10.0)
     assert not left, "orphans"
     assert first.config.control_socket.exists(), "nobody was there to remove it"
     first.start()
-    box.wait("it to start over its own remains", lambda: first.status().state not in ("", "starting"), 120.0, (first,))
+    box.wait(
+        "it to start over its own remains",
+        lambda: first.status().state not in ("", "starting"),
+        120.0,
+        (first,),
+    )
     assert first.end(40.0) == 0
     assert not first.config.control_socket.exists()

@@ -1,4 +1,5 @@
-"""A swarm trains all its epochs; what operators and strangers see of it; the model that comes out of it."""
+"""A swarm trains all its epochs; what operators and strangers see of it; the model that comes out
+of it."""
 
 from __future__ import annotations
 
@@ -34,11 +35,16 @@ def document(done) -> dict:
 
 def test_status_tells_the_truth(swarm):
     peer = swarm.made["stage-1-0"]
-    swarm.wait("an epoch to count there", lambda: (s := peer.status()).tokens > 0 and s.loss > 0, must_run=(peer,))
+    swarm.wait(
+        "an epoch to count there",
+        lambda: (s := peer.status()).tokens > 0 and s.loss > 0,
+        must_run=(peer,),
+    )
     said = document(swarm.tutti("status", "--json", home="stage-1-0"))
     assert (said["state"], said["healthy"], said["stage"], said["replicas"]) in [
-        ("training", True, 1, 2), ("finished", True, 1, 2)
-    ]  # fmt: skip
+        ("training", True, 1, 2),
+        ("finished", True, 1, 2),
+    ]
     assert said["swarm"]["run_id"] == swarm.manifest.run_id
     assert said["swarm"]["epochs"] == EPOCHS
     assert said["micro_batches"] > 0
@@ -81,11 +87,21 @@ def test_logs(swarm):
 
 
 def test_metrics_page(swarm):
-    names = ("tutti_epoch", "tutti_loss", "tutti_tokens_total", "tutti_memory_bytes", "tutti_epoch_seconds_count")
+    names = (
+        "tutti_epoch",
+        "tutti_loss",
+        "tutti_tokens_total",
+        "tutti_memory_bytes",
+        "tutti_epoch_seconds_count",
+    )
 
     def told():
-        with urllib.request.urlopen(swarm.made["stage-1-1"].status().metrics_url, timeout=10) as page:
-            samples = [s for f in text_string_to_metric_families(page.read().decode()) for s in f.samples]
+        with urllib.request.urlopen(
+            swarm.made["stage-1-1"].status().metrics_url, timeout=10
+        ) as page:
+            samples = [
+                s for f in text_string_to_metric_families(page.read().decode()) for s in f.samples
+            ]
         found = {(s.name, *s.labels.values()): s.value for s in samples}
         return found if all(found[(name,)] > 0 for name in names) else None
 
@@ -121,7 +137,12 @@ def test_an_invite_to_another_run_is_refused(swarm, fault, verb):
 
 def test_all_epochs_are_trained_and_the_loss_falls(swarm):
     peers = swarm.live
-    swarm.wait("the end of the run", lambda: all(p.status().state == "finished" for p in peers), 120.0, tuple(peers))
+    swarm.wait(
+        "the end of the run",
+        lambda: all(p.status().state == "finished" for p in peers),
+        120.0,
+        tuple(peers),
+    )
     ends = swarm.made["ends-0"].status()
     assert ends.epoch == EPOCHS
     assert 0 < ends.loss_val < ends.loss_first - 0.5
@@ -146,7 +167,10 @@ def test_a_peer_without_ends_lets_an_ends_peer_run_the_passes(swarm):
     told = swarm.tutti("generate", "abc", "--max-tokens", "2", home="stage-2-1")
     assert told.returncode == 0, told.stderr
     assert "asked ends peer" in told.stderr
-    losses = [document(swarm.tutti("eval", "--json", home=home))["loss"] for home in ("ends-0", "stage-1-0")]
+    losses = [
+        document(swarm.tutti("eval", "--json", home=home))["loss"]
+        for home in ("ends-0", "stage-1-0")
+    ]
     assert losses[0] == pytest.approx(losses[1])
 
 
@@ -156,7 +180,9 @@ def test_export_is_the_model_of_the_swarm(swarm, tmp_path: Path, through: str):
 
     done = swarm.tutti("export", str(tmp_path / "out"), "--json", home=through)
     assert document(done)["kind"] == "exported"
-    assert (tmp_path / "out" / "tokenizer.json").is_file(), "also from a peer that needs none itself"
+    assert (tmp_path / "out" / "tokenizer.json").is_file(), (
+        "also from a peer that needs none itself"
+    )
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     tokens = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(1))
@@ -179,14 +205,19 @@ def test_an_export_that_cannot_be_written_is_the_askers_problem(swarm, fault, tm
 
 
 def from_checkpoints(swarm, tokens):
-    """Logits of the model put together from what each stage's daemon has written to its own disk."""
+    """Logits of the model put together from what each stage's daemon has written to its own
+    disk."""
     from node.model.stages import build
 
     m, run = swarm.manifest, swarm.manifest.run_id
     modules = []
     for stage, label in enumerate(("ends-0", "stage-1-1", "stage-2-1")):
-        store = CheckpointStore(swarm.made[label].config.checkpoint_dir(run), CheckpointSettings(), run)
-        swarm.wait(f"the last checkpoint of {label}", lambda s=store, n=stage: EPOCHS in s.epochs(n))
+        store = CheckpointStore(
+            swarm.made[label].config.checkpoint_dir(run), CheckpointSettings(), run
+        )
+        swarm.wait(
+            f"the last checkpoint of {label}", lambda s=store, n=stage: EPOCHS in s.epochs(n)
+        )
         module = build(m.model, m.pipeline.stages, stage)
         module.load_state_dict(store.load(stage, EPOCHS).parameters)
         modules.append(module)

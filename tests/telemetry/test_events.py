@@ -32,7 +32,9 @@ def kinds(events: list[Event]) -> list[str]:
 def test_an_event_carries_what_was_said_and_when() -> None:
     journal = Journal(clock=VirtualClock(100.0, skew=5.0))
     journal.emit("dht", "peer-seen", "saw a peer", "warning", peer="abc", n=3)
-    assert journal.recent() == [Event(105.0, "warning", "dht", "peer-seen", "saw a peer", {"peer": "abc", "n": 3})]
+    assert journal.recent() == [
+        Event(105.0, "warning", "dht", "peer-seen", "saw a peer", {"peer": "abc", "n": 3})
+    ]
 
 
 def test_the_ring_keeps_the_newest_and_filters_by_level() -> None:
@@ -141,7 +143,12 @@ def test_json_lines_are_valid_whatever_the_fields_hold() -> None:
     circle: list[object] = []
     circle.append(circle)
     odd = Event(
-        1.5, "info", "r", "k", "line\nbreak \x1b[2J", {"nan": float("nan"), "obj": object, "circle": circle, "s": "\ud800"}
+        1.5,
+        "info",
+        "r",
+        "k",
+        "line\nbreak \x1b[2J",
+        {"nan": float("nan"), "obj": object, "circle": circle, "s": "\ud800"},
     )
     line = odd.to_json()
     assert "\n" not in line
@@ -150,7 +157,9 @@ def test_json_lines_are_valid_whatever_the_fields_hold() -> None:
     assert (read["at"], read["kind"], read["text"]) == (1.5, "k", "line\nbreak \x1b[2J")
     assert read["fields"]["nan"] == "nan"
     assert read["fields"]["circle"] == "<list>"
-    assert json.loads(Event(0, "info", "r", "k", "t", {"a": [1, "x"]}).to_json())["fields"] == {"a": [1, "x"]}
+    assert json.loads(Event(0, "info", "r", "k", "t", {"a": [1, "x"]}).to_json())["fields"] == {
+        "a": [1, "x"]
+    }
     assert json.loads(Event(0, "info", "r", "k", "t", {"a": "x" * MAX_LINE}).fields_json()) == {
         "omitted_characters": MAX_LINE + 9
     }

@@ -13,7 +13,13 @@ from benchmarks.lab import chart
 from node.core.errors import LocalFault, UsageFault
 from node.telemetry import pictures
 
-PANELS = [("tokens", "loss", {"one": [(0.0, 2.0), (1.0, 1.0)], "two": [(0.0, 3.0), (1.0, math.nan), (2.0, 2.5)]})]
+PANELS = [
+    (
+        "tokens",
+        "loss",
+        {"one": [(0.0, 2.0), (1.0, 1.0)], "two": [(0.0, 3.0), (1.0, math.nan), (2.0, 2.5)]},
+    )
+]
 
 
 def colours(path: Path) -> set[tuple[int, int, int]]:
@@ -44,7 +50,9 @@ def test_an_svg_needs_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (tmp_path / "c.svg").exists()
 
 
-def test_a_missing_library_is_said_with_what_installs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_said_with_what_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageFault) as caught:
         chart.write(tmp_path / "c.png", "losses", PANELS, top=9.0)

@@ -197,5 +197,11 @@ def test_auto_is_json_away_from_a_terminal() -> None:
 def test_words_for_a_full_disk_end_no_process():
     code = "from node.telemetry.sinks import say; say('banner'); say('more'); raise SystemExit(7)"
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, timeout=60, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
     assert (done.returncode, done.stderr) == (7, b"")

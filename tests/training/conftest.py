@@ -1,4 +1,5 @@
-"""One cell of a stage in one process: real rounds, real state over gRPC on loopback, gradients that are made up."""
+"""One cell of a stage in one process: real rounds, real state over gRPC on loopback, gradients that
+are made up."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ class Block(nn.Module):
         super().__init__()
         g = torch.Generator().manual_seed(7)
         for name, shape in SHAPES.items():
-            self.register_parameter(name.replace(".", "_"), nn.Parameter(torch.randn(shape, generator=g)))
+            self.register_parameter(
+                name.replace(".", "_"), nn.Parameter(torch.randn(shape, generator=g))
+            )
 
     def named_parameters(self, *_: Any, **__: Any) -> Any:
         return iter([(name, getattr(self, name.replace(".", "_"))) for name in SHAPES])
@@ -63,7 +66,10 @@ def gradient(peer: str, epoch: int, name: str) -> torch.Tensor:
 
 
 def mean(givers: Sequence[str], epoch: int) -> dict[str, torch.Tensor]:
-    return {n: sum(gradient(p, epoch, n) for p in sorted(givers)) / (TOKENS * len(givers)) for n in SHAPES}  # pyright: ignore
+    return {
+        n: sum(gradient(p, epoch, n) for p in sorted(givers)) / (TOKENS * len(givers))
+        for n in SHAPES
+    }  # pyright: ignore
 
 
 class Gradients:
@@ -84,7 +90,9 @@ class Gradients:
 
 
 class Peer:
-    def __init__(self, rig: Rig, name: str, every: int, buddy_every: int, service: type[StateService]) -> None:
+    def __init__(
+        self, rig: Rig, name: str, every: int, buddy_every: int, service: type[StateService]
+    ) -> None:
         self.name, self.me = name, PeerId(name)
         self.transport = rig.net.transport(name)
         self.journal, metrics = Journal(), Metrics()
@@ -93,11 +101,21 @@ class Peer:
         self.owner = Owner(rig.optim, EPOCHS)
         self.heavy = ThreadPoolExecutor(1)
         between = AveragingSettings(round_timeout_s=rig.deadline_s, quarantine=0.0)
-        self.outer = CellRound(self.transport, between, service=SERVICES[1]) if rig.outer.every else None
+        self.outer = (
+            CellRound(self.transport, between, service=SERVICES[1]) if rig.outer.every else None
+        )
         engines = Engines(
-            self.transport, Gradients(name), self.cell, self.owner, self.store, self.heavy,  # type: ignore[arg-type]
-            self.journal, metrics, Meter(self.journal, metrics), outer=self.outer,
-        )  # fmt: skip
+            self.transport,
+            Gradients(name),
+            self.cell,
+            self.owner,
+            self.store,
+            self.heavy,  # type: ignore[arg-type]
+            self.journal,
+            metrics,
+            Meter(self.journal, metrics),
+            outer=self.outer,
+        )
         settings = TrainingSettings(buddy_every=buddy_every)
         self.errors: list[BaseException] = []
         self.work = Work(
@@ -111,7 +129,9 @@ class Peer:
             rig.outer,
             rig.read,
         )
-        self.state = service(self.transport, self.work, CheckpointSettings(), on_served=self.work.served)
+        self.state = service(
+            self.transport, self.work, CheckpointSettings(), on_served=self.work.served
+        )
         self.plan: Plan | None = None
 
     def events(self, kind: str) -> list[Event]:
@@ -140,20 +160,29 @@ class Peer:
 
 
 class Rig:
-    """Peers of stage 1, and the leader's part: plans that follow each other, rounds that begin and are repaired."""
+    """Peers of stage 1, and the leader's part: plans that follow each other, rounds that begin and
+    are repaired."""
 
     shapes, mean, leader, optim = SHAPES, staticmethod(mean), LEADER, OPTIM
     outer, deadline_s = OuterSettings(), 8.0
 
     def read(self, change: str) -> Rules:
         """ "": as the rig was made; else deltas."""
-        return Rules(1, OuterSettings("butterfly", "deltas", 1, "nesterov"), 1, change) if change else Rules(1, self.outer)
+        return (
+            Rules(1, OuterSettings("butterfly", "deltas", 1, "nesterov"), 1, change)
+            if change
+            else Rules(1, self.outer)
+        )
 
     def __init__(self, home: Path) -> None:
         self.net, self.home, self.peers, self.term = MemoryNet(), home, dict[str, Peer](), 0
 
     async def add(
-        self, *names: str, every: int = 0, buddy_every: int = 2, service: type[StateService] = StateService
+        self,
+        *names: str,
+        every: int = 0,
+        buddy_every: int = 2,
+        service: type[StateService] = StateService,
     ) -> list[Peer]:
         made = [Peer(self, name, every, buddy_every, service) for name in names]
         for peer in made:
@@ -162,25 +191,48 @@ class Rig:
         return made
 
     def plan(
-        self, members: Sequence[Peer], owners: Mapping[str, Peer], after: Plan | None = None, *,
-        moved: Mapping[str, Peer] | None = None, again: bool = False, listeners: Sequence[Peer] = (), **more: Any,
-    ) -> Plan:  # fmt: skip
+        self,
+        members: Sequence[Peer],
+        owners: Mapping[str, Peer],
+        after: Plan | None = None,
+        *,
+        moved: Mapping[str, Peer] | None = None,
+        again: bool = False,
+        listeners: Sequence[Peer] = (),
+        **more: Any,
+    ) -> Plan:
         """The next plan after ``after``; with ``again`` it starts from the same version."""
         self.term += 1
         epoch, history, tokens = 0, "", 0
         if after is not None:
             epoch, history, tokens = after.epoch, after.lineage, after.tokens
             if not again:
-                epoch, history, tokens = epoch + 1, lineage_after(after, ()), tokens + TOKENS * len(after.paths)
-        all_members = tuple(Member(p.me, 1, 1.0, True) for p in members) + tuple(Member(p.me, 1, 1.0, False) for p in listeners)
+                epoch, history, tokens = (
+                    epoch + 1,
+                    lineage_after(after, ()),
+                    tokens + TOKENS * len(after.paths),
+                )
+        all_members = tuple(Member(p.me, 1, 1.0, True) for p in members) + tuple(
+            Member(p.me, 1, 1.0, False) for p in listeners
+        )
         paths = tuple(Way(i, LEADER, (i,), (Hop(1, p.me),)) for i, p in enumerate(members))
         return dataclasses.replace(
             Plan(
-                epoch, self.term, LEADER, all_members, paths, {n: p.me for n, p in owners.items()},
-                {n: p.me for n, p in (moved or {}).items()}, {}, 10.0, (epoch * 4, ()), tokens=tokens, lineage=history,
+                epoch,
+                self.term,
+                LEADER,
+                all_members,
+                paths,
+                {n: p.me for n, p in owners.items()},
+                {n: p.me for n, p in (moved or {}).items()},
+                {},
+                10.0,
+                (epoch * 4, ()),
+                tokens=tokens,
+                lineage=history,
             ),
             **more,
-        )  # fmt: skip
+        )
 
     def round(self, plan: Plan, attempt: int = 0, **more: Any) -> ev.RoundArrived:
         facts: dict[str, Any] = {
@@ -196,16 +248,26 @@ class Rig:
 
     async def begin(self, plan: Plan, *peers: Peer) -> None:
         for p in peers:
-            if p.plan is not None and p.work.version == plan.base and p.work.stage.settled != plan.base:
+            if (
+                p.plan is not None
+                and p.work.version == plan.base
+                and p.work.stage.settled != plan.base
+            ):
                 await p.work.settle(plan.epoch, plan)
-            elif p.plan is not None and p.work.stage.settled == plan.base and p.work.version != plan.base:
+            elif (
+                p.plan is not None
+                and p.work.stage.settled == plan.base
+                and p.work.version != plan.base
+            ):
                 await p.work.go_to(plan.base, "roll-back")
             p.plan = plan
             member = plan.member(p.me)
             assert member is not None
             await p.work.begin(plan, not member.current)
 
-    async def average(self, plan: Plan, *peers: Peer, attempt: int = 0, **more: Any) -> list[ev.RoundEnded]:
+    async def average(
+        self, plan: Plan, *peers: Peer, attempt: int = 0, **more: Any
+    ) -> list[ev.RoundEnded]:
         r = self.round(plan, attempt, **more)
 
         async def one(p: Peer) -> ev.RoundEnded:
@@ -223,7 +285,13 @@ class Rig:
         for ended in await self.average(plan, *peers):
             assert not ended.missing, ended
 
-    async def train(self, members: Sequence[Peer], owners: Mapping[str, Peer], epochs: int, after: Plan | None = None) -> Plan:
+    async def train(
+        self,
+        members: Sequence[Peer],
+        owners: Mapping[str, Peer],
+        epochs: int,
+        after: Plan | None = None,
+    ) -> Plan:
         """So many epochs without trouble; the last plan."""
         for _ in range(epochs):
             after = self.plan(members, owners, after)
@@ -246,19 +314,28 @@ class Rig:
 
 
 class Alone:
-    """One process that owns everything: what the cell should have learned, and the state each epoch left."""
+    """One process that owns everything: what the cell should have learned, and the state each epoch
+    left."""
 
     def __init__(self, optim: OptimSettings = OPTIM) -> None:
         self.optim = optim
         self.parameters = {n: t.detach().clone() for n, t in Block().named_parameters()}
-        self.owner, self.saved = Owner(optim, EPOCHS), dict[int, dict[str, dict[str, torch.Tensor]]]()
+        self.owner, self.saved = (
+            Owner(optim, EPOCHS),
+            dict[int, dict[str, dict[str, torch.Tensor]]](),
+        )
 
     def epoch(self, givers: Sequence[str], epoch: int) -> None:
         self.parameters = self.owner.step_all(self.parameters, mean(givers, epoch), epoch)
-        self.saved[epoch + 1] = {n: {k: t.clone() for k, t in self.owner.state(n).items()} for n in self.owner.names()}
+        self.saved[epoch + 1] = {
+            n: {k: t.clone() for k, t in self.owner.state(n).items()} for n in self.owner.names()
+        }
 
-    def stepped_from(self, name: str, version: int, givers: Sequence[str], epoch: int) -> torch.Tensor:
-        """The part after ``epoch`` when its owner had the state of ``version`` (0: none), on the parameters now."""
+    def stepped_from(
+        self, name: str, version: int, givers: Sequence[str], epoch: int
+    ) -> torch.Tensor:
+        """The part after ``epoch`` when its owner had the state of ``version`` (0: none), on the
+        parameters now."""
         owner = Owner(self.optim, EPOCHS)
         if version:
             owner.load_state(name, SHAPES[name], self.saved[version][name], version - 1)

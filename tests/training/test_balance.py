@@ -19,7 +19,8 @@ def hear(roster: Roster, peer: str, stage: int, speed: float = 1.0, at: Version 
 
 
 def swarm(*stages: str) -> tuple[Roster, Balance]:
-    """Peers by their letters, of stage 1, stage 2 and so on; looks every 10 s, a download takes 1."""
+    """Peers by their letters, of stage 1, stage 2 and so on; looks every 10 s, a download takes
+    1."""
     roster, balance = Roster(len(stages)), Balance(len(stages), 10.0, 1.0)
     for stage, peers in enumerate(stages, start=1):
         for peer in peers:
@@ -64,7 +65,9 @@ def test_who_stays_behind_counts_for_a_while() -> None:
     hear(roster, "z", 2, at=Version(1, "b" * 32))
     hear(roster, "x", 2, at=Version(1, "b" * 32))
     for at in range(10, 110, 10):
-        assert balance.look(roster, BASE, float(at)) == [], "4 and 3: nothing to gain while they may still come"
+        assert balance.look(roster, BASE, float(at)) == [], (
+            "4 and 3: nothing to gain while they may still come"
+        )
     assert [(m.source, m.target) for m in balance.look(roster, BASE, 110.0)] == [(1, 2)], "4 and 1"
 
 

@@ -1,4 +1,5 @@
-"""What no honest peer says: epochs and tokens beyond the run's, terms that no number of plans explains, an end before the end."""
+"""What no honest peer says: epochs and tokens beyond the run's, terms that no number of plans
+explains, an end before the end."""
 
 from __future__ import annotations
 
@@ -28,12 +29,16 @@ def test_a_history_counts_no_more_than_its_epochs_can_have_made() -> None:
     assert "tokens" in RUN.of_history(7, 7 * 128 + 1)
     assert "tokens" in RUN.of_history(0, 1)
     assert "epoch 121" in RUN.of_history(121, 0)
-    assert Bounds(120, 0).of_history(7, 2**53) == "", "where a sample's length is not known there is no bound"
+    assert Bounds(120, 0).of_history(7, 2**53) == "", (
+        "where a sample's length is not known there is no bound"
+    )
     assert (RUN.counted(7, 2**53), RUN.counted(7, 5)) == (7 * 128, 5)
 
 
 def test_a_heartbeat_stands_where_the_run_can_have_come() -> None:
-    good = ev.Heard(S, 1, Version(7, "ab" * 16), "d", tokens=7 * 128, reachable=(Version(120, "cd" * 16),))
+    good = ev.Heard(
+        S, 1, Version(7, "ab" * 16), "d", tokens=7 * 128, reachable=(Version(120, "cd" * 16),)
+    )
     assert RUN.of_heard(good) == ""
     assert "tokens" in RUN.of_heard(dataclasses.replace(good, tokens=2**53))
     assert "epoch" in RUN.of_heard(dataclasses.replace(good, at=Version(2**40, "ab" * 16)))
@@ -74,7 +79,9 @@ def test_no_leader_that_hears_liars_goes_beyond_what_its_members_accept() -> Non
     leads.saw(1, 0.0)
     follows.saw(1, 0.0)
     term = 1
-    for i in range(1, 200):  # a member that misses every plan, while others say the most that is believed of them
+    for i in range(
+        1, 200
+    ):  # a member that misses every plan, while others say the most that is believed of them
         now = i / PLANS_PER_S
         term = leads.most(now, STEP_HEARD) + 1
         assert term <= follows.most(now)

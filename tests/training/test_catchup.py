@@ -18,10 +18,15 @@ class Board:
     def replicas(self, stage: int) -> dict[str, Any]:
         self.looks += 1
         assert stage == 1
-        return {p: SimpleNamespace(body=SimpleNamespace(epoch=e, state=s)) for p, (e, s) in self.records.items()}
+        return {
+            p: SimpleNamespace(body=SimpleNamespace(epoch=e, state=s))
+            for p, (e, s) in self.records.items()
+        }
 
 
-async def test_the_newest_checkpoint_that_can_be_read_is_put_in_place(rig: Any, tmp_path: Path) -> None:
+async def test_the_newest_checkpoint_that_can_be_read_is_put_in_place(
+    rig: Any, tmp_path: Path
+) -> None:
     a, b = await rig.add("a", "b", every=1)
     owners = {n: a for n in rig.shapes}
     await rig.train((a, b), owners, 4)
@@ -72,7 +77,9 @@ async def test_what_the_disk_has_is_not_given_up_for_what_donors_had_before_they
     assert board.looks == 1
 
 
-async def test_donors_that_fail_are_tried_again_and_then_it_listens(rig: Any, tmp_path: Path) -> None:
+async def test_donors_that_fail_are_tried_again_and_then_it_listens(
+    rig: Any, tmp_path: Path
+) -> None:
     (c,) = await rig.add("c")
     board = Board(nobody=(3, "training"))
     incoming = tmp_path / "in"

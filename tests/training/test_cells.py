@@ -28,7 +28,9 @@ def home(*cells: int) -> dict[PeerId, int]:
     return {P[i]: c for i, c in enumerate(cells)}
 
 
-@pytest.mark.parametrize(("most", "sizes"), [(0, [5]), (1, [1] * 5), (2, [1, 2, 2]), (3, [2, 3]), (9, [5])])
+@pytest.mark.parametrize(
+    ("most", "sizes"), [(0, [5]), (1, [1] * 5), (2, [1, 2, 2]), (3, [2, 3]), (9, [5])]
+)
 def test_a_young_stage_is_cut_evenly(most: int, sizes: list[int]) -> None:
     made = arrange(dict.fromkeys(P[:5], NEW), {}, most)
     assert sorted(Counter(made.cells.values()).values()) == sizes
@@ -41,7 +43,9 @@ def test_without_cells_fetched_parameters_are_those_that_others_can_go_back_to()
     made = arrange(stands, home(0, ANY, ANY, 0), 0)
     assert made.cells == dict.fromkeys(P[:4], 0)
     assert (made.listeners, made.parents) == ({P[3]}, {})
-    assert arrange(stands, home(0, ANY, ANY, 0), 2).cells[P[1]] == 1, "of which cell they are is not known"
+    assert arrange(stands, home(0, ANY, ANY, 0), 2).cells[P[1]] == 1, (
+        "of which cell they are is not known"
+    )
     apart = arrange(at(0, 1), home(0, 1), 0)
     assert set(apart.cells.values()) == {0, 1}, "until the round that levels them"
 
@@ -74,12 +78,19 @@ def test_a_cell_of_one_is_given_up_only_when_it_is_time() -> None:
     made = arrange(alone, home(0, 1, 1), 3, mend=True)
     assert set(made.cells.values()) == {1}
     assert made.listeners == {P[0]}
-    assert not arrange(at(0, 1, 1), home(0, 1, 1), 2, mend=True).listeners, "there is no room for it"
+    assert not arrange(at(0, 1, 1), home(0, 1, 1), 2, mend=True).listeners, (
+        "there is no room for it"
+    )
 
 
 def test_names_of_parts_in_cells_come_apart_again() -> None:
     owners = {in_cell("w", c): P[c % 8] for c in (0, 1, 11)}
-    assert [of_cell(owners, c) for c in (0, 1, 11, 2)] == [{"w": P[0]}, {"w": P[1]}, {"w": P[3]}, {}]
+    assert [of_cell(owners, c) for c in (0, 1, 11, 2)] == [
+        {"w": P[0]},
+        {"w": P[1]},
+        {"w": P[3]},
+        {},
+    ]
 
 
 def test_a_micro_batch_stays_in_its_column() -> None:
@@ -89,10 +100,15 @@ def test_a_micro_batch_stays_in_its_column() -> None:
         samples: Sequence[tuple[int, ...]],
     ) -> tuple[Path, ...]:
         return tuple(
-            Path(i, ends[0][0], s, tuple(Hop(n, stages[n][0][0]) for n in sorted(stages))) for i, s in enumerate(samples)
+            Path(i, ends[0][0], s, tuple(Hop(n, stages[n][0][0]) for n in sorted(stages)))
+            for i, s in enumerate(samples)
         )
 
-    cells = {ENDS: {0: [(P[0], 1.0)]}, 1: {0: [(P[1], 1.0)], 3: [(P[2], 3.0)]}, 2: {1: [(P[3], 1.0)], 2: [(P[4], 3.0)]}}
+    cells = {
+        ENDS: {0: [(P[0], 1.0)]},
+        1: {0: [(P[1], 1.0)], 3: [(P[2], 3.0)]},
+        2: {1: [(P[3], 1.0)], 2: [(P[4], 3.0)]},
+    }
     assert len(columns(cells)) == 2
     paths = lay(cells, [(i,) for i in range(8)], straight)
     assert [p.index for p in paths] == list(range(8))
@@ -101,14 +117,20 @@ def test_a_micro_batch_stays_in_its_column() -> None:
     assert ways == {(P[1], P[3]): 2, (P[2], P[4]): 6}
 
 
-@pytest.mark.parametrize(("every", "outer"), [(0, []), (1, [1, 3, 5, 7, 9]), (2, [2, 5, 8, 9]), (50, [9])])
-def test_outer_rounds_come_after_so_many_epochs_and_at_the_end(every: int, outer: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("every", "outer"), [(0, []), (1, [1, 3, 5, 7, 9]), (2, [2, 5, 8, 9]), (50, [9])]
+)
+def test_outer_rounds_come_after_so_many_epochs_and_at_the_end(
+    every: int, outer: list[int]
+) -> None:
     assert [e for e in range(10) if number(e, every, 10)] == outer
     assert [number(e, every, 10) for e in outer] == list(range(1, len(outer) + 1))
 
 
 def meetings(strategy: str, **more: Any) -> Meetings:
-    return Meetings(OuterSettings(strategy, every=1, **more), {1: {"a": 100, "b": 60, "c": 50}}, 3, 100)
+    return Meetings(
+        OuterSettings(strategy, every=1, **more), {1: {"a": 100, "b": 60, "c": 50}}, 3, 100
+    )
 
 
 def test_groups_are_the_strategys_over_cells() -> None:
@@ -118,9 +140,14 @@ def test_groups_are_the_strategys_over_cells() -> None:
     moshpit = meetings("moshpit", grid=(2, 2))
     one, two = moshpit.groups(range(4), 1)[0], moshpit.groups(range(4), 2)[0]
     assert sorted(Counter(one.values()).values()) == [2, 2]
-    assert {(one[c], two[c]) for c in range(4)} == {(a, b) for a in set(one.values()) for b in set(two.values())}
+    assert {(one[c], two[c]) for c in range(4)} == {
+        (a, b) for a in set(one.values()) for b in set(two.values())
+    }
     assert len(set(moshpit.groups(range(6), 1)[0])) == 6, "a grid that is too small grows"
-    assert meetings("parameter-server").groups(range(4), 1)[1] == meetings("parameter-server").groups(range(4), 9)[1]
+    assert (
+        meetings("parameter-server").groups(range(4), 1)[1]
+        == meetings("parameter-server").groups(range(4), 9)[1]
+    )
 
 
 def test_parts_are_shared_out_by_their_bytes_and_servers_take_all() -> None:
@@ -140,10 +167,20 @@ def test_who_serves_pushes_stays_when_others_come_and_go() -> None:
     assert {m.cell for m in everybody if m.peer in served.values()} == set(cells)
     for gone in {m.peer for m in everybody} - set(served.values()):
         rest = [m for m in everybody if m.peer != gone]
-        assert pushes.averagers(1, rest, pushes.groups(sorted({m.cell for m in rest}), 2)[1]) == served
-    assert pushes.groups(range(9), 1)[1] == cells or set(pushes.groups(range(9), 1)[1]) & {4, 5, 6, 7, 8}
+        assert (
+            pushes.averagers(1, rest, pushes.groups(sorted({m.cell for m in rest}), 2)[1]) == served
+        )
+    assert pushes.groups(range(9), 1)[1] == cells or set(pushes.groups(range(9), 1)[1]) & {
+        4,
+        5,
+        6,
+        7,
+        8,
+    }
     listeners = [Member(m.peer, 1, 1.0, m.cell not in cells, cell=m.cell) for m in everybody]
-    assert len(set(pushes.averagers(1, listeners, cells).values())) == 2, "who is behind serves nothing"
+    assert len(set(pushes.averagers(1, listeners, cells).values())) == 2, (
+        "who is behind serves nothing"
+    )
 
 
 def test_one_member_of_each_cell_speaks_and_another_when_it_is_dead() -> None:
@@ -164,22 +201,37 @@ def test_one_member_of_each_cell_speaks_and_another_when_it_is_dead() -> None:
 
 def test_a_cell_weighs_what_it_has_done_only_where_all_end_with_the_same() -> None:
     members = tuple(Member(P[i], 1, 1.0, i != 4, i // 2, 0 if i < 6 else 6) for i in range(8))
-    plan = Plan(5, 1, P[0], members, (), {}, outer=3, worked={(1, 0): 7, (1, 1): 2, (1, 3): 90, (2, 2): 50})
-    for settings in (OuterSettings("butterfly", every=1), OuterSettings("parameter-server", "deltas", 1, "nesterov")):
+    plan = Plan(
+        5, 1, P[0], members, (), {}, outer=3, worked={(1, 0): 7, (1, 1): 2, (1, 3): 90, (2, 2): 50}
+    )
+    for settings in (
+        OuterSettings("butterfly", every=1),
+        OuterSettings("parameter-server", "deltas", 1, "nesterov"),
+    ):
         assert weights(plan, (1, 0), settings) == {0: 7, 1: 2, 2: 1}, (
             "who has done nothing still holds what the others began with"
         )
-    for settings in (OuterSettings("gossip", every=1), OuterSettings("moshpit", "state", 1, "nesterov", grid=(2, 2))):
+    for settings in (
+        OuterSettings("gossip", every=1),
+        OuterSettings("moshpit", "state", 1, "nesterov", grid=(2, 2)),
+    ):
         assert weights(plan, (1, 0), settings) == {0: 1, 1: 1, 2: 1}
-    assert set(weights(Plan(5, 1, P[0], members, (), {}, outer=3), (1, 0), OuterSettings(every=1)).values()) == {1}
+    assert set(
+        weights(Plan(5, 1, P[0], members, (), {}, outer=3), (1, 0), OuterSettings(every=1)).values()
+    ) == {1}
 
 
-def test_what_cells_have_done_is_counted_from_plan_to_plan_and_begins_anew_after_an_outer_round() -> None:
+def test_a_cells_work_is_counted_anew_after_an_outer_round() -> None:
     ends, *rest = P
-    members = (Member(ends, ENDS, cell=0), *(Member(p, 1, cell=i // 2) for i, p in enumerate(rest[:4])))
+    members = (
+        Member(ends, ENDS, cell=0),
+        *(Member(p, 1, cell=i // 2) for i, p in enumerate(rest[:4])),
+    )
     paths = tuple(Path(i, ends, (i,), (Hop(1, rest[at]),)) for i, at in enumerate((0, 1, 1, 2, 0)))
     plan = Plan(5, 1, ends, members, paths, {}, worked={(1, 0): 10, (1, 7): 3})
-    assert worked_after(plan, ()) == {(1, 0): 14, (1, 1): 1}, "the ends have one cell, and cell 7 is gone"
+    assert worked_after(plan, ()) == {(1, 0): 14, (1, 1): 1}, (
+        "the ends have one cell, and cell 7 is gone"
+    )
     assert worked_after(plan, (0, 3)) == {(1, 0): 13, (1, 1): 0}
     assert worked_after(Plan(6, 1, ends, members, (), {}, outer=1, worked={(1, 0): 14}), ()) == {}
     stranger = Path(9, PeerId("nobody"), (9,), (Hop(1, PeerId("stranger")), Hop(4, rest[0])))

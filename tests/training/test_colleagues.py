@@ -20,10 +20,15 @@ def worked(*peers: PeerId) -> Colleagues:
 
 
 def election(
-    colleagues: Colleagues, follows: dict[PeerId, PeerId], *leads: PeerId, others: tuple[PeerId, ...] = ()
+    colleagues: Colleagues,
+    follows: dict[PeerId, PeerId],
+    *leads: PeerId,
+    others: tuple[PeerId, ...] = (),
 ) -> Election:
     e = Election(ME, 0.0, colleagues)
-    e.see({**{p: Sighting(1) for p in others}, **{p: Sighting(1, leads=True) for p in leads}}, follows)
+    e.see(
+        {**{p: Sighting(1) for p in others}, **{p: Sighting(1, leads=True) for p in leads}}, follows
+    )
     e.following = LEADER
     return e
 
@@ -56,8 +61,13 @@ def test_a_ground_key_that_claims_to_lead_does_not_lead() -> None:
     everybody = {LEADER: LEADER, STAGE: LEADER, OTHER: LEADER}
     e = election(worked(LEADER, STAGE, OTHER), {**everybody, GROUND: GROUND}, LEADER, GROUND)
     assert e.leader(LATE, able=True, leads=False) == LEADER
-    e.see({LEADER: Sighting(1, True), GROUND: Sighting(1, True)}, {**everybody, **dict.fromkeys(SYBILS, GROUND)})
-    assert e.leader(LATE, able=True, leads=False) == LEADER, "however many keys say that they follow it"
+    e.see(
+        {LEADER: Sighting(1, True), GROUND: Sighting(1, True)},
+        {**everybody, **dict.fromkeys(SYBILS, GROUND)},
+    )
+    assert e.leader(LATE, able=True, leads=False) == LEADER, (
+        "however many keys say that they follow it"
+    )
 
 
 def test_nobody_who_leads_gives_way_to_a_stranger() -> None:
@@ -69,17 +79,26 @@ def test_nobody_who_leads_gives_way_to_a_stranger() -> None:
 
 def test_a_ground_key_that_has_worked_along_does_not_replace_who_is_followed() -> None:
     follows = {LEADER: LEADER, STAGE: LEADER, OTHER: LEADER, GROUND: GROUND}
-    e = election(worked(LEADER, STAGE, OTHER, GROUND), follows | dict.fromkeys(SYBILS, GROUND), LEADER, GROUND)
+    e = election(
+        worked(LEADER, STAGE, OTHER, GROUND),
+        follows | dict.fromkeys(SYBILS, GROUND),
+        LEADER,
+        GROUND,
+    )
     assert e.leader(LATE, able=False, leads=False) == LEADER
 
 
 def test_when_the_leader_is_gone_a_colleague_comes_before_a_stranger_that_claims_to_lead() -> None:
-    e = election(worked(LEADER, STAGE, OTHER), dict.fromkeys(SYBILS, GROUND), LEADER, GROUND, others=(OTHER,))
+    e = election(
+        worked(LEADER, STAGE, OTHER), dict.fromkeys(SYBILS, GROUND), LEADER, GROUND, others=(OTHER,)
+    )
     e.shun(LEADER, LATE)
     assert e.leader(LATE, able=False, leads=False) == OTHER
     assert e.leader(LATE, able=True, leads=False) == ME
     e.see({LEADER: Sighting(1, True), GROUND: Sighting(1, True)}, {})
-    assert e.leader(LATE + 2 * SHUN_S, able=False, leads=False) == GROUND, "where nobody else is left"
+    assert e.leader(LATE + 2 * SHUN_S, able=False, leads=False) == GROUND, (
+        "where nobody else is left"
+    )
 
 
 def test_after_a_partition_the_side_with_more_followers_goes_on_and_both_sides_agree() -> None:
@@ -92,7 +111,10 @@ def test_after_a_partition_the_side_with_more_followers_goes_on_and_both_sides_a
         known = Colleagues(me)
         known.recall(names[:8] if me in of_a else names)
         e = Election(me, 0.0, known)
-        e.see({p: Sighting(1, True) for p in (a, b) if p != me}, {p: who for p, who in follows.items() if p != me})
+        e.see(
+            {p: Sighting(1, True) for p in (a, b) if p != me},
+            {p: who for p, who in follows.items() if p != me},
+        )
         e.following = follows[me]
         assert e.leader(LATE, able=me in (a, b), leads=me in (a, b)) == b
 

@@ -1,4 +1,5 @@
-"""Checkpoints that cannot be read and disks without room: the epochs go on, the operator is told, and nothing else is lost."""
+"""Checkpoints that cannot be read and disks without room: the epochs go on, the operator is told,
+and nothing else is lost."""
 
 from __future__ import annotations
 
@@ -28,14 +29,29 @@ def taking_part(peer: Any) -> Training:
     """The conversation of a peer of the rig; nobody else is there to talk to."""
     nothing: Any = None
     facts = RunFacts(
-        stages=1, epochs=100, target_batch=4, micro_batch=4, min_replicas=1, epoch_timeout_s=20.0, round_timeout_s=6.0,
-        eval_every=0, assign=nothing, assign_paths=nothing, sampler=nothing, cursor=nothing, read=peer.work.read,
-    )  # fmt: skip
+        stages=1,
+        epochs=100,
+        target_batch=4,
+        micro_batch=4,
+        min_replicas=1,
+        epoch_timeout_s=20.0,
+        round_timeout_s=6.0,
+        eval_every=0,
+        assign=nothing,
+        assign_paths=nothing,
+        sampler=nothing,
+        cursor=nothing,
+        read=peer.work.read,
+    )
     identity: Any = SimpleNamespace(peer_id=peer.me)
-    return Training(identity, 1, facts, peer.transport, peer.work, dict, SystemClock(), peer.journal)
+    return Training(
+        identity, 1, facts, peer.transport, peer.work, dict, SystemClock(), peer.journal
+    )
 
 
-async def test_a_plan_from_a_checkpoint_that_cannot_be_read_is_declined_and_the_older_one_is_offered(rig: Any) -> None:
+async def test_an_unreadable_checkpoint_is_declined_for_an_older_one(
+    rig: Any,
+) -> None:
     (a,) = await rig.add("a", every=1)
     owners = {n: a for n in rig.shapes}
     last = await rig.train((a,), owners, 4)
@@ -47,12 +63,15 @@ async def test_a_plan_from_a_checkpoint_that_cannot_be_read_is_declined_and_the_
     t = taking_part(a)
     t.member.stand(four, a.work.checkpoints(), a.work.tokens, a.work.cell)
     spoilt, back = (
-        dataclasses.replace(rig.plan((a,), owners), epoch=v.epoch, lineage=v.lineage, digests={}) for v in (three, two)
+        dataclasses.replace(rig.plan((a,), owners), epoch=v.epoch, lineage=v.lineage, digests={})
+        for v in (three, two)
     )
     refused = await t.happens(ev.PlanArrived(spoilt))
     assert refused is not None
     assert f"epoch {three.epoch} cannot be put in place" in refused
-    assert (t.member.at, t.member.state, a.work.version) == (four, State.IDLE, four), "it stands where it stood"
+    assert (t.member.at, t.member.state, a.work.version) == (four, State.IDLE, four), (
+        "it stands where it stood"
+    )
     assert three not in t.member.reachable
     assert two in t.member.reachable
     assert len(a.events("restore-failed")) == 1
@@ -95,5 +114,7 @@ async def test_a_full_disk_is_told_costs_nothing_old_and_the_first_epoch_with_ro
     last = await rig.train((a,), owners, 1, last)
     await rig.begin(rig.plan((a,), owners, last), a)
     await a.work.saved()
-    assert [v.epoch for v in a.work.checkpoints()][:2] == [3, 8], "the next epoch, not the next multiple"
+    assert [v.epoch for v in a.work.checkpoints()][:2] == [3, 8], (
+        "the next epoch, not the next multiple"
+    )
     assert len(a.events("checkpoint-again")) == 1

@@ -17,17 +17,28 @@ from node.training.roster import PAUSES
 from tests.training.test_leader import S1, S2, T1, E, begun, commits, facts, heard, tell, the_plan
 
 WORK: dict[str, Any] = {
-    "operations": (1e12, 2e12, 2e12), "steps": ({"s0": 1e11}, {"s1": 6e12}, {"s2": 1e12}), "sizes": (10**6,) * 3, "tensor": 10**4,
-}  # fmt: skip
+    "operations": (1e12, 2e12, 2e12),
+    "steps": ({"s0": 1e11}, {"s1": 6e12}, {"s2": 1e12}),
+    "sizes": (10**6,) * 3,
+    "tensor": 10**4,
+}
 TERA = Measured(tera_s=10.0)
 """Of a slow core: 100 GFLOP/s."""
 BUSY = Measured(forward_s=5.0, backward_s=10.0, tera_s=10.0)
 
 
-def led(costs: Measured = NOTHING, others: Measured | None = None, **kw: Any) -> tuple[Leader, Plan]:
-    """A leader with its first plan of two stages; all members say these costs, ``others`` those at stage 1."""
+def led(
+    costs: Measured = NOTHING, others: Measured | None = None, **kw: Any
+) -> tuple[Leader, Plan]:
+    """A leader with its first plan of two stages; all members say these costs, ``others`` those at
+    stage 1."""
     leader = Leader(E, facts(**{**WORK, **kw}))
-    said = [heard(E, costs=costs), heard(S1, costs=others or costs), heard(S2, costs=costs), heard(T1, costs=others or costs)]
+    said = [
+        heard(E, costs=costs),
+        heard(S1, costs=others or costs),
+        heard(S2, costs=costs),
+        heard(T1, costs=others or costs),
+    ]
     tell(leader, said, 0.0)
     plan = the_plan(leader.handle(ev.Tick(), 2.0))
     assert plan is not None
@@ -36,7 +47,11 @@ def led(costs: Measured = NOTHING, others: Measured | None = None, **kw: Any) ->
 
 def close(leader: Leader, plan: Plan, now: float) -> list[ev.SendRound]:
     rows = tuple(ev.Result(p.index, True, 1.0, 64) for p in plan.paths)
-    return [a for a in leader.handle(ev.Finished(E, plan.hash, rows), now) if isinstance(a, ev.SendRound)]
+    return [
+        a
+        for a in leader.handle(ev.Finished(E, plan.hash, rows), now)
+        if isinstance(a, ev.SendRound)
+    ]
 
 
 def test_where_nothing_is_known_the_manifest_counts() -> None:
@@ -47,7 +62,8 @@ def test_where_nothing_is_known_the_manifest_counts() -> None:
 
 def test_a_first_plan_reckons_with_operations_and_a_later_one_with_what_was_measured() -> None:
     _, first = led(TERA)
-    # One peer has both micro-batches of its stage, and one goes through all three stages: 2 * 20 s + 10 + 20 + 20.
+    # One peer has both micro-batches of its stage, and one goes through all three stages: 2 * 20 s
+    # + 10 + 20 + 20.
     assert first.deadline_s == pytest.approx(FIRST * 90.0)
     _, later = led(BUSY)
     assert later.deadline_s == pytest.approx(MARGIN * (2 * 15.0 + 3 * 15.0))
@@ -56,10 +72,14 @@ def test_a_first_plan_reckons_with_operations_and_a_later_one_with_what_was_meas
 def test_a_step_of_a_minute_is_waited_for() -> None:
     leader, plan = led(TERA)
     notes = close(leader, plan, 3.0)
-    assert notes[0].deadline_s == pytest.approx(MARGIN * 60.0, rel=0.1), "6e12 operations at 10 s for 1e12"
+    assert notes[0].deadline_s == pytest.approx(MARGIN * 60.0, rel=0.1), (
+        "6e12 operations at 10 s for 1e12"
+    )
     for peer in (E, S1, S2, T1):
         tell(leader, [heard(peer, costs=TERA)], 100.0)
-    assert not any(isinstance(a, ev.SendRound) for a in leader.handle(ev.Tick(), 103.0)), "100 s later nothing is repaired"
+    assert not any(isinstance(a, ev.SendRound) for a in leader.handle(ev.Tick(), 103.0)), (
+        "100 s later nothing is repaired"
+    )
     assert leader.phase is Phase.ROUND
     assert leader.repaired == 0
 
@@ -72,7 +92,9 @@ def test_the_slowest_owner_counts_and_a_slow_line() -> None:
     line = Measured(tera_s=0.1, ways=((S2, Way(tensor_s=0.5)),))
     leader, plan = led(line)
     # The parameters of a stage are 100 tensors; half of them each way between two members.
-    assert close(leader, plan, 3.0)[0].deadline_s == pytest.approx(MARGIN * (0.6 + 2 * 0.5 * 100 * 0.5), rel=0.1)
+    assert close(leader, plan, 3.0)[0].deadline_s == pytest.approx(
+        MARGIN * (0.6 + 2 * 0.5 * 100 * 0.5), rel=0.1
+    )
 
 
 def test_rounds_that_took_long_make_the_next_deadline_longer() -> None:
@@ -103,7 +125,7 @@ def test_nobody_makes_the_others_wait_by_calling_itself_slow() -> None:
     assert deadlines.run(honest.roster, plan.paths) == MOST_S
 
 
-# ------------------------------------------------------------ slow is not dead
+# ----------------------------------------------------------- slow is not dead
 
 
 def probes(actions: list[Any]) -> list[PeerId]:
@@ -142,7 +164,9 @@ def test_a_probe_that_fails_is_a_death_unless_the_peer_was_heard_meanwhile() -> 
     tell(leader, [heard(S2)], 5.0)
     assert not lost(leader.handle(ev.Unreachable(S2, since=4.5), 6.0))
     assert len(lost(leader.handle(ev.Unreachable(S1, since=4.5), 6.0))) == 1
-    assert len(lost(leader.handle(ev.Unreachable(S2), 6.0))) == 1, "who did not get its plan is useless, heard or not"
+    assert len(lost(leader.handle(ev.Unreachable(S2), 6.0))) == 1, (
+        "who did not get its plan is useless, heard or not"
+    )
 
 
 def test_a_leader_that_runs_late_itself_asks_later() -> None:

@@ -25,20 +25,28 @@ def test_where_nobody_leads_the_smallest_does() -> None:
 def test_a_newcomer_with_a_smaller_id_does_not_replace_who_leads() -> None:
     assert election(A, B=Sighting(1, leads=True)).leader(LATE, able=True, leads=False) == B
     assert election(B, A=Sighting(1)).leader(LATE, able=True, leads=True) == B
-    assert election(C, A=Sighting(1), B=Sighting(9, leads=True)).leader(LATE, able=False, leads=False) == B
+    assert (
+        election(C, A=Sighting(1), B=Sighting(9, leads=True)).leader(LATE, able=False, leads=False)
+        == B
+    )
 
 
 def test_of_two_that_lead_the_smaller_goes_on() -> None:
     assert election(B, A=Sighting(1, leads=True)).leader(LATE, able=True, leads=True) == A
     assert election(A, B=Sighting(1, leads=True)).leader(LATE, able=True, leads=True) == A
-    assert election(D, A=Sighting(1, True), B=Sighting(1, True)).leader(LATE, able=False, leads=False) == A
+    assert (
+        election(D, A=Sighting(1, True), B=Sighting(1, True)).leader(LATE, able=False, leads=False)
+        == A
+    )
 
 
 def test_who_starts_among_others_listens_before_it_leads() -> None:
     e = election(A, B=Sighting(1))
     assert e.leader(LOOK_S / 2, able=True, leads=False) == B
     assert e.leader(LOOK_S, able=True, leads=False) == A
-    assert election(A).leader(0.0, able=True, leads=False) == A, "alone there is nobody to listen to"
+    assert election(A).leader(0.0, able=True, leads=False) == A, (
+        "alone there is nobody to listen to"
+    )
 
 
 def test_a_silent_leader_is_believed_again_only_after_a_newer_record() -> None:
@@ -47,7 +55,9 @@ def test_a_silent_leader_is_believed_again_only_after_a_newer_record() -> None:
     assert e.leader(LATE, able=False, leads=False) == B
     e.see({A: Sighting(6, leads=True), B: Sighting(6)})
     assert e.leader(LATE + SHUN_S / 2, able=False, leads=False) == B, "its last words came late"
-    assert e.leader(LATE + 10 * SHUN_S, able=False, leads=False) == B, "what a dead peer leaves behind is its old record"
+    assert e.leader(LATE + 10 * SHUN_S, able=False, leads=False) == B, (
+        "what a dead peer leaves behind is its old record"
+    )
     e.see({A: Sighting(7, leads=True), B: Sighting(6)})
     assert e.leader(LATE + 10 * SHUN_S, able=False, leads=False) == A
 
@@ -79,7 +89,9 @@ def test_a_leader_that_takes_our_word_leads_whatever_the_directory_shows() -> No
     e = election(C, A=Sighting(5), B=Sighting(5, leads=True))
     e.answered(B, LATE)
     e.see({A: Sighting(6)})
-    assert e.leader(LATE + 1, able=False, leads=False) == B, "its record came late, on a busy machine"
+    assert e.leader(LATE + 1, able=False, leads=False) == B, (
+        "its record came late, on a busy machine"
+    )
     assert e.leader(LATE + 1, able=True, leads=False) == B
     assert e.leader(LATE + 2 * KEEP_S, able=False, leads=False) == A
     e.answered(B, LATE)

@@ -1,7 +1,8 @@
-"""The epoch's two machines against each other: many peers, virtual time, random delays, deaths and returns.
+"""The epoch's two machines against each other: many peers, virtual time, random delays, deaths and
+returns.
 
-Rounds, pipelines and parameters are fakes here: a part's value is a hash of what went into it, so that two peers hold
-equal values only when the same owner's step reached both.
+Rounds, pipelines and parameters are fakes here: a part's value is a hash of what went into it, so
+that two peers hold equal values only when the same owner's step reached both.
 """
 
 from __future__ import annotations
@@ -54,11 +55,23 @@ def paths(ends: Any, stages: Any, samples: Any) -> Any:
 
 
 def facts(epochs: int = 12, **kw: Any) -> RunFacts:
-    given: dict[str, Any] = {"epoch_timeout_s": 20.0, "round_timeout_s": 6.0, "eval_every": 5, "min_replicas": 1} | kw
+    given: dict[str, Any] = {
+        "epoch_timeout_s": 20.0,
+        "round_timeout_s": 6.0,
+        "eval_every": 5,
+        "min_replicas": 1,
+    } | kw
     return RunFacts(
-        stages=3, epochs=epochs, target_batch=BATCH, micro_batch=MICRO,
-        assign=assign, assign_paths=paths, sampler=sampler, cursor=cursor, **given,
-    )  # fmt: skip
+        stages=3,
+        epochs=epochs,
+        target_batch=BATCH,
+        micro_batch=MICRO,
+        assign=assign,
+        assign_paths=paths,
+        sampler=sampler,
+        cursor=cursor,
+        **given,
+    )
 
 
 @dataclass
@@ -122,7 +135,9 @@ class Swarm:
             what()
             self.check()
 
-    def call(self, to: PeerId, what: Callable[[Peer], Any], failed: Callable[[], None] = lambda: None) -> None:
+    def call(
+        self, to: PeerId, what: Callable[[Peer], Any], failed: Callable[[], None] = lambda: None
+    ) -> None:
         """A message: arrives after a random delay, or is found undeliverable after a while."""
 
         def arrive() -> None:
@@ -150,14 +165,18 @@ class Swarm:
         chief = self.leading()
         if peer.name == chief and peer.leader is None:
             m = peer.member
-            peer.leader = Leader(peer.name, self.facts, term=m.term, history=m.plan, dropped=m.dropped)
+            peer.leader = Leader(
+                peer.name, self.facts, term=m.term, history=m.plan, dropped=m.dropped
+            )
         elif peer.name != chief:
             peer.leader = None
         if peer.leader is not None:
             self.lead(peer, ev.Tick())
         m = peer.member
         speed = self.speeds.get(peer.name, 1.0)
-        heard = ev.Heard(peer.name, peer.stage, m.at, peer.digest, speed, m.reachable, m.term, m.tokens)
+        heard = ev.Heard(
+            peer.name, peer.stage, m.at, peer.digest, speed, m.reachable, m.term, m.tokens
+        )
         if chief == peer.name:
             self.lead(peer, heard)
         else:
@@ -176,9 +195,19 @@ class Swarm:
                         self.tell(peer, m.peer, ev.PlanArrived(plan))
                 case ev.SendRound():
                     r = ev.RoundArrived(
-                        peer.name, a.plan.epoch, a.plan.term, a.plan.hash, a.attempt, a.dead, a.owners, a.sources,
-                        a.dropped, a.deadline_s, a.digest, a.tokens,
-                    )  # fmt: skip
+                        peer.name,
+                        a.plan.epoch,
+                        a.plan.term,
+                        a.plan.hash,
+                        a.attempt,
+                        a.dead,
+                        a.owners,
+                        a.sources,
+                        a.dropped,
+                        a.deadline_s,
+                        a.digest,
+                        a.tokens,
+                    )
                     for to in a.to:
                         self.tell(peer, to, r)
                 case ev.Probe(who):
@@ -192,7 +221,9 @@ class Swarm:
         began = self.now
 
         def answers(p: Peer) -> None:
-            self.call(chief.name, lambda c: self.lead(c, ev.Answered(who, self.leading() == chief.name)))
+            self.call(
+                chief.name, lambda c: self.lead(c, ev.Answered(who, self.leading() == chief.name))
+            )
 
         self.call(who, answers, lambda: self.lead(chief, ev.Unreachable(who, began)))
 
@@ -225,7 +256,10 @@ class Swarm:
                 peer.fresh, peer.stepped, peer.round = {}, {}, None
                 if peer.stage == ENDS and not listener:
                     for path in (p for p in plan.paths if p.origin == peer.name):
-                        self.at(self.rng.uniform(0.05, 0.5), lambda path=path: self.micro_batch(peer, plan, path))
+                        self.at(
+                            self.rng.uniform(0.05, 0.5),
+                            lambda path=path: self.micro_batch(peer, plan, path),
+                        )
             case ev.Average():
                 self.exchange(peer, a)
             case ev.CopyFrom(plan, r):
@@ -234,10 +268,16 @@ class Swarm:
                 peer.before, peer.values = peer.values, dict(peer.fresh)
                 return ev.Adopted(plan.epoch, plan.term, ended.attempt, peer.digest, 1)
             case ev.TellCommitted(plan, attempt, digest):
-                self.call(plan.leader, lambda p: self.lead(p, ev.Committed(peer.name, plan.hash, attempt, digest)))
+                self.call(
+                    plan.leader,
+                    lambda p: self.lead(p, ev.Committed(peer.name, plan.hash, attempt, digest)),
+                )
             case ev.TellIncomplete(plan, e):
                 for about in e.failed:
-                    self.call(plan.leader, lambda p, about=about: self.lead(p, ev.Accused(about, peer.name, "silent")))
+                    self.call(
+                        plan.leader,
+                        lambda p, about=about: self.lead(p, ev.Accused(about, peer.name, "silent")),
+                    )
                 note = ev.Incomplete(peer.name, plan.hash, e.attempt, e.holds, e.failed)
                 self.call(plan.leader, lambda p: self.lead(p, note))
         return None
@@ -245,7 +285,10 @@ class Swarm:
     def micro_batch(self, peer: Peer, plan: Plan, path: Any) -> None:
         if not self.up(peer) or peer.member.plan is not plan or peer.member.state is not State.RUN:
             return
-        counted = all(any(self.peers[m.peer].alive for m in plan.cell(h.stage) if m.current) for h in path.hops)
+        counted = all(
+            any(self.peers[m.peer].alive for m in plan.cell(h.stage) if m.current)
+            for h in path.hops
+        )
         result = ev.Result(path.index, counted, 2.0 * MICRO, MICRO)
         self.call(plan.leader, lambda p: self.lead(p, ev.Finished(peer.name, plan.hash, (result,))))
 
@@ -253,7 +296,13 @@ class Swarm:
 
     def exchange(self, peer: Peer, a: ev.Average) -> None:
         r, plan = a.round, a.plan
-        peer.round, peer.came, peer.waiting, peer.failed, peer.late = r, {peer.name}, [], set(), False
+        peer.round, peer.came, peer.waiting, peer.failed, peer.late = (
+            r,
+            {peer.name},
+            [],
+            set(),
+            False,
+        )
         owners = {p: r.owners.get(p, plan.owners[p]) for p in PARTS[peer.stage]}
         for owner in sorted(set(owners.values()) - {peer.name}):
             mine = [p for p, o in owners.items() if o == owner]
@@ -268,10 +317,21 @@ class Swarm:
 
     def contribute(self, owner: Peer, giver: PeerId, r: ev.RoundArrived, parts: list[str]) -> None:
         mine = owner.round
-        if mine is None or (mine.term, mine.attempt) != (r.term, r.attempt) or mine.epoch != r.epoch:
+        if (
+            mine is None
+            or (mine.term, mine.attempt) != (r.term, r.attempt)
+            or mine.epoch != r.epoch
+        ):
             if owner.member.plan is not None and owner.member.plan.term > r.term:
                 return
-            self.at(0.1, lambda: self.contribute(owner, giver, r, parts) if self.up(owner) and self.now < 400 else None)
+            self.at(
+                0.1,
+                lambda: (
+                    self.contribute(owner, giver, r, parts)
+                    if self.up(owner) and self.now < 400
+                    else None
+                ),
+            )
             return
         owner.came.add(giver)
         owner.waiting.append((giver, r.attempt))
@@ -286,7 +346,14 @@ class Swarm:
             owners = {p: r.owners.get(p, plan.owners[p]) for p in PARTS[peer.stage]}
             self.round_over(peer, plan, r, owners)
 
-    def step(self, peer: Peer, plan: Plan, r: ev.RoundArrived, owners: dict[str, PeerId], late: bool = False) -> None:
+    def step(
+        self,
+        peer: Peer,
+        plan: Plan,
+        r: ev.RoundArrived,
+        owners: dict[str, PeerId],
+        late: bool = False,
+    ) -> None:
         if peer.round is not r or not self.up(peer):
             return
         cell = {m.peer for m in plan.cell(peer.stage)} - set(r.dead)
@@ -315,7 +382,14 @@ class Swarm:
             owners = {p: r.owners.get(p, plan.owners[p]) for p in PARTS[peer.stage]}
             self.round_over(peer, plan, peer.round, owners)
 
-    def round_over(self, peer: Peer, plan: Plan, r: ev.RoundArrived, owners: dict[str, PeerId], force: bool = False) -> None:
+    def round_over(
+        self,
+        peer: Peer,
+        plan: Plan,
+        r: ev.RoundArrived,
+        owners: dict[str, PeerId],
+        force: bool = False,
+    ) -> None:
         if peer.round is not r or not self.up(peer):
             return
         missing = tuple(p for p in owners if p not in peer.fresh)
@@ -324,7 +398,12 @@ class Swarm:
             return
         peer.round = None
         failed = tuple(sorted(blocked)) if missing else ()
-        self.happens(peer, ev.RoundEnded(plan.epoch, plan.term, r.attempt, tuple(sorted(peer.fresh)), missing, failed))
+        self.happens(
+            peer,
+            ev.RoundEnded(
+                plan.epoch, plan.term, r.attempt, tuple(sorted(peer.fresh)), missing, failed
+            ),
+        )
 
     def copy(self, peer: Peer, plan: Plan, r: ev.RoundArrived) -> None:
         def give(donor: Peer) -> None:
@@ -343,10 +422,20 @@ class Swarm:
     # ---- what must always hold
 
     def check(self) -> None:
-        """I1: whoever the leader counts as current at a version holds what the rest of its cell holds."""
-        chief = self.peers[self.leading()] if any(p.stage == ENDS and p.alive for p in self.peers.values()) else None
+        """I1: whoever the leader counts as current at a version holds what the rest of its cell
+        holds."""
+        chief = (
+            self.peers[self.leading()]
+            if any(p.stage == ENDS and p.alive for p in self.peers.values())
+            else None
+        )
         plan = chief.leader.plan if chief is not None and chief.leader is not None else None
-        if plan is None or chief is None or chief.leader is None or chief.leader.phase is not Phase.RUN:
+        if (
+            plan is None
+            or chief is None
+            or chief.leader is None
+            or chief.leader.phase is not Phase.RUN
+        ):
             return
         for stage in range(4):
             said = {
@@ -374,7 +463,9 @@ def test_a_quiet_swarm_commits_every_epoch_once() -> None:
     assert swarm.epochs() == list(range(1, 13))
     assert not swarm.kinds("epoch-abandoned")
     assert not swarm.kinds("round-repaired")
-    assert all(p.member.state is State.FINISHED and p.member.holds == 12 for p in swarm.peers.values())
+    assert all(
+        p.member.state is State.FINISHED and p.member.holds == 12 for p in swarm.peers.values()
+    )
 
 
 def test_evaluations_come_when_the_manifest_says() -> None:
@@ -445,7 +536,10 @@ def test_the_next_ends_peer_takes_over_from_a_dead_leader() -> None:
     swarm.at(3.0, lambda: swarm.kill(PeerId("peer00")))
     swarm.run(120)
     assert swarm.epochs()[-1] == 12
-    assert sorted(set(swarm.epochs())) == swarm.epochs() or len(swarm.epochs()) - len(set(swarm.epochs())) <= 1
+    assert (
+        sorted(set(swarm.epochs())) == swarm.epochs()
+        or len(swarm.epochs()) - len(set(swarm.epochs())) <= 1
+    )
 
 
 def test_a_stage_without_a_peer_stops_the_run_and_says_so() -> None:
@@ -467,7 +561,8 @@ def test_a_stage_that_lost_everything_starts_again_from_a_common_version() -> No
     swarm.run(30)
     leader = swarm.peers[PeerId("peer00")].leader
     assert leader is not None
-    # Nobody kept an older version here, so there is none in common: the leader waits and says for what.
+    # Nobody kept an older version here, so there is none in common: the leader waits and says for
+    # what.
     assert leader.waiting_for == "stages that hold one version in common"
 
 
@@ -495,7 +590,15 @@ def test_churn_never_makes_two_truths(seed: int) -> None:
     swarm.at(2.0, disturb)
     swarm.run(200)
     assert swarm.epochs()[-1] == 20, (swarm.epochs(), swarm.log[-5:])
-    taken = [s for p in swarm.peers.values() if p.member.plan for q in p.member.plan.paths for s in q.samples]
+    taken = [
+        s
+        for p in swarm.peers.values()
+        if p.member.plan
+        for q in p.member.plan.paths
+        for s in q.samples
+    ]
     assert all(t >= 0 for t in taken)
-    done = {p.digest for p in swarm.peers.values() if p.alive and p.stage == 1 and p.member.holds == 20}
+    done = {
+        p.digest for p in swarm.peers.values() if p.alive and p.stage == 1 and p.member.holds == 20
+    }
     assert len(done) == 1

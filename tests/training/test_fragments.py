@@ -1,4 +1,5 @@
-"""Streaming DiLoCo between two cells: a round carries a fragment, the rest of what a cell has stays its own."""
+"""Streaming DiLoCo between two cells: a round carries a fragment, the rest of what a cell has stays
+its own."""
 
 from __future__ import annotations
 
@@ -26,17 +27,27 @@ PIECES = pieces(SIZES, 2)
 
 
 def sending(
-    rig: Rig, cells: Sequence[Sequence[Peer]], after: Plan, which: int, listeners: Sequence[tuple[Peer, int]] = ()
+    rig: Rig,
+    cells: Sequence[Sequence[Peer]],
+    after: Plan,
+    which: int,
+    listeners: Sequence[tuple[Peer, int]] = (),
 ) -> Plan:
     plan = meeting(rig, cells, after)
     peers = sorted(p.me for cell in cells for p in cell)
-    reducers = {name: PeerId(peers[i % len(peers)]) for i, name in enumerate(sorted(PIECES[which - 1]))}
+    reducers = {
+        name: PeerId(peers[i % len(peers)]) for i, name in enumerate(sorted(PIECES[which - 1]))
+    }
     more = tuple(Member(p.me, 1, 1.0, False, cell) for p, cell in listeners)
     return replace(plan, reducers=reducers, fragment=which, members=plan.members + more)
 
 
 def test_fragments_hold_every_part_once_in_about_equal_bytes() -> None:
-    sizes = {f"layers.{i}.{what}": size for i in range(12) for what, size in (("a", 4096), ("b", 1024), ("norm", 64))}
+    sizes = {
+        f"layers.{i}.{what}": size
+        for i in range(12)
+        for what, size in (("a", 4096), ("b", 1024), ("norm", 64))
+    }
     for count in (1, 2, 3, 4, 5):
         made = pieces(sizes, count)
         assert sorted(n for names in made for n in names) == sorted(sizes)
@@ -54,7 +65,9 @@ def test_fragments_take_turns_and_the_last_round_of_a_run_carries_everything() -
     assert all(fragment(replace(s, fragments=1), e, 20) == 0 for e in range(20))
     ends = [n for n in range(3, 30) if number(n, s.gap, n)]
     assert ends, "some runs end where a round would be due if they went on"
-    assert not any(carries(Rules(1, s), 0, n, n) for n in ends), "the plan that ends a run carries nothing"
+    assert not any(carries(Rules(1, s), 0, n, n) for n in ends), (
+        "the plan that ends a run carries nothing"
+    )
     changed = Rules(1, s, 1, "by the owner")
     assert (due(changed, 5, 5, 20), carries(changed, 5, 5, 20)) == (2, 0), "a change levels"
     assert (due(changed, 5, 8, 20), carries(changed, 5, 8, 20)) == (3, 3)
@@ -69,7 +82,9 @@ async def test_a_round_steps_its_fragment_and_leaves_cells_the_rest(rig: Rig) ->
         plan = inner(rig, cells, plan)
         await rig.epoch(plan, *everybody)
         before = {p.name: p.parameters() for p in everybody}
-        moved = [pseudo_gradient(state, {n: before[p][n] for n in PIECES[which - 1]}) for p in ("a", "c")]
+        moved = [
+            pseudo_gradient(state, {n: before[p][n] for n in PIECES[which - 1]}) for p in ("a", "c")
+        ]
         state = outer_step(state, {n: (moved[0][n] + moved[1][n]) / 2 for n in moved[0]}, STREAM)
         plan = sending(rig, cells, plan, which)
         await rig.epoch(plan, *everybody)
@@ -80,7 +95,9 @@ async def test_a_round_steps_its_fragment_and_leaves_cells_the_rest(rig: Rig) ->
             for n, t in p.parameters().items():
                 if n in PIECES[which - 1]:
                     torch.testing.assert_close(t, state.anchor[n], rtol=1e-5, atol=1e-6)
-                    torch.testing.assert_close(p.anchored.momentum[n], state.momentum[n], rtol=1e-5, atol=1e-6)
+                    torch.testing.assert_close(
+                        p.anchored.momentum[n], state.momentum[n], rtol=1e-5, atol=1e-6
+                    )
                 else:
                     assert torch.equal(t, before[p.name][n])
             assert all(torch.equal(p.anchored.anchor[n], a.anchored.anchor[n]) for n in SHAPES)
@@ -92,14 +109,18 @@ async def test_a_round_steps_its_fragment_and_leaves_cells_the_rest(rig: Rig) ->
     assert streamed < 0.7 * max(p.work.outer.nbytes for p in everybody)
 
 
-async def test_who_missed_parts_takes_the_outer_step_from_another_cell_and_keeps_what_is_its_own(rig: Rig) -> None:
+async def test_who_missed_parts_takes_the_outer_step_from_another_cell_and_keeps_what_is_its_own(
+    rig: Rig,
+) -> None:
     cells, everybody, plan = await trained(rig, STREAM)
     (a, b), (c, d) = cells
     was = d.parameters()
     plan = sending(rig, cells, plan, 1)
     everybody = (a, b, c, d)
     await rig.begin(plan, *everybody)
-    d.work.anchor.state = None  # it has come back without its anchor, so that what it gathers means nothing to it
+    d.work.anchor.state = (
+        None  # it has come back without its anchor, so that what it gathers means nothing to it
+    )
     d.work.anchor.owed.words = {n: torch.ones(shape) for n, shape in SHAPES.items()}
     ended = await rig.average(plan, *everybody)
     assert [bool(e.missing) for e in ended] == [False, False, False, True]
@@ -124,7 +145,9 @@ async def test_a_listener_takes_all_of_it_from_its_own_cell(rig: Rig) -> None:
     everybody = (a, b, c, d, e)
     await rig.begin(plan, *everybody)
     ended = await rig.average(plan, *everybody)
-    assert [len(x.missing) for x in ended] == [0, 0, 0, 0, len(SHAPES)], "a fragment makes nobody current"
+    assert [len(x.missing) for x in ended] == [0, 0, 0, 0, len(SHAPES)], (
+        "a fragment makes nobody current"
+    )
     assert e.work.outer.nbytes == 0, "and is not sent to it"
     for sources, missing in (((a.me, b.me), True), ((a.me, b.me, c.me), False)):
         got = await e.work.copy(plan, rig.round(plan, 1, sources=sources))
@@ -162,7 +185,9 @@ def plan_of(fragment: int, *cells: str, listeners: str = "") -> Plan:
     everybody = members(*cells, listeners=listeners)
     owners = {in_cell(n, i): PeerId(peers[0]) for i, peers in enumerate(cells) for n in SHAPES}
     reducers = {n: PeerId(cells[-1][0]) for n in (PIECES[fragment - 1] if fragment else SHAPES)}
-    return Plan(4, 1, PeerId("z"), everybody, (), owners, outer=2, reducers=reducers, fragment=fragment)
+    return Plan(
+        4, 1, PeerId("z"), everybody, (), owners, outer=2, reducers=reducers, fragment=fragment
+    )
 
 
 def says(attempt: Attempt, **digests: str) -> None:
@@ -171,7 +196,9 @@ def says(attempt: Attempt, **digests: str) -> None:
 
 
 def test_a_leader_compares_cells_with_themselves_and_waits_for_no_listener_of_a_dead_one() -> None:
-    streamed, whole = (Attempt(plan_of(which, "a", "bcd", listeners="l"), 0.0, 1.0) for which in (1, 0))
+    streamed, whole = (
+        Attempt(plan_of(which, "a", "bcd", listeners="l"), 0.0, 1.0) for which in (1, 0)
+    )
     for attempt in (streamed, whole):
         says(attempt, a="x", l="x", b="y", c="y", d="z")
     assert streamed.digests() == ({(1, 0): "x", (1, 1): "y"}, [(1, PeerId("d"))])
@@ -180,18 +207,24 @@ def test_a_leader_compares_cells_with_themselves_and_waits_for_no_listener_of_a_
         attempt.outcomes.clear()
         attempt.dead.add(PeerId("a"))
     assert [m.peer for m in streamed.awaited] == ["b", "c", "d"]
-    assert [m.peer for m in whole.awaited] == ["b", "c", "d", "l"], "there the mean makes it current"
+    assert [m.peer for m in whole.awaited] == ["b", "c", "d", "l"], (
+        "there the mean makes it current"
+    )
     says(streamed, b="y")
     assert streamed.digests() == ({(1, 1): "y"}, [])
     streamed.attempts[1, 0] = 1
     [again] = streamed.repair((1, 0), [], lambda *_: {}, 9.0)
     assert (again.sources, again.digest) == ((PeerId("b"),), ""), "each has its cell's"
     says(streamed, l="x")
-    assert [m.peer for m in streamed.awaited] == ["b", "c", "d", "l"], "it had copied before its cell died"
+    assert [m.peer for m in streamed.awaited] == ["b", "c", "d", "l"], (
+        "it had copied before its cell died"
+    )
 
 
 @pytest.mark.parametrize("wrong", ["another fragment", "other parts", "all parts"])
-async def test_a_plan_that_carries_other_parts_than_are_due_is_objected_to(rig: Rig, wrong: str) -> None:
+async def test_a_plan_that_carries_other_parts_than_are_due_is_objected_to(
+    rig: Rig, wrong: str
+) -> None:
     rig.outer = STREAM
     cells = await four(rig)
     a = cells[0][0]

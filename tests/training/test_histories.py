@@ -1,4 +1,5 @@
-"""What a peer remembers of the versions it can put in place: who asks for one of them gets the plan that explains it."""
+"""What a peer remembers of the versions it can put in place: who asks for one of them gets the plan
+that explains it."""
 
 from __future__ import annotations
 
@@ -17,13 +18,27 @@ DROPPED = (3,)
 
 def plan_for(base: Version, term: int) -> Plan:
     paths = (Path(0, LEADER, (0,), (Hop(1, ME),)),)
-    return Plan(base.epoch, term, LEADER, (Listed(ME, 1, 1.0, True),), paths, {}, {}, {}, 10.0, (0, ()), lineage=base.lineage)
+    return Plan(
+        base.epoch,
+        term,
+        LEADER,
+        (Listed(ME, 1, 1.0, True),),
+        paths,
+        {},
+        {},
+        {},
+        10.0,
+        (0, ()),
+        lineage=base.lineage,
+    )
 
 
 def commit(member: Member, plan: Plan) -> Version:
     """One epoch as a member lives it, with a micro-batch that does not count."""
     member.handle(ev.PlanArrived(plan), 0.0)
-    member.handle(ev.RoundArrived(LEADER, plan.epoch, plan.term, plan.hash, 0, (), {}, (), DROPPED, 10.0), 0.0)
+    member.handle(
+        ev.RoundArrived(LEADER, plan.epoch, plan.term, plan.hash, 0, (), {}, (), DROPPED, 10.0), 0.0
+    )
     member.handle(ev.RoundEnded(plan.epoch, plan.term, 0, (), (), ()), 0.0)
     member.handle(ev.Adopted(plan.epoch, plan.term, 0, "d"), 0.0)
     assert member.at == makes(plan, DROPPED)
@@ -43,19 +58,24 @@ def trained(epochs: int, checkpoint_at: int = -1) -> tuple[Member, list[Plan]]:
 def test_the_plan_behind_a_checkpoint_is_remembered_when_later_plans_have_come() -> None:
     member, plans = trained(5, checkpoint_at=2)
     kept = makes(plans[1], DROPPED)
-    assert member.remembers(kept) == (plans[2], DROPPED), "the newest that explains it: the next epoch began there"
+    assert member.remembers(kept) == (plans[2], DROPPED), (
+        "the newest that explains it: the next epoch began there"
+    )
     member.handle(ev.PlanArrived(plan_for(member.at, 6)), 0.0)
     assert member.remembers(kept) == (plans[2], DROPPED)
 
 
 def test_a_version_that_is_undone_is_explained_when_the_plan_from_it_came_and_went() -> None:
-    """Epoch 2 is being run, the network parts, and another side's leader begins again from the checkpoint before it."""
+    """Epoch 2 is being run, the network parts, and another side's leader begins again from the
+    checkpoint before it."""
     member, plans = trained(2, checkpoint_at=1)
     kept = member.checkpoints[0]
     there = plan_for(kept, 9)
     assert not any(isinstance(a, ev.Refuse) for a in member.handle(ev.PlanArrived(there), 0.0))
     assert member.remembers(kept) == (there, ())
-    assert member.remembers(makes(plans[1], DROPPED)) == (plans[1], DROPPED), "the last plan too: what it made was somewhere"
+    assert member.remembers(makes(plans[1], DROPPED)) == (plans[1], DROPPED), (
+        "the last plan too: what it made was somewhere"
+    )
 
 
 def test_what_nobody_can_put_in_place_is_forgotten() -> None:
@@ -65,7 +85,9 @@ def test_what_nobody_can_put_in_place_is_forgotten() -> None:
     again = [plan_for(member.at, 9 + i) for i in range(50)]
     for plan in again:
         member.handle(ev.PlanArrived(plan), 0.0)
-    assert len(member._older) <= 1 + 1 + len(member.checkpoints), "one plan a place, however often an epoch is begun again"
+    assert len(member._older) <= 1 + 1 + len(member.checkpoints), (
+        "one plan a place, however often an epoch is begun again"
+    )
     assert member.remembers(member.at) == (again[-1], ())
 
 
@@ -75,7 +97,8 @@ def test_the_lineage_must_fit() -> None:
 
 
 def test_a_plan_that_counts_on_other_parameters_of_the_version_is_refused() -> None:
-    """Who was started again and fetched what another cell holds is still in the roster with what it held before."""
+    """Who was started again and fetched what another cell holds is still in the roster with what it
+    held before."""
     member, _ = trained(2)
     here = replace(plan_for(member.at, 3), digests={(1, 0): "d"})
     member.digest = "of another cell"

@@ -1,4 +1,5 @@
-"""The leader's choices one by one: which history goes on, what it must ask for, who leaves, who changes its stage."""
+"""The leader's choices one by one: which history goes on, what it must ask for, who leaves, who
+changes its stage."""
 
 from __future__ import annotations
 
@@ -38,14 +39,25 @@ def sampler(cursor: Any) -> Sampler:
 def facts(**kw: Any) -> RunFacts:
     return dataclasses.replace(
         RunFacts(
-            stages=2, epochs=100, target_batch=8, micro_batch=4, min_replicas=1, epoch_timeout_s=20.0, round_timeout_s=6.0,
-            eval_every=0, sequence=16, late_s=20.0,
+            stages=2,
+            epochs=100,
+            target_batch=8,
+            micro_batch=4,
+            min_replicas=1,
+            epoch_timeout_s=20.0,
+            round_timeout_s=6.0,
+            eval_every=0,
+            sequence=16,
+            late_s=20.0,
             assign=lambda stage, cell, previous: {f"s{stage}": min(p for p, _ in cell)},
-            assign_paths=lambda ends, stages, samples: assign_paths(sorted(quotas(len(samples), ends).items()), stages, samples),
-            sampler=sampler, cursor=lambda s: (s.state()["next"], tuple(s.state()["returned"])),
+            assign_paths=lambda ends, stages, samples: assign_paths(
+                sorted(quotas(len(samples), ends).items()), stages, samples
+            ),
+            sampler=sampler,
+            cursor=lambda s: (s.state()["next"], tuple(s.state()["returned"])),
         ),
         **kw,
-    )  # fmt: skip
+    )
 
 
 def heard(peer: PeerId, at: Version = YOUNG, tokens: int = 0, **kw: Any) -> ev.Heard:
@@ -71,25 +83,39 @@ def begun(**kw: Any) -> tuple[Leader, Plan]:
 
 
 def commits(leader: Leader, plan: Plan, now: float, between: Iterable[ev.Heard] = ()) -> list[Any]:
-    """Everybody does its part, and ``between`` is heard before the last of them; what the leader does then."""
+    """Everybody does its part, and ``between`` is heard before the last of them; what the leader
+    does then."""
     rows = tuple(ev.Result(p.index, True, 1.0, 64) for p in plan.paths)
     leader.handle(ev.Finished(E, plan.hash, rows), now)
     assert leader.phase is Phase.ROUND
     done = []
     for m in plan.members:
         done += tell(leader, between if m == plan.members[-1] else (), now)
-        done += leader.handle(ev.Committed(m.peer, plan.hash, 0, f"digest {m.stage} next", 1.0), now)
+        done += leader.handle(
+            ev.Committed(m.peer, plan.hash, 0, f"digest {m.stage} next", 1.0), now
+        )
     return done
 
 
 def both_sides(tokens_a: int, tokens_b: int) -> list[ev.Heard]:
-    """One ends peer of side A, and block peers of both sides: each side covers every stage but the ends."""
+    """One ends peer of side A, and block peers of both sides: each side covers every stage but the
+    ends."""
     ends = [heard(E, A, tokens_a), heard(PeerId("ends2"), B, tokens_b)]
-    return [*ends, heard(S1, A, tokens_a), heard(S2, A, tokens_a), heard(T1, B, tokens_b), heard(T2, B, tokens_b)]
+    return [
+        *ends,
+        heard(S1, A, tokens_a),
+        heard(S2, A, tokens_a),
+        heard(T1, B, tokens_b),
+        heard(T2, B, tokens_b),
+    ]
 
 
-@pytest.mark.parametrize(("tokens_a", "tokens_b", "wins"), [(900, 800, A), (800, 900, B), (900, 900, B)])
-def test_of_two_histories_the_one_with_more_tokens_goes_on(tokens_a: int, tokens_b: int, wins: Version) -> None:
+@pytest.mark.parametrize(
+    ("tokens_a", "tokens_b", "wins"), [(900, 800, A), (800, 900, B), (900, 900, B)]
+)
+def test_of_two_histories_the_one_with_more_tokens_goes_on(
+    tokens_a: int, tokens_b: int, wins: Version
+) -> None:
     recall = lambda version: Past((40, ()), {}, 0)  # noqa: E731
     leader = Leader(E, facts(recall=recall))
     tell(leader, both_sides(tokens_a, tokens_b), 0.0)
@@ -115,7 +141,9 @@ def test_peers_of_a_richer_side_get_a_moment_to_bring_the_rest_of_it() -> None:
     tell(leader, [n for n in both_sides(500, 900) if n.peer != T2], 0.0)
     assert the_plan(leader.handle(ev.Tick(), 5.0)) is None
     assert "more tokens" in leader.waiting_for
-    plan = the_plan(leader.handle(heard(T2, B, 900), 6.0)) or the_plan(leader.handle(ev.Tick(), 8.0))
+    plan = the_plan(leader.handle(heard(T2, B, 900), 6.0)) or the_plan(
+        leader.handle(ev.Tick(), 8.0)
+    )
     assert plan is not None
     assert plan.base == B
 
@@ -158,14 +186,19 @@ def test_what_an_abandoned_epoch_left_behind_is_no_richer_side() -> None:
 
 
 def differs(leader: Leader, plan: Plan, now: float) -> list[Any]:
-    """Every member does its part, and the two of stage 1 come to different parameters; what the leader does then, a moment later."""
-    leader.handle(ev.Finished(E, plan.hash, tuple(ev.Result(p.index, True, 1.0, 64) for p in plan.paths)), now)
+    """Every member does its part, and the two of stage 1 come to different parameters; what the
+    leader does then, a moment later."""
+    leader.handle(
+        ev.Finished(E, plan.hash, tuple(ev.Result(p.index, True, 1.0, 64) for p in plan.paths)), now
+    )
     done = []
     for m in plan.members:
         digest = m.peer if m.stage == 1 else f"digest {m.stage} next"
         done += leader.handle(ev.Committed(m.peer, plan.hash, 0, digest, 1.0), now)
         held = heard(m.peer, Version(1, lineage_after(plan, ())), 128)
-        done += tell(leader, [dataclasses.replace(held, digest=digest, reachable=(YOUNG,))], now + 1.0)
+        done += tell(
+            leader, [dataclasses.replace(held, digest=digest, reachable=(YOUNG,))], now + 1.0
+        )
     return done + leader.handle(ev.Tick(), now + 2.0)
 
 
@@ -187,7 +220,11 @@ def test_of_two_who_differ_neither_wins_until_it_has_come_to_the_same_three_time
     assert leader.mismatches == 2
     assert plan is not None
     done = differs(leader, plan, 20.0)
-    assert [a.kind for a in done if isinstance(a, ev.Report)][:3] == ["digests-disputed", "digest-mismatch", "epoch-committed"]
+    assert [a.kind for a in done if isinstance(a, ev.Report)][:3] == [
+        "digests-disputed",
+        "digest-mismatch",
+        "epoch-committed",
+    ]
     plan = the_plan(done)
     assert plan is not None
     assert plan.epoch == 1
@@ -203,14 +240,23 @@ def test_what_was_copied_is_no_witness_for_it() -> None:
     tell(leader, [heard(E), heard(S1), heard(T1), heard(three), heard(S2)], 0.0)
     plan = the_plan(leader.handle(ev.Tick(), 2.0))
     assert plan is not None
-    leader.handle(ev.Finished(E, plan.hash, tuple(ev.Result(p.index, True, 1.0, 64) for p in plan.paths)), 3.0)
+    leader.handle(
+        ev.Finished(E, plan.hash, tuple(ev.Result(p.index, True, 1.0, 64) for p in plan.paths)), 3.0
+    )
     done: list[Any] = []
     for peer, digest in ((E, "e"), (S2, "s"), (S1, "wrong"), (T1, "right")):
         leader.handle(ev.Committed(peer, plan.hash, 0, digest, 1.0), 3.0)
-    (copy,) = (a for a in leader.handle(ev.Incomplete(three, plan.hash, 0, (), ()), 3.0) if isinstance(a, ev.SendRound))
+    (copy,) = (
+        a
+        for a in leader.handle(ev.Incomplete(three, plan.hash, 0, (), ()), 3.0)
+        if isinstance(a, ev.SendRound)
+    )
     assert copy.digest == "wrong"
     done = leader.handle(ev.Committed(three, plan.hash, 1, "wrong", 1.0), 3.0)
-    assert [a.kind for a in done if isinstance(a, ev.Report)] == ["digest-mismatch", "epoch-abandoned"]
+    assert [a.kind for a in done if isinstance(a, ev.Report)] == [
+        "digest-mismatch",
+        "epoch-abandoned",
+    ]
 
 
 def test_a_new_leader_asks_for_the_plan_behind_the_version() -> None:
@@ -222,11 +268,15 @@ def test_a_new_leader_asks_for_the_plan_behind_the_version() -> None:
     at = Version(1, lineage_after(plan, dropped))
     newcomer = PeerId("ends0")
     leader = Leader(newcomer, facts())
-    actions = tell(leader, [heard(newcomer), heard(E, at, 64), heard(S1, at, 64), heard(S2, at, 64)], 0.0)
+    actions = tell(
+        leader, [heard(newcomer), heard(E, at, 64), heard(S1, at, 64), heard(S2, at, 64)], 0.0
+    )
     actions += leader.handle(ev.Tick(), 2.0)
     assert [a for a in actions if isinstance(a, ev.Recall)] == [ev.Recall(at, (E, S1, S2))]
     assert the_plan(actions) is None
-    assert the_plan(leader.handle(ev.Recalled(Version(9, "ee" * 16), plan, ()), 2.1)) is None, "it asked for another"
+    assert the_plan(leader.handle(ev.Recalled(Version(9, "ee" * 16), plan, ()), 2.1)) is None, (
+        "it asked for another"
+    )
     following = the_plan(leader.handle(ev.Recalled(at, plan, dropped), 2.2))
     assert following is not None
     assert following.base == at
@@ -239,7 +289,11 @@ def test_a_history_nobody_remembers_is_guessed_and_said(answer: str) -> None:
     at = Version(3, "ab" * 16)
     _, other = begun()
     leader = Leader(E, facts())
-    tell(leader, [heard(E), heard(S1, at, 64), heard(S2, at, 64), heard(PeerId("ends2"), at, 64)], 0.0)
+    tell(
+        leader,
+        [heard(E), heard(S1, at, 64), heard(S2, at, 64), heard(PeerId("ends2"), at, 64)],
+        0.0,
+    )
     leader.handle(ev.Tick(), 2.0)
     if answer == "silence":
         done = leader.handle(ev.Tick(), 2.0 + facts().recall_s)
@@ -249,7 +303,9 @@ def test_a_history_nobody_remembers_is_guessed_and_said(answer: str) -> None:
     assert plan is not None
     assert plan.base == at
     assert plan.cursor == (24, ())
-    assert [a.kind for a in done if isinstance(a, ev.Report) and a.level == "warning"] == ["history-lost"]
+    assert [a.kind for a in done if isinstance(a, ev.Report) and a.level == "warning"] == [
+        "history-lost"
+    ]
 
 
 def test_who_leaves_is_planned_without_and_stays_a_donor() -> None:
@@ -263,7 +319,9 @@ def test_who_leaves_is_planned_without_and_stays_a_donor() -> None:
     assert at is not None
     assert late != at
     leader.handle(dataclasses.replace(heard(other, at, 128), digest="digest 1 next"), 3.1)
-    leader.handle(dataclasses.replace(heard(owner, at, 128), digest="digest 1 next", leaving=True), 3.2)
+    leader.handle(
+        dataclasses.replace(heard(owner, at, 128), digest="digest 1 next", leaving=True), 3.2
+    )
     following = the_plan(commits(leader, plan, 4.0))
     assert following is not None
     assert following.member(owner) is None
@@ -291,7 +349,8 @@ def test_a_peer_moves_to_the_stage_that_holds_the_others_up_and_then_stays() -> 
         moves += [a for a in done if isinstance(a, ev.Move)]
         plan = the_plan(done)
         assert plan is not None
-    # Nobody obeys here, so another is asked at every look, never the same twice, and never the last of its stage.
+    # Nobody obeys here, so another is asked at every look, never the same twice, and never the last
+    # of its stage.
     assert [m.stage for m in moves] == [2] * len(moves)
     assert len({m.peer for m in moves}) == len(moves)
     assert 2 <= len(moves) <= 6
@@ -377,7 +436,9 @@ def test_an_owner_that_lives_but_does_not_step_loses_its_parts() -> None:
     plan = the_plan(leader.handle(ev.Tick(), 2.0))
     assert plan is not None
     owner, other = plan.owners["s1"], T1 if plan.owners["s1"] == S1 else S1
-    leader.handle(ev.Finished(E, plan.hash, tuple(ev.Result(p.index, True, 1.0, 64) for p in plan.paths)), 2.5)
+    leader.handle(
+        ev.Finished(E, plan.hash, tuple(ev.Result(p.index, True, 1.0, 64) for p in plan.paths)), 2.5
+    )
     for attempt in range(2):
         leader.handle(ev.Incomplete(owner, plan.hash, attempt, (), ()), 3.0)
         done = leader.handle(ev.Incomplete(other, plan.hash, attempt, (), (owner,)), 3.0)
@@ -391,7 +452,9 @@ def test_members_are_told_who_is_dead() -> None:
     plan = the_plan(leader.handle(ev.Tick(), 2.0))
     assert plan is not None
     done = leader.handle(ev.Unreachable(T2), 2.5)
-    assert [a for a in done if isinstance(a, ev.SendLost)] == [ev.SendLost((E, S1, S2), plan, (T2,))]
+    assert [a for a in done if isinstance(a, ev.SendLost)] == [
+        ev.SendLost((E, S1, S2), plan, (T2,))
+    ]
 
 
 def test_an_epoch_whose_stage_has_died_out_ends_at_once() -> None:
@@ -413,7 +476,9 @@ def test_equal_inputs_make_equal_plans() -> None:
 def test_who_leaves_has_no_say_in_what_its_stage_agrees_on() -> None:
     leader = Leader(E, facts(recall=lambda v: Past((40, ()), {}, 80), late_s=1e9))
     tell(leader, [heard(p, A, 80) for p in (E, S1, S2)], 1.0)
-    leader.handle(dataclasses.replace(heard(PeerId("ends0"), A, 80), digest="another", leaving=True), 1.0)
+    leader.handle(
+        dataclasses.replace(heard(PeerId("ends0"), A, 80), digest="another", leaving=True), 1.0
+    )
     plan = the_plan(leader.handle(ev.Tick(), 30.0))
     assert plan is not None
     assert [m.peer for m in plan.cell(0) if m.current] == [E]
@@ -432,13 +497,20 @@ def test_what_is_agreed_on_and_lost_for_good_does_not_stop_the_swarm() -> None:
     done = leader.handle(ev.Tick(), 14.3)
     following = the_plan(done)
     assert following is not None
-    assert (following.base, following.cell(1)[0].peer, following.cell(1)[0].current) == (at, T1, True)
+    assert (following.base, following.cell(1)[0].peer, following.cell(1)[0].current) == (
+        at,
+        T1,
+        True,
+    )
     assert any(isinstance(a, ev.Report) and a.kind == "agreement-lost" for a in done)
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_a_stage_whose_newest_parameters_are_gone_goes_on_from_what_is_left_of_it(early: bool) -> None:
-    """One peer of stage 1 had committed with the others, who have settled since, and it is gone: its mate holds the epoch before."""
+def test_a_stage_whose_newest_parameters_are_gone_goes_on_from_what_is_left_of_it(
+    early: bool,
+) -> None:
+    """One peer of stage 1 had committed with the others, who have settled since, and it is gone:
+    its mate holds the epoch before."""
     leader, first = begun()
     second = the_plan(commits(leader, first, 3.0))
     assert second is not None
@@ -448,9 +520,18 @@ def test_a_stage_whose_newest_parameters_are_gone_goes_on_from_what_is_left_of_i
 
     def waits(since: float, *more: ev.Heard) -> list[Any]:
         done: list[Any] = []
-        for now in (since, since + 15.0, since + 30.0, since + 45.0, since + LOST_S - 1.0, since + LOST_S + 1.0):
+        for now in (
+            since,
+            since + 15.0,
+            since + 30.0,
+            since + 45.0,
+            since + LOST_S - 1.0,
+            since + LOST_S + 1.0,
+        ):
             assert not any(isinstance(a, ev.SendPlan) for a in done), "whoever has it may come back"
-            done += tell(leader, [heard(E, third.base, 256), heard(S2, third.base, 256), *more], now)
+            done += tell(
+                leader, [heard(E, third.base, 256), heard(S2, third.base, 256), *more], now
+            )
             done += leader.handle(ev.Tick(), now)
         return done
 
@@ -475,7 +556,9 @@ def test_state_that_nobody_has_memory_for_is_said_once_and_waited_out() -> None:
     def place(stage: int, cell: Any, previous: Any, room: Any = None) -> dict[str, PeerId]:
         asked.append((stage, room))
         if stage == 1 and all(limit < 100 for limit in room.values()):
-            raise OutOfResources("w keeps 100 bytes of state, nobody has room for it", "add a peer with more memory")
+            raise OutOfResources(
+                "w keeps 100 bytes of state, nobody has room for it", "add a peer with more memory"
+            )
         return {f"s{stage}": min(p for p, _ in cell)}
 
     leader = Leader(E, facts(assign=place))
@@ -501,16 +584,22 @@ def test_the_next_plan_says_how_far_cells_are_apart_and_the_next_leader_knows_it
     plan = the_plan(leader.handle(ev.Tick(), 2.0))
     assert plan is not None
     assert (plan.cells(1), plan.cells(2), plan.spread) == ((0, 1), (0,), {})
-    leader.handle(ev.Finished(E, plan.hash, tuple(ev.Result(p.index, True, 1.0, 64) for p in plan.paths)), 3.0)
+    leader.handle(
+        ev.Finished(E, plan.hash, tuple(ev.Result(p.index, True, 1.0, 64) for p in plan.paths)), 3.0
+    )
     done: list[Any] = []
     for m in plan.members:
         sketch = (3.0, 4.0) if m.peer == S1 else (3.0, -4.0)
-        done += leader.handle(ev.Committed(m.peer, plan.hash, 0, f"digest {m.peer}", 1.0, sketch=sketch), 3.0)
+        done += leader.handle(
+            ev.Committed(m.peer, plan.hash, 0, f"digest {m.peer}", 1.0, sketch=sketch), 3.0
+        )
     following = the_plan(done)
     assert following is not None
     assert following.spread == {1: (2, 0.8)}, "stage 2 and the ends have one cell"
     assert following.parse(following.canonical()).spread == following.spread
-    assert next(a.facts["apart"] for a in done if isinstance(a, ev.Report) and a.kind == "epoch-committed") == {1: 0.8}
+    assert next(
+        a.facts["apart"] for a in done if isinstance(a, ev.Report) and a.kind == "epoch-committed"
+    ) == {1: 0.8}
     assert Leader(PeerId("ends2"), facts(cell=1), history=following).spread == following.spread
 
 
@@ -522,15 +611,31 @@ def test_what_cells_have_done_outlives_the_leader() -> None:
     cell = {m.peer: (m.stage, m.cell) for m in first.members}
     done = the_plan(commits(leader, first, 3.0))
     assert done is not None
-    counts = {cell[h.peer]: sum(h in p.hops for p in first.paths) for p in first.paths for h in p.hops if h.stage == 1}
+    counts = {
+        cell[h.peer]: sum(h in p.hops for p in first.paths)
+        for p in first.paths
+        for h in p.hops
+        if h.stage == 1
+    }
     assert done.worked == counts == {(1, 0): 1, (1, 1): 1}
     dropped = (done.paths[0].index,)
     at = Version(2, lineage_after(done, dropped))
-    still = {unit: n + any(cell[h.peer] == unit for h in done.paths[1].hops) for unit, n in counts.items()}
+    still = {
+        unit: n + any(cell[h.peer] == unit for h in done.paths[1].hops)
+        for unit, n in counts.items()
+    }
     newcomer = PeerId("ends0")
     for history in (True, False):
-        other = Leader(newcomer, facts(cell=1), history=done if history else None, dropped=dropped if history else ())
-        there = [dataclasses.replace(heard(p, at, 192), cell=n) for p, n in ((E, 0), (S1, 0), (T1, 1), (S2, 0))]
+        other = Leader(
+            newcomer,
+            facts(cell=1),
+            history=done if history else None,
+            dropped=dropped if history else (),
+        )
+        there = [
+            dataclasses.replace(heard(p, at, 192), cell=n)
+            for p, n in ((E, 0), (S1, 0), (T1, 1), (S2, 0))
+        ]
         tell(other, [heard(newcomer), *there], 0.0)
         actions = other.handle(ev.Tick(), 2.0)
         if not history:
@@ -551,10 +656,13 @@ def test_a_cell_that_is_cut_has_done_what_it_did_as_one() -> None:
     assert plan.worked == {(1, 0): 12, (1, 1): 12}
 
 
-def test_a_change_that_came_into_force_in_a_plan_that_was_given_up_comes_into_force_in_the_next() -> None:
+def test_a_change_of_an_abandoned_plan_holds_in_the_next() -> None:
     rules = Rules(1, OuterSettings("butterfly", every=50), 1, "signed")
     sizes = {stage: {f"s{stage}": 8} for stage in range(3)}
-    known = facts(read=lambda change: rules if change else Rules(), meet=lambda settings: Meetings(settings, sizes, 0, 100))
+    known = facts(
+        read=lambda change: rules if change else Rules(),
+        meet=lambda settings: Meetings(settings, sizes, 0, 100),
+    )
     leader = Leader(E, known)
     tell(leader, [heard(E), heard(S1), heard(T1), heard(S2)], 0.0)
     leader.handle(ev.Changed(rules), 1.0)
@@ -580,19 +688,23 @@ def test_what_a_strangers_memory_says_of_a_change_is_checked() -> None:
             raise Refused("not signed by the owner")
         return Rules()
 
-    leader = Leader(E, facts(read=read, recall=lambda version: Past((40, ()), {}, 0, change="forged", since=3)))
+    leader = Leader(
+        E, facts(read=read, recall=lambda version: Past((40, ()), {}, 0, change="forged", since=3))
+    )
     tell(leader, [heard(p, A, 500) for p in (E, S1, S2)], 0.0)
     plan = the_plan(leader.handle(ev.Tick(), 2.0))
     assert plan is not None
     assert (plan.change, plan.outer) == ("", 0)
 
 
-# ---------------------------------------------------------------- ways
+# ------------------------------------------------------------ ways
 
 
 def with_ways(note: ev.Heard, *to: PeerId) -> ev.Heard:
     """It says that it reaches these."""
-    return dataclasses.replace(note, costs=Measured(ways=tuple((p, Way(0.0, 0.01)) for p in sorted(to))))
+    return dataclasses.replace(
+        note, costs=Measured(ways=tuple((p, Way(0.0, 0.01)) for p in sorted(to)))
+    )
 
 
 def test_no_plan_over_a_pair_that_is_not_proven_and_the_pair_is_named() -> None:
@@ -603,7 +715,9 @@ def test_no_plan_over_a_pair_that_is_not_proven_and_the_pair_is_named() -> None:
     assert leader.waiting_for == f"a way between {short(S1)} (stage 1) and {short(S2)} (stage 2)"
     one_way = [with_ways(heard(E), S1, S2), with_ways(heard(S1), E, S2), with_ways(heard(S2), E)]
     assert the_plan(tell(leader, one_way, 2.5)) is None, "who is called must be able to call back"
-    plan = the_plan(tell(leader, [with_ways(heard(S2), E, S1)], 3.0)) or the_plan(leader.handle(ev.Tick(), 3.5))
+    plan = the_plan(tell(leader, [with_ways(heard(S2), E, S1)], 3.0)) or the_plan(
+        leader.handle(ev.Tick(), 3.5)
+    )
     assert plan is not None
 
 
@@ -649,7 +763,15 @@ def test_a_leader_that_cannot_follow_its_own_plan_makes_another() -> None:
 def test_a_leader_that_cannot_put_the_end_of_the_run_in_place_looks_for_another_start() -> None:
     leader = Leader(E, facts(epochs=5, recall=lambda v: Past((40, ()), {}, 0)))
     older = Version(4, "cc" * 16)
-    tell(leader, [heard(E, older, reachable=(A,)), heard(S1, A, reachable=(older,)), heard(S2, A, reachable=(older,))], 0.0)
+    tell(
+        leader,
+        [
+            heard(E, older, reachable=(A,)),
+            heard(S1, A, reachable=(older,)),
+            heard(S2, A, reachable=(older,)),
+        ],
+        0.0,
+    )
     last = the_plan(leader.handle(ev.Tick(), 2.0))
     assert last is not None
     assert last.last

@@ -1,4 +1,5 @@
-"""A stage that nobody holds: plans go around it where the run allows, and it comes back with the parameters it had."""
+"""A stage that nobody holds: plans go around it where the run allows, and it comes back with the
+parameters it had."""
 
 from __future__ import annotations
 
@@ -23,7 +24,14 @@ PATIENCE = 10.0
 
 def skipping(spare: int = 1, **kw: Any) -> RunFacts:
     settings = SchedulerSettings("round-robin", skip=0.34 * spare)
-    return facts(stages=3, router=lambda: Router(settings, 3), spare=spare, patience_s=PATIENCE, late_s=1e9, **kw)
+    return facts(
+        stages=3,
+        router=lambda: Router(settings, 3),
+        spare=spare,
+        patience_s=PATIENCE,
+        late_s=1e9,
+        **kw,
+    )
 
 
 def begun(spare: int = 1, **kw: Any) -> tuple[Leader, Plan]:
@@ -72,7 +80,11 @@ def test_paths_go_around_a_stage_that_nobody_holds_epoch_after_epoch() -> None:
         done = commits(leader, plan, now)
         following = the_plan(done)
         assert following is not None, "no waiting while it is gone"
-        assert (following.epoch, visited(following), following.stood) == (plan.epoch + 1, {1, 3}, {2: first.base})
+        assert (following.epoch, visited(following), following.stood) == (
+            plan.epoch + 1,
+            {1, 3},
+            {2: first.base},
+        )
         assert "stage-left-out" not in kinds(done), "said once"
         plan = following
     assert leader.failed_rounds == 1
@@ -96,7 +108,9 @@ def test_a_run_begins_with_every_stage_and_ends_with_every_stage() -> None:
     leader, _ = begun(epochs=1)
     plan, _ = lose(leader, S2, 3.0)
     assert the_plan(commits(leader, plan, 10.0)) is None
-    assert the_plan(leader.handle(ev.Tick(), 100.0)) is None, "what is complete has all of the model"
+    assert the_plan(leader.handle(ev.Tick(), 100.0)) is None, (
+        "what is complete has all of the model"
+    )
     done = leader.handle(heard(S2, plan.base), 101.0)
     last = the_plan(done)
     assert last is not None
@@ -171,7 +185,9 @@ def test_the_next_leader_learns_from_the_plan_what_the_stage_stands_at() -> None
     tell(successor, there, 20.0)
     for t in (20.0, 20.0 + MISSED_S - 0.5):
         assert the_plan(successor.handle(ev.Tick(), t)) is None, "not all have been heard yet"
-    back = the_plan(tell(successor, [heard(S2, first.base, 0)], 23.0) + successor.handle(ev.Tick(), 24.5))
+    back = the_plan(
+        tell(successor, [heard(S2, first.base, 0)], 23.0) + successor.handle(ev.Tick(), 24.5)
+    )
     assert back is not None
     assert back.base == at
     assert (back.stood, back.member(S2) is not None) == ({2: first.base}, True)
@@ -207,4 +223,6 @@ def test_a_member_takes_what_it_holds_for_the_base_only_if_the_plan_says_so() ->
     done = stale.handle(ev.PlanArrived(dataclasses.replace(says, term=7)), 0.0)
     assert done[:2] == [ev.GoTo(held, "checkpoint"), ev.GoTo(says.base, "left out")]
     other = Member(S1, held)
-    assert [type(a) for a in other.handle(ev.PlanArrived(dataclasses.replace(says, term=8)), 0.0)] == [ev.Refuse]
+    assert [
+        type(a) for a in other.handle(ev.PlanArrived(dataclasses.replace(says, term=8)), 0.0)
+    ] == [ev.Refuse]

@@ -21,11 +21,27 @@ from protos import training_pb2 as pb
 
 A, B, C = PeerId("A"), PeerId("B"), PeerId("C")
 PLAN = Plan(
-    epoch=3, term=7, leader=A, members=(Member(A, 0, 2.0), Member(B, 1, 0.5), Member(C, 1, 0.0, current=False)),
-    paths=(Path(0, A, (5, 6), (Hop(1, B),)),), owners={"w": B, "e": A}, moved={"w": PeerId("gone")}, digests={(0, 0): "d0", (1, 2): "d1"},
-    deadline_s=9.0, cursor=(8, (2,)), loss=2.5, loss_val=2.4, tokens=100, spread={1: (3, 0.25)}, stood={2: Version(1, "ab" * 16)},
-    worked={(1, 0): 4, (1, 2): 3}, change="signed", since=3, senders={(1, 0): (1, 2)}, mass={(1, 0): 5, (1, 2): 1 << 20},
-)  # fmt: skip
+    epoch=3,
+    term=7,
+    leader=A,
+    members=(Member(A, 0, 2.0), Member(B, 1, 0.5), Member(C, 1, 0.0, current=False)),
+    paths=(Path(0, A, (5, 6), (Hop(1, B),)),),
+    owners={"w": B, "e": A},
+    moved={"w": PeerId("gone")},
+    digests={(0, 0): "d0", (1, 2): "d1"},
+    deadline_s=9.0,
+    cursor=(8, (2,)),
+    loss=2.5,
+    loss_val=2.4,
+    tokens=100,
+    spread={1: (3, 0.25)},
+    stood={2: Version(1, "ab" * 16)},
+    worked={(1, 0): 4, (1, 2): 3},
+    change="signed",
+    since=3,
+    senders={(1, 0): (1, 2)},
+    mass={(1, 0): 5, (1, 2): 1 << 20},
+)
 
 SKETCH = tuple(float(i) for i in range(WIDTH))
 
@@ -44,12 +60,33 @@ def test_every_field_of_a_plan_is_in_its_hash() -> None:
     import dataclasses
 
     changes = {
-        "epoch": 4, "term": 8, "leader": B, "paths": (), "owners": {"w": C, "e": A}, "moved": {}, "digests": {}, "deadline_s": 1.0,
-        "cursor": (9, ()), "loss": 1.0, "loss_val": 1.0, "tokens": 1, "lineage": "ab" * 16, "members": PLAN.members[:2],
-        "forecast": (1.0, 2.0), "outer": 1, "reducers": {"w": B}, "spread": {1: (2, 0.5)}, "worked": {(1, 2): 9},
-        "stood": {1: Version(2, "cd" * 16)}, "change": "another", "since": 2,
-        "senders": {(1, 0): (2,)}, "mass": {(1, 0): 6, (1, 2): 1 << 20}, "fragment": 3, "sends": 2,
-    }  # fmt: skip
+        "epoch": 4,
+        "term": 8,
+        "leader": B,
+        "paths": (),
+        "owners": {"w": C, "e": A},
+        "moved": {},
+        "digests": {},
+        "deadline_s": 1.0,
+        "cursor": (9, ()),
+        "loss": 1.0,
+        "loss_val": 1.0,
+        "tokens": 1,
+        "lineage": "ab" * 16,
+        "members": PLAN.members[:2],
+        "forecast": (1.0, 2.0),
+        "outer": 1,
+        "reducers": {"w": B},
+        "spread": {1: (2, 0.5)},
+        "worked": {(1, 2): 9},
+        "stood": {1: Version(2, "cd" * 16)},
+        "change": "another",
+        "since": 2,
+        "senders": {(1, 0): (2,)},
+        "mass": {(1, 0): 6, (1, 2): 1 << 20},
+        "fragment": 3,
+        "sends": 2,
+    }
     assert set(changes) == {f.name for f in dataclasses.fields(Plan)}
     for name, value in changes.items():
         assert dataclasses.replace(PLAN, **{name: value}).hash != PLAN.hash, name
@@ -74,14 +111,17 @@ def test_a_damaged_plan_is_another_plan_or_an_error(at: int, byte: int) -> None:
         damaged = notes.parse_plan(pb.PlanNote(plan=bytes(raw)))
     except WireError:
         return
-    # The same numbers may be written otherwise, as 9e0 for 9.0; that is the same plan, and no longer what the leader signed.
+    # The same numbers may be written otherwise, as 9e0 for 9.0; that is the same plan, and no
+    # longer what the leader signed.
     assert damaged.hash != PLAN.hash or json.loads(raw) == json.loads(PLAN.canonical())
 
 
 def test_a_round_comes_back_the_same() -> None:
     said = ev.SendRound((B,), PLAN, 2, (A,), {"w": C}, (C,), (0,), 4.0, "d1", 64, (B, C))
     heard = notes.round_event(through(notes.round_note(said)), A)
-    assert heard == ev.RoundArrived(A, 3, 7, PLAN.hash, 2, (A,), {"w": C}, (C,), (0,), 4.0, "d1", 64, (B, C))
+    assert heard == ev.RoundArrived(
+        A, 3, 7, PLAN.hash, 2, (A,), {"w": C}, (C,), (0,), 4.0, "d1", 64, (B, C)
+    )
 
 
 def test_what_members_say_reaches_the_leader() -> None:
@@ -102,8 +142,14 @@ def test_what_members_say_reaches_the_leader() -> None:
         arrived=(0, 3),
     )
     for note, event in (
-        (notes.finished_note(PLAN, (ev.Result(0, True, 1.5, 8),)), ev.Finished(C, PLAN.hash, (ev.Result(0, True, 1.5, 8),))),
-        (notes.committed_note(ev.TellCommitted(PLAN, 1, "d", 2), 0.5), ev.Committed(C, PLAN.hash, 1, "d", 0.5, 2)),
+        (
+            notes.finished_note(PLAN, (ev.Result(0, True, 1.5, 8),)),
+            ev.Finished(C, PLAN.hash, (ev.Result(0, True, 1.5, 8),)),
+        ),
+        (
+            notes.committed_note(ev.TellCommitted(PLAN, 1, "d", 2), 0.5),
+            ev.Committed(C, PLAN.hash, 1, "d", 0.5, 2),
+        ),
         (
             notes.committed_note(ev.TellCommitted(PLAN, 1, "d", 2), 0.5, SKETCH),
             ev.Committed(C, PLAN.hash, 1, "d", 0.5, 2, SKETCH),
@@ -112,7 +158,10 @@ def test_what_members_say_reaches_the_leader() -> None:
             notes.committed_note(ev.TellCommitted(PLAN, 1, "d", 2), 0.5, arrived=(1, 2)),
             ev.Committed(C, PLAN.hash, 1, "d", 0.5, 2, arrived=(1, 2)),
         ),
-        (notes.incomplete_note(ev.TellIncomplete(PLAN, ended)), ev.Incomplete(C, PLAN.hash, 1, ("e",), (B,))),
+        (
+            notes.incomplete_note(ev.TellIncomplete(PLAN, ended)),
+            ev.Incomplete(C, PLAN.hash, 1, ("e",), (B,)),
+        ),
         (notes.ready_note(stands), stands),
         (pb.Note(fault=pb.FaultNote(about=B, reason="silent")), ev.Accused(B, C, "silent")),
     ):
@@ -124,25 +173,39 @@ def test_absurd_numbers_are_refused(number: float) -> None:
     with pytest.raises(WireError):
         notes.leader_event(pb.Note(ready=pb.ReadyNote(speed=number)), C)
     with pytest.raises(WireError):
-        notes.leader_event(pb.Note(finished=pb.FinishedNote(results=[pb.MicroBatchResult(loss_sum=number)])), C)
+        notes.leader_event(
+            pb.Note(finished=pb.FinishedNote(results=[pb.MicroBatchResult(loss_sum=number)])), C
+        )
     with pytest.raises(WireError):
         notes.round_event(pb.Note(round=pb.RoundNote(deadline_s=number)), A)
 
 
 def costs_through(said: Measured) -> Measured:
-    heard = notes.leader_event(through(notes.ready_note(ev.Heard(C, 1, Version(3), "d", costs=said))), C)
+    heard = notes.leader_event(
+        through(notes.ready_note(ev.Heard(C, 1, Version(3), "d", costs=said))), C
+    )
     assert isinstance(heard, ev.Heard)
     return heard.costs
 
 
 def test_costs_come_back_within_a_step_of_the_scale() -> None:
-    said = Measured(0.012, 0.031, 0.004, 7, ((A, Way(0.25, 0.0)), (B, Way(0.0, 0.08)), (PeerId("D"), Way(3.0, 0.5))))
+    said = Measured(
+        0.012,
+        0.031,
+        0.004,
+        7,
+        ((A, Way(0.25, 0.0)), (B, Way(0.0, 0.08)), (PeerId("D"), Way(3.0, 0.5))),
+    )
     heard = costs_through(said)
     assert costs_through(heard) == heard, "what travelled once travels unchanged"
     pairs = [(heard.forward_s, 0.012), (heard.backward_s, 0.031), (heard.loss_s, 0.004)]
     ways, told = dict(heard.ways), dict(said.ways)
     assert ways.keys() == told.keys()
-    pairs += [(w, t) for p in ways for w, t in ((ways[p].tensor_s, told[p].tensor_s), (ways[p].trip_s, told[p].trip_s))]
+    pairs += [
+        (w, t)
+        for p in ways
+        for w, t in ((ways[p].tensor_s, told[p].tensor_s), (ways[p].trip_s, told[p].trip_s))
+    ]
     for back, told_s in pairs:
         assert back == pytest.approx(told_s, rel=0.03)
     assert heard.slots == 7
@@ -164,11 +227,15 @@ def test_the_longest_seconds_and_the_most_slots_are_bounded() -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        pb.CostNote(forward=MOST_CODE + 1), pb.CostNote(backward=2**32 - 1), pb.CostNote(loss=500),
-        pb.CostNote(ways={"A": (MOST_CODE + 1) * notes.CODES}), pb.CostNote(ways={"A": MOST_CODE + 1}),
-        pb.CostNote(ways={"A": 2**32 - 1}), pb.CostNote(ways={f"p{i}": 1 for i in range(notes.MAX_SEEN + 1)}),
+        pb.CostNote(forward=MOST_CODE + 1),
+        pb.CostNote(backward=2**32 - 1),
+        pb.CostNote(loss=500),
+        pb.CostNote(ways={"A": (MOST_CODE + 1) * notes.CODES}),
+        pb.CostNote(ways={"A": MOST_CODE + 1}),
+        pb.CostNote(ways={"A": 2**32 - 1}),
+        pb.CostNote(ways={f"p{i}": 1 for i in range(notes.MAX_SEEN + 1)}),
     ],
-)  # fmt: skip
+)
 def test_costs_beyond_the_scale_and_too_many_are_refused(said: pb.CostNote) -> None:
     with pytest.raises(WireError):
         notes.leader_event(through(pb.Note(ready=pb.ReadyNote(costs=said))), C)
@@ -182,7 +249,10 @@ def test_of_many_ways_those_that_carry_tensors_are_told() -> None:
     assert {p for p, _ in busy} <= told.keys()
 
 
-@pytest.mark.parametrize("raw", [b"x", b"\0" * 4 * (WIDTH - 1), b"\0" * 4 * (WIDTH + 1), struct.pack("<f", math.nan) * WIDTH])
+@pytest.mark.parametrize(
+    "raw",
+    [b"x", b"\0" * 4 * (WIDTH - 1), b"\0" * 4 * (WIDTH + 1), struct.pack("<f", math.nan) * WIDTH],
+)
 def test_a_sketch_that_is_none_is_refused(raw: bytes) -> None:
     with pytest.raises(WireError):
         notes.leader_event(pb.Note(committed=pb.CommittedNote(sketch=raw)), C)
@@ -191,16 +261,22 @@ def test_a_sketch_that_is_none_is_refused(raw: bytes) -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        pb.ReadyNote(term=2**63 - 1), pb.ReadyNote(at=pb.VersionNote(epoch=2**63)), pb.ReadyNote(digest="x" * 65),
-        pb.ReadyNote(reachable=[pb.VersionNote(epoch=2**64 - 1)]), pb.ReadyNote(tokens=2**63),
-        pb.ReadyNote(at=pb.VersionNote(lineage="x" * 32)), pb.ReadyNote(at=pb.VersionNote(lineage="ab")),
+        pb.ReadyNote(term=2**63 - 1),
+        pb.ReadyNote(at=pb.VersionNote(epoch=2**63)),
+        pb.ReadyNote(digest="x" * 65),
+        pb.ReadyNote(reachable=[pb.VersionNote(epoch=2**64 - 1)]),
+        pb.ReadyNote(tokens=2**63),
+        pb.ReadyNote(at=pb.VersionNote(lineage="x" * 32)),
+        pb.ReadyNote(at=pb.VersionNote(lineage="ab")),
     ],
-)  # fmt: skip
+)
 def test_nobody_can_make_the_leader_write_a_plan_that_cannot_be_read(said: pb.ReadyNote) -> None:
     with pytest.raises(WireError):
         notes.leader_event(pb.Note(ready=said), C)
     with pytest.raises(WireError):
-        notes.leader_event(pb.Note(finished=pb.FinishedNote(results=[pb.MicroBatchResult(tokens=2**63)])), C)
+        notes.leader_event(
+            pb.Note(finished=pb.FinishedNote(results=[pb.MicroBatchResult(tokens=2**63)])), C
+        )
 
 
 @pytest.mark.parametrize(
@@ -212,7 +288,7 @@ def test_nobody_can_make_the_leader_write_a_plan_that_cannot_be_read(said: pb.Re
         pb.Note(incomplete=pb.IncompleteNote(holds=["a"] * (notes.MAX_NAMED + 1))),
         pb.Note(incomplete=pb.IncompleteNote(failed=["a"] * (notes.MAX_NAMED + 1))),
     ],
-)  # fmt: skip
+)
 def test_more_cells_parts_or_peers_than_there_can_be_are_refused(said: pb.Note) -> None:
     with pytest.raises(WireError):
         notes.leader_event(through(said), C)
@@ -221,7 +297,9 @@ def test_more_cells_parts_or_peers_than_there_can_be_are_refused(said: pb.Note) 
 MANY = ["a"] * (notes.MAX_NAMED + 1)
 
 
-@pytest.mark.parametrize("said", [pb.RoundNote(dead=MANY), pb.RoundNote(sources=MANY), pb.RoundNote(among=MANY)])
+@pytest.mark.parametrize(
+    "said", [pb.RoundNote(dead=MANY), pb.RoundNote(sources=MANY), pb.RoundNote(among=MANY)]
+)
 def test_a_round_that_names_more_peers_than_there_can_be_is_refused(said: pb.RoundNote) -> None:
     with pytest.raises(WireError):
         notes.round_event(through(pb.Note(round=said)), A)
@@ -238,7 +316,11 @@ def test_a_history_comes_back_and_only_for_its_own_version() -> None:
     reply = pb.HistoryReply.FromString(notes.history_reply(PLAN, (0,), past).SerializeToString())
     assert notes.parse_history(makes, reply) == (ev.Recalled(makes, PLAN, (0,)), past)
     assert notes.parse_history(PLAN.base, reply)[0].plan == PLAN
-    for other in (Version(4, lineage_after(PLAN, ())), Version(5, makes.lineage), Version(3, makes.lineage)):
+    for other in (
+        Version(4, lineage_after(PLAN, ())),
+        Version(5, makes.lineage),
+        Version(3, makes.lineage),
+    ):
         with pytest.raises(WireError, match="did not make"):
             notes.parse_history(other, reply)
     assert notes.parse_history(makes, pb.HistoryReply()) == (ev.Recalled(makes), [])

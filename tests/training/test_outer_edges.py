@@ -1,4 +1,5 @@
-"""Cells of a stage that average along directed edges: real exchanges, real parameters, gradients that are made up."""
+"""Cells of a stage that average along directed edges: real exchanges, real parameters, gradients
+that are made up."""
 
 from __future__ import annotations
 
@@ -28,8 +29,11 @@ STATE = OuterSettings("ring", "state", 1, "nesterov")
 STAGE = 4 * sum(math.prod(shape) for shape in SHAPES.values())
 
 
-def along(rig: Rig, cells: Sequence[Sequence[Peer]], after: Plan, mass: Mapping[int, int] | None = None) -> Plan:
-    """An outer round as the leader plans it along the edges of the rig's strategy; ``mass``: of the cells, all the same if it is left out."""
+def along(
+    rig: Rig, cells: Sequence[Sequence[Peer]], after: Plan, mass: Mapping[int, int] | None = None
+) -> Plan:
+    """An outer round as the leader plans it along the edges of the rig's strategy; ``mass``: of the
+    cells, all the same if it is left out."""
     plan, outer = inner(rig, cells, after), (after.epoch + 1) // 2 + 1
     meetings = Meetings(rig.outer, {1: {n: 4 for n in SHAPES}}, 3, 100)
     members = tuple(replace(m, group=m.cell) for m in plan.members)
@@ -37,8 +41,12 @@ def along(rig: Rig, cells: Sequence[Sequence[Peer]], after: Plan, mass: Mapping[
     for i in range(len(cells)):
         owners = meetings.averagers(1, [m for m in members if m.cell == i], ())
         reducers |= {in_cell(name, i): peer for name, peer in owners.items()}
-    senders = {(1, cell): among for cell, among in meetings.senders(range(len(cells)), outer).items()}
-    weigh = mass or (dict.fromkeys(range(len(cells)), WHOLE) if rig.outer.strategy == "push-sum" else {})
+    senders = {
+        (1, cell): among for cell, among in meetings.senders(range(len(cells)), outer).items()
+    }
+    weigh = mass or (
+        dict.fromkeys(range(len(cells)), WHOLE) if rig.outer.strategy == "push-sum" else {}
+    )
     return replace(
         plan,
         members=members,
@@ -61,18 +69,31 @@ def close(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor
         torch.testing.assert_close(found[n], expected[n], rtol=1e-5, atol=1e-6)
 
 
-def mixed(row: Sequence[float], before: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+def mixed(
+    row: Sequence[float], before: Sequence[Mapping[str, torch.Tensor]]
+) -> dict[str, torch.Tensor]:
     total = sum(row)
-    return {n: sum(w * values[n] for w, values in zip(row, before, strict=True)) / total for n in SHAPES}  # pyright: ignore
+    return {
+        n: sum(w * values[n] for w, values in zip(row, before, strict=True)) / total for n in SHAPES
+    }  # pyright: ignore
 
 
-@pytest.mark.parametrize("settings", [RING, PUSH_SUM, replace(PUSH_SUM, fanout=2)], ids=["ring", "push-sum", "two"])
-async def test_every_cell_makes_its_row_of_the_strategys_matrix(rig: Rig, settings: OuterSettings) -> None:
-    """Cells of one and of two, two rounds; what the members say of what arrived makes the next masses."""
+@pytest.mark.parametrize(
+    "settings", [RING, PUSH_SUM, replace(PUSH_SUM, fanout=2)], ids=["ring", "push-sum", "two"]
+)
+async def test_every_cell_makes_its_row_of_the_strategys_matrix(
+    rig: Rig, settings: OuterSettings
+) -> None:
+    """Cells of one and of two, two rounds; what the members say of what arrived makes the next
+    masses."""
     rig.outer, rig.deadline_s = settings, 60.0
     peers = await rig.add("a", "b", "c", "d", "e")
     cells, plan = [peers[:2], [peers[2]], [peers[3]], [peers[4]]], None
-    mass = {0: WHOLE, 1: 2 * WHOLE, 2: WHOLE // 2, 3: WHOLE // 2} if settings.strategy == "push-sum" else None
+    mass = (
+        {0: WHOLE, 1: 2 * WHOLE, 2: WHOLE // 2, 3: WHOLE // 2}
+        if settings.strategy == "push-sum"
+        else None
+    )
     for _ in range(2):
         plan = inner(rig, cells, plan)
         await rig.epoch(plan, *peers)
@@ -81,22 +102,40 @@ async def test_every_cell_makes_its_row_of_the_strategys_matrix(rig: Rig, settin
         await rig.epoch(plan, *peers)
         weigh = [1.0] * 4 if mass is None else [float(m) for m in mass.values()]
         for i, row in enumerate(matrix(rig, plan)):
-            close(cells[i][0].parameters(), mixed([a * w for a, w in zip(row, weigh, strict=True)], before))
+            close(
+                cells[i][0].parameters(),
+                mixed([a * w for a, w in zip(row, weigh, strict=True)], before),
+            )
         assert peers[0].work.stage.digest == peers[1].work.stage.digest
         for i, cell in enumerate(cells):
             assert {p.work.arrived for p in cell} == {tuple(sorted({i, *plan.senders[1, i]}))}
             if len(cell) == 1:
-                assert cell[0].work.outer.nbytes == len(targets(plan, (1, i))) * STAGE, "what it has given to others"
+                assert cell[0].work.outer.nbytes == len(targets(plan, (1, i))) * STAGE, (
+                    "what it has given to others"
+                )
         if mass is not None:
             expected = matrix(rig, plan) @ weigh
-            mass = {c: m for (_, c), m in mass_after(plan, {(1, i): c[0].work.arrived for i, c in enumerate(cells)}).items()}
+            mass = {
+                c: m
+                for (_, c), m in mass_after(
+                    plan, {(1, i): c[0].work.arrived for i, c in enumerate(cells)}
+                ).items()
+            }
             assert list(mass.values()) == pytest.approx(list(expected), abs=4)
             assert sum(mass.values()) == 4 * WHOLE
-    assert not [e for p in peers for kind in ("gift-failed", "owner-failed", "state-lost") for e in p.events(kind)]
+    assert not [
+        e
+        for p in peers
+        for kind in ("gift-failed", "owner-failed", "state-lost")
+        for e in p.events(kind)
+    ]
 
 
-async def test_a_speaker_that_is_dead_leaves_its_mass_where_it_was_and_its_cell_goes_on(rig: Rig) -> None:
-    """Of the cell of a and b the one dies that speaks and averages for it: the others go on without it, b repairs."""
+async def test_a_speaker_that_is_dead_leaves_its_mass_where_it_was_and_its_cell_goes_on(
+    rig: Rig,
+) -> None:
+    """Of the cell of a and b the one dies that speaks and averages for it: the others go on without
+    it, b repairs."""
     rig.outer, rig.deadline_s = PUSH_SUM, 60.0
     peers = await rig.add("a", "b", "c", "d")
     a, b, c, d = peers
@@ -116,11 +155,15 @@ async def test_a_speaker_that_is_dead_leaves_its_mass_where_it_was_and_its_cell_
     async def one(p: Peer) -> ev.RoundEnded:
         ended = asyncio.ensure_future(p.work.average(plan, r, False))
         while not ended.done():
-            p.work.rounds.gone(dead.me)  # the leader's word, which counts once the round is open here
+            p.work.rounds.gone(
+                dead.me
+            )  # the leader's word, which counts once the round is open here
             await asyncio.wait([ended], timeout=0.05)
         return await ended
 
-    ended = dict(zip([p.name for p in living], await asyncio.gather(*map(one, living)), strict=True))
+    ended = dict(
+        zip([p.name for p in living], await asyncio.gather(*map(one, living)), strict=True)
+    )
     assert ended[other.name].missing
     assert not ended["c"].missing
     owners = dict.fromkeys(ended[other.name].missing, other.me)
@@ -130,10 +173,15 @@ async def test_a_speaker_that_is_dead_leaves_its_mass_where_it_was_and_its_cell_
         await p.work.adopt(plan)
     assert [p.work.arrived for p in (other, c, d)] == [(0,), (1,), (1, 2)]
     half = {n: (before[other.name][n] + before["d"][n]) / 2 for n in SHAPES}
-    close(other.parameters(), {n: before[other.name][n] if n in again.holds and n in owners else half[n] for n in SHAPES})
+    close(
+        other.parameters(),
+        {n: before[other.name][n] if n in again.holds and n in owners else half[n] for n in SHAPES},
+    )
     close(c.parameters(), before["c"])
     close(d.parameters(), mixed([1, 1], [before["c"], before["d"]]))
-    mass = mass_after(plan, {(1, 0): other.work.arrived, (1, 1): c.work.arrived, (1, 2): d.work.arrived})
+    mass = mass_after(
+        plan, {(1, 0): other.work.arrived, (1, 1): c.work.arrived, (1, 2): d.work.arrived}
+    )
     assert mass == {(1, 0): WHOLE, (1, 1): WHOLE // 2, (1, 2): 3 * WHOLE // 2}
 
 
@@ -145,12 +193,18 @@ async def test_anchors_and_momentum_travel_along_edges_too(rig: Rig) -> None:
     for _ in range(2):
         plan = inner(rig, cells, plan)
         await rig.epoch(plan, *peers)
-        stepped = [outer_step(s, pseudo_gradient(s, p.parameters()), STATE) for s, p in zip(states, peers, strict=True)]
+        stepped = [
+            outer_step(s, pseudo_gradient(s, p.parameters()), STATE)
+            for s, p in zip(states, peers, strict=True)
+        ]
         plan = along(rig, cells, plan)
         await rig.epoch(plan, *peers)
         rows = matrix(rig, plan)
         states = [
-            OuterState(mixed(row, [s.anchor for s in stepped]), mixed(row, [s.momentum for s in stepped])) for row in rows
+            OuterState(
+                mixed(row, [s.anchor for s in stepped]), mixed(row, [s.momentum for s in stepped])
+            )
+            for row in rows
         ]
         for state, p in zip(states, peers, strict=True):
             close(p.parameters(), state.anchor)

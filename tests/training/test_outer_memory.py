@@ -1,4 +1,5 @@
-"""What outer rounds keep in memory: counted before a stage is loaded, and never less than what is there afterwards."""
+"""What outer rounds keep in memory: counted before a stage is loaded, and never less than what is
+there afterwards."""
 
 from __future__ import annotations
 
@@ -26,15 +27,20 @@ DILOCO = OuterSettings("butterfly", "deltas", 4, "nesterov")
 
 
 def nbytes(tensors: Iterable[torch.Tensor]) -> int:
-    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+    return sum(
+        {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values()
+    )
 
 
 def kept(p: Peer) -> tuple[int, int]:
-    """Bytes of (anchor and momentum, with those that a roll-back would bring back; what is owed)."""
+    """Bytes of (anchor and momentum, with those that a roll-back would bring back; what is
+    owed)."""
     states = [s for s in (p.work.anchor.state, p.work.anchor._before) if s is not None]
     owed = p.work.anchor.owed
     debts = (*owed.words.values(), *owed.means.values(), *owed.late.values())
-    return nbytes(t for s in states for side in (s.anchor, s.momentum) for t in side.values()), nbytes(debts)
+    return nbytes(
+        t for s in states for side in (s.anchor, s.momentum) for t in side.values()
+    ), nbytes(debts)
 
 
 async def test_what_a_peer_keeps_is_what_was_counted(rig: Rig) -> None:
@@ -49,9 +55,13 @@ async def test_what_a_peer_keeps_is_what_was_counted(rig: Rig) -> None:
         assert kept(a)[0] == counted.anchor
         plan = meeting(rig, cells, plan)
         await rig.epoch(plan, a, b, c, d)
-        assert kept(a)[0] == counted.anchor + counted.undone, "the state before the round stays until nobody can undo it"
+        assert kept(a)[0] == counted.anchor + counted.undone, (
+            "the state before the round stays until nobody can undo it"
+        )
     assert [kept(p)[1] <= counted.owed for p in (a, b, c, d)] == [True] * 4
-    assert max(kept(p)[1] for p in (a, b, c, d)) > STAGE, "who has spoken owes a stage, and more of the parts it averages"
+    assert max(kept(p)[1] for p in (a, b, c, d)) > STAGE, (
+        "who has spoken owes a stage, and more of the parts it averages"
+    )
 
 
 def test_every_setting_that_keeps_something_is_counted() -> None:
@@ -64,15 +74,21 @@ def test_every_setting_that_keeps_something_is_counted() -> None:
     assert outer_bytes(replace(DILOCO, quorum=2), SIZES, 8).owed == STAGE
     streams = outer_bytes(replace(DILOCO, fragments=2, overlap=1), SIZES, 8)
     assert STAGE / 2 <= streams.sent == streams.device < STAGE
-    assert outer_bytes(replace(DILOCO, fragments=2), SIZES, 8) == plain, "nothing of it is kept while epochs run"
+    assert outer_bytes(replace(DILOCO, fragments=2), SIZES, 8) == plain, (
+        "nothing of it is kept while epochs run"
+    )
     hogwild = OuterSettings("hogwild", "deltas", 2, "sgd", momentum=0.0)
     assert outer_bytes(hogwild, SIZES, 8).served == 9 * STAGE
     assert outer_bytes(replace(hogwild, shards=2), SIZES, 8).served == 9 * STAGE // 2
-    assert outer_bytes(replace(hogwild, shards=100), SIZES, 8).served == 9 * max(SIZES.values()), "a part is served whole"
+    assert outer_bytes(replace(hogwild, shards=100), SIZES, 8).served == 9 * max(SIZES.values()), (
+        "a part is served whole"
+    )
 
 
 @pytest.mark.parametrize("name", ["diloco-top-k", "hogwild", "diloco-streaming"])
-def test_a_stage_whose_anchors_do_not_fit_is_refused_before_it_is_loaded(name: str, tmp_path: Path) -> None:
+def test_a_stage_whose_anchors_do_not_fit_is_refused_before_it_is_loaded(
+    name: str, tmp_path: Path
+) -> None:
     config, manifest = NodeConfig(tmp_path), Manifest.parse((CONFIGS / f"{name}.toml").read_bytes())
     plain = replace(manifest, outer=OuterSettings())
     ample = 1 << 40

@@ -1,4 +1,5 @@
-"""Outer rounds that do not take the mean: one cell of four lies about what it moved by, in real exchanges."""
+"""Outer rounds that do not take the mean: one cell of four lies about what it moved by, in real
+exchanges."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ Values = dict[str, torch.Tensor]
 
 
 def lies(p: Peer) -> None:
-    """From now on its speaker gives a thousand times what it has, the other way, and says that it is as much work as any."""
+    """From now on its speaker gives a thousand times what it has, the other way, and says that it
+    is as much work as any."""
     assert p.outer is not None
     run = p.outer.run
 
@@ -32,7 +34,8 @@ def lies(p: Peer) -> None:
 
 
 async def met(rig: Rig, names: str, liar: bool) -> tuple[list[Values], Values]:
-    """One outer round of cells of one, the last of which may lie: what the honest gave, and what all took."""
+    """One outer round of cells of one, the last of which may lie: what the honest gave, and what
+    all took."""
     rig.deadline_s = 60.0
     peers = await rig.add(*names)
     cells: Sequence[Sequence[Peer]] = [[p] for p in peers]
@@ -46,7 +49,9 @@ async def met(rig: Rig, names: str, liar: bool) -> tuple[list[Values], Values]:
     after = peers[0].parameters()
     if rig.outer.carries == "parameters":
         return held, after
-    return [{n: begun[n] - h[n] for n in SHAPES} for h in held], {n: begun[n] - after[n] for n in SHAPES}
+    return [{n: begun[n] - h[n] for n in SHAPES} for h in held], {
+        n: begun[n] - after[n] for n in SHAPES
+    }
 
 
 def flat(values: Values) -> torch.Tensor:
@@ -57,19 +62,29 @@ def beyond(honest: Sequence[Values], made: Values) -> bool:
     """Whether some number is outside of what the honest have there, by more than rounding."""
     given, result = torch.stack([flat(h) for h in honest]), flat(made)
     slack = 1e-5 * given.abs().max()
-    return bool(((result < given.min(0).values - slack) | (result > given.max(0).values + slack)).any())
+    return bool(
+        ((result < given.min(0).values - slack) | (result > given.max(0).values + slack)).any()
+    )
 
 
-@pytest.mark.parametrize("settings", [DELTAS, PARAMETERS, replace(DELTAS, strategy="parameter-server")], ids=["d", "p", "s"])
+@pytest.mark.parametrize(
+    "settings",
+    [DELTAS, PARAMETERS, replace(DELTAS, strategy="parameter-server")],
+    ids=["d", "p", "s"],
+)
 @pytest.mark.parametrize("reducer", ["median", "trimmed-mean"])
-async def test_one_lying_cell_of_four_moves_nothing_beyond_the_honest(rig: Rig, settings: OuterSettings, reducer: str) -> None:
+async def test_one_lying_cell_of_four_moves_nothing_beyond_the_honest(
+    rig: Rig, settings: OuterSettings, reducer: str
+) -> None:
     rig.outer = replace(settings, reducer=reducer)
     honest, made = await met(rig, "abcd", liar=True)
     assert not beyond(honest, made)
 
 
 @pytest.mark.parametrize("reducer", ["clipped-mean", "centered-clip"])
-async def test_with_clipping_it_moves_the_step_by_less_than_an_honest_cell_is_long(rig: Rig, reducer: str) -> None:
+async def test_with_clipping_it_moves_the_step_by_less_than_an_honest_cell_is_long(
+    rig: Rig, reducer: str
+) -> None:
     rig.outer = replace(DELTAS, reducer=reducer, codec="int8")
     honest, made = await met(rig, "abcd", liar=True)
     given = torch.stack([flat(h) for h in honest])
@@ -88,10 +103,14 @@ async def test_it_moves_their_mean_wherever_it_likes(rig: Rig) -> None:
 async def test_the_median_of_honest_cells_is_the_median_of_their_values(rig: Rig) -> None:
     rig.outer = replace(PARAMETERS, reducer="median")
     held, made = await met(rig, "abc", liar=False)
-    torch.testing.assert_close(flat(made), torch.stack([flat(h) for h in held]).median(0).values, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(
+        flat(made), torch.stack([flat(h) for h in held]).median(0).values, rtol=1e-6, atol=1e-7
+    )
 
 
 async def test_of_two_cells_it_is_the_mean(rig: Rig) -> None:
     rig.outer = replace(DELTAS, reducer="median")
     held, made = await met(rig, "ab", liar=False)
-    torch.testing.assert_close(flat(made), (flat(held[0]) + flat(held[1])) / 2, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        flat(made), (flat(held[0]) + flat(held[1])) / 2, rtol=1e-5, atol=1e-6
+    )

@@ -1,4 +1,5 @@
-"""Two cells of a stage and the outer rounds between them: real exchanges, real parameters, gradients that are made up."""
+"""Two cells of a stage and the outer rounds between them: real exchanges, real parameters,
+gradients that are made up."""
 
 from __future__ import annotations
 
@@ -37,16 +38,22 @@ def inner(rig: Rig, cells: Sequence[Sequence[Peer]], after: Plan | None) -> Plan
     """An epoch of gradients: each cell's first peer owns everything there."""
     members = tuple(Member(p.me, 1, 1.0, True, i) for i, cell in enumerate(cells) for p in cell)
     owners = {in_cell(n, i): cell[0].me for i, cell in enumerate(cells) for n in SHAPES}
-    return replace(rig.plan([p for cell in cells for p in cell], {}, after), members=members, owners=owners)
+    return replace(
+        rig.plan([p for cell in cells for p in cell], {}, after), members=members, owners=owners
+    )
 
 
-def meeting(rig: Rig, cells: Sequence[Sequence[Peer]], after: Plan, listeners: Sequence[Peer] = ()) -> Plan:
+def meeting(
+    rig: Rig, cells: Sequence[Sequence[Peer]], after: Plan, listeners: Sequence[Peer] = ()
+) -> Plan:
     """An outer round of all cells in one group; everybody averages a part."""
     plan = inner(rig, cells, after)
     peers = sorted(p.me for cell in cells for p in cell)
     reducers = {name: PeerId(peers[i % len(peers)]) for i, name in enumerate(SHAPES)}
     more = tuple(Member(p.me, 1, 1.0, False, 0) for p in listeners)
-    return replace(plan, paths=(), outer=plan.epoch // 2 + 1, reducers=reducers, members=plan.members + more)
+    return replace(
+        plan, paths=(), outer=plan.epoch // 2 + 1, reducers=reducers, members=plan.members + more
+    )
 
 
 def equal(a: Peer, b: Peer) -> bool:
@@ -60,7 +67,8 @@ async def four(rig: Rig) -> list[list[Peer]]:
 
 
 async def trained(rig: Rig, outer: OuterSettings) -> tuple[list[list[Peer]], list[Peer], Plan]:
-    """Two cells of two under these settings, their peers, and the plan of an epoch of gradients that is done."""
+    """Two cells of two under these settings, their peers, and the plan of an epoch of gradients
+    that is done."""
     rig.outer = outer
     cells = await four(rig)
     everybody, plan = [p for cell in cells for p in cell], inner(rig, cells, None)
@@ -87,7 +95,9 @@ async def test_cells_train_apart_and_average_their_parameters(rig: Rig) -> None:
     assert {a.owner.through(n) for n in SHAPES} == {plan.epoch}
 
 
-async def test_members_of_a_cell_make_one_sketch_and_the_leader_sees_how_far_cells_are_apart(rig: Rig) -> None:
+async def test_members_of_a_cell_make_one_sketch_and_the_leader_sees_how_far_cells_are_apart(
+    rig: Rig,
+) -> None:
     rig.outer = PARAMETERS
     cells = await four(rig)
     (a, b), (c, d) = cells
@@ -120,7 +130,9 @@ async def test_members_of_a_cell_make_one_sketch_and_the_leader_sees_how_far_cel
 
 
 @pytest.mark.parametrize("settings", [PARAMETERS, replace(DELTAS, codec="fp32")])
-async def test_cells_weigh_what_they_have_done_and_none_weighs_more_by_saying_so(rig: Rig, settings: OuterSettings) -> None:
+async def test_cells_weigh_what_they_have_done_and_none_weighs_more_by_saying_so(
+    rig: Rig, settings: OuterSettings
+) -> None:
     rig.outer = settings
     cells = await four(rig)
     (a, b), (c, d) = cells
@@ -130,7 +142,9 @@ async def test_cells_weigh_what_they_have_done_and_none_weighs_more_by_saying_so
     for p in (c, d):
         assert p.outer is not None
         run = p.outer.run
-        p.outer.run = lambda request, hook, run=run: run(replace(request, tokens=3 * request.tokens), hook)  # type: ignore[method-assign]
+        p.outer.run = lambda request, hook, run=run: run(
+            replace(request, tokens=3 * request.tokens), hook
+        )  # type: ignore[method-assign]
     mean = {n: (3 * a.parameters()[n] + c.parameters()[n]) / 4 for n in SHAPES}
     if settings.carries == "deltas":
         mean = outer_step(begun, {n: begun.anchor[n] - t for n, t in mean.items()}, settings).anchor
@@ -142,7 +156,9 @@ async def test_cells_weigh_what_they_have_done_and_none_weighs_more_by_saying_so
 
 
 @pytest.mark.parametrize("settings", [replace(DELTAS, codec="fp32"), STATE])
-async def test_diloco_makes_the_same_outer_step_everywhere_and_keeps_its_momentum(rig: Rig, settings: OuterSettings) -> None:
+async def test_diloco_makes_the_same_outer_step_everywhere_and_keeps_its_momentum(
+    rig: Rig, settings: OuterSettings
+) -> None:
     rig.outer = settings
     cells = await four(rig)
     (a, b), (c, d) = cells
@@ -158,7 +174,9 @@ async def test_diloco_makes_the_same_outer_step_everywhere_and_keeps_its_momentu
         for p in (a, d):
             for n in SHAPES:
                 torch.testing.assert_close(p.parameters()[n], state.anchor[n], rtol=1e-5, atol=1e-6)
-                torch.testing.assert_close(p.anchored.momentum[n], state.momentum[n], rtol=1e-5, atol=1e-6)
+                torch.testing.assert_close(
+                    p.anchored.momentum[n], state.momentum[n], rtol=1e-5, atol=1e-6
+                )
 
 
 @pytest.mark.parametrize("before", [PARAMETERS, STATE])
@@ -206,10 +224,14 @@ async def test_debts_end_with_a_change_though_it_changes_nothing_about_them(rig:
     await rig.epoch(plan, *everybody)
     plan = replace(meeting(rig, cells, plan), change="to the same", since=plan.epoch + 1)
     await rig.epoch(plan, *everybody)
-    assert not any(p.work.anchor.owed.words or p.work.anchor.owed.means for p in everybody), "all was averaged as it is"
+    assert not any(p.work.anchor.owed.words or p.work.anchor.owed.means for p in everybody), (
+        "all was averaged as it is"
+    )
 
 
-async def test_a_plan_under_a_change_that_nobody_signed_or_that_levels_nothing_is_objected_to(rig: Rig) -> None:
+async def test_a_plan_under_a_change_that_nobody_signed_or_that_levels_nothing_is_objected_to(
+    rig: Rig,
+) -> None:
     rig.outer = replace(PARAMETERS, every=3)
     cells = await four(rig)
     a = cells[0][0]
@@ -239,7 +261,9 @@ async def test_who_has_no_anchor_copies_the_result_and_has_one_then(rig: Rig) ->
     ended = await rig.average(plan, *everybody)
     said = [e.text for p in everybody for e in p.events("member-failed")]
     assert [bool(x.missing) for x in ended] == [False] * 4 + [True], said
-    got = await e.work.copy(plan, rig.round(plan, 1, sources=(a.me, b.me), digest=a.work.stage.digest))
+    got = await e.work.copy(
+        plan, rig.round(plan, 1, sources=(a.me, b.me), digest=a.work.stage.digest)
+    )
     assert not got.missing
     await e.work.adopt(plan)
     assert len({p.work.stage.digest for p in everybody}) == 1
@@ -251,9 +275,14 @@ async def test_who_copies_the_result_owes_nothing_of_it(rig: Rig) -> None:
     a, d = everybody[0], everybody[-1]
     plan = meeting(rig, cells, plan)
     await rig.begin(plan, *everybody)
-    d.work.anchor.state, d.work.anchor.owed.words = None, {n: torch.ones(shape) for n, shape in SHAPES.items()}
+    d.work.anchor.state, d.work.anchor.owed.words = (
+        None,
+        {n: torch.ones(shape) for n, shape in SHAPES.items()},
+    )
     assert [bool(e.missing) for e in await rig.average(plan, *everybody)] == [False] * 3 + [True]
-    assert not (await d.work.copy(plan, rig.round(plan, 1, sources=(a.me,), digest=a.work.stage.digest))).missing
+    assert not (
+        await d.work.copy(plan, rig.round(plan, 1, sources=(a.me,), digest=a.work.stage.digest))
+    ).missing
     await d.work.adopt(plan)
     assert d.work.anchor.owed.words == {}, "nobody knows what became of its part in it"
 
@@ -270,12 +299,18 @@ async def test_an_outer_round_that_is_undone_leaves_the_anchor_as_it_was(rig: Ri
     assert a.work.anchor.state is before
     for ended in await rig.average(again, a, b, c, d):
         assert not ended.missing
-    assert all(torch.equal(t, moved[n]) for n, t in a.parameters().items()), "once more the same step, not a second one"
+    assert all(torch.equal(t, moved[n]) for n, t in a.parameters().items()), (
+        "once more the same step, not a second one"
+    )
 
 
 @pytest.mark.parametrize("codec", ["top-k", "int4"])
-async def test_with_error_feedback_what_cells_moved_by_is_in_the_anchor_or_owed_by_somebody(rig: Rig, codec: str) -> None:
-    rig.outer = OuterSettings("butterfly", "deltas", 1, "sgd", lr=1.0, momentum=0.0, codec=codec, feedback=True)
+async def test_with_error_feedback_what_cells_moved_by_is_in_the_anchor_or_owed_by_somebody(
+    rig: Rig, codec: str
+) -> None:
+    rig.outer = OuterSettings(
+        "butterfly", "deltas", 1, "sgd", lr=1.0, momentum=0.0, codec=codec, feedback=True
+    )
     cells = await four(rig)
     (a, b), (c, d) = cells
     everybody = (a, b, c, d)
@@ -290,15 +325,23 @@ async def test_with_error_feedback_what_cells_moved_by_is_in_the_anchor_or_owed_
             owed = [p.work.anchor.owed.words for p in everybody]
             undone = meeting(rig, cells, plan)
             await rig.epoch(undone, *everybody)
-            assert any(p.work.anchor.owed.words is not was for p, was in zip(everybody, owed, strict=True))
+            assert any(
+                p.work.anchor.owed.words is not was for p, was in zip(everybody, owed, strict=True)
+            )
         plan = meeting(rig, cells, plan)
         await rig.epoch(plan, *everybody)
         assert len({p.work.stage.digest for p in everybody}) == 1
     assert [bool(p.work.anchor.owed.words) for p in everybody] == [True] * 4, "they took turns"
     for n in SHAPES:
-        owed_now = sum(p.work.anchor.owed.words[n] for p in everybody) / 2  # half of the weight is each cell's
-        owed_now = owed_now + sum(p.work.anchor.owed.means.get(n, torch.zeros(())) for p in everybody)
-        torch.testing.assert_close(begun[n] - a.parameters()[n] + owed_now, moved[n], rtol=1e-4, atol=1e-5)
+        owed_now = (
+            sum(p.work.anchor.owed.words[n] for p in everybody) / 2
+        )  # half of the weight is each cell's
+        owed_now = owed_now + sum(
+            p.work.anchor.owed.means.get(n, torch.zeros(())) for p in everybody
+        )
+        torch.testing.assert_close(
+            begun[n] - a.parameters()[n] + owed_now, moved[n], rtol=1e-4, atol=1e-5
+        )
 
 
 async def test_who_speaks_for_one_that_died_owes_only_what_it_said_itself(rig: Rig) -> None:
@@ -324,12 +367,16 @@ async def test_who_speaks_for_one_that_died_owes_only_what_it_said_itself(rig: R
     assert silent.work.anchor.owed.words == {}
 
 
-async def test_a_cell_that_is_alone_now_owes_nothing_for_a_round_that_came_to_nothing(rig: Rig) -> None:
+async def test_a_cell_that_is_alone_now_owes_nothing_for_a_round_that_came_to_nothing(
+    rig: Rig,
+) -> None:
     cells, everybody, plan = await trained(rig, replace(DELTAS, codec="top-k", feedback=True))
     met = meeting(rig, cells, plan)
     await rig.begin(met, *everybody)
     r = rig.round(met)
-    await asyncio.gather(*(p.work.average(met, r, False) for p in everybody))  # and nobody adopts it
+    await asyncio.gather(
+        *(p.work.average(met, r, False) for p in everybody)
+    )  # and nobody adopts it
     alone = meeting(rig, cells[:1], plan)
     await rig.epoch(alone, *cells[0])
     assert equal(*cells[0])
@@ -337,8 +384,12 @@ async def test_a_cell_that_is_alone_now_owes_nothing_for_a_round_that_came_to_no
 
 
 @pytest.mark.parametrize("again", [False, True])
-async def test_a_cell_that_was_late_for_a_quorum_counts_in_the_next_round_and_not_after_it(rig: Rig, again: bool) -> None:
-    rig.outer = settings = OuterSettings("butterfly", "deltas", 1, "sgd", momentum=0.0, quorum=1, grace_s=0.0)
+async def test_a_cell_that_was_late_for_a_quorum_counts_in_the_next_round_and_not_after_it(
+    rig: Rig, again: bool
+) -> None:
+    rig.outer = settings = OuterSettings(
+        "butterfly", "deltas", 1, "sgd", momentum=0.0, quorum=1, grace_s=0.0
+    )
     cells = await four(rig)
     (a, b), (c, d) = cells
     everybody, on_time = (a, b, c, d), asyncio.Event()
@@ -409,7 +460,13 @@ async def test_a_checkpoint_brings_cell_anchor_and_debts_back(rig: Rig) -> None:
     plan = meeting(rig, cells, plan)
     await rig.epoch(plan, a, b, c, d)
     await rig.copied(a, b, c, d)  # one at a time is written, and none waits
-    await rig.begin(replace(inner(rig, cells, plan), worked={(1, 1): 4}, mass={(1, 0): 5, (1, 1): 7}), a, b, c, d)
+    await rig.begin(
+        replace(inner(rig, cells, plan), worked={(1, 1): 4}, mass={(1, 0): 5, (1, 1): 7}),
+        a,
+        b,
+        c,
+        d,
+    )
     await rig.copied(a, b, c, d)
     state, owed, version = d.anchored, d.work.anchor.owed, makes(plan, ())
     assert owed.means

@@ -1,4 +1,5 @@
-"""Streaming DiLoCo with an overlap: a fragment is taken from one version and lands some epochs later, in everybody at the same one."""
+"""Streaming DiLoCo with an overlap: a fragment is taken from one version and lands some epochs
+later, in everybody at the same one."""
 
 from __future__ import annotations
 
@@ -22,22 +23,38 @@ from tests.training.test_fragments import PIECES, SIZES, sending
 from tests.training.test_outer_rounds import BEGUN, equal, four, inner, trained
 from tests.training.test_outer_rounds import meeting as whole
 
-STREAM = OuterSettings("butterfly", "deltas", 4, "nesterov", momentum=0.8, fragments=2, overlap=1, mixing=0.25)
+STREAM = OuterSettings(
+    "butterfly", "deltas", 4, "nesterov", momentum=0.8, fragments=2, overlap=1, mixing=0.25
+)
 """Rounds at epochs 2, 5, 8, ..; their fragments are sent with the plans of epochs 1, 4, 7, .."""
 
 
 def with_sends(rig: Rig, cells: Sequence[Sequence[Peer]], after: Plan, number: int) -> Plan:
     """An epoch of gradients that sends the fragment of a round."""
-    return replace(inner(rig, cells, after), sends=number, reducers=sending(rig, cells, after, (number - 1) % 2 + 1).reducers)
+    return replace(
+        inner(rig, cells, after),
+        sends=number,
+        reducers=sending(rig, cells, after, (number - 1) % 2 + 1).reducers,
+    )
 
 
-def landing(rig: Rig, cells: Sequence[Sequence[Peer]], after: Plan, number: int, **more: list[tuple[Peer, int]]) -> Plan:
+def landing(
+    rig: Rig,
+    cells: Sequence[Sequence[Peer]],
+    after: Plan,
+    number: int,
+    **more: list[tuple[Peer, int]],
+) -> Plan:
     return replace(sending(rig, cells, after, (number - 1) % 2 + 1, **more), outer=number)
 
 
 async def under_way(*peers: Peer) -> None:
     """Wait until what is under way has come."""
-    tasks = [s.exchange for p in peers if (s := p.work._outer._sending) is not None and s.exchange is not None]
+    tasks = [
+        s.exchange
+        for p in peers
+        if (s := p.work._outer._sending) is not None and s.exchange is not None
+    ]
     assert len(tasks) == len(peers)
     await asyncio.wait(tasks)
 
@@ -53,21 +70,30 @@ def test_what_is_sent_lands_so_many_epochs_later() -> None:
         landed = {e: n for e in range(39) if (n := number(e, s.gap, 40))}
         assert {e + s.overlap: n for e, n in sent.items()} == (landed if s.overlap else {})
         assert not any(number(e, s.gap, 40) for e in sent), "no outer round sends for the next one"
-        assert fragment(s, 39, 40) == 0, "at the end everything is exchanged by everybody, who wait for it"
+        assert fragment(s, 39, 40) == 0, (
+            "at the end everything is exchanged by everybody, who wait for it"
+        )
         assert all(fragment(s, e, 40) for e in landed)
 
 
 def test_a_change_takes_nothing_that_is_under_way_with_it() -> None:
     changed = Rules(1, STREAM, 1, "by the owner")
     plan = Plan(8, 1, LEADER, (), (), {}, change="by the owner", fragment=1, outer=3)
-    assert [lands(replace(plan, since=since), STREAM) for since in (0, 6, 7, 8)] == [True, True, False, False]
+    assert [lands(replace(plan, since=since), STREAM) for since in (0, 6, 7, 8)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
     assert not lands(replace(plan, fragment=0), STREAM)
-    assert [sends_by(changed, since, 7, 40) for since in (6, 7)] == [3, 0], "the plan that levels sends nothing"
+    assert [sends_by(changed, since, 7, 40) for since in (6, 7)] == [3, 0], (
+        "the plan that levels sends nothing"
+    )
 
 
 async def test_a_fragment_lands_later_mixed_with_what_was_learned_meanwhile(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     cells, everybody, plan = await trained(rig, STREAM)
     (a, b), (c, d) = cells
     state, gave = BEGUN, list[str]()
@@ -93,18 +119,30 @@ async def test_a_fragment_lands_later_mixed_with_what_was_learned_meanwhile(
         assert not equal(a, c)
         for p in everybody:
             for k, t in p.parameters().items():
-                want = torch.lerp(state.anchor[k], meanwhile[p.name][k], 0.25) if k in names else meanwhile[p.name][k]
+                want = (
+                    torch.lerp(state.anchor[k], meanwhile[p.name][k], 0.25)
+                    if k in names
+                    else meanwhile[p.name][k]
+                )
                 torch.testing.assert_close(t, want, rtol=1e-5, atol=1e-6)
-                torch.testing.assert_close(p.anchored.anchor[k], state.anchor[k], rtol=1e-5, atol=1e-6)
+                torch.testing.assert_close(
+                    p.anchored.anchor[k], state.anchor[k], rtol=1e-5, atol=1e-6
+                )
                 assert torch.equal(p.anchored.anchor[k], a.anchored.anchor[k])
         plan = inner(rig, cells, plan)
         await rig.epoch(plan, *everybody)
-        assert all(p.work._outer._sending is None and p.work.rounds.under_way is None for p in everybody)
-    assert not [e for p in everybody for kind in ("round-absurd", "member-failed") for e in p.events(kind)]
+        assert all(
+            p.work._outer._sending is None and p.work.rounds.under_way is None for p in everybody
+        )
+    assert not [
+        e for p in everybody for kind in ("round-absurd", "member-failed") for e in p.events(kind)
+    ]
     assert len(gave) == 2 * len(cells), "a speaker of each cell, and not again where it lands"
 
 
-async def test_an_epoch_that_begins_anew_keeps_what_is_under_way_and_the_one_that_sent_it_sends_anew(rig: Rig) -> None:
+async def test_an_epoch_begun_anew_keeps_what_is_under_way(
+    rig: Rig,
+) -> None:
     rig.outer = replace(STREAM, every=6, overlap=2)
     cells = await four(rig)
     (a, b), (c, d) = cells
@@ -134,7 +172,9 @@ async def test_an_epoch_that_begins_anew_keeps_what_is_under_way_and_the_one_tha
     assert exchange.done()
 
 
-async def test_a_round_that_carries_everything_leaves_all_with_the_same_though_fragments_are_mixed(rig: Rig) -> None:
+async def test_a_round_that_carries_everything_leaves_all_with_the_same_though_fragments_are_mixed(
+    rig: Rig,
+) -> None:
     cells, everybody, plan = await trained(rig, STREAM)
     await rig.epoch(whole(rig, cells, plan), *everybody)
     assert len({p.work.stage.digest for p in everybody}) == 1
@@ -160,13 +200,17 @@ async def test_who_has_come_back_meanwhile_takes_the_outer_step_from_others(rig:
         assert not (await p.work.copy(plan, rig.round(plan, 1, sources=(a.me, b.me)))).missing
         await p.work.adopt(plan)
     given = a.state.bytes_given[d.me] + b.state.bytes_given[d.me]
-    assert given == 2 * sum(SIZES[n] for n in PIECES[0]), "of the rest its own anchor is everybody's"
+    assert given == 2 * sum(SIZES[n] for n in PIECES[0]), (
+        "of the rest its own anchor is everybody's"
+    )
     assert equal(c, d)
     assert equal(a, e)
     assert all(torch.equal(d.anchored.momentum[n], a.anchored.momentum[n]) for n in SHAPES)
 
 
-async def test_what_is_under_way_may_be_had_from_others_though_its_epoch_is_settled(rig: Rig) -> None:
+async def test_what_is_under_way_may_be_had_from_others_though_its_epoch_is_settled(
+    rig: Rig,
+) -> None:
     rig.outer = replace(STREAM, every=6, overlap=2)
     cells = await four(rig)
     (a, b), (c, d) = cells
@@ -214,7 +258,9 @@ async def test_who_is_in_no_plan_any_more_is_not_waited_for_on_the_way(rig: Rig)
     assert equal(*cells[0])
 
 
-async def test_a_change_that_comes_into_force_where_a_fragment_would_land_carries_everything(rig: Rig) -> None:
+async def test_a_change_that_comes_into_force_where_a_fragment_would_land_carries_everything(
+    rig: Rig,
+) -> None:
     cells, everybody, plan = await trained(rig, STREAM)
     plan = with_sends(rig, cells, plan, 1)
     await rig.epoch(plan, *everybody)
@@ -226,7 +272,9 @@ async def test_a_change_that_comes_into_force_where_a_fragment_would_land_carrie
     assert all(p.work._outer._sending is None for p in everybody)
 
 
-async def test_a_quorum_on_the_way_waits_no_longer_than_until_it_lands(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_quorum_on_the_way_waits_no_longer_than_until_it_lands(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cells, everybody, plan = await trained(rig, replace(STREAM, quorum=1))
     asked: list[RoundRequest] = []
     for p in everybody:
@@ -273,7 +321,8 @@ async def test_what_came_to_nothing_on_the_way_is_exchanged_where_it_lands(rig: 
 
 
 async def test_what_is_exchanged_anew_is_not_taken_from_the_way_afterwards(rig: Rig) -> None:
-    """The second exchange was of fewer cells than the first one, say: its debts are none of the other's."""
+    """The second exchange was of fewer cells than the first one, say: its debts are none of the
+    other's."""
     cells, everybody, plan = await trained(rig, replace(STREAM, codec="int4", feedback=True))
     sent = with_sends(rig, cells, plan, 1)
     await rig.epoch(sent, *everybody)
@@ -281,7 +330,10 @@ async def test_what_is_exchanged_anew_is_not_taken_from_the_way_afterwards(rig: 
     given_up = landing(rig, cells, sent, 1)
     await rig.begin(given_up, *everybody)
     r = rig.round(given_up, 1)
-    assert not any(e.missing for e in await asyncio.gather(*(p.work.average(given_up, r, False) for p in everybody)))
+    assert not any(
+        e.missing
+        for e in await asyncio.gather(*(p.work.average(given_up, r, False) for p in everybody))
+    )
     plan = landing(rig, cells, sent, 1)
     await rig.begin(plan, *everybody)
     assert all(e.missing for e in await rig.average(plan, *everybody))
@@ -290,7 +342,9 @@ async def test_what_is_exchanged_anew_is_not_taken_from_the_way_afterwards(rig: 
     assert equal(*cells[1])
 
 
-async def test_a_landing_that_is_undone_lands_again_to_the_last_bit_and_no_debt_is_counted_twice(rig: Rig) -> None:
+async def test_a_landing_that_is_undone_lands_again_to_the_last_bit_and_no_debt_is_counted_twice(
+    rig: Rig,
+) -> None:
     cells, everybody, plan = await trained(rig, replace(STREAM, codec="int4", feedback=True))
     (a, b), (c, d) = cells
     sent = with_sends(rig, cells, plan, 1)

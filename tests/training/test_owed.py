@@ -1,4 +1,5 @@
-"""What rounding loses between cells: who rounded owes it, pays it when it rounds next, and nobody pays twice."""
+"""What rounding loses between cells: who rounded owes it, pays it when it rounds next, and nobody
+pays twice."""
 
 from __future__ import annotations
 
@@ -40,7 +41,11 @@ def speak(owed: Owed, given: dict[str, Tensor], taken: dict[str, Part]) -> dict[
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_what_was_moved_has_been_said_or_is_owed(codec: str) -> None:
-    owed, moved, said = Owed(codec), dict.fromkeys("ab", torch.zeros(())), dict.fromkeys("ab", torch.zeros(()))
+    owed, moved, said = (
+        Owed(codec),
+        dict.fromkeys("ab", torch.zeros(())),
+        dict.fromkeys("ab", torch.zeros(())),
+    )
     for seed in range(40):
         given = numbers(seed)
         word = speak(owed, given, parts("a", "b"))
@@ -155,7 +160,9 @@ def test_a_checkpoint_keeps_what_is_owed() -> None:
 def test_a_mean_that_is_made_while_the_round_is_looked_at_does_not_disturb_it() -> None:
     class Meanwhile(dict[str, Tensor]):
         def __getitem__(self, name: str) -> Tensor:
-            owed.makes({"late": torch.ones(3)})  # as a step does that the round did not wait for, on a thread of its own
+            owed.makes(
+                {"late": torch.ones(3)}
+            )  # as a step does that the round did not wait for, on a thread of its own
             return super().__getitem__(name)
 
     owed = Owed("int8")

@@ -1,4 +1,5 @@
-"""Outer rounds without a barrier: cells push what they moved by to a server that answers each by itself, over gRPC on loopback."""
+"""Outer rounds without a barrier: cells push what they moved by to a server that answers each by
+itself, over gRPC on loopback."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ Values = dict[str, torch.Tensor]
 
 def served(plan: Plan, *servers: Peer) -> Plan:
     """The same outer round with these as servers, part by part in turns."""
-    return replace(plan, reducers={name: servers[i % len(servers)].me for i, name in enumerate(SHAPES)})
+    return replace(
+        plan, reducers={name: servers[i % len(servers)].me for i, name in enumerate(SHAPES)}
+    )
 
 
 async def in_order(rig: Rig, plan: Plan, *cells: Sequence[Peer]) -> None:
@@ -83,7 +86,9 @@ async def test_cells_push_and_pull_one_by_one_and_end_with_values_of_their_own(r
     assert len(a.events("serving-begun")) == 1
 
 
-async def test_a_change_ends_what_is_served_and_servers_begin_with_what_all_have_then(rig: Rig) -> None:
+async def test_a_change_ends_what_is_served_and_servers_begin_with_what_all_have_then(
+    rig: Rig,
+) -> None:
     cells, everybody, plan = await trained(rig, HOGWILD)
     (a, b), (c, d) = cells
     plan = served(meeting(rig, cells, plan), a)
@@ -117,7 +122,9 @@ async def test_an_epoch_that_begins_anew_applies_nothing_twice(rig: Rig) -> None
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
-async def test_two_servers_each_with_half_of_the_parts_and_coded_pushes(rig: Rig, codec: str) -> None:
+async def test_two_servers_each_with_half_of_the_parts_and_coded_pushes(
+    rig: Rig, codec: str
+) -> None:
     rig.outer = replace(HOGWILD, codec=codec, shards=2)
     cells = await four(rig)
     (a, b), (c, d) = cells
@@ -132,13 +139,22 @@ async def test_two_servers_each_with_half_of_the_parts_and_coded_pushes(rig: Rig
         mine, theirs = a.parameters()[name], c.parameters()[name]
         whole = begun[name] - 0.5 * (moved[0][name] + moved[1][name])
         own, other = (begun[name] - 0.5 * moved[cell][name] for cell in (i % 2, 1 - i % 2))
-        loose = 1e-6 if codec == "fp32" else 0.01 * float(moved[0][name].abs().max() + moved[1][name].abs().max())
+        loose = (
+            1e-6
+            if codec == "fp32"
+            else 0.01 * float(moved[0][name].abs().max() + moved[1][name].abs().max())
+        )
         firsts = (mine, theirs) if i % 2 == 0 else (theirs, mine)
         orders = (own, whole), (whole, other)
-        assert any(all(torch.allclose(f, x, atol=loose) for f, x in zip(firsts, order, strict=True)) for order in orders), name
+        assert any(
+            all(torch.allclose(f, x, atol=loose) for f, x in zip(firsts, order, strict=True))
+            for order in orders
+        ), name
 
 
-async def test_who_pushes_too_late_is_not_applied_gets_what_is_there_and_the_journal_says_so(rig: Rig) -> None:
+async def test_who_pushes_too_late_is_not_applied_gets_what_is_there_and_the_journal_says_so(
+    rig: Rig,
+) -> None:
     rig.outer = STALE
     rig.deadline_s = 60.0
     a, b, c = await rig.add("a", "b", "c")
@@ -159,7 +175,9 @@ async def test_who_pushes_too_late_is_not_applied_gets_what_is_there_and_the_jou
     assert a.work.engines.metrics.values()['tutti_pushes_total{result="refused"}'] == 1
 
 
-async def test_a_joiner_without_an_anchor_takes_values_and_pushes_in_the_next_round(rig: Rig) -> None:
+async def test_a_joiner_without_an_anchor_takes_values_and_pushes_in_the_next_round(
+    rig: Rig,
+) -> None:
     rig.outer = HOGWILD
     cells = await four(rig)
     (a, b), (c, d) = cells
@@ -172,7 +190,9 @@ async def test_a_joiner_without_an_anchor_takes_values_and_pushes_in_the_next_ro
     assert all(torch.equal(e.anchored.anchor[n], t) for n, t in e.parameters().items())
 
 
-async def test_a_cell_without_an_anchor_takes_none_from_another_and_pushes_nothing(rig: Rig) -> None:
+async def test_a_cell_without_an_anchor_takes_none_from_another_and_pushes_nothing(
+    rig: Rig,
+) -> None:
     rig.outer, rig.deadline_s = HOGWILD, 60.0
     a, c = await rig.add("a", "c")
     plan = inner(rig, [[a], [c]], None)
@@ -180,11 +200,15 @@ async def test_a_cell_without_an_anchor_takes_none_from_another_and_pushes_nothi
     c.work.anchor.state = None
     plan = served(meeting(rig, [[a], [c]], plan), a)
     await in_order(rig, plan, [a], [c])
-    assert same(c.parameters(), a.parameters()), "what another cell has pulled says nothing of how far this one has come"
+    assert same(c.parameters(), a.parameters()), (
+        "what another cell has pulled says nothing of how far this one has come"
+    )
     assert same(c.anchored.anchor, c.parameters())
 
 
-async def test_the_speaker_dies_and_another_of_its_cell_is_heard_by_a_server_that_has_waited_for_it(rig: Rig) -> None:
+async def test_the_speaker_dies_and_another_of_its_cell_is_heard_by_a_server_that_has_waited_for_it(
+    rig: Rig,
+) -> None:
     rig.outer = HOGWILD
     rig.deadline_s = 8.0
     peers = await rig.add("a", "b", "c", "d")
@@ -208,7 +232,9 @@ async def test_the_speaker_dies_and_another_of_its_cell_is_heard_by_a_server_tha
     assert same(other.parameters(), stepped(a.parameters(), begun, right))
 
 
-async def test_a_server_is_there_for_a_cell_without_an_answer_a_few_times_and_not_for_ever(rig: Rig) -> None:
+async def test_a_server_is_there_for_a_cell_without_an_answer_a_few_times_and_not_for_ever(
+    rig: Rig,
+) -> None:
     rig.outer, rig.deadline_s = HOGWILD, 60.0
     a, c = await rig.add("a", "c")
     plan = inner(rig, [[a], [c]], None)
@@ -220,7 +246,9 @@ async def test_a_server_is_there_for_a_cell_without_an_answer_a_few_times_and_no
         while not ended.done():
             a.work.rounds.gone(c.me)  # which counts once the round is open
             await asyncio.wait([ended], timeout=0.05)
-        assert set(ended.result().missing) == (set(SHAPES) if attempt < PUSH_AGAIN else set()), attempt
+        assert set(ended.result().missing) == (set(SHAPES) if attempt < PUSH_AGAIN else set()), (
+            attempt
+        )
 
 
 async def test_the_server_dies_and_another_goes_on_with_what_its_own_cell_pulled(rig: Rig) -> None:
@@ -241,11 +269,15 @@ async def test_the_server_dies_and_another_goes_on_with_what_its_own_cell_pulled
         assert not ended.missing
     own, theirs = stepped(begun, begun, parts[0], 3), stepped(begun, begun, parts[1], 3)
     orders = (own, stepped(own, begun, parts[1], 3)), (stepped(theirs, begun, parts[0], 3), theirs)
-    assert any(same(b.parameters(), first) and same(c.parameters(), second) for first, second in orders)
+    assert any(
+        same(b.parameters(), first) and same(c.parameters(), second) for first, second in orders
+    )
     assert len(b.events("serving-begun")) == 1
 
 
-async def test_a_checkpoint_brings_the_anchor_back_and_a_server_begins_anew_from_it(rig: Rig) -> None:
+async def test_a_checkpoint_brings_the_anchor_back_and_a_server_begins_anew_from_it(
+    rig: Rig,
+) -> None:
     rig.outer = HOGWILD
     a, c = await rig.add("a", "c", every=1)
     cells = [[a], [c]]

@@ -24,7 +24,9 @@ def take(serving: Serving[int], plan: str, cell: int, **deltas: int) -> Mapping[
 
 def test_attempts_of_one_plan_go_on_from_each_other() -> None:
     serving = fresh()
-    assert serving.opens("one", ("p", "q", "r"), lambda name: 100) == ("r",), "a dead server's part begins here"
+    assert serving.opens("one", ("p", "q", "r"), lambda name: 100) == ("r",), (
+        "a dead server's part begins here"
+    )
     assert take(serving, "one", 2, p=1, q=1) == {"p": 6, "q": 6}
 
 
@@ -33,7 +35,9 @@ def test_another_plan_of_the_same_version_begins_at_that_version() -> None:
     serving.settled()
     serving.opens("two", ("p", "q"), lambda name: 0)
     take(serving, "two", 1, p=5, q=5)
-    assert serving.opens("three", ("p", "q"), lambda name: 0) == (), "plan two came to nothing, and nobody adopted it"
+    assert serving.opens("three", ("p", "q"), lambda name: 0) == (), (
+        "plan two came to nothing, and nobody adopted it"
+    )
     assert take(serving, "three", 1, p=1, q=1) == {"p": 6, "q": 6}
 
 
@@ -70,13 +74,17 @@ def test_who_came_from_elsewhere_begins_anew() -> None:
     assert serving.opens("two", ("p", "q"), lambda name: 9) == ("p", "q")
 
 
-def test_a_push_for_a_round_that_is_over_is_not_applied_and_one_that_is_too_old_is_counted() -> None:
+def test_a_push_for_a_round_that_is_over_is_not_applied_and_one_that_is_too_old_is_counted() -> (
+    None
+):
     serving = fresh()
     with pytest.raises(StepFault):
         take(serving, "zero", 2, p=1, q=1)
     for cell in (2, 3):
         take(serving, "one", cell, p=1, q=1)
-    values, age = serving.take("one", 1, ("p", "q"), {"p": 1, "q": 1}, 1, lambda value, by: value + by)
+    values, age = serving.take(
+        "one", 1, ("p", "q"), {"p": 1, "q": 1}, 1, lambda value, by: value + by
+    )
     assert (values, age, serving.refused) == ({"p": 7, "q": 7}, 2, 1)
 
 
@@ -88,6 +96,8 @@ def test_a_push_that_is_being_applied_when_another_attempt_opens_is_not_lost() -
         return value + by
 
     assert serving.take("one", 2, ("p", "q"), {"p": 1, "q": 1}, 1, step)[0] == {"p": 6, "q": 6}
-    assert serving.take("one", 3, ("p", "r"), {"p": 1, "r": 1}, 1, lambda value, by: value + by)[0] == {"p": 7, "r": 101}
+    assert serving.take("one", 3, ("p", "r"), {"p": 1, "r": 1}, 1, lambda value, by: value + by)[
+        0
+    ] == {"p": 7, "r": 101}
     with pytest.raises(StepFault, match="any more"):
         take(serving, "one", 3, p=1, q=1)

@@ -1,4 +1,5 @@
-"""What strangers say to a leader, within all bounds: which history goes on, and how far its term is raised."""
+"""What strangers say to a leader, within all bounds: which history goes on, and how far its term is
+raised."""
 
 from __future__ import annotations
 
@@ -29,26 +30,43 @@ def sampler(cursor: Any) -> Sampler:
 
 def leader(known: frozenset[PeerId], term: int = 7) -> Leader:
     facts = RunFacts(
-        stages=2, epochs=100, target_batch=8, micro_batch=4, min_replicas=1, epoch_timeout_s=20.0, round_timeout_s=6.0,
-        eval_every=0, sequence=16, late_s=1e9,
+        stages=2,
+        epochs=100,
+        target_batch=8,
+        micro_batch=4,
+        min_replicas=1,
+        epoch_timeout_s=20.0,
+        round_timeout_s=6.0,
+        eval_every=0,
+        sequence=16,
+        late_s=1e9,
         assign=lambda stage, cell, previous: {f"s{stage}": min(p for p, _ in cell)},
-        assign_paths=lambda ends, stages, samples: assign_paths(sorted(quotas(len(samples), ends).items()), stages, samples),
-        sampler=sampler, cursor=lambda s: (s.state()["next"], tuple(s.state()["returned"])),
-    )  # fmt: skip
+        assign_paths=lambda ends, stages, samples: assign_paths(
+            sorted(quotas(len(samples), ends).items()), stages, samples
+        ),
+        sampler=sampler,
+        cursor=lambda s: (s.state()["next"], tuple(s.state()["returned"])),
+    )
     return Leader(E, facts, term=term, known=known)
 
 
 def heard(peer: PeerId, at: Version, term: int = 7, **about: Any) -> ev.Heard:
     stage = 0 if peer.endswith("ends") else int(peer[-1])
     tokens = at.epoch * EACH
-    return dataclasses.replace(ev.Heard(peer, stage, at, f"digest {stage} {at}", 1.0, tokens=tokens, term=term), **about)
+    return dataclasses.replace(
+        ev.Heard(peer, stage, at, f"digest {stage} {at}", 1.0, tokens=tokens, term=term), **about
+    )
 
 
 def planned(made: Leader, *said: ev.Heard, known: frozenset[PeerId]) -> Plan:
     """The first plan, when these words have been repeated until there is one."""
     for second in range(120):
         now = float(second)
-        todo = [a for word in said for a in [*made.handle(word, now), *made.handle(ev.Tick(known=known), now)]]
+        todo = [
+            a
+            for word in said
+            for a in [*made.handle(word, now), *made.handle(ev.Tick(known=known), now)]
+        ]
         while todo:
             match todo.pop(0):
                 case ev.SendPlan(plan):
@@ -86,7 +104,9 @@ def test_nobody_waits_for_strangers_that_claim_more_tokens() -> None:
     made = leader(known)
     for word in (heard(X1, THEIRS), *ALL):
         made.handle(word, 0.0)
-    (plan,) = [a.plan for a in made.handle(ev.Tick(known=known), 2.0) if isinstance(a, ev.SendPlan)] or [made.plan]
+    (plan,) = [
+        a.plan for a in made.handle(ev.Tick(known=known), 2.0) if isinstance(a, ev.SendPlan)
+    ] or [made.plan]
     assert plan is None or plan.base == OURS
     assert "counted more tokens" not in made.waiting_for
 

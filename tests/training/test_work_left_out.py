@@ -1,4 +1,5 @@
-"""A stage that was left out for some epochs goes on where it stood: the same parameters, the same momentum, no epoch twice."""
+"""A stage that was left out for some epochs goes on where it stood: the same parameters, the same
+momentum, no epoch twice."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from node.core.journey import Version
 LATER = Version(9, "ee" * 16)
 
 
-async def test_parameters_and_momentum_go_on_after_the_epochs_without_the_stage(rig: Any, alone: Any) -> None:
+async def test_parameters_and_momentum_go_on_after_the_epochs_without_the_stage(
+    rig: Any, alone: Any
+) -> None:
     (a,) = await rig.add("a", every=1)
     owners = dict.fromkeys(rig.shapes, a)
     plan = await rig.train((a,), owners, 3)
@@ -19,7 +22,9 @@ async def test_parameters_and_momentum_go_on_after_the_epochs_without_the_stage(
         alone.epoch(("a",), epoch)
     # What it made last becomes final, then the swarm's version is that of nine epochs.
     held = a.work.version
-    await a.work.settle(held.epoch, rig.plan((a,), owners, plan, epoch=LATER.epoch, lineage=LATER.lineage))
+    await a.work.settle(
+        held.epoch, rig.plan((a,), owners, plan, epoch=LATER.epoch, lineage=LATER.lineage)
+    )
     digest = a.work.stage.digest
     await a.work.go_to(LATER, "left out")
     assert (a.work.version, a.work.stage.settled, a.work.stage.digest) == (LATER, LATER, digest)

@@ -1,4 +1,5 @@
-"""Every optimizer's state through real rounds: an owner leaves, one joins, and a swarm comes back smaller and larger."""
+"""Every optimizer's state through real rounds: an owner leaves, one joins, and a swarm comes back
+smaller and larger."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> Non
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_an_owner_leaves_and_one_joins_and_nothing_is_lost(rig: Any, alone: Any, method: str) -> None:
+async def test_an_owner_leaves_and_one_joins_and_nothing_is_lost(
+    rig: Any, alone: Any, method: str
+) -> None:
     rig.optim = settings(method)
     alone = type(alone)(rig.optim)
     a, b, c = await rig.add("a", "b", "c", buddy_every=1)
@@ -64,7 +67,9 @@ async def test_an_owner_leaves_and_one_joins_and_nothing_is_lost(rig: Any, alone
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_a_swarm_of_three_comes_back_as_two_and_as_five(rig: Any, alone: Any, method: str) -> None:
+async def test_a_swarm_of_three_comes_back_as_two_and_as_five(
+    rig: Any, alone: Any, method: str
+) -> None:
     rig.optim = settings(method)
     alone = type(alone)(rig.optim)
     peers = await rig.add("a", "b", "c", every=4, buddy_every=1)
@@ -90,21 +95,31 @@ async def test_a_swarm_of_three_comes_back_as_two_and_as_five(rig: Any, alone: A
             assert past is not None
             assert past.owners == before
             owners = placed(again, here, past.owners)
-            moved = {n: again.peers[o] for n, o in past.owners.items() if o in again.peers and owners[n] != o}
+            moved = {
+                n: again.peers[o]
+                for n, o in past.owners.items()
+                if o in again.peers and owners[n] != o
+            }
             last = again.plan(here, by_peer(again, owners), plan, moved=moved)
             await again.epoch(last, *here)
-            # Who came back has its own state; the rest came from its owner, or as the copy of an epoch before.
+            # Who came back has its own state; the rest came from its owner, or as the copy of an
+            # epoch before.
             old = {n for n, o in past.owners.items() if o not in again.peers}
             assert bool(old) == (back == "ab")
             givers = tuple(p.name for p in here)
-            same(here[0].parameters(), {n: alone.stepped_from(n, 3 if n in old else 4, givers, 4) for n in rig.shapes})
+            same(
+                here[0].parameters(),
+                {n: alone.stepped_from(n, 3 if n in old else 4, givers, 4) for n in rig.shapes},
+            )
             assert sum(p.work.momentum_lost for p in here) == 0
             assert max(p.work.momentum_age for p in here) == (1 if old else 0)
         finally:
             await again.close()
 
 
-async def test_a_part_that_cannot_be_stepped_fails_the_attempt_and_nothing_ends(rig: Any, monkeypatch: Any) -> None:
+async def test_a_part_that_cannot_be_stepped_fails_the_attempt_and_nothing_ends(
+    rig: Any, monkeypatch: Any
+) -> None:
     rig.optim = settings("soap")
     a, b = await rig.add("a", "b", buddy_every=0)
     first = {"layers.0.a": a, "layers.0.norm": a, "layers.0.b": b, "layers.1.a": b}
@@ -113,7 +128,9 @@ async def test_a_part_that_cannot_be_stepped_fails_the_attempt_and_nothing_ends(
     await rig.begin(last, a, b)
 
     def fails(*_: Any) -> Any:
-        raise StepFault("a (8, 8) matrix cannot be stepped: did not converge", "take a smaller learning rate")
+        raise StepFault(
+            "a (8, 8) matrix cannot be stepped: did not converge", "take a smaller learning rate"
+        )
 
     monkeypatch.setattr(a.owner, "step_parts", fails)
     for ended in await rig.average(last, a, b):
@@ -133,7 +150,12 @@ def test_memory_for_a_stage_counts_the_largest_matrix_whole(tmp_path: Any) -> No
 
     config, demo = NodeConfig(tmp_path), Manifest.default_demo()
     needed = {
-        (name, peers): room(config, amended(demo, {"optimizer.name": name, "training.min_replicas": peers}), 1, 1 << 40)
+        (name, peers): room(
+            config,
+            amended(demo, {"optimizer.name": name, "training.min_replicas": peers}),
+            1,
+            1 << 40,
+        )
         for name in METHODS
         for peers in (1, 1000)
     }
@@ -141,7 +163,9 @@ def test_memory_for_a_stage_counts_the_largest_matrix_whole(tmp_path: Any) -> No
     assert alone["muon"] < alone["adamw"] < alone["shampoo"] < alone["soap"]
     parts = parts_of(parameter_shapes(demo.model, demo.pipeline.stages, 1), settings("soap"))
     shared = alone["soap"] - sum(p.state for p in parts) + max(p.state for p in parts)
-    assert needed["soap", 1000].needed == shared, "however many share the rest, somebody has all of the largest"
+    assert needed["soap", 1000].needed == shared, (
+        "however many share the rest, somebody has all of the largest"
+    )
     verdict = room(config, demo, 1, alone["muon"])
     assert not verdict.ok
     with pytest.raises(OutOfResources) as fault:
@@ -150,5 +174,6 @@ def test_memory_for_a_stage_counts_the_largest_matrix_whole(tmp_path: Any) -> No
     # What is left for state is what makes it fit: a peer says so to the leader.
     spare = room(config, demo, 1, 1 << 40).spare
     assert spare == int((1 << 40) * 0.9) - (
-        alone["muon"] - sum(p.state for p in parts_of(parameter_shapes(demo.model, 3, 1), demo.optimizer))
+        alone["muon"]
+        - sum(p.state for p in parts_of(parameter_shapes(demo.model, 3, 1), demo.optimizer))
     )

@@ -1,4 +1,5 @@
-"""Optimizer state outlives its owner: copies at buddies, taking over, giving away. Real rounds, real transfers, no sleep."""
+"""Optimizer state outlives its owner: copies at buddies, taking over, giving away. Real rounds,
+real transfers, no sleep."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ async def test_no_copies_when_the_manifest_says_none(rig: Any) -> None:
 
 
 @pytest.mark.parametrize("heir", ["b", "c"])
-async def test_an_owner_dies_in_the_round_and_the_next_steps_with_the_copy(rig: Any, alone: Any, heir: str) -> None:
+async def test_an_owner_dies_in_the_round_and_the_next_steps_with_the_copy(
+    rig: Any, alone: Any, heir: str
+) -> None:
     a, b, c = await rig.add(*CELL)
     plan = await rig.train((a, b, c), owners(a, b, c), 5)
     for epoch in range(5):
@@ -69,11 +72,12 @@ async def test_an_owner_dies_in_the_round_and_the_next_steps_with_the_copy(rig: 
     new = {"layers.0.a": heir, "layers.0.norm": heir}
     ended = await rig.average(last, b, c, attempt=1, dead=(a.me,), owners=new)
     assert not any(e.missing for e in ended)
-    # The copy is of version 4, the plan starts from 5: one update is missing in the momentum and none counts twice.
+    # The copy is of version 4, the plan starts from 5: one update is missing in the momentum and
+    # none counts twice.
     expected = {
         name: alone.stepped_from(name, 4 if name in new else 5, ("b", "c"), 5)
         for name in rig.shapes
-    }  # fmt: skip
+    }
     same(b.parameters(), expected)
     same(c.parameters(), expected)
     taker = rig.peers[heir]
@@ -104,7 +108,10 @@ async def test_of_several_copies_the_newest_is_taken(rig: Any, alone: Any) -> No
     await rig.net.kill(a.me)
     await rig.epoch(rig.plan((b, c), owners(b, b, c), plan), b, c)
     new = ("layers.0.a", "layers.0.norm")
-    same(b.parameters(), {n: alone.stepped_from(n, 4 if n in new else 5, ("b", "c"), 5) for n in rig.shapes})
+    same(
+        b.parameters(),
+        {n: alone.stepped_from(n, 4 if n in new else 5, ("b", "c"), 5) for n in rig.shapes},
+    )
     assert b.work.momentum_age == 1
 
 
@@ -119,7 +126,10 @@ async def test_without_a_copy_the_loss_is_said_with_its_reason(rig: Any, alone: 
     new = {"layers.0.a": "b", "layers.0.norm": "b"}
     ended = await rig.average(last, b, c, dead=(a.me,), owners=new)
     assert not any(e.missing for e in ended)
-    same(b.parameters(), {n: alone.stepped_from(n, 0 if n in new else 3, ("b", "c"), 3) for n in rig.shapes})
+    same(
+        b.parameters(),
+        {n: alone.stepped_from(n, 0 if n in new else 3, ("b", "c"), 3) for n in rig.shapes},
+    )
     (lost,) = b.events("state-lost")
     assert lost.fields["parts"] == 2
     assert "its owner a died" in lost.text
@@ -132,9 +142,13 @@ async def test_an_owner_gone_between_two_epochs(rig: Any, alone: Any) -> None:
     for epoch in range(4):
         alone.epoch(CELL, epoch)
     await rig.net.kill(a.me)
-    # Nobody is named as the donor: the copy, of version 2 as the one of 4 was not made yet, is found when the plan begins.
+    # Nobody is named as the donor: the copy, of version 2 as the one of 4 was not made yet, is
+    # found when the plan begins.
     await rig.epoch(rig.plan((b, c), owners(c, b, c), plan), b, c)
-    expected = {n: alone.stepped_from(n, 2 if n in ("layers.0.a", "layers.0.norm") else 4, ("b", "c"), 4) for n in rig.shapes}
+    expected = {
+        n: alone.stepped_from(n, 2 if n in ("layers.0.a", "layers.0.norm") else 4, ("b", "c"), 4)
+        for n in rig.shapes
+    }
     same(c.parameters(), expected)
     assert [e.fields["age"] for e in c.events("momentum-old")] == [2]
     assert c.work.momentum_age == 2
@@ -163,7 +177,9 @@ async def test_a_part_changes_its_owner_and_its_state_goes_with_it(rig: Any, alo
 class DiesWhileGiving(StateService):
     """Gives the first bytes of optimizer state and is gone."""
 
-    async def Fetch(self, request: state_pb2.FetchRequest, context: Any) -> AsyncIterator[state_pb2.StateChunk]:
+    async def Fetch(
+        self, request: state_pb2.FetchRequest, context: Any
+    ) -> AsyncIterator[state_pb2.StateChunk]:
         async for chunk in super().Fetch(request, context):
             if StateKind.of(request.kind) is StateKind.OPTIMIZER and self.dies:
                 yield state_pb2.StateChunk(offset=chunk.offset, data=chunk.data[:4])
@@ -173,7 +189,9 @@ class DiesWhileGiving(StateService):
     dies = False
 
 
-async def test_a_donor_that_dies_half_way_is_replaced_by_the_copy(rig: Any, alone: Any, monkeypatch: Any) -> None:
+async def test_a_donor_that_dies_half_way_is_replaced_by_the_copy(
+    rig: Any, alone: Any, monkeypatch: Any
+) -> None:
     (a,) = await rig.add("a", service=DiesWhileGiving)
     b, c = await rig.add("b", "c")
     plan = await rig.train((a, b, c), owners(a, b, c), 5)
@@ -212,7 +230,8 @@ async def test_two_heirs_in_two_attempts_and_only_the_last_one_counts(rig: Any, 
     last = rig.plan(everybody, owners(a, b, c), plan)
     await rig.begin(last, *everybody)
     await rig.net.kill(a.me)
-    # Attempt 1: d inherits, steps, and nobody can reach it. Attempt 2: b inherits; d lives on beside the cell.
+    # Attempt 1: d inherits, steps, and nobody can reach it. Attempt 2: b inherits; d lives on
+    # beside the cell.
     for p in (b, c):
         rig.net.cut(d.me, p.me)
     new = {"layers.0.a": "d", "layers.0.norm": "d"}
@@ -234,10 +253,14 @@ async def test_two_heirs_in_two_attempts_and_only_the_last_one_counts(rig: Any, 
     assert d.owner.names() == ()
     assert d.owner.staged(5) == frozenset()
     assert d.work.listing(1, StateKind.OPTIMIZER) == {}
-    assert {n for n, v in b.work.listing(1, StateKind.OPTIMIZER).items() if v == after.base} >= set(new)
+    assert {n for n, v in b.work.listing(1, StateKind.OPTIMIZER).items() if v == after.base} >= set(
+        new
+    )
 
 
-async def test_an_attempt_that_came_to_nothing_does_not_age_the_copy_or_apply_it_twice(rig: Any, alone: Any) -> None:
+async def test_an_attempt_that_came_to_nothing_does_not_age_the_copy_or_apply_it_twice(
+    rig: Any, alone: Any
+) -> None:
     a, b, c = await rig.add(*CELL)
     plan = await rig.train((a, b, c), owners(a, b, c), 5)
     for epoch in range(5):
@@ -248,7 +271,8 @@ async def test_an_attempt_that_came_to_nothing_does_not_age_the_copy_or_apply_it
     new = {"layers.0.a": "b", "layers.0.norm": "b"}
     await rig.average(last, b, c, attempt=1, dead=(a.me,), owners=new)
     assert b.work.version.epoch == 6
-    # Another stage failed: the epoch is undone and begun again; now c inherits, then the parts stay with it.
+    # Another stage failed: the epoch is undone and begun again; now c inherits, then the parts stay
+    # with it.
     again = rig.plan((b, c), owners(c, b, c), last, again=True)
     await rig.begin(again, b, c)
     assert b.work.version == again.base == Version(5, last.lineage)
@@ -263,7 +287,9 @@ async def test_an_attempt_that_came_to_nothing_does_not_age_the_copy_or_apply_it
     assert "layers.0.a" not in b.owner.names()
 
 
-async def test_a_copy_that_was_fetched_for_nothing_is_not_lost_with_its_giver(rig: Any, alone: Any) -> None:
+async def test_a_copy_that_was_fetched_for_nothing_is_not_lost_with_its_giver(
+    rig: Any, alone: Any
+) -> None:
     a, b, c = await rig.add(*CELL)
     plan = await rig.train((a, b, c), owners(a, b, c), 5)
     for epoch in range(5):
@@ -279,11 +305,16 @@ async def test_a_copy_that_was_fetched_for_nothing_is_not_lost_with_its_giver(ri
     (ended,) = await rig.average(again, c)
     assert not ended.missing
     # c is the buddy of b, whose part it has a copy of as well.
-    same(c.parameters(), {n: alone.stepped_from(n, 5 if n == "layers.1.a" else 4, ("c",), 5) for n in rig.shapes})
+    same(
+        c.parameters(),
+        {n: alone.stepped_from(n, 5 if n == "layers.1.a" else 4, ("c",), 5) for n in rig.shapes},
+    )
     assert c.work.momentum_lost == 0
 
 
-async def test_who_stepped_a_part_and_lost_it_in_the_next_attempt_does_not_offer_it(rig: Any) -> None:
+async def test_who_stepped_a_part_and_lost_it_in_the_next_attempt_does_not_offer_it(
+    rig: Any,
+) -> None:
     a, b, c = await rig.add(*CELL)
     plan = await rig.train((a, b, c), owners(a, b, c), 3)
     last = rig.plan((a, b, c), owners(a, b, c), plan)
@@ -296,9 +327,10 @@ async def test_who_stepped_a_part_and_lost_it_in_the_next_attempt_does_not_offer
     ended = await rig.average(last, b, c, attempt=2, dead=(a.me,), owners=dict.fromkeys(new, "c"))
     assert not any(e.missing for e in ended)
     made = b.work.version
-    assert {k.rpartition("/")[0] for k in b.work.describe(1, StateKind.OPTIMIZER, made.epoch, made.lineage)[1]} == {
-        "layers.0.b"
-    }
+    assert {
+        k.rpartition("/")[0]
+        for k in b.work.describe(1, StateKind.OPTIMIZER, made.epoch, made.lineage)[1]
+    } == {"layers.0.b"}
     found = c.work.describe(1, StateKind.OPTIMIZER, made.epoch, made.lineage)[1]
     assert {k.rpartition("/")[0] for k in found} == {*new, "layers.1.a"}
 
@@ -308,7 +340,8 @@ async def test_who_leaves_stays_until_its_state_was_fetched(rig: Any, alone: Any
     plan = await rig.train((a, b, c), owners(a, b, c), 3)
     for epoch in range(4):
         alone.epoch(CELL if epoch < 3 else ("b", "c"), epoch)
-    # The plan is not sent to a any more, so nothing settles its last update there: it gives what it has staged.
+    # The plan is not sent to a any more, so nothing settles its last update there: it gives what it
+    # has staged.
     leaving = asyncio.ensure_future(a.work.handed_over(60.0))
     moved = {"layers.0.a": a, "layers.0.norm": a}
     last = rig.plan((b, c), owners(b, b, c), plan, moved=moved)
@@ -323,10 +356,16 @@ async def test_who_leaves_stays_until_its_state_was_fetched(rig: Any, alone: Any
 async def test_a_copy_of_an_earlier_version_is_not_handing_over(rig: Any) -> None:
     a, b, c = await rig.add(*CELL)
     await rig.train((a, b, c), owners(a, b, c), 3)
-    # b has copied version 2, which is final; the state of version 3, which a has stepped, is still here only.
-    assert {v.epoch for v in b.work.handover.spares.versions().values()} == {2} == {a.work.stage.settled.epoch}
+    # b has copied version 2, which is final; the state of version 3, which a has stepped, is still
+    # here only.
+    assert (
+        {v.epoch for v in b.work.handover.spares.versions().values()}
+        == {2}
+        == {a.work.stage.settled.epoch}
+    )
     assert not await a.work.handed_over(0.01)
-    # When the last update is undone it is version 2 that a new owner asks for, after this peer has said that it leaves.
+    # When the last update is undone it is version 2 that a new owner asks for, after this peer has
+    # said that it leaves.
     leaving = asyncio.ensure_future(a.work.handed_over(60.0))
     await asyncio.sleep(0)
     for key in a.work.describe(1, StateKind.OPTIMIZER, 2, "")[1]:
@@ -334,7 +373,9 @@ async def test_a_copy_of_an_earlier_version_is_not_handing_over(rig: Any) -> Non
     assert await leaving
 
 
-async def test_who_leaves_in_the_middle_of_an_epoch_gives_what_that_epoch_ends_with(rig: Any, alone: Any) -> None:
+async def test_who_leaves_in_the_middle_of_an_epoch_gives_what_that_epoch_ends_with(
+    rig: Any, alone: Any
+) -> None:
     a, b, c = await rig.add(*CELL)
     plan = await rig.train((a, b, c), owners(a, b, c), 4)
     last = rig.plan((a, b, c), owners(a, b, c), plan)
@@ -378,7 +419,11 @@ async def test_who_leaves_says_when_nobody_came(rig: Any) -> None:
 async def test_half_of_it_is_not_all_of_it(rig: Any) -> None:
     a, b, c = await rig.add(*CELL, buddy_every=0)
     plan = await rig.train((a, b, c), owners(a, b, c), 2)
-    await rig.epoch(rig.plan((b, c), {**owners(b, b, c), "layers.0.norm": c}, plan, moved={"layers.0.a": a}), b, c)
+    await rig.epoch(
+        rig.plan((b, c), {**owners(b, b, c), "layers.0.norm": c}, plan, moved={"layers.0.a": a}),
+        b,
+        c,
+    )
     assert not await a.work.handed_over(0.01)
     assert a.events("not-handed-over")[0].fields["parts"] == 1
     for key in ("exp_avg", "exp_avg_sq"):
@@ -413,11 +458,19 @@ async def test_a_liar_cannot_make_a_copy_newer_than_the_swarm(rig: Any, alone: A
     await rig.net.kill(a.me)
     last = rig.plan((b, c), owners(b, b, c), plan)
     await rig.begin(last, c)
-    for name, version in {"layers.0.a": Version(10**6, ""), "layers.0.norm": Version(3, "f" * 32)}.items():
-        c.work.handover.spares.put(name, version, {k: torch.zeros_like(t) for k, t in alone.saved[2][name].items()})
+    for name, version in {
+        "layers.0.a": Version(10**6, ""),
+        "layers.0.norm": Version(3, "f" * 32),
+    }.items():
+        c.work.handover.spares.put(
+            name, version, {k: torch.zeros_like(t) for k, t in alone.saved[2][name].items()}
+        )
     await rig.begin(last, b)
     assert not any(e.missing for e in await rig.average(last, b, c))
-    expected = {n: alone.stepped_from(n, 2 if n in ("layers.0.a", "layers.0.norm") else 4, ("b", "c"), 4) for n in rig.shapes}
+    expected = {
+        n: alone.stepped_from(n, 2 if n in ("layers.0.a", "layers.0.norm") else 4, ("b", "c"), 4)
+        for n in rig.shapes
+    }
     same(b.parameters(), expected)
 
 
@@ -432,7 +485,10 @@ async def test_state_that_cannot_be_is_refused_and_its_sender_counted(rig: Any, 
     await rig.epoch(rig.plan((b, c), owners(c, b, c), plan), b, c)
     same(
         c.parameters(),
-        {n: alone.stepped_from(n, {"layers.0.a": 0, "layers.0.norm": 4}.get(n, 5), ("b", "c"), 5) for n in rig.shapes},
+        {
+            n: alone.stepped_from(n, {"layers.0.a": 0, "layers.0.norm": 4}.get(n, 5), ("b", "c"), 5)
+            for n in rig.shapes
+        },
     )
     assert [(p, w) for p, _, w in c.transport.faults] == [(b.me, 1.0)]
     assert (c.work.momentum_lost, c.work.momentum_age) == (1, 1)

@@ -1,4 +1,5 @@
-"""Versions of a stage at one peer: checkpoints with their history, copies that must be the swarm's, late state."""
+"""Versions of a stage at one peer: checkpoints with their history, copies that must be the swarm's,
+late state."""
 
 from __future__ import annotations
 
@@ -38,7 +39,11 @@ async def test_checkpoints_carry_their_history(rig: Any) -> None:
     meta = a.store.meta_of(1, 4)
     assert meta["tokens"] == last.tokens > 0
     past = a.work.recall(four)
-    assert (past.cursor, past.owners, past.tokens) == ((16, ()), {n: p.me for n, p in owners(a, b).items()}, last.tokens)
+    assert (past.cursor, past.owners, past.tokens) == (
+        (16, ()),
+        {n: p.me for n, p in owners(a, b).items()},
+        last.tokens,
+    )
     assert a.work.recall(Version(4, "f" * 32)) is None
     assert a.work.recall(Version(3, two.lineage)) is None
 
@@ -57,7 +62,9 @@ async def test_a_checkpoint_brings_back_parameters_state_and_version(rig: Any, a
         torch.testing.assert_close(a.parameters()[name], tensor, atol=2e-6, rtol=1e-5)
     assert set(a.owner.names()) == {"layers.0.a", "layers.0.norm"}
     assert a.owner.through("layers.0.a") == 1
-    torch.testing.assert_close(a.owner.state("layers.0.a"), alone.saved[2]["layers.0.a"], atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        a.owner.state("layers.0.a"), alone.saved[2]["layers.0.a"], atol=2e-6, rtol=1e-5
+    )
     assert a.work.handover.spares.versions() == {}
     assert plan.epoch == 2
 
@@ -74,9 +81,14 @@ async def test_a_checkpoint_of_another_history_is_not_taken_for_this_one(rig: An
     assert all(torch.equal(t, before[n]) for n, t in a.parameters().items())
 
 
-async def test_a_checkpoint_from_before_lineages_is_read_and_one_with_nonsense_is_not(rig: Any) -> None:
+async def test_a_checkpoint_from_before_lineages_is_read_and_one_with_nonsense_is_not(
+    rig: Any,
+) -> None:
     (a,) = await rig.add("a")
-    parameters, cursor = a.work.stage.parameters(), {"cursor": [8, [3]], "owners": {"layers.0.a": "a"}}
+    parameters, cursor = (
+        a.work.stage.parameters(),
+        {"cursor": [8, [3]], "owners": {"layers.0.a": "a"}},
+    )
     a.store.save(1, 2, parameters, {}, cursor)
     a.store.save(1, 4, parameters, {}, {**cursor, "lineage": "no hex"})
     a.store.save(1, 6, {"other": torch.zeros(2)}, {}, cursor)
@@ -128,7 +140,9 @@ async def test_a_joiner_learns_the_version_with_the_bytes(rig: Any) -> None:
 class Breaks(StateService):
     """Gives only its largest tensor whole."""
 
-    async def Fetch(self, request: state_pb2.FetchRequest, context: Any) -> AsyncIterator[state_pb2.StateChunk]:
+    async def Fetch(
+        self, request: state_pb2.FetchRequest, context: Any
+    ) -> AsyncIterator[state_pb2.StateChunk]:
         if self.broken and request.name != "layers.0.a":
             await context.abort(grpc.StatusCode.UNAVAILABLE, "broken")
         async for chunk in super().Fetch(request, context):
@@ -137,7 +151,9 @@ class Breaks(StateService):
     broken = True
 
 
-async def test_a_download_goes_on_where_it_broke_off_although_training_went_on(rig: Any, tmp_path: Any) -> None:
+async def test_a_download_goes_on_where_it_broke_off_although_training_went_on(
+    rig: Any, tmp_path: Any
+) -> None:
     (a,) = await rig.add("a", service=Breaks)
     plan = await rig.train((a,), owners(a, a), 2)
     (c,) = await rig.add("c")
@@ -162,7 +178,9 @@ async def test_a_download_goes_on_where_it_broke_off_although_training_went_on(r
 class Waits(StateService):
     """Gives optimizer state only when it is let."""
 
-    async def Fetch(self, request: state_pb2.FetchRequest, context: Any) -> AsyncIterator[state_pb2.StateChunk]:
+    async def Fetch(
+        self, request: state_pb2.FetchRequest, context: Any
+    ) -> AsyncIterator[state_pb2.StateChunk]:
         if StateKind.of(request.kind) is StateKind.OPTIMIZER:
             self.asked.set()
             await self.let.wait()
@@ -174,7 +192,9 @@ class Waits(StateService):
         self.asked, self.let = asyncio.Event(), asyncio.Event()
 
 
-async def test_a_step_does_not_wait_for_ever_and_what_is_late_changes_nothing(rig: Any, alone: Any) -> None:
+async def test_a_step_does_not_wait_for_ever_and_what_is_late_changes_nothing(
+    rig: Any, alone: Any
+) -> None:
     (a,) = await rig.add("a", service=Waits, buddy_every=0)
     (b,) = await rig.add("b", buddy_every=0)
     plan = await rig.train((a, b), owners(a, b), 3)
@@ -212,18 +232,24 @@ async def test_state_is_of_the_version_that_was_asked_for(rig: Any) -> None:
     staged = a.work.describe(1, StateKind.OPTIMIZER, here.epoch, here.lineage)[1]
     final = a.work.describe(1, StateKind.OPTIMIZER, before.epoch, before.lineage)[1]
     assert not torch.equal(staged["layers.0.a/momentum"], final["layers.0.a/momentum"])
-    assert a.work.describe(1, StateKind.OPTIMIZER, None, "")[0] == before, "what may still be undone is not the newest"
+    assert a.work.describe(1, StateKind.OPTIMIZER, None, "")[0] == before, (
+        "what may still be undone is not the newest"
+    )
     assert a.work.describe(1, StateKind.OPTIMIZER, here.epoch, "f" * 32) is None
     assert a.work.describe(1, StateKind.OPTIMIZER, 1, "") is None
     assert a.work.describe(2, StateKind.OPTIMIZER, None, "") is None
     assert a.work.describe(1, StateKind.PARAMETERS, here.epoch, "f" * 32) is None
     assert a.work.describe(1, StateKind.PARAMETERS, None, "")[0] == here
-    assert a.work.listing(1, StateKind.OPTIMIZER) == dict.fromkeys(("layers.0.a", "layers.0.norm"), before)
+    assert a.work.listing(1, StateKind.OPTIMIZER) == dict.fromkeys(
+        ("layers.0.a", "layers.0.norm"), before
+    )
     assert a.work.listing(2, StateKind.OPTIMIZER) == {}
     assert plan.epoch == before.epoch
 
 
-async def test_who_is_still_catching_up_when_the_run_ends_writes_no_checkpoint_of_it(rig: Any) -> None:
+async def test_who_is_still_catching_up_when_the_run_ends_writes_no_checkpoint_of_it(
+    rig: Any,
+) -> None:
     (a,) = await rig.add("a", every=100, buddy_every=0)
     (late,) = await rig.add("late", every=100, buddy_every=0)
     plan = await rig.train((a,), owners(a, a), 3)

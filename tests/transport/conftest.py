@@ -28,7 +28,8 @@ RUN = "a" * 64
 
 
 class Parrot(training_pb2_grpc.TrainingServicer):
-    """Answers with the caller's PeerId when ``gate`` is open, and keeps the metadata it was shown."""
+    """Answers with the caller's PeerId when ``gate`` is open, and keeps the metadata it was
+    shown."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport, self.shown = transport, {}
@@ -56,10 +57,13 @@ class Source(state_pb2_grpc.StateServicer):
 
 @pytest.fixture
 async def swarm():
-    """``make(run=…, admit=…, identity=…, started=True, **settings)`` gives a Transport with a Parrot and a Source."""
+    """``make(run=…, admit=…, identity=…, started=True, **settings)`` gives a Transport with a
+    Parrot and a Source."""
     made: list[Transport] = []
 
-    async def make(run=RUN, admit=lambda peer, hello: None, identity=None, started=True, peers=(), **settings) -> Transport:
+    async def make(
+        run=RUN, admit=lambda peer, hello: None, identity=None, started=True, peers=(), **settings
+    ) -> Transport:
         transport = Transport(
             identity or Identity.ephemeral(),
             TransportSettings(**{"host": "127.0.0.1", **settings}),

@@ -1,4 +1,5 @@
-"""A peer as a process of its own, for tests: prints one JSON line when it serves, ends when its input ends.
+"""A peer as a process of its own, for tests: prints one JSON line when it serves, ends when its
+input ends.
 
 argv: JSON with the fields of TransportSettings, and "run".
 """
@@ -59,7 +60,12 @@ async def main() -> None:
         print(json.dumps({"error": str(e)}), flush=True)
         return
     p2p = transport.p2p
-    facts = {"peer": p2p.peer_id, "multiaddrs": p2p.addresses(), "p2pd": p2p.pid, "runtime": str(p2p.runtime)}
+    facts = {
+        "peer": p2p.peer_id,
+        "multiaddrs": p2p.addresses(),
+        "p2pd": p2p.pid,
+        "runtime": str(p2p.runtime),
+    }
     print(json.dumps(facts), flush=True)
     await asyncio.to_thread(sys.stdin.read)
     await transport.close()

@@ -1,4 +1,5 @@
-"""A session must not outlive the admission it was given for: over TCP, through the tunnel, and in the middle of a call."""
+"""A session must not outlive the admission it was given for: over TCP, through the tunnel, and in
+the middle of a call."""
 
 from __future__ import annotations
 
@@ -61,7 +62,9 @@ async def test_calls_end_with_the_admission(swarm, tunnel):
     owner.until = time.time() - 1
     b._tokens.accept(a.peer_id, owner.until)  # as if it had been admitted until a second ago
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await training_pb2_grpc.TrainingStub(channel.raw).Tell(training_pb2.Note(epoch=1), metadata=channel.label, timeout=10)
+        await training_pb2_grpc.TrainingStub(channel.raw).Tell(
+            training_pb2.Note(epoch=1), metadata=channel.label, timeout=10
+        )
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
     with pytest.raises(PeerFault, match="expired"):
         await tell(a, b.peer_id)
@@ -82,8 +85,12 @@ async def test_a_call_in_progress_is_ended_when_the_admission_is(swarm):
     b.parrot.gate.clear()
     channel = await a.channel(b.peer_id)
     b._tokens.accept(a.peer_id, time.time() + 4.0)
-    stream = state_pb2_grpc.StateStub(channel).Fetch(state_pb2.FetchRequest(length=1 << 17), timeout=30)
-    unary = training_pb2_grpc.TrainingStub(channel.raw).Tell(training_pb2.Note(), metadata=channel.label, timeout=30)
+    stream = state_pb2_grpc.StateStub(channel).Fetch(
+        state_pb2.FetchRequest(length=1 << 17), timeout=30
+    )
+    unary = training_pb2_grpc.TrainingStub(channel.raw).Tell(
+        training_pb2.Note(), metadata=channel.label, timeout=30
+    )
     assert len((await stream.read()).data) == 1 << 16
     for call in (stream.read(), unary):
         with pytest.raises(grpc.aio.AioRpcError) as ended:

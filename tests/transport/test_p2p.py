@@ -31,7 +31,9 @@ async def test_a_killed_p2pd_comes_back_as_the_same_peer_while_direct_calls_go_o
     a.learn(b.peer_id, b.p2p.addresses())
     before, old, pid = b.p2p.addresses(), b.p2p.p2p, b.p2p.pid
     b.source.gate.clear()
-    call = state_pb2_grpc.StateStub(await a.channel(b.peer_id)).Fetch(state_pb2.FetchRequest(length=1 << 17), timeout=30)
+    call = state_pb2_grpc.StateStub(await a.channel(b.peer_id)).Fetch(
+        state_pb2.FetchRequest(length=1 << 17), timeout=30
+    )
     assert len((await call.read()).data) == 1 << 16
 
     os.kill(pid, signal.SIGKILL)
@@ -112,8 +114,11 @@ async def test_p2pd_dies_with_a_killed_daemon_and_is_gone_after_an_orderly_end(p
         await asyncio.to_thread(child.wait, 10)
         if orderly:
             assert not os.access(facts["runtime"], os.F_OK)
-        runtime.RuntimeDirectory().close()  # any daemon that starts meanwhile sweeps too, so what a killed one left may be gone
-        assert not os.access(facts["runtime"], os.F_OK), "the next daemon sweeps what a killed one left"
+        # any daemon that starts meanwhile sweeps too, so what a killed one left may be gone
+        runtime.RuntimeDirectory().close()
+        assert not os.access(facts["runtime"], os.F_OK), (
+            "the next daemon sweeps what a killed one left"
+        )
         assert not psutil.pid_exists(child.pid) or child.status() == psutil.STATUS_ZOMBIE
 
 

@@ -1,4 +1,5 @@
-"""The pieces a stranger's bytes meet first: addresses, certificates, frames, limits, the handshake itself."""
+"""The pieces a stranger's bytes meet first: addresses, certificates, frames, limits, the handshake
+itself."""
 
 from __future__ import annotations
 
@@ -42,9 +43,24 @@ def test_announced_addresses_are_dialled_as_what_they_are(address, target):
 
 @pytest.mark.parametrize(
     "address",
-    ["unix:/run/secret.sock:1", "xds:///x:1", "dns:///x:80", "1.2.3.4", "1.2.3.4:0", "1.2.3.4:70000", "::1:80", "300.1.1.1:80",
-     "a,b:80", "host:８０", "[fe80::1%eth0]:80", "-x:80", "x" * 300 + ":80", ":80", "a b:80"],
-)  # fmt: skip
+    [
+        "unix:/run/secret.sock:1",
+        "xds:///x:1",
+        "dns:///x:80",
+        "1.2.3.4",
+        "1.2.3.4:0",
+        "1.2.3.4:70000",
+        "::1:80",
+        "300.1.1.1:80",
+        "a,b:80",
+        "host:８０",
+        "[fe80::1%eth0]:80",
+        "-x:80",
+        "x" * 300 + ":80",
+        ":80",
+        "a b:80",
+    ],
+)
 def test_no_other_scheme_can_be_smuggled_into_a_dial(address):
     with pytest.raises(WireError):
         grpc_target(address)
@@ -55,14 +71,22 @@ def test_multiaddrs_are_split_at_their_last_peer():
     assert split_multiaddr(circuit) == (f"/ip4/1.2.3.4/tcp/9/p2p/{B}/p2p-circuit", A)
     assert part_of(circuit, "tcp") == "9"
     assert part_of(circuit, "udp") == ""
-    for text in ("", "/ip4/1.2.3.4/tcp/9", f"ip4/1.2.3.4/p2p/{A}", "/ip4/1.2.3.4/tcp/9/p2p/0OIl", f"/ip4{'/x' * 300}/p2p/{A}"):
+    for text in (
+        "",
+        "/ip4/1.2.3.4/tcp/9",
+        f"ip4/1.2.3.4/p2p/{A}",
+        "/ip4/1.2.3.4/tcp/9/p2p/0OIl",
+        f"/ip4{'/x' * 300}/p2p/{A}",
+    ):
         with pytest.raises(WireError):
             split_multiaddr(text)
 
 
 def certificate(key, *, ca=False, usage=True, name=None, many=False) -> bytes:
     """A certificate that deviates from ours in one respect."""
-    spki = key.public_key().public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    spki = key.public_key().public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
     digest = hashes.Hash(hashes.SHA256())
     digest.update(spki)
     name = name or digest.finalize().hex()[:32] + ".tutti"
@@ -82,10 +106,20 @@ def certificate(key, *, ca=False, usage=True, name=None, many=False) -> bytes:
     )
     if usage:
         flags = dict.fromkeys(
-            ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "crl_sign", "encipher_only", "decipher_only"),
+            (
+                "content_commitment",
+                "key_encipherment",
+                "data_encipherment",
+                "key_agreement",
+                "crl_sign",
+                "encipher_only",
+                "decipher_only",
+            ),
             False,
-        )  # fmt: skip
-        builder = builder.add_extension(x509.KeyUsage(digital_signature=True, key_cert_sign=ca, **flags), critical=True)
+        )
+        builder = builder.add_extension(
+            x509.KeyUsage(digital_signature=True, key_cert_sign=ca, **flags), critical=True
+        )
     signer = None if isinstance(key, ed25519.Ed25519PrivateKey) else hashes.SHA256()
     return builder.sign(key, signer).public_bytes(serialization.Encoding.PEM)
 
@@ -96,7 +130,9 @@ def test_only_a_certificate_of_our_own_form_is_pinned():
     key = ec.generate_private_key(ec.SECP256R1())
     assert check_certificate(certificate(key))
     parsed = x509.load_pem_x509_certificate(made.pem)
-    assert parsed.not_valid_before_utc < datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=23)
+    assert parsed.not_valid_before_utc < datetime.datetime.now(datetime.UTC) - datetime.timedelta(
+        hours=23
+    )
     for bad in (
         certificate(key, ca=True),
         certificate(key, usage=False),
@@ -135,7 +171,9 @@ async def test_initial_peers_are_tried_until_each_has_answered(monkeypatch):
     await way_in.run()
     assert asked == [["x", "y"], ["x"], ["x"]]
     assert way_in.results == {"x": "", "y": ""}
-    assert [e.level for e in journal.recent()] == ["warning", "info", "info"], "each change is told once"
+    assert [e.level for e in journal.recent()] == ["warning", "info", "info"], (
+        "each change is told once"
+    )
 
 
 def test_the_address_book_keeps_the_newest_of_the_right_peer():
@@ -159,7 +197,13 @@ async def test_a_frame_is_refused_by_its_length_before_it_is_read():
 
 def test_seats_and_rates():
     seats = Seats(2, 3)
-    assert [seats.take(A), seats.take(A), seats.take(A), seats.take(B), seats.take(B)] == [True, True, False, True, False]
+    assert [seats.take(A), seats.take(A), seats.take(A), seats.take(B), seats.take(B)] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
     seats.leave(A)
     assert seats.take(B)
     seats.leave(B)
@@ -168,7 +212,14 @@ def test_seats_and_rates():
     with pytest.raises(ValueError, match="not taken"):
         seats.leave(A)
     rate = Rate(per_s=1.0, burst=2.0)
-    assert [rate.allow(A, t) for t in (0, 0, 0, 0.5, 1.0, 1.1)] == [True, True, False, False, True, False]
+    assert [rate.allow(A, t) for t in (0, 0, 0, 0.5, 1.0, 1.1)] == [
+        True,
+        True,
+        False,
+        False,
+        True,
+        False,
+    ]
     assert rate.allow(B, 1.1)
     for i in range(2 * PEERS_KEPT):
         rate.allow(PeerId(str(i)), 2.0)
@@ -223,11 +274,25 @@ OURS = make_certificate(time.time())
 
 
 def meeting(streams, admit=lambda peer, hello: None, run="r") -> Handshake:
-    return Handshake(streams, Tokens(), lambda: Facts(run, "me", "0"), lambda: (["1.2.3.4:5"], []), OURS.pem, admit)
+    return Handshake(
+        streams,
+        Tokens(),
+        lambda: Facts(run, "me", "0"),
+        lambda: (["1.2.3.4:5"], []),
+        OURS.pem,
+        admit,
+    )
 
 
 def hello(**changes) -> Hello:
-    good = dict(protocol=1, run_id="r", addresses=["5.6.7.8:9"], certificate=OURS.pem, token=bytes(32), name="you\n" + "x" * 99)
+    good = dict(
+        protocol=1,
+        run_id="r",
+        addresses=["5.6.7.8:9"],
+        certificate=OURS.pem,
+        token=bytes(32),
+        name="you\n" + "x" * 99,
+    )
     return Hello(**{**good, **changes})
 
 

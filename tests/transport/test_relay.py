@@ -1,4 +1,5 @@
-"""Two peers that cannot dial each other, and the relays between them: honest ones, evil ones, and none."""
+"""Two peers that cannot dial each other, and the relays between them: honest ones, evil ones, and
+none."""
 
 from __future__ import annotations
 
@@ -26,21 +27,29 @@ CLOSED: set[int] = set()
 def standing(monkeypatch):
     """Peers on loopback can all be dialled; those in CLOSED believe that they cannot."""
     CLOSED.clear()
-    monkeypatch.setattr(Reachable, "standing", property(lambda self: Standing.CLOSED if id(self) in CLOSED else Standing.OPEN))
+    monkeypatch.setattr(
+        Reachable,
+        "standing",
+        property(lambda self: Standing.CLOSED if id(self) in CLOSED else Standing.OPEN),
+    )
     monkeypatch.setattr(relays_module, "LOOK_S", 0.1)
 
 
 @pytest.fixture
 def hidden(swarm):
-    """``make(relays…)``: a peer that nobody knows an address of, with a reservation at each relay."""
+    """``make(relays…)``: a peer that nobody knows an address of, with a reservation at each
+    relay."""
 
     async def make(*relays, **settings):
-        # Announced where nobody listens, so that p2pd's own search for peers does not find it either.
+        # Announced where nobody listens, so that p2pd's own search for peers does not find it
+        # either.
         port = free_port(["127.0.0.1"])
         peer = await swarm(p2p_port=port, announce=(f"127.0.0.9:{port}",), **settings)
         CLOSED.add(id(peer.reachable))
         for relay in relays:
-            assert (await peer.p2p.connect([relay.p2p.addresses()[0]]))[relay.p2p.addresses()[0]] == ""
+            assert (await peer.p2p.connect([relay.p2p.addresses()[0]]))[
+                relay.p2p.addresses()[0]
+            ] == ""
             peer.learn(relay.peer_id, relay.p2p.addresses(), room=9)
         async with asyncio.timeout(20):
             while len(peer.relays.held) < min(2, len(relays)):
@@ -141,7 +150,9 @@ async def test_a_relay_keeps_to_its_limits_and_to_its_run(swarm, hidden):
     CLOSED.add(id(late.reachable))
     await late.p2p.connect([relay.p2p.addresses()[0]])
     with pytest.raises(PeerFault, match="all 1 places are taken"):
-        await late.relays._ask(relay.peer_id, relays_module.RelayAsk(reserve=relays_module.Reserve()))
+        await late.relays._ask(
+            relay.peer_id, relays_module.RelayAsk(reserve=relays_module.Reserve())
+        )
     introduce(a, b, relay)
     assert await fetched(a, b) == ZEROS
     held = []
@@ -193,7 +204,10 @@ async def test_an_evil_relay_gains_nothing(swarm, hidden, kind):
             try:
                 assert await fetched(a, b) == ZEROS
                 break
-            except (grpc.aio.AioRpcError, PeerFault):  # the line through the evil relay may still be there for a moment
+            except (
+                grpc.aio.AioRpcError,
+                PeerFault,
+            ):  # the line through the evil relay may still be there for a moment
                 await asyncio.sleep(0.2)
     if kind not in ("reads", "replays"):
         assert a.peers()[b.peer_id].via == honest.peer_id

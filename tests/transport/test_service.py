@@ -28,7 +28,9 @@ async def tell(source, peer) -> str:
 
 async def fetch(source, peer, length: int) -> int:
     stub = state_pb2_grpc.StateStub(await source.channel(peer))
-    return sum([len(c.data) async for c in stub.Fetch(state_pb2.FetchRequest(length=length), timeout=20)])
+    return sum(
+        [len(c.data) async for c in stub.Fetch(state_pb2.FetchRequest(length=length), timeout=20)]
+    )
 
 
 def introduce(*transports) -> None:
@@ -73,7 +75,9 @@ async def test_a_server_with_another_certificate_is_not_the_peer(swarm):
     b = await swarm(announce=tuple(impostor.reachable.targets()[0]))
     introduce(a, b)
     assert await tell(a, b.peer_id) == a.peer_id
-    assert a.path(b.peer_id) == "tunnel", "the announced address shows another certificate, so it must not be used"
+    assert a.path(b.peer_id) == "tunnel", (
+        "the announced address shows another certificate, so it must not be used"
+    )
     met = a._lines.line(b.peer_id).met
     with pytest.raises(PeerFault, match="none of its 1 addresses"):
         await a._lines._direct(met)
@@ -90,7 +94,9 @@ async def test_an_unknown_token_is_refused_whatever_the_method(swarm):
     for metadata in ((), (("tutti-token", "00" * 32),), (("tutti-token", ""),)):
         with pytest.raises(grpc.aio.AioRpcError) as unary:
             # A body that does not parse would be an INTERNAL error, if it were read.
-            await channel.raw.unary_unary("/tutti.v1.Training/Tell")(b"\xff" * 9, metadata=metadata, timeout=5)
+            await channel.raw.unary_unary("/tutti.v1.Training/Tell")(
+                b"\xff" * 9, metadata=metadata, timeout=5
+            )
         with pytest.raises(grpc.aio.AioRpcError) as stream:
             await (
                 state_pb2_grpc.StateStub(channel.raw)
@@ -161,7 +167,9 @@ async def test_a_rendezvous_only_answers_questions(swarm):
         return ask_pb2.Answer(peers=ask_pb2.PeersAnswer(peers=[ask_pb2.PeerLine(peer=peer)]))
 
     rendezvous.answer_with(answerer)
-    assert (await a.ask(rendezvous.peer_id, ask_pb2.Ask(peers=ask_pb2.AskPeers()))).peers.peers[0].peer == a.peer_id
+    assert (await a.ask(rendezvous.peer_id, ask_pb2.Ask(peers=ask_pb2.AskPeers()))).peers.peers[
+        0
+    ].peer == a.peer_id
     refused = await a.ask(rendezvous.peer_id, ask_pb2.Ask(manifest=ask_pb2.AskManifest()))
     assert (refused.refusal.code, refused.refusal.reason) == (5, "no manifest here")
     for one, other in ((a, rendezvous), (rendezvous, a)):
@@ -190,7 +198,8 @@ async def test_one_peer_may_not_take_every_seat(swarm):
     held = [stub.Fetch(state_pb2.FetchRequest(length=1 << 17), timeout=20) for _ in range(2)]
     for call in held:
         await call.read()
-    # HTTP/2 makes a third call of the same connection wait; a second connection meets the limit of the peer.
+    # HTTP/2 makes a third call of the same connection wait; a second connection meets the limit of
+    # the peer.
     other = a._lines._channel(a._lines.line(b.peer_id).met, f"ipv4:127.0.0.1:{b._port}")
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await other.unary_unary("/tutti.v1.Training/Tell")(b"\xff" * 9, timeout=10)
@@ -214,7 +223,8 @@ async def test_a_lost_peer_is_forgotten_and_found_again_after_its_restart(swarm)
     with pytest.raises(PeerFault):
         await a.channel(b.peer_id)
     again = await swarm(identity=identity)
-    # The restarted peer announces itself, as its directory record would; a connection it makes counts as well.
+    # The restarted peer announces itself, as its directory record would; a connection it makes
+    # counts as well.
     introduce(again, a)
     assert await tell(again, a.peer_id) == again.peer_id
     assert await tell(a, again.peer_id) == a.peer_id

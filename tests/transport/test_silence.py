@@ -17,7 +17,8 @@ from protos import state_pb2, state_pb2_grpc
 
 
 class Proxy:
-    """A TCP proxy on loopback, ``rate`` bytes a second each way, that can swallow one way without closing anything."""
+    """A TCP proxy on loopback, ``rate`` bytes a second each way, that can swallow one way without
+    closing anything."""
 
     def __init__(self, port: int, rate: float = math.inf) -> None:
         self._to, self.port, self._rate = port, 0, rate
@@ -81,7 +82,8 @@ async def lost(transport, peer) -> asyncio.Event:
 
 
 async def noticed(gone: asyncio.Event, bound: float, record_property, what: str) -> float:
-    """Wait until it is noticed; fails after ``bound`` seconds. The time it took goes into the report."""
+    """Wait until it is noticed; fails after ``bound`` seconds. The time it took goes into the
+    report."""
     began = time.monotonic()
     async with asyncio.timeout(bound):
         await gone.wait()
@@ -96,7 +98,9 @@ BOUND_S = 10.0
 """Of every wait: a busy machine takes longer than the sum of the knobs."""
 
 
-async def test_every_peer_with_a_line_notices_a_process_that_is_killed(swarm, processes, record_property):
+async def test_every_peer_with_a_line_notices_a_process_that_is_killed(
+    swarm, processes, record_property
+):
     process = processes()
     facts = await process.ready()
     watchers = [await swarm(), await swarm()]
@@ -110,7 +114,9 @@ async def test_every_peer_with_a_line_notices_a_process_that_is_killed(swarm, pr
 
 
 @pytest.mark.parametrize("tunnel", [False, True], ids=["direct", "tunnel"])
-async def test_a_frozen_process_is_noticed_and_found_again_when_it_wakes(swarm, processes, record_property, tunnel):
+async def test_a_frozen_process_is_noticed_and_found_again_when_it_wakes(
+    swarm, processes, record_property, tunnel
+):
     process = processes(force_tunnel=tunnel, **KNOBS)
     facts = await process.ready()
     a, peer = await swarm(**KNOBS), facts["peer"]
@@ -131,13 +137,18 @@ async def test_a_frozen_process_is_noticed_and_found_again_when_it_wakes(swarm, 
 
 
 @pytest.mark.parametrize("direction", ["requests"])
-async def test_a_wire_that_carries_one_way_only_is_noticed_and_gone_around(swarm, record_property, direction):
+async def test_a_wire_that_carries_one_way_only_is_noticed_and_gone_around(
+    swarm, record_property, direction
+):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     proxy = Proxy(port)
     await proxy.start()
-    a, b = await swarm(**KNOBS, dial_timeout_s=3.0), await swarm(grpc_port=port, announce=(f"127.0.0.1:{proxy.port}",), **KNOBS)
+    a, b = (
+        await swarm(**KNOBS, dial_timeout_s=3.0),
+        await swarm(grpc_port=port, announce=(f"127.0.0.1:{proxy.port}",), **KNOBS),
+    )
     a.learn(b.peer_id, b.p2p.addresses())
     gone = await lost(a, b.peer_id)
     assert a.path(b.peer_id) == "direct"
@@ -149,20 +160,29 @@ async def test_a_wire_that_carries_one_way_only_is_noticed_and_gone_around(swarm
 
 
 async def test_a_slow_link_under_load_is_not_taken_for_a_silent_one(swarm):
-    """gRPC's own bandwidth probes in the middle of a transfer are answered later than a silent link may be silent."""
+    """gRPC's own bandwidth probes in the middle of a transfer are answered later than a silent link
+    may be silent."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     proxy = Proxy(port, rate=1.5e6)
     await proxy.start()
     knobs = {"keepalive_timeout_s": 1.5}
-    a, b = await swarm(**knobs), await swarm(grpc_port=port, announce=(f"127.0.0.1:{proxy.port}",), **knobs)
+    a, b = (
+        await swarm(**knobs),
+        await swarm(grpc_port=port, announce=(f"127.0.0.1:{proxy.port}",), **knobs),
+    )
     a.learn(b.peer_id, b.p2p.addresses())
     gone = await lost(a, b.peer_id)
     stub = state_pb2_grpc.StateStub(await a.channel(b.peer_id))
 
     async def fetch() -> int:
-        return sum([len(c.data) async for c in stub.Fetch(state_pb2.FetchRequest(length=2 << 20), timeout=60)])
+        return sum(
+            [
+                len(c.data)
+                async for c in stub.Fetch(state_pb2.FetchRequest(length=2 << 20), timeout=60)
+            ]
+        )
 
     assert await asyncio.gather(*(fetch() for _ in range(3))) == [2 << 20] * 3
     assert not gone.is_set()

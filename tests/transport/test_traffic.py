@@ -1,4 +1,5 @@
-"""What is counted, what waits and what never does. Turns in virtual time are tests/reach/test_shares.py."""
+"""What is counted, what waits and what never does. Turns in virtual time are
+tests/reach/test_shares.py."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ LARGE = b"x" * (4 * BULK)
 
 
 class Gate(Traffic):
-    """Turns are given by hand: a message of BULK bytes or more waits until its direction is open."""
+    """Turns are given by hand: a message of BULK bytes or more waits until its direction is
+    open."""
 
     def __init__(self) -> None:
         super().__init__(1e6, 1e6)
@@ -54,9 +56,10 @@ class Lane:
         doorman = Doorman(tokens, Seats(64, 64), lambda peer: 0.0, Meter(theirs))
         self.server = grpc.aio.server(interceptors=[doorman])
         methods = {
-            "Up": grpc.stream_stream_rpc_method_handler(_sum), "Down": grpc.unary_stream_rpc_method_handler(_give),
+            "Up": grpc.stream_stream_rpc_method_handler(_sum),
+            "Down": grpc.unary_stream_rpc_method_handler(_give),
             "Ping": grpc.unary_unary_rpc_method_handler(_echo),
-        }  # fmt: skip
+        }
         self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("T", methods),))
         self._label = ((TOKEN_KEY, token),)
 
@@ -91,7 +94,9 @@ async def _echo(request: bytes, context: Any) -> bytes:
 async def test_both_ends_count_the_same_and_no_less_than_the_messages():
     ours, theirs = Traffic(), Traffic()
     async with Lane(ours, theirs) as channel:
-        assert [m async for m in channel.stream_stream("/T/Up")(LARGE for _ in range(3))] == [str(3 * len(LARGE)).encode()]
+        assert [m async for m in channel.stream_stream("/T/Up")(LARGE for _ in range(3))] == [
+            str(3 * len(LARGE)).encode()
+        ]
         assert len([m async for m in channel.unary_stream("/T/Down")(b"2")]) == 2
         assert await channel.unary_unary("/T/Ping")(b"hello") == b"hello"
     assert (ours.sent, ours.received) == (theirs.received, theirs.sent)
@@ -99,19 +104,27 @@ async def test_both_ends_count_the_same_and_no_less_than_the_messages():
     assert 2 * len(LARGE) < ours.received < 2.5 * len(LARGE)
 
 
-@pytest.mark.parametrize(("mine", "way"), [(True, "up"), (False, "up"), (True, "down"), (False, "down")])
+@pytest.mark.parametrize(
+    ("mine", "way"), [(True, "up"), (False, "up"), (True, "down"), (False, "down")]
+)
 async def test_large_messages_wait_for_their_turn_and_small_ones_pass_them(mine: bool, way: str):
     gate = Gate()
     lane = Lane(gate, Traffic()) if mine else Lane(Traffic(), gate)
     async with lane as channel:
         # What goes up at one end comes down at the other.
         upward = (way == "up") == mine
-        call = channel.stream_stream("/T/Up")([LARGE, LARGE]) if upward else channel.unary_stream("/T/Down")(b"2")
+        call = (
+            channel.stream_stream("/T/Up")([LARGE, LARGE])
+            if upward
+            else channel.unary_stream("/T/Down")(b"2")
+        )
         reading = asyncio.ensure_future(_all(call))
         await gate.first.wait()
         for _ in range(3):
             assert await channel.unary_unary("/T/Ping")(b"hello") == b"hello"
-        assert await channel.unary_unary("/T/Ping")(b"x" * 2 * BULK) == b"x" * 2 * BULK, "whole calls do not wait either"
+        assert await channel.unary_unary("/T/Ping")(b"x" * 2 * BULK) == b"x" * 2 * BULK, (
+            "whole calls do not wait either"
+        )
         assert not reading.done()
         assert gate.asked == [(way, CALLED if mine else CALLER, len(LARGE))], "one at a time"
         (gate.up if way == "up" else gate.down).set()
@@ -175,7 +188,9 @@ def test_headers_and_acknowledgements_count():
 def test_what_p2pd_moves_for_others_is_not_its_own():
     beside = Beside()
     assert beside.since(7, 1000, 2000, 0) == (2000, 1000), "since its start"
-    assert beside.since(7, 51_000, 52_000, 50_000) == (0, 0), "a tunnel's bytes are counted where they are made"
+    assert beside.since(7, 51_000, 52_000, 50_000) == (0, 0), (
+        "a tunnel's bytes are counted where they are made"
+    )
     assert beside.since(7, 51_300, 52_100, 50_000) == (100, 300)
     assert beside.since(7, 51_300, 52_100, 50_050) == (0, 0), "told before it was read"
     assert beside.since(7, 51_400, 52_250, 50_050) == (100, 50)

@@ -1,4 +1,5 @@
-"""The tunnel's ends: who is let in, and that bytes arrive whole and in order whichever side hangs up first."""
+"""The tunnel's ends: who is let in, and that bytes arrive whole and in order whichever side hangs
+up first."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class Wire:
 
 @pytest.fixture
 async def echo():
-    """A server that sends back the hash of everything it was sent, then everything; yields (port, its connections)."""
+    """A server that sends back the hash of everything it was sent, then everything; yields (port,
+    its connections)."""
     connections: list[asyncio.StreamWriter] = []
 
     async def serve(reader, writer) -> None:
@@ -54,7 +56,9 @@ async def echo():
     server.close()
 
 
-async def test_what_is_sent_arrives_and_what_is_answered_comes_back_before_the_end(echo, tmp_path, monkeypatch):
+async def test_what_is_sent_arrives_and_what_is_answered_comes_back_before_the_end(
+    echo, tmp_path, monkeypatch
+):
     monkeypatch.setattr(tunnel, "LINGER_S", 0.05)
     wire = Wire(TunnelEnd("127.0.0.1", lambda: echo[0], lambda peer: True))
     made = Tunnel(wire, A, tmp_path / "t.sock", 1.0)
@@ -84,7 +88,9 @@ async def test_strangers_and_peers_with_too_many_tunnels_are_hung_up_on(echo):
     for task in held:
         task.cancel()
     await asyncio.gather(*held, return_exceptions=True)
-    assert [await asyncio.wait_for(reader.read(), 10) for reader, _ in opened] == [b""] * len(opened)
+    assert [await asyncio.wait_for(reader.read(), 10) for reader, _ in opened] == [b""] * len(
+        opened
+    )
 
 
 async def test_a_tunnel_to_nobody_ends_its_connection(tmp_path):

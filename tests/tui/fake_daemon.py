@@ -1,4 +1,5 @@
-"""A canned daemon on a real control socket, to look at the command line and the monitor: python tests/tui/fake_daemon.py HOME."""
+"""A canned daemon on a real control socket, to look at the command line and the monitor: python
+tests/tui/fake_daemon.py HOME."""
 
 from __future__ import annotations
 
@@ -15,14 +16,21 @@ async def serve(home: Path, degraded: bool) -> None:
     window = CannedWindow()
     if degraded:
         window.said = training_snapshot(
-            healthy=False, state="waiting", reason="waiting for a peer for stage 3", next_step="invite one:  tutti swarm invite"
+            healthy=False,
+            state="waiting",
+            reason="waiting for a peer for stage 3",
+            next_step="invite one:  tutti swarm invite",
         )
     service = ControlService(window, NodeConfig.load({"home": str(home)}).prepare_control_socket())
     await service.start()
     print("listening", flush=True)
     for epoch in range(115, 121):
-        window.journal.emit("training", "epoch-committed", f"epoch {epoch} committed by 6 peers in 0.42 s")
-    window.journal.emit("training", "peer-lost", "peer Tz9Uaa lost; its parts have new owners", "warning")
+        window.journal.emit(
+            "training", "epoch-committed", f"epoch {epoch} committed by 6 peers in 0.42 s"
+        )
+    window.journal.emit(
+        "training", "peer-lost", "peer Tz9Uaa lost; its parts have new owners", "warning"
+    )
     await window.stopped.wait()
     await service.close()
 

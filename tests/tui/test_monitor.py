@@ -37,7 +37,9 @@ async def until(pilot, true: Callable[[], bool]) -> None:
 def words(app: Monitor, box: str) -> str:
     """What a Static shows, as plain text."""
     content = app.query_one(box, Static).content
-    return "\n".join(getattr(line, "plain", str(line)) for line in getattr(content, "renderables", [content]))
+    return "\n".join(
+        getattr(line, "plain", str(line)) for line in getattr(content, "renderables", [content])
+    )
 
 
 async def test_it_shows_node_swarm_curve_peers_and_events(service, window):
@@ -57,11 +59,16 @@ async def test_it_follows_the_daemon(service, window):
     app = monitor(service)
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "TRAINING" in words(app, "#node"))
-        window.said = training_snapshot(healthy=False, state="waiting", reason="no peer holds stage 3")
+        window.said = training_snapshot(
+            healthy=False, state="waiting", reason="no peer holds stage 3"
+        )
         await until(pilot, lambda: "no peer holds stage 3" in words(app, "#node"))
         assert app.query_one("#node").has_class("trouble")
         window.journal.emit("training", "x", "news")
-        await until(pilot, lambda: any("news" in line.text for line in app.query_one("#events", RichLog).lines))
+        await until(
+            pilot,
+            lambda: any("news" in line.text for line in app.query_one("#events", RichLog).lines),
+        )
 
 
 async def test_q_leaves_the_daemon_running(service, window):

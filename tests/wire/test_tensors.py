@@ -41,7 +41,9 @@ HEADS = st.builds(
 
 def reader(given_tensors: list[torch.Tensor], wire: str) -> TensorReader:
     heads = [head_of(f"t{i}", t, wire) for i, t in enumerate(given_tensors)]
-    return TensorReader(heads, [(f"t{i}", tuple(t.shape)) for i, t in enumerate(given_tensors)], wire)
+    return TensorReader(
+        heads, [(f"t{i}", tuple(t.shape)) for i, t in enumerate(given_tensors)], wire
+    )
 
 
 def numbers(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
@@ -62,7 +64,9 @@ def test_what_is_sent_is_what_arrives(shapes: list[tuple[int, ...]], wire: str, 
         assert torch.equal(after, before.to(dtype_of(wire)).float())
 
 
-@given(st.binary(max_size=64), st.sampled_from(WIRES), SHAPES, st.lists(st.integers(0, 20), max_size=8))
+@given(
+    st.binary(max_size=64), st.sampled_from(WIRES), SHAPES, st.lists(st.integers(0, 20), max_size=8)
+)
 def test_any_bytes_give_the_tensor_they_spell_or_a_wire_error(
     raw: bytes, wire: str, shape: tuple[int, ...], cuts: list[int]
 ) -> None:
@@ -84,7 +88,12 @@ def test_any_bytes_give_the_tensor_they_spell_or_a_wire_error(
         assert bytes(encode(tensor, wire)) == raw
 
 
-@given(st.lists(HEADS, max_size=3), st.lists(SHAPES, max_size=3), st.sampled_from(WIRES), st.binary(max_size=300))
+@given(
+    st.lists(HEADS, max_size=3),
+    st.lists(SHAPES, max_size=3),
+    st.sampled_from(WIRES),
+    st.binary(max_size=300),
+)
 def test_nothing_is_set_aside_beyond_what_is_expected(
     heads: list[tensor_pb2.TensorHead], shapes: list[tuple[int, ...]], wire: str, raw: bytes
 ) -> None:
@@ -109,7 +118,9 @@ def test_nothing_is_set_aside_beyond_what_is_expected(
 
 
 @given(HEADS, SHAPES, st.sampled_from(WIRES))
-def test_a_head_is_the_expected_one_or_refused(head: tensor_pb2.TensorHead, shape: tuple[int, ...], wire: str) -> None:
+def test_a_head_is_the_expected_one_or_refused(
+    head: tensor_pb2.TensorHead, shape: tuple[int, ...], wire: str
+) -> None:
     if head == expected_head("t0", shape, wire):
         check_head(head, "t0", shape, wire)
         return
@@ -152,7 +163,9 @@ def test_heads_come_in_number_and_order() -> None:
 def test_memory_waits_for_the_first_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[int, ...]] = []
     real = torch.empty
-    monkeypatch.setattr(tensors.torch, "empty", lambda shape, dtype: made.append(shape) or real(shape, dtype=dtype))
+    monkeypatch.setattr(
+        tensors.torch, "empty", lambda shape, dtype: made.append(shape) or real(shape, dtype=dtype)
+    )
     receiver = reader([torch.ones(3), torch.ones(4)], "fp32")
     assert made == []
     receiver.feed(b"\0" * 12)
@@ -182,7 +195,9 @@ def test_contiguous_fp32_is_not_copied() -> None:
     assert bytes(view[:4]) == struct.pack("<f", 1.0)
 
 
-@pytest.mark.parametrize(("wire", "spelt"), [("fp32", "0000803f000000c0"), ("bf16", "803f00c0"), ("fp16", "003c00c0")])
+@pytest.mark.parametrize(
+    ("wire", "spelt"), [("fp32", "0000803f000000c0"), ("bf16", "803f00c0"), ("fp16", "003c00c0")]
+)
 def test_the_bytes_are_little_endian(wire: str, spelt: str) -> None:
     assert bytes(encode(torch.tensor([1.0, -2.0]), wire)).hex() == spelt
 
@@ -197,7 +212,9 @@ def test_rows_come_first_whatever_the_strides() -> None:
 
 def test_parameters_and_half_tensors_travel_and_integers_do_not() -> None:
     parameter = torch.nn.Parameter(torch.ones(2))
-    assert bytes(encode(parameter, "fp32")) == bytes(encode(torch.ones(2, dtype=torch.bfloat16), "fp32"))
+    assert bytes(encode(parameter, "fp32")) == bytes(
+        encode(torch.ones(2, dtype=torch.bfloat16), "fp32")
+    )
     with pytest.raises(ValueError, match="floating-point"):
         encode(torch.ones(2, dtype=torch.int64), "fp32")
 
@@ -232,7 +249,13 @@ def test_digest_sees_names_shapes_and_values_but_not_order_or_strides() -> None:
     assert base == digest({"b": b, "a": a}) == digest({"a": a.t().contiguous().t(), "b": b.clone()})
     changed = a.clone()
     changed[1, 2] = torch.nextafter(changed[1, 2], torch.tensor(9.0))
-    others = [{"a": a, "c": b}, {"a": a.reshape(3, 2), "b": b}, {"a": a.reshape(6), "b": b}, {"a": changed, "b": b}, {"a": a}]
+    others = [
+        {"a": a, "c": b},
+        {"a": a.reshape(3, 2), "b": b},
+        {"a": a.reshape(6), "b": b},
+        {"a": changed, "b": b},
+        {"a": a},
+    ]
     assert len({base, *(digest(other) for other in others)}) == len(others) + 1
 
 
