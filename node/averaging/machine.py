@@ -170,9 +170,8 @@ class RoundMachine:
         refusal = self._objection(number, began, opened)
         if refusal is not None:
             if refusal.weight and opened is epoch.current:
-                epoch.barred.add(
-                    began.peer
-                )  # who lies about its head has nothing that is worth waiting for
+                # who lies about its head has nothing that is worth waiting for
+                epoch.barred.add(began.peer)
             return [refusal]
         if epoch.wanted(stream) <= epoch.claimed:
             if opened is epoch.current:
@@ -180,13 +179,9 @@ class RoundMachine:
             wait = self._put_off(number, stream)
             return self._serve_if_fresh(number, stream, epoch) or [wait]
         if opened is not epoch.current:
-            return [
-                self._refuse(
-                    number,
-                    Kind.SUPERSEDED,
-                    f"this peer is at attempt {epoch.current.round.attempt}",
-                )
-            ]  # type: ignore[union-attr]
+            assert epoch.current is not None  # it is another one than ``opened``
+            at = f"this peer is at attempt {epoch.current.round.attempt}"
+            return [self._refuse(number, Kind.SUPERSEDED, at)]
         if epoch.fault:
             return [self._refuse(number, Kind.FAILED, epoch.fault)]
         if began.tokens == 0:
