@@ -65,9 +65,14 @@ def rows(report: Report, root: Path) -> None:
         for peer in peers:
             peer.start()
         seen, began = watch(box, peers)
+        box.wait("the last commit to be told", lambda: commits(peers) >= EPOCHS, START_S)
         judge(report, [e for p in peers for e in p.told()], seen, time.monotonic() - began, weights)
     finally:
         box.clean_up()
+
+
+def commits(peers: list[Peer]) -> int:
+    return sum(e.kind == COMMITTED for p in peers for e in p.told())
 
 
 def watch(box: Box, peers: list[Peer]) -> tuple[Counter[str], float]:

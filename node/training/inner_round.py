@@ -129,7 +129,8 @@ class InnerRound:
         began = time.monotonic()
         fresh = self._engines.owner.step_parts(self._stage.parameters(), mean, epoch)
         stepped = {name: t.cpu() for name, t in fresh.items()}
-        self._engines.meter.stepped(self._rounds.operations(mean), time.monotonic() - began)
+        took = time.monotonic() - began
+        self._engines.meter.stepped(epoch, self._rounds.operations(mean), took)
         return stepped
 
     def _may_go_idle(self, plan: Plan) -> bool:

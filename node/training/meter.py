@@ -32,6 +32,8 @@ class Meter:
         self.last_work = time.monotonic()
         self._rate, self._tokens = Rate(), Rate()
         self._steps = Average()
+        self._stepping = (-1, 0.0, 0.0)
+        """The epoch whose steps are made, their operations and seconds so far."""
         self.product_s = 0.0
         """Seconds of 10^12 operations in a plain product, as measured at the start."""
 
@@ -59,10 +61,15 @@ class Meter:
         a plain product; 0 for unknown."""
         return self._steps.steady(STEADY) or self.product_s
 
-    def stepped(self, operations: float, seconds: float) -> None:
-        """A step of the optimizer took so long."""
-        if operations > 0:
-            self._steps.add(seconds / operations * TERA, time.monotonic())
+    def stepped(self, epoch: int, operations: float, seconds: float) -> None:
+        """Some of an epoch's steps of the optimizer took so long. What counts is the whole epoch: a
+        few vectors take next to no operations and long for each of them."""
+        at, done, took = self._stepping
+        if epoch != at:
+            if done > 0:
+                self._steps.add(took / done * TERA, time.monotonic())
+            done = took = 0.0
+        self._stepping = (epoch, done + operations, took + seconds)
 
     def worked(self) -> None:
         """Something useful was done just now."""

@@ -277,9 +277,14 @@ class P2pDaemon:
             await self._p2p.add_binary_stream_handler(name, self._entrance(name, handler))
 
     async def open_stream(
-        self, peer: PeerId, name: str, timeout: float = CONNECT_TIMEOUT_S
+        self,
+        peer: PeerId,
+        name: str,
+        timeout: float = CONNECT_TIMEOUT_S,
+        limit: int = STREAM_BUFFER,
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A stream to the handler ``name`` of ``peer``; the caller closes the writer.
+        """A stream to the handler ``name`` of ``peer``; the caller closes the writer. ``limit``:
+        bytes; up to twice as many that came wait here to be read.
 
         Waits for a restart that is going on. Raises PeerFault after ``timeout`` seconds, when the
         peer cannot be reached or has no such handler, and at once when our own p2pd dies meanwhile.
@@ -294,7 +299,7 @@ class P2pDaemon:
                     with contextlib.suppress(ControlFailure, TimeoutError, ValueError):
                         async with asyncio.timeout(timeout / 2):
                             await self._dial(peer, known)
-                return await self._open(peer, name)
+                return await self._open(peer, name, limit)
         except TimeoutError as e:
             raise PeerFault(peer, f"no stream {name} in {timeout:g} s") from e
         except ControlFailure as e:
@@ -341,10 +346,10 @@ class P2pDaemon:
                         raise
 
     async def _open(
-        self, peer: PeerId, name: str
+        self, peer: PeerId, name: str, limit: int
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         path = str(self.p2p.daemon_listen_maddr["unix"])
-        reader, writer = await asyncio.open_unix_connection(path, limit=STREAM_BUFFER)
+        reader, writer = await asyncio.open_unix_connection(path, limit=limit)
         try:
             ask = p2pd_pb2.StreamOpenRequest(peer=PeerID.from_base58(peer).to_bytes(), proto=[name])
             await write_pbmsg(

@@ -35,6 +35,11 @@ FIRST_WORD_S, OPEN_S = 5.0, 5.0
 """For the question of a stream that a peer has opened, and for a stream to the client."""
 SILENT_S = 20.0
 """A reservation without a byte of its client for so long ends."""
+RELAY_BUFFER = 1 << 18
+"""Bytes read ahead of a client: with more, a short word waits for long behind them where the rate
+is bounded, and whoever waits for it takes the connection for dead."""
+UNDER_WAY = 1 << 20
+"""Bytes of a circuit that p2pd may have moved to us and we have not read."""
 STREAM_NAME = 64
 """Characters of a stream's name."""
 
@@ -63,7 +68,8 @@ class Relay:
         self._opened: Counter[PeerId] = Counter()
         self._share, self._traffic = Share(settings.relay_rate), traffic or Traffic()
         self.carried = 0
-        """Bytes that went from one circuit of p2pd's into another."""
+        """Bytes of circuits that crossed between p2pd and us: each on its way in and on its
+        way out."""
 
     @property
     def clients(self) -> int:
@@ -166,7 +172,9 @@ class Relay:
         try:
             word = Relayed(source=peer, stream=printable(ask.connect.stream)[:STREAM_NAME])
             try:
-                far_reader, far_writer = await self._streams.open_stream(target, RELAYED, OPEN_S)
+                far_reader, far_writer = await self._streams.open_stream(
+                    target, RELAYED, OPEN_S, RELAY_BUFFER
+                )
             except PeerFault as e:
                 await write_frame(
                     writer, RelayAnswer(granted=False, reason=e.reason).SerializeToString()
@@ -188,10 +196,11 @@ class Relay:
 
     def _meter(self, pair: tuple[PeerId, PeerId]):
         async def pay(count: int) -> None:
+            self.carried += count  # from p2pd to us
             await self._share.take(pair, count)
             await self._traffic.may_relay(count)
             self._metrics.relayed_bytes_total.inc(count)
-            self.carried += count
+            self.carried += count  # and back
 
         return pay
 

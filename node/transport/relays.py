@@ -262,10 +262,10 @@ class _Through:
         self._relays, self._relay, self._token = relays, relay, bytes.fromhex(token)
 
     async def open_stream(
-        self, peer: PeerId, name: str, timeout: float = OPEN_S
+        self, peer: PeerId, name: str, timeout: float = OPEN_S, limit: int = 0
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A stream to ``peer``, with the proof that it was opened by who holds the token. Raises
-        PeerFault."""
+        PeerFault. ``limit`` is left to the one that carries it."""
         try:
             async with asyncio.timeout(timeout):
                 reader, writer = await self._relays._connect(self._relay, peer, name)

@@ -43,7 +43,7 @@ from node.transport.p2p import P2pDaemon
 from node.transport.port import PeerLink, translate
 from node.transport.ports import check_free, taken
 from node.transport.reachable import Known, Reachable
-from node.transport.relay import Relay
+from node.transport.relay import UNDER_WAY, Relay
 from node.transport.relays import Relays
 from node.transport.settings import TransportSettings
 from node.transport.tls import make_certificate
@@ -462,10 +462,9 @@ class Transport:
         with contextlib.suppress(NetworkFault):
             pid = self.p2p.pid
             if (io := read_io(pid)) is not None:
-                # What is relayed crosses between us twice.
-                self.traffic.count_raw(
-                    *self._beside.since(pid, *io, self._tunnelled + 2 * self.relay.carried)
-                )
+                carried = self._tunnelled + self.relay.carried
+                under_way = self.relay.circuits * UNDER_WAY
+                self.traffic.count_raw(*self._beside.since(pid, *io, carried, under_way))
 
     async def _punch(self, peer: PeerId) -> None:
         """Open a libp2p connection together with ``peer``, which is reached some other way. Raises

@@ -129,11 +129,14 @@ class Beside:
     def __init__(self) -> None:
         self._pid, self._began, self._told = 0, 0, (0, 0)
 
-    def since(self, pid: int, read: int, written: int, carried: int) -> tuple[int, int]:
-        """Bytes sent and received since the last call; of a new process since its start."""
+    def since(
+        self, pid: int, read: int, written: int, carried: int, under_way: int = 0
+    ) -> tuple[int, int]:
+        """Bytes sent and received since the last call; of a new process since its start.
+        ``under_way``: that many may be on their way between it and us, and not be its own."""
         if pid != self._pid:
             self._pid, self._began, self._told = pid, carried, (0, 0)
-        ours = carried - self._began
+        ours = carried - self._began + under_way
         more = max(0, written - ours - self._told[0]), max(0, read - ours - self._told[1])
         self._told = self._told[0] + more[0], self._told[1] + more[1]
         return more

@@ -263,7 +263,7 @@ class Scripted:
     def __init__(self, *replies: HandshakeFrame | bytes | None) -> None:
         self.replies, self.opened = list(replies), 0
 
-    async def open_stream(self, peer, name, timeout=1.0):
+    async def open_stream(self, peer, name, timeout=1.0, limit=0):
         self.opened += 1
         reply = self.replies.pop(0)
         raw = reply.SerializeToString() if isinstance(reply, HandshakeFrame) else reply

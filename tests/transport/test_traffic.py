@@ -194,6 +194,9 @@ def test_what_p2pd_moves_for_others_is_not_its_own():
     assert beside.since(7, 51_300, 52_100, 50_000) == (100, 300)
     assert beside.since(7, 51_300, 52_100, 50_050) == (0, 0), "told before it was read"
     assert beside.since(7, 51_400, 52_250, 50_050) == (100, 50)
+    assert beside.since(7, 52_400, 53_250, 50_050, 1000) == (0, 0), "may be ours"
+    assert beside.since(7, 52_500, 53_450, 50_050, 1000) == (200, 100)
+    assert beside.since(7, 52_500, 53_450, 51_050) == (0, 0), "and was"
     assert beside.since(8, 40, 30, 50_060) == (30, 40), "another process begins anew"
     assert beside.since(8, 41, 33, 50_060) == (3, 1)
 

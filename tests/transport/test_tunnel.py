@@ -28,7 +28,7 @@ class Wire:
     def __init__(self, end: TunnelEnd | None) -> None:
         self.end, self.serving = end, set()
 
-    async def open_stream(self, peer, name, timeout=1.0):
+    async def open_stream(self, peer, name, timeout=1.0, limit=0):
         assert name == tunnel.STREAM
         if self.end is None:
             raise PeerFault(peer, "cannot be reached")
