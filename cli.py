@@ -820,7 +820,8 @@ def swarm_inspect(
         manifest.verify(me=joining.who(ours))
     if as_json:
         parts = {name: dataclasses.asdict(getattr(manifest, name)) for name in SECTIONS}
-        _json({"run_id": manifest.run_id, "signed": manifest.signature is not None, **parts})
+        signed = manifest.signature is not None
+        _json({"run_id": manifest.run_id, "format": manifest.format, "signed": signed, **parts})
     else:
         print("\n".join(joining.sheet(manifest, signed=manifest.signature is not None)))
     return ExitCode.OK
