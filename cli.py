@@ -19,7 +19,7 @@ from typer import Argument, Option
 from node.control.usage import PANELS, App, what_was_wrong
 from node.core.errors import ExitCode, LocalFault, NotRunning, PeerFault, UsageFault, WireError
 from node.core.ids import PeerId
-from node.core.version import PROTOCOL, VERSION
+from node.core.version import OLDEST_PROTOCOL, PROTOCOL, PROTOCOLS, VERSION
 from node.sim.names import SCENARIOS
 
 if TYPE_CHECKING:
@@ -1088,9 +1088,10 @@ def export(
 def version(as_json: Json = False) -> int:
     """The version of this software and of the protocol it speaks."""
     if as_json:
-        _json({"tutti": VERSION, "protocol": PROTOCOL, "python": sys.version.split()[0]})
+        spoken = {"protocol": PROTOCOL, "oldest_protocol": OLDEST_PROTOCOL}
+        _json({"tutti": VERSION, **spoken, "python": sys.version.split()[0]})
     else:
-        print(f"tutti {VERSION}   protocol {PROTOCOL}   python {sys.version.split()[0]}")
+        print(f"tutti {VERSION}   {PROTOCOLS}   python {sys.version.split()[0]}")
     return ExitCode.OK
 
 
