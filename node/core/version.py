@@ -10,7 +10,7 @@ VERSION = "0.1.0"
 """Of the software; pyproject.toml says the same."""
 OLDEST_PROTOCOL, PROTOCOL = 1, 1
 """Of what peers say to each other: the oldest and the newest version spoken here."""
-_COMMANDS = "git pull && make setup  in its checkout, then  tutti start"
+_COMMANDS = "git pull && make setup  in its checkout, then  tutti drain; tutti start"
 UPDATE = f"update this tutti:  {_COMMANDS}"
 """What helps who meets something newer."""
 _UPDATE_THERE = f"whoever runs that one must update it:  {_COMMANDS}"
