@@ -19,7 +19,7 @@ from typer import Argument, Option
 from node.control.usage import PANELS, App, what_was_wrong
 from node.core.errors import ExitCode, LocalFault, NotRunning, PeerFault, UsageFault, WireError
 from node.core.ids import PeerId
-from node.core.version import PROTOCOL, VERSION
+from node.core.version import OLDEST_PROTOCOL, PROTOCOL, PROTOCOLS, VERSION
 from node.sim.names import SCENARIOS
 
 if TYPE_CHECKING:
@@ -820,7 +820,8 @@ def swarm_inspect(
         manifest.verify(me=joining.who(ours))
     if as_json:
         parts = {name: dataclasses.asdict(getattr(manifest, name)) for name in SECTIONS}
-        _json({"run_id": manifest.run_id, "signed": manifest.signature is not None, **parts})
+        signed = manifest.signature is not None
+        _json({"run_id": manifest.run_id, "format": manifest.format, "signed": signed, **parts})
     else:
         print("\n".join(joining.sheet(manifest, signed=manifest.signature is not None)))
     return ExitCode.OK
@@ -1087,9 +1088,10 @@ def export(
 def version(as_json: Json = False) -> int:
     """The version of this software and of the protocol it speaks."""
     if as_json:
-        _json({"tutti": VERSION, "protocol": PROTOCOL, "python": sys.version.split()[0]})
+        spoken = {"protocol": PROTOCOL, "oldest_protocol": OLDEST_PROTOCOL}
+        _json({"tutti": VERSION, **spoken, "python": sys.version.split()[0]})
     else:
-        print(f"tutti {VERSION}   protocol {PROTOCOL}   python {sys.version.split()[0]}")
+        print(f"tutti {VERSION}   {PROTOCOLS}   python {sys.version.split()[0]}")
     return ExitCode.OK
 
 

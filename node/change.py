@@ -12,14 +12,13 @@ import base64
 import binascii
 import dataclasses
 import json
-import tomllib
 from typing import TYPE_CHECKING, Any
 
 from node.averaging.outer import OuterSettings
 from node.core.errors import Refused, UsageFault, WireError
 from node.core.tables import build, check
 from node.identity.keys import verify
-from node.manifest import MANIFEST_RULES, Manifest
+from node.manifest import MANIFEST_RULES, Manifest, named
 from node.training.rules import MAX_CHANGE, Rules
 
 if TYPE_CHECKING:
@@ -38,17 +37,12 @@ def wanted(manifest: Manifest, raw: bytes) -> Manifest:
     what does not go together.
     """
     asked = Manifest.parse(raw)
-    named = [
-        (section, key)
-        for section, table in tomllib.loads(raw.decode()).items()
-        if section not in ("outer", "signature")
-        for key in table
-        if (section, key) not in (("averaging", "cell"), ("swarm", "owner"))
-    ]
     fixed = [
         f"{s}.{k}"
-        for s, k in named
-        if getattr(getattr(asked, s), k) != getattr(getattr(manifest, s), k)
+        for s, k in named(raw)
+        if s != "outer"
+        and (s, k) not in (("averaging", "cell"), ("swarm", "owner"))
+        and getattr(getattr(asked, s), k) != getattr(getattr(manifest, s), k)
     ]
     if fixed:
         raise UsageFault(
@@ -76,7 +70,7 @@ def signed(manifest: Manifest, changed: Manifest, revision: int, identity: Ident
             "run": manifest.run_id,
             "revision": revision,
             "cell": changed.averaging.cell,
-            "outer": {k: v for k, v in dataclasses.asdict(changed.outer).items() if v is not None},
+            "outer": _differing(changed.outer),
         },
         sort_keys=True,
         separators=(",", ":"),
@@ -114,6 +108,13 @@ def read(manifest: Manifest, change: str) -> Rules:
             f"not a change that the owner signed for this run: {str(e)[:200]}", _AGAIN
         ) from e
     return Rules(changed.averaging.peers, changed.outer, revision, change)
+
+
+def _differing(outer: OuterSettings) -> dict[str, Any]:
+    """What is not as by default. Who reads a change fills in the defaults, so a setting that it
+    does not know stands in its way only where it is used."""
+    usual = dataclasses.asdict(OuterSettings())
+    return {k: v for k, v in dataclasses.asdict(outer).items() if v != usual[k]}
 
 
 def _amended(manifest: Manifest, cell: int | str, outer: OuterSettings) -> Manifest:

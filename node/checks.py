@@ -26,10 +26,11 @@ from node.control.client import ControlClient
 from node.control.diagnose import CLOCK_S, Finding, wrong_clock
 from node.control.doctor import Checkup
 from node.control.sockets import listener
+from node.control.text import incompatible_peers
 from node.control.words import clean, size, span
 from node.core.errors import ExitCode, LocalFault
 from node.core.ids import ENDS
-from node.core.version import PROTOCOL, VERSION
+from node.core.version import PROTOCOLS, VERSION
 from node.identity.keys import Identity
 from node.manifest import Manifest
 
@@ -149,11 +150,7 @@ def versions(ours: NodeConfig) -> list[Check]:
             fault("versions", code, f"{binary} is not executable", f"chmod +x {binary}", executable)
         )
     try:
-        known = ours.remembered()
-        if known is not None and known[0].swarm.protocol != PROTOCOL:
-            raise LocalFault(
-                f"the run speaks protocol {known[0].swarm.protocol}, this tutti {PROTOCOL}"
-            )
+        ours.remembered()
     except LocalFault as e:
         found.append(
             fault(
@@ -171,10 +168,22 @@ def versions(ours: NodeConfig) -> list[Check]:
             found.append(
                 fault("versions", code, cause, "tutti drain , then  tutti start", warning=True)
             )
+        with ControlClient(ours.control_socket, home=ours.home) as client:
+            answer = client.peers()
+        apart = incompatible_peers(answer)
+        live = [p for p in answer.peers if p.path != "self" and p.state != "lost"]
+        for theirs, peers in apart.items():
+            cause = (
+                f"{len(peers)} of {len(live)} other peers speak {theirs}, this tutti {PROTOCOLS}"
+            )
+            alone = len(live) == sum(map(len, apart.values()))
+            found.append(
+                fault("versions", code, cause, PROTOCOLS.advice(theirs), warning=not alone)
+            )
     except LocalFault:
         pass  # none runs, or it does not answer, which is for  tutti status  to say
     torch = next((v for n, v in _installed(("torch",))), "?")
-    said = f"tutti {VERSION}, protocol {PROTOCOL}, python {sys.version.split()[0]}, torch {torch}"
+    said = f"tutti {VERSION}, {PROTOCOLS}, python {sys.version.split()[0]}, torch {torch}"
     return found if any(not one.finding.ok for one in found) else [passed("versions", said), *found]
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from node.checkpoint.settings import CheckpointSettings
-from node.core.errors import OutOfResources, Refused, UsageFault
+from node.core.errors import OutOfResources, Refused, TooNew, UsageFault
 from node.core.home import control_socket, home_named, user_dir
 from node.core.tables import Rule, check, from_text, show, unknown
 from node.data.places import AS_NAMED, Places
@@ -524,6 +524,8 @@ class NodeConfig:
             raise Refused(f"{path} is missing", _MANIFEST_AGAIN)
         try:
             manifest = read_manifest(path)
+        except TooNew as e:
+            raise TooNew(f"{path}: {e.what}", e.next_step) from e
         except UsageFault as e:
             raise Refused(f"{path} is damaged: {e.what}; {e.next_step}", _MANIFEST_AGAIN) from e
         if manifest.run_id[:12] != name:

@@ -35,7 +35,7 @@ from node.core.errors import (
 from node.core.ids import ENDS, PeerId, RunId
 from node.core.memory import keep_freed
 from node.core.tasks import Tasks
-from node.core.version import VERSION
+from node.core.version import OLDEST_PROTOCOL, PROTOCOL, PROTOCOLS, VERSION, Protocols
 from node.dht.directory import Directory
 from node.dht.record import PeerBody
 from node.forwarding import EndsService
@@ -514,6 +514,7 @@ class Daemon:
         """Ask the peers of the invite for the manifest; hash and signature decide, not the peer
         that gave it."""
         deadline, reasons, refused = time.monotonic() + FIND_S, {}, {}
+        incompatible: dict[PeerId, Protocols] = {}
         question = Ask(
             manifest=AskManifest(run_id=invite.run_id, admission=self.admission(invite.run_id))
         )
@@ -526,6 +527,10 @@ class Daemon:
             ):
                 if isinstance(answer, str):
                     reasons[peer] = answer
+                    continue
+                theirs = Protocols.said(answer.oldest_protocol, answer.newest_protocol)
+                if not PROTOCOLS.common(theirs):
+                    incompatible[peer], refused[peer] = theirs, f"speaks {theirs}"
                 elif answer.WhichOneof("answer") != "manifest":
                     refused[peer] = answer.refusal.reason[:200] or "answered something else"
                 else:
@@ -534,6 +539,12 @@ class Daemon:
                     self.config.remember(manifest, invite.encode())
                     return manifest
             await asyncio.sleep(RETRY_S)
+        if refused and refused.keys() == incompatible.keys():
+            theirs = next(iter(incompatible.values()))
+            raise ProtocolMismatch(
+                f"cannot join: who answered speaks {theirs}, this tutti {PROTOCOLS}",
+                PROTOCOLS.advice(theirs),
+            )
         if refused:
             raise Refused(
                 "cannot join: who answered does not know this run"
@@ -583,7 +594,13 @@ class Daemon:
 
     def _facts(self) -> Facts:
         run_id = self.manifest.run_id if self.manifest and self.role != "rendezvous" else ""
-        return Facts(str(run_id), self.name, VERSION, self.admission(RunId(run_id)))
+        shown = self.admission(RunId(run_id))
+        return Facts(str(run_id), self.name, VERSION, shown, self._protocols())
+
+    def _protocols(self) -> Protocols:
+        """The protocol versions spoken here, as far as the run allows them."""
+        oldest = self.manifest.swarm.protocol if self.manifest else OLDEST_PROTOCOL
+        return Protocols(max(oldest, OLDEST_PROTOCOL), PROTOCOL)
 
     def _admit(self, peer: PeerId, hello: Hello) -> float:
         m = self.manifest
@@ -684,6 +701,7 @@ class Daemon:
             room=t.relay.room,
             rate=t.relay.rate_left,
             follows=(a.training.following or "") if a else "",
+            protocols=(self._protocols().oldest, self._protocols().newest),
         )
 
     def _what(self, stage: int, a: Assembled) -> str:

@@ -22,8 +22,16 @@ from node.control.doctor import LIMIT_S, Checkup, examine
 from node.control.sockets import listener
 from node.control.text import consent_lines
 from node.control.words import bits, clean, size
-from node.core.errors import NetworkFault, Refused, UsageFault, WireError
+from node.core.errors import (
+    ExitCode,
+    NetworkFault,
+    ProtocolMismatch,
+    Refused,
+    UsageFault,
+    WireError,
+)
 from node.core.ids import ENDS, PeerId, RunId, short
+from node.core.version import PROTOCOLS
 from node.data.places import Places
 from node.forecast import Forecast, forecast
 from node.identity.admission import admission_token, is_grant, shown
@@ -293,14 +301,16 @@ def check(ours: NodeConfig, invite: Invite, seconds: float = LIMIT_S) -> None:
     """What would go wrong right after the start, asked of a peer of ``invite`` in at most
     ``seconds``.
 
-    Raises Refused when the clock of this machine differs from theirs by more than a minute, or
-    somebody else runs with the key of this home. Nothing is raised when nobody answers.
+    Raises Refused when the clock of this machine differs from theirs by more than a minute, when
+    somebody else runs with the key of this home, or when none of those that answer speaks a
+    protocol version that is spoken here. Nothing is raised when nobody answers.
     """
     token, seed = introduced(ours, invite)
     found = examine(
         invite.addresses, me=_resting(ours), admission=token, seed=seed, first=True, seconds=seconds
     )
-    if any(f.ok for f in found.findings) and not found.verdict.ok:
+    met = any(f.ok or f.code is ExitCode.PROTOCOL for f in found.findings)
+    if met and not found.verdict.ok:
         raise fault_of(found.verdict, found.findings)
 
 
@@ -363,12 +373,22 @@ def ask_peers(ours: NodeConfig, place: str) -> PeersAnswer:
 
 def observe(places: tuple[str, ...], question: Ask, kind: str, seed: bytes | None = None) -> Answer:
     """Ask a node from outside the swarm, as the key of ``seed`` or a new one. Its refusal is
-    Refused; another kind of answer is WireError."""
+    Refused; another kind of answer is WireError. Raises ProtocolMismatch for the manifest of who
+    speaks no protocol version that is spoken here."""
     begin = time.monotonic()
-    from node.control.observer import PATIENCE_S, ask_first  # takes its time on a busy machine
+    from node.control.observer import (
+        PATIENCE_S,
+        ask_first,
+        protocols_of,
+    )  # takes its time on a busy machine
 
     left = begin + LIMIT_S - time.monotonic()
     answer = ask_first(places, question, max(1.0, min(PATIENCE_S, left)), seed)
+    theirs = protocols_of(answer)
+    if kind == "manifest" and not PROTOCOLS.common(theirs):
+        raise ProtocolMismatch(
+            f"{places[0]} speaks {theirs}, this tutti {PROTOCOLS}", PROTOCOLS.advice(theirs)
+        )
     said = answer.WhichOneof("answer")
     if said == "refusal":
         raise Refused(

@@ -2,6 +2,10 @@
 
 A manifest arrives from a file or from a stranger, so every field is checked for its type, its range
 and against the others before anybody uses it; the owner's signature proves who wrote it.
+
+Its format says what is hashed. Format 1 hashes every value, format 2 the format's number and the
+values that differ from their defaults, so a new setting changes no run id. The price: the default
+of a setting never changes within a format.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import hashlib
 import json
 import tomllib
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,10 +26,10 @@ from typing import TYPE_CHECKING, Any
 from node.averaging.formats import FORMATS
 from node.averaging.outer import CARRIES, OPTIMIZERS, STRATEGIES, OuterSettings, carried
 from node.averaging.settings import AveragingSettings
-from node.core.errors import Refused, UsageFault, WireError
+from node.core.errors import Refused, TooNew, UsageFault, WireError
 from node.core.ids import PeerId, RunId
 from node.core.tables import Rule, build, check, from_text, unknown
-from node.core.version import PROTOCOL
+from node.core.version import PROTOCOL, UPDATE
 from node.data.settings import DataSettings
 from node.model.settings import ModelSettings
 from node.optim.settings import OptimSettings
@@ -34,18 +38,29 @@ from node.scheduler.settings import SchedulerSettings
 from node.training.settings import TrainingSettings
 
 if TYPE_CHECKING:
+    from tomlkit.items import Table
+
     from node.identity.keys import Identity
 
-SIGNATURE_DOMAIN = "tutti/manifest/1"
+FORMAT = 2
+"""Of the manifests that are made here. Those from 1 to this one are read."""
 MAX_MANIFEST = 64 * 1024
 """Bytes of a manifest; a longer one is refused unread."""
 BYTE_VOCAB = 259
-HEADER = "# What every peer of this swarm agreed on. Changing one character makes another run."
-"""First line of every signed manifest that is written here; a file that begins so and has no
-signature was cut."""
+HEADER = "# What every peer of this swarm agreed on."
+"""How every signed manifest that is written here begins; a file that begins so and has no signature
+was cut."""
+_HEADERS = {
+    1: f"{HEADER} Changing one character makes another run.",
+    2: f"{HEADER} Changing a value makes another run.",
+}
+_DEFAULTS_SAID = "# Settings behind a # have their defaults."
 LATER = ("data.tokenizer_sha256", "swarm.salt", "swarm.continues")
-"""Fields that came after the first runs. While one has its default it is in no file and in no hash:
-older runs keep their ids."""
+"""Settings younger than the oldest runs. A manifest of format 1 leaves out those that have their
+defaults, so older runs keep their ids. Every new setting is added here."""
+RENAMED: dict[str, str] = {}
+"""A setting's former name, dotted, to its name today. Manifests of format 1 are read, written and
+hashed with former names; in all others a former name is refused, and the error says the new one."""
 
 _WIRE = Rule(choices=("fp32", "bf16", "fp16"))
 _SHARE = Rule(0.0, 1.0)
@@ -150,8 +165,8 @@ class SwarmSettings:
     """Name for people; the run id is what counts."""
     owner: PeerId = PeerId("")
     """Whose signature the manifest carries; empty only before it is signed."""
-    protocol: int = PROTOCOL
-    """Version of the swarm protocol."""
+    protocol: int = 1
+    """The oldest protocol version that a peer of this run may speak."""
     admission: str = "open"
     """open: anybody with an address | invite: only bearers of a token signed by the owner."""
     salt: str = ""
@@ -183,6 +198,8 @@ class Manifest:
     data: DataSettings = field(default_factory=DataSettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
     signature: Signature | None = None
+    format: int = FORMAT
+    """What the file looks like and what of it is hashed."""
 
     @classmethod
     def default_demo(cls, owner: PeerId | None = None) -> Manifest:
@@ -192,23 +209,12 @@ class Manifest:
 
     @classmethod
     def parse(cls, raw: bytes) -> Manifest:
-        """A manifest file. Raises UsageFault naming the field, the bad value and what is allowed;
-        checks no signature."""
-        if len(raw) > MAX_MANIFEST:
-            raise UsageFault(f"the manifest is {len(raw)} bytes long", f"allowed: {MAX_MANIFEST}")
-        try:
-            table = tomllib.loads(raw.decode())
-        except (ValueError, RecursionError) as e:
-            if "at end of document" in str(e):
-                raise UsageFault(
-                    f"the manifest ends in the middle of a line: {str(e)[:200]}", _WHOLE
-                ) from e
-            raise UsageFault(
-                f"the manifest is not TOML: {str(e)[:200]}", f"mend that line, or {_WHOLE}"
-            ) from e
+        """A manifest file. Raises UsageFault naming the field, the bad value and what is allowed,
+        TooNew for a format of the future; checks no signature."""
+        number, table = _read(raw)
         for name in table:
             if name not in SECTIONS and name != "signature":
-                raise unknown(name, [*SECTIONS, "signature"])
+                raise unknown(name, [*SECTIONS, "signature", "format"])
         if "signature" not in table and raw.startswith(HEADER.encode()):
             raise UsageFault(
                 "the manifest ends before its signature: a part of the file is missing",
@@ -218,7 +224,7 @@ class Manifest:
             name: build(kind, table.get(name, {}), name, MANIFEST_RULES)
             for name, kind in SECTIONS.items()
         }
-        manifest = cls(**parts, signature=_signature(table.get("signature")))
+        manifest = cls(**parts, signature=_signature(table.get("signature")), format=number)
         manifest.check()
         return manifest
 
@@ -230,9 +236,10 @@ class Manifest:
             if not rule.allows(value):
                 raise UsageFault(f"{name} = {value!r}", f"allowed: {rule.sentence}")
         m, p, t = self.model, self.pipeline, self.training
-        if self.swarm.protocol != PROTOCOL:
-            raise UsageFault(
-                f"swarm.protocol = {self.swarm.protocol}", f"this tutti speaks protocol {PROTOCOL}"
+        if self.swarm.protocol > PROTOCOL:
+            raise TooNew(
+                f"swarm.protocol = {self.swarm.protocol}, this tutti speaks protocol {PROTOCOL}",
+                UPDATE,
             )
         if m.d_model % m.heads or (m.d_model // m.heads) % 2:
             raise UsageFault(
@@ -306,21 +313,40 @@ class Manifest:
             )
 
     def immutable(self) -> bytes:
-        """The bytes that are hashed and signed: JSON of everything but the signature, keys sorted,
-        defaults written out but for those of :data:`LATER`."""
-        body = {name: self._table(name) for name in SECTIONS}
+        """The bytes that are hashed and signed: JSON of :meth:`_kept`, keys sorted, with the
+        format's number from format 2 on."""
+        body: dict[str, Any] = self._kept()
+        if self.format > 1:
+            body["format"] = self.format
         return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
-    def _table(self, section: str) -> dict[str, Any]:
-        """A section as it is written and hashed."""
-        settings = getattr(self, section)
-        kept = dataclasses.asdict(settings)
-        for name in (
-            key for s, _, key in (dotted.partition(".") for dotted in LATER) if s == section
-        ):
-            if kept[name] == getattr(type(settings)(), name):
-                del kept[name]
-        return kept
+    def _kept(self) -> dict[str, dict[str, Any]]:
+        """Section to setting to value, as they are written and hashed. Format 1: all, but for those
+        of :data:`LATER` that have their defaults. From format 2 on: what differs from the
+        defaults."""
+        body: dict[str, dict[str, Any]] = {}
+        for section, key, value, kept in self._values():
+            if kept:
+                body.setdefault(section, {})[key] = value
+        return body
+
+    def _values(self) -> Iterator[tuple[str, str, Any, bool]]:
+        """Section, key and value of every setting, by the names of this format, and whether it is
+        hashed."""
+        former = {new: old for old, new in RENAMED.items()} if self.format == 1 else {}
+        for section in SECTIONS:
+            settings = getattr(self, section)
+            usual = dataclasses.asdict(type(settings)())
+            for key, value in dataclasses.asdict(settings).items():
+                name = f"{section}.{key}"
+                kept = value != usual[key] or (self.format == 1 and name not in LATER)
+                in_section, _, as_key = former.get(name, name).partition(".")
+                yield in_section, as_key, value, kept
+
+    @property
+    def domain(self) -> str:
+        """What the owner's signature is good for."""
+        return f"tutti/manifest/{self.format}"
 
     @cached_property
     def run_id(self) -> RunId:
@@ -354,33 +380,49 @@ class Manifest:
     def sign(self, identity: Identity) -> bytes:
         """The signed manifest as a TOML file, ready to be shared and parsed.
 
-        An empty owner is filled in with the signer; Refused when somebody else owns it.
+        It is of the newest format, whatever it was made from. An empty owner is filled in with the
+        signer; Refused when somebody else owns it.
         """
         if self.swarm.owner not in ("", identity.peer_id):
             raise Refused(
                 f"swarm.owner is {self.swarm.owner}, not you",
                 f"sign with the owner's key, or set owner = {identity.peer_id}",
             )
-        signed = self.owned_by(identity.peer_id)
+        signed = dataclasses.replace(self.owned_by(identity.peer_id), format=FORMAT)
         signed.check()
         return signed.to_toml(
-            Signature(identity.peer_id, identity.sign(signed.immutable(), SIGNATURE_DOMAIN))
+            Signature(identity.peer_id, identity.sign(signed.immutable(), signed.domain))
         )
 
     def to_toml(self, signature: Signature | None = None) -> bytes:
-        """The manifest as a TOML file; with ``signature``, or the one it was parsed with."""
+        """The manifest as a TOML file; with ``signature``, or the one it was parsed with.
+
+        From format 2 on settings with defaults are comments: a tutti that does not know a newer
+        one of them reads the file all the same.
+        """
         import tomlkit
 
         doc = tomlkit.document()
         signature = signature or self.signature
         if signature is not None:
-            doc.add(tomlkit.comment(HEADER.removeprefix("# ")))
+            doc.add(tomlkit.comment(_HEADERS[self.format].removeprefix("# ")))
+        if self.format > 1:
+            doc.add(tomlkit.comment(_DEFAULTS_SAID.removeprefix("# ")))
+            doc.add("format", tomlkit.item(self.format))
+        tables: dict[str, Table] = {}
         for name, kind in SECTIONS.items():
-            table = tomlkit.table()
-            table.comment((kind.__doc__ or "").strip().splitlines()[0])
-            for key, value in self._table(name).items():
-                if value is not None:  # TOML has no word for it, and it is the default
-                    table.add(key, list(value) if isinstance(value, tuple) else value)
+            tables[name] = tomlkit.table()
+            tables[name].comment((kind.__doc__ or "").strip().splitlines()[0])
+        for section, key, value, kept in self._values():
+            if value is None:  # TOML has no word for it, and it is the default
+                continue
+            table = tables.setdefault(section, tomlkit.table())
+            item = tomlkit.item(list(value) if isinstance(value, tuple) else value)
+            if kept:
+                table.add(key, item)
+            elif self.format > 1:
+                table.add(tomlkit.comment(f"{key} = {item.as_string()}"))
+        for name, table in tables.items():
             doc.add(name, table)
         if signature is not None:
             table = tomlkit.table()
@@ -426,7 +468,7 @@ class Manifest:
                 again,
             )
         try:
-            verify(self.swarm.owner, self.immutable(), self.signature.sig, SIGNATURE_DOMAIN)
+            verify(self.swarm.owner, self.immutable(), self.signature.sig, self.domain)
         except (Refused, WireError) as e:
             raise Refused(
                 "the manifest's signature does not fit its content: it was changed after signing",
@@ -453,8 +495,60 @@ _WHOLE = "take the whole file again from who signed it"
 def left_out(raw: bytes) -> list[str]:
     """Sections that a manifest file does not have, so that all their fields keep their defaults.
     ``raw`` has been parsed."""
-    table = tomllib.loads(raw.decode())
+    _, table = _read(raw)
     return [name for name in SECTIONS if name not in table]
+
+
+def named(raw: bytes) -> list[tuple[str, str]]:
+    """Section and key of every setting that a manifest file gives a value, by today's names.
+    ``raw`` has been parsed."""
+    _, table = _read(raw)
+    return [(section, key) for section in SECTIONS for key in table.get(section, {})]
+
+
+def _read(raw: bytes) -> tuple[int, dict[str, Any]]:
+    """The format of a manifest file, and its tables with today's names. Raises UsageFault."""
+    if len(raw) > MAX_MANIFEST:
+        raise UsageFault(f"the manifest is {len(raw)} bytes long", f"allowed: {MAX_MANIFEST}")
+    try:
+        table = tomllib.loads(raw.decode())
+    except (ValueError, RecursionError) as e:
+        if "at end of document" in str(e):
+            raise UsageFault(
+                f"the manifest ends in the middle of a line: {str(e)[:200]}", _WHOLE
+            ) from e
+        raise UsageFault(
+            f"the manifest is not TOML: {str(e)[:200]}", f"mend that line, or {_WHOLE}"
+        ) from e
+    number = check("format", table.pop("format", 1), int, Rule(1))
+    if number > FORMAT:
+        raise TooNew(
+            f"the manifest is of format {number}, and this tutti reads formats 1 to {FORMAT}",
+            UPDATE,
+        )
+    return number, _renamed(table, number)
+
+
+def _renamed(table: dict[str, Any], number: int) -> dict[str, Any]:
+    """The tables with today's names where the format has former ones. Raises UsageFault for a
+    former name in any other format, and for a setting that is there by both."""
+    found: dict[str, Any] = {}
+    for section, body in table.items():
+        if section == "signature" or not isinstance(body, dict):
+            found[section] = body
+            continue
+        for key, value in body.items():
+            name = f"{section}.{key}"
+            new = RENAMED.get(name, name)
+            if new != name and number > 1:
+                raise unknown(name, [], renamed=RENAMED)
+            in_section, _, new_key = new.partition(".")
+            if new_key in found.setdefault(in_section, {}):
+                raise UsageFault(f"{name} and {new} are one setting", f"keep {new} only")
+            found[in_section][new_key] = value
+        if not body:
+            found.setdefault(section, {})
+    return found
 
 
 def _signature(table: Any) -> Signature | None:
@@ -502,6 +596,7 @@ def amended(manifest: Manifest, changes: Mapping[str, Any]) -> Manifest:
             raise unknown(
                 name,
                 [f"{s}.{f.name}" for s, kind in SECTIONS.items() for f in dataclasses.fields(kind)],
+                renamed=RENAMED,
             )
         if isinstance(value, str):
             value = from_text(value, hints[key])

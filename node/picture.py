@@ -435,6 +435,8 @@ class Picture:
                 tokens_per_s=me.tokens_per_s,
                 up_s=time.monotonic() - d.started,
                 version=VERSION,
+                oldest_protocol=me.protocols[0],
+                newest_protocol=me.protocols[1],
                 progress=d.assembled.work.fetching if d.assembled else 0.0,
             )
         )
@@ -457,6 +459,8 @@ class Picture:
                     epoch=b.epoch,
                     up_s=max(0.0, now - b.started),
                     version=b.version,
+                    oldest_protocol=b.protocols[0],
+                    newest_protocol=b.protocols[1],
                     seen_s=max(0.0, now - entry.refreshed),
                 )
             )
@@ -471,6 +475,8 @@ class Picture:
                     role=b.role,
                     epoch=b.epoch,
                     version=b.version,
+                    oldest_protocol=b.protocols[0],
+                    newest_protocol=b.protocols[1],
                     seen_s=max(0.0, now - since),
                 )
             )

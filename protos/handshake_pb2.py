@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/handshake.proto\x12\x08tutti.v1\"\xa2\x01\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x11\n\taddresses\x18\x03 \x03(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x04 \x01(\x0c\x12\r\n\x05token\x18\x05 \x01(\x0c\x12\x11\n\tadmission\x18\x06 \x01(\x0c\x12\x0c\n\x04name\x18\x07 \x01(\t\x12\x0f\n\x07version\x18\x08 \x01(\t\x12\x0e\n\x06mapped\x18\t \x03(\t\"(\n\x08\x46\x61rewell\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"a\n\x0eHandshakeFrame\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.tutti.v1.HelloH\x00\x12&\n\x08\x66\x61rewell\x18\x02 \x01(\x0b\x32\x12.tutti.v1.FarewellH\x00\x42\x05\n\x03sayb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/handshake.proto\x12\x08tutti.v1\"\xbb\x01\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x11\n\taddresses\x18\x03 \x03(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x04 \x01(\x0c\x12\r\n\x05token\x18\x05 \x01(\x0c\x12\x11\n\tadmission\x18\x06 \x01(\x0c\x12\x0c\n\x04name\x18\x07 \x01(\t\x12\x0f\n\x07version\x18\x08 \x01(\t\x12\x0e\n\x06mapped\x18\t \x03(\t\x12\x17\n\x0fnewest_protocol\x18\n \x01(\r\"k\n\x08\x46\x61rewell\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x17\n\x0foldest_protocol\x18\x03 \x01(\r\x12\x17\n\x0fnewest_protocol\x18\x04 \x01(\r\x12\x0f\n\x07version\x18\x05 \x01(\t\"a\n\x0eHandshakeFrame\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.tutti.v1.HelloH\x00\x12&\n\x08\x66\x61rewell\x18\x02 \x01(\x0b\x32\x12.tutti.v1.FarewellH\x00\x42\x05\n\x03sayb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.handshake_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HELLO']._serialized_start=37
-  _globals['_HELLO']._serialized_end=199
-  _globals['_FAREWELL']._serialized_start=201
-  _globals['_FAREWELL']._serialized_end=241
-  _globals['_HANDSHAKEFRAME']._serialized_start=243
-  _globals['_HANDSHAKEFRAME']._serialized_end=340
+  _globals['_HELLO']._serialized_end=224
+  _globals['_FAREWELL']._serialized_start=226
+  _globals['_FAREWELL']._serialized_end=333
+  _globals['_HANDSHAKEFRAME']._serialized_start=335
+  _globals['_HANDSHAKEFRAME']._serialized_end=432
 # @@protoc_insertion_point(module_scope)

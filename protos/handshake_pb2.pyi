@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "run_id", "addresses", "certificate", "token", "admission", "name", "version", "mapped")
+    __slots__ = ("protocol", "run_id", "addresses", "certificate", "token", "admission", "name", "version", "mapped", "newest_protocol")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class Hello(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MAPPED_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run_id: str
     addresses: _containers.RepeatedScalarFieldContainer[str]
@@ -26,15 +27,22 @@ class Hello(_message.Message):
     name: str
     version: str
     mapped: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., certificate: _Optional[bytes] = ..., token: _Optional[bytes] = ..., admission: _Optional[bytes] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., mapped: _Optional[_Iterable[str]] = ...) -> None: ...
+    newest_protocol: int
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., certificate: _Optional[bytes] = ..., token: _Optional[bytes] = ..., admission: _Optional[bytes] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., mapped: _Optional[_Iterable[str]] = ..., newest_protocol: _Optional[int] = ...) -> None: ...
 
 class Farewell(_message.Message):
-    __slots__ = ("code", "reason")
+    __slots__ = ("code", "reason", "oldest_protocol", "newest_protocol", "version")
     CODE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     code: int
     reason: str
-    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    oldest_protocol: int
+    newest_protocol: int
+    version: str
+    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., oldest_protocol: _Optional[int] = ..., newest_protocol: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class HandshakeFrame(_message.Message):
     __slots__ = ("hello", "farewell")

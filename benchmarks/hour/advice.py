@@ -77,7 +77,7 @@ def texts(report: Report, box: Box) -> None:
     said("swarm init again", f"swarm init {mine}", 2, "mine-2.toml")
     said("swarm init --from FILE", f"swarm init --from {mine}", 0, "mine-2.toml")
     said("swarm init --from FILE again", f"swarm init --from {mine}", 0, "mine-3.toml")
-    changed.write_text(mine.read_text().replace("epochs = 120", "epochs = 121"))
+    changed.write_text(mine.read_text().replace("# epochs = 120", "epochs = 121"))
     said(
         "an owner's changed manifest",
         f"swarm validate {changed}",

@@ -19,6 +19,7 @@ from node.control.words import clean, span
 from node.core.addresses import Scope, scope
 from node.core.errors import ExitCode, LocalFault, NetworkFault, Refused
 from node.core.ids import PeerId, short
+from node.core.version import PROTOCOLS, Protocols
 from node.identity.invites import (
     Endpoint,
     endpoint_of,
@@ -184,6 +185,21 @@ def refused(address: str, error: OSError) -> Finding:
 def unresolved(address: str, host: str, why: str) -> Finding:
     """A name without an address."""
     return failed(address, "name", ExitCode.NAME_NOT_FOUND, f"the name {clean(host)} {why}")
+
+
+def incompatible(address: str, theirs: Protocols, version: str, clock_s: float | None) -> Finding:
+    """A peer that answers and speaks no protocol version that is spoken here."""
+    software = f" (tutti {clean(version, 20)})" if version else ""
+    return Finding(
+        address,
+        "answer",
+        False,
+        f"it speaks {theirs}{software}, this tutti {PROTOCOLS}",
+        "the two cannot work together",
+        PROTOCOLS.advice(theirs),
+        ExitCode.PROTOCOL,
+        clock_s,
+    )
 
 
 def no_way(address: str, host: str, here: Machine) -> Finding | None:

@@ -45,6 +45,7 @@ from node.control.diagnose import (
     Finding,
     Machine,
     failed,
+    incompatible,
     no_way,
     not_tried,
     refused,
@@ -56,6 +57,7 @@ from node.control.diagnose import (
 )
 from node.control.words import clean
 from node.core.errors import ExitCode, UsageFault, WireError
+from node.core.version import PROTOCOLS, Protocols
 from node.identity.invites import Endpoint, endpoint_of, peer_of_address
 from protos.ask_pb2 import Answer, Ask
 
@@ -98,8 +100,13 @@ class Heard:
 
     @property
     def good(self) -> bool:
-        """Whether the first question was answered with more than a refusal."""
-        return bool(self.answers) and self.answers[0].WhichOneof("answer") != "refusal"
+        """Whether the first question was answered with more than a refusal, by a peer that speaks
+        a protocol version that is spoken here."""
+        return (
+            bool(self.answers)
+            and self.answers[0].WhichOneof("answer") != "refusal"
+            and bool(PROTOCOLS.common(protocols_of(self.answers[0])))
+        )
 
 
 def ask(
@@ -344,12 +351,20 @@ def _best(found: Sequence[Heard]) -> Heard:
     return next((h for h in found if h.answers or h.finding is chosen), found[0])
 
 
+def protocols_of(answer: Answer) -> Protocols:
+    """The protocol versions of who answers. Raises WireError."""
+    return Protocols.said(answer.oldest_protocol, answer.newest_protocol)
+
+
 def _answered(address: str, answers: Sequence[Answer], seconds: float) -> Finding:
     said, who, clock = answers[0].WhichOneof("answer"), "", None
     for answer in answers:
         if answer.WhichOneof("answer") == "ping":
             who = f" by {clean(answer.ping.name, 40)}, version {clean(answer.ping.version, 20)}"
             clock = time.time() - answer.ping.time if answer.ping.time else None
+    theirs = protocols_of(answers[0])
+    if not PROTOCOLS.common(theirs):
+        return incompatible(address, theirs, answers[0].version, clock)
     if said == "refusal":
         cause = f"refuses to answer: {clean(answers[0].refusal.reason)}"
     else:
@@ -473,9 +488,11 @@ async def _exchange(host: IHost, peer: ID, question: bytes) -> Answer:
     with trio.move_on_after(CLOSING_S), contextlib.suppress(BaseLibp2pError, QUICError):
         await stream.close()
     try:
-        return Answer.FromString(raw)
+        answer = Answer.FromString(raw)
     except DecodeError as e:
         raise WireError("it is not an Answer") from e
+    protocols_of(answer)
+    return answer
 
 
 async def _exactly(stream: ReadWriteCloser, count: int) -> bytes:

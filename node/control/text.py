@@ -3,6 +3,7 @@ columns; pure."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,9 @@ from rich.text import Text
 
 from node.control.snapshot import TIME_KINDS, SwarmView, cover, states, swarm_view
 from node.control.words import bits, chart, clean, count, milliseconds, size, span, stacked
+from node.core.errors import WireError
 from node.core.ids import ENDS, PeerId, short
+from node.core.version import PROTOCOLS, Protocols
 from node.reach.ladder import Rung
 from protos.ask_pb2 import PeerLine, PeersAnswer
 from protos.control_pb2 import (
@@ -294,7 +297,30 @@ def peers_table(answer: PeersAnswer, *, sort: str = "stage", stage: int | None =
             style="bold red" if n == 0 else "yellow" if n == 1 else "",
         )
     total = len(answer.peers)
-    return Group(table, Text(f"{total} peer{'s' * (total != 1)}: {seen}."), holes)
+    apart = [Text(line, "bold red") for line in protocol_lines(answer)]
+    return Group(table, Text(f"{total} peer{'s' * (total != 1)}: {seen}."), holes, *apart)
+
+
+def incompatible_peers(answer: PeersAnswer) -> dict[Protocols, list[PeerLine]]:
+    """Peers in sight without a protocol version that is spoken here, by what they speak."""
+    found: dict[Protocols, list[PeerLine]] = {}
+    for p in answer.peers:
+        with contextlib.suppress(WireError):
+            theirs = Protocols.said(p.oldest_protocol, p.newest_protocol)
+            if p.newest_protocol and p.state != "lost" and not PROTOCOLS.common(theirs):
+                found.setdefault(theirs, []).append(p)
+    return found
+
+
+def protocol_lines(answer: PeersAnswer) -> list[str]:
+    """One line for each window of versions that others speak and this tutti does not."""
+    lines = []
+    for theirs, peers in incompatible_peers(answer).items():
+        who = ", ".join(clean(p.name, 16) for p in peers[:4])
+        who += f" and {len(peers) - 4} more" if len(peers) > 4 else ""
+        says = "speaks" if len(peers) == 1 else "speak"
+        lines.append(f"{who} {says} {theirs}, this tutti {PROTOCOLS}: {PROTOCOLS.advice(theirs)}")
+    return lines
 
 
 def peer_cells(p: PeerLine, stages: int) -> tuple[Text, ...]:

@@ -95,6 +95,12 @@ class UsageFault(LocalFault):
     code = ExitCode.USAGE
 
 
+class TooNew(UsageFault):
+    """What the user gave was made by a newer tutti, which this one must be updated to."""
+
+    code = ExitCode.PROTOCOL
+
+
 class NotRunning(LocalFault):
     """The command needs a daemon and none answers on the control socket."""
 

@@ -130,8 +130,15 @@ def from_text(text: str, hint: Any) -> Any:
     return text
 
 
-def unknown(name: str, known: list[str], source: str = "") -> UsageFault:
-    """The complaint about a name nobody reads, with the nearest one that exists."""
+def unknown(
+    name: str, known: list[str], source: str = "", renamed: Mapping[str, str] | None = None
+) -> UsageFault:
+    """The complaint about a name nobody reads, with its new name where ``renamed`` has one, else
+    with the nearest one that exists."""
+    if new := (renamed or {}).get(name):
+        return UsageFault(
+            f"{name} is not a setting any more{_where(source)}", f"it is called  {new}  now"
+        )
     near = _meant(name, known)
     section, dot, _ = name.rpartition(".")
     beside = sorted(k for k in known if k.rpartition(".")[0] == section) if dot else []

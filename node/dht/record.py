@@ -11,6 +11,7 @@ from typing import Any
 
 from node.core.errors import WireError
 from node.core.ids import PeerId, RunId
+from node.core.version import Protocols
 from node.identity.admission import MAX_ADMISSION
 from node.identity.peers import public_key_of
 
@@ -53,7 +54,14 @@ def peers_key(run_id: RunId) -> str:
     return f"tutti/{run_id}/peers"
 
 
-_ADDED: dict[str, Any] = {"reach": "unknown", "relays": [], "room": 0, "rate": 0.0, "follows": ""}
+_ADDED: dict[str, Any] = {
+    "reach": "unknown",
+    "relays": [],
+    "room": 0,
+    "rate": 0.0,
+    "follows": "",
+    "protocols": [1, 1],
+}
 """Fields that older software does not write."""
 
 
@@ -69,7 +77,8 @@ class PeerBody:
     ``follows`` whose plan it follows (empty: nobody's yet). ``reach`` is "open" when other peers
     have dialled it, "closed" when they tried and could not, "unknown" before; ``relays`` are peers
     it can be reached through, ``room`` is for how many more peers it would relay, ``rate`` the
-    bytes a second that one more of them could have (0: no limit).
+    bytes a second that one more of them could have (0: no limit), ``protocols`` the oldest and the
+    newest protocol version it speaks.
 
     While ``state`` is "choosing" it has no stage, and ``role`` may be "auto". ``open_to``: which
     other stages it would host, "auto" for any, "stage" for block stages, "" for none. Not
@@ -94,6 +103,7 @@ class PeerBody:
     open_to: str = ""
     settled: bool = True
     follows: str = ""
+    protocols: tuple[int, int] = (1, 1)
 
     def pack(self) -> bytes:
         """At most ``MAX_BODY`` bytes of JSON, with as many addresses as fit.
@@ -143,6 +153,7 @@ class PeerBody:
             open_to=body["open_to"] if body.get("open_to") in ("auto", "stage") else "",
             settled=body.get("settled") is not False,
             follows=_peer(body["follows"]) if body["follows"] else "",
+            protocols=_window(body),
         )
 
 
@@ -197,6 +208,14 @@ def _peer(value: Any) -> str:
         raise WireError("follows in a peer's record is not a peer")
     public_key_of(value)
     return value
+
+
+def _window(body: dict[str, Any]) -> tuple[int, int]:
+    value = body.get("protocols")
+    if not isinstance(value, list) or len(value) != 2 or any(type(v) is not int for v in value):
+        raise WireError("protocols in a peer's record is not a pair of numbers")
+    found = Protocols.said(*value)
+    return found.oldest, found.newest
 
 
 def _peers(body: dict[str, Any]) -> tuple[str, ...]:

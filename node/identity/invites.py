@@ -20,8 +20,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from node.core.addresses import Scope, scope
-from node.core.errors import UsageFault, WireError
+from node.core.errors import TooNew, UsageFault, WireError
 from node.core.ids import PeerId, RunId
+from node.core.version import UPDATE
 from node.identity.admission import MAX_ADMISSION
 from node.identity.peers import KEY_BYTES, peer_id_of, public_key_of
 
@@ -245,11 +246,11 @@ def _not_an_invite(text: str) -> UsageFault:
         return UsageFault("the invite is empty", f"paste the string that starts with {PREFIX}")
     if text.startswith("/"):
         return UsageFault("that is an address, not an invite", "give addresses with --join")
-    if re.match("tutti[0-9]", text):
-        return UsageFault(
-            f"an invite of version {text[5]}, this tutti reads version {VERSION}",
-            "use the same version of tutti as its maker",
-        )
+    if found := re.match("tutti([0-9])", text):
+        what = f"an invite of version {found[1]}, this tutti reads version {VERSION}"
+        if int(found[1]) > VERSION:
+            return TooNew(what, UPDATE)
+        return UsageFault(what, "ask for a fresh invite, made by a newer tutti")
     return UsageFault(f"not an invite: {text[:20]!r}", f"an invite starts with {PREFIX}")
 
 

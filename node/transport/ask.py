@@ -67,12 +67,20 @@ class Asking:
         except DecodeError as e:
             raise WireError(f"not a question: {e}") from e
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            answer = await self._answer(peer, question)
+            answer = self._with_versions(await self._answer(peer, question))
             reply = answer.SerializeToString()
             if len(reply) > ANSWER_BYTES:
-                reply = _refuse(ExitCode.RESOURCES, "the answer is too long").SerializeToString()
+                refusal = _refuse(ExitCode.RESOURCES, "the answer is too long")
+                reply = self._with_versions(refusal).SerializeToString()
             await write_frame(writer, reply)
         await see_off(reader, READ_TIMEOUT_S)
+
+    def _with_versions(self, answer: Answer) -> Answer:
+        facts = self._facts()
+        answer.oldest_protocol = facts.protocols.oldest
+        answer.newest_protocol = facts.protocols.newest
+        answer.version = facts.version
+        return answer
 
     async def _answer(self, peer: PeerId, question: Ask) -> Answer:
         if not self._rate.allow(peer, time.monotonic()):

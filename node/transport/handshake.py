@@ -1,6 +1,7 @@
 """How two peers meet: over a libp2p stream, where Noise has proven both PeerIds, each hands the
 other what the bulk plane needs: gRPC addresses, the certificate to pin, and a token that means "it
-is you" in later calls.
+is you" in later calls. Each also says which protocol versions it speaks; the two go on with the
+newest that both do, or part with the reason where there is none.
 """
 
 from __future__ import annotations
@@ -17,8 +18,16 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from node.core.errors import ExitCode, LocalFault, PeerFault, Refused, WireError
+from node.core.errors import (
+    ExitCode,
+    LocalFault,
+    PeerFault,
+    ProtocolMismatch,
+    Refused,
+    WireError,
+)
 from node.core.ids import PeerId
+from node.core.version import PROTOCOLS, Protocols
 from node.reach.secure import Secured
 from node.transport.addresses import grpc_target
 from node.transport.frames import (
@@ -35,7 +44,6 @@ from node.transport.port import printable
 from node.transport.tls import check_certificate
 from protos.handshake_pb2 import Farewell, HandshakeFrame, Hello
 
-PROTOCOL = 1
 STREAM = "/tutti/handshake/1"
 FRAME_BYTES = 32 * 1024
 TOKEN_BYTES = 32
@@ -53,6 +61,24 @@ class Parted(PeerFault):
         self.code = code
 
 
+class NoCommonProtocol(ProtocolMismatch):
+    """The peer speaks ``theirs``, of which nothing is spoken here; the text is for its operator."""
+
+    def __init__(self, ours: Protocols, theirs: Protocols, version: str) -> None:
+        super().__init__(
+            f"you speak {theirs}, we speak {ours}; {theirs.advice(ours)}", theirs.advice(ours)
+        )
+        self.theirs, self.version = theirs, printable(version)[:32]
+
+
+class IncompatiblePeer(PeerFault):
+    """There is no protocol version that this peer and we both speak."""
+
+    def __init__(self, peer: PeerId, ours: Protocols, theirs: Protocols) -> None:
+        super().__init__(peer, f"it speaks {theirs}, this tutti {ours}; {ours.advice(theirs)}")
+        self.theirs = theirs
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What we say about ourselves. ``run_id`` is empty for a rendezvous, which has no bulk
@@ -62,12 +88,14 @@ class Facts:
     name: str
     version: str
     admission: bytes = b""
+    protocols: Protocols = PROTOCOLS
 
 
 @dataclass(frozen=True, slots=True)
 class Acquaintance:
     """A checked Hello. ``targets`` are what gRPC dials, ``mapped`` those of them that its router
-    maps; ``token`` is what we show this peer; ``until`` the Unix time when its admission ends."""
+    maps; ``token`` is what we show this peer; ``until`` the Unix time when its admission ends;
+    ``protocol`` the version that both sides go on with."""
 
     peer: PeerId
     targets: tuple[str, ...]
@@ -76,6 +104,7 @@ class Acquaintance:
     token: str
     name: str
     version: str
+    protocol: int = 1
     until: float = math.inf
     mapped: frozenset[str] = frozenset()
 
@@ -158,15 +187,18 @@ class Handshake:
         addresses: Callable[[], tuple[list[str], list[str]]],
         certificate: bytes,
         admit: Admit,
+        mismatched: Callable[[PeerId, Protocols, str], None] = lambda peer, theirs, version: None,
     ) -> None:
         """``addresses()``: those others should dial for gRPC, and those of them that a router
-        maps."""
+        maps. ``mismatched(peer, theirs, version)`` is told of a peer without a common protocol
+        version, and of its software."""
+        self._mismatched = mismatched
         self._streams, self._tokens, self._facts = streams, tokens, facts
         self._addresses, self._certificate, self._admit = addresses, certificate, admit
 
     async def greet(self, peer: PeerId, timeout: float) -> Acquaintance:
-        """Meet ``peer``. Raises PeerFault: unreachable, silent, talking nonsense (weight 1), or
-        Parted."""
+        """Meet ``peer``. Raises PeerFault: unreachable, silent, talking nonsense (weight 1),
+        Parted, or IncompatiblePeer."""
         if not self._facts().run_id:
             raise PeerFault(peer, "we serve no run, so there is nothing to call it for")
         greeting = HandshakeFrame(hello=self._hello(peer)).SerializeToString()
@@ -193,8 +225,11 @@ class Handshake:
         try:
             frame = _parse(raw)
             if frame.WhichOneof("say") == "farewell":
-                raise Parted(peer, printable(frame.farewell.reason), frame.farewell.code)
+                raise self._parted(peer, frame.farewell)
             return self._check(peer, frame.hello)
+        except NoCommonProtocol as e:
+            self._mismatched(peer, e.theirs, e.version)
+            raise IncompatiblePeer(peer, self._facts().protocols, e.theirs) from e
         except WireError as e:
             raise PeerFault(peer, f"bad handshake: {e}", 1.0) from e
         except Refused as e:
@@ -212,9 +247,11 @@ class Handshake:
             reply = HandshakeFrame(hello=self._hello(peer))
         except (LocalFault, WireError) as e:
             self._tokens.revoke(peer)
+            if isinstance(e, NoCommonProtocol):
+                self._mismatched(peer, e.theirs, e.version)
             nonsense = e if isinstance(e, WireError) else None
             code = e.code if isinstance(e, LocalFault) else ExitCode.PROTOCOL
-            reply = HandshakeFrame(farewell=Farewell(code=code, reason=str(e)))
+            reply = HandshakeFrame(farewell=self._farewell(code, str(e)))
         await write_frame(writer, reply.SerializeToString())
         await see_off(reader, SEE_OFF_S)
         if nonsense is not None:
@@ -225,7 +262,8 @@ class Handshake:
         facts = self._facts()
         addresses, mapped = self._addresses()
         return Hello(
-            protocol=PROTOCOL,
+            protocol=facts.protocols.oldest,
+            newest_protocol=facts.protocols.newest,
             run_id=facts.run_id,
             addresses=addresses[:ADDRESSES],
             mapped=mapped[:ADDRESSES],
@@ -236,12 +274,33 @@ class Handshake:
             version=facts.version,
         )
 
+    def _farewell(self, code: int, reason: str) -> Farewell:
+        facts = self._facts()
+        return Farewell(
+            code=code,
+            reason=reason,
+            oldest_protocol=facts.protocols.oldest,
+            newest_protocol=facts.protocols.newest,
+            version=facts.version,
+        )
+
+    def _parted(self, peer: PeerId, said: Farewell) -> PeerFault:
+        """What a Farewell means. Software without windows compares versions before runs, so where
+        its only version is not spoken here that is the reason. Raises WireError."""
+        ours = self._facts().protocols
+        theirs = Protocols.said(said.oldest_protocol, said.newest_protocol)
+        if said.code == ExitCode.PROTOCOL and not ours.common(theirs):
+            self._mismatched(peer, theirs, printable(said.version)[:32])
+            return IncompatiblePeer(peer, ours, theirs)
+        return Parted(peer, printable(said.reason), said.code)
+
     def _check(self, peer: PeerId, hello: Hello) -> Acquaintance:
         """Raises LocalFault with the code of a Farewell for a stranger, WireError for nonsense."""
-        ours = self._facts().run_id
-        if hello.protocol != PROTOCOL:
-            text = f"you speak protocol {hello.protocol}, we speak {PROTOCOL}"
-            raise LocalFault(text, "install the same version of tutti", ExitCode.PROTOCOL)
+        facts = self._facts()
+        ours, theirs = facts.run_id, Protocols.said(hello.protocol, hello.newest_protocol)
+        protocol = facts.protocols.common(theirs)
+        if not protocol:
+            raise NoCommonProtocol(facts.protocols, theirs, hello.version)
         if not ours or hello.run_id != ours:
             text = (
                 f"you train run {printable(hello.run_id)[:12] or '(none)'}, we train "
@@ -261,6 +320,7 @@ class Handshake:
             token=hello.token.hex(),
             name=printable(hello.name)[:64],
             version=printable(hello.version)[:32],
+            protocol=protocol,
             until=until,
         )
         self._tokens.accept(peer, until)

@@ -276,7 +276,9 @@ class Lines:
         name = line.met.name or short(peer)
         via = f" by {short(line.via)}" if line.via else ""
         text = f"{name} is reached: {line.path}{via}" + (f" instead of {old.path}" if old else "")
-        self._journal.emit("transport", "line-up", text, peer=peer, path=line.path)
+        self._journal.emit(
+            "transport", "line-up", text, peer=peer, path=line.path, protocol=line.met.protocol
+        )
         for callback in self.on_up:
             callback(peer)
 

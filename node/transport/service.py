@@ -24,6 +24,7 @@ from node.core.errors import ExitCode, NetworkFault, PeerFault, Refused, WireErr
 from node.core.ids import PeerId, short
 from node.core.patience import Patience
 from node.core.tasks import Tasks
+from node.core.version import Protocols
 from node.identity.faults import FaultBook
 from node.reach.ladder import Rung
 from node.reach.secure import Secured, Shown
@@ -35,7 +36,7 @@ from node.transport.addresses import join_host, multiaddr, split_multiaddr
 from node.transport.ask import Answerer, Asking
 from node.transport.doorman import Doorman
 from node.transport.frames import StreamEnded
-from node.transport.handshake import Acquaintance, Admit, Facts, Handshake, Tokens
+from node.transport.handshake import Acquaintance, Admit, Facts, Handshake, IncompatiblePeer, Tokens
 from node.transport.limits import PEERS_KEPT, Busiest, Rate, Seats
 from node.transport.lines import Lines
 from node.transport.metering import Meter
@@ -65,6 +66,8 @@ CLIMB_EVERY_S = 1.0
 """Between two looks whether a better way to some peer is worth a try."""
 PUNCHES_PER_S, PUNCHES_AT_ONCE = 0.2, 3.0
 PUNCH_ASK_S = 4.0
+INCOMPATIBLE_S = 60.0
+"""A peer without a common protocol version is not called again for so long, unless it calls."""
 
 
 class Transport:
@@ -121,7 +124,9 @@ class Transport:
             self.reachable.targets,
             self._certificate.pem,
             self._admit_unless_banned,
+            self._mismatched,
         )
+        self._incompatible: OrderedDict[PeerId, tuple[Protocols, float]] = OrderedDict()
         self._rate = Rate(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE)
         self._lines = Lines(
             self.p2p,
@@ -294,6 +299,9 @@ class Transport:
         self._refuse_banned(peer)
         if peer == self.peer_id:
             raise PeerFault(peer, "that is ourselves")
+        theirs, since = self._incompatible.get(peer, (None, 0.0))
+        if theirs is not None and time.monotonic() < since + INCOMPATIBLE_S:
+            raise IncompatiblePeer(peer, self._facts().protocols, theirs)
         line = await self._lines.get(peer)
         return line.channel
 
@@ -588,7 +596,27 @@ class Transport:
                 self.forget(peer)
             self._remember(met)
 
+    def _mismatched(self, peer: PeerId, theirs: Protocols, version: str) -> None:
+        """Says so once, and again only when the peer has come with other versions."""
+        known = self._incompatible.pop(peer, None)
+        self._incompatible[peer] = theirs, time.monotonic()
+        if len(self._incompatible) > PEERS_KEPT:
+            self._incompatible.popitem(last=False)
+        if known is None or known[0] != theirs:
+            ours = self._facts().protocols
+            self._sparing.emit(
+                peer,
+                "transport",
+                "protocol-mismatch",
+                f"{short(peer)} speaks {theirs}{f' (tutti {version})' if version else ''}, this "
+                f"tutti {ours}: they do not work together; {ours.advice(theirs)}",
+                "warning",
+                oldest=theirs.oldest,
+                newest=theirs.newest,
+            )
+
     def _remember(self, met: Acquaintance) -> None:
+        self._incompatible.pop(met.peer, None)
         self._met[met.peer] = met
         self._met.move_to_end(met.peer)
         if len(self._met) > PEERS_KEPT:

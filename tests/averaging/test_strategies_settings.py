@@ -104,6 +104,7 @@ REFUSED: dict[str, tuple[OuterSettings, str]] = {
 def test_settings_that_hold_make_their_strategy(name: str) -> None:
     asked, made = HELD[name]
     assert strategy_of(asked) == made
+    assert strategy_of(asked).partial == asked.partial, "settings and strategy say the same"
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -111,7 +111,7 @@ def test_a_manifest_is_made_from_another_without_naming_a_file(tutti, home):
     first = tutti("swarm", "init")
     assert first.returncode == 0
     path = home.parent / "swarm.toml"
-    path.write_text(path.read_text().replace("epochs = 120", "epochs = 121"))
+    path.write_text(path.read_text().replace("# epochs = 120", "epochs = 121"))
     for name in ("swarm-2.toml", "swarm-3.toml"):
         again = tutti("swarm", "init", "--from", "swarm.toml")
         assert again.returncode == 0, again.stderr
@@ -134,7 +134,7 @@ def test_a_name_that_is_taken_comes_with_one_that_is_free(tutti, home):
 def test_an_owner_is_not_sent_to_the_owner(tutti, home):
     tutti("swarm", "init", "mine.toml")
     mine = home.parent / "mine.toml"
-    mine.write_text(mine.read_text().replace("epochs = 120", "epochs = 121"))
+    mine.write_text(mine.read_text().replace("# epochs = 120", "epochs = 121"))
     for words in (("swarm", "validate"), ("swarm", "inspect"), ("start",)):
         shown = tutti(*words, "mine.toml")
         assert shown.returncode == 5
@@ -143,7 +143,9 @@ def test_an_owner_is_not_sent_to_the_owner(tutti, home):
     assert tutti("swarm", "init", "--from", "mine.toml").returncode == 0  # as it was told
     others = home.parent / "others.toml"
     others.write_bytes(
-        Manifest.default_demo().sign(Identity.ephemeral()).replace(b"epochs = 120", b"epochs = 121")
+        Manifest.default_demo()
+        .sign(Identity.ephemeral())
+        .replace(b"# epochs = 120", b"epochs = 121")
     )
     assert "ask the owner" in tutti("swarm", "validate", "others.toml").stderr
 

@@ -140,7 +140,7 @@ def test_validate_and_inspect(tutti, home):
     assert document["model"]["layers"] == 6
     assert "signed by its owner" in tutti("swarm", "inspect", "s.toml").stdout
     path = home.parent / "s.toml"
-    path.write_text(path.read_text().replace("epochs = 120", "epochs = 121"))
+    path.write_text(path.read_text().replace("# epochs = 120", "epochs = 121"))
     changed = tutti("swarm", "validate", "s.toml")
     assert changed.returncode == 5
     assert "changed after signing" in changed.stderr

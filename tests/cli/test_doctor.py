@@ -147,10 +147,24 @@ def test_a_daemon_of_another_version_is_a_warning(found, daemon):
     assert said[-1]["code"] == ExitCode.VERSIONS_UNFIT
 
 
+def test_peers_of_another_protocol_are_a_warning_until_all_are(found, daemon):
+    others = [p for p in daemon.seen.peers if p.path != "self" and p.state != "lost"]
+    others[0].oldest_protocol = others[0].newest_protocol = 7
+    said, code = found("versions")
+    assert code == 0
+    assert f"1 of {len(others)} other peers speak protocol 7, this tutti" in said[-1]["cause"]
+    assert (said[-1]["code"], said[-1]["ok"]) == (ExitCode.VERSIONS_UNFIT, True)
+    assert "update this tutti" in said[-1]["fix"]
+    for p in others:
+        p.oldest_protocol = p.newest_protocol = 7
+    said, code = found("versions")
+    assert code == ExitCode.VERSIONS_UNFIT
+
+
 def test_a_run_of_another_protocol_is_a_fault(found, home):
     manifest = remembered(home)
     path = NodeConfig.load({"home": home}, {}).manifest_path(manifest.run_id)
-    path.write_text(path.read_text().replace("protocol = ", "protocol = 9"))
+    path.write_text(path.read_text().replace("# protocol = 1", "protocol = 9"))
     said, code = found("versions")
     assert code == ExitCode.VERSIONS_UNFIT
     assert "protocol" in said[0]["cause"]

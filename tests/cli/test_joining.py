@@ -83,7 +83,7 @@ def test_a_manifest_from_a_stranger_must_be_the_invited_one(home, monkeypatch):
     assert look(ours, invite) == (Manifest.parse(real), invite)
     for wrong in (
         fake,
-        real.replace(b"epochs = 120", b"epochs = 121"),
+        real.replace(b"# epochs = 120", b"epochs = 121"),
         Manifest.parse(real).owned_by(owner.peer_id).to_toml(),
     ):
         answers(wrong)

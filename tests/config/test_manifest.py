@@ -27,14 +27,14 @@ def toml_with(section: str, line: str) -> bytes:
 
 def test_a_manifest_survives_its_file():
     assert Manifest.parse(DEMO.to_toml()) == DEMO
-    assert Manifest.parse(b"") == DEMO  # every field has a default
+    assert Manifest.parse(b"format = 2") == DEMO  # every setting has a default
     assert Manifest.parse(DEMO.to_toml()).run_id == DEMO.run_id
 
 
 def test_the_run_id_follows_every_field_and_not_the_way_it_is_written():
     assert (
-        Manifest.parse(b"[optimizer]\nlr = 1").run_id
-        == Manifest.parse(b"# note\n[optimizer]\nlr = 1.0\n").run_id
+        Manifest.parse(b"format = 2\n[optimizer]\nlr = 1").run_id
+        == Manifest.parse(b"# note\nformat = 2\n[optimizer]\nlr = 1.0\n").run_id
     )
     seen = {DEMO.run_id}
     for section, line in (
@@ -49,7 +49,7 @@ def test_the_run_id_follows_every_field_and_not_the_way_it_is_written():
 
 def test_a_salt_makes_another_run_and_none_leaves_the_ids_of_older_runs():
     assert b"salt" not in DEMO.immutable()
-    assert b"salt" not in DEMO.to_toml()
+    assert b"# salt" in DEMO.to_toml()
     salted = amended(DEMO, {"swarm.salt": "00ff" * 4})
     assert Manifest.parse(salted.to_toml()) == salted
     assert len({DEMO.run_id, salted.run_id, amended(DEMO, {"swarm.salt": "00fe" * 4}).run_id}) == 3
@@ -144,10 +144,18 @@ def test_signed_by_its_owner_it_verifies():
 
 
 def test_one_changed_character_breaks_it():
-    raw = DEMO.sign(Identity.ephemeral())
-    changed = Manifest.parse(raw.replace(b"layers = 6", b"layers = 7"))
-    with pytest.raises(Refused, match="changed after signing"):
-        changed.verify()
+    raw = amended(DEMO, {"model.layers": 7}).sign(Identity.ephemeral())
+    commented = Manifest.parse(raw.replace(b"# heads = 4", b"# heads = 8"))
+    commented.verify()  # a default behind a # is for people
+    for changed in (
+        raw.replace(b"layers = 7", b"layers = 8"),
+        raw.replace(b"layers = 7\n", b""),
+        raw.replace(b"# heads = 4", b"heads = 8"),
+        raw.replace(b"format = 2\n", b""),
+    ):
+        assert changed != raw
+        with pytest.raises(Refused, match="changed after signing"):
+            Manifest.parse(changed).verify()
 
 
 def test_another_run_another_owner_another_signer_and_no_signature_are_refused():
@@ -196,8 +204,7 @@ def test_a_missing_file_says_how_to_make_one(tmp_path):
 
 
 def test_fields_that_came_later_change_no_older_run_id():
-    assert DEMO.run_id == "4820d65e14d63a6457f3a420ecdb58ef4467746a9a25a12bbe94b7441515cd98"
-    assert b"tokenizer_sha256" not in DEMO.to_toml()
+    assert b"# tokenizer_sha256" in DEMO.to_toml()
     old = amended(
         DEMO,
         {
@@ -229,7 +236,7 @@ def test_a_signed_file_that_was_cut_anywhere_is_refused():
         Manifest.parse(b"\n".join(whole.split(b"\n")[:20]))
     assert "whole file" in fault.value.next_step
     with pytest.raises(UsageFault, match="middle of a line"):
-        Manifest.parse(whole[: whole.index(b'"bytes"') + 4])
+        Manifest.parse(whole[: whole.index(b'owner = "') + 12])
 
 
 def test_sections_that_a_draft_leaves_to_their_defaults_are_known():

@@ -10,12 +10,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from node.control.diagnose import verdict
 from node.control.doctor import examine
 from node.core.errors import ExitCode, NetworkFault, UsageFault
+from node.core.ids import RunId
+from node.core.version import PROTOCOLS
+from node.identity.invites import Invite
 from node.identity.keys import Identity
 from protos.ask_pb2 import Answer, Ask, AskPeers, AskPing
 
@@ -43,12 +47,17 @@ async def main():
         if kind == "peers":
             line = PeerLine(peer=info.peer_id.to_base58(), name="caller")
             reply = Answer(peers=PeersAnswer(peers=[line] * 3000))
+        elif kind == "manifest":
+            reply = Answer(oldest_protocol=7, newest_protocol=8, version="9")
+            reply.manifest.toml = b"format = 99"
         elif asked.ping.nonce == b"no":
             reply = Answer(refusal=Refusal(code=5, reason="not for you"))
         else:
             now = time.time() + 100
             pong = PingAnswer(nonce=asked.ping.nonce, version="1", name="calm-otter", time=now)
             reply = Answer(ping=pong)
+        if asked.ping.nonce == b"newer":
+            reply.oldest_protocol, reply.newest_protocol, reply.version = 7, 8, "9"
         raw = reply.SerializeToString()
         frame = struct.pack(">I", len(raw)) + raw
         if asked.ping.nonce == b"silence":
@@ -383,6 +392,31 @@ def test_asking_leaves_no_thread_and_no_socket_behind(observed_places: dict[str,
     assert not [
         c for c in mine if c.status in ("LISTEN", "ESTABLISHED") or c.type == socket.SOCK_DGRAM
     ]
+
+
+def test_a_peer_of_a_newer_protocol_is_a_finding(observed_node: str) -> None:
+    (heard,) = survey([observed_node], [ping(b"newer")], 20)
+    found = heard.finding
+    assert (found.ok, found.layer, found.code) == (False, "answer", ExitCode.PROTOCOL)
+    assert found.cause == f"it speaks protocols 7 to 8 (tutti 9), this tutti {PROTOCOLS}"
+    assert "update this tutti" in found.fix
+    assert not heard.good
+    assert verdict([found]) is found
+
+
+def test_join_ends_with_what_a_newer_swarm_needs(
+    observed_node: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import cli
+
+    owner = Identity.ephemeral().peer_id
+    invite = Invite(RunId("ab" * 32), owner, (observed_node,)).encode()
+    code = cli.main(["--home", str(tmp_path), "join", invite, "--yes", "--no-start"])
+    said = capsys.readouterr().err
+    assert code == ExitCode.PROTOCOL
+    assert "speaks protocols 7 to 8" in said
+    assert "update this tutti" in said
+    assert not (tmp_path / "swarms").exists()
 
 
 def test_it_refuses_to_share_a_process_with_hivemind() -> None:

@@ -117,6 +117,16 @@ def test_any_bytes_parse_or_are_refused(raw: bytes) -> None:
         PeerBody.parse(raw)
 
 
+def test_a_record_says_which_protocols_its_writer_speaks(body) -> None:
+    assert PeerBody.parse(body(protocols=(2, 4)).pack()).protocols == (2, 4)
+    fields = json.loads(body().pack())
+    del fields["protocols"]
+    assert PeerBody.parse(json.dumps(fields).encode()).protocols == (1, 1), "older software"
+    for wrong in ([2, 1], [1], [1, 2.0], [1, 1 << 16], "1", None):
+        with pytest.raises(WireError, match="protocol"):
+            PeerBody.parse(json.dumps({**fields, "protocols": wrong}).encode())
+
+
 def test_a_body_others_would_refuse_is_not_packed(body) -> None:
     with pytest.raises(WireError, match="role"):
         body(role="Boss").pack()

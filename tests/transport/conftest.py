@@ -15,6 +15,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import pytest
 
 from node.core.clock import SystemClock
+from node.core.version import PROTOCOLS
 from node.identity.keys import Identity
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
@@ -62,14 +63,20 @@ async def swarm():
     made: list[Transport] = []
 
     async def make(
-        run=RUN, admit=lambda peer, hello: None, identity=None, started=True, peers=(), **settings
+        run=RUN,
+        admit=lambda peer, hello: None,
+        identity=None,
+        started=True,
+        peers=(),
+        protocols=PROTOCOLS,
+        **settings,
     ) -> Transport:
         transport = Transport(
             identity or Identity.ephemeral(),
             TransportSettings(**{"host": "127.0.0.1", **settings}),
             Journal(clock=SystemClock()),
             Metrics(),
-            lambda: Facts(run, "test", "0", b"admission"),
+            lambda: Facts(run, "test", "0", b"admission", protocols),
             admit,
         )
         transport.parrot, transport.source = Parrot(transport), Source()

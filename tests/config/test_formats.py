@@ -1,0 +1,241 @@
+"""Manifests of every format: what is hashed, what stays as it was recorded, what is refused.
+
+``format1/`` was written by the code that knew no other format: manifests, and in ``runs.json``
+their run ids, invites, and a change of the owner. ``defaults2.json`` has the defaults of format 2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import node.manifest as module
+from node import change
+from node.checkpoint.store import CheckpointStore
+from node.config import NodeConfig
+from node.core.errors import ExitCode, TooNew, UsageFault
+from node.identity.admission import check_admission
+from node.identity.invites import PREFIX, Invite
+from node.identity.keys import Identity
+from node.identity.peers import peer_id_of
+from node.manifest import FORMAT, SECTIONS, Manifest, amended, read_manifest
+
+HERE = Path(__file__).parent
+RUNS: dict[str, dict[str, Any]] = json.loads((HERE / "format1" / "runs.json").read_text())
+SIGNED = [name for name, run in RUNS.items() if "invite" in run]
+DEMO = Manifest.default_demo()
+
+
+def old(name: str) -> Manifest:
+    return read_manifest(HERE / "format1" / name)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_of_format_1_keeps_its_id(name: str) -> None:
+    manifest = old(name)
+    assert (manifest.format, manifest.run_id) == (1, RUNS[name]["run"])
+    assert len(manifest.immutable()) == RUNS[name]["hashed"]
+    again = Manifest.parse(manifest.to_toml())
+    assert again == manifest
+    assert again.run_id == manifest.run_id
+
+
+@pytest.mark.parametrize("name", SIGNED)
+def test_a_signed_run_of_format_1_is_verified_and_written_as_it_was(name: str) -> None:
+    manifest, invite = old(name), Invite.decode(RUNS[name]["invite"])
+    manifest.verify(invite.run_id, invite.owner)
+    assert manifest.to_toml() == (HERE / "format1" / name).read_bytes()
+    assert (
+        Invite(invite.run_id, invite.owner, invite.addresses, invite.admission).encode()
+        == (RUNS[name]["invite"])
+    )
+
+
+def test_an_admission_to_a_run_of_format_1_is_good() -> None:
+    manifest, invite = old("private.toml"), Invite.decode(RUNS["private.toml"]["invite"])
+    guest = peer_id_of(invite.admission[9:41])
+    until = check_admission(
+        invite.admission,
+        run_id=manifest.run_id,
+        owner=manifest.swarm.owner,
+        peer=guest,
+        now_wall=1_900_000_000.0,
+    )
+    assert until == 2_000_000_000.0
+
+
+def test_a_change_of_a_run_of_format_1_is_followed() -> None:
+    rules = change.read(old("private.toml"), RUNS["private.toml"]["change"])
+    assert (rules.revision, rules.outer.every, rules.outer.grid) == (1, 8, (2, 2))
+
+
+@pytest.mark.parametrize("name", SIGNED)
+def test_a_home_and_its_checkpoints_work_for_both_formats(name: str, tmp_path: Path) -> None:
+    before = old(name)
+    owner = Identity.ephemeral()
+    after = Manifest.parse(before.owned_by(owner.peer_id).sign(owner))
+    assert (before.format, after.format) == (1, FORMAT)
+    ours = NodeConfig(home=tmp_path)
+    for manifest in (before, after):
+        ours.remember(manifest)
+        assert ours.remembered() == (manifest, "")
+        _store(ours, manifest).save(1, 20, {"w": torch.ones(2)}, {}, {"of": manifest.format})
+    for manifest in (before, after):
+        assert ours.remembered(manifest.run_id) == (manifest, "")
+        found = _store(ours, manifest).load(1, 20)
+        assert found.meta == {"of": manifest.format}
+
+
+def _store(ours: NodeConfig, manifest: Manifest) -> CheckpointStore:
+    root = ours.checkpoint_dir(manifest.run_id)
+    return CheckpointStore(root, ours.checkpoint, manifest.run_id)
+
+
+def test_new_manifests_are_of_the_newest_format() -> None:
+    assert FORMAT == DEMO.format == 2
+    assert b"\nformat = 2\n" in DEMO.sign(Identity.ephemeral())
+    signed = Manifest.parse(old("draft.toml").sign(Identity.ephemeral()))
+    signed.verify()
+    assert signed.format == 2
+    same = dataclasses.replace(old("draft.toml"), format=2).owned_by(signed.swarm.owner)
+    assert dataclasses.replace(signed, signature=None) == same
+
+
+def test_format_2_hashes_its_number_and_what_is_not_as_by_default() -> None:
+    assert DEMO.immutable() == b'{"format":2}'
+    assert DEMO.run_id == "0b0a51ca69f81b9b374767da7a28f0721a61251140339f82e3f9da3c55bb871b"
+    changed = amended(DEMO, {"model.layers": 12, "averaging.cell": 2, "outer.every": 4})
+    assert json.loads(changed.immutable()) == {
+        "format": 2,
+        "averaging": {"cell": 2},
+        "model": {"layers": 12},
+        "outer": {"every": 4},
+    }
+
+
+def test_a_new_setting_with_its_default_changes_no_run_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Wider(SECTIONS["model"]):
+        experts: int = 1
+
+    before = {name: old(name) for name in RUNS} | {
+        "new": amended(DEMO, {"model.layers": 12}),
+    }
+    monkeypatch.setitem(SECTIONS, "model", Wider)
+    monkeypatch.setattr(module, "LATER", (*module.LATER, "model.experts"))
+    for name, manifest in before.items():
+        after = Manifest.parse(manifest.to_toml())
+        assert isinstance(after.model, Wider)
+        assert after.run_id == manifest.run_id, name
+    used = Manifest.parse(before["new"].to_toml().replace(b"[model]", b"[model]\nexperts = 2"))
+    assert used.run_id != before["new"].run_id
+
+
+def test_a_new_setting_with_its_default_is_no_hindrance_to_older_software(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Wider(SECTIONS["model"]):
+        experts: int = 1
+
+    with monkeypatch.context() as newer:
+        newer.setitem(SECTIONS, "model", Wider)
+        made = dataclasses.replace(DEMO, model=Wider(layers=12))
+        raw, run_id = made.to_toml(), made.run_id
+        used = dataclasses.replace(DEMO, model=Wider(experts=2)).to_toml()
+    assert b"# experts = 1" in raw
+    assert Manifest.parse(raw).run_id == run_id
+    with pytest.raises(UsageFault, match=r"model\.experts is not a setting"):
+        Manifest.parse(used)
+
+
+def test_no_default_of_format_2_has_changed() -> None:
+    """A run id stands for the defaults too: whoever needs another default makes a new format."""
+    recorded: dict[str, dict[str, Any]] = json.loads((HERE / "defaults2.json").read_text())
+    for section, values in recorded.items():
+        today = json.loads(json.dumps(dataclasses.asdict(SECTIONS[section]())))
+        assert {key: today.get(key, "gone") for key in values} == values, section
+
+
+@pytest.mark.parametrize("raw", [b"format = 3", b"format = 3\n[unheard]\nof = 1"])
+def test_a_future_format_is_refused_and_says_to_update(raw: bytes, tmp_path: Path) -> None:
+    with pytest.raises(TooNew) as fault:
+        Manifest.parse(raw)
+    assert fault.value.what == "the manifest is of format 3, and this tutti reads formats 1 to 2"
+    assert "update this tutti" in fault.value.next_step
+    assert fault.value.code is ExitCode.PROTOCOL
+    ours = NodeConfig(home=tmp_path)
+    path = ours.remember(DEMO)
+    path.write_bytes(raw)
+    with pytest.raises(TooNew, match="format 3"):
+        ours.remembered()
+
+
+@pytest.mark.parametrize("said", ["0", "-1", '"2"', "true", "1.5", "{}"])
+def test_a_format_that_is_none_is_refused(said: str) -> None:
+    with pytest.raises(UsageFault, match="^format = "):
+        Manifest.parse(f"format = {said}\n".encode())
+
+
+def test_a_run_that_needs_a_newer_protocol_says_to_update() -> None:
+    with pytest.raises(TooNew, match=r"swarm\.protocol = 2") as fault:
+        amended(DEMO, {"swarm.protocol": 2})
+    assert "update this tutti" in fault.value.next_step
+
+
+def test_an_invite_of_a_newer_version_says_to_update() -> None:
+    with pytest.raises(TooNew, match="version 3") as fault:
+        Invite.decode("tutti3" + RUNS["signed.toml"]["invite"].removeprefix(PREFIX))
+    assert "update this tutti" in fault.value.next_step
+    with pytest.raises(UsageFault, match="version 1") as older:
+        Invite.decode("tutti1abc")
+    assert "fresh invite" in older.value.next_step
+
+
+@pytest.fixture
+def renamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(module.RENAMED, "model.depth", "model.layers")
+    monkeypatch.setitem(module.RENAMED, "old.beat", "training.epochs")
+
+
+@pytest.mark.usefixtures("renamed")
+def test_a_former_name_is_refused_with_the_new_one() -> None:
+    for name, new in (("model.depth", "model.layers"), ("old.beat", "training.epochs")):
+        section, _, key = name.partition(".")
+        with pytest.raises(UsageFault) as fault:
+            Manifest.parse(f"format = 2\n[{section}]\n{key} = 7\n".encode())
+        assert (fault.value.what, fault.value.next_step) == (
+            f"{name} is not a setting any more",
+            f"it is called  {new}  now",
+        )
+        with pytest.raises(UsageFault, match="any more"):
+            amended(DEMO, {name: 7})
+
+
+@pytest.mark.usefixtures("renamed")
+def test_format_1_is_read_hashed_and_written_with_former_names() -> None:
+    manifest = Manifest.parse(b"[model]\ndepth = 7\n[old]\nbeat = 99\n[data]\n")
+    assert (manifest.model.layers, manifest.training.epochs) == (7, 99)
+    hashed = json.loads(manifest.immutable())
+    assert (hashed["model"]["depth"], hashed["old"]) == (7, {"beat": 99})
+    assert "layers" not in hashed["model"]
+    assert "epochs" not in hashed["training"]
+    raw = manifest.to_toml()
+    assert b"depth = 7" in raw
+    assert Manifest.parse(raw) == manifest
+    with pytest.raises(UsageFault, match="one setting"):
+        Manifest.parse(b"[model]\ndepth = 7\nlayers = 7\n")
+    assert Manifest.parse(b"[model]\nlayers = 7\n").model.layers == 7  # a draft of today
+
+
+@pytest.mark.usefixtures("renamed")
+def test_a_change_may_be_asked_for_with_a_file_of_format_1() -> None:
+    manifest = amended(DEMO, {"model.layers": 7})
+    with pytest.raises(UsageFault, match=r"not model\.layers"):
+        change.wanted(manifest, b"[model]\ndepth = 8\n")
+    assert change.wanted(manifest, b"[model]\ndepth = 7\n[swarm]\nowner = ''\n") == manifest

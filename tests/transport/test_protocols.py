@@ -1,0 +1,140 @@
+"""Two peers speak the newest protocol version that both do; without one both sides are told why.
+
+Every meeting here is a real handshake between two p2pd on loopback.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from node.core.errors import ExitCode, PeerFault, WireError
+from node.core.version import PROTOCOLS, Protocols
+from node.transport.handshake import IncompatiblePeer
+from protos import ask_pb2
+from protos.handshake_pb2 import Farewell
+
+
+def introduce(*transports) -> None:
+    for one in transports:
+        for other in transports:
+            if one is not other:
+                one.learn(other.peer_id, [str(a) for a in other.p2p.addresses()])
+
+
+def mismatches(transport) -> list:
+    return [e for e in transport._journal.recent() if e.kind == "protocol-mismatch"]
+
+
+def of_today(transport) -> None:
+    """Make it speak as software that knows no windows: one version in its Hello, none elsewhere,
+    and no other version understood."""
+    ours, handshake = transport._facts().protocols, transport._handshake
+    hello, check = handshake._hello, handshake._check
+
+    def plain_hello(peer):
+        said = hello(peer)
+        said.ClearField("newest_protocol")
+        return said
+
+    def strict(peer, said):
+        said.ClearField("newest_protocol")
+        return check(peer, said)
+
+    assert ours == Protocols(1, 1)
+    handshake._hello, handshake._check = plain_hello, strict
+    handshake._farewell = lambda code, reason: Farewell(code=code, reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "agreed"),
+    [((1, 1), (1, 1), 1), ((1, 3), (2, 4), 3), ((2, 4), (1, 3), 3), ((1, 9), (4, 4), 4)],
+)
+async def test_two_peers_speak_the_newest_that_both_do(swarm, here, there, agreed):
+    a = await swarm(protocols=Protocols(*here))
+    b = await swarm(protocols=Protocols(*there))
+    introduce(a, b)
+    await a.channel(b.peer_id)
+    assert (a._met[b.peer_id].protocol, b._met[a.peer_id].protocol) == (agreed, agreed)
+    assert mismatches(a) == mismatches(b) == []
+
+
+@pytest.mark.parametrize(("here", "there"), [((1, 2), (3, 4)), ((3, 4), (1, 2))])
+async def test_without_a_common_version_both_sides_say_who_updates(swarm, here, there):
+    a = await swarm(protocols=Protocols(*here))
+    b = await swarm(protocols=Protocols(*there))
+    introduce(a, b)
+    for _ in range(3):
+        with pytest.raises(PeerFault, match="protocols") as fault:
+            await a.channel(b.peer_id)
+        assert fault.value.weight == 0
+    assert not b._tokens.knows(a.peer_id)
+    (at_a,), (at_b,) = mismatches(a), mismatches(b)
+    for event, mine, theirs, peer in ((at_a, here, there, b), (at_b, there, here, a)):
+        assert event.fields["peer"] == peer.peer_id
+        assert (event.fields["oldest"], event.fields["newest"]) == theirs
+        assert f"speaks protocols {theirs[0]} to {theirs[1]} (tutti 0)" in event.text
+        assert ("update this tutti" in event.text) == (mine < theirs)
+        assert "git pull && make setup" in event.text
+
+
+async def test_a_peer_of_today_speaks_version_1(swarm):
+    today, wide = await swarm(protocols=Protocols(1, 1)), await swarm(protocols=Protocols(1, 2))
+    of_today(today)
+    introduce(today, wide)
+    await wide.channel(today.peer_id)
+    assert wide._met[today.peer_id].protocol == 1
+    await today.channel(wide.peer_id)
+    assert today._met[wide.peer_id].protocol == 1
+
+
+@pytest.mark.parametrize("newer_calls", [True, False])
+async def test_a_peer_of_today_and_a_newer_one_part(swarm, newer_calls):
+    today, newer = await swarm(protocols=Protocols(1, 1)), await swarm(protocols=Protocols(2, 3))
+    of_today(today)
+    introduce(today, newer)
+    caller, called = (newer, today) if newer_calls else (today, newer)
+    with pytest.raises(PeerFault, match="protocol"):
+        await caller.channel(called.peer_id)
+    (event,) = mismatches(newer)
+    assert "speaks protocol 1" in event.text
+    assert "whoever runs that one must update it" in event.text
+
+
+async def test_a_peer_that_was_updated_is_met_at_once(swarm):
+    a, b = await swarm(protocols=Protocols(2, 2)), await swarm(protocols=Protocols(1, 1))
+    introduce(a, b)
+    with pytest.raises(PeerFault, match="protocol 1"):
+        await a.channel(b.peer_id)
+    with pytest.raises(IncompatiblePeer):
+        await a.channel(b.peer_id)
+    facts = b._facts()
+    facts = type(facts)(facts.run_id, facts.name, "1", facts.admission, Protocols(1, 2))
+    b._handshake._facts = lambda: facts
+    b._incompatible.clear()  # it is a new process
+    await b.channel(a.peer_id)
+    await a.channel(b.peer_id)
+    assert a._met[b.peer_id].protocol == 2
+
+
+async def test_every_answer_to_a_question_says_the_versions(swarm):
+    a, b = await swarm(), await swarm(protocols=Protocols(3, 5), run="")
+    address = b.p2p.addresses()[0]
+    for question in (
+        ask_pb2.Ask(ping=ask_pb2.AskPing(nonce=b"now")),
+        ask_pb2.Ask(manifest=ask_pb2.AskManifest()),
+    ):
+        said = await a.ask(address, question)
+        assert (said.oldest_protocol, said.newest_protocol, said.version) == (3, 5, "0")
+
+
+def test_windows_are_compared_by_both_ends():
+    assert Protocols.said(0, 0) == Protocols.said(1, 0) == Protocols(1, 1)
+    assert Protocols.said(2, 5) == Protocols(2, 5)
+    assert Protocols(1, 3).common(Protocols(3, 4)) == 3
+    assert Protocols(1, 2).common(Protocols(3, 4)) == 0
+    assert (str(Protocols(2, 2)), str(Protocols(1, 3))) == ("protocol 2", "protocols 1 to 3")
+    assert PROTOCOLS.common(Protocols.said(0, 0)) == 1, "peers of today are not shut out"
+    for oldest, newest in ((3, 2), (1, 1 << 16), (0, 1 << 20)):
+        with pytest.raises(WireError):
+            Protocols.said(oldest, newest)
+    assert ExitCode.PROTOCOL == 6
