@@ -104,10 +104,10 @@ def shape(report: Report, now: Tree, before: Tree, *, named: bool) -> None:
 
 
 def _unwired(tree: Tree) -> tuple[list[str], list[str]]:
-    """Functions that nothing reaches: those that may not be, those that may."""
-    found = unreached(tree)
-    stay = [f for f in found if f.startswith(tuple(UNWIRED.values()))]
-    return [f for f in found if f not in stay], stay
+    """Functions that nothing reaches: those that may not be; those that may, and what only they
+    call."""
+    loose = unreached(tree, UNWIRED.values())
+    return loose, [f for f in unreached(tree) if f not in loose]
 
 
 def _flat(places: dict[str, list[str]]) -> list[str]:

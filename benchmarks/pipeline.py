@@ -144,7 +144,7 @@ def _measure_alone(threads: int, epochs: int) -> float:
 def _alone(threads: int, epochs: int) -> float:
     import torch
 
-    from node.reference import Reference
+    from benchmarks.reference.swarm import Reference
 
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as home:

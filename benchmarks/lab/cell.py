@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from benchmarks.reference.swarm import step_all
 from node.averaging.request import RoundRequest
 from node.averaging.service import CellRound
 from node.averaging.settings import AveragingSettings
@@ -180,7 +181,7 @@ class Worker:
         outcome = await self.cell.run(request, self._identity if identity else self._step)
         self.owner.commit(self.epoch)
         self.cell.forget(self.epoch)
-        if not outcome.complete:
+        if outcome.missing:
             raise RuntimeError(f"the round failed: {outcome.failed}")
         return {}
 
@@ -245,7 +246,8 @@ class _Ours:
         self._owner, self._epoch = Owner(OptimSettings(lr=LR, momentum=MOMENTUM, warmup=0), 0), 0
 
     def step(self) -> None:
-        fresh = self._owner.step_all(
+        fresh = step_all(
+            self._owner,
             self._tensors,
             {n: t.grad for n, t in self._tensors.items() if t.grad is not None},
             self._epoch,

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.lab.meeting import CHUNK, FAULTY, MEMBERS, SETTINGS, TOKENS, given, truth
+from benchmarks.lab.memory_net import MemoryTransport
 from node.averaging import parcel
 from node.averaging.codecs import encode
 from node.averaging.member import SERVICES
 from node.averaging.request import RoundRequest
 from node.core.errors import PeerFault
-from node.transport.memory import MemoryTransport
 from protos import averaging_pb2
 
 Frames = list[bytes]

@@ -274,7 +274,7 @@ class Ours:
         )
         outcome = await self.cell.run(request, None)
         self.cell.forget(self.epoch)
-        if not outcome.complete or len(outcome.contributors) != len(self.peers):
+        if outcome.missing or len(outcome.contributors) != len(self.peers):
             raise RuntimeError(f"the round failed: {outcome.failed}")
         self.fresh = outcome.fresh
         return {"met": met}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -68,12 +68,17 @@ class Parts:
     protocols: set[Place] = field(default_factory=set)
 
 
-def unreached(tree: Tree, *, root: str = "cli", within: str = "node") -> list[str]:
+def unreached(
+    tree: Tree, also: Collection[str] = (), *, root: str = "cli", within: str = "node"
+) -> list[str]:
     """Public functions and methods of ``within`` that nothing reached from ``root`` names, as
-    "module.name" in order. A protocol's methods are a promise, no code: never among them."""
+    "module.name" in order. ``also``: what is called from outside by the beginning of its name. A
+    protocol's methods are a promise, no code: never among them."""
     program = (s for s in tree.files.values() if s.module.split(".")[0] in (root, within, "protos"))
     known = collect(program)
-    found = reach(known, root)
+    starts = tuple(also)
+    more = [p for p in known.parts if starts and f"{p[0]}.{p[1]}".startswith(starts)]
+    found = reach(known, root, more)
     return sorted(
         f"{module}.{name}"
         for (module, name), part in known.parts.items()
@@ -90,11 +95,12 @@ def _is_class(known: Parts, place: Place) -> bool:
     return place in known.owners
 
 
-def reach(known: Parts, root: str) -> set[Place]:
-    """Everything reached from the module ``root``, all of whose functions are taken as called."""
+def reach(known: Parts, root: str, also: Iterable[Place] = ()) -> set[Place]:
+    """Everything reached from the module ``root``, all of whose functions are taken as called, and
+    from the places ``also``."""
     found: set[Place] = set()
     attributes: set[str] = set()
-    open_: list[Place] = [(root, ""), *(p for p in known.parts if p[0] == root)]
+    open_: list[Place] = [(root, ""), *(p for p in known.parts if p[0] == root), *also]
     while open_:
         place = _real(known, open_.pop())
         if place in found or place not in known.parts:

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from node.averaging.events import Began, Opened
-from node.averaging.quorum import grace
 from node.core.ids import PeerId, RoundId
+
+SAFETY = 0.8
+"""Share of the time that is left which a grace may take."""
 
 
 class Phase(Enum):
@@ -162,3 +164,10 @@ def by_cell(opened: Opened) -> Mapping[int, Opened]:
             tokens=opened.tokens if mine else 0,
         )
     return found
+
+
+def grace(most: float, spare_s: float | None, quorum_s: float, safety: float = SAFETY) -> float:
+    """Seconds that may pass after a quorum took ``quorum_s``, at most ``most``; ``spare_s``: nobody
+    waits for the result before, None where every wait is felt. After the rule of Decoupled DiLoCo
+    (arXiv 2604.21428)."""
+    return most if spare_s is None else min(most, max(0.0, safety * (spare_s - quorum_s)))

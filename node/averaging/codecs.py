@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -179,45 +179,6 @@ def settle(tensor: Tensor, codec: str) -> tuple[Tensor, Tensor]:
     """
     data = encode(tensor, codec)
     return data, decode(data, tensor.numel(), codec).view(tensor.shape)
-
-
-class Feedback:
-    """Error feedback (Seide et al. 2014; Karimireddy et al. 2019): what a round's rounding lost is
-    added to the next one.
-
-    Two phases, because a round may come to nothing: :meth:`encode` remembers what *would* be lost,
-    :meth:`commit` makes it so.
-    """
-
-    def __init__(self, codec: str) -> None:
-        self.codec = codec
-        self.lost: dict[str, Tensor] = {}
-        self._pending: dict[str, Tensor] = {}
-
-    def encode(self, name: str, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """As :func:`settle`, of ``tensor`` and what is owed to it. Raises ValueError when the shape
-        of ``name`` has changed."""
-        owed = self.lost.get(name)
-        if owed is not None and owed.shape != tensor.shape:
-            raise ValueError(f"{name} was {tuple(owed.shape)} and is {tuple(tensor.shape)}")
-        whole = (
-            tensor.detach().to("cpu", torch.float32)
-            if owed is None
-            else tensor.detach().to("cpu", torch.float32) + owed
-        )
-        data, sent = settle(whole, self.codec)
-        self._pending[name] = whole - sent
-        return data, sent
-
-    def commit(self, names: Iterable[str]) -> None:
-        """The round took what was last encoded of ``names``."""
-        for name in names:
-            if name in self._pending:
-                self.lost[name] = self._pending.pop(name)
-
-    def void(self) -> None:
-        """It did not."""
-        self._pending.clear()
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -202,25 +202,6 @@ def carried(s: OuterSettings, cell: int) -> None:
             raise UsageFault(f"a live swarm does not carry this yet: {what}", instead)
 
 
-def fits(s: OuterSettings, members: int) -> None:
-    """Raises UsageFault when so many members cannot use these settings."""
-    check(s)
-    if s.strategy == "moshpit" and members > math.prod(s.grid):
-        raise UsageFault(
-            f"{members} members do not fit the grid {list(s.grid)}", "make outer.grid larger"
-        )
-    if s.shards > members:
-        raise UsageFault(f"{s.shards} shards among {members} members", "lower outer.shards")
-    if s.quorum > members:
-        raise UsageFault(
-            f"a quorum of {s.quorum} among {members} members never comes", "lower outer.quorum"
-        )
-    if s.strategy == "push-sum" and 2**s.fanout > 2 * max(1, members - 1):
-        raise UsageFault(
-            f"a fanout of {s.fanout} goes round all {members} members", "lower outer.fanout"
-        )
-
-
 def _one_of(name: str, value: str, among: Iterable[str]) -> None:
     names = list(among)
     if value not in names:

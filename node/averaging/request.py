@@ -158,8 +158,3 @@ class RoundOutcome:
     unwelcome: dict[PeerId, Kind] = field(default_factory=dict)
     parts: dict[str, Part] = field(default_factory=dict)
     unserved: tuple[str, ...] = ()
-
-    @property
-    def complete(self) -> bool:
-        """Every part of the stage is fresh."""
-        return not self.missing

@@ -5,7 +5,7 @@ differently."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Protocol
@@ -109,49 +109,6 @@ def order(count: int, seed: int, *what: object) -> Places:
     return np.argsort(dice(seed, *what).random_raw(count), kind="stable")
 
 
-def groups_of(
-    strategy: Strategy, members: Sequence[PeerId], round: int, seed: int
-) -> tuple[tuple[PeerId, ...], ...]:
-    """The groups of ``round`` among ``members``, in whatever order those are given; each sorted,
-    singles included.
-
-    Raises ValueError for a strategy without groups, or a member named twice.
-    """
-    names = _sorted(members)
-    meeting = strategy.meet(len(names), round, seed)
-    if not isinstance(meeting, Groups):
-        raise ValueError(f"{type(strategy).__name__} makes no groups")
-    found: dict[int, list[PeerId]] = {}
-    for name, label in zip(names, meeting.labels.tolist(), strict=True):
-        found.setdefault(label, []).append(name)
-    return tuple(tuple(group) for _, group in sorted(found.items()))
-
-
-def group_of(
-    strategy: Strategy, members: Sequence[PeerId], round: int, seed: int, me: PeerId
-) -> tuple[PeerId, ...]:
-    """My group, led by its first in :func:`leaders`. Raises ValueError as :func:`groups_of`, and
-    when I am no member."""
-    for group in groups_of(strategy, members, round, seed):
-        if me in group:
-            return leaders(group, f"{seed}:{round}")
-    raise ValueError("not a member of this round")
-
-
-def neighbours_of(
-    strategy: Strategy, members: Sequence[PeerId], round: int, seed: int, me: PeerId
-) -> tuple[tuple[PeerId, ...], tuple[PeerId, ...]]:
-    """(whom I send to, who sends to me). Raises ValueError for a strategy without edges, or when I
-    am no member."""
-    names = _sorted(members)
-    meeting, here = strategy.meet(len(names), round, seed), names.index(me)
-    if not isinstance(meeting, Edges):
-        raise ValueError(f"{type(strategy).__name__} makes no edges")
-    out = meeting.target[meeting.source == here].tolist()
-    into = meeting.source[meeting.target == here].tolist()
-    return tuple(names[i] for i in out), tuple(names[i] for i in into)
-
-
 def leaders(group: Collection[PeerId], salt: str) -> tuple[PeerId, ...]:
     """The group in the order in which its members lead: the first leads, the next succeeds it when
     it is lost.
@@ -165,40 +122,3 @@ def leaders(group: Collection[PeerId], salt: str) -> tuple[PeerId, ...]:
 def rank(peer: PeerId, salt: str) -> tuple[bytes, PeerId]:
     """A member's place in the order of ``salt``: a hash, smaller is earlier."""
     return blake2b(f"{salt}:{peer}".encode(), digest_size=16).digest(), peer
-
-
-def mixing(meeting: Meeting, alive: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """The round as a matrix [n, n]: new values are ``mixing @ values``. Members that are not alive
-    keep theirs.
-
-    Rows sum to 1, columns too for groups; with ``mass``, columns only: values and weights both go
-    through it (push-sum). Raises ValueError for pushes, which depend on their order.
-    """
-    if isinstance(meeting, Pushes):
-        raise ValueError("pushes without a barrier are no matrix")
-    count = len(alive)
-    if isinstance(meeting, Groups):
-        together = (
-            (meeting.labels[:, None] == meeting.labels[None, :]) & alive[:, None] & alive[None, :]
-        )
-        if not _owned(meeting, alive):
-            together[:] = False
-        elif meeting.whole:
-            together &= ~np.isin(meeting.labels, meeting.labels[~alive])[:, None]
-        together |= np.eye(count, dtype=bool)
-        return together / together.sum(1, keepdims=True)
-    kept = alive[meeting.source] & alive[meeting.target]
-    matrix = np.eye(count)
-    matrix[meeting.target[kept], meeting.source[kept]] = 1.0
-    return matrix / matrix.sum(0 if meeting.mass else 1, keepdims=True)
-
-
-def _owned(meeting: Groups, alive: NDArray[np.bool_]) -> bool:
-    return not meeting.owners or bool(alive[list(meeting.owners)].all())
-
-
-def _sorted(members: Sequence[PeerId]) -> list[PeerId]:
-    names = sorted(members)
-    if len(set(names)) != len(names):
-        raise ValueError("a member is named twice")
-    return names

@@ -192,15 +192,6 @@ def parse(document: Any) -> Problem:
     )
 
 
-def unknown(document: Any) -> list[str]:
-    """Fields nobody reads, in order."""
-    return (
-        sorted(str(key)[:40] for key in document if key not in KNOWN)
-        if isinstance(document, dict)
-        else []
-    )
-
-
 def seconds(value: Any, what: str) -> float:
     """A finite number from 0 on. Raises UsageFault."""
     if (

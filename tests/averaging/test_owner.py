@@ -203,7 +203,7 @@ async def test_a_stranger_is_refused(duel):
     )
     kind, _, _ = await send(duel.cell, duel.p1, duel.p0, duel.messages())
     assert kind == "STRANGER"
-    assert (await running).complete
+    assert not (await running).missing
 
 
 async def test_streams_for_a_round_that_never_opens_are_bounded_in_number_and_time(cell_of, grads):

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import cli
+from benchmarks.lab.canned_window import CannedWindow
 from node.config import NodeConfig
 from node.control.diagnose import Machine, verdict
 from node.control.doctor import Checkup
-from node.control.memory import CannedWindow
 from node.control.service import ControlService
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.lab.virtual_clock import VirtualClock
 from node import placing
 from node.config import MOVED, NodeConfig
-from node.core.clock import VirtualClock
 from node.core.errors import UsageFault
 from node.core.ids import ENDS, PeerId
 from node.placing import Placing

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from node.core.clock import VirtualClock
+from benchmarks.lab.virtual_clock import VirtualClock
 from node.core.errors import ExitCode, LocalFault, Refused
 from node.identity.admission import Gate, admission_token, shown
 from node.identity.keys import Identity

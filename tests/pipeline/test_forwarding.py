@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import node.detour
+from benchmarks.lab.memory_net import MemoryNet
 from node import forwarding
 from node.core.errors import ExitCode, LocalFault, NetworkFault, UsageFault
 from node.core.ids import PeerId
@@ -18,7 +19,6 @@ from node.core.journey import Member, Plan
 from node.data.tokenizer import ByteTokenizer
 from node.forwarding import MAX_PROMPT, EndsService
 from node.pipeline.settings import PipelineSettings
-from node.transport.memory import MemoryNet
 from node.view import View
 from protos import control_pb2 as pb
 from protos import ends_pb2_grpc as rpc

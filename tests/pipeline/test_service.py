@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from node.core.clock import VirtualClock
+from benchmarks.lab.virtual_clock import VirtualClock
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from node.pipeline.events import Arrived, Computed, Key, Passed, Settled, Way

@@ -20,6 +20,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from benchmarks.lab.memory_net import MemoryNet
 from node.averaging.events import Began, Forgot, Kind, Opened, Refuse
 from node.averaging.groups import micro_groups
 from node.averaging.machine import RoundMachine
@@ -43,7 +44,6 @@ from node.training.leader import Leader
 from node.training.member import Member
 from node.transport import ask
 from node.transport.handshake import Tokens
-from node.transport.memory import MemoryNet
 from node.transport.tls import ServerCertificate, check_certificate, make_certificate
 from node.wire.tensors import TensorReader, digest, expected_head
 from protos import training_pb2 as pb

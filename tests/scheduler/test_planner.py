@@ -9,9 +9,9 @@ from itertools import product
 
 import pytest
 
+from benchmarks.reference.conflicts import conflict_search
 from benchmarks.scheduler import KINDS, greedy, load, made_up, makespan
 from node.scheduler.bounds import lower_bounds
-from node.scheduler.conflicts import conflict_search
 from node.scheduler.dealing import deal
 from node.scheduler.first import insertion, round_robin
 from node.scheduler.planner import make_plan

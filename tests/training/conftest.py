@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.lab.memory_net import MemoryNet
+from benchmarks.reference.swarm import step_all
 from node.averaging.diloco import OuterState
 from node.averaging.member import SERVICES
 from node.averaging.outer import OuterSettings
@@ -36,7 +38,6 @@ from node.training.rules import Rules
 from node.training.settings import TrainingSettings
 from node.training.stage import StageState
 from node.training.work import Engines, Work
-from node.transport.memory import MemoryNet
 
 LEADER = PeerId("leader")
 OPTIM = OptimSettings(warmup=0)
@@ -326,7 +327,7 @@ class Alone:
         )
 
     def epoch(self, givers: Sequence[str], epoch: int) -> None:
-        self.parameters = self.owner.step_all(self.parameters, mean(givers, epoch), epoch)
+        self.parameters = step_all(self.owner, self.parameters, mean(givers, epoch), epoch)
         self.saved[epoch + 1] = {
             n: {k: t.clone() for k, t in self.owner.state(n).items()} for n in self.owner.names()
         }

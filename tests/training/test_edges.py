@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.reference.mixing import mixing
 from node.averaging.outer import OuterSettings, strategy_of
-from node.averaging.strategy import Edges, mixing
+from node.averaging.strategy import Edges
 from node.core.ids import PeerId
 from node.core.journey import Hop, Member, Path, Plan, Unit, Version
 from node.training import events as ev

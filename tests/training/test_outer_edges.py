@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.reference.mixing import mixing
 from node.averaging.diloco import OuterState, outer_step, pseudo_gradient
 from node.averaging.outer import OuterSettings, strategy_of
-from node.averaging.strategy import Edges, mixing
+from node.averaging.strategy import Edges
 from node.core.ids import PeerId
 from node.core.journey import Member, Plan, in_cell
 from node.training import events as ev

@@ -8,16 +8,17 @@ benchmarks hold it to that.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from benchmarks.reference.unsplit import Unsplit
 from node.data.order import SampleOrder, Sampler
 from node.data.sources import open_data
 from node.manifest import Manifest
-from node.model.stages import Unsplit
 from node.optim.owner import Owner
 from node.training.text import Text
 
@@ -73,7 +74,16 @@ class Reference:
     def _step(self, tokens: int) -> None:
         live = dict(self.model.named_parameters())
         mean = {name: p.grad / tokens for name, p in live.items() if p.grad is not None}
-        for name, fresh in self._owner.step_all(
-            {n: p.data for n, p in live.items()}, mean, self._next
+        for name, fresh in step_all(
+            self._owner, {n: p.data for n, p in live.items()}, mean, self._next
         ).items():
             live[name].data = fresh
+
+
+def step_all(
+    owner: Owner, parameters: Mapping[str, Tensor], mean_gradients: Mapping[str, Tensor], epoch: int
+) -> dict[str, Tensor]:
+    """Step every parameter and commit: what one process that owns everything does in an epoch."""
+    fresh = owner.step_parts(parameters, mean_gradients, epoch)
+    owner.commit(epoch)
+    return fresh

@@ -135,3 +135,13 @@ def _nearest(edges: Sequence[int], wanted: float, least: int) -> int:
     i = bisect_left(edges, wanted)
     near = [e for e in edges[max(0, i - 1) : i + 1] if e >= least]
     return min(near, key=lambda e: (abs(e - wanted), e)) if near else least
+
+
+def shard_flops(rows: int, cols: int) -> int:
+    """The count the published planner balances by: 5 · (2 + 2) n m² on whatever shape it is given,
+    without A A.
+
+    It is given the tensor-parallel shard; kept only to reproduce published ratios.
+    """
+    m, n = min(rows, cols), max(rows, cols)
+    return 20 * n * m * m

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from benchmarks.reference.buckets import ALIGN, Bucket, alpha_cuts, owners_of_cuts, start_index
 from node.core.errors import UsageFault
 from node.partition.balance import balance
-from node.partition.buckets import ALIGN, Bucket, alpha_cuts, owners_of_cuts, start_index
 from node.partition.matrices import Unit, in_order
 from node.partition.search import Problem
 
