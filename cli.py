@@ -994,7 +994,7 @@ def partition(
 ) -> int:
     """Plan which rank steps which matrix: owners, time over the ideal and over the floor, bytes
     moved, hash."""
-    from node.partition import command
+    from node.tools import partition as command
 
     asked = command.parse(command.read(file))
     for field in asked.unknown:
@@ -1059,7 +1059,7 @@ def schedule(
     none for all, ...}, {"what": "join", "stage": 2, "compute_s": 0.4, "delays_s": [to each peer],
     "slots": 3, ...}], "paths": a plan to keep; without it one is made}.
     """
-    from node.scheduler import command
+    from node.tools import schedule as command
 
     return command.run_command(
         command.Options(file, as_json, gantt, replan, limit, moves, slots_ends, seed, assign)

@@ -28,8 +28,8 @@ UNWIRED = {
     "push-sum receipts": "node.averaging.gossip.Mass.",
     "Moshpit's key update": "node.averaging.moshpit.indices",
     "the tensor-parallel step": "node.local.step.",
-    "plans made again": "node.scheduler.replan.",
-    "assignment": "node.scheduler.assignment.",
+    "plans made again": "node.tools.replan.",
+    "assignment": "node.tools.assignment.",
 }
 """What nothing reaches yet and may stay, because a leader for each cell will use it."""
 WALKS = {

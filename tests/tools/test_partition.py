@@ -8,7 +8,7 @@ import pytest
 
 from cli import main
 from node.core.errors import OutOfResources, UsageFault
-from node.partition import command
+from node.tools import partition as command
 
 GOOD = {
     "matrices": [

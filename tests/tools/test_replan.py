@@ -14,8 +14,8 @@ from node.core.errors import UsageFault
 from node.scheduler.dealing import deal
 from node.scheduler.first import insertion
 from node.scheduler.planner import make_plan
-from node.scheduler.replan import Event, drifted, joined_by, parse_events, play
-from node.scheduler.running import Running
+from node.tools.replan import Event, drifted, joined_by, parse_events, play
+from node.tools.running import Running
 
 
 def routes_of(problem):

@@ -12,9 +12,9 @@ import pytest
 
 from benchmarks.scheduler import DATA, load
 from cli import main
-from node.scheduler.gantt import COLOURS
 from node.scheduler.problem import parse
 from node.scheduler.replay import replay
+from node.tools.gantt import COLOURS
 
 B = str(DATA / "skippipe_B.json")
 

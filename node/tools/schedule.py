@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from node.core.errors import UsageFault
-from node.scheduler import gantt, replan
-from node.scheduler.assignment import Assigned, assign
 from node.scheduler.planner import Plan, make_plan
 from node.scheduler.problem import Problem, Route, parse
 from node.scheduler.replay import replay, solo
 from node.scheduler.rules import broken, safe
 from node.telemetry import pictures
+from node.tools import gantt, replan
+from node.tools.assignment import Assigned, assign
 
 MOST_BYTES = 512 << 20
 LONGEST_S = 3600.0

@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 
 from node.core.errors import UsageFault
-from node.scheduler.assignment import assign, epoch, placed, worst_link
 from node.scheduler.dealing import deal
 from node.scheduler.problem import parse
+from node.tools.assignment import assign, epoch, placed, worst_link
 
 
 def two_towns(**more):
