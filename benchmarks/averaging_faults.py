@@ -32,8 +32,8 @@ from benchmarks.lab.memory_net import MemoryNet
 from benchmarks.lab.rogue import Lie, Rogue, all_of, framed, one_of
 from benchmarks.lab.victim import PHASES
 from benchmarks.report import Report
-from node.averaging.request import RoundOutcome
-from node.averaging.service import CellRound
+from node.averaging.exchange.request import RoundOutcome
+from node.averaging.exchange.service import CellRound
 from node.core.ids import PeerId
 
 DEADLINE_S = 4.0

@@ -24,9 +24,9 @@ BASE = "c2d8ad2"
 SAVED = 0.92
 FILES, SHARED, SKIPPED = 20, 20, 20
 UNWIRED = {
-    "matchmaking": "node.averaging.matching.",
-    "push-sum receipts": "node.averaging.gossip.Mass.",
-    "Moshpit's key update": "node.averaging.moshpit.indices",
+    "matchmaking": "node.averaging.strategies.matching.",
+    "push-sum receipts": "node.averaging.strategies.gossip.Mass.",
+    "Moshpit's key update": "node.averaging.strategies.moshpit.indices",
     "the tensor-parallel step": "node.local.step.",
     "plans made again": "node.tools.replan.",
     "assignment": "node.tools.assignment.",

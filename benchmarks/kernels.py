@@ -42,12 +42,12 @@ import torch
 from benchmarks.reference.qwen3 import MODELS, split_form
 from benchmarks.reference.swarm import step_all
 from benchmarks.report import Report, cpuinfo
+from node.app.tuning import tune
 from node.core.memory import keep_freed
 from node.optim.kernel_rule import way
 from node.optim.newton_schulz import newton_schulz_all, rule_of
 from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
-from node.tuning import tune
 
 Shape = tuple[int, int]
 Step = Callable[[], None]

@@ -153,7 +153,7 @@ def _alone(threads: int, epochs: int) -> float:
 
 
 def _measure_swarm(epochs: int) -> dict[str, Any]:
-    from node.demo import DemoOptions, play
+    from node.app.demo import DemoOptions, play
 
     with (
         tempfile.TemporaryDirectory(prefix="tutti-bench-") as home,

@@ -47,10 +47,10 @@ from node.data.sources import open_data
 from node.manifest import Manifest, amended
 from node.model.stages import Blocks, Ends, build
 from node.optim.owner import Owner
-from node.scheduler.planner import make_plan
-from node.scheduler.problem import Problem
-from node.scheduler.rules import broken
-from node.training.text import Text
+from node.scheduler.planning.planner import make_plan
+from node.scheduler.planning.problem import Problem
+from node.scheduler.planning.rules import broken
+from node.training.state.text import Text
 
 STAGES, HOPS, EPOCHS = 8, 6, 330
 SEQUENCES = 28

@@ -26,8 +26,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.reference.swarm import step_all
-from node.averaging.request import RoundRequest
-from node.averaging.service import CellRound
+from node.averaging.exchange.request import RoundRequest
+from node.averaging.exchange.service import CellRound
 from node.averaging.settings import AveragingSettings
 from node.core.clock import SystemClock
 from node.core.ids import PeerId, RoundId

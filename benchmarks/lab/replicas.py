@@ -20,17 +20,17 @@ from torch import Tensor
 
 from benchmarks.reference.mixing import mixing
 from benchmarks.reference.unsplit import Unsplit
-from node.averaging.codecs import settle
-from node.averaging.diloco import (
+from node.averaging.coding.codecs import settle
+from node.averaging.coding.formats import nbytes_of
+from node.averaging.exchange.request import Part
+from node.averaging.strategies.diloco import (
     OuterState,
     mixed,
     outer_step,
     pseudo_gradient,
 )
-from node.averaging.formats import nbytes_of
-from node.averaging.outer import OuterSettings, strategy_of
-from node.averaging.request import Part
-from node.averaging.strategy import Edges, Groups
+from node.averaging.strategies.outer import OuterSettings, strategy_of
+from node.averaging.strategies.strategy import Edges, Groups
 from node.core.ids import PeerId
 from node.data.order import SampleOrder
 from node.data.settings import DataSettings
@@ -38,8 +38,8 @@ from node.data.sources import open_data
 from node.model.settings import ModelSettings
 from node.model.shapes import head_dim
 from node.model.stages import Rope, rotate
-from node.training.meetings import pieces
-from node.training.owed import Owed
+from node.training.protocol.meetings import pieces
+from node.training.rounds.owed import Owed
 
 ANY = PeerId("replica")
 EVERY_EVAL = 50

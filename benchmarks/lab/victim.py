@@ -24,8 +24,9 @@ import torch
 
 from benchmarks.lab import meeting
 from benchmarks.lab.memory_net import MemoryNet, MemoryTransport
-from node.averaging import member, owner, parcel
-from node.averaging.service import CellRound
+from node.averaging.coding import parcel
+from node.averaging.exchange import member, owner
+from node.averaging.exchange.service import CellRound
 from node.core.ids import PeerId
 
 PHASES = {

@@ -14,11 +14,11 @@ import heapq
 from collections import Counter
 from itertools import combinations, product
 
-from node.scheduler.dealing import legal, orders
-from node.scheduler.first import origins_in_turns
-from node.scheduler.problem import Problem, Route
-from node.scheduler.replay import Replayed, replay, solo
-from node.scheduler.rules import broken
+from node.scheduler.planning.dealing import legal, orders
+from node.scheduler.planning.first import origins_in_turns
+from node.scheduler.planning.problem import Problem, Route
+from node.scheduler.planning.replay import Replayed, replay, solo
+from node.scheduler.planning.rules import broken
 
 MOST_ROUTES = 20_000
 

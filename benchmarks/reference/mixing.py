@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from node.averaging.strategy import Groups, Meeting, Pushes
+from node.averaging.strategies.strategy import Groups, Meeting, Pushes
 
 
 def mixing(meeting: Meeting, alive: NDArray[np.bool_]) -> NDArray[np.float64]:

@@ -20,7 +20,7 @@ from node.data.order import SampleOrder, Sampler
 from node.data.sources import open_data
 from node.manifest import Manifest
 from node.optim.owner import Owner
-from node.training.text import Text
+from node.training.state.text import Text
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from node.core.errors import UsageFault
-from node.scheduler.dealing import deal
-from node.scheduler.estimate import Estimator
-from node.scheduler.first import insertion, round_robin
-from node.scheduler.problem import Problem, Route
+from node.scheduler.planning.dealing import deal
+from node.scheduler.planning.estimate import Estimator
+from node.scheduler.planning.first import insertion, round_robin
+from node.scheduler.planning.problem import Problem, Route
 
 HOT, COLD = 0.03, 0.001
 """What a worse assignment may cost more, over the time of an epoch: at the beginning and at the

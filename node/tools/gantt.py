@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from node.scheduler.problem import Problem
-from node.scheduler.replay import Task
+from node.scheduler.planning.problem import Problem
+from node.scheduler.planning.replay import Task
 from node.telemetry.pictures import new_figure
 
 if TYPE_CHECKING:

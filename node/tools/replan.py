@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from node.core.errors import UsageFault
-from node.scheduler.problem import MOST_PEERS, Problem, Route, seconds, whole
-from node.scheduler.rules import bounded_jumps, bounded_swaps
+from node.scheduler.planning.problem import MOST_PEERS, Problem, Route, seconds, whole
+from node.scheduler.planning.rules import bounded_jumps, bounded_swaps
 from node.tools.running import Running
 
 TRIALS = {"death": 8, "busy": 6, "join": 12, "drift": 16}

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from node.scheduler.problem import Problem, Route
+from node.scheduler.planning.problem import Problem, Route
 
 WAITING, TRAVELS, PARKED, QUEUED, RUNS, HELD, DONE, DROPPED = range(8)
 """Where a micro-batch is: not launched, on its way, at a full peer, in a queue, at work, before a

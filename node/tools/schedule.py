@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from node.core.errors import UsageFault
-from node.scheduler.planner import Plan, make_plan
-from node.scheduler.problem import Problem, Route, parse
-from node.scheduler.replay import replay, solo
-from node.scheduler.rules import broken, safe
+from node.scheduler.planning.planner import Plan, make_plan
+from node.scheduler.planning.problem import Problem, Route, parse
+from node.scheduler.planning.replay import replay, solo
+from node.scheduler.planning.rules import broken, safe
 from node.telemetry import pictures
 from node.tools import gantt, replan
 from node.tools.assignment import Assigned, assign

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from benchmarks.lab.memory_net import MemoryNet, MemoryTransport
-from node.averaging.request import RoundOutcome, RoundRequest
-from node.averaging.service import CellRound
+from node.averaging.exchange.request import RoundOutcome, RoundRequest
+from node.averaging.exchange.service import CellRound
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId, RoundId
 

@@ -9,10 +9,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.averaging.codecs import Coded, Rounded, decode, encode, settle
-from node.averaging.formats import FORMATS, INT4_BLOCK, INT8_BLOCK, TOP_BLOCK, kept, nbytes_of
-from node.averaging.layouts import PIECE
-from node.averaging.reduce import means, opened, settled
+from node.averaging.coding.codecs import Coded, Rounded, decode, encode, settle
+from node.averaging.coding.formats import (
+    FORMATS,
+    INT4_BLOCK,
+    INT8_BLOCK,
+    TOP_BLOCK,
+    kept,
+    nbytes_of,
+)
+from node.averaging.coding.layouts import PIECE
+from node.averaging.reducers.reduce import means, opened, settled
 from node.core.errors import StepFault, WireError
 from node.core.ids import PeerId
 

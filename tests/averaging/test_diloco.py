@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.reference.mixing import mixing
-from node.averaging.codecs import settle
-from node.averaging.diloco import (
+from node.averaging.coding.codecs import settle
+from node.averaging.strategies.diloco import (
     OuterState,
     mixed,
     outer_step,
     pseudo_gradient,
 )
-from node.averaging.gossip import Pairs
-from node.averaging.outer import OuterSettings
+from node.averaging.strategies.gossip import Pairs
+from node.averaging.strategies.outer import OuterSettings
 
 torch.set_num_threads(1)
 PLAIN = OuterSettings(carries="deltas", optimizer="sgd", lr=1.0, momentum=0.0)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from node.averaging.events import (
+from node.averaging.exchange.events import (
     Ended,
     Gone,
     Kind,
@@ -22,8 +22,8 @@ from node.averaging.events import (
     Uploaded,
     Wait,
 )
-from node.averaging.member import Exchanges
-from node.averaging.request import RoundOutcome, RoundRequest
+from node.averaging.exchange.member import Exchanges
+from node.averaging.exchange.request import RoundOutcome, RoundRequest
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId, RoundId
 from tests.averaging.conftest import SHAPES, Cell, gradients_of, same

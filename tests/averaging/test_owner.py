@@ -8,10 +8,10 @@ import math
 import pytest
 import torch
 
-from node.averaging import parcel
-from node.averaging.groups import micro_groups
-from node.averaging.member import Errand, Exchanges
-from node.averaging.owner import HEAD_LIMIT
+from node.averaging.coding import parcel
+from node.averaging.exchange.groups import micro_groups
+from node.averaging.exchange.member import Errand, Exchanges
+from node.averaging.exchange.owner import HEAD_LIMIT
 from node.averaging.settings import AveragingSettings
 from node.core.errors import PeerFault
 from node.core.ids import PeerId

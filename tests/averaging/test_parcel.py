@@ -11,15 +11,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.averaging import parcel
-from node.averaging.codecs import encode, settle
-from node.averaging.formats import FORMATS, nbytes_of
-from node.averaging.member import SERVICES
-from node.averaging.service import CellRound
+from node.averaging.coding import parcel
+from node.averaging.coding.codecs import encode, settle
+from node.averaging.coding.formats import FORMATS, nbytes_of
+from node.averaging.exchange.member import SERVICES
+from node.averaging.exchange.service import CellRound
 from node.averaging.settings import AveragingSettings
 from node.core.errors import WireError
 from node.core.ids import RoundId
-from node.training.owed import Owed
+from node.training.rounds.owed import Owed
 from protos import averaging_pb2
 
 SIZES = st.lists(st.integers(0, 400), max_size=6)

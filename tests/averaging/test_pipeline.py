@@ -12,11 +12,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from node.averaging.events import Kind, Uploaded
-from node.averaging.groups import LET_IN
-from node.averaging.member import Errand, Exchanges, Unwelcome
-from node.averaging.owner import Owner
-from node.averaging.request import RoundRequest
+from node.averaging.exchange.events import Kind, Uploaded
+from node.averaging.exchange.groups import LET_IN
+from node.averaging.exchange.member import Errand, Exchanges, Unwelcome
+from node.averaging.exchange.owner import Owner
+from node.averaging.exchange.request import RoundRequest
 from node.averaging.settings import AveragingSettings
 from node.core.ids import RoundId
 

@@ -10,9 +10,19 @@ from typing import TypeVar
 
 import pytest
 
-from node.averaging.books import grace
-from node.averaging.events import Gone, Read, Serve, Step, Stepped, Ticked, Uploaded, Wait, Wake
-from node.averaging.machine import RoundMachine
+from node.averaging.exchange.books import grace
+from node.averaging.exchange.events import (
+    Gone,
+    Read,
+    Serve,
+    Step,
+    Stepped,
+    Ticked,
+    Uploaded,
+    Wait,
+    Wake,
+)
+from node.averaging.exchange.machine import RoundMachine
 from node.averaging.settings import AveragingSettings
 from tests.averaging.test_machine import OPEN, A, B, C, P, began, feed
 

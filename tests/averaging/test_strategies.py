@@ -12,11 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.reference.mixing import mixing
-from node.averaging.central import Hogwild, ParameterServer, Stale, servers
-from node.averaging.gossip import Exponential, Mass, Pairs, Ring
-from node.averaging.moshpit import Moshpit, advance, first_keys, fit, indices, meet_by_key, pack
-from node.averaging.pushes import admit
-from node.averaging.strategy import (
+from node.averaging.strategies.central import Hogwild, ParameterServer, Stale, servers
+from node.averaging.strategies.gossip import Exponential, Mass, Pairs, Ring
+from node.averaging.strategies.moshpit import (
+    Moshpit,
+    advance,
+    first_keys,
+    fit,
+    indices,
+    meet_by_key,
+    pack,
+)
+from node.averaging.strategies.pushes import admit
+from node.averaging.strategies.strategy import (
     Butterfly,
     Edges,
     Groups,

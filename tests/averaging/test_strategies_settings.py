@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from node.averaging.central import Hogwild, ParameterServer, Stale
-from node.averaging.gossip import Exponential, Pairs, Ring
-from node.averaging.moshpit import Moshpit
-from node.averaging.outer import OuterSettings, check, strategy_of
-from node.averaging.strategy import Butterfly
+from node.averaging.strategies.central import Hogwild, ParameterServer, Stale
+from node.averaging.strategies.gossip import Exponential, Pairs, Ring
+from node.averaging.strategies.moshpit import Moshpit
+from node.averaging.strategies.outer import OuterSettings, check, strategy_of
+from node.averaging.strategies.strategy import Butterfly
 from node.core.errors import UsageFault
 
 DILOCO = OuterSettings(carries="deltas", every=500, optimizer="nesterov")

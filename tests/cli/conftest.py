@@ -46,7 +46,7 @@ def tutti(
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     quiet = Checkup(Machine((), {}), (), verdict([]), 0.0)
-    monkeypatch.setattr("node.joining.examine", lambda addresses, **_: quiet)
+    monkeypatch.setattr("node.app.joining.examine", lambda addresses, **_: quiet)
 
     def run(*words: str) -> Shown:
         capsys.readouterr()

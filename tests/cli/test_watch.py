@@ -3,7 +3,7 @@ import json
 import pytest
 
 from benchmarks.lab.canned_window import training_snapshot
-from node.change import read
+from node.app.change import read
 from node.config import NodeConfig
 from node.core.errors import ExitCode
 from node.identity.keys import Identity

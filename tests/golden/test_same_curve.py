@@ -13,9 +13,9 @@ import torch
 
 from benchmarks.lab.memory_net import MemoryNet
 from benchmarks.reference.swarm import Reference
-from node.assembly import reader, run_facts
-from node.averaging.member import SERVICES
-from node.averaging.service import CellRound
+from node.app.assembly import reader, run_facts
+from node.averaging.exchange.member import SERVICES
+from node.averaging.exchange.service import CellRound
 from node.checkpoint.service import StateService
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
@@ -34,12 +34,12 @@ from node.pipeline.settings import PipelineLimits
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
 from node.training.election import Sighting
-from node.training.events import Heard
-from node.training.meter import Meter
-from node.training.notes import plan_domain, plan_note, ready_note
+from node.training.protocol.events import Heard
+from node.training.protocol.notes import plan_domain, plan_note, ready_note
 from node.training.service import Training
-from node.training.stage import StageState
-from node.training.text import Text
+from node.training.state.meter import Meter
+from node.training.state.stage import StageState
+from node.training.state.text import Text
 from node.training.work import Engines, Work
 from protos.training_pb2_grpc import TrainingStub
 

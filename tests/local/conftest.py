@@ -24,7 +24,7 @@ from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
 from node.pipeline.gradients import GradientSum
 from node.pipeline.work import StageMath, Work
-from node.training.stage import StageState
+from node.training.state.stage import StageState
 from node.wire.tensors import TensorReader, encode, head_of
 
 MODEL = ModelSettings(

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from node.core.errors import UsageFault
-from node.scheduler.dealing import deal
-from node.scheduler.problem import parse
+from node.scheduler.planning.dealing import deal
+from node.scheduler.planning.problem import parse
 from node.tools.assignment import assign, epoch, placed, worst_link
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from benchmarks.scheduler import load, makespan
 from node.core.errors import UsageFault
-from node.scheduler.dealing import deal
-from node.scheduler.first import insertion
-from node.scheduler.planner import make_plan
+from node.scheduler.planning.dealing import deal
+from node.scheduler.planning.first import insertion
+from node.scheduler.planning.planner import make_plan
 from node.tools.replan import Event, drifted, joined_by, parse_events, play
 from node.tools.running import Running
 

@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.scheduler import DATA, load
 from cli import main
-from node.scheduler.problem import parse
-from node.scheduler.replay import replay
+from node.scheduler.planning.problem import parse
+from node.scheduler.planning.replay import replay
 from node.tools.gantt import COLOURS
 
 B = str(DATA / "skippipe_B.json")

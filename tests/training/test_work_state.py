@@ -17,7 +17,7 @@ from node.checkpoint.service import StateService
 from node.checkpoint.state import NoDonor, StateKind
 from node.core.errors import Refused
 from node.core.journey import Version, lineage_after
-from node.training.memory import makes
+from node.training.protocol.memory import makes
 from protos import state_pb2
 
 
