@@ -23,7 +23,7 @@ from node.core.version import OLDEST_PROTOCOL, PROTOCOL, PROTOCOLS, VERSION
 from node.sim.names import SCENARIOS
 
 if TYPE_CHECKING:
-    from node.checks import Check
+    from node.app.checks import Check
     from node.config import NodeConfig
     from node.control.client import ControlClient
     from node.identity.invites import Invite
@@ -184,7 +184,7 @@ def start(
         config=config,
         **_assignments(settings),
     )
-    from node import joining
+    from node.app import joining
 
     ours = _config(flags)
     _refuse_second(ours)
@@ -244,7 +244,7 @@ def join(
         config=config,
     )
     flags |= _assignments(settings)
-    from node import joining
+    from node.app import joining
     from node.control.doctor import LIMIT_S
     from node.identity.invites import Invite
 
@@ -307,7 +307,7 @@ def demo(
 ) -> int:
     """A whole swarm on this machine, real daemons and real sockets, training in front of your
     eyes."""
-    from node.demo import DemoOptions, run, spread
+    from node.app.demo import DemoOptions, run, spread
     from node.manifest import read_manifest
 
     chosen = read_manifest(manifest) if manifest else None
@@ -398,7 +398,7 @@ def bootstrap(
         role="rendezvous", p2p_port=port, listen=listen, join=_some(join), config=config
     )
     flags |= dict(max_up=max_up, max_down=max_down)
-    from node import joining
+    from node.app import joining
 
     ours = _config(flags | _assignments(settings) | (dict(swarm=str(swarm)) if swarm else {}))
     _refuse_second(ours)
@@ -471,7 +471,7 @@ def peers(
         with _client() as client:
             answer = client.peers(everybody=everybody)
     else:
-        from node import joining
+        from node.app import joining
 
         answer = joining.ask_peers(_config({}), join)
         for line in answer.peers:
@@ -493,7 +493,7 @@ def ping(
 ) -> int:
     """Measure the way to a peer, after trying every better way than the one there is. An address is
     dialled from here even when no daemon runs."""
-    from node import joining
+    from node.app import joining
     from node.control import commands
     from protos.ask_pb2 import Ask, AskPing
     from protos.control_pb2 import PingReport
@@ -584,8 +584,8 @@ def doctor(
     net looks for the swarm layer by layer. Exits with the code of the first fault;
     docs/operating.md lists them.
     """
-    from node import checks as local
-    from node import joining
+    from node.app import checks as local
+    from node.app import joining
     from node.control import doctor as net
 
     if what is not None and what not in CHECKS:
@@ -681,7 +681,7 @@ def swarm_init(
     start and join it. Every call makes another run."""
     import dataclasses
 
-    from node import joining
+    from node.app import joining
     from node.config import write_atomically
     from node.identity.keys import Identity
     from node.manifest import Manifest, amended, read_manifest
@@ -762,7 +762,7 @@ def swarm_validate(
 ) -> int:
     """Check every field of a manifest, its signature when it has one, and the data and the
     tokenizer that it names."""
-    from node import joining
+    from node.app import joining
     from node.manifest import left_out, read_manifest
 
     ours = _config(dict(data=data, tokenizer=tokenizer))
@@ -800,7 +800,7 @@ def swarm_inspect(
     """Show what a swarm is, without joining it."""
     import dataclasses
 
-    from node import joining
+    from node.app import joining
     from node.identity.invites import is_invite
     from node.manifest import SECTIONS, read_manifest
 
@@ -839,7 +839,7 @@ def swarm_invite(
     as_json: Json = False,
 ) -> int:
     """Print the string that brings another machine into the swarm this node runs."""
-    from node import joining
+    from node.app import joining
     from node.identity.invites import Invite
     from node.identity.keys import Identity
 
@@ -875,7 +875,7 @@ def swarm_switch(
 ) -> int:
     """Change how the cells of a running swarm average. Only its owner can; it comes into force with
     the next epoch."""
-    from node.change import signed, wanted
+    from node.app.change import signed, wanted
     from node.identity.keys import Identity
 
     ours = _config({})
@@ -995,7 +995,7 @@ def partition(
 ) -> int:
     """Plan which rank steps which matrix: owners, time over the ideal and over the floor, bytes
     moved, hash."""
-    from node.partition import command
+    from node.tools import partition as command
 
     asked = command.parse(command.read(file))
     for field in asked.unknown:
@@ -1060,7 +1060,7 @@ def schedule(
     none for all, ...}, {"what": "join", "stage": 2, "compute_s": 0.4, "delays_s": [to each peer],
     "slots": 3, ...}], "paths": a plan to keep; without it one is made}.
     """
-    from node.scheduler import command
+    from node.tools import schedule as command
 
     return command.run_command(
         command.Options(file, as_json, gantt, replan, limit, moves, slots_ends, seed, assign)
@@ -1143,7 +1143,7 @@ def _run_daemon(ours: NodeConfig, manifest: Manifest | None, invite: Invite | No
         _again(sys.argv[1:])
     if sys.stderr.isatty():
         _say(f"tutti {VERSION}   loading torch and hivemind, a few seconds")
-    from node.daemon import main as run
+    from node.app.daemon import main as run
 
     return run(ours, manifest, invite)
 

@@ -23,13 +23,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.reference.mixing import mixing
 from benchmarks.report import Report
-from node.averaging.central import ParameterServer
-from node.averaging.codecs import decode, encode
-from node.averaging.formats import FORMATS, nbytes_of
-from node.averaging.gossip import Exponential, Pairs
-from node.averaging.moshpit import Moshpit
-from node.averaging.strategy import Butterfly, RandomGroups, Strategy, mixing
+from node.averaging.coding.codecs import decode, encode
+from node.averaging.coding.formats import FORMATS, nbytes_of
+from node.averaging.strategies.central import ParameterServer
+from node.averaging.strategies.gossip import Exponential, Pairs
+from node.averaging.strategies.moshpit import Moshpit
+from node.averaging.strategies.strategy import Butterfly, RandomGroups, Strategy
 from node.sim.averaging import NAMES, Trial, simulate
 from node.telemetry import pictures
 

@@ -28,13 +28,13 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it would tell of every connec
 
 from benchmarks.lab import meeting
 from benchmarks.lab.meeting import CHUNK, FAULTY, SETTINGS, SURVIVORS, repaired, request, wrong
+from benchmarks.lab.memory_net import MemoryNet
 from benchmarks.lab.rogue import Lie, Rogue, all_of, framed, one_of
 from benchmarks.lab.victim import PHASES
 from benchmarks.report import Report
-from node.averaging.request import RoundOutcome
-from node.averaging.service import CellRound
+from node.averaging.exchange.request import RoundOutcome
+from node.averaging.exchange.service import CellRound
 from node.core.ids import PeerId
-from node.transport.memory import MemoryNet
 
 DEADLINE_S = 4.0
 """Of the study that measured another engine in these rows."""

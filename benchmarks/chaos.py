@@ -234,9 +234,9 @@ def quiet_losses(epochs: Sequence[int]) -> dict[int, float]:
     import torch
 
     from benchmarks.lab.fleet import signed
+    from benchmarks.reference.swarm import Reference
     from node.identity.keys import Identity
     from node.manifest import Manifest
-    from node.reference import Reference
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as home:

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.reference.qwen3 import MODELS, split_form
+from benchmarks.reference.swarm import step_all
 from benchmarks.report import Report
 from node.core.ids import PeerId
 from node.core.journey import Version
@@ -29,8 +31,7 @@ from node.optim.ownership import assign, makespan
 from node.optim.parts import parts_of, state_shapes
 from node.optim.settings import OptimSettings
 from node.optim.spare import Spares, buddy
-from node.partition.qwen3 import MODELS, split_form
-from node.wire.tensors import TensorReader, head_of, stream
+from node.wire.tensors import TensorReader, chunks, encode, head_of
 
 METHODS = ("muon", "shampoo", "soap", "adamw")
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -144,8 +145,9 @@ class Group:
         reader = TensorReader(
             [head_of(key, state[key], "fp32") for key, _ in declared], declared, "fp32"
         )
-        for chunk in stream([state[key] for key, _ in declared], "fp32", 1 << 12):
-            reader.feed(chunk)
+        for key, _ in declared:
+            for chunk in chunks(encode(state[key], "fp32"), 1 << 12):
+                reader.feed(chunk)
         return dict(zip([key for key, _ in declared], reader.finish(), strict=True))
 
 
@@ -162,7 +164,10 @@ def compared(method: str, steps: int = STEPS) -> tuple[float, Group]:
         if epoch == joined:
             group.change((a, c, d), epoch - 1)
         gradients = numbers(epoch + 1, scale=0.01)
-        split, whole = group.epoch(split, gradients, epoch), alone.step_all(whole, gradients, epoch)
+        split, whole = (
+            group.epoch(split, gradients, epoch),
+            step_all(alone, whole, gradients, epoch),
+        )
     worst = max(float((split[n] - whole[n]).abs().max()) for n in SHAPES)
     for name, peer in group.plan.items():
         ours, theirs = group.owners[peer].state(name), alone.state(name)
@@ -242,7 +247,7 @@ def beside_library(method: str, steps: int = STEPS) -> float:
         for name, p in live.items():
             p.grad = gradients[name].clone()
         theirs.step()
-        ours = owner.step_all(ours, gradients, epoch)
+        ours = step_all(owner, ours, gradients, epoch)
     return max(float((ours[name] - live[name].detach()).abs().max()) for name in names)
 
 

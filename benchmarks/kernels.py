@@ -39,14 +39,15 @@ from typing import NoReturn
 
 import torch
 
+from benchmarks.reference.qwen3 import MODELS, split_form
+from benchmarks.reference.swarm import step_all
 from benchmarks.report import Report, cpuinfo
+from node.app.tuning import tune
 from node.core.memory import keep_freed
 from node.optim.kernel_rule import way
 from node.optim.newton_schulz import newton_schulz_all, rule_of
 from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
-from node.partition.qwen3 import MODELS, split_form
-from node.tuning import tune
 
 Shape = tuple[int, int]
 Step = Callable[[], None]
@@ -455,7 +456,7 @@ def _ours(
 
     def step() -> None:
         nonlocal epoch
-        parameters.update(owner.step_all(parameters, gradients, epoch))
+        parameters.update(step_all(owner, parameters, gradients, epoch))
         epoch += 1
 
     return Contestant(step, ready, lambda: [parameters[name] for name in names])

@@ -22,14 +22,21 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks.reference.buckets import (
+    Bucket,
+    alpha_balanced,
+    balance_ratio,
+    fill_buckets,
+    shard_flops,
+    start_index,
+)
+from benchmarks.reference.groups import group_time, published_groups
+from benchmarks.reference.qwen3 import MODELS, fused_form, split_form
 from benchmarks.report import Report
 from node.partition.bounds import ideal
-from node.partition.buckets import Bucket, alpha_balanced, balance_ratio, fill_buckets, start_index
-from node.partition.cost import shard_flops, units_of
-from node.partition.groups import group_time, published_groups
+from node.partition.cost import units_of
 from node.partition.matrices import Unit, in_order
 from node.partition.plan import Plan, make_plan
-from node.partition.qwen3 import MODELS, fused_form, split_form
 
 BUCKET = 400_000_000
 MI = 1 << 20

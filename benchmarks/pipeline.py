@@ -144,7 +144,7 @@ def _measure_alone(threads: int, epochs: int) -> float:
 def _alone(threads: int, epochs: int) -> float:
     import torch
 
-    from node.reference import Reference
+    from benchmarks.reference.swarm import Reference
 
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as home:
@@ -153,7 +153,7 @@ def _alone(threads: int, epochs: int) -> float:
 
 
 def _measure_swarm(epochs: int) -> dict[str, Any]:
-    from node.demo import DemoOptions, play
+    from node.app.demo import DemoOptions, play
 
     with (
         tempfile.TemporaryDirectory(prefix="tutti-bench-") as home,

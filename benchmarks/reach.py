@@ -28,8 +28,8 @@ from benchmarks.lab.fleet import START_S, WORKING, Box, Hang, Peer, folder, sign
 from benchmarks.lab.hosts import HostPeer
 from benchmarks.lab.internet import Internet, why_not
 from benchmarks.report import Report
+from node.app.launch import Child
 from node.identity.keys import Identity
-from node.launch import Child
 from node.manifest import Manifest
 
 ROUTERS = ("open", "home", "symmetric", "noudp", "cgnat")

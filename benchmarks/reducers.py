@@ -21,9 +21,9 @@ from torch import Tensor
 
 from benchmarks.lab.slow import TWINS, flat
 from benchmarks.report import Report
-from node.averaging.codecs import Coded
-from node.averaging.reduce import means
-from node.averaging.reducer import Gathered, Reducer
+from node.averaging.coding.codecs import Coded
+from node.averaging.reducers.reduce import means
+from node.averaging.reducers.reducer import Gathered, Reducer
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId
 

@@ -34,14 +34,14 @@ from statistics import median
 
 from benchmarks.report import Report
 from benchmarks.trace import rebalancing
-from node.scheduler.assignment import assign, worst_link
-from node.scheduler.dealing import deal
-from node.scheduler.first import insertion, origins_in_turns, round_robin
-from node.scheduler.planner import Plan, make_plan
-from node.scheduler.problem import Problem, Route, parse
-from node.scheduler.replan import Event, play
-from node.scheduler.replay import replay
-from node.scheduler.rules import broken
+from node.scheduler.planning.dealing import deal
+from node.scheduler.planning.first import insertion, origins_in_turns, round_robin
+from node.scheduler.planning.planner import Plan, make_plan
+from node.scheduler.planning.problem import Problem, Route, parse
+from node.scheduler.planning.replay import replay
+from node.scheduler.planning.rules import broken
+from node.tools.assignment import assign, worst_link
+from node.tools.replan import Event, play
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data" / "paths"
 PUBLISHED = {"A": (33.354, 502.0), "B": (17.753, 90.0)}

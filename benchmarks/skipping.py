@@ -39,17 +39,18 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
+from benchmarks.reference.swarm import step_all
 from benchmarks.report import Report
 from node.core.ids import ENDS
 from node.data.order import SampleOrder, Sampler
-from node.data.sources import open_source
+from node.data.sources import open_data
 from node.manifest import Manifest, amended
 from node.model.stages import Blocks, Ends, build
 from node.optim.owner import Owner
-from node.scheduler.planner import make_plan
-from node.scheduler.problem import Problem
-from node.scheduler.rules import broken
-from node.training.text import Text
+from node.scheduler.planning.planner import make_plan
+from node.scheduler.planning.problem import Problem
+from node.scheduler.planning.rules import broken
+from node.training.state.text import Text
 
 STAGES, HOPS, EPOCHS = 8, 6, 330
 SEQUENCES = 28
@@ -203,8 +204,8 @@ class Staged:
                 live[name] = p
                 if p.grad is not None:
                     means[name], p.grad = p.grad / count, None
-        for name, fresh in self._owner.step_all(
-            {n: p.data for n, p in live.items()}, means, epoch
+        for name, fresh in step_all(
+            self._owner, {n: p.data for n, p in live.items()}, means, epoch
         ).items():
             live[name].data = fresh
         return total / counts[ENDS]
@@ -241,7 +242,7 @@ def train(epochs: int, way: Way, home: Path) -> Trained:
 
 def text_of(m: Manifest, size: int, home: Path) -> Text:
     """The built-in text in batches of ``size``."""
-    corpus = open_source(m.data, m.model.seq_len, home)
+    corpus = open_data(m.data, m.model.seq_len, m.model.vocab, home)[0]
     return Text(corpus, SampleOrder(corpus.windows, m.data.seed), size)
 
 

@@ -7,10 +7,11 @@ rebalancing keeps.
 Peers come and go as in a published trace of spot instances with T4 cards (`spot`, below). A swarm
 of block stages is as fast as its slowest stage, a stage as fast as the sum of its serving peers;
 ends peers are not preempted and do not bind. Where newcomers go is decided by
-`node.scheduler.placement.choose_stage`, who changes its stage by `node.training.balance.Balance`
-fed by a `Roster`: the daemon's own code, at the leader's own pace. A newcomer and a mover serve
-nobody for DOWNLOAD_S, are not seen to have died for LATE_S, and speeds are measured with an error.
-Beside it: nobody moves; newcomers at random; SWARM's published rule.
+`node.scheduler.placement.choose_stage`, who changes its stage by
+`node.training.leader.balance.Balance` fed by a `Roster`: the daemon's own code, at the leader's own
+pace. A newcomer and a mover serve nobody for DOWNLOAD_S, are not seen to have died for LATE_S, and
+speeds are measured with an error. Beside it: nobody moves; newcomers at random; SWARM's published
+rule.
 
 The optimum is the best stage assignment of all living peers at every moment, at no cost, those that
 still load included: for equal speeds exact, else found by exchanges from a greedy start. Published
@@ -38,10 +39,10 @@ from node.core.ids import PeerId
 from node.core.journey import Version
 from node.scheduler.placement import choose_stage
 from node.telemetry import pictures
-from node.training import events as ev
-from node.training.balance import Balance
-from node.training.roster import Roster
-from node.training.settings import TrainingSettings
+from node.training.leader.balance import Balance
+from node.training.leader.roster import Roster
+from node.training.protocol import events as ev
+from node.training.protocol.settings import TrainingSettings
 
 HOUR = 3600.0
 BASE = Version(1, "0" * 32)

@@ -23,9 +23,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from node.averaging.formats import FORMATS
-from node.averaging.outer import CARRIES, OPTIMIZERS, STRATEGIES, OuterSettings, carried
+from node.averaging.coding.formats import FORMATS
 from node.averaging.settings import AveragingSettings
+from node.averaging.strategies.outer import CARRIES, OPTIMIZERS, STRATEGIES, OuterSettings, carried
 from node.core.errors import Refused, TooNew, UsageFault, WireError
 from node.core.ids import PeerId, RunId
 from node.core.tables import Rule, build, check, from_text, unknown
@@ -35,7 +35,7 @@ from node.model.settings import ModelSettings
 from node.optim.settings import OptimSettings
 from node.pipeline.settings import PipelineSettings
 from node.scheduler.settings import SchedulerSettings
-from node.training.settings import TrainingSettings
+from node.training.protocol.settings import TrainingSettings
 
 if TYPE_CHECKING:
     from tomlkit.items import Table

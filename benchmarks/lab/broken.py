@@ -16,10 +16,10 @@ from typing import Any
 
 from benchmarks.lab.fleet import REPOSITORY, START_S, Box, Peer
 from benchmarks.lab.internet import Internet
+from node.app.launch import Child
 from node.core.errors import ExitCode
 from node.identity.invites import Invite
 from node.identity.keys import Identity
-from node.launch import Child
 from node.manifest import Manifest
 
 PORT = 31337

@@ -25,8 +25,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from node.averaging.request import RoundRequest
-from node.averaging.service import CellRound
+from benchmarks.reference.swarm import step_all
+from node.averaging.exchange.request import RoundRequest
+from node.averaging.exchange.service import CellRound
 from node.averaging.settings import AveragingSettings
 from node.core.clock import SystemClock
 from node.core.ids import PeerId, RoundId
@@ -180,7 +181,7 @@ class Worker:
         outcome = await self.cell.run(request, self._identity if identity else self._step)
         self.owner.commit(self.epoch)
         self.cell.forget(self.epoch)
-        if not outcome.complete:
+        if outcome.missing:
             raise RuntimeError(f"the round failed: {outcome.failed}")
         return {}
 
@@ -245,7 +246,8 @@ class _Ours:
         self._owner, self._epoch = Owner(OptimSettings(lr=LR, momentum=MOMENTUM, warmup=0), 0), 0
 
     def step(self) -> None:
-        fresh = self._owner.step_all(
+        fresh = step_all(
+            self._owner,
             self._tensors,
             {n: t.grad for n, t in self._tensors.items() if t.grad is not None},
             self._epoch,

@@ -25,12 +25,12 @@ from typing import Any, TypeVar
 import psutil
 
 from benchmarks.lab.told import Told, read_told
+from node.app.launch import Child
 from node.config import NodeConfig
 from node.control.client import ControlClient
 from node.control.snapshot import compare_digests
 from node.core.errors import LocalFault
 from node.identity.keys import Identity
-from node.launch import Child
 from node.manifest import Manifest, amended
 from protos.ask_pb2 import PeersAnswer
 from protos.control_pb2 import Snapshot

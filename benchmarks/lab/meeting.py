@@ -10,7 +10,7 @@ from functools import cache
 
 import torch
 
-from node.averaging.request import RoundOutcome, RoundRequest
+from node.averaging.exchange.request import RoundOutcome, RoundRequest
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId, RoundId
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.lab import chart
 from benchmarks.lab.replicas import Curve, Line, Task, Text, data_parallel, pushed, rounds
 from benchmarks.report import Report
-from node.averaging.outer import OuterSettings
+from node.averaging.strategies.outer import OuterSettings
 
 DILOCO = OuterSettings(carries="deltas", every=50, optimizer="nesterov", momentum=0.8)
 """A momentum of 0.9, as published for runs of thousands of outer steps, remembers too long for the

@@ -18,26 +18,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from node.averaging.codecs import Feedback, settle
-from node.averaging.diloco import (
+from benchmarks.reference.mixing import mixing
+from benchmarks.reference.unsplit import Unsplit
+from node.averaging.coding.codecs import settle
+from node.averaging.coding.formats import nbytes_of
+from node.averaging.exchange.request import Part
+from node.averaging.strategies.diloco import (
     OuterState,
-    due,
-    fragments,
-    merged,
     mixed,
     outer_step,
     pseudo_gradient,
 )
-from node.averaging.formats import nbytes_of
-from node.averaging.outer import OuterSettings, strategy_of
-from node.averaging.strategy import Edges, Groups, mixing
+from node.averaging.strategies.outer import OuterSettings, strategy_of
+from node.averaging.strategies.strategy import Edges, Groups
+from node.core.ids import PeerId
 from node.data.order import SampleOrder
 from node.data.settings import DataSettings
-from node.data.sources import open_source
+from node.data.sources import open_data
 from node.model.settings import ModelSettings
 from node.model.shapes import head_dim
-from node.model.stages import Rope, Unsplit, rotate
+from node.model.stages import Rope, rotate
+from node.training.protocol.meetings import pieces
+from node.training.rounds.owed import Owed
 
+ANY = PeerId("replica")
 EVERY_EVAL = 50
 """Steps between looks at the held-out text."""
 
@@ -100,7 +104,7 @@ class Text:
     """Batches of real text: Python's own help."""
 
     def __init__(self, task: Task, home: Path) -> None:
-        corpus = open_source(DataSettings(), task.model.seq_len, home)
+        corpus = open_data(DataSettings(), task.model.seq_len, task.model.vocab, home)[0]
         self._task, self._train, self._order = (
             task,
             corpus.train,
@@ -312,40 +316,46 @@ def _parameters(r: Replicas, s: OuterSettings, line: Line, slow: int) -> Callabl
 def _deltas(r: Replicas, s: OuterSettings, line: Line, slow: int) -> Callable[[int], None]:
     """DiLoCo with anchors equal everywhere: one state stands for all, what differs is the rows."""
     state = OuterState.begin(r.named(r.rows[0]))
-    layers = {n: int(n.split(".")[2]) if ".layers." in n else None for n in r.names}
-    pieces = fragments(layers, s.fragments)
-    ups, down = [Feedback(s.codec) for _ in r.rows], Feedback(s.codec)
+    parts = pieces({n: nbytes_of(p.numel(), s.codec) for n, p in state.anchor.items()}, s.fragments)
+    ups, down = [Owed(s.codec) for _ in r.rows], Owed(s.codec)
     tokens = [1.0] * (len(r.rows) - slow) + [0.5] * slow
     weights = [t / sum(tokens) for t in tokens]
     under_way: dict[int, dict[str, Tensor]] = {}
     meeting = strategy_of(s).meet(len(r.rows), 0, r.task.seed)
 
-    def code(feedback: Feedback, name: str, tensor: Tensor) -> Tensor:
+    def said(owed: Owed, given: dict[str, Tensor], step: int) -> dict[str, Tensor]:
         if not s.feedback:
-            return settle(tensor, s.codec)[1]
-        sent = feedback.encode(name, tensor)[1]
-        feedback.commit([name])
+            return {name: settle(tensor, s.codec)[1] for name, tensor in given.items()}
+        owed.begin(str(step))
+        sent, _ = owed.says(given)
+        owed.ended({name: Part(ANY, 1, (ANY,)) for name in given}, {}, ANY)
+        owed.moved()
+        owed.settled()
         return sent
 
-    def send(fragment: int) -> None:
+    def send(fragment: int, step: int) -> None:
         total: dict[str, Tensor] = {}
-        for feedback, row, weight in zip(ups, r.rows, weights, strict=True):
-            mine = {n: p for n, p in r.named(row).items() if n in pieces[fragment]}
-            for name, delta in pseudo_gradient(state, mine).items():
-                total[name] = total.get(name, 0.0) + weight * code(feedback, name, delta)
-        under_way[fragment] = {name: code(down, name, mean) for name, mean in total.items()}
+        for owed, row, weight in zip(ups, r.rows, weights, strict=True):
+            mine = {n: p for n, p in r.named(row).items() if n in parts[fragment]}
+            for name, delta in said(owed, pseudo_gradient(state, mine), step).items():
+                total[name] = total.get(name, 0.0) + weight * delta
+        under_way[fragment] = said(down, total, step)
         numbers = sum(t.numel() for t in total.values())
         _charge(r, line, s, meeting, numbers, hidden=s.overlap * line.step_s)
 
+    def due(step: int) -> tuple[int, ...]:
+        """Fragment p goes every ``every`` steps, p * every / fragments after the first."""
+        gap = s.every // s.fragments
+        return ((step // gap - 1) % s.fragments,) if step >= gap and not step % gap else ()
+
     def after(step: int) -> None:
         nonlocal state
-        now = due(step, s)
-        for fragment in now.send:
-            send(fragment)
-        for fragment in now.land:
+        for fragment in due(step):
+            send(fragment, step)
+        for fragment in due(step - s.overlap):
             state = outer_step(state, under_way.pop(fragment), s)
             for row in r.rows:
-                mine = {n: p for n, p in r.named(row).items() if n in pieces[fragment]}
+                mine = {n: p for n, p in r.named(row).items() if n in parts[fragment]}
                 for name, fresh in mixed(mine, state, s.mixing).items():
                     mine[name].copy_(fresh)
 
@@ -367,13 +377,22 @@ def _states(r: Replicas, s: OuterSettings, line: Line, slow: int) -> Callable[[i
             outer_step(a, pseudo_gradient(a, r.named(row)), s)
             for a, row in zip(states, r.rows, strict=True)
         ]
-        shares = [[(j, float(w)) for j, w in enumerate(row) if w] for row in mixing(meeting, alive)]
-        states = [merged([stepped[j] for j, _ in share], [w for _, w in share]) for share in shares]
+        # The step is linear: the mean of states that were stepped is the step of the mean state.
+        matrix = torch.from_numpy(mixing(meeting, alive)).float()
+        anchors, momenta = (
+            [r.named(row) for row in matrix @ torch.stack([_flat(one) for one in of])]
+            for of in ([one.anchor for one in stepped], [one.momentum for one in stepped])
+        )
+        states = [OuterState(a, m) for a, m in zip(anchors, momenta, strict=True)]
         for state, row in zip(states, r.rows, strict=True):
-            row.copy_(torch.cat([p.reshape(-1) for p in state.anchor.values()]))
+            row.copy_(_flat(state.anchor))
         _charge(r, line, s, meeting, 2 * r.numbers)
 
     return after
+
+
+def _flat(named: dict[str, Tensor]) -> Tensor:
+    return torch.cat([p.reshape(-1) for p in named.values()])
 
 
 def _charge(

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.lab.meeting import CHUNK, FAULTY, MEMBERS, SETTINGS, TOKENS, given, truth
-from node.averaging import parcel
-from node.averaging.codecs import encode
-from node.averaging.member import SERVICES
-from node.averaging.request import RoundRequest
+from benchmarks.lab.memory_net import MemoryTransport
+from node.averaging.coding import parcel
+from node.averaging.coding.codecs import encode
+from node.averaging.exchange.member import SERVICES
+from node.averaging.exchange.request import RoundRequest
 from node.core.errors import PeerFault
-from node.transport.memory import MemoryTransport
 from protos import averaging_pb2
 
 Frames = list[bytes]

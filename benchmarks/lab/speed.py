@@ -212,7 +212,7 @@ class Ours:
         return {"peer": self.transport.peer_id, "addresses": self.transport.p2p.addresses()}
 
     def _serve(self) -> None:
-        from node.averaging.service import CellRound
+        from node.averaging.exchange.service import CellRound
         from node.averaging.settings import AveragingSettings
 
         self.cell = CellRound(
@@ -248,7 +248,7 @@ class Ours:
         return self._do(self._average(codec))
 
     async def _average(self, codec: str) -> dict[str, float]:
-        from node.averaging.request import RoundRequest
+        from node.averaging.exchange.request import RoundRequest
         from node.core.ids import RoundId
         from node.partition.matrices import Unit
         from node.partition.plan import assign_units
@@ -274,7 +274,7 @@ class Ours:
         )
         outcome = await self.cell.run(request, None)
         self.cell.forget(self.epoch)
-        if not outcome.complete or len(outcome.contributors) != len(self.peers):
+        if outcome.missing or len(outcome.contributors) != len(self.peers):
             raise RuntimeError(f"the round failed: {outcome.failed}")
         self.fresh = outcome.fresh
         return {"met": met}
@@ -320,8 +320,8 @@ class Wire(Ours):
         await reading
 
     async def _average(self, codec: str) -> dict[str, float]:
-        from node.averaging.formats import nbytes_of
-        from node.averaging.service import CHUNK
+        from node.averaging.coding.formats import nbytes_of
+        from node.averaging.exchange.service import CHUNK
 
         total = sum(nbytes_of(n, codec) for (n,) in self.shapes.values()) // len(self.peers)
         count = -(-total // CHUNK) or 1

@@ -47,9 +47,9 @@ from node.manifest import Manifest
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
 from node.telemetry.sinks import JsonlSink
-from node.training import events as ev
-from node.training import notes
 from node.training.presence import Presence
+from node.training.protocol import events as ev
+from node.training.protocol import notes
 from node.transport.handshake import Facts
 from node.transport.service import Transport
 from node.transport.settings import TransportSettings

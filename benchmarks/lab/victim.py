@@ -23,10 +23,11 @@ from typing import Any
 import torch
 
 from benchmarks.lab import meeting
-from node.averaging import member, owner, parcel
-from node.averaging.service import CellRound
+from benchmarks.lab.memory_net import MemoryNet, MemoryTransport
+from node.averaging.coding import parcel
+from node.averaging.exchange import member, owner
+from node.averaging.exchange.service import CellRound
 from node.core.ids import PeerId
-from node.transport.memory import MemoryNet, MemoryTransport
 
 PHASES = {
     "frozen": "frozen (SIGSTOP) after some of its chunks",

@@ -128,22 +128,6 @@ class CheckpointStore:
             {epoch for epoch, _, manifest, _ in self._survey(stage) if manifest is not None}
         )
 
-    def digest_of(self, stage: int, epoch: int) -> str:
-        """The stage digest a checkpoint was written with, without reading its tensors. Raises
-        Refused."""
-        for found, _, manifest, _ in self._survey(stage):
-            if found == epoch and manifest is not None:
-                return manifest.digest
-        raise Refused(f"no whole checkpoint of stage {stage} at epoch {epoch} under {self.root}")
-
-    def meta_of(self, stage: int, epoch: int) -> dict[str, Any]:
-        """What a checkpoint was written with beside its tensors, without reading them. Raises
-        Refused."""
-        for found, _, manifest, _ in self._survey(stage):
-            if found == epoch and manifest is not None:
-                return dict(manifest.meta)
-        raise Refused(f"no whole checkpoint of stage {stage} at epoch {epoch} under {self.root}")
-
     def metas(self, stage: int) -> dict[int, dict[str, Any]]:
         """What every checkpoint that looks whole was written with beside its tensors, by epoch."""
         return {epoch: dict(m.meta) for epoch, _, m, _ in self._survey(stage) if m is not None}

@@ -93,11 +93,6 @@ def chart(values: Sequence[float], width: int, height: int) -> list[str]:
     ]
 
 
-def sparkline(values: Sequence[float], width: int) -> str:
-    """:func:`chart` on one row."""
-    return chart(values, width, 1)[0]
-
-
 def stacked(shares: Sequence[float], glyphs: Sequence[str], width: int) -> list[str]:
     """One run of glyphs per share, together exactly ``width`` long (all empty when nothing was
     measured)."""

@@ -47,10 +47,6 @@ class SampleOrder:
             if window < self.count:
                 return window
 
-    def data_pass(self, position: int) -> int:
-        """How many times the whole text was begun before the pass that ``position`` is in."""
-        return position // self.count
-
     def _permute(self, value: int, keys: tuple[bytes, ...]) -> int:
         half = self._half
         mask = (1 << half) - 1

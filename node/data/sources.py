@@ -58,9 +58,15 @@ class Corpus:
 def open_data(
     settings: DataSettings, seq_len: int, vocab: int, home: Path, places: Places = AS_NAMED
 ) -> tuple[Corpus, Tokenizer]:
-    """What a peer that holds the ends of a model with ``vocab`` token ids needs. Raises as
-    :func:`open_source` does, and UsageFault when the model could meet an id it has no embedding
-    for, in the data or in a prompt."""
+    """What a peer that holds the ends of a model with ``vocab`` token ids needs: what
+    ``settings.source`` names, read, hashed, tokenised and split. Tokenised files are kept under
+    ``home/data``.
+
+    Raises UsageFault for a source that does not exist, does not parse, or is too short for one
+    window of training text, for a place of a source that is no file, and when the model could meet
+    an id it has no embedding for, in the data or in a prompt; Refused when a hash is not that of
+    ``settings``; OutOfResources when the disk is full.
+    """
     tokenizer = open_tokenizer(settings, places)
     _require(vocab, tokenizer.vocab, f"the tokenizer {settings.tokenizer}")
     corpus = _open(settings, seq_len, tokenizer, home, places)
@@ -73,19 +79,6 @@ def _require(vocab: int, ids: int, what: str) -> None:
         raise UsageFault(
             f"{what} has {ids} token ids, the model {vocab}", f"set model.vocab to at least {ids}"
         )
-
-
-def open_source(
-    settings: DataSettings, seq_len: int, home: Path, places: Places = AS_NAMED
-) -> Corpus:
-    """Read, hash, tokenise and split what ``settings.source`` names. Tokenised files are kept under
-    ``home/data``.
-
-    Raises UsageFault for a source that does not exist, does not parse, or is too short for one
-    window of training text, and for a place of a source that is no file; Refused when a hash is not
-    that of ``settings``; OutOfResources when the disk is full.
-    """
-    return _open(settings, seq_len, open_tokenizer(settings, places), home, places)
 
 
 def _open(

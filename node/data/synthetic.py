@@ -46,22 +46,6 @@ class MarkovLanguage:
         number a, b."""
         return self._counts / (1 << _BITS)
 
-    @cached_property
-    def entropy_rate(self) -> float:
-        """Nats per token no model can beat: the rows' entropies, weighted by how often each context
-        occurs."""
-        entropies = -(self.probabilities * np.log(self.probabilities)).sum(axis=1)
-        often = np.full(_V * _V, 1.0 / _V**2)
-        for _ in range(1000):
-            # Context (a, b) with letter c becomes (b, c): sum over a.
-            following = (
-                (often[:, None] * self.probabilities).reshape(_V, _V, _V).sum(axis=0).reshape(-1)
-            )
-            if np.abs(following - often).sum() < 1e-13:
-                break
-            often = following
-        return float(often @ entropies)
-
     def generate(self, tokens: int) -> np.ndarray:
         """The first ``tokens`` token ids of the language's only text, uint8."""
         # One table entry per (context, throw of 12 bits): the next letter.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -129,11 +129,6 @@ def lost_is_a_fault() -> Iterator[None]:
         raise DeviceLost(
             f"the devices of this box lost each other: {str(e).splitlines()[0][:200]}", NEXT_STEP
         ) from e
-
-
-def named_shapes(parameters: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    """Name to shape, sorted by name: the order in which all ranks exchange parameters."""
-    return {name: tuple(parameters[name].shape) for name in sorted(parameters)}
 
 
 def _piece(whole: Tensor, dim: int | None, rank: int, ranks: int) -> Tensor:

@@ -67,11 +67,6 @@ class Ranks:
         self._said = threading.Lock()
 
     @property
-    def pids(self) -> list[int]:
-        """Process ids of ranks 1 and above."""
-        return [p.pid for p in self._processes]
-
-    @property
     def fault(self) -> DeviceLost | None:
         """Why the ranks cannot go on; None while they can."""
         return self._fault

@@ -1,9 +1,8 @@
 """The model and its cut: ends (embedding, final norm, head, loss) and blocks (a range of layers).
 
 A pre-norm decoder as Hugging Face's Llama, or Qwen3 with ``qk_norm``: RMSNorm, rotary positions in
-the rotate-half convention, grouped-query attention, SwiGLU, no biases. ``Unsplit`` is made of the
-same modules, so that training in one process and training through a pipeline compute the same
-numbers.
+the rotate-half convention, grouped-query attention, SwiGLU, no biases. What
+trains in one process is made of the same modules, and computes the same numbers.
 
 Legend: B sequences, T positions, D d_model, H query heads, K key/value heads, W head width, F d_ff,
 V vocab.
@@ -24,7 +23,7 @@ from node.core.ids import ENDS
 from node.model.settings import ModelSettings
 from node.model.shapes import check_settings, head_dim, layer_cut, parameter_shapes
 
-__all__ = ["Blocks", "Ends", "Unsplit", "build", "initialise", "layer_cut", "parameter_shapes"]
+__all__ = ["Blocks", "Ends", "build", "initialise", "layer_cut", "parameter_shapes"]
 
 LOGITS_AT_ONCE = 1 << 24
 """Logits (numbers, not bytes) one piece of the loss may hold; 64 MiB in fp32."""
@@ -209,40 +208,6 @@ class Blocks(nn.Module):
         for layer in self.model.layers.values():
             h_BTD = layer(h_BTD, self.rope)
         return h_BTD
-
-
-class Unsplit(nn.Module):
-    """The whole model in one process, made of one Ends and one Blocks that share their modules with
-    it."""
-
-    def __init__(self, settings: ModelSettings) -> None:
-        super().__init__()
-        ends, blocks = Ends(settings), Blocks(settings, range(settings.layers))
-        self.settings = settings
-        self.model = _Model()
-        self.model.embed_tokens, self.model.norm = ends.model.embed_tokens, ends.model.norm
-        self.model.layers, self.lm_head = blocks.model.layers, ends.lm_head
-        # In a tuple, because torch would register a module attribute and list every parameter
-        # twice.
-        self._parts = (ends, blocks)
-
-    @property
-    def ends(self) -> Ends:
-        return self._parts[0]
-
-    @property
-    def blocks(self) -> Blocks:
-        return self._parts[1]
-
-    def logits(self, tokens_BT: Tensor) -> Tensor:
-        """Token ids [B, T] to fp32 logits [B, T, V]."""
-        return self.ends.logits(self.blocks(self.ends.embed(tokens_BT)))
-
-    forward = logits
-
-    def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, int]:
-        """As :meth:`Ends.loss`, from token ids."""
-        return self.ends.loss(self.blocks(self.ends.embed(tokens_BT)), targets_BT)
 
 
 def build(settings: ModelSettings, stages: int, stage: int) -> Ends | Blocks:

@@ -76,10 +76,3 @@ def coefficients(name: str, steps: int) -> tuple[Step, ...]:
                 f"no Newton-Schulz coefficients are called {name[:40]!r}",
                 f"choose one of {', '.join(NAMES)}",
             )
-
-
-def applied(value: float, chosen: tuple[Step, ...]) -> float:
-    """What the steps make of one singular value."""
-    for a, b, c in chosen:
-        value = a * value + b * value**3 + c * value**5
-    return value

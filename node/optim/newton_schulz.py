@@ -1,4 +1,4 @@
-"""Orthogonalise matrices by a quintic Newton-Schulz iteration, and a slow twin to hold it against.
+"""Orthogonalise matrices by a quintic Newton-Schulz iteration.
 
 For X = U S V^T scaled to |X|_F <= 1, each step applies p(s) = a s + b s^3 + c s^5 to the singular
 values. With the default coefficients five steps bring every singular value above 2e-3 of the norm
@@ -137,16 +137,6 @@ def _iterate(
         x = empty("wide", x.mT.shape, x).copy_(x.mT)
     x = (gram if use_gram else standard)(x, steps, panels)
     return empty("tall", x.mT.shape, x).copy_(x.mT) if tall else x
-
-
-def reference(matrix: torch.Tensor, steps: int = 5, coefficients: str = "simple") -> torch.Tensor:
-    """The slow twin: the same polynomial applied to the singular values, in fp64. [m, n] -> [m,
-    n]."""
-    u, s, vt = torch.linalg.svd(matrix.double(), full_matrices=False)
-    s = s / torch.linalg.vector_norm(s).clamp(min=EPS)
-    for a, b, c in coefficients_of(coefficients, steps):
-        s = a * s + b * s**3 + c * s**5
-    return u @ torch.diag(s) @ vt
 
 
 _followed: list[Rule] = [CPU]

@@ -94,15 +94,6 @@ class Owner:
         self._staged.setdefault(epoch, {}).update(staged)
         return fresh
 
-    def step_all(
-        self, parameters: Mapping[str, Tensor], mean_gradients: Mapping[str, Tensor], epoch: int
-    ) -> dict[str, Tensor]:
-        """Step every parameter and commit: what one process that owns everything does in an
-        epoch."""
-        fresh = self.step_parts(parameters, mean_gradients, epoch)
-        self.commit(epoch)
-        return fresh
-
     def commit(self, epoch: int, names: Iterable[str] | None = None) -> frozenset[str]:
         """Make the state staged for ``epoch`` the state, of ``names`` only if given, and drop all
         that was staged up to it.

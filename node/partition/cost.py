@@ -50,16 +50,6 @@ def muon_flops(rows: int, cols: int, steps: int = NS_STEPS, scheme: Scheme = "st
     return steps * (4 * n * m * m + 2 * m**3)
 
 
-def shard_flops(rows: int, cols: int) -> int:
-    """The count the published planner balances by: 5 · (2 + 2) n m² on whatever shape it is given,
-    without A A.
-
-    It is given the tensor-parallel shard; kept only to reproduce published ratios.
-    """
-    m, n = min(rows, cols), max(rows, cols)
-    return 20 * n * m * m
-
-
 def soap_flops(rows: int, cols: int, every: int = PRECONDITION_EVERY, side: int = MAX_SIDE) -> int:
     """Mean of a SOAP step: each side a <= ``side`` beside b: 8 a² b for the Gram update and the
     projections to and from the eigenbasis, and (6 + 4/3) a³ for QR in one of ``every`` steps (arXiv

@@ -104,16 +104,6 @@ def bearable(problem: Problem, floor: float) -> float:
     return MUST * (best if floor <= APART * best else floor)
 
 
-def bytes_moved(sizes: Sequence[int], before: Sequence[int | None], owner: Sequence[int]) -> int:
-    """Bytes of state whose owner is another one now, gone owners included; a unit without state
-    moves nothing."""
-    return sum(
-        size
-        for size, was, now in zip(sizes, before, owner, strict=True)
-        if was is not None and was != now
-    )
-
-
 def _fitting(problem: Problem, home: Sequence[int]) -> list[int]:
     """Homes, without those units that a peer's memory no longer holds: the cheapest of them are
     orphans too."""

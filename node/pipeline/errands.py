@@ -17,9 +17,9 @@ from node.core.journey import Hop
 from node.pipeline.delivery import Delivery, Pause, Trouble
 from node.pipeline.device import Priority
 from node.pipeline.events import Claim, Way
-from node.pipeline.frames import Incoming, frames, loose_shape
-from node.pipeline.inbound import say
-from node.pipeline.outbound import read_chunks
+from node.pipeline.hops.frames import Incoming, frames, loose_shape
+from node.pipeline.hops.inbound import say
+from node.pipeline.hops.outbound import read_chunks
 from node.pipeline.work import COMPUTE_ERRORS
 from node.wire.tensors import Buffer, TensorReader
 from protos import pipeline_pb2 as pb

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from node.core.ids import PeerId
 from node.pipeline.events import Way
-from node.pipeline.outbound import Telemetry
+from node.pipeline.hops.outbound import Telemetry
 from node.pipeline.watch import Watch
 from node.transport.port import TransportPort
 from node.wire.tensors import Buffer, TensorReader, dtype_of

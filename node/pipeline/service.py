@@ -21,17 +21,17 @@ from node.core.journey import Hop, Path, Plan
 from node.core.tasks import Tasks
 from node.model.settings import ModelSettings
 from node.pipeline import events as ev
-from node.pipeline.courier import Courier
 from node.pipeline.device import DeviceThread, Priority
 from node.pipeline.errands import Errands
 from node.pipeline.events import Answer, Claim, Event, Key, Say, Way
-from node.pipeline.frames import FrameShape
 from node.pipeline.gradients import GradientSum
 from node.pipeline.guard import Guard, NotFinite
-from node.pipeline.inbound import Inbound
+from node.pipeline.hops.courier import Courier
+from node.pipeline.hops.frames import FrameShape
+from node.pipeline.hops.inbound import Inbound
+from node.pipeline.hops.outbound import Silence, Telemetry
 from node.pipeline.machine import PipelineMachine
 from node.pipeline.origin import MicroBatchDone, Origin
-from node.pipeline.outbound import Silence, Telemetry
 from node.pipeline.route import fewest_hops
 from node.pipeline.settings import PipelineLimits, PipelineSettings
 from node.pipeline.stash import Stash

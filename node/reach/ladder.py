@@ -1,6 +1,6 @@
 """The ways to a peer, the best first, and when to try a better one than there is. Pure.
 Enters: how a peer is reached, what was tried and failed, the time. Leaves: the next attempt.
-Never: the attempt itself (that is :mod:`node.transport.lines`)."""
+Never: the attempt itself (that is :mod:`node.transport.ways.lines`)."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def assigned(
 
     The same at every member, because it depends on the plan and the leader's note alone. A
     micro-batch counts for whom the plan names, also when a dead hop was replaced:
-    :func:`node.averaging.weights.weights` leaves room for that.
+    :func:`node.averaging.reducers.weights.weights` leaves room for that.
     """
     allowed = {m.peer: 0 for m in plan.cell(stage, cell) if m.current}
     total = most = 0

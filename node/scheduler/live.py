@@ -10,7 +10,7 @@ from statistics import median
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path
 from node.scheduler.costs import Costs
-from node.scheduler.problem import MOST_COUNT, Problem, Route
+from node.scheduler.planning.problem import MOST_COUNT, Problem, Route
 from node.scheduler.quotas import NOMINAL
 
 Stages = Mapping[int, Sequence[tuple[PeerId, float]]]

@@ -16,15 +16,15 @@ from node.core.errors import UsageFault
 from node.core.ids import PeerId
 from node.core.journey import Path
 from node.scheduler.costs import Costs
-from node.scheduler.dealing import StageSet, deal
-from node.scheduler.estimate import INFINITE, Estimator
-from node.scheduler.first import insertion
 from node.scheduler.live import Stages, Task, paths_of, problem_of
-from node.scheduler.planner import make_plan
-from node.scheduler.problem import Problem, Route
+from node.scheduler.planning.dealing import StageSet, deal
+from node.scheduler.planning.estimate import INFINITE, Estimator
+from node.scheduler.planning.first import insertion
+from node.scheduler.planning.planner import make_plan
+from node.scheduler.planning.problem import Problem, Route
+from node.scheduler.planning.rules import OF_PATHS, joined, owed_kept
 from node.scheduler.quotas import quotas, turns
 from node.scheduler.rotation import Rotation
-from node.scheduler.rules import OF_PATHS, joined, owed_kept
 from node.scheduler.settings import SchedulerSettings
 
 Routes = tuple[Route, ...]

@@ -74,8 +74,8 @@ class SchedulerSettings:
         if self.max_jump:
             # Equal visits within the bound on jumps: what holds for as many micro-batches as stages
             # share holds for any multiple.
-            from node.scheduler.dealing import deal
-            from node.scheduler.problem import Problem
+            from node.scheduler.planning.dealing import deal
+            from node.scheduler.planning.problem import Problem
 
             peers, count = tuple(range(stages + 1)), stages - kept
             visits = (count,) * kept + (hops - kept,) * count if kept else ()

@@ -4,11 +4,7 @@ with."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
-
-from node.core.ids import PeerId
 
 
 @dataclass
@@ -25,7 +21,6 @@ class Rate:
     count: int = 0
     seconds_per_unit: float = 0.0
     variance: float = 0.0
-    _busy_until: float = -math.inf
 
     def observe(self, units: float, seconds: float) -> None:
         """``units`` of work took ``seconds``. Raises ValueError unless both are positive and
@@ -37,17 +32,6 @@ class Rate:
         off = seconds / units - self.seconds_per_unit
         self.seconds_per_unit += weight * off
         self.variance = (1.0 - weight) * (self.variance + weight * off * off)
-
-    def observe_span(self, units: float, start: float, end: float) -> None:
-        """Work from ``start`` to ``end`` (seconds of one clock) that may overlap earlier spans.
-
-        Only the time after the last span's end counts, else two requests in flight at once would
-        each be charged the whole time. Nothing is recorded when no time is left.
-        """
-        fresh = end - max(start, self._busy_until)
-        self._busy_until = max(self._busy_until, end)
-        if fresh > 0:
-            self.observe(units, fresh)
 
     @property
     def per_second(self) -> float:
@@ -74,24 +58,3 @@ def quantise(speed: float, previous: float = 0.0, per_octave: int = 4) -> float:
     if 0 < previous < math.inf and abs(place - math.log2(previous) * per_octave) < 1.0:
         return previous
     return 2.0 ** (round(place) / per_octave)
-
-
-def believed(
-    measured: Mapping[PeerId, float], claimed: Mapping[PeerId, float], ceiling: float = 2.0
-) -> dict[PeerId, float]:
-    """The speed to plan with for everyone who is measured or claims one.
-
-    What was measured stands. A claim only serves until then and counts for at most ``ceiling``
-    times the median of what was measured (of the claims, when nothing was), so that a liar cannot
-    draw all the work to itself. A claim that is not a positive number is 0, unknown.
-    """
-    known = {peer: speed for peer, speed in measured.items() if 0 < speed < math.inf}
-    claims = {
-        peer: speed for peer, speed in claimed.items() if peer not in known and 0 < speed < math.inf
-    }
-    ground = list(known.values()) or list(claims.values())
-    cap = ceiling * median(ground) if ground else 0.0
-    out = dict.fromkeys([*measured, *claimed], 0.0)
-    out.update({peer: min(speed, cap) for peer, speed in claims.items()})
-    out.update(known)
-    return out

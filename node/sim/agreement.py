@@ -10,11 +10,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from node.averaging.central import Hogwild, Stale
-from node.averaging.gossip import Exponential
-from node.averaging.moshpit import Moshpit, advance, first_keys, meet_by_key
-from node.averaging.pushes import admit
-from node.averaging.strategy import Butterfly, Edges, Groups, Strategy
+from node.averaging.strategies.central import Hogwild, Stale
+from node.averaging.strategies.gossip import Exponential
+from node.averaging.strategies.moshpit import Moshpit, advance, first_keys, meet_by_key
+from node.averaging.strategies.pushes import admit
+from node.averaging.strategies.strategy import Butterfly, Edges, Groups, Strategy
 
 Values = NDArray[np.float64]
 Flags = NDArray[np.bool_]

@@ -14,11 +14,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from node.averaging.central import Hogwild, ParameterServer, Stale
-from node.averaging.formats import nbytes_of
-from node.averaging.gossip import Exponential, Pairs, Ring
-from node.averaging.moshpit import Moshpit, fit
-from node.averaging.strategy import Butterfly, Edges, Groups, Pushes, RandomGroups, Strategy
+from node.averaging.coding.formats import nbytes_of
+from node.averaging.strategies.central import Hogwild, ParameterServer, Stale
+from node.averaging.strategies.gossip import Exponential, Pairs, Ring
+from node.averaging.strategies.moshpit import Moshpit, fit
+from node.averaging.strategies.strategy import (
+    Butterfly,
+    Edges,
+    Groups,
+    Pushes,
+    RandomGroups,
+    Strategy,
+)
 from node.core.errors import UsageFault
 from node.sim.agreement import Direct, Keyed, Outer, Pushed, PushSum, Values, World
 

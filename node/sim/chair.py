@@ -1,5 +1,5 @@
 """The leader's side of a simulated peer: carries out what :class:`Leader` decides, as
-``node.training.chair`` does."""
+``node.training.leader.chair`` does."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from node.core.ids import PeerId
 from node.scheduler.router import search
 from node.sim.world import HEAD
-from node.training import events as ev
-from node.training.pace import PROBE_TIMEOUT_S, SEARCH_S, TELL_TIMEOUT_S
+from node.training.protocol import events as ev
+from node.training.protocol.pace import PROBE_TIMEOUT_S, SEARCH_S, TELL_TIMEOUT_S
 
 if TYPE_CHECKING:
     from node.sim.peer import SimPeer

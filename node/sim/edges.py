@@ -1,5 +1,5 @@
-"""An outer round along directed edges at one simulated member, as ``node.training.edge_round`` does
-it."""
+"""An outer round along directed edges at one simulated member, as ``node.training.rounds.edge``
+does it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from node.core.journey import Plan, Unit
 from node.optim.ownership import ownership_hash
 from node.sim.rounds import Request
 from node.sim.values import Share, Value
-from node.training import events as ev
-from node.training.edges import arrived, party, targets
-from node.training.meetings import speakers
+from node.training.protocol import events as ev
+from node.training.protocol.edges import arrived, party, targets
+from node.training.protocol.meetings import speakers
 
 if TYPE_CHECKING:
     from node.sim.peer import SimPeer

@@ -18,11 +18,11 @@ from node.core.ids import PeerId
 from node.core.journey import Plan, Version, lineage_after
 from node.sim.disk import Checkpoint
 from node.sim.values import GENESIS, Moment, Share, Value
-from node.training import events as ev
-from node.training.leader import Leader, Phase
-from node.training.meetings import pieces
-from node.training.memory import makes
-from node.training.rules import between
+from node.training.leader.leader import Leader, Phase
+from node.training.protocol import events as ev
+from node.training.protocol.meetings import pieces
+from node.training.protocol.memory import makes
+from node.training.protocol.rules import between
 
 if TYPE_CHECKING:
     from node.sim.peer import SimPeer

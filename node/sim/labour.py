@@ -32,12 +32,12 @@ from node.sim.values import (
     next_moment,
 )
 from node.sim.world import HEAD, Call
-from node.training import events as ev
-from node.training.cells import ANY
-from node.training.meetings import PUSH_AGAIN, speakers, weights
-from node.training.memory import Past
-from node.training.rules import between, lands, levels
-from node.training.serving import Serving
+from node.training.protocol import events as ev
+from node.training.protocol.cells import ANY
+from node.training.protocol.meetings import PUSH_AGAIN, speakers, weights
+from node.training.protocol.memory import Past
+from node.training.protocol.rules import between, lands, levels
+from node.training.rounds.serving import Serving
 
 if TYPE_CHECKING:
     from node.sim.peer import SimPeer
@@ -68,7 +68,7 @@ class Labour:
         self._before: dict[str, Value] | None = None
         self.owed: dict[str, Moment] = {}
         """With error feedback, what rounding has lost of this peer's words for its cell, as
-        node.training.owed keeps it."""
+        node.training.rounds.owed keeps it."""
         self._said: dict[str, str] = {}
         self.streams = Streams(peer)
         self._owed_before: dict[str, Moment] | None = None
@@ -385,7 +385,7 @@ class Labour:
     def _pushes(
         self, plan: Plan, cell: Sequence[PeerId], away: Collection[PeerId], request: Request
     ) -> Request:
-        """The same without a barrier, as node.training.outer_round makes it."""
+        """The same without a barrier, as node.training.rounds.outer makes it."""
         me, unit = self.peer.name, unit_of(plan, self.peer.name)
         mine = [name for name, owner in request.owners.items() if owner == me]
         heard = self.fresh or {}

@@ -10,7 +10,7 @@ from node.core.ids import PeerId
 from node.core.journey import Version
 from node.scheduler.costs import Measured, Way
 from node.sim.values import Share, mark_of
-from node.training import events as ev
+from node.training.protocol import events as ev
 
 if TYPE_CHECKING:
     from node.sim.peer import SimPeer
@@ -74,7 +74,7 @@ def note(peer: SimPeer, said: Any) -> Any:
 
 def over_the_wire(sender: PeerId, said: Any) -> Any:
     """The word as the leader's daemon reads it. Raises WireError where its notes do."""
-    from node.training import notes
+    from node.training.protocol import notes
 
     match said:
         case ev.Heard():

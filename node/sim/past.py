@@ -1,5 +1,5 @@
-"""Which versions a simulated peer has stood at, and what it says of them, as ``node.training.past``
-does."""
+"""Which versions a simulated peer has stood at, and what it says of them, as
+``node.training.protocol.past`` does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from node.core.ids import PeerId
 from node.core.journey import Version
 from node.sim.world import HEAD, Call
-from node.training import events as ev
+from node.training.protocol import events as ev
 
 if TYPE_CHECKING:
     from node.sim.peer import SimPeer

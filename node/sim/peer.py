@@ -26,14 +26,14 @@ from node.sim.past import SimPast
 from node.sim.pipe import Pipe
 from node.sim.rounds import Rounds
 from node.sim.world import HEAD, Call, Host
-from node.training import events as ev
-from node.training.bounds import Terms
 from node.training.colleagues import Colleagues
 from node.training.election import Election, Sighting
-from node.training.leader import Leader
+from node.training.leader.leader import Leader
 from node.training.member import State
-from node.training.objection import of_averaging
-from node.training.pace import (
+from node.training.protocol import events as ev
+from node.training.protocol.bounds import Terms
+from node.training.protocol.objection import of_averaging
+from node.training.protocol.pace import (
     ACCUSE_EVERY_S,
     HEARTBEAT_S,
     PROBE_TIMEOUT_S,
@@ -42,24 +42,25 @@ from node.training.pace import (
     TELL_TRIES,
     TICK_S,
 )
-from node.training.rules import Rules, Standing
+from node.training.protocol.rules import Rules, Standing
 
 if TYPE_CHECKING:
     from node.sim.swarm import Swarm
 
 Reason = str | None
 CATCH_UP_TRIES, RETRY_S, LOOK_S = 5, 1.0, 1.5
-"""As node.daemon: how often a newcomer asks for state, and how long it looks for company first."""
+"""As node.app.daemon: how often a newcomer asks for state, and how long it looks for company
+first."""
 RIPE_S = 5.0
 """Sooner than real peers, because an epoch is shorter here: after so long together peers are
 colleagues."""
 HASTE_S = 0.5
-"""As node.placing: between two looks at what others claim."""
+"""As node.app.placing: between two looks at what others claim."""
 
 
 class Newcomer(Host):
-    """A process that has no stage yet. It chooses one among others who choose, as ``node.placing``
-    does; then it is a :class:`SimPeer`."""
+    """A process that has no stage yet. It chooses one among others who choose, as
+    ``node.app.placing`` does; then it is a :class:`SimPeer`."""
 
     def __init__(self, swarm: Swarm, name: PeerId, open_to: str) -> None:
         super().__init__(swarm.world, name)

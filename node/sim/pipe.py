@@ -22,7 +22,7 @@ from node.pipeline.timing import Timing
 from node.sim.device import Priority
 from node.sim.values import Share
 from node.sim.world import HEAD, Call
-from node.training import events as tev
+from node.training.protocol import events as tev
 
 if TYPE_CHECKING:
     from node.sim.peer import SimPeer

@@ -1,10 +1,9 @@
 """A cell's round in virtual time: carries out what :class:`RoundMachine` decides at the owner, and
 asks owners as a member.
 
-Nothing is decided here but what ``node.averaging.service``, ``.member`` and ``.owner`` decide: one
-exchange for every group of every owner, a few of them under way at once, one more try after a lost
-connection, whom we cannot reach is not waited for.
-"""
+Nothing is decided here but what ``node.averaging.exchange.service``, ``.member`` and ``.owner``
+decide: one exchange for every group of every owner, a few of them under way at once, one more try
+after a lost connection, whom we cannot reach is not waited for."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from node.averaging.events import (
+from node.averaging.exchange.events import (
     Began,
     Ended,
     Fail,
@@ -31,7 +30,7 @@ from node.averaging.events import (
     Voided,
     Wake,
 )
-from node.averaging.groups import UNDER_WAY, Group, contribute_until, micro_groups
+from node.averaging.exchange.groups import UNDER_WAY, Group, contribute_until, micro_groups
 from node.core.ids import PeerId, RoundId
 from node.core.journey import Plan
 from node.sim.device import Priority

@@ -12,7 +12,7 @@ from node.sim.faults import Schedule, strike
 from node.sim.invariants import InvariantViolation
 from node.sim.setup import Setup
 from node.sim.swarm import Machines, Swarm
-from node.training.starting_point import NOTHING_IN_COMMON
+from node.training.leader.starting_point import NOTHING_IN_COMMON
 
 PATIENCE_S = 120.0
 """When every fault is over, the swarm commits again within so long."""

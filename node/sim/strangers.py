@@ -11,7 +11,7 @@ from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Member, Path, Plan, Version
 from node.sim.directory import Body
 from node.sim.world import HEAD, Call, Host
-from node.training import events as ev
+from node.training.protocol import events as ev
 
 if TYPE_CHECKING:
     from node.sim.peer import SimPeer

@@ -1,5 +1,5 @@
 """Fragments that are under way between simulated cells while the next epochs run, as
-``node.training.outer_round`` carries them. Enters: plans that send, plans in which what was sent
+``node.training.rounds.outer`` carries them. Enters: plans that send, plans in which what was sent
 lands. Leaves: values of the fragment, what is missing of it. Never: a decision; parameters are the
 hashes of :mod:`node.sim.values`.
 """
@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from node.averaging.outer import OuterSettings
+from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import PeerId, RoundId
 from node.core.journey import Plan, Version
 from node.optim.ownership import ownership_hash
 from node.sim.rounds import Request, Rounds
 from node.sim.values import Share, Value, mark_of, mean_value
-from node.training import events as ev
-from node.training.meetings import LANDS_WITHIN, meeting, speakers, weights
-from node.training.rules import levels
+from node.training.protocol import events as ev
+from node.training.protocol.meetings import LANDS_WITHIN, meeting, speakers, weights
+from node.training.protocol.rules import levels
 
 if TYPE_CHECKING:
     from node.sim.peer import SimPeer

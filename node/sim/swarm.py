@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from node.averaging.machine import RoundMachine
-from node.averaging.outer import OuterSettings
+from node.averaging.exchange.machine import RoundMachine
+from node.averaging.strategies.outer import OuterSettings
 from node.core.errors import Refused
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Path, Version
@@ -33,13 +33,13 @@ from node.sim.strangers import Stranger
 from node.sim.values import Share
 from node.sim.watch import Watch
 from node.sim.world import World
-from node.training import events as ev
-from node.training.facts import RunFacts
-from node.training.leader import Leader
-from node.training.meetings import Meetings
+from node.training.leader.leader import Leader
 from node.training.member import Member
-from node.training.memory import Cursor
-from node.training.rules import Rules
+from node.training.protocol import events as ev
+from node.training.protocol.facts import RunFacts
+from node.training.protocol.meetings import Meetings
+from node.training.protocol.memory import Cursor
+from node.training.protocol.rules import Rules
 
 
 class Machines:

@@ -23,8 +23,8 @@ from node.sim.invariants import (
     WholeCheckpoint,
 )
 from node.sim.values import Moment, Share, Value
-from node.training import events as ev
-from node.training.leader import Leader
+from node.training.leader.leader import Leader
+from node.training.protocol import events as ev
 
 if TYPE_CHECKING:
     from node.sim.peer import SimPeer

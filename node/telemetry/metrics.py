@@ -15,7 +15,6 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
-    generate_latest,
     start_http_server,
 )
 
@@ -131,10 +130,6 @@ class Metrics:
             for s in family.samples
             if s.name == wanted
         )
-
-    def exposition(self) -> bytes:
-        """The Prometheus text format."""
-        return generate_latest(self.registry)
 
     def serve(self, host: str = "127.0.0.1", port: int = 0) -> str:
         """Answer scrapes on a thread of its own, even while the event loop is busy; returns the

@@ -2,7 +2,7 @@
 
 A key costs nothing, so a peer that nobody has worked with says nothing that counts against those
 who have worked together: not who leads (:mod:`node.training.election`), not which history goes on
-(:mod:`node.training.roster`).
+(:mod:`node.training.leader.roster`).
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ from typing import Any
 
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version
-from node.training import events as ev
-from node.training.cells import ANY
-from node.training.memory import makes
+from node.training.protocol import events as ev
+from node.training.protocol.cells import ANY
+from node.training.protocol.memory import makes
 
 
 class State(Enum):

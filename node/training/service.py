@@ -1,6 +1,6 @@
 """The conversation of the epoch: who leads, who hears what, who is alive. It feeds the member and
-carries out what it decides, as :class:`~node.training.chair.Chair` does for the leader; the work
-itself (pipeline, round, optimizer, state) is done by :class:`~node.training.work.Work`."""
+carries out what it decides, as :class:`~node.training.leader.chair.Chair` does for the leader; the
+work itself (pipeline, round, optimizer, state) is done by :class:`~node.training.work.Work`."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from node.core.journey import Plan
 from node.core.tasks import Tasks
 from node.identity.keys import Identity, verify
 from node.telemetry.events import Journal
-from node.training import events as ev
-from node.training import notes
-from node.training.bounds import Terms
-from node.training.chair import Chair, Unheard
 from node.training.election import Election, Sighting
-from node.training.facts import RunFacts
-from node.training.leader import Leader, Phase
+from node.training.leader.chair import Chair, Unheard
+from node.training.leader.leader import Leader, Phase
 from node.training.member import Member, State
-from node.training.pace import (
+from node.training.protocol import events as ev
+from node.training.protocol import notes
+from node.training.protocol.bounds import Terms
+from node.training.protocol.facts import RunFacts
+from node.training.protocol.pace import (
     ACCUSE_EVERY_S,
     BEAT_AT_MOST_S,
     CALM_AFTER_S,
@@ -44,8 +44,8 @@ from node.training.pace import (
     WAY_TIMEOUT_S,
     WAYS_AT_ONCE,
 )
-from node.training.past import Past
-from node.training.rules import Rules, Standing
+from node.training.protocol.past import Past
+from node.training.protocol.rules import Rules, Standing
 from node.training.work import Work
 from node.transport.port import TransportPort, translate
 from protos import training_pb2 as pb

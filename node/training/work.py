@@ -12,9 +12,9 @@ from math import prod
 
 from torch import Tensor
 
-from node.averaging.outer import OuterSettings
-from node.averaging.sketch import Sketcher
-from node.averaging.spread import Sketch
+from node.averaging.reducers.sketch import Sketcher
+from node.averaging.reducers.spread import Sketch
+from node.averaging.strategies.outer import OuterSettings
 from node.checkpoint.fetch import fetch
 from node.checkpoint.partial import Partial
 from node.checkpoint.state import StateKind, StateSnapshot
@@ -26,23 +26,23 @@ from node.optim.settings import OptimSettings
 from node.pipeline.events import Way as Direction
 from node.pipeline.service import MicroBatchDone
 from node.scheduler.costs import STEADY, Measured, Way, capped, least
-from node.training import events as ev
-from node.training.anchor import SAVED, Anchor
-from node.training.bounds import Bounds
-from node.training.cells import ANY
 from node.training.colleagues import Colleagues
-from node.training.engines import Engines
-from node.training.handover import Handover
-from node.training.inner_round import InnerRound
-from node.training.memory import Past, makes
-from node.training.objection import objection
-from node.training.outer_round import OuterNews, OuterRound
-from node.training.rounds import Rounds
-from node.training.rules import Read, Rules
-from node.training.settings import TrainingSettings
-from node.training.shelf import Shelf, cell_of, colleagues_of, copies_of
-from node.training.stage import StageState
-from node.training.takeover import WAIT_SHARE
+from node.training.protocol import events as ev
+from node.training.protocol.bounds import Bounds
+from node.training.protocol.cells import ANY
+from node.training.protocol.memory import Past, makes
+from node.training.protocol.objection import objection
+from node.training.protocol.rules import Read, Rules
+from node.training.protocol.settings import TrainingSettings
+from node.training.rounds.anchor import SAVED, Anchor
+from node.training.rounds.common import Rounds
+from node.training.rounds.inner import InnerRound
+from node.training.rounds.outer import OuterNews, OuterRound
+from node.training.state.engines import Engines
+from node.training.state.handover import Handover
+from node.training.state.shelf import Shelf, cell_of, colleagues_of, copies_of
+from node.training.state.stage import StageState
+from node.training.state.takeover import WAIT_SHARE
 
 __all__ = ["Engines", "Work"]
 
@@ -105,7 +105,8 @@ class Work:
         self.read: Read = read or (lambda change: own)
         """Settings for how cells average, of the text that a plan has."""
         self.cell = ANY
-        """Whose parameters are in place; :data:`~node.training.cells.ANY` for no cell's."""
+        """Whose parameters are in place; :data:`~node.training.protocol.cells.ANY` for no
+        cell's."""
         self._epoch: _Epoch | None = None
         self._plan: Plan | None = None
         self.fetching, self.fetched_at = 1.0, 0.0

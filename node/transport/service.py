@@ -31,24 +31,25 @@ from node.reach.secure import Secured, Shown
 from node.reach.settings import ReachSettings
 from node.reach.standing import Standing
 from node.telemetry.sparing import Sparing
-from node.transport import ask, handshake, punch, relay, tunnel
+from node.transport import ask, handshake
 from node.transport.addresses import join_host, multiaddr, split_multiaddr
 from node.transport.ask import Answerer, Asking
 from node.transport.doorman import Doorman
 from node.transport.frames import StreamEnded
 from node.transport.handshake import Acquaintance, Admit, Facts, Handshake, IncompatiblePeer, Tokens
 from node.transport.limits import PEERS_KEPT, Busiest, Rate, Seats
-from node.transport.lines import Lines
 from node.transport.metering import Meter
 from node.transport.p2p import P2pDaemon
 from node.transport.port import PeerLink, translate
 from node.transport.ports import check_free, taken
-from node.transport.reachable import Known, Reachable
-from node.transport.relay import UNDER_WAY, Relay
-from node.transport.relays import Relays
 from node.transport.settings import TransportSettings
 from node.transport.tls import make_certificate
 from node.transport.traffic import PAYLOAD, Beside, Traffic, read_io
+from node.transport.ways import punch, relay, tunnel
+from node.transport.ways.lines import Lines
+from node.transport.ways.reachable import Known, Reachable
+from node.transport.ways.relay import UNDER_WAY, Relay
+from node.transport.ways.relays import Relays
 from protos.ask_pb2 import Answer, Ask
 from protos.handshake_pb2 import Hello
 from protos.reach_pb2 import PunchAnswer, PunchAsk, RelayAsk

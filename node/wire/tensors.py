@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -96,12 +96,6 @@ def chunks(buffer: Buffer, size: int) -> Iterator[bytes]:
     view = memoryview(buffer)
     for start in range(0, len(view), size):
         yield bytes(view[start : start + size])
-
-
-def stream(tensors: Iterable[torch.Tensor], wire: str, size: int) -> Iterator[bytes]:
-    """The chunks of several tensors one after the other, as :class:`TensorReader` wants them."""
-    for tensor in tensors:
-        yield from chunks(encode(tensor, wire), size)
 
 
 class TensorReader:

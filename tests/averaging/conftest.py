@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from node.averaging.request import RoundOutcome, RoundRequest
-from node.averaging.service import CellRound
+from benchmarks.lab.memory_net import MemoryNet, MemoryTransport
+from node.averaging.exchange.request import RoundOutcome, RoundRequest
+from node.averaging.exchange.service import CellRound
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId, RoundId
-from node.transport.memory import MemoryNet, MemoryTransport
 
 torch.set_num_threads(1)
 

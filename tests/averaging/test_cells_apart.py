@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.averaging.events import (
+from node.averaging.exchange.events import (
     Began,
     Ended,
     Event,
@@ -30,10 +30,10 @@ from node.averaging.events import (
     Uploaded,
     Wait,
 )
-from node.averaging.ledger import Attempt, Given
-from node.averaging.machine import RoundMachine
-from node.averaging.owner import Owner
-from node.averaging.request import RoundRequest
+from node.averaging.exchange.ledger import Attempt, Given
+from node.averaging.exchange.machine import RoundMachine
+from node.averaging.exchange.owner import Owner
+from node.averaging.exchange.request import RoundRequest
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId, RoundId
 from tests.averaging.conftest import SHAPES, Cell, gradients_of, same

@@ -9,10 +9,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.averaging.codecs import Coded, Feedback, Rounded, decode, encode, settle
-from node.averaging.formats import FORMATS, INT4_BLOCK, INT8_BLOCK, TOP_BLOCK, kept, nbytes_of
-from node.averaging.layouts import PIECE
-from node.averaging.reduce import means, opened, settled
+from node.averaging.coding.codecs import Coded, Rounded, decode, encode, settle
+from node.averaging.coding.formats import (
+    FORMATS,
+    INT4_BLOCK,
+    INT8_BLOCK,
+    TOP_BLOCK,
+    kept,
+    nbytes_of,
+)
+from node.averaging.coding.layouts import PIECE
+from node.averaging.reducers.reduce import means, opened, settled
 from node.core.errors import StepFault, WireError
 from node.core.ids import PeerId
 
@@ -253,38 +260,6 @@ def test_all_members_end_with_the_same_bits(codec: str) -> None:
     assert all(torch.equal(adopted, other) for other in others)
     if FORMATS[codec].lossy:
         assert not torch.equal(adopted, result)
-
-
-@pytest.mark.parametrize("codec", ["int4", "top-k"])
-def test_error_feedback_makes_good_what_rounding_lost(codec: str) -> None:
-    """Sent many times, the same numbers arrive in sum up to one round's loss; without feedback the
-    loss adds up."""
-    tensor, rounds = normal(4096) * 0.1 + 0.02, 64
-    feedback = Feedback(codec)
-    with_it, without = torch.zeros(4096), torch.zeros(4096)
-    for _ in range(rounds):
-        with_it += feedback.encode("a", tensor)[1]
-        feedback.commit(["a"])
-        without += settle(tensor, codec)[1]
-    off = [
-        float((total - rounds * tensor).norm() / (rounds * tensor).norm())
-        for total in (with_it, without)
-    ]
-    assert off[0] < off[1] / 3
-    assert torch.allclose(with_it + feedback.lost["a"], rounds * tensor, atol=1e-4)
-
-
-def test_a_void_round_feeds_nothing_back() -> None:
-    feedback = Feedback("int4")
-    first = feedback.encode("a", normal(100))[0]
-    feedback.void()
-    feedback.commit(["a"])
-    assert feedback.lost == {}
-    assert torch.equal(feedback.encode("a", normal(100))[0], first)
-    feedback.commit(["a", "never sent"])
-    assert not torch.equal(feedback.encode("a", normal(100))[0], first)
-    with pytest.raises(ValueError, match="was"):
-        feedback.encode("a", normal(50))
 
 
 def test_shapes_are_kept_and_encoding_changes_nothing() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.averaging_faults import LIES, killed, lied
 from benchmarks.lab import meeting
-from node.averaging.request import Part, RoundOutcome
+from node.averaging.exchange.request import Part, RoundOutcome
 
 GENEROUS_S = 100.0
 QUICK = [

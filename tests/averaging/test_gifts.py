@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from node.averaging.events import (
+from node.averaging.exchange.events import (
     Ended,
     Gone,
     Kind,
@@ -22,8 +22,8 @@ from node.averaging.events import (
     Uploaded,
     Wait,
 )
-from node.averaging.member import Exchanges
-from node.averaging.request import RoundOutcome, RoundRequest
+from node.averaging.exchange.member import Exchanges
+from node.averaging.exchange.request import RoundOutcome, RoundRequest
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId, RoundId
 from tests.averaging.conftest import SHAPES, Cell, gradients_of, same
@@ -123,7 +123,7 @@ async def meet(cell: Cell, givers: list[str], **changes: object) -> list[RoundOu
 async def test_every_owner_gives_its_own_and_the_cell_ends_with_the_same_bits(cell_of):
     cell = await held(cell_of)
     left, right = await meet(cell, ["p2", "p3"])
-    assert left.complete
+    assert not left.missing
     assert same(left.fresh, right.fresh)
     owners = cell.owners([PeerId("p0"), PeerId("p1")])
     for name, tensor in left.fresh.items():
@@ -161,7 +161,7 @@ async def test_what_a_dead_owner_did_not_make_is_made_of_the_cells_own(cell_of, 
         listeners=frozenset(),
     )
     second = await cell.rounds[PeerId("p0")].run(again, lambda mean: mean)
-    assert second.complete
+    assert not second.missing
     for name, tensor in second.fresh.items():
         assert second.parts[name].contributors == (("p0",) if name in lost else ("p0", "p2"))
         torch.testing.assert_close(
@@ -174,7 +174,7 @@ async def test_a_gift_of_another_weight_than_the_plans_is_refused_and_the_round_
     gift = to_cell(cell, "p2", tokens=4)
     (left, right), sent = await asyncio.gather(meet(cell, []), cell.rounds[PeerId("p2")].give(gift))
     assert sent == 0
-    assert left.complete
+    assert not left.missing
     assert same(left.fresh, right.fresh)
     assert left.contributors == {"p0", "p1"}
     assert [(who, weight) for who, _, weight in cell.transports[PeerId("p0")].faults] == [

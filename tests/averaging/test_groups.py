@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.averaging.events import (
+from node.averaging.exchange.events import (
     Began,
     Ended,
     Fail,
@@ -30,8 +30,8 @@ from node.averaging.events import (
     Uploaded,
     Wait,
 )
-from node.averaging.groups import LET_IN, contribute_until, micro_groups
-from node.averaging.machine import RoundMachine
+from node.averaging.exchange.groups import LET_IN, contribute_until, micro_groups
+from node.averaging.exchange.machine import RoundMachine
 from node.core.ids import PeerId, RoundId
 
 A, B, C, D = map(PeerId, "abcd")

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from node.averaging.events import Kind
-from node.averaging.member import Errand, Exchanges, Unwelcome
-from node.averaging.quarantine import FEWEST_KNOWN, WEIGHT
+from node.averaging.exchange.events import Kind
+from node.averaging.exchange.member import Errand, Exchanges, Unwelcome
+from node.averaging.reducers.quarantine import FEWEST_KNOWN, WEIGHT
 from node.averaging.settings import AveragingSettings
 from node.core.errors import PeerFault
 from node.core.ids import RoundId
@@ -73,7 +73,7 @@ def times(gradients, factor):
 
 def agree(bits, outcomes):
     first, *rest = outcomes.values()
-    assert first.complete
+    assert not first.missing
     assert all(bits(o.fresh, first.fresh) for o in rest)
     assert all(bool(torch.isfinite(t).all()) for t in first.fresh.values())
     return first.fresh

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.averaging.events import (
+from node.averaging.exchange.events import (
     Began,
     Ended,
     Fail,
@@ -28,8 +28,8 @@ from node.averaging.events import (
     Voided,
     Wait,
 )
-from node.averaging.groups import micro_groups
-from node.averaging.machine import MOST_SERVED, RoundMachine
+from node.averaging.exchange.groups import micro_groups
+from node.averaging.exchange.machine import MOST_SERVED, RoundMachine
 from node.core.ids import PeerId, RoundId
 
 A, B, C, D = map(PeerId, "abcd")

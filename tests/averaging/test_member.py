@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from node.averaging.member import Exchanges
+from node.averaging.exchange.member import Exchanges
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
 

@@ -11,14 +11,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.averaging import parcel
-from node.averaging.codecs import Feedback, encode, settle
-from node.averaging.formats import FORMATS, nbytes_of
-from node.averaging.member import SERVICES
-from node.averaging.service import CellRound
+from node.averaging.coding import parcel
+from node.averaging.coding.codecs import encode, settle
+from node.averaging.coding.formats import FORMATS, nbytes_of
+from node.averaging.exchange.member import SERVICES
+from node.averaging.exchange.service import CellRound
 from node.averaging.settings import AveragingSettings
 from node.core.errors import WireError
 from node.core.ids import RoundId
+from node.training.rounds.owed import Owed
 from protos import averaging_pb2
 
 SIZES = st.lists(st.integers(0, 400), max_size=6)
@@ -137,18 +138,19 @@ async def test_all_members_and_the_owners_end_with_the_same_bits_in_every_format
 
 async def test_bytes_that_are_coded_already_go_as_they_are_and_feedback_adds_up(cell_of, grads):
     cell = await cell_of(2)
-    feedback = {p: Feedback("top-k") for p in cell.peers}
+    owed = {p: Owed("top-k") for p in cell.peers}
     got = {n: torch.zeros_like(t) for n, t in grads(cell.peers[0]).items()}
     for epoch in range(40):
         requests = {}
         for peer in cell.peers:
-            both = {n: feedback[peer].encode(n, t) for n, t in grads(peer).items()}
+            owed[peer].begin(str(epoch))
+            said, coded = owed[peer].says(grads(peer))
             requests[peer] = cell.request(
                 peer,
                 round=RoundId(epoch, 1, 0),
                 up="top-k",
-                gradients={n: s for n, (_, s) in both.items()},
-                coded={n: d for n, (d, _) in both.items()},
+                gradients=said,
+                coded=coded,
                 tokens=1,
                 summed=False,
             )
@@ -157,13 +159,14 @@ async def test_bytes_that_are_coded_already_go_as_they_are_and_feedback_adds_up(
         )
         assert all(torch.equal(first.fresh[n], second.fresh[n]) for n in got)
         for peer in cell.peers:
-            feedback[peer].commit(first.fresh)
+            owed[peer].ended(first.parts, {}, peer)
+            owed[peer].moved()
             cell.rounds[peer].forget(epoch)
         got = {n: g + first.fresh[n] for n, g in got.items()}
-    owed = {n: sum(feedback[p].lost[n] for p in cell.peers) / 2 for n in got}
+    lost = {n: sum(owed[p].words[n] for p in cell.peers) / 2 for n in got}
     for name, total in got.items():
         wanted = 40 * sum(grads(p)[name] for p in cell.peers) / 2
-        assert torch.allclose(total + owed[name], wanted, atol=1e-2)
+        assert torch.allclose(total + lost[name], wanted, atol=1e-2)
 
 
 async def test_values_are_averaged_by_tokens_and_not_divided_by_them(cell_of, bits, grads):
@@ -230,4 +233,4 @@ async def test_a_survivor_serves_the_bytes_it_was_given_when_the_owner_is_dead(c
     again, late = await asyncio.gather(*(cell.rounds[p].run(r, means) for p, r in requests.items()))
     assert bits(again.fresh, first.fresh)
     assert bits(late.fresh, first.fresh)
-    assert late.complete
+    assert not late.missing

@@ -12,11 +12,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from node.averaging.events import Kind, Uploaded
-from node.averaging.groups import LET_IN
-from node.averaging.member import Errand, Exchanges, Unwelcome
-from node.averaging.owner import Owner
-from node.averaging.request import RoundRequest
+from node.averaging.exchange.events import Kind, Uploaded
+from node.averaging.exchange.groups import LET_IN
+from node.averaging.exchange.member import Errand, Exchanges, Unwelcome
+from node.averaging.exchange.owner import Owner
+from node.averaging.exchange.request import RoundRequest
 from node.averaging.settings import AveragingSettings
 from node.core.ids import RoundId
 
@@ -67,7 +67,7 @@ async def test_many_groups_give_the_bits_of_one(cell_of, cut, bits, wire):
     parts = await many.run_all({p: many.request(p) for p in many.peers})
     for peer in one.peers:
         assert bits(parts[peer].fresh, whole[peer].fresh)
-        assert parts[peer].complete
+        assert not parts[peer].missing
         assert parts[peer].nbytes == whole[peer].nbytes
         assert len(one.steps[peer]) == 1
         assert sorted(many.steps[peer]) == [
@@ -133,7 +133,7 @@ async def test_an_owner_killed_in_mid_round_leaves_its_finished_groups(cut, bits
     )
     expected = cell.expected([p0, p1]) | cell.expected(cell.peers, done)
     assert all(bits(o.fresh, expected) for o in second.values())
-    assert all(o.complete for o in second.values())
+    assert all(not o.missing for o in second.values())
     assert {n for p in (p0, p1) for step in cell.steps[p] for n in step} == owners.keys() - set(
         done
     )
@@ -236,7 +236,7 @@ async def test_other_groups_are_refused_by_their_kind_and_nobody_is_blamed(cut):
     assert caught.value.kind is Kind.HEADS
     assert [w for _, _, w in cell.transports[p0].faults] == [1.0]
     cell.rounds[p0].gone(p1)
-    assert (await asyncio.wait_for(running, 300)).complete
+    assert not (await asyncio.wait_for(running, 300)).missing
 
 
 async def test_an_owner_that_stops_answering_after_a_group_ends_by_the_deadline(cut, bits):
@@ -335,7 +335,7 @@ async def test_an_owner_holds_no_more_than_its_window_of_every_member(cell_of, m
 
         running = [cell.rounds[p].run(cell.request(p, **changes), step) for p in cell.peers]
         outcomes = await asyncio.gather(*running)
-        assert all(o.complete for o in outcomes)
+        assert all(not o.missing for o in outcomes)
         peaks[group_bytes] = counted.peak
         assert counted.alive == 0, "what was given is gone after the step"
         assert max(seen) <= (LET_IN - 1) * 2 * group_bytes

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.averaging.diloco import pushed
-from node.averaging.outer import OuterSettings
-from node.averaging.pushes import Served
-from node.averaging.pushes import push as pushed_by
+from node.averaging.strategies.diloco import pushed
+from node.averaging.strategies.outer import OuterSettings
+from node.averaging.strategies.pushes import Served
+from node.averaging.strategies.pushes import push as pushed_by
 from node.core.errors import StepFault
 
 HOGWILD = OuterSettings("hogwild", "deltas", 2, "sgd", lr=0.5)

@@ -7,7 +7,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.averaging.quarantine import FEWEST_KNOWN, WINDOW, Size, Trail, quarantined
+from node.averaging.reducers.quarantine import FEWEST_KNOWN, WINDOW, Size, Trail, quarantined
 from node.core.ids import PeerId
 
 A, B, C, D = map(PeerId, "abcd")

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.lab.slow import TWINS, flat, length
-from node.averaging import robust
-from node.averaging.codecs import Coded
-from node.averaging.network import merge_exchange, selection
-from node.averaging.reducer import Gathered, Reducer
+from node.averaging.coding.codecs import Coded
+from node.averaging.reducers import robust
+from node.averaging.reducers.network import merge_exchange, selection
+from node.averaging.reducers.reducer import Gathered, Reducer
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId
 

@@ -19,7 +19,7 @@ async def test_everybody_holds_the_same_weighted_mean_step(cell_of, bits, count)
     outcomes = await cell.run_all({p: cell.request(p) for p in reversed(cell.peers)})
     for peer, outcome in outcomes.items():
         assert bits(outcome.fresh, cell.expected(cell.peers))
-        assert outcome.complete
+        assert not outcome.missing
         assert not outcome.failed
         assert outcome.contributors == set(cell.peers)
         assert outcome.tokens == sum(map(cell.tokens, cell.peers))
@@ -132,7 +132,7 @@ async def test_a_dead_owner_is_replaced_by_a_repair(cell_of, bits):
         assert bits(outcome.fresh, {n: t for n, t in cell.expected(alive).items() if n not in lost})
     repaired = {n: o if o != dead else alive[1] for n, o in cell.owners().items()}
     second = await cell.run_all({p: cell.repair(p, alive, repaired) for p in alive})
-    assert all(o.complete for o in second.values())
+    assert all(not o.missing for o in second.values())
     assert all(bits(o.fresh, cell.expected(alive)) for o in second.values())
     assert cell.steps[alive[1]][-1] == tuple(lost), "only the orphans may be stepped in a repair"
     assert all(o.nbytes < f.nbytes for o, f in zip(second.values(), first.values(), strict=True))
@@ -259,7 +259,7 @@ async def test_without_a_step_the_means_are_the_result_to_the_bit(cell_of, bits,
             for p in cell.peers
         ]
         outcomes = await asyncio.gather(*rounds)
-        assert all(o.complete and bits(o.fresh, outcomes[0].fresh) for o in outcomes)
+        assert all(not o.missing and bits(o.fresh, outcomes[0].fresh) for o in outcomes)
         assert not any(
             g
             for rounds in cell.rounds.values()
@@ -318,7 +318,7 @@ async def test_an_epoch_the_swarm_went_back_to_is_averaged_anew(cell_of, bits):
     outcomes = await cell.run_all(
         {p: cell.request(p, round=RoundId(7, 2, 0), gradients=twice[p]) for p in cell.peers}
     )
-    assert all(o.complete and not o.failed for o in outcomes.values())
+    assert all(not o.missing and not o.failed for o in outcomes.values())
     assert bits(outcomes[p0].fresh, outcomes[p1].fresh)
     assert not bits(outcomes[p0].fresh, cell.expected(cell.peers)), (
         "what was stepped before does not count"

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.averaging.sketch import SAMPLES, Sketcher
-from node.averaging.spread import ERROR, WIDTH, apart, packed, unpacked
+from node.averaging.reducers.sketch import SAMPLES, Sketcher
+from node.averaging.reducers.spread import ERROR, WIDTH, apart, packed, unpacked
 from node.core.errors import WireError
 
 LARGE = 3 * SAMPLES + 17

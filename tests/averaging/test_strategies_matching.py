@@ -10,8 +10,8 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from node.averaging import matching as m
-from node.averaging.matching import Alone, Matching, Met
+from node.averaging.strategies import matching as m
+from node.averaging.strategies.matching import Alone, Matching, Met
 from node.core.ids import PeerId
 
 

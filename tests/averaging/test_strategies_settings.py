@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from node.averaging.central import Hogwild, ParameterServer, Stale
-from node.averaging.gossip import Exponential, Pairs, Ring
-from node.averaging.moshpit import Moshpit
-from node.averaging.outer import OuterSettings, check, fits, strategy_of
-from node.averaging.strategy import Butterfly
+from node.averaging.strategies.central import Hogwild, ParameterServer, Stale
+from node.averaging.strategies.gossip import Exponential, Pairs, Ring
+from node.averaging.strategies.moshpit import Moshpit
+from node.averaging.strategies.outer import OuterSettings, check, strategy_of
+from node.averaging.strategies.strategy import Butterfly
 from node.core.errors import UsageFault
 
 DILOCO = OuterSettings(carries="deltas", every=500, optimizer="nesterov")
@@ -114,21 +114,6 @@ def test_settings_that_cannot_hold_are_refused_with_the_reason(name: str) -> Non
         check(asked)
     assert reason in refusal.value.what
     assert refusal.value.next_step
-
-
-@pytest.mark.parametrize(
-    ("asked", "members"),
-    [
-        (OuterSettings("moshpit", grid=(4, 4)), 17),
-        (OuterSettings("parameter-server", "gradients", shards=5), 4),
-        (replace(DILOCO, quorum=5), 4),
-        (OuterSettings("push-sum", fanout=4), 4),
-    ],
-)
-def test_so_many_members_must_fit(asked: OuterSettings, members: int) -> None:
-    with pytest.raises(UsageFault):
-        fits(asked, members)
-    fits(asked, 16)
 
 
 def test_people_are_told_what_is_averaged_when() -> None:

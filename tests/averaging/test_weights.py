@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.averaging.codecs import Coded
-from node.averaging.reduce import means
-from node.averaging.reducer import Gathered, Reducer
+from node.averaging.coding.codecs import Coded
+from node.averaging.reducers.reduce import means
+from node.averaging.reducers.reducer import Gathered, Reducer
+from node.averaging.reducers.weights import weights
 from node.averaging.settings import AveragingSettings
-from node.averaging.weights import weights
 from node.core.ids import PeerId
 
 A, B, C = map(PeerId, "abc")

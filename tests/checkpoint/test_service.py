@@ -10,15 +10,15 @@ import grpc
 import pytest
 import torch
 
+from benchmarks.lab.memory_net import MemoryNet, MemoryTransport
+from benchmarks.lab.virtual_clock import VirtualClock
 from node.checkpoint.fetch import Patience
 from node.checkpoint.pins import Pins
 from node.checkpoint.service import NoDonor, Partial, StateKind, StateService, fetch
 from node.checkpoint.settings import CheckpointSettings
-from node.core.clock import VirtualClock
 from node.core.errors import OutOfResources
 from node.core.ids import PeerId
 from node.core.journey import Version
-from node.transport.memory import MemoryNet, MemoryTransport
 from node.wire.tensors import digest
 from protos import state_pb2, state_pb2_grpc, tensor_pb2
 

@@ -59,7 +59,7 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
 
     found = store_in(tmp_path).load(1, 20)
     assert (found.stage, found.epoch, found.meta) == (1, 20, meta)
-    assert found.digest == digest(parameters) == store_in(tmp_path).digest_of(1, 20)
+    assert found.digest == digest(parameters)
     assert found.parameters.keys() == parameters.keys()
     for name, tensor in parameters.items():
         assert found.parameters[name].dtype == tensor.dtype

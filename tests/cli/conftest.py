@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import cli
+from benchmarks.lab.canned_window import CannedWindow
 from node.config import NodeConfig
 from node.control.diagnose import Machine, verdict
 from node.control.doctor import Checkup
-from node.control.memory import CannedWindow
 from node.control.service import ControlService
 
 
@@ -46,7 +46,7 @@ def tutti(
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     quiet = Checkup(Machine((), {}), (), verdict([]), 0.0)
-    monkeypatch.setattr("node.joining.examine", lambda addresses, **_: quiet)
+    monkeypatch.setattr("node.app.joining.examine", lambda addresses, **_: quiet)
 
     def run(*words: str) -> Shown:
         capsys.readouterr()

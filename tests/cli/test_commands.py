@@ -226,7 +226,7 @@ def test_doctor_net_exits_with_the_code_of_the_cause(tutti, monkeypatch):
         closed,
         0.5,
     )
-    monkeypatch.setattr("node.joining.examine", lambda addresses, **_: found)
+    monkeypatch.setattr("node.app.joining.examine", lambda addresses, **_: found)
     shown = tutti("doctor", "net", ADDRESS + peer)
     assert shown.returncode == 21
     assert "this machine" in shown.stdout
@@ -246,7 +246,7 @@ def test_a_swarm_out_of_reach_is_told_with_every_address(tutti, monkeypatch):
     def observe(*_: object) -> None:
         raise unreachable([closed])
 
-    monkeypatch.setattr("node.joining.observe", observe)
+    monkeypatch.setattr("node.app.joining.observe", observe)
     invite = Invite(RunId("ab" * 32), peer, (ADDRESS + peer,)).encode()
     shown = tutti("join", invite, "--yes", "--no-start")
     assert shown.returncode == 21

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import cli
-from node import checks
+from node.app import checks
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
 from node.config import NodeConfig
@@ -338,7 +338,7 @@ def test_a_clock_that_others_contradict(found, home, monkeypatch):
     for ahead, code in ((3600.0, ExitCode.CLOCK_WRONG), (0.5, ExitCode.OK)):
         heard = (Finding(ADDRESS + peer, "answer", True, "answered", clock_s=ahead),)
         checkup = Checkup(Machine((), {}), heard, verdict(heard), 0.1)
-        monkeypatch.setattr("node.joining.examine", lambda addresses, found=checkup, **_: found)
+        monkeypatch.setattr("node.app.joining.examine", lambda addresses, found=checkup, **_: found)
         said, ended = found("clock")
         assert ended == code
         assert "ahead of" in said[0]["cause"]
@@ -376,7 +376,7 @@ def test_the_network_is_looked_at_last(tutti, home, monkeypatch):
     peer = Identity.ephemeral().peer_id
     closed = failed(ADDRESS + peer, "connect", ExitCode.PORT_CLOSED, "connection refused")
     checkup = Checkup(Machine((), {}), (closed,), closed, 0.5)
-    monkeypatch.setattr("node.joining.examine", lambda addresses, **_: checkup)
+    monkeypatch.setattr("node.app.joining.examine", lambda addresses, **_: checkup)
     shown = tutti("doctor", "--json")
     assert shown.returncode == ExitCode.PORT_CLOSED
     assert json.loads(shown.stdout)["net"]["verdict"]["code"] == ExitCode.PORT_CLOSED

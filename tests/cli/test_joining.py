@@ -3,6 +3,7 @@ import time
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from node.app.joining import ask_peers, check, choose, examined, invite_text, look
 from node.config import NodeConfig
 from node.control.diagnose import Finding, Machine, identity_in_use, silent, verdict
 from node.control.doctor import Checkup
@@ -11,7 +12,6 @@ from node.core.ids import RunId
 from node.identity.admission import check_admission
 from node.identity.invites import Invite
 from node.identity.keys import Identity
-from node.joining import ask_peers, check, choose, examined, invite_text, look
 from node.manifest import Manifest, amended
 from protos.ask_pb2 import Answer, ManifestAnswer, PeersAnswer
 
@@ -76,7 +76,7 @@ def test_a_manifest_from_a_stranger_must_be_the_invited_one(home, monkeypatch):
 
     def answers(raw: bytes) -> None:
         monkeypatch.setattr(
-            "node.joining.observe", lambda *_: Answer(manifest=ManifestAnswer(toml=raw))
+            "node.app.joining.observe", lambda *_: Answer(manifest=ManifestAnswer(toml=raw))
         )
 
     answers(real)
@@ -120,7 +120,7 @@ def test_of_a_private_swarm_is_asked_as_the_peer_that_its_token_admits(home, mon
         manifest = ManifestAnswer(toml=private.to_toml())
         return Answer(manifest=manifest) if kind == "manifest" else Answer(peers=PeersAnswer())
 
-    monkeypatch.setattr("node.joining.observe", observed)
+    monkeypatch.setattr("node.app.joining.observe", observed)
     for guest in (None, me.peer_id):
         text = invite_text(private, places, owner, guest)
         look(ours, text)
@@ -151,7 +151,7 @@ def test_before_the_start_clock_and_identity_are_looked_at(home, monkeypatch):
             asked.append((addresses, how))
             return Checkup(Machine((), {}), findings, verdict(findings), 0.1)
 
-        monkeypatch.setattr("node.joining.examine", examine)
+        monkeypatch.setattr("node.app.joining.examine", examine)
 
     found(answered)
     with pytest.raises(Refused, match="1h00m behind") as caught:
@@ -188,7 +188,7 @@ def test_of_a_daemon_that_runs_here_it_is_not_asked_who_else_uses_its_key(
         asked.append(how["me"])
         return Checkup(Machine((), {}), (), verdict([]), 0.1)
 
-    monkeypatch.setattr("node.joining.examine", examine)
+    monkeypatch.setattr("node.app.joining.examine", examine)
     check(ours, Invite(RunId("ab" * 32), owner.peer_id, (ADDRESS + owner.peer_id,)))
     assert asked == [None]
 
@@ -198,7 +198,7 @@ def test_the_addresses_to_examine_are_those_given_or_remembered(home, monkeypatc
     ours, asked = NodeConfig.load({"home": home}, {}), []
     manifest = Manifest.parse(Manifest.default_demo().sign(owner))
     one, two, three = (f"/ip4/127.0.0.1/tcp/{port}/p2p/{owner.peer_id}" for port in (1, 2, 3))
-    monkeypatch.setattr("node.joining.examine", lambda addresses, **_: asked.append(addresses))
+    monkeypatch.setattr("node.app.joining.examine", lambda addresses, **_: asked.append(addresses))
     examined(ours, ())
     ours.remember(manifest, Invite(manifest.run_id, owner.peer_id, (one,)).encode())
     examined(ours, ())

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from node.change import read
+from benchmarks.lab.canned_window import training_snapshot
+from node.app.change import read
 from node.config import NodeConfig
-from node.control.memory import training_snapshot
 from node.core.errors import ExitCode
 from node.identity.keys import Identity
 from node.manifest import read_manifest

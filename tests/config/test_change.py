@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from node.averaging.outer import OuterSettings
-from node.change import DOMAIN, read, signed, wanted
+from node.app.change import DOMAIN, read, signed, wanted
+from node.averaging.strategies.outer import OuterSettings
 from node.core.errors import Refused, UsageFault
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended
-from node.training.rules import MAX_CHANGE, Rules
+from node.training.protocol.rules import MAX_CHANGE, Rules
 
 DILOCO = (
     b'[averaging]\ncell = 2\n[outer]\nstrategy = "butterfly"\ncarries = "deltas"\nevery = '

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from node.averaging.outer import OuterSettings
+from node.averaging.strategies.outer import OuterSettings
 from node.core.errors import UsageFault
 from node.manifest import Manifest, read_manifest
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from node.assembly import inherit
+from node.app.assembly import inherit
+from node.app.joining import choose
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
 from node.config import NodeConfig
 from node.core.errors import OutOfResources, Refused, UsageFault
 from node.identity.invites import Invite
 from node.identity.keys import Identity
-from node.joining import choose
 from node.manifest import Manifest, amended
 from node.telemetry.events import Journal
 

@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from node.forecast import OVERHEAD, Forecast, forecast
-from node.joining import sheet
+from node.app.forecast import OVERHEAD, Forecast, forecast
+from node.app.joining import sheet
 from node.manifest import Manifest, amended
 from node.model.shapes import parameter_shapes
 

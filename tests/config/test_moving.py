@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from node import moving
-from node.assembly import check_room
-from node.averaging.outer import OuterSettings
+from node.app import moving
+from node.app.assembly import check_room
+from node.app.moving import Mover, p2p_port, refusal
+from node.averaging.strategies.outer import OuterSettings
 from node.config import MOVED, NodeConfig
 from node.core.errors import UsageFault
 from node.core.tasks import Tasks
 from node.manifest import Manifest
-from node.moving import Mover, p2p_port, refusal
 from node.telemetry.events import Journal
-from node.training.rules import Rules, Standing
+from node.training.protocol.rules import Rules, Standing
 
 ME = "12D3KooWAQqU9GpkTfSsZGdQnrbCkLh31Gp3okDXAQqU9GpkTfSs"
 MANIFEST = Manifest.default_demo()

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from node import placing
+from benchmarks.lab.virtual_clock import VirtualClock
+from node.app import placing
+from node.app.placing import Placing
 from node.config import MOVED, NodeConfig
-from node.core.clock import VirtualClock
 from node.core.errors import UsageFault
 from node.core.ids import ENDS, PeerId
-from node.placing import Placing
 from node.reach.standing import Standing
 from node.scheduler.choosing import SETTLE_S, STABLE_S, WITHOUT_ENDS_S, Placed
 from node.telemetry.events import Journal

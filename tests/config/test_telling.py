@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from node import picture
-from node.control.memory import training_snapshot
-from node.picture import Picture
+from benchmarks.lab.canned_window import training_snapshot
+from node.app import picture
+from node.app.picture import Picture
 from node.telemetry.events import Journal
 from protos.control_pb2 import Snapshot
 

@@ -1,6 +1,6 @@
 import pytest
 
-from node.control.memory import CannedWindow
+from benchmarks.lab.canned_window import CannedWindow
 from node.control.service import ControlService
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from node.core.clock import VirtualClock
+from benchmarks.lab.virtual_clock import VirtualClock
+from node.app.view import View
 from node.core.errors import ExitCode, LocalFault, Refused
 from node.identity.admission import Gate, admission_token, shown
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended
-from node.view import View
 from protos.ask_pb2 import Ask, AskManifest, AskPeers, PeerLine, PeersAnswer
 
 OWNER, GUEST, STRANGER = (Identity.ephemeral() for _ in range(3))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.lab.canned_window import CannedWindow, training_snapshot
 from node.control.client import ControlClient
-from node.control.memory import CannedWindow, training_snapshot
 from node.control.service import ControlService
 from node.control.sockets import clear_stale, listener
 from node.core.errors import ExitCode, LocalFault, NotRunning, OutOfResources, Refused, TimedOut

@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console, RenderableType
 
-from node.control.memory import ME, some_peers, training_snapshot
+from benchmarks.lab.canned_window import ME, some_peers, training_snapshot
 from node.control.snapshot import compare_digests, cover, exit_code, plain, swarm_view
 from node.control.text import (
     banner,

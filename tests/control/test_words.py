@@ -11,7 +11,6 @@ from node.control.words import (
     resample,
     size,
     span,
-    sparkline,
     stacked,
 )
 
@@ -61,9 +60,8 @@ def test_a_chart_has_its_shape():
     assert rows == ["█▄  ", "███▁"] or (
         len(rows) == 2 and rows[0][0] == "█" and rows[1][-1] == "▁" and rows[0][-1] == " "
     )
-    assert sparkline([5, 5, 5], 10) == BLOCKS[4] * 3
     assert chart([], 10, 3) == ["", "", ""]
-    assert sparkline([math.nan, 1.0, math.inf], 5) == BLOCKS[4]
+    assert chart([math.nan, 1.0, math.inf], 5, 1) == [BLOCKS[4]]
 
 
 def test_resampling_keeps_the_mean_and_the_width():

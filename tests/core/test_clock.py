@@ -1,6 +1,7 @@
 """A moment of the past as others see it."""
 
-from node.core.clock import Since, VirtualClock
+from benchmarks.lab.virtual_clock import VirtualClock
+from node.core.clock import Since
 
 
 def test_a_moment_stays_the_same_number_until_the_clock_is_set() -> None:

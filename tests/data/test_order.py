@@ -15,7 +15,6 @@ def test_each_pass_is_a_permutation(count, seed, data_pass):
     order = SampleOrder(count, seed)
     start = data_pass * count
     assert sorted(order.sample(p) for p in range(start, start + count)) == list(range(count))
-    assert order.data_pass(start) == order.data_pass(start + count - 1) == data_pass
 
 
 @given(st.integers(1, 2**62), st.integers(0, 2**62))

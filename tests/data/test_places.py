@@ -10,8 +10,9 @@ import pytest
 from node.core.errors import Refused, UsageFault
 from node.data.places import Places
 from node.data.settings import DataSettings
-from node.data.sources import open_data, open_source
+from node.data.sources import open_data
 from node.data.tokenizer import ByteTokenizer, open_tokenizer
+from tests.data.conftest import open_source
 
 TEXT = b"a line of text\n" * 100
 

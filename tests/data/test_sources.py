@@ -10,9 +10,10 @@ import tokenizers
 from node.core.errors import OutOfResources, Refused, UsageFault
 from node.data import cache, readers
 from node.data.settings import DataSettings
-from node.data.sources import open_data, open_source
+from node.data.sources import open_data
 from node.data.synthetic import MarkovLanguage
 from node.data.tokenizer import ByteTokenizer
+from tests.data.conftest import open_source
 
 
 def ids_of(corpus):

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from hivemind.p2p import P2P
 
+from benchmarks.lab.memory_directory import MemoryDirectory, Wall
 from node.core.clock import SystemClock
 from node.core.ids import RunId
 from node.dht.directory import Directory
-from node.dht.memory import MemoryDirectory, Wall
 from node.dht.record import PeerBody
 from node.dht.settings import DirectorySettings
 from node.identity.keys import Identity

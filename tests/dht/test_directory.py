@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from node.core.clock import SystemClock, VirtualClock
+from benchmarks.lab.virtual_clock import VirtualClock
+from node.core.clock import SystemClock
 from node.core.errors import UsageFault
 from node.core.ids import RunId
 from node.dht.directory import Directory

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from node.assembly import reader, run_facts
-from node.averaging.member import SERVICES
-from node.averaging.service import CellRound
+from benchmarks.lab.memory_net import MemoryNet
+from benchmarks.reference.swarm import Reference
+from node.app.assembly import reader, run_facts
+from node.averaging.exchange.member import SERVICES
+from node.averaging.exchange.service import CellRound
 from node.checkpoint.service import StateService
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
@@ -21,7 +23,7 @@ from node.core.clock import SystemClock
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Plan, Version
 from node.data.order import SampleOrder
-from node.data.sources import open_source
+from node.data.sources import open_data
 from node.identity.keys import Identity
 from node.manifest import Manifest
 from node.model.stages import build
@@ -29,18 +31,16 @@ from node.optim.owner import Owner
 from node.pipeline.device import DeviceThread
 from node.pipeline.service import Pipeline
 from node.pipeline.settings import PipelineLimits
-from node.reference import Reference
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
 from node.training.election import Sighting
-from node.training.events import Heard
-from node.training.meter import Meter
-from node.training.notes import plan_domain, plan_note, ready_note
+from node.training.protocol.events import Heard
+from node.training.protocol.notes import plan_domain, plan_note, ready_note
 from node.training.service import Training
-from node.training.stage import StageState
-from node.training.text import Text
+from node.training.state.meter import Meter
+from node.training.state.stage import StageState
+from node.training.state.text import Text
 from node.training.work import Engines, Work
-from node.transport.memory import MemoryNet
 from protos.training_pb2_grpc import TrainingStub
 
 CURVE = Path(__file__).with_name("curve.json")
@@ -99,7 +99,7 @@ class Peer:
         )
         text = None
         if stage == ENDS:
-            corpus = open_source(m.data, m.model.seq_len, home)
+            corpus = open_data(m.data, m.model.seq_len, m.model.vocab, home)[0]
             text = Text(corpus, SampleOrder(corpus.windows, m.data.seed), m.pipeline.micro_batch)
         store = CheckpointStore(home / identity.peer_id, CheckpointSettings(every=3), m.run_id)
         engines = Engines(

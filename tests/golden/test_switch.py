@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from node.change import signed, wanted
+from benchmarks.lab.memory_net import MemoryNet
+from node.app.change import signed, wanted
 from node.core.errors import Refused
 from node.core.ids import ENDS
 from node.core.journey import Plan
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended
-from node.training.rules import levels
-from node.transport.memory import MemoryNet
+from node.training.protocol.rules import levels
 from tests.golden.test_same_curve import Peer, manifest, one_thread
 
 __all__ = ["one_thread"]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.reference.swarm import step_all
 from node.core.errors import DeviceLost
 from node.core.ids import ENDS
 from node.local.program import Program
@@ -23,7 +24,7 @@ from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
 from node.pipeline.gradients import GradientSum
 from node.pipeline.work import StageMath, Work
-from node.training.stage import StageState
+from node.training.state.stage import StageState
 from node.wire.tensors import TensorReader, encode, head_of
 
 MODEL = ModelSettings(
@@ -62,7 +63,10 @@ class Side:
         sums, tokens = self.gradients.take()
         parameters = self.state.parameters()
         mean = {n: g / tokens for n, g in sums.items()}
-        fresh = {**parameters, **self.owner.step_all({n: parameters[n] for n in mean}, mean, epoch)}
+        fresh = {
+            **parameters,
+            **step_all(self.owner, {n: parameters[n] for n in mean}, mean, epoch),
+        }
         self.state.adopt(fresh, epoch + 1)
         self.gradients.reset()
         return sums, tokens

@@ -177,7 +177,7 @@ def test_little_work_is_done_here_without_a_word(blocks, monkeypatch):
 
 def test_a_process_that_dies_is_said_once_and_by_every_call_after(blocks):
     """Last in this file: the devices are gone after it."""
-    os.kill(blocks.ranks.pids[0], signal.SIGKILL)
+    os.kill(blocks.ranks._processes[0].pid, signal.SIGKILL)
     work = blocks.two.work(x=numbers(5, 3, 16, 32))
     with pytest.raises(DeviceLost, match="local device 1 ended with code -9") as fault:
         blocks.two.math.forward(work)

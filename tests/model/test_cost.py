@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.reference.unsplit import Unsplit
 from node.core.errors import OutOfResources
 from node.core.ids import ENDS
 from node.model.cost import fits, fits_beside, flops_per_token, human, stage_bytes, stash_bytes
 from node.model.settings import ModelSettings
 from node.model.shapes import all_shapes, count
-from node.model.stages import Blocks, Unsplit
+from node.model.stages import Blocks
 
 
 @pytest.mark.parametrize(

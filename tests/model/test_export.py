@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.reference.unsplit import Unsplit
 from node.core.errors import OutOfResources, Refused, UsageFault
 from node.model import export
 from node.model.export import write_hf
 from node.model.settings import ModelSettings
-from node.model.stages import Unsplit, build
+from node.model.stages import build
 
 SMALL = ModelSettings(
     layers=3, d_model=32, heads=4, kv_heads=2, d_ff=48, vocab=259, seq_len=16, init_std=0.1

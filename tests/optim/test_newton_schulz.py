@@ -6,14 +6,27 @@ import pytest
 import torch
 
 from node.core.errors import StepFault, UsageFault
-from node.optim.coefficients import NAMES, applied, coefficients
+from node.optim.coefficients import NAMES, coefficients
 from node.optim.kernel_rule import CPU, Rule, way
-from node.optim.newton_schulz import newton_schulz, newton_schulz_all, reference
+from node.optim.newton_schulz import newton_schulz, newton_schulz_all
 from tests.optim.conftest import matrix_by_matrix
 
 SHAPES = [(1, 1), (1, 9), (16, 16), (64, 64), (48, 128), (128, 48), (256, 100)]
 BF16 = Rule(bf16_from=1)
 MIXED = Rule(bf16_from=4096)
+
+
+def applied(value, chosen):
+    """What the steps make of singular values."""
+    for a, b, c in chosen:
+        value = a * value + b * value**3 + c * value**5
+    return value
+
+
+def reference(matrix, steps=5, name="simple"):
+    """The slow twin: the same polynomial of the singular values, in fp64. [m, n] -> [m, n]."""
+    u, s, vt = torch.linalg.svd(matrix.double(), full_matrices=False)
+    return u @ torch.diag(applied(s / s.norm(), coefficients(name, steps))) @ vt
 
 
 def matrix(shape, seed=0, rank=None):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
+from benchmarks.reference.swarm import step_all
 from node.core.errors import StepFault
 from node.optim.owner import Owner
 from node.optim.parts import state_shapes
@@ -48,7 +49,7 @@ def test_any_partition_is_bit_equal_to_one_process(where, stack):
     reference, split = numbers(0), numbers(0)
     for epoch in range(3):
         gradients = numbers(epoch + 1)
-        reference = whole.step_all(reference, gradients, epoch)
+        reference = step_all(whole, reference, gradients, epoch)
         fresh = {}
         for i, owner in enumerate(shares):
             mine = {n: gradients[n] for n, w in zip(SHAPES, where, strict=True) if w == i}
@@ -72,20 +73,20 @@ def test_matrices_that_are_stacked_are_bit_equal_at_any_owner(decay):
     whole, shares = Owner(settings, 8), [Owner(settings, 8) for _ in range(4)]
     reference = split = start
     for epoch, mean in enumerate(means):
-        reference, fresh = whole.step_all(reference, mean, epoch), {}
+        reference, fresh = step_all(whole, reference, mean, epoch), {}
         for i, owner in enumerate(shares):
-            fresh |= owner.step_all(split, dict(list(mean.items())[i::4]), epoch)
+            fresh |= step_all(owner, split, dict(list(mean.items())[i::4]), epoch)
         split = fresh
         assert same(dict(sorted(reference.items())), dict(sorted(split.items())))
 
 
 def test_nothing_given_is_changed():
     owner, parameters, gradients = Owner(SETTINGS, 8), numbers(0), numbers(1)
-    owner.step_all(parameters, gradients, 0)
+    step_all(owner, parameters, gradients, 0)
     assert same(parameters, numbers(0))
     assert same(gradients, numbers(1))
     many = {f"model.layers.{i}.q": gradients[UP] for i in range(4)}
-    owner.step_all(many, many, 1)
+    step_all(owner, many, many, 1)
     state = {name: owner.state(name)["momentum"].clone() for name in many}
     owner.step_parts(many, many, 2)
     assert same(gradients, numbers(1))
@@ -109,7 +110,7 @@ def test_a_repeated_step_gives_the_same_bits_and_momentum_moves_once():
 
 def test_a_committed_epoch_is_not_stepped_again():
     owner, parameters, gradients = Owner(SETTINGS, 8), numbers(0), numbers(1)
-    owner.step_all(parameters, gradients, 4)
+    step_all(owner, parameters, gradients, 4)
     before = owner.state(UP)
     for epoch in (3, 4):
         with pytest.raises(StepFault, match="committed through epoch 4"):
@@ -120,7 +121,7 @@ def test_a_committed_epoch_is_not_stepped_again():
 
 def test_abort_leaves_the_state_as_it_was():
     owner, parameters = Owner(SETTINGS, 8), numbers(0)
-    owner.step_all(parameters, numbers(1), 0)
+    step_all(owner, parameters, numbers(1), 0)
     before = owner.state(UP)
     owner.step(UP, parameters[UP], numbers(2)[UP], 1)
     owner.abort(1)
@@ -214,5 +215,5 @@ def test_a_gradient_of_no_parameter_here_stages_nothing():
 
 def test_adamw_for_everything_when_so_named():
     owner = Owner(OptimSettings(name="adamw"), 8)
-    owner.step_all(numbers(0), numbers(1), 0)
+    step_all(owner, numbers(0), numbers(1), 0)
     assert set(owner.state(UP)) == {"exp_avg", "exp_avg_sq", "steps"}

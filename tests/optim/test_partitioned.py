@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from benchmarks.exactness import METHODS, SHAPES, Group, compared, numbers, settings_of
+from benchmarks.reference.swarm import step_all
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
 from node.core.ids import PeerId
@@ -54,14 +55,17 @@ def test_a_checkpoint_of_three_is_loaded_by_two_and_by_five(tmp_path, method):
     split, whole = numbers(0), numbers(0)
     for epoch in range(4):
         gradients = numbers(epoch + 1, scale=0.01)
-        split, whole = group.epoch(split, gradients, epoch), alone.step_all(whole, gradients, epoch)
+        split, whole = (
+            group.epoch(split, gradients, epoch),
+            step_all(alone, whole, gradients, epoch),
+        )
     for peer, owner in group.owners.items():
         store = CheckpointStore(tmp_path / peer, CheckpointSettings(), "run")
         store.save(
             1, 4, split, {name: owner.state(name) for name in owner.names()}, {"owners": group.plan}
         )
     gradients = numbers(9, scale=0.01)
-    expected = alone.step_all(whole, gradients, 4)
+    expected = step_all(alone, whole, gradients, 4)
     for members in ("ab", "vwxyz"):
         peers = [PeerId(p) for p in members]
         saved = {

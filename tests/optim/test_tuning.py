@@ -11,13 +11,13 @@ import threading
 import pytest
 import torch
 
-from node import tuning
+from node.app import tuning
+from node.app.tuning import LOCK, read_times, this_machine, tune, tune_meanwhile, worth, write_times
 from node.core.ids import ENDS
 from node.manifest import Manifest, amended
 from node.optim.kernel_rule import CPU, Trial, following, rule_from
 from node.optim.newton_schulz import follow, followed
 from node.telemetry.events import Journal
-from node.tuning import LOCK, read_times, this_machine, tune, tune_meanwhile, worth, write_times
 from tests.optim.test_kernel_rule import UNITS, machine, measured
 
 TIMES, _ = measured(machine(UNITS))

@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 
+from benchmarks.reference.swarm import step_all
 from node.optim.kernel_rule import CPU, way
 from node.optim.newton_schulz import newton_schulz, newton_schulz_all, rule_of
 from node.optim.owner import Owner
@@ -126,9 +127,9 @@ def test_an_owner_gives_the_same_numbers_on_two_threads_as_on_one(two_threads):
         {n: torch.randn(s, generator=g) for n, s in zip(names, shapes, strict=True)}
         for _ in range(2)
     )
-    two = Owner(OptimSettings(), 0).step_all(parameters, gradients, 20)
+    two = step_all(Owner(OptimSettings(), 0), parameters, gradients, 20)
     torch.set_num_threads(1)
-    one = Owner(OptimSettings(), 0).step_all(parameters, gradients, 20)
+    one = step_all(Owner(OptimSettings(), 0), parameters, gradients, 20)
     for n, shape in zip(names, shapes, strict=True):
         bound = 2e-2 if way(*shape, rule_of(torch.device("cpu"))).precision == "bf16" else 1e-3
         assert torch.linalg.vector_norm(one[n] - two[n]) < bound * torch.linalg.vector_norm(

@@ -61,8 +61,8 @@ PLANTED = {
     "no-torch: plans of micro-groups": ("node/local/groups.py", "\nimport torch\n"),
     "no-torch: in settings": ("node/optim/settings.py", "\nimport torch\n"),
     "sim": ("node/sim/planted.py", "import asyncio\n"),
-    "machines": ("node/averaging/machine.py", "\nimport asyncio\n"),
-    "machines: no dice": ("node/averaging/machine.py", "\nfrom random import random\n"),
+    "machines": ("node/averaging/exchange/machine.py", "\nimport asyncio\n"),
+    "machines: no dice": ("node/averaging/exchange/machine.py", "\nfrom random import random\n"),
 }
 
 

@@ -7,30 +7,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.core.errors import UsageFault
-from node.partition.buckets import (
+from benchmarks.reference.buckets import (
     Bucket,
     alpha_balanced,
     alpha_cuts,
     balance_ratio,
     fill_buckets,
     owners_of_cuts,
+    shard_flops,
     start_index,
 )
+from benchmarks.reference.groups import group_time, published_groups
+from benchmarks.reference.qwen3 import MODELS, fused_form, split_form
+from node.core.errors import UsageFault
 from node.partition.cost import (
     Rate,
     Rates,
     flops,
     muon_flops,
-    shard_flops,
     soap_flops,
     state_bytes,
     units_of,
 )
-from node.partition.groups import bounded_groups, group_time, published_groups
+from node.partition.groups import bounded_groups
 from node.partition.matrices import Matrix, Unit, equal_splits
 from node.partition.plan import make_plan
-from node.partition.qwen3 import MODELS, fused_form, split_form
 
 SHARDS = fused_form(MODELS["32B"], tensor=8)
 NUMEL = {m.name: m.rows * m.cols for m in SHARDS}

@@ -8,18 +8,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.reference.qwen3 import MODELS, split_form
 from node.partition.balance import balance
 from node.partition.cost import units_of
 from node.partition.matrices import in_order
 from node.partition.plan import make_plan
-from node.partition.qwen3 import MODELS, split_form
-from node.partition.repair import bearable, bytes_moved, repair
+from node.partition.repair import bearable, repair
 from node.partition.search import Problem, State
 
 costs = st.lists(st.integers(1, 1000), min_size=1, max_size=50).map(
     lambda c: sorted(c, reverse=True)
 )
 speeds = st.lists(st.floats(0.2, 5), min_size=1, max_size=8)
+
+
+def bytes_moved(sizes, before, owner):
+    """Of state whose owner is another one now; a unit without state moves nothing."""
+    of = zip(sizes, before, owner, strict=True)
+    return sum(size for size, was, now in of if was is not None and was != now)
 
 
 @settings(max_examples=80, deadline=None)

@@ -11,15 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.lab.memory_net import MemoryNet
+from benchmarks.reference.unsplit import Unsplit
 from node.core.ids import PeerId
 from node.core.journey import Hop, Member, Path, Plan
 from node.model.settings import ModelSettings
-from node.model.stages import Unsplit, build
+from node.model.stages import build
 from node.pipeline.device import DeviceThread
 from node.pipeline.origin import MicroBatchDone
 from node.pipeline.service import Pipeline
 from node.pipeline.settings import PipelineLimits, PipelineSettings
-from node.transport.memory import MemoryNet
 
 torch.set_num_threads(1)
 

@@ -10,14 +10,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import node.detour
+import node.inference.detour
 from node.core.errors import NetworkFault, PeerFault, UsageFault
 from node.core.ids import PeerId
 from node.core.journey import Hop, Member, Plan
 from node.data.tokenizer import ByteTokenizer
-from node.detour import Around, decide, named
-from node.evaluate import choose, evaluate
-from node.generate import speak
+from node.inference.detour import Around, decide, named
+from node.inference.evaluate import choose, evaluate
+from node.inference.generate import speak
 from node.pipeline.settings import PipelineSettings
 from protos.control_pb2 import GenerateRequest, LeaveOut
 
@@ -120,7 +120,7 @@ async def test_work_that_is_lost_takes_another_way():
 
 
 async def test_work_that_hangs_behind_a_dead_hop_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(node.detour, "WATCH_S", 0.0)
+    monkeypatch.setattr(node.inference.detour, "WATCH_S", 0.0)
     pings, ways, hung = Pings(), [], asyncio.Event()
     way = around(pings)
 
@@ -185,7 +185,7 @@ class Batches:
 async def test_the_loss_with_stages_missing_is_that_of_the_model_without_their_layers(
     make_swarm, monkeypatch
 ):
-    monkeypatch.setattr(node.detour, "PING_S", 60.0)
+    monkeypatch.setattr(node.inference.detour, "PING_S", 60.0)
     swarm = await make_swarm(may_skip=0.34).fill(replicas=2)
     plan, room, text = swarm.plan(1), swarm.rooms["s0a"], Batches(swarm)
     swarm.adopt(plan)
@@ -218,7 +218,7 @@ async def test_the_loss_with_stages_missing_is_that_of_the_model_without_their_l
 
 
 async def test_a_text_goes_on_without_a_stage_that_dies_and_says_so(make_swarm, monkeypatch):
-    monkeypatch.setattr(node.detour, "PING_S", 60.0)
+    monkeypatch.setattr(node.inference.detour, "PING_S", 60.0)
     swarm = await make_swarm(may_skip=0.34).fill(replicas=1)
     plan, room = swarm.plan(1), swarm.rooms["s0a"]
     swarm.adopt(plan)

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-import node.detour
-from node import forwarding
+import node.inference.detour
+from benchmarks.lab.memory_net import MemoryNet
+from node.app.view import View
 from node.core.errors import ExitCode, LocalFault, NetworkFault, UsageFault
 from node.core.ids import PeerId
 from node.core.journey import Member, Plan
 from node.data.tokenizer import ByteTokenizer
-from node.forwarding import MAX_PROMPT, EndsService
+from node.inference import forwarding
+from node.inference.forwarding import MAX_PROMPT, EndsService
 from node.pipeline.settings import PipelineSettings
-from node.transport.memory import MemoryNet
-from node.view import View
 from protos import control_pb2 as pb
 from protos import ends_pb2_grpc as rpc
 
@@ -93,7 +93,7 @@ class Peers:
 
 @pytest.fixture
 async def peers(monkeypatch):
-    monkeypatch.setattr(node.detour, "PING_S", 60.0)
+    monkeypatch.setattr(node.inference.detour, "PING_S", 60.0)
     made = await Peers().start()
     yield made
     await made.net.close()

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from node.core.clock import VirtualClock
+from benchmarks.lab.virtual_clock import VirtualClock
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from node.pipeline.events import Arrived, Computed, Key, Passed, Settled, Way
-from node.pipeline.outbound import AlreadyThere
+from node.pipeline.hops.outbound import AlreadyThere
 from node.pipeline.service import STRETCH_MOST
 from node.pipeline.settings import PipelineLimits
 

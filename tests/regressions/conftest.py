@@ -23,7 +23,7 @@ from node.scheduler.paths import assign_paths
 from node.scheduler.quotas import quotas
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
-from node.training.facts import RunFacts
+from node.training.protocol.facts import RunFacts
 from node.transport.handshake import Facts
 from node.transport.service import Transport
 from node.transport.settings import TransportSettings

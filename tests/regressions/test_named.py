@@ -20,10 +20,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from node.averaging.events import Began, Forgot, Kind, Opened, Refuse
-from node.averaging.groups import micro_groups
-from node.averaging.machine import RoundMachine
-from node.averaging.weights import weights
+from benchmarks.lab.memory_net import MemoryNet
+from node.averaging.exchange.events import Began, Forgot, Kind, Opened, Refuse
+from node.averaging.exchange.groups import micro_groups
+from node.averaging.exchange.machine import RoundMachine
+from node.averaging.reducers.weights import weights
 from node.checkpoint.fetch import Patience
 from node.checkpoint.service import NoDonor, StateKind, StateService, fetch
 from node.checkpoint.settings import CheckpointSettings
@@ -37,13 +38,12 @@ from node.dht.settings import DirectorySettings
 from node.identity.admission import admission_token, check_admission
 from node.identity.keys import Identity, verify
 from node.identity.records import open_record, seal
-from node.training import events as ev
-from node.training import notes
-from node.training.leader import Leader
+from node.training.leader.leader import Leader
 from node.training.member import Member
+from node.training.protocol import events as ev
+from node.training.protocol import notes
 from node.transport import ask
 from node.transport.handshake import Tokens
-from node.transport.memory import MemoryNet
 from node.transport.tls import ServerCertificate, check_certificate, make_certificate
 from node.wire.tensors import TensorReader, digest, expected_head
 from protos import training_pb2 as pb

@@ -9,15 +9,15 @@ from itertools import product
 
 import pytest
 
+from benchmarks.reference.conflicts import conflict_search
 from benchmarks.scheduler import KINDS, greedy, load, made_up, makespan
-from node.scheduler.bounds import lower_bounds
-from node.scheduler.conflicts import conflict_search
-from node.scheduler.dealing import deal
-from node.scheduler.first import insertion, round_robin
-from node.scheduler.planner import make_plan
-from node.scheduler.problem import Problem
-from node.scheduler.replay import replay
-from node.scheduler.rules import broken, joined
+from node.scheduler.planning.bounds import lower_bounds
+from node.scheduler.planning.dealing import deal
+from node.scheduler.planning.first import insertion, round_robin
+from node.scheduler.planning.planner import make_plan
+from node.scheduler.planning.problem import Problem
+from node.scheduler.planning.replay import replay
+from node.scheduler.planning.rules import broken, joined
 
 
 def tiny(seed: int, replicas: int = 2, count: int = 1) -> Problem:

@@ -7,9 +7,9 @@ import math
 import pytest
 
 from node.core.errors import UsageFault
-from node.scheduler.dealing import deal, legal, orders
-from node.scheduler.planner import make_plan
-from node.scheduler.problem import parse
+from node.scheduler.planning.dealing import deal, legal, orders
+from node.scheduler.planning.planner import make_plan
+from node.scheduler.planning.problem import parse
 
 
 def small(**changes):

@@ -10,9 +10,9 @@ import pytest
 from node.core.errors import UsageFault
 from node.core.ids import PeerId
 from node.core.journey import Path
-from node.scheduler.bounds import lower_bounds
 from node.scheduler.costs import Costs, Measured, Way, believe
 from node.scheduler.paths import assign_paths
+from node.scheduler.planning.bounds import lower_bounds
 from node.scheduler.quotas import quotas
 from node.scheduler.router import Laid, Router, search
 from node.scheduler.settings import SchedulerSettings

@@ -9,12 +9,12 @@ from collections.abc import Callable
 import pytest
 
 from benchmarks.scheduler import makespan, swarm
-from node.scheduler.dealing import deal
-from node.scheduler.first import cheap, insertion, round_robin
-from node.scheduler.planner import make_plan
-from node.scheduler.problem import Problem
-from node.scheduler.replay import replay
-from node.scheduler.rules import broken
+from node.scheduler.planning.dealing import deal
+from node.scheduler.planning.first import cheap, insertion, round_robin
+from node.scheduler.planning.planner import make_plan
+from node.scheduler.planning.problem import Problem
+from node.scheduler.planning.replay import replay
+from node.scheduler.planning.rules import broken
 
 
 def anything(seed: int, most: int = 300) -> Problem:

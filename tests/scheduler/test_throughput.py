@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.core.ids import PeerId
-from node.scheduler.throughput import Rate, believed, quantise
+from node.scheduler.throughput import Rate, quantise
 
 
 def test_the_first_measurement_is_taken_as_it_is_and_later_ones_move_the_average() -> None:
@@ -26,14 +25,6 @@ def test_a_constant_is_found_exactly_and_noise_shows_as_deviation() -> None:
     assert steady.per_second == pytest.approx(4.0)
     assert steady.deviation == pytest.approx(0.0, abs=1e-9)
     assert noisy.deviation == pytest.approx(0.1, rel=0.1)
-
-
-def test_overlapping_work_is_not_charged_twice() -> None:
-    rate = Rate()
-    rate.observe_span(1, 0.0, 1.0)
-    rate.observe_span(1, 0.0, 2.0)
-    rate.observe_span(1, 0.5, 1.5)  # nothing new
-    assert (rate.count, rate.per_second) == (2, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -57,11 +48,3 @@ def test_quantise_keeps_the_old_value_until_the_speed_really_changed() -> None:
     assert quantise(20.0, old) != old
     assert [quantise(x) for x in (0.0, -1.0, math.nan, math.inf)] == [0.0] * 4
     assert quantise(10.0, math.nan) == old
-
-
-def test_claims_are_capped_and_measurements_stand() -> None:
-    a, b, c, d = (PeerId(x) for x in "abcd")
-    got = believed({a: 2.0, b: 4.0, d: 0.0}, {a: 1e30, c: 1e30, d: math.inf})
-    assert got == {a: 2.0, b: 4.0, c: 6.0, d: 0.0}
-    assert believed({}, {a: 1.0, b: 1.0, c: 1e30}) == {a: 1.0, b: 1.0, c: 2.0}
-    assert believed({}, {}) == {}

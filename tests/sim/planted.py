@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from node.averaging.books import Epoch
-from node.averaging.events import Action
-from node.averaging.machine import RoundMachine
+from node.averaging.exchange.books import Epoch
+from node.averaging.exchange.events import Action
+from node.averaging.exchange.machine import RoundMachine
 from node.core.ids import PeerId
 from node.core.journey import Version
 from node.pipeline.machine import PipelineMachine
@@ -15,10 +15,10 @@ from node.sim.run import Outcome, run
 from node.sim.scenarios import lay
 from node.sim.setup import Setup
 from node.sim.swarm import Machines
-from node.training.facts import RunFacts
-from node.training.leader import Leader
+from node.training.leader.leader import Leader
+from node.training.leader.roster import Roster
 from node.training.member import Member
-from node.training.roster import Roster
+from node.training.protocol.facts import RunFacts
 
 MOST = 300
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from node.averaging.outer import OuterSettings
+from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import PeerId
 from node.core.journey import Plan
 from node.sim.faults import strike
@@ -15,12 +15,12 @@ from node.sim.run import run
 from node.sim.scenarios import lay
 from node.sim.setup import Setup, toy_parts
 from node.sim.swarm import Machines
-from node.training import events as ev
-from node.training.edges import WHOLE
-from node.training.leader import Leader
-from node.training.memory import makes
-from node.training.objection import of_edges, of_mass
-from node.training.rules import Rules, levels
+from node.training.leader.leader import Leader
+from node.training.protocol import events as ev
+from node.training.protocol.edges import WHOLE
+from node.training.protocol.memory import makes
+from node.training.protocol.objection import of_edges, of_mass
+from node.training.protocol.rules import Rules, levels
 from tests.sim.test_switch import GOSSIP, Watched
 
 SETUPS = {

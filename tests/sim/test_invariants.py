@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from node.averaging.events import Step
+from node.averaging.exchange.events import Step
 from node.core.ids import PeerId, RoundId
 from node.core.journey import Hop, Member, Path, Plan, Version
 from node.scheduler.settings import SchedulerSettings
@@ -17,7 +17,7 @@ from node.sim.invariants import InvariantViolation
 from node.sim.setup import Setup
 from node.sim.swarm import Swarm, facts_of
 from node.sim.values import Moment, Share, Value, first_values
-from node.training import events as ev
+from node.training.protocol import events as ev
 
 SETUP, SCHEDULER = Setup(), SchedulerSettings("round-robin")
 E0, A, B, C = (PeerId(p) for p in ("e00-000", "s01-000", "s01-001", "s02-000"))

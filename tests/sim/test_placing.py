@@ -16,8 +16,8 @@ from node.sim.run import run
 from node.sim.scenarios import lay
 from node.sim.setup import Setup, toy_parts
 from node.sim.swarm import Machines, Swarm
-from node.training.facts import RunFacts
-from node.training.leader import Leader
+from node.training.leader.leader import Leader
+from node.training.protocol.facts import RunFacts
 
 THREE = Setup(stages=3, replicas=0, parts=toy_parts(3, 2), epochs=40)
 

@@ -16,9 +16,9 @@ from node.sim.run import run
 from node.sim.scenarios import lay
 from node.sim.setup import Setup, toy_parts
 from node.sim.swarm import Machines
-from node.training import events as ev
-from node.training.facts import RunFacts
-from node.training.leader import Leader
+from node.training.leader.leader import Leader
+from node.training.protocol import events as ev
+from node.training.protocol.facts import RunFacts
 
 SETUP = Setup(
     stages=3,

@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from node.averaging.groups import micro_groups
-from node.averaging.outer import OuterSettings
+from node.averaging.exchange.groups import micro_groups
+from node.averaging.strategies.outer import OuterSettings
 from node.core.journey import Plan, of_cell
 from node.sim.faults import Schedule
 from node.sim.peer import SimPeer
 from node.sim.run import run
 from node.sim.setup import Setup, toy_parts
-from node.training import events as ev
-from node.training.attempt import Attempt
-from node.training.meetings import speakers
-from node.training.rules import Rules
+from node.training.leader.attempt import Attempt
+from node.training.protocol import events as ev
+from node.training.protocol.meetings import speakers
+from node.training.protocol.rules import Rules
 from tests.sim.test_switch import GOSSIP, Watched
 
 HOGWILD = OuterSettings("hogwild", "deltas", 2, "sgd", lr=0.3)

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from node.averaging.outer import OuterSettings
+from node.averaging.strategies.outer import OuterSettings
 from node.sim.faults import Fault, Schedule
 from node.sim.names import SCENARIOS
 from node.sim.run import run
 from node.sim.scenarios import LAYS, lay
 from node.sim.setup import Setup, toy_parts
 from node.sim.swarm import Swarm
-from node.training.meetings import number
+from node.training.protocol.meetings import number
 
 EACH, RANDOM, BATCH, WITH_CELLS = 4, 140, 20, 3
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from node.averaging.outer import OuterSettings
+from node.averaging.strategies.outer import OuterSettings
 from node.core.journey import Plan
 from node.sim.setup import Setup, toy_parts
-from node.training.meetings import fragment, meeting, number, pieces
+from node.training.protocol.meetings import fragment, meeting, number, pieces
 from tests.sim.test_switch import Watched
 
 STREAM = OuterSettings("butterfly", "deltas", 6, "nesterov", fragments=2, overlap=2, mixing=0.5)

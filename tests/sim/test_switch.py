@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from node.averaging.outer import OuterSettings
+from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Plan
 from node.sim.faults import Schedule, strike
@@ -16,8 +16,8 @@ from node.sim.peer import SimPeer
 from node.sim.scenarios import lay
 from node.sim.setup import Setup, toy_parts
 from node.sim.swarm import Swarm
-from node.training import events as ev
-from node.training.rules import Rules, Standing, due, levels
+from node.training.protocol import events as ev
+from node.training.protocol.rules import Rules, Standing, due, levels
 
 GOSSIP = Setup(
     stages=1,

@@ -9,7 +9,7 @@ import json
 import pytest
 import yaml
 
-from node.demo import DemoOptions, run
+from node.app.demo import DemoOptions, run
 from node.manifest import Manifest
 
 pytestmark = pytest.mark.swarm

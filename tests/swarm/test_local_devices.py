@@ -9,8 +9,8 @@ import signal
 import psutil
 import pytest
 
+from benchmarks.reference.swarm import Reference
 from node.core.errors import ExitCode
-from node.reference import Reference
 
 pytestmark = pytest.mark.swarm
 EPOCHS = 4

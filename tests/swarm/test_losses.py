@@ -16,7 +16,8 @@ import pytest
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
 from node.pipeline.timing import STALE_S
-from node.transport import ask, handshake, tunnel
+from node.transport import ask, handshake
+from node.transport.ways import tunnel
 
 pytestmark = pytest.mark.swarm
 VANDAL = Path(__file__).with_name("vandal.py")

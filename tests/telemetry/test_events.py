@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from node.core.clock import VirtualClock
+from benchmarks.lab.virtual_clock import VirtualClock
 from node.telemetry.events import MAX_LINE, Event, Journal, JournalHandler
 
 

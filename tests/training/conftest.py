@@ -14,11 +14,13 @@ import pytest
 import torch
 from torch import nn
 
-from node.averaging.diloco import OuterState
-from node.averaging.member import SERVICES
-from node.averaging.outer import OuterSettings
-from node.averaging.service import CellRound
+from benchmarks.lab.memory_net import MemoryNet
+from benchmarks.reference.swarm import step_all
+from node.averaging.exchange.member import SERVICES
+from node.averaging.exchange.service import CellRound
 from node.averaging.settings import AveragingSettings
+from node.averaging.strategies.diloco import OuterState
+from node.averaging.strategies.outer import OuterSettings
 from node.checkpoint.service import StateService
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
@@ -30,13 +32,12 @@ from node.optim.settings import OptimSettings
 from node.pipeline.settings import PipelineSettings
 from node.telemetry.events import Event, Journal
 from node.telemetry.metrics import Metrics
-from node.training import events as ev
-from node.training.meter import Meter
-from node.training.rules import Rules
-from node.training.settings import TrainingSettings
-from node.training.stage import StageState
+from node.training.protocol import events as ev
+from node.training.protocol.rules import Rules
+from node.training.protocol.settings import TrainingSettings
+from node.training.state.meter import Meter
+from node.training.state.stage import StageState
 from node.training.work import Engines, Work
-from node.transport.memory import MemoryNet
 
 LEADER = PeerId("leader")
 OPTIM = OptimSettings(warmup=0)
@@ -326,7 +327,7 @@ class Alone:
         )
 
     def epoch(self, givers: Sequence[str], epoch: int) -> None:
-        self.parameters = self.owner.step_all(self.parameters, mean(givers, epoch), epoch)
+        self.parameters = step_all(self.owner, self.parameters, mean(givers, epoch), epoch)
         self.saved[epoch + 1] = {
             n: {k: t.clone() for k, t in self.owner.state(n).items()} for n in self.owner.names()
         }

@@ -7,9 +7,9 @@ from collections.abc import Collection
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Version
 from node.scheduler.costs import Measured, Way
-from node.training import events as ev
-from node.training.balance import COMING_S, REST_S, Balance
-from node.training.roster import Roster
+from node.training.leader.balance import COMING_S, REST_S, Balance
+from node.training.leader.roster import Roster
+from node.training.protocol import events as ev
 
 BASE = Version(3, "a" * 32)
 

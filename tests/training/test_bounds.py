@@ -10,9 +10,9 @@ import pytest
 from node.core.errors import WireError
 from node.core.ids import PeerId
 from node.core.journey import Hop, Member, Path, Plan, Version
-from node.training import events as ev
-from node.training import notes
-from node.training.bounds import MOST_TERM, PLANS_PER_S, STEP, STEP_HEARD, Bounds, Terms
+from node.training.protocol import events as ev
+from node.training.protocol import notes
+from node.training.protocol.bounds import MOST_TERM, PLANS_PER_S, STEP, STEP_HEARD, Bounds, Terms
 
 E, S = PeerId("ends"), PeerId("stage")
 RUN = Bounds(epochs=120, tokens=128)

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from node.catchup import catch_up
+from node.app.catchup import catch_up
 
 
 class Board:

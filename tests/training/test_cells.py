@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from node.averaging.outer import OuterSettings
+from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Member, Path, Plan, in_cell, of_cell
-from node.training.cells import ANY, arrange, columns, lay
-from node.training.meetings import Meetings, number, speakers, weights
-from node.training.memory import worked_after
+from node.training.protocol.cells import ANY, arrange, columns, lay
+from node.training.protocol.meetings import Meetings, number, speakers, weights
+from node.training.protocol.memory import worked_after
 
 P = [PeerId(f"p{i}") for i in range(8)]
 NEW = frozenset({ANY})

@@ -12,9 +12,9 @@ from typing import Any
 
 from node.checkpoint.files import Disk
 from node.core.clock import SystemClock
-from node.training import events as ev
-from node.training.facts import RunFacts
 from node.training.member import State
+from node.training.protocol import events as ev
+from node.training.protocol.facts import RunFacts
 from node.training.service import Training
 
 

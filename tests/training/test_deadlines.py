@@ -9,11 +9,11 @@ import pytest
 from node.core.ids import PeerId
 from node.core.journey import Plan
 from node.scheduler.costs import BEYOND, NOTHING, Measured, Way
-from node.training import events as ev
-from node.training.deadlines import AGAIN, FIRST, MARGIN, MOST_S, Deadlines
-from node.training.leader import Leader, Phase
-from node.training.pace import ASK_AFTER
-from node.training.roster import PAUSES
+from node.training.leader.deadlines import AGAIN, FIRST, MARGIN, MOST_S, Deadlines
+from node.training.leader.leader import Leader, Phase
+from node.training.leader.roster import PAUSES
+from node.training.protocol import events as ev
+from node.training.protocol.pace import ASK_AFTER
 from tests.training.test_leader import S1, S2, T1, E, begun, commits, facts, heard, tell, the_plan
 
 WORK: dict[str, Any] = {

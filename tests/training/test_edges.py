@@ -13,19 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from node.averaging.outer import OuterSettings, strategy_of
-from node.averaging.strategy import Edges, mixing
+from benchmarks.reference.mixing import mixing
+from node.averaging.strategies.outer import OuterSettings, strategy_of
+from node.averaging.strategies.strategy import Edges
 from node.core.ids import PeerId
 from node.core.journey import Hop, Member, Path, Plan, Unit, Version
-from node.training import events as ev
-from node.training.attempt import Attempt
-from node.training.draft import draft
-from node.training.edges import WHOLE, arrived, flows, mass_after, mass_of, party, targets
-from node.training.leader import Leader
-from node.training.meetings import Meetings, speakers
-from node.training.memory import Memory, Past, makes, worked_after
-from node.training.objection import of_edges, of_mass, of_work
-from node.training.roster import Roster
+from node.training.leader.attempt import Attempt
+from node.training.leader.draft import draft
+from node.training.leader.leader import Leader
+from node.training.leader.roster import Roster
+from node.training.protocol import events as ev
+from node.training.protocol.edges import WHOLE, arrived, flows, mass_after, mass_of, party, targets
+from node.training.protocol.meetings import Meetings, speakers
+from node.training.protocol.memory import Memory, Past, makes, worked_after
+from node.training.protocol.objection import of_edges, of_mass, of_work
 from tests.training.test_leader import S1, S2, T1, E, commits, facts, heard, tell, the_plan
 
 P = [PeerId(f"p{i:02d}") for i in range(40)]

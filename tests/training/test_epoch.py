@@ -22,10 +22,10 @@ from node.core.journey import Plan, Version
 from node.data.order import SampleOrder, Sampler
 from node.scheduler.paths import assign_paths
 from node.scheduler.quotas import quotas
-from node.training import events as ev
-from node.training.facts import RunFacts
-from node.training.leader import Leader, Phase
+from node.training.leader.leader import Leader, Phase
 from node.training.member import Member, State
+from node.training.protocol import events as ev
+from node.training.protocol.facts import RunFacts
 
 PARTS = {s: [f"s{s}.p{i}" for i in range(3)] for s in range(4)}
 BATCH, MICRO = 16, 4

@@ -9,15 +9,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from node.averaging.diloco import OuterState, outer_step, pseudo_gradient
-from node.averaging.outer import OuterSettings
+from node.averaging.strategies.diloco import OuterState, outer_step, pseudo_gradient
+from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import PeerId
 from node.core.journey import Member, Plan, in_cell
-from node.training import events as ev
-from node.training.attempt import Attempt
-from node.training.meetings import fragment, number, pieces
-from node.training.memory import makes
-from node.training.rules import Rules, carries, due
+from node.training.leader.attempt import Attempt
+from node.training.protocol import events as ev
+from node.training.protocol.meetings import fragment, number, pieces
+from node.training.protocol.memory import makes
+from node.training.protocol.rules import Rules, carries, due
 from tests.training.conftest import SHAPES, Peer, Rig
 from tests.training.test_outer_rounds import equal, four, inner, meeting, trained
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from node.core.ids import PeerId
 from node.core.journey import Hop, Path, Plan, Version
 from node.core.journey import Member as Listed
-from node.training import events as ev
 from node.training.member import Member
-from node.training.memory import makes
+from node.training.protocol import events as ev
+from node.training.protocol.memory import makes
 
 ME, LEADER = PeerId("me"), PeerId("leader")
 DROPPED = (3,)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from node.averaging.outer import OuterSettings
+from node.averaging.strategies.outer import OuterSettings
 from node.core.errors import OutOfResources, Refused
 from node.core.ids import PeerId, short
 from node.core.journey import Plan, Version, lineage_after
@@ -17,13 +17,13 @@ from node.data.order import SampleOrder, Sampler
 from node.scheduler.costs import Measured, Way
 from node.scheduler.paths import assign_paths
 from node.scheduler.quotas import quotas
-from node.training import events as ev
-from node.training.facts import RunFacts
-from node.training.leader import Leader, Phase
-from node.training.meetings import Meetings
-from node.training.memory import Past
-from node.training.rules import Rules, levels
-from node.training.starting_point import COURTESY_S, LOST_S, NOTHING_IN_COMMON
+from node.training.leader.leader import Leader, Phase
+from node.training.leader.starting_point import COURTESY_S, LOST_S, NOTHING_IN_COMMON
+from node.training.protocol import events as ev
+from node.training.protocol.facts import RunFacts
+from node.training.protocol.meetings import Meetings
+from node.training.protocol.memory import Past
+from node.training.protocol.rules import Rules, levels
 
 E, S1, S2, T1, T2 = (PeerId(p) for p in ("ends", "stage1a", "stage2a", "stage1b", "stage2b"))
 A, B = Version(5, "aa" * 16), Version(7, "bb" * 16)

@@ -10,12 +10,12 @@ from node.core.ids import PeerId
 from node.core.journey import Plan, Version, lineage_after
 from node.scheduler.router import Router
 from node.scheduler.settings import SchedulerSettings
-from node.training import events as ev
-from node.training.facts import RunFacts
-from node.training.leader import Leader, Phase
+from node.training.leader.leader import Leader, Phase
+from node.training.leader.starting_point import MISSED_S
 from node.training.member import Member, State
-from node.training.memory import Memory
-from node.training.starting_point import MISSED_S
+from node.training.protocol import events as ev
+from node.training.protocol.facts import RunFacts
+from node.training.protocol.memory import Memory
 from tests.training.test_leader import S1, S2, E, commits, facts, heard, tell, the_plan
 
 S3 = PeerId("stage3a")

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from node.averaging.spread import WIDTH
+from node.averaging.reducers.spread import WIDTH
 from node.core.errors import WireError
 from node.core.ids import PeerId
 from node.core.journey import Hop, Member, Path, Plan, Version, lineage_after
 from node.scheduler.costs import MOST_CODE, MOST_SLOTS, Measured, Way
-from node.training import events as ev
-from node.training import notes
+from node.training.protocol import events as ev
+from node.training.protocol import notes
 from protos import training_pb2 as pb
 
 A, B, C = PeerId("A"), PeerId("B"), PeerId("C")

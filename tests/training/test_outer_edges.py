@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from node.averaging.diloco import OuterState, outer_step, pseudo_gradient
-from node.averaging.outer import OuterSettings, strategy_of
-from node.averaging.strategy import Edges, mixing
+from benchmarks.reference.mixing import mixing
+from node.averaging.strategies.diloco import OuterState, outer_step, pseudo_gradient
+from node.averaging.strategies.outer import OuterSettings, strategy_of
+from node.averaging.strategies.strategy import Edges
 from node.core.ids import PeerId
 from node.core.journey import Member, Plan, in_cell
-from node.training import events as ev
-from node.training.edges import WHOLE, mass_after, targets
-from node.training.meetings import Meetings
+from node.training.protocol import events as ev
+from node.training.protocol.edges import WHOLE, mass_after, targets
+from node.training.protocol.meetings import Meetings
 from tests.training.conftest import SHAPES, Peer, Rig
 from tests.training.test_outer_rounds import inner
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from node.averaging.outer import OuterSettings
+from node.app.room import room
+from node.averaging.strategies.outer import OuterSettings
 from node.config import NodeConfig
 from node.core.errors import OutOfResources
 from node.manifest import Manifest
-from node.room import room
-from node.training.outer_memory import OuterBytes, outer_bytes
+from node.training.rounds.memory import OuterBytes, outer_bytes
 from tests.training.conftest import SHAPES, Peer, Rig
 from tests.training.test_outer_rounds import four, inner, meeting
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from node.averaging.outer import OuterSettings
+from node.averaging.strategies.outer import OuterSettings
 from tests.training.conftest import SHAPES, Peer, Rig
 from tests.training.test_outer_rounds import inner, meeting
 

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from node.averaging.diloco import OuterState, outer_step, pseudo_gradient
-from node.averaging.outer import OuterSettings
-from node.averaging.request import RoundOutcome, RoundRequest
-from node.averaging.spread import ERROR
+from node.app.picture import outer_line
+from node.averaging.exchange.request import RoundOutcome, RoundRequest
+from node.averaging.reducers.spread import ERROR
+from node.averaging.strategies.diloco import OuterState, outer_step, pseudo_gradient
+from node.averaging.strategies.outer import OuterSettings
 from node.core.errors import Refused
 from node.core.ids import PeerId
 from node.core.journey import Member, Plan, in_cell
-from node.picture import outer_line
-from node.training import events as ev
-from node.training.attempt import Attempt
-from node.training.meetings import speakers
-from node.training.memory import makes
-from node.training.rules import Rules, levels
+from node.training.leader.attempt import Attempt
+from node.training.protocol import events as ev
+from node.training.protocol.meetings import speakers
+from node.training.protocol.memory import makes
+from node.training.protocol.rules import Rules, levels
 from protos.control_pb2 import SpreadLine
 from tests.training.conftest import SHAPES, Block, Peer, Rig
 

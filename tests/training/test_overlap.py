@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from node.averaging.diloco import outer_step, pseudo_gradient
-from node.averaging.outer import OuterSettings
-from node.averaging.request import RoundOutcome, RoundRequest
+from node.averaging.exchange.request import RoundOutcome, RoundRequest
+from node.averaging.strategies.diloco import outer_step, pseudo_gradient
+from node.averaging.strategies.outer import OuterSettings
 from node.core.journey import Plan
-from node.training.meetings import fragment, meeting, number, sends, speakers
-from node.training.rules import Rules, lands
-from node.training.rules import sends as sends_by
+from node.training.protocol.meetings import fragment, meeting, number, sends, speakers
+from node.training.protocol.rules import Rules, lands
+from node.training.protocol.rules import sends as sends_by
 from tests.training.conftest import LEADER, SHAPES, Peer, Rig
 from tests.training.test_fragments import PIECES, SIZES, sending
 from tests.training.test_outer_rounds import BEGUN, equal, four, inner, trained

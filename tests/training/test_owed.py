@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from node.averaging.codecs import decode
-from node.averaging.request import Part
+from node.averaging.coding.codecs import decode
+from node.averaging.exchange.request import Part
 from node.core.ids import PeerId
-from node.training.owed import Owed
+from node.training.rounds.owed import Owed
 
 ME, OTHER = PeerId("me"), PeerId("other")
 CODECS = ["top-k", "int4", "int8"]

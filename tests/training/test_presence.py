@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from node.core.clock import VirtualClock
+from benchmarks.lab.memory_directory import MemoryDirectory, Wall
+from benchmarks.lab.virtual_clock import VirtualClock
 from node.core.ids import RunId
-from node.dht.memory import MemoryDirectory, Wall
 from node.dht.record import PeerBody
 from node.dht.settings import DirectorySettings
 from node.identity.keys import Identity

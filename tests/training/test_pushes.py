@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from node.averaging.outer import OuterSettings
+from node.averaging.strategies.outer import OuterSettings
 from node.core.journey import Plan
-from node.training.meetings import PUSH_AGAIN
-from node.training.memory import makes
-from node.training.rules import Rules
+from node.training.protocol.meetings import PUSH_AGAIN
+from node.training.protocol.memory import makes
+from node.training.protocol.rules import Rules
 from tests.training.conftest import SHAPES, Peer, Rig
 from tests.training.test_outer_rounds import equal, four, inner, meeting, trained
 

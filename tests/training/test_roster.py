@@ -6,8 +6,8 @@ import pytest
 
 from node.core.ids import PeerId
 from node.core.journey import Version
-from node.training import events as ev
-from node.training.roster import CEILING, Roster, majority
+from node.training.leader.roster import CEILING, Roster, majority
+from node.training.protocol import events as ev
 
 A, B, C, D = (PeerId(p) for p in "ABCD")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from node.core.errors import StepFault
-from node.training.serving import Serving
+from node.training.rounds.serving import Serving
 
 
 def fresh() -> Serving[int]:

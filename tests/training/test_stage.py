@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from node.training.stage import StageState
+from node.training.state.stage import StageState
 
 
 def state() -> StageState:

@@ -11,10 +11,10 @@ from node.core.journey import Plan, Version
 from node.data.order import SampleOrder, Sampler
 from node.scheduler.paths import assign_paths
 from node.scheduler.quotas import quotas
-from node.training import events as ev
-from node.training.bounds import STEP_HEARD
-from node.training.facts import RunFacts
-from node.training.leader import Leader
+from node.training.leader.leader import Leader
+from node.training.protocol import events as ev
+from node.training.protocol.bounds import STEP_HEARD
+from node.training.protocol.facts import RunFacts
 
 E, S1, S2 = PeerId("ends"), PeerId("stage1"), PeerId("stage2")
 X, X1, X2 = PeerId("0-ends"), PeerId("0-stage1"), PeerId("0-stage2")

@@ -143,10 +143,10 @@ async def test_a_part_that_cannot_be_stepped_fails_the_attempt_and_nothing_ends(
 
 
 def test_memory_for_a_stage_counts_the_largest_matrix_whole(tmp_path: Any) -> None:
+    from node.app.room import room
     from node.config import NodeConfig
     from node.manifest import Manifest, amended
     from node.model.shapes import parameter_shapes
-    from node.room import room
 
     config, demo = NodeConfig(tmp_path), Manifest.default_demo()
     needed = {

@@ -17,7 +17,7 @@ from node.checkpoint.service import StateService
 from node.checkpoint.state import NoDonor, StateKind
 from node.core.errors import Refused
 from node.core.journey import Version, lineage_after
-from node.training.memory import makes
+from node.training.protocol.memory import makes
 from protos import state_pb2
 
 
@@ -36,7 +36,7 @@ async def test_checkpoints_carry_their_history(rig: Any) -> None:
     assert (two.epoch, four) == (2, last.base)
     assert four.lineage == lineage_after(plan, ()) != two.lineage
     assert b.work.checkpoints() == (two, four), "the stages of a swarm can be matched"
-    meta = a.store.meta_of(1, 4)
+    meta = a.store.metas(1)[4]
     assert meta["tokens"] == last.tokens > 0
     past = a.work.recall(four)
     assert (past.cursor, past.owners, past.tokens) == (
@@ -57,7 +57,7 @@ async def test_a_checkpoint_brings_back_parameters_state_and_version(rig: Any, a
     (two,) = a.work.checkpoints()
     await a.work.restore(two)
     assert a.work.version == two
-    assert a.work.tokens == a.store.meta_of(1, 2)["tokens"]
+    assert a.work.tokens == a.store.metas(1)[2]["tokens"]
     for name, tensor in alone.parameters.items():
         torch.testing.assert_close(a.parameters()[name], tensor, atol=2e-6, rtol=1e-5)
     assert set(a.owner.names()) == {"layers.0.a", "layers.0.norm"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import grpc
 import pytest
 
+from benchmarks.lab.memory_net import MemoryNet, MemoryTransport
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
-from node.transport.memory import MemoryNet, MemoryTransport
 from node.transport.port import translate
 from protos import training_pb2, training_pb2_grpc
 

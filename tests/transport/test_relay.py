@@ -15,8 +15,8 @@ from node.identity.keys import Identity
 from node.reach.interfaces import free_port
 from node.reach.settings import ReachSettings
 from node.reach.standing import Standing
-from node.transport import relays as relays_module
-from node.transport.reachable import Reachable
+from node.transport.ways import relays as relays_module
+from node.transport.ways.reachable import Reachable
 from protos import state_pb2, state_pb2_grpc
 
 RUN = "a" * 64

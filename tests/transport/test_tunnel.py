@@ -12,8 +12,8 @@ import pytest
 
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
-from node.transport import tunnel
-from node.transport.tunnel import CONNECTIONS_PER_PEER, Tunnel, TunnelEnd
+from node.transport.ways import tunnel
+from node.transport.ways.tunnel import CONNECTIONS_PER_PEER, Tunnel, TunnelEnd
 
 A = PeerId("a")
 

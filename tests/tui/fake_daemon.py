@@ -7,8 +7,8 @@ import asyncio
 import sys
 from pathlib import Path
 
+from benchmarks.lab.canned_window import CannedWindow, training_snapshot
 from node.config import NodeConfig
-from node.control.memory import CannedWindow, training_snapshot
 from node.control.service import ControlService
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 import pytest
 from textual.widgets import DataTable, RichLog, Static
 
+from benchmarks.lab.canned_window import CannedWindow, training_snapshot
 from node.control.client import ControlClient
-from node.control.memory import CannedWindow, training_snapshot
 from node.control.service import ControlService
 from node.tui.app import Monitor, Question
 

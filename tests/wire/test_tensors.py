@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from itertools import chain
 from math import prod
 
 import numpy as np
@@ -24,7 +25,6 @@ from node.wire.tensors import (
     expected_head,
     head_of,
     nbytes_of,
-    stream,
 )
 from protos import tensor_pb2
 
@@ -55,7 +55,7 @@ def test_what_is_sent_is_what_arrives(shapes: list[tuple[int, ...]], wire: str, 
     sent = [numbers(shape, i) for i, shape in enumerate(shapes)]
     receiver = reader(sent, wire)
     assert receiver.nbytes == sum(nbytes_of(s, wire) for s in shapes)
-    for chunk in stream(sent, wire, size):
+    for chunk in chain.from_iterable(chunks(encode(s, wire), size) for s in sent):
         assert 0 < len(chunk) <= size
         receiver.feed(chunk)
     assert receiver.remaining == 0

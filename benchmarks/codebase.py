@@ -1,0 +1,146 @@
+"""The code base, counted from its syntax trees, beside a commit before. No clock, nothing is run.
+
+  python -m benchmarks.codebase [--base COMMIT] [--list] [--json -]
+
+1  statements of node/ and tests/ (docstrings are none; what moved out of node/ is not saved)
+2  files in the largest package; public functions of node/ that the program never reaches; lines
+   over 100 columns; lines the formatter may not touch; classes that share a name
+3  files that an activation, a gradient and a plan pass, from the walks in docs/architecture.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmarks.report import ROOT, Report
+from benchmarks.source import tree as source
+from benchmarks.source.reached import unreached
+from benchmarks.source.tree import Tree
+from benchmarks.source.walks import check, read_walk
+
+BASE = "c2d8ad2"
+SAVED = 0.92
+FILES, SHARED, SKIPPED = 20, 20, 20
+UNWIRED = {
+    "matchmaking": "node.averaging.strategies.matching.",
+    "push-sum receipts": "node.averaging.strategies.gossip.Mass.",
+    "Moshpit's key update": "node.averaging.strategies.moshpit.indices",
+    "the tensor-parallel step": "node.local.step.",
+    "plans made again": "node.tools.replan.",
+    "assignment": "node.tools.assignment.",
+}
+"""What nothing reaches yet and may stay, because a leader for each cell will use it."""
+WALKS = {
+    "An activation's hop": (15, 25),
+    "A gradient on its way to a fresh parameter": (20, 36),
+    "A plan from leader to member": (15, 33),
+}
+"""Headings in docs/architecture.md: most files allowed, and how many they were at 82c642a."""
+
+
+def main() -> int:
+    """Print all; exit 0 when every target holds."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--base", metavar="COMMIT", default=BASE, help=f"default: {BASE}")
+    parser.add_argument("--list", action="store_true", help="name what was counted, on stderr")
+    parser.add_argument("--json", metavar="FILE", help="write the result as JSON; - for stdout")
+    args = parser.parse_args()
+    report = Report()
+    now = source.read(ROOT)
+    with source.at_commit(ROOT, args.base) as before:
+        size(report, now, before)
+        shape(report, now, before, named=args.list)
+    walks(report, now, named=args.list)
+    return report.end(args.json, base=args.base)
+
+
+def size(report: Report, now: Tree, before: Tree) -> None:
+    """Rows 1."""
+    was, left = source.count(before.under("node")), source.count(now.under("node"))
+    moved = source.moved(before, now, away_from="node", into=("tests", "benchmarks", "cli.py"))
+    ratio = (left + moved) / was
+    report.add(
+        "1 statements of node/, with what moved out of it, over the base's",
+        ratio,
+        "x",
+        f"{left} and {moved} moved, before {was}",
+        f"at most {SAVED}",
+        ratio <= SAVED,
+    )
+    was, left = source.count(before.under("tests")), source.count(now.under("tests"))
+    target = f"at most {was}"
+    report.add("1 statements of tests/", left, "", f"before {was}", target, left <= was)
+
+
+def shape(report: Report, now: Tree, before: Tree, *, named: bool) -> None:
+    """Rows 2."""
+    folder, most = source.largest_package(now.under("node"))
+    was = " ".join(map(str, source.largest_package(before.under("node"))))
+    report.add(
+        f"2 files in the largest package ({folder})",
+        most,
+        "",
+        f"before {was}",
+        f"at most {FILES}",
+        most <= FILES,
+    )
+    loose, stay = _unwired(now)
+    old, _ = _unwired(before)
+    _row(report, "2 public functions that the program never reaches", loose, old, 0, named)
+    report.add("2 the same, waiting to be wired in", len(stay), "", ", ".join(UNWIRED))
+    code = ("cli.py", "node", "tests", "benchmarks")
+    long, old = source.long_lines(now.under(*code)), source.long_lines(before.under(*code))
+    _row(report, "2 lines over 100 columns", long, old, 0, named)
+    skipped = source.skipped_formatting(now.under("node"))
+    old = source.skipped_formatting(before.under("node"))
+    _row(report, "2 lines of node/ the formatter may not touch", skipped, old, SKIPPED, named)
+    shared = _flat(source.shared_class_names(now.under("node")))
+    old = _flat(source.shared_class_names(before.under("node")))
+    _row(report, "2 classes that share a name", shared, old, SHARED, named)
+
+
+def _unwired(tree: Tree) -> tuple[list[str], list[str]]:
+    """Functions that nothing reaches: those that may not be; those that may, and what only they
+    call."""
+    loose = unreached(tree, UNWIRED.values())
+    return loose, [f for f in unreached(tree) if f not in loose]
+
+
+def _flat(places: dict[str, list[str]]) -> list[str]:
+    return [f"{name} {path}" for name, paths in sorted(places.items()) for path in paths]
+
+
+def _row(
+    report: Report, name: str, found: list[str], old: list[str], most: int, named: bool
+) -> None:
+    """How many were found, beside the base's; each by name with ``--list``."""
+    before, target = f"before {len(old)}", f"at most {most}"
+    report.add(name, len(found), "", before, target, len(found) <= most)
+    for one in found if named else ():
+        print(f"    {one}", file=sys.stderr)
+
+
+def walks(report: Report, now: Tree, *, named: bool) -> None:
+    """Rows 3: the page's lists, whose files must exist and follow from one another."""
+    page = (Path(now.root) / "docs" / "architecture.md").read_text()
+    for title, (most, old) in WALKS.items():
+        walk = check(now, read_walk(page, title))
+        wrong = [f"no {f}" for f in walk.missing] + [f"{a} not with {b}" for a, b in walk.unlinked]
+        report.add(
+            f"3 {title[0].lower()}{title[1:]}: files",
+            len(walk.files),
+            "; ".join(wrong) or ("" if walk.files else "not in docs/architecture.md"),
+            f"at 82c642a {old}",
+            f"at most {most}, all there and linked",
+            walk.sound and len(walk.files) <= most,
+        )
+        for one in walk.files if named else ():
+            print(f"    {one}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

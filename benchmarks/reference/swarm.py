@@ -1,0 +1,89 @@
+"""The swarm's plain twin: the unsplit model, one process, no network, the same samples, sums and
+optimizer.
+
+What the swarm computes must be this, up to the order of fp32 additions; the golden test and the
+benchmarks hold it to that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.reference.unsplit import Unsplit
+from node.data.order import SampleOrder, Sampler
+from node.data.sources import open_data
+from node.manifest import Manifest
+from node.optim.owner import Owner
+from node.training.state.text import Text
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One update: mean training loss before it (nats per token), tokens behind it, seconds it
+    took."""
+
+    epoch: int
+    loss: float
+    tokens: int
+    seconds: float
+
+
+class Reference:
+    """Trains ``manifest`` alone. ``home`` is where tokenised files are cached."""
+
+    def __init__(self, manifest: Manifest, home: Path) -> None:
+        m, p, t = manifest.model, manifest.pipeline, manifest.training
+        corpus, _ = open_data(manifest.data, m.seq_len, m.vocab, home)
+        self.manifest = manifest
+        self.model = Unsplit(m)
+        self.text = Text(corpus, SampleOrder(corpus.windows, manifest.data.seed), p.micro_batch)
+        self._sampler, self._owner, self._next = (
+            Sampler(self.text.order),
+            Owner(manifest.optimizer, t.epochs),
+            0,
+        )
+
+    def train(self, epochs: int) -> Iterator[Epoch]:
+        """``epochs`` more updates, one at a time."""
+        size, batch = self.manifest.pipeline.micro_batch, self.manifest.training.target_batch
+        for _ in range(epochs):
+            began, loss_sum, tokens = time.perf_counter(), 0.0, 0
+            self.model.zero_grad(set_to_none=True)
+            for _ in range(batch // size):
+                loss, count = self.model.loss(*self.text.at(self._sampler.take(size)))
+                loss.backward()
+                loss_sum, tokens = loss_sum + float(loss.detach()), tokens + count
+            self._step(tokens)
+            self._next += 1
+            yield Epoch(self._next - 1, loss_sum / tokens, tokens, time.perf_counter() - began)
+
+    def evaluate(self) -> float:
+        """Nats per token on the same held-out batches as the swarm's evaluation."""
+        count = min(self.manifest.training.eval_batches, self.text.held_out_count())
+        with torch.no_grad():
+            pairs = [self.model.loss(*self.text.held_out(i)) for i in range(count)]
+        return sum(float(loss) for loss, _ in pairs) / sum(n for _, n in pairs)
+
+    @torch.no_grad()
+    def _step(self, tokens: int) -> None:
+        live = dict(self.model.named_parameters())
+        mean = {name: p.grad / tokens for name, p in live.items() if p.grad is not None}
+        for name, fresh in step_all(
+            self._owner, {n: p.data for n, p in live.items()}, mean, self._next
+        ).items():
+            live[name].data = fresh
+
+
+def step_all(
+    owner: Owner, parameters: Mapping[str, Tensor], mean_gradients: Mapping[str, Tensor], epoch: int
+) -> dict[str, Tensor]:
+    """Step every parameter and commit: what one process that owns everything does in an epoch."""
+    fresh = owner.step_parts(parameters, mean_gradients, epoch)
+    owner.commit(epoch)
+    return fresh

@@ -1,0 +1,42 @@
+"""The model in one piece, as the swarm's stages would be if nobody had cut it."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from node.model.settings import ModelSettings
+from node.model.stages import Blocks, Ends
+
+
+class Unsplit(nn.Module):
+    """The whole model in one process, made of one Ends and one Blocks that share their modules with
+    it."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        ends, blocks = Ends(settings), Blocks(settings, range(settings.layers))
+        self.settings = settings
+        self.model = nn.Module()
+        self.model.embed_tokens, self.model.norm = ends.model.embed_tokens, ends.model.norm
+        self.model.layers, self.lm_head = blocks.model.layers, ends.lm_head
+        # In a tuple, because torch would register a module attribute and list every parameter
+        # twice.
+        self._parts = (ends, blocks)
+
+    @property
+    def ends(self) -> Ends:
+        return self._parts[0]
+
+    @property
+    def blocks(self) -> Blocks:
+        return self._parts[1]
+
+    def logits(self, tokens_BT: Tensor) -> Tensor:
+        """Token ids [B, T] to fp32 logits [B, T, V]."""
+        return self.ends.logits(self.blocks(self.ends.embed(tokens_BT)))
+
+    forward = logits
+
+    def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, int]:
+        """As :meth:`Ends.loss`, from token ids."""
+        return self.ends.loss(self.blocks(self.ends.embed(tokens_BT)), targets_BT)

@@ -1,0 +1,1 @@
+"""The daemon put together, and what the commands around it do: join, check, demo, export."""

@@ -1,0 +1,393 @@
+"""Putting one peer's engines together: model, data, pipeline, round, optimizer, state, for the
+stage it hosts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
+
+from node.app.change import read
+from node.app.room import room
+from node.averaging.exchange.member import SERVICES
+from node.averaging.exchange.service import CellRound
+from node.averaging.strategies.outer import OuterSettings
+from node.checkpoint.service import StateService
+from node.checkpoint.settings import CheckpointSettings
+from node.checkpoint.store import CheckpointStore
+from node.config import NodeConfig
+from node.core.clock import Clock
+from node.core.errors import LocalFault
+from node.core.ids import ENDS, PeerId
+from node.data.order import SampleOrder, Sampler
+from node.data.sources import open_data
+from node.data.tokenizer import Tokenizer
+from node.identity.keys import Identity
+from node.manifest import Manifest
+from node.model.cost import flops_per_token
+from node.model.device import Device, set_threads
+from node.model.shapes import layer_cut, parameter_shapes
+from node.model.stages import Ends, build
+from node.optim.owner import Owner
+from node.optim.ownership import assign
+from node.optim.parts import parts_of
+from node.pipeline.device import DeviceThread
+from node.pipeline.service import Pipeline
+from node.pipeline.work import StageMath
+from node.scheduler.paths import assign_paths
+from node.scheduler.quotas import quotas
+from node.scheduler.router import Router
+from node.telemetry.events import Journal
+from node.telemetry.metrics import Metrics
+from node.training.presence import Presence
+from node.training.protocol.facts import RunFacts
+from node.training.protocol.meetings import Meetings
+from node.training.protocol.pace import PROBE_WAYS_S
+from node.training.protocol.rules import Read, Rules
+from node.training.service import Training
+from node.training.state.meter import Meter
+from node.training.state.stage import StageState
+from node.training.state.text import Text
+from node.training.work import Engines, Work
+from node.transport.service import Transport
+
+if TYPE_CHECKING:
+    from node.local.stage import LocalStage
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """One stage, ready to take part."""
+
+    stage: StageState
+    ends: Ends | None
+    tokenizer: Tokenizer | None
+    device: Device
+    device_said: str
+    memory_limit: int
+    main_memory: int
+    """Bytes beside the device's own; 0 where they are the same."""
+    layers: str
+    seq_len: int
+    pipeline: Pipeline
+    thread: DeviceThread
+    meter: Meter
+    cell: CellRound
+    outer: CellRound
+    work: Work
+    training: Training
+    checkpoint: CheckpointSettings
+    local: LocalStage | None
+    """The devices the stage is cut over; None for one."""
+
+
+async def assemble(
+    config: NodeConfig,
+    manifest: Manifest,
+    stage: int,
+    identity: Identity,
+    transport: Transport,
+    presence: Presence,
+    clock: Clock,
+    journal: Journal,
+    metrics: Metrics,
+    on_error: Callable[[str, BaseException], None],
+) -> Assembled:
+    """Build everything for ``stage``. Raises OutOfResources when it does not fit, UsageFault for
+    data that cannot be read and for local devices the model cannot be cut over."""
+    m, p, t = manifest.model, manifest.pipeline, manifest.training
+    devices, threads = _devices(config, manifest)
+    set_threads(threads)
+    device = Device.pick(devices[0])
+    limit = config.memory_limit(device.memory_limit()) * (len(devices) if device.is_cuda else 1)
+    main = Device.pick("cpu").memory_limit() if device.is_cuda else 0
+    verdict = room(config, manifest, stage, limit, main)
+    verdict.require()
+    loop = asyncio.get_running_loop()
+    module = await loop.run_in_executor(None, build, m, p.stages, stage)
+    if len(devices) == 1:
+        module.to(device.device)
+    text, tokenizer = (
+        await loop.run_in_executor(None, _text, config, manifest) if stage == ENDS else (None, None)
+    )
+    local = None
+    if len(devices) > 1:
+        from node.local.opening import open_stage
+
+        local = await open_stage(
+            devices, device, threads, module, m, p.stages, stage, config.home / "devices", on_error
+        )
+    state = StageState(module, stage, 0, placed=local.place if local else None)
+    thread, meter = (
+        DeviceThread(backward_first=config.limits.backward_first),
+        Meter(journal, metrics),
+    )
+    meter.product_s = await loop.run_in_executor(None, device.tera_s)
+    pipeline = Pipeline(
+        transport,
+        module,
+        thread,
+        p,
+        config.limits,
+        stage=stage,
+        model=m,
+        telemetry=meter,
+        clock=clock,
+        autocast=device.autocast,
+        math=local.math if local else StageMath,
+        gradients=local.gradients if local else None,
+        usual_s=t.epoch_timeout_s,
+    )
+    cell = CellRound(
+        transport,
+        manifest.averaging,
+        executor=thread,
+        journal=journal,
+        clock=clock,
+        on_error=on_error,
+    )
+    # Between cells nothing is a gradient: its norms say nothing of theirs, and nobody's is left out
+    # for them. Where there is one cell the owner can still change that.
+    between = replace(
+        manifest.averaging, wire="fp32", reducer="mean", quarantine=0.0, max_gradient_norm=1e30
+    )
+    outer = CellRound(
+        transport,
+        between,
+        executor=thread,
+        journal=journal,
+        clock=clock,
+        on_error=on_error,
+        service=SERVICES[1],
+    )
+    store = CheckpointStore(
+        config.checkpoint_dir(manifest.run_id),
+        config.checkpoint,
+        manifest.run_id,
+        tell=lambda why: journal.emit("checkpoint", "checkpoint-ignored", why, "warning"),
+    )
+    if manifest.swarm.continues:
+        await loop.run_in_executor(None, inherit, config, manifest, stage, store, journal)
+    engines = Engines(
+        transport,
+        pipeline,
+        cell,
+        Owner(manifest.optimizer, t.epochs, orthogonalise=local.orthogonalise if local else None),
+        store,
+        ThreadPoolExecutor(1, "heavy"),
+        journal,
+        metrics,
+        meter,
+        text,
+        outer,
+    )
+    work = Work(
+        state,
+        engines,
+        t,
+        manifest.optimizer,
+        m.seq_len,
+        identity.peer_id,
+        on_error,
+        manifest.outer,
+        reader(manifest),
+    )
+    StateService(transport, work, config.checkpoint, clock=clock, on_served=work.served)
+    training = Training(
+        identity,
+        stage,
+        run_facts(manifest, work),
+        transport,
+        work,
+        presence.ends,
+        clock,
+        journal,
+        on_error,
+    )
+    # Copies of others' state are not counted: who is left alone keeps none, and must be able to own
+    # it all.
+    work.room = verdict.spare
+    meter.accuse = training.accuse
+    transport.on_lost(lambda peer: training.accuse(peer, "its connection broke"))
+    transport.on_lost(cell.gone)
+    transport.on_lost(outer.gone)
+    training.company = lambda: presence.hosts().keys()
+    training.follows = presence.follows
+    told = device.describe() if local is None else f"{len(devices)} x {device.describe()}"
+    layers = layer_cut(m, p.stages)[stage - 1] if stage else None
+    said = f"{layers.start}-{layers.stop - 1}" if layers else "embedding, head"
+    return Assembled(
+        state,
+        module if isinstance(module, Ends) else None,
+        tokenizer,
+        device,
+        told,
+        limit,
+        main,
+        said,
+        m.seq_len,
+        pipeline,
+        thread,
+        meter,
+        cell,
+        outer,
+        work,
+        training,
+        config.checkpoint,
+        local,
+    )
+
+
+def _devices(config: NodeConfig, manifest: Manifest) -> tuple[list[str], int]:
+    """Names of the devices that hold the stage, and the CPU threads of each (0: all cores)."""
+    if config.local_devices == 1:
+        return [config.device], config.threads
+    # One device needs nothing of torch's distributed half, which takes a second to load.
+    from node.local.opening import device_names, threads_each
+    from node.local.split import check_devices
+
+    check_devices(manifest.model, config.local_devices)
+    names = device_names(config.device, config.local_devices)
+    return names, threads_each(config.threads, names)
+
+
+def under(manifest: Manifest, rules: Rules) -> Manifest:
+    """The manifest with these settings for how cells average: the owner's newest change to it, or
+    its own."""
+    return replace(
+        manifest, outer=rules.outer, averaging=replace(manifest.averaging, cell=rules.cell or "all")
+    )
+
+
+def check_room(config: NodeConfig, manifest: Manifest, a: Assembled, journal: Journal) -> None:
+    """Say so when what is hosted here does not fit beside what the owner's newest change keeps: it
+    is followed all the same, and the kernel would be the one to say it."""
+    rules = a.training.standing.known
+    verdict = room(config, under(manifest, rules), a.stage.stage, a.memory_limit, a.main_memory)
+    if not verdict.ok:
+        text = f"under change {rules.revision} of the owner {verdict.text}; {verdict.next_step}"
+        journal.emit("daemon", "change-out-of-room", text, "error", revision=rules.revision)
+
+
+def inherit(
+    config: NodeConfig, manifest: Manifest, stage: int, store: CheckpointStore, journal: Journal
+) -> None:
+    """Where the run goes on from another one and nothing of it is here yet: this peer's checkpoints
+    of that one. Blocks on the disk."""
+    before = manifest.swarm.continues
+    if store.epochs(stage):
+        return
+    old = CheckpointStore(config.checkpoint_dir(before), config.checkpoint, before)
+    for epoch in old.epochs(stage):
+        try:
+            found = old.load(stage, epoch)
+            store.save(stage, epoch, found.parameters, found.optimizer, found.meta)
+        except LocalFault as e:
+            journal.emit(
+                "checkpoint",
+                "not-inherited",
+                f"epoch {epoch} of run {before[:12]}: {e}",
+                "warning",
+                epoch=epoch,
+            )
+    here = store.epochs(stage)
+    text = (
+        f"epochs {', '.join(map(str, here))} of it are here"
+        if here
+        else "nothing of it is here, so the others' state is fetched"
+    )
+    journal.emit(
+        "checkpoint", "inherited", f"this run continues run {before[:12]}: {text}", run=before
+    )
+
+
+def run_facts(manifest: Manifest, work: Work) -> RunFacts:
+    """What the leader plans with: the manifest's numbers and the engines' pure functions."""
+    m, p, t = manifest.model, manifest.pipeline, manifest.training
+    parts = {
+        s: parts_of(parameter_shapes(m, p.stages, s), manifest.optimizer)
+        for s in range(p.stages + 1)
+    }
+    sizes = {s: {part.name: part.bytes for part in of} for s, of in parts.items()}
+    # the cursor counts positions; which window one is matters at the ends only
+    order = SampleOrder(1, manifest.data.seed)
+
+    def place(
+        stage: int,
+        cell: Sequence[tuple[PeerId, float]],
+        previous: Mapping[str, PeerId] | None,
+        room: Mapping[PeerId, int] | None = None,
+    ) -> dict[str, PeerId]:
+        return assign(parts[stage], cell, previous, room)
+
+    def lay(
+        ends: Sequence[tuple[PeerId, float]],
+        stages: Mapping[int, Sequence[tuple[PeerId, float]]],
+        samples: Sequence[tuple[int, ...]],
+    ):
+        share = quotas(len(samples), list(ends))
+        return assign_paths(sorted(share.items()), stages, samples)
+
+    def meet(settings: OuterSettings) -> Meetings | None:
+        return Meetings(settings, sizes, manifest.data.seed, t.epochs) if settings.every else None
+
+    def sampler(cursor: tuple[int, tuple[int, ...]]) -> Sampler:
+        s = Sampler(order)
+        s.restore({"next": cursor[0], "returned": list(cursor[1])})
+        return s
+
+    def cursor(s: Sampler) -> tuple[int, tuple[int, ...]]:
+        state = s.state()
+        return state["next"], tuple(state["returned"])
+
+    return RunFacts(
+        stages=p.stages,
+        epochs=t.epochs,
+        target_batch=t.target_batch,
+        micro_batch=p.micro_batch,
+        min_replicas=t.min_replicas,
+        epoch_timeout_s=t.epoch_timeout_s,
+        round_timeout_s=manifest.averaging.round_timeout_s,
+        eval_every=t.eval_every,
+        assign=place,
+        assign_paths=lay,
+        sampler=sampler,
+        cursor=cursor,
+        recall=work.recall,
+        run_id=manifest.run_id,
+        sequence=m.seq_len,
+        rebalance_every_s=t.rebalance_every_s,
+        router=lambda: Router(manifest.scheduler, p.stages),
+        probe_every_s=PROBE_WAYS_S,
+        prove=True,
+        tensor=work.engines.pipeline.shape.nbytes(p.micro_batch, m.seq_len),
+        sizes=tuple(sum(part.bytes for part in parts[s]) for s in range(p.stages + 1)),
+        operations=tuple(
+            float(p.micro_batch * m.seq_len * flops_per_token(m, p.stages, s))
+            for s in range(p.stages + 1)
+        ),
+        steps=tuple({part.name: part.cost for part in parts[s]} for s in range(p.stages + 1)),
+        cell=manifest.averaging.peers,
+        spare=p.stages - manifest.scheduler.hops(p.stages),
+        meetings=meet(manifest.outer),
+        read=work.read,
+        meet=meet,
+    )
+
+
+def reader(manifest: Manifest) -> Read:
+    """Settings of how cells average from a plan's text. The same text comes with every plan, so its
+    signature is checked once."""
+    return lru_cache(4)(partial(read, manifest))
+
+
+def _text(config: NodeConfig, manifest: Manifest) -> tuple[Text, Tokenizer]:
+    m, places = manifest.model, config.places(manifest.run_id)
+    corpus, tokenizer = open_data(manifest.data, m.seq_len, m.vocab, config.home, places)
+    config.keep_places(manifest.run_id, places)
+    return Text(
+        corpus, SampleOrder(corpus.windows, manifest.data.seed), manifest.pipeline.micro_batch
+    ), tokenizer

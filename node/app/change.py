@@ -1,0 +1,125 @@
+"""The owner's change to how a running swarm averages: [outer] and averaging.cell, numbered and
+signed. Enters: the manifest of the run, and what its owner wants or a peer tells. Leaves: the
+signed text, or the settings in it. Never: a file, a socket.
+
+The text is the signature in base64, a line feed, and the signed JSON. It names the run, so it is
+worth nothing in another.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+from node.averaging.strategies.outer import OuterSettings
+from node.core.errors import Refused, UsageFault, WireError
+from node.core.tables import build, check
+from node.identity.keys import verify
+from node.manifest import MANIFEST_RULES, Manifest, named
+from node.training.protocol.rules import MAX_CHANGE, Rules
+
+if TYPE_CHECKING:
+    from node.identity.keys import Identity
+
+DOMAIN = "tutti/change/1"
+MAX_REVISION = 1 << 53
+_AGAIN = "only the owner of the run can change it:  tutti swarm switch FILE"
+
+
+def wanted(manifest: Manifest, raw: bytes) -> Manifest:
+    """The run's manifest with averaging.cell and [outer] as in a file; what the file leaves out of
+    these has its default.
+
+    Raises UsageFault when the file asks for anything else that is not as in the manifest, or for
+    what does not go together.
+    """
+    asked = Manifest.parse(raw)
+    fixed = [
+        f"{s}.{k}"
+        for s, k in named(raw)
+        if s != "outer"
+        and (s, k) not in (("averaging", "cell"), ("swarm", "owner"))
+        and getattr(getattr(asked, s), k) != getattr(getattr(manifest, s), k)
+    ]
+    if fixed:
+        raise UsageFault(
+            "only averaging.cell and [outer] can change while a run is under way, not "
+            f"{', '.join(fixed)}",
+            "leave the rest out of the file; other settings make another run:  tutti swarm init "
+            "--from FILE",
+        )
+    return _amended(manifest, asked.averaging.cell, asked.outer)
+
+
+def signed(manifest: Manifest, changed: Manifest, revision: int, identity: Identity) -> str:
+    """The change that others follow. Raises Refused for whoever does not own the run, UsageFault
+    for a number that is none."""
+    if identity.peer_id != manifest.swarm.owner:
+        raise Refused(
+            f"the run belongs to {manifest.swarm.owner or 'nobody'}, not to you "
+            f"({identity.peer_id})",
+            _AGAIN,
+        )
+    if not 0 < revision < MAX_REVISION:
+        raise UsageFault(f"revision {revision}", "changes are numbered from 1 on")
+    body = json.dumps(
+        {
+            "run": manifest.run_id,
+            "revision": revision,
+            "cell": changed.averaging.cell,
+            "outer": _differing(changed.outer),
+        },
+        sort_keys=True,
+        separators=(",", ":"),
+        allow_nan=False,
+    )
+    return base64.b64encode(identity.sign(body.encode(), DOMAIN)).decode() + "\n" + body
+
+
+def read(manifest: Manifest, change: str) -> Rules:
+    """The settings in a change, "" for the manifest's own. Raises Refused, with the reason, for one
+    that nobody may follow."""
+    if not change:
+        return Rules(manifest.averaging.peers, manifest.outer)
+    if len(change) > MAX_CHANGE:
+        raise Refused(
+            f"a change of {len(change)} characters, at most {MAX_CHANGE} are read", _AGAIN
+        )
+    signature, _, body = change.partition("\n")
+    try:
+        verify(
+            manifest.swarm.owner, body.encode(), base64.b64decode(signature, validate=True), DOMAIN
+        )
+        table: dict[str, Any] = json.loads(body)
+        if set(table) != {"run", "revision", "cell", "outer"} or table["run"] != manifest.run_id:
+            raise Refused("a change of another run", _AGAIN)
+        revision = check("revision", table["revision"], int, None)
+        if not 0 < revision < MAX_REVISION:
+            raise Refused(f"a change with the number {revision}", _AGAIN)
+        cell = check("averaging.cell", table["cell"], int | str, MANIFEST_RULES["averaging.cell"])
+        changed = _amended(
+            manifest, cell, build(OuterSettings, table["outer"], "outer", MANIFEST_RULES)
+        )
+    except (UsageFault, WireError, binascii.Error, ValueError, TypeError, RecursionError) as e:
+        raise Refused(
+            f"not a change that the owner signed for this run: {str(e)[:200]}", _AGAIN
+        ) from e
+    return Rules(changed.averaging.peers, changed.outer, revision, change)
+
+
+def _differing(outer: OuterSettings) -> dict[str, Any]:
+    """What is not as by default. Who reads a change fills in the defaults, so a setting that it
+    does not know stands in its way only where it is used."""
+    usual = dataclasses.asdict(OuterSettings())
+    return {k: v for k, v in dataclasses.asdict(outer).items() if v != usual[k]}
+
+
+def _amended(manifest: Manifest, cell: int | str, outer: OuterSettings) -> Manifest:
+    changed = dataclasses.replace(
+        manifest, averaging=dataclasses.replace(manifest.averaging, cell=cell), outer=outer
+    )
+    changed.check()
+    return changed

@@ -1,0 +1,581 @@
+"""What this machine and this home need to take part, one check for each: versions, device, disk,
+clock, data.
+
+A check looks, says cause, effect and fix of every fault with an exit code of its own, and names
+what mends it where the program may do that itself: nothing is removed but what is made again, and
+no setting or key is changed. Never hivemind: these run in the command line, beside py-libp2p.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from node.config import NodeConfig
+from node.control.client import ControlClient
+from node.control.diagnose import CLOCK_S, Finding, wrong_clock
+from node.control.doctor import Checkup
+from node.control.sockets import listener
+from node.control.text import incompatible_peers
+from node.control.words import clean, size, span
+from node.core.errors import ExitCode, LocalFault
+from node.core.ids import ENDS
+from node.core.version import PROTOCOLS, VERSION
+from node.identity.keys import Identity
+from node.manifest import Manifest
+
+MIN_FREE = 256 << 20
+"""Bytes of disk that every peer needs, for its log and what the system writes."""
+_EFFECTS = {
+    ExitCode.VERSIONS_UNFIT: "a daemon does not start here, or works with others only by chance",
+    ExitCode.DEVICE_UNFIT: "this machine cannot hold a stage of the run",
+    ExitCode.DISK_UNFIT: "what was trained here is lost when the daemon ends, or it does not start",
+    ExitCode.DATA_UNFIT: "this machine cannot hold the ends of the run; a block stage needs no "
+    "data",
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding of the check ``name``. ``mend``: does what mends it and says what that was; None
+    where people must."""
+
+    name: str
+    finding: Finding
+    mend: Callable[[], str] | None = None
+    mended: str = ""
+
+    def document(self) -> dict[str, Any]:
+        """As JSON-ready values."""
+        f = self.finding
+        said = {"ok": f.ok, "cause": f.cause, "effect": f.effect, "fix": f.fix, "code": int(f.code)}
+        return {
+            "check": self.name,
+            **said,
+            "can_mend": self.mend is not None,
+            "mended": self.mended,
+        }
+
+
+def passed(name: str, said: str) -> Check:
+    """Nothing is wrong."""
+    return Check(name, Finding("", name, True, said))
+
+
+def fault(
+    name: str,
+    code: ExitCode,
+    cause: str,
+    fix: str,
+    mend: Callable[[], str] | None = None,
+    *,
+    warning: bool = False,
+) -> Check:
+    """Something is; ``warning``: this peer can take part all the same."""
+    return Check(
+        name,
+        Finding("", name, warning, clean(cause, 500), _EFFECTS[code], clean(fix, 500), code),
+        mend,
+    )
+
+
+def blocked(name: str, why: LocalFault) -> Check:
+    """What another fault keeps from being looked at."""
+    return Check(
+        name,
+        Finding("", name, False, why.what, "it could not be looked at", why.next_step, why.code),
+    )
+
+
+def run(name: str, ours: NodeConfig, *, fix: bool, checkup: Checkup | None = None) -> list[Check]:
+    """The findings of one check. With ``fix`` what can be mended is, and the check runs again;
+    ``mended`` then says what was done. ``checkup``: what the swarm answered, for the clock."""
+
+    def look() -> list[Check]:
+        if name == "clock":
+            return clock(ours, checkup)
+        return {"versions": versions, "device": device, "disk": disk, "data": data}[name](ours)
+
+    found = look()
+    if not fix or not any(one.mend for one in found if not one.finding.ok):
+        return found
+    done = []
+    for one in found:
+        if one.mend is not None and not one.finding.ok:
+            try:
+                done.append(one.mend())
+            except (OSError, LocalFault, subprocess.SubprocessError) as e:
+                done.append(f"could not be mended: {e}")
+    again = look()
+    return [replace(again[0], mended="; ".join(done)), *again[1:]]
+
+
+# ------------------------------------------------------------ versions
+
+
+def versions(ours: NodeConfig) -> list[Check]:
+    """Python and libraries as the project asks for them, the p2p daemon, the daemon that runs here,
+    the run's protocol."""
+    code, found = ExitCode.VERSIONS_UNFIT, list[Check]()
+    for wanted, there in unfit_packages():
+        cause = f"{wanted} is needed, {f'{there} is here' if there else 'it is not installed'}"
+        found.append(fault("versions", code, cause, f'pip install "{wanted}"'))
+    binary = p2p_daemon()
+    if binary is None:
+        found.append(
+            fault(
+                "versions",
+                code,
+                "hivemind has no p2pd beside it",
+                "pip install --force-reinstall hivemind",
+            )
+        )
+    elif not os.access(binary, os.X_OK):
+
+        def executable() -> str:
+            binary.chmod(binary.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+            return f"made {binary} executable"
+
+        found.append(
+            fault("versions", code, f"{binary} is not executable", f"chmod +x {binary}", executable)
+        )
+    try:
+        ours.remembered()
+    except LocalFault as e:
+        found.append(
+            fault(
+                "versions",
+                code,
+                f"the swarm used last cannot be read: {e.what}",
+                e.next_step or "install its tutti",
+            )
+        )
+    try:
+        with ControlClient(ours.control_socket, home=ours.home) as client:
+            running = client.status().version
+        if running != VERSION:
+            cause = f"the daemon that runs here is tutti {running}, this is {VERSION}"
+            found.append(
+                fault("versions", code, cause, "tutti drain , then  tutti start", warning=True)
+            )
+        with ControlClient(ours.control_socket, home=ours.home) as client:
+            answer = client.peers()
+        apart = incompatible_peers(answer)
+        live = [p for p in answer.peers if p.path != "self" and p.state != "lost"]
+        for theirs, peers in apart.items():
+            cause = (
+                f"{len(peers)} of {len(live)} other peers speak {theirs}, this tutti {PROTOCOLS}"
+            )
+            alone = len(live) == sum(map(len, apart.values()))
+            found.append(
+                fault("versions", code, cause, PROTOCOLS.advice(theirs), warning=not alone)
+            )
+    except LocalFault:
+        pass  # none runs, or it does not answer, which is for  tutti status  to say
+    torch = next((v for n, v in _installed(("torch",))), "?")
+    said = f"tutti {VERSION}, {PROTOCOLS}, python {sys.version.split()[0]}, torch {torch}"
+    return found if any(not one.finding.ok for one in found) else [passed("versions", said), *found]
+
+
+def unfit_packages() -> Iterator[tuple[str, str]]:
+    """(what tutti asks for, version that is here, "" for none) of every library that is missing or
+    another."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        asked, about = metadata.requires("tutti") or [], metadata.metadata("tutti")
+    except metadata.PackageNotFoundError:
+        return  # it runs from a checkout that nobody installed: nothing here says what it needs
+    needs = about["Requires-Python"] if "Requires-Python" in about else ""
+    if needs and not Requirement(f"python{needs}").specifier.contains(
+        sys.version.split()[0], prereleases=True
+    ):
+        yield f"python {needs}", sys.version.split()[0]
+    for text in asked:
+        try:
+            one = Requirement(text)
+        except InvalidRequirement:
+            continue
+        if one.marker is not None and not one.marker.evaluate({"extra": ""}):
+            continue
+        there = next((v for _, v in _installed((one.name,))), "")
+        if not there or not one.specifier.contains(there, prereleases=True):
+            yield f"{one.name}{one.specifier}", there
+
+
+def _installed(names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for name in names:
+        try:
+            yield name, metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+
+
+def p2p_daemon() -> Path | None:
+    """The program p2pd that hivemind brings, found without importing hivemind."""
+    try:
+        files = metadata.files("hivemind") or []
+    except metadata.PackageNotFoundError:
+        return None
+    paths = (Path(str(file.locate())) for file in files if file.name == "p2pd")
+    return next((path for path in paths if path.is_file()), None)
+
+
+# ------------------------------------------------------------ device
+
+
+def device(ours: NodeConfig) -> list[Check]:
+    """Whether the device is there, and which stages of the swarm used last fit into it."""
+    from node.app.room import room
+    from node.model.device import Device
+
+    code = ExitCode.DEVICE_UNFIT
+    try:
+        chosen = Device.pick(ours.device)
+    except LocalFault as e:
+        return [fault("device", code, e.what, e.next_step)]
+    manifest, said = _manifest(ours), chosen.describe()
+    if manifest is None:
+        return [passed("device", said)]
+    limit = ours.memory_limit(chosen.memory_limit()) * (ours.local_devices if chosen.is_cuda else 1)
+    main = Device.pick("cpu").memory_limit() if chosen.is_cuda else 0
+    wanted = [ours.stage] if ours.stage is not None else [ENDS, 1]
+    wanted = {"ends": [ENDS], "stage": [s for s in wanted if s != ENDS]}.get(ours.role, wanted)
+    verdicts = [room(ours, manifest, stage, limit, main) for stage in wanted]
+    bad = [v for v in verdicts if not v.ok]
+    if bad and len(bad) == len(verdicts):
+        return [fault("device", code, f"{said}: {bad[-1].text}", bad[-1].next_step)]
+    if bad:
+        return [
+            passed("device", said),
+            fault(
+                "device",
+                code,
+                bad[0].text,
+                "nothing, if somebody else holds that stage; else " + bad[0].next_step,
+                warning=True,
+            ),
+        ]
+    return [passed("device", f"{said}; {clean(manifest.swarm.name, 40)} fits")]
+
+
+# ------------------------------------------------------------ disk
+
+
+def disk(ours: NodeConfig) -> list[Check]:
+    """Whether this home can be written, has room for checkpoints, a sound key and sound
+    checkpoints."""
+    code, home = ExitCode.DISK_UNFIT, ours.home
+    trouble = _writable(home)
+    if trouble is not None:
+        mend = (
+            None
+            if home.is_dir() and home.stat().st_uid != os.getuid()
+            else lambda: _make_writable(home)
+        )
+        return [
+            fault(
+                "disk",
+                code,
+                f"{home}: {trouble}",
+                f"make it a directory you may write:  chmod u+rwx {home}",
+                mend,
+            )
+        ]
+    found = [*_key(ours), *_room_on_disk(ours), *_checkpoints(ours)]
+    free = size(shutil.disk_usage(_existing(home)).free)
+    if any(not one.finding.ok for one in found):
+        return found
+    return [passed("disk", f"{home}: {free} free"), *found]
+
+
+def _writable(home: Path) -> str | None:
+    """Why nothing can be written in ``home``, or in what it would be made in; None when it can."""
+    place = _existing(home)
+    probe = place / f".tutti-probe-{os.getpid()}"
+    if not place.is_dir():
+        return f"{place} is not a directory"
+    try:
+        if place == home and not os.access(home, os.R_OK | os.W_OK | os.X_OK):
+            return "it may not be read and written"
+        probe.write_bytes(b"\0" * 4096)
+    except OSError as e:
+        return e.strerror or str(e)
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink(missing_ok=True)
+    return None
+
+
+def _existing(home: Path) -> Path:
+    """``home``, or what it would be made in."""
+    return next((place for place in (home, *home.parents) if place.exists()), home)
+
+
+def _make_writable(home: Path) -> str:
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    home.chmod(0o700)
+    return f"made {home} a directory that you may read and write"
+
+
+def _key(ours: NodeConfig) -> list[Check]:
+    path, code = ours.identity_path, ExitCode.DISK_UNFIT
+    if not path.exists():
+        return []
+    try:
+        Identity.load(path)
+    except LocalFault as e:
+        status = path.stat()
+        mine = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
+        open_to_others = mine and status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+
+        def close() -> str:
+            path.chmod(0o600)
+            return f"took the rights of others from {path}"
+
+        return [fault("disk", code, e.what, e.next_step, close if open_to_others else None)]
+    return []
+
+
+def _room_on_disk(ours: NodeConfig) -> list[Check]:
+    """Room for the checkpoints of the largest stage of the swarm used last, beside those that are
+    kept."""
+    code, home, manifest = ExitCode.DISK_UNFIT, ours.home, _manifest(ours)
+    place = _existing(home)
+    free, need = shutil.disk_usage(place).free, MIN_FREE
+    if manifest is not None:
+        there = sum(
+            f.stat().st_size for f in ours.checkpoint_dir(manifest.run_id).rglob("*") if f.is_file()
+        )
+        need += max(0, (ours.checkpoint.keep + 1) * _state_bytes(manifest) - there)
+    if free >= need:
+        return []
+    spare = [path for path, _ in _made_again(home)]
+    gain = sum(bytes_ for _, bytes_ in _made_again(home))
+    cause = f"{place} has {size(free)} free, checkpoints and logs need {size(need)}"
+    step = "free some space, or choose a --home on a larger disk"
+    if gain:
+        step += f"; --fix removes {size(gain)} that is made again"
+    busy = listener(ours.control_socket) is not None
+
+    def free_some() -> str:
+        for path in spare:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        return (
+            f"removed {size(gain)} that is made again: "
+            f"{', '.join(str(p.relative_to(home)) for p in spare[:4])}"
+        )
+
+    return [fault("disk", code, cause, step, free_some if gain and not busy else None)]
+
+
+def _state_bytes(manifest: Manifest) -> int:
+    """Parameters and optimizer state of the largest stage."""
+    from node.model.shapes import parameter_shapes
+    from node.optim.parts import parts_of
+
+    m, stages = manifest.model, manifest.pipeline.stages
+    return max(
+        sum(
+            part.bytes + part.state
+            for part in parts_of(parameter_shapes(m, stages, s), manifest.optimizer)
+        )
+        for s in range(min(stages, 1) + 1)
+    )
+
+
+def _made_again(home: Path) -> list[tuple[Path, int]]:
+    """What a start makes or fetches again, and its bytes: tokenised text, pieces of a state that
+    was being fetched."""
+    places = [*home.glob("data/*"), *home.glob("swarms/*/incoming/*")]
+    return [
+        (
+            p,
+            sum(f.stat().st_size for f in p.rglob("*") if f.is_file())
+            if p.is_dir()
+            else p.stat().st_size,
+        )
+        for p in places
+    ]
+
+
+def _checkpoints(ours: NodeConfig) -> list[Check]:
+    """Every stage whose newest checkpoint cannot be used, and what else lies there unusable."""
+    from node.checkpoint.store import CheckpointStore
+
+    manifest = _manifest(ours)
+    if manifest is None:
+        return []
+    root, found = ours.checkpoint_dir(manifest.run_id), list[Check]()
+    store = CheckpointStore(root, ours.checkpoint, manifest.run_id)
+    for folder in sorted(root.glob("stage-*")):
+        number = folder.name.removeprefix("stage-")
+        if not number.isdecimal():
+            continue
+        stage = int(number)
+        bad = dict(store.problems(stage))
+        for epoch in reversed(store.epochs(stage)):
+            try:
+                store.load(stage, epoch)
+                break
+            except LocalFault as e:
+                bad[store.path(stage, epoch).name] = e.what
+        if bad:
+            found.append(_damaged(ours, folder, bad))
+    return found
+
+
+def _damaged(ours: NodeConfig, folder: Path, bad: dict[str, str]) -> Check:
+    name, why = next(iter(bad.items()))
+    more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+    aside = ours.home / "damaged"
+    busy = listener(ours.control_socket) is not None
+
+    def set_aside() -> str:
+        aside.mkdir(mode=0o700, exist_ok=True)
+        for one in bad:
+            if (folder / one).exists():
+                os.replace(
+                    folder / one,
+                    aside / f"{folder.parent.parent.name}-{folder.name}-{one}-{time.time_ns()}",
+                )
+        return f"moved {len(bad)} damaged from {folder} to {aside}"
+
+    cause = f"the checkpoint {folder.name}/{name}{more} cannot be used: {why}"
+    step = (
+        "nothing, for older ones and other peers are asked; to have it out of the way:  tutti "
+        f"doctor disk --fix  (to {aside})"
+    )
+    return fault("disk", ExitCode.DISK_UNFIT, cause, step, None if busy else set_aside)
+
+
+# ------------------------------------------------------------ data
+
+
+def data(ours: NodeConfig) -> list[Check]:
+    """Whether the data and the tokenizer of the swarm used last can be opened and are those of the
+    run."""
+    from node.data.sources import open_data
+
+    manifest = _manifest(ours)
+    if manifest is None:
+        return [passed("data", "no swarm is remembered here, so none is needed")]
+    d = manifest.data
+    if ours.role in ("stage", "rendezvous") or (ours.stage or ENDS) != ENDS:
+        return [passed("data", "a block stage needs none")]
+    try:
+        m = manifest.model
+        corpus, _ = open_data(d, m.seq_len, m.vocab, ours.home, ours.places(manifest.run_id))
+    except LocalFault as e:
+        needed = ours.role == "ends" or _founded(ours, manifest)
+        return [fault("data", ExitCode.DATA_UNFIT, e.what, e.next_step, warning=not needed)]
+    told = "as the run asks" if d.sha256 else "the run asks for no hash"
+    tokens = len(corpus.train) + len(corpus.held_out)
+    return [passed("data", f"{d.source}: {tokens:,} tokens, sha256 {corpus.sha256[:12]}, {told}")]
+
+
+def _founded(ours: NodeConfig, manifest: Manifest) -> bool:
+    try:
+        return (
+            ours.identity_path.exists()
+            and Identity.load(ours.identity_path).peer_id == manifest.swarm.owner
+        )
+    except LocalFault:
+        return False  # a key that cannot be read is for the check of the disk to report
+
+
+# ------------------------------------------------------------ clock
+
+
+def clock(ours: NodeConfig, checkup: Checkup | None) -> list[Check]:
+    """This clock beside those of the peers that answered, and beside the times that are written in
+    this home."""
+    ahead = checkup.clock_s if checkup is not None else None
+    if ahead is not None and abs(ahead) > CLOCK_S:
+        peers = (
+            len({f.address for f in checkup.findings if f.clock_s is not None}) if checkup else 0
+        )
+        return [Check("clock", wrong_clock(ahead, peers), _synchronise())]
+    if ahead is not None:
+        way = "ahead of" if ahead > 0 else "behind"
+        return [passed("clock", f"{abs(ahead):.1f} s {way} those that answered")]
+    newest = max((f.stat().st_mtime for f in _written(ours)), default=0.0)
+    behind = newest - time.time()
+    if behind > CLOCK_S:
+        finding = wrong_clock(-behind, 0)
+        cause = (
+            f"the clock of this machine is {span(behind)} behind a file that this program has "
+            "written"
+        )
+        return [Check("clock", replace(finding, cause=cause), _synchronise())]
+    return [
+        passed("clock", "nobody answered to compare with; it is not behind what is written here")
+    ]
+
+
+def _written(ours: NodeConfig) -> list[Path]:
+    """Files whose times this machine has set: the program's own, and those of this home."""
+    places = (Path(__file__), ours.identity_path, ours.events_path, ours.home / "ports")
+    return [path for path in places if path.is_file()]
+
+
+def _synchronise() -> Callable[[], str] | None:
+    tool = shutil.which("timedatectl")
+    if tool is None or os.geteuid() != 0:
+        return None
+
+    def set_clock() -> str:
+        subprocess.run([tool, "set-ntp", "true"], check=True, capture_output=True, timeout=10)
+        return "told the system to set its clock by NTP; it takes a moment"
+
+    return set_clock
+
+
+# ------------------------------------------------------------ for people
+
+
+def lines(checks: Sequence[Check], width: int = 80) -> list[str]:
+    """For people, wrapped at words: a line for each check, and for a fault its effect, fix and what
+    was mended."""
+    found = []
+    for one in checks:
+        f = one.finding
+        mark = "fault" if not f.ok else "warn" if f.code is not ExitCode.OK else "ok"
+        found += wrapped(f"{mark:6}{one.name:10}", f.cause, width)
+        for label, text in (("effect", f.effect), ("fix", f.fix), ("mended", one.mended)):
+            if text:
+                found += wrapped(f"{'':6}{label:10}", text, width)
+    return found
+
+
+def wrapped(label: str, text: str, width: int) -> list[str]:
+    """``text`` behind ``label``, later lines under its beginning."""
+    import textwrap
+
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=label,
+        subsequent_indent=" " * len(label),
+        break_long_words=False,
+        break_on_hyphens=False,
+    ) or [label.rstrip()]
+
+
+def _manifest(ours: NodeConfig) -> Manifest | None:
+    """Of the swarm used last; one that cannot be read is for the check of versions to report."""
+    try:
+        known = ours.remembered()
+    except LocalFault:
+        return None
+    return known[0] if known else None

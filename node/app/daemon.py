@@ -1,0 +1,766 @@
+"""The daemon: finds its swarm, hosts one stage, answers its operator, and ends in order. The only
+file that knows every service; it decides nothing about training."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from node.app.assembly import Assembled, assemble, check_room
+from node.app.catchup import catch_up
+from node.app.launch import Child, stop_all
+from node.app.moving import Mover, again
+from node.app.placing import Placing
+from node.app.tuning import tune_meanwhile, worth
+from node.app.view import View
+from node.config import NodeConfig
+from node.control.service import ControlService
+from node.control.text import banner
+from node.core.addresses import Scope
+from node.core.clock import Since, SystemClock
+from node.core.errors import (
+    ExitCode,
+    LocalFault,
+    NetworkFault,
+    PeerFault,
+    ProtocolMismatch,
+    Refused,
+    WireError,
+)
+from node.core.ids import ENDS, PeerId, RunId
+from node.core.memory import keep_freed
+from node.core.tasks import Tasks
+from node.core.version import OLDEST_PROTOCOL, PROTOCOL, PROTOCOLS, VERSION, Protocols
+from node.dht.directory import Directory
+from node.dht.record import PeerBody
+from node.identity.admission import Gate, admission_token, shown
+from node.identity.invites import Invite, peer_of_address, scope_of
+from node.identity.keys import Identity
+from node.inference.forwarding import EndsService
+from node.manifest import Manifest
+from node.reach.standing import Standing
+from node.telemetry.events import Journal, JournalHandler
+from node.telemetry.metrics import Metrics
+from node.telemetry.sinks import JsonlSink, StreamSink, say
+from node.training.member import State
+from node.training.presence import Presence
+from node.transport.addresses import multiaddr
+from node.transport.handshake import Facts
+from node.transport.service import Transport
+from protos.ask_pb2 import Answer, Ask, AskManifest
+from protos.handshake_pb2 import Hello
+
+if TYPE_CHECKING:
+    from node.reach.nearby import Announcer, Browser
+
+FIND_S = 60.0
+"""How long a joiner looks for a peer that has the manifest before it gives up."""
+RETRY_S = 1.0
+KEEP_S, KEEP_PEERS = 10.0, 8
+"""Between two looks at which peers to remember for the next start, and how many."""
+LAN_PEERS = 32
+"""Peers of the run that are met because they announce themselves on the LAN; the directory tells of
+the others."""
+
+
+CHILD_PAUSE_S, CHILD_STEADY_S = 60.0, 30.0
+"""A child that ends again and again is started ever more rarely, up to once in so long; one that
+runs so long is well."""
+CHILD_ADMITTED_S = 365 * 86400.0
+"""A child of a private solo swarm is admitted for so long after its start."""
+_STANDINGS = {s.value for s in Standing}
+_POSTED = {"waiting": "ready", "moving": "starting"}
+"""What others need to know of a state that is this peer's own business; a mover is one to come."""
+
+
+class Daemon:
+    """One peer. :meth:`run` returns the exit code."""
+
+    def __init__(
+        self, config: NodeConfig, manifest: Manifest | None, invite: Invite | None
+    ) -> None:
+        self.config, self.manifest, self.invite = config, manifest, invite
+        self.clock, self.started = SystemClock(), time.monotonic()
+        self._since = Since(self.clock)
+        self._new_key = not config.identity_path.exists()
+        self.identity = Identity.load_or_create(config.identity_path)
+        self.name = config.name or self.identity.name
+        sinks = [
+            JsonlSink(config.events_path),
+            StreamSink(sys.stderr, config.log_format, level=config.log_level),
+        ]
+        self.journal, self.metrics = Journal(sinks), Metrics()
+        self.tasks = Tasks("daemon", self._failed)
+        self.role = config.role
+        self.transport = Transport(
+            self.identity,
+            config.transport,
+            self.journal,
+            self.metrics,
+            self._facts,
+            self._admit,
+            self._failed,
+            config.reach,
+            self._serves,
+        )
+        self.view, self.mover, self.placing = View(self), Mover(self), Placing(self)
+        self.presence: Presence | None = None
+        self.assembled: Assembled | None = None
+        self.metrics_url = ""
+        self.draining = False
+        self.problem = self.problem_next = ""
+        self.children: list[Child] = []
+        self.child_trouble: dict[str, str] = {}
+        self.lan: Browser | None = None
+        self._announcer: Announcer | None = None
+        self._gate: Gate | None = None
+        self._shown: tuple[bytes, RunId, bytes] | None = None
+        self._ending = asyncio.Event()
+        self._code = ExitCode.OK
+        self._why = ""
+        self.fault: LocalFault | None = None
+
+    # ----------------------------------------------------------- life
+
+    async def run(self) -> int:
+        """Until a signal, ``stop``, ``drain`` or a fault ends it. Raises LocalFault for what stops
+        it from starting."""
+        self.identity.lock()
+        self._catch_signals()
+        control = ControlService(self.view, self.config.prepare_control_socket())
+        try:
+            await control.start()
+            if self.config.metrics_port is not None:
+                self.metrics_url = self.metrics.serve("127.0.0.1", self.config.metrics_port)
+            self.transport.answer_with(self.view.answer)
+            self._quiet_logs()
+            await self.transport.start(self._bootstrap(), serve=False, prefer=self.config.ports())
+            self.config.keep_ports(*self.transport.ports)
+            self.tasks.spawn(self._take_part(), "start")
+            await self._ending.wait()
+        finally:
+            await self._close(control)
+        return int(self._code)
+
+    async def _take_part(self) -> None:
+        if self.manifest is None and self.invite is not None:
+            self.manifest = await self._find_manifest(self.invite)
+        solo = self._solo()
+        self._banner(solo)
+        self.tasks.spawn(self.view.picture.keep_telling(), "telling", eternal=True)
+        if self.manifest is None:
+            self.role = "rendezvous"
+            self.journal.emit(
+                "daemon", "rendezvous", "serving as a rendezvous: helps peers find each other"
+            )
+            return
+        directory = Directory(
+            self.identity,
+            self.config.directory,
+            self.clock,
+            self.manifest.run_id,
+            self.journal,
+            admit=self.gate().admit,
+            admission=self.admission(self.manifest.run_id),
+        )
+        bootstrap = self._bootstrap()
+
+        async def attach(p2p: object) -> None:
+            await directory.attach(p2p, bootstrap)  # type: ignore[arg-type]
+
+        told: set[str] = set()
+
+        def moved() -> None:
+            public = {a for a in self.addresses() if scope_of(a) is Scope.PUBLIC}
+            if public - told:
+                told.update(public)
+                where = ", ".join(sorted(a.partition("/p2p/")[0] for a in public))
+                text = (
+                    f"others reach this peer at {where}: a fresh invite is printed by  tutti "
+                    "swarm invite"
+                )
+                self.journal.emit("daemon", "reachable", text)
+            if self.presence is not None:
+                self.presence.changed()
+
+        await directory.serve(self._in_routing_tables(bool(bootstrap)))
+        await attach(self.transport.p2p.p2p)
+        self.transport.p2p.on_up(attach)
+        self.transport.reachable.on_change.append(moved)
+        self.transport.relays.on_change = moved
+        self.presence = Presence(
+            self.identity.peer_id,
+            directory,
+            self.clock,
+            self.config.directory.refresh_s,
+            self._learn,
+            self._failed,
+        )
+        self.presence.start()
+        self.tasks.spawn(self._keep_acquaintances(self.manifest), "acquaintances", eternal=True)
+        self.tasks.spawn(self._keep_dht_mode(directory, bool(bootstrap)), "dht mode", eternal=True)
+        await self._meet_on_the_lan(self.manifest, directory)
+        if self.role == "rendezvous":
+            self.presence.announce(self.body)
+            self.journal.emit(
+                "daemon", "rendezvous", "serving as a rendezvous: helps peers find each other"
+            )
+            return
+        ends = solo or self.role == "ends"
+        stages, company = self.manifest.pipeline.stages, bool(bootstrap)
+        stage = await self.placing.take(self.presence, stages, ends=ends, company=company)
+        try:
+            a = await self._assemble(self.manifest, stage, self.presence)
+        except LocalFault as e:
+            stage = await self.placing.instead(self.presence, e)
+            a = await self._assemble(self.manifest, stage, self.presence)
+        self.role = "ends" if stage == ENDS else "stage"
+        if stage == ENDS:
+            EndsService(a, self.transport, self._members)
+        await self.transport.serve()
+        self.assembled = a
+        self.tasks.spawn(self.placing.watch(self.presence), "placing", eternal=True)
+        a.training.on_plan = self.view.picture.planned
+        a.training.on_lead = self.presence.changed
+        a.training.on_move = self.mover.asked
+        a.training.coming = self.presence.coming
+        self._recall_change(a, self.manifest)
+        self.tasks.spawn(self.view.picture.keep_measuring(), "measure", eternal=True)
+        if worth(self.manifest, stage, a.device.device):
+            self.tasks.spawn(tune_meanwhile(self.journal), "tuning")
+        self.presence.changed()
+        self.journal.emit(
+            "daemon", "hosting", f"hosting {self._what(stage, a)} on {a.device_said}", stage=stage
+        )
+        if solo:
+            self._host_the_rest(self.manifest)
+        await catch_up(
+            a.work,
+            self.presence,
+            self.config.incoming_dir(self.manifest.run_id, stage),
+            self.journal,
+        )
+        a.training.start()
+        self.presence.changed()
+
+    async def _assemble(self, manifest: Manifest, stage: int, presence: Presence) -> Assembled:
+        return await assemble(
+            self.config,
+            manifest,
+            stage,
+            self.identity,
+            self.transport,
+            presence,
+            self.clock,
+            self.journal,
+            self.metrics,
+            self._failed,
+        )
+
+    def _members(self) -> set[PeerId]:
+        """Who hosts a stage of the run, as the noticeboard or the newest plan shows it."""
+        hosts = set(self.presence.hosts()) if self.presence else set[PeerId]()
+        plan = self.assembled.work.plan if self.assembled else None
+        return hosts | {m.peer for m in plan.members} if plan else hosts
+
+    async def _meet_on_the_lan(self, manifest: Manifest, directory: Directory) -> None:
+        """Announce an open run by mDNS, and try whoever announces the same one; a private run is
+        announced to nobody."""
+        if (
+            not self.config.reach.lan
+            or self.transport.reachable.local
+            or manifest.swarm.admission != "open"
+        ):
+            return
+        # Not loaded where nothing is announced: it takes a tenth of a second.
+        from node.reach.nearby import Advert, Announcer, Browser, Found
+
+        me, met = self.identity.peer_id, set[PeerId]()
+
+        def found(one: Found) -> None:
+            peer = PeerId(one.peer)
+            if (
+                one.run_id == manifest.run_id
+                and peer != me
+                and peer not in met
+                and len(met) < LAN_PEERS
+            ):
+                met.add(peer)
+                self.transport.p2p.learn(peer, one.addresses)
+                directory.meet(one.addresses)
+
+        self.lan = Browser(self.journal, found, self._failed)
+        await self.lan.start()
+        self._announcer = Announcer(self.journal, self._failed)
+        swarm = manifest.swarm
+        advert = Advert(
+            manifest.run_id,
+            swarm.name,
+            swarm.owner,
+            me,
+            self.name,
+            manifest.pipeline.stages,
+            self.transport.ports[0],
+        )
+        await self._announcer.start(advert)
+
+    def _recall_change(self, a: Assembled, manifest: Manifest) -> None:
+        """The owner's newest change to how cells average, as this peer last knew it; and newer ones
+        are kept."""
+        config, run_id = self.config, manifest.run_id
+        text = config.change(run_id)
+        if text:
+            try:
+                a.work.anchor.follow(a.training.change(text).outer, level=False)
+            except Refused as e:
+                self.journal.emit("daemon", "change-ignored", str(e), "warning")
+            check_room(config, manifest, a, self.journal)
+
+        def keep(change: str) -> None:
+            try:
+                config.keep_change(run_id, change)
+            except LocalFault as e:
+                self.journal.emit("daemon", "change-not-kept", str(e), "warning")
+            check_room(config, manifest, a, self.journal)
+
+        a.training.on_change = keep
+
+    def _host_the_rest(self, manifest: Manifest) -> None:
+        """A solo swarm: every block stage in a child of this daemon, until somebody else joins."""
+        host = self.config.transport.host
+        near = (
+            f"{multiaddr(host or '127.0.0.1', self.transport.ports[0])}/p2p/{self.identity.peer_id}"
+        )
+        swarm = str(self.config.manifest_path(manifest.run_id))
+        for stage in range(1, manifest.pipeline.stages + 1):
+            arguments = (
+                "start",
+                swarm,
+                "--role",
+                "stage",
+                "--stage",
+                str(stage),
+                "--join",
+                near,
+                "--metrics-port",
+                "-1",
+                "--threads",
+                "1",
+                "--name",
+                f"{self.name}-{stage}"[:32],
+            )
+            if host:
+                arguments += ("--listen", host)
+            if self.config.local_devices > 1:
+                arguments += ("--local-devices", str(self.config.local_devices))
+            for flag in ("max_up", "max_down"):
+                if cap := getattr(self.config.transport, flag):
+                    arguments += ("--" + flag.replace("_", "-"), str(cap))
+            home = self.config.home / "local" / f"stage-{stage}"
+            if manifest.swarm.admission != "open":
+                # The token names this one child, so it may stand on a command line.
+                home.mkdir(parents=True, exist_ok=True, mode=0o700)
+                guest = Identity.load_or_create(home / self.config.identity_path.name).peer_id
+                token = admission_token(
+                    self.identity, manifest.run_id, guest, self.clock.wall() + CHILD_ADMITTED_S
+                )
+                arguments += ("--set", f"admission={token.hex()}")
+            child = Child(f"stage {stage}", home, arguments)
+            child.start()
+            self.children.append(child)
+        self.tasks.spawn(self._mind_children(), "children", eternal=True)
+
+    async def _mind_children(self) -> None:
+        again: dict[str, tuple[float, float]] = {}
+        while True:
+            await asyncio.sleep(RETRY_S)
+            now = time.monotonic()
+            for child in self.children:
+                due, pause = again.get(child.label, (0.0, RETRY_S))
+                if child.running or self.ending:
+                    if child.running and now - due > CHILD_STEADY_S:
+                        again.pop(child.label, None)
+                        self.child_trouble.pop(child.label, None)
+                    continue
+                if now < due:
+                    continue
+                # One that cannot start says why in its last words, and is not started every second
+                # for ever.
+                again[child.label] = now + pause, min(2 * pause, CHILD_PAUSE_S)
+                why = next(
+                    (
+                        line
+                        for line in reversed(child.tail().splitlines())
+                        if line.startswith("tutti: ")
+                    ),
+                    "",
+                )
+                text = (
+                    f"the local daemon of {child.label} ended "
+                    f"({why.removeprefix('tutti: ') or 'see ' + str(child.log)})"
+                )
+                self.child_trouble[child.label] = text
+                self.journal.emit("daemon", "child-ended", f"{text}; starting it again", "warning")
+                child.start()
+
+    async def _close(self, control: ControlService) -> None:
+        self.journal.emit("daemon", "stopping", self._why or "stopping")
+        for discovery in (self._announcer, self.lan):
+            if discovery is not None:
+                await discovery.close()
+        await asyncio.to_thread(stop_all, self.children)
+        await self.tasks.close()
+        # Nobody else's call may start new work in rooms that are being closed.
+        await self.transport.server.stop(None)
+        a = self.assembled
+        if a is not None:
+            await a.training.close()
+            await a.work.close()
+            await a.pipeline.close()
+            await a.cell.close()
+            await a.outer.close()
+            a.thread.close()
+            if a.local is not None:
+                await asyncio.to_thread(a.local.ranks.close)
+        if self.presence is not None:
+            await self.presence.close(stays=self.mover.done is not None)
+        await self.transport.close()
+        await control.close()
+        self.metrics.close()
+        self.journal.close()
+        self.identity.unlock()
+
+    @property
+    def ending(self) -> bool:
+        """Whether this daemon has been told to end."""
+        return self._ending.is_set()
+
+    def stop(self, why: str, code: ExitCode = ExitCode.OK) -> None:
+        """End the daemon soon, in order. The first reason counts."""
+        if not self._ending.is_set():
+            self._why, self._code = why, code
+            self._ending.set()
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._signalled, number)
+
+    def _signalled(self, number: int) -> None:
+        if self._ending.is_set():
+            # Asked twice: skip the clean-up.
+            os._exit(int(ExitCode.INTERRUPTED))
+        self.stop(f"signal {signal.Signals(number).name}")
+
+    def _failed(self, name: str, error: BaseException) -> None:
+        """A task of any room raised what nobody expected: say so, and end, for half a daemon helps
+        nobody."""
+        if self._ending.is_set():
+            # What breaks while everything is taken down is no news, and not why this daemon ends.
+            self.journal.emit(
+                "daemon", "task-failed", f"{name}: {type(error).__name__}: {error}", "debug"
+            )
+            return
+        if isinstance(error, LocalFault):
+            self.problem, self.problem_next = error.what, error.next_step
+            self.fault = error
+            self.stop(str(error), error.code)
+            return
+        text = f"{name}: {type(error).__name__}: {error}"
+        self.journal.emit("daemon", "task-failed", text, "error")
+        logging.getLogger("tutti").error("task %s failed", name, exc_info=error)
+        self.fault = LocalFault(
+            f"internal error in {text}", f"the log has more: {self.config.events_path}"
+        )
+        self.stop(text, ExitCode.UNEXPECTED)
+
+    def _quiet_logs(self) -> None:
+        root = logging.getLogger()
+        root.handlers[:] = [JournalHandler(self.journal)]
+        faulthandler.enable()
+
+    # ----------------------------------------------------------- the swarm
+
+    def _bootstrap(self) -> list[str]:
+        addresses = list(self.invite.addresses) if self.invite else []
+        addresses += [p for p in self.config.join if p.startswith("/")]
+        m = self.manifest
+        if m is not None and (addresses or m.swarm.owner != self.identity.peer_id):
+            # The owner who starts its swarm anew asks nobody; whoever joined it finds it without
+            # who invited it.
+            addresses += self.config.acquaintances(m.run_id)
+        return list(dict.fromkeys(a for a in addresses if not a.endswith(self.identity.peer_id)))
+
+    def _solo(self) -> bool:
+        m = self.manifest
+        return (
+            m is not None
+            and self.role == "auto"
+            and not self._bootstrap()
+            and m.swarm.owner == self.identity.peer_id
+        )
+
+    async def _find_manifest(self, invite: Invite) -> Manifest:
+        """Ask the peers of the invite for the manifest; hash and signature decide, not the peer
+        that gave it."""
+        deadline, reasons, refused = time.monotonic() + FIND_S, {}, {}
+        incompatible: dict[PeerId, Protocols] = {}
+        question = Ask(
+            manifest=AskManifest(run_id=invite.run_id, admission=self.admission(invite.run_id))
+        )
+        peers = {peer_of_address(a) for a in invite.addresses}
+        for peer in peers:
+            self.transport.learn(peer, [a for a in invite.addresses if peer_of_address(a) == peer])
+        while time.monotonic() < deadline and refused.keys() != peers:
+            for peer, answer in zip(
+                peers, await asyncio.gather(*(self._put(p, question) for p in peers)), strict=True
+            ):
+                if isinstance(answer, str):
+                    reasons[peer] = answer
+                    continue
+                theirs = Protocols.said(answer.oldest_protocol, answer.newest_protocol)
+                if not PROTOCOLS.common(theirs):
+                    incompatible[peer], refused[peer] = theirs, f"speaks {theirs}"
+                elif answer.WhichOneof("answer") != "manifest":
+                    refused[peer] = answer.refusal.reason[:200] or "answered something else"
+                else:
+                    manifest = Manifest.parse(answer.manifest.toml)
+                    manifest.verify(invite.run_id, invite.owner)
+                    self.config.remember(manifest, invite.encode())
+                    return manifest
+            await asyncio.sleep(RETRY_S)
+        if refused and refused.keys() == incompatible.keys():
+            theirs = next(iter(incompatible.values()))
+            raise ProtocolMismatch(
+                f"cannot join: who answered speaks {theirs}, this tutti {PROTOCOLS}",
+                PROTOCOLS.advice(theirs),
+            )
+        if refused:
+            raise Refused(
+                "cannot join: who answered does not know this run"
+                + "".join(f"\n  {a}: {why}" for a, why in refused.items()),
+                "ask for a fresh invite; the swarm may have moved",
+            )
+        listed = "".join(f"\n  {a}: {why}" for a, why in reasons.items())
+        raise NetworkFault(
+            f"cannot join: none of {len(peers)} peers of the invite answered ({FIND_S:.0f} "
+            f"s){listed}",
+            "ask for a fresh invite, or see what is wrong with  tutti doctor net INVITE",
+        )
+
+    async def _put(self, peer: PeerId, question: Ask) -> Answer | str:
+        """The peer's answer, or why there is none."""
+        try:
+            return await self.transport.ask(peer, question)
+        except (PeerFault, WireError) as e:
+            return str(e)
+
+    async def _keep_dht_mode(self, directory: Directory, company: bool) -> None:
+        while True:
+            await asyncio.sleep(RETRY_S)
+            await directory.serve(self._in_routing_tables(company))
+
+    def _in_routing_tables(self, company: bool) -> bool:
+        """Whether others may ask this node: who is a rendezvous or can be dialled; before somebody
+        has tried, who starts a swarm; and everybody where nobody can be dialled, for those that are
+        connected already."""
+        standing = self.transport.reachable.standing
+        if self.role == "rendezvous" or standing is Standing.OPEN:
+            return True
+        if standing is Standing.UNKNOWN:
+            return not company
+        others = self.presence.others().values() if self.presence else ()
+        return not any(e.body.reach == Standing.OPEN.value for e in others)
+
+    def _learn(self, peer: PeerId, body: PeerBody) -> None:
+        standing = Standing(body.reach) if body.reach in _STANDINGS else Standing.UNKNOWN
+        relays = [PeerId(r) for r in body.relays]
+        self.transport.learn(
+            peer, body.maddrs, standing=standing, relays=relays, room=body.room, rate=body.rate
+        )
+
+    def _serves(self) -> str:
+        return str(self.manifest.run_id) if self.manifest is not None else ""
+
+    def _facts(self) -> Facts:
+        run_id = self.manifest.run_id if self.manifest and self.role != "rendezvous" else ""
+        shown = self.admission(RunId(run_id))
+        return Facts(str(run_id), self.name, VERSION, shown, self._protocols())
+
+    def _protocols(self) -> Protocols:
+        """The protocol versions spoken here, as far as the run allows them."""
+        oldest = self.manifest.swarm.protocol if self.manifest else OLDEST_PROTOCOL
+        return Protocols(max(oldest, OLDEST_PROTOCOL), PROTOCOL)
+
+    def _admit(self, peer: PeerId, hello: Hello) -> float:
+        m = self.manifest
+        if m is None or hello.run_id != m.run_id:
+            raise ProtocolMismatch("we are of another run")
+        return self.gate().admit(peer, hello.admission, self.clock.wall())
+
+    def gate(self) -> Gate:
+        """Who may take part in the run. Raises Refused while there is none yet."""
+        if self._gate is None:
+            if self.manifest is None:
+                raise Refused("this node serves no run")
+            s = self.manifest.swarm
+            self._gate = Gate(self.manifest.run_id, s.owner, s.admission != "open")
+        return self._gate
+
+    def admission(self, run_id: RunId) -> bytes:
+        """What this peer shows to be let into a private run; empty for nothing."""
+        given = self.invite.admission if self.invite else self.config.admission
+        if self._shown is None or self._shown[:2] != (given, run_id):
+            self._shown = given, run_id, shown(given, self.identity, run_id)
+        return self._shown[2]
+
+    # ----------------------------------------------------------- what others see
+
+    def addresses(self) -> list[str]:
+        """Multiaddrs with the PeerId, for --join; the most likely to work first."""
+        return self.transport.reachable.multiaddrs()
+
+    def ways_in(self) -> list[str]:
+        """Multiaddrs for an invite: of this peer, and of others that everybody can dial, one
+        each."""
+        return self.addresses() + self._open_peers()
+
+    def _open_peers(self) -> list[str]:
+        """A multiaddr of every other peer that everybody can dial, rendezvous first."""
+        entries = sorted(
+            self.presence.others().items() if self.presence else (),
+            key=lambda e: (e[1].body.role != "rendezvous", e[0]),
+        )
+        there = [
+            [a for a in e.body.maddrs if a.endswith(p)]
+            for p, e in entries
+            if e.body.reach == Standing.OPEN.value
+        ]
+        return [addresses[0] for addresses in there if addresses]
+
+    async def _keep_acquaintances(self, manifest: Manifest) -> None:
+        kept: list[str] = []
+        while True:
+            await asyncio.sleep(KEEP_S)
+            found = self._open_peers()[:KEEP_PEERS]
+            if found and found != kept:
+                kept = found
+                await asyncio.to_thread(self.config.keep_acquaintances, manifest.run_id, found)
+
+    def state(self) -> str:
+        """One word for the screen and the noticeboard."""
+        a = self.assembled
+        if self._ending.is_set() and self.mover.done is None:
+            return "stopping"
+        if self.draining:
+            return "draining"
+        if self.mover.target is not None:
+            return "moving"
+        if self.role == "rendezvous":
+            return "ready"
+        if a is None:
+            return "choosing" if self.manifest and self.placing.stage is None else "starting"
+        if a.work.fetching < 1.0:
+            return "joining"
+        return {
+            State.FINISHED: "finished",
+            State.IDLE: "waiting" if a.training.waiting_for() else "ready",
+        }.get(a.training.member.state, "training")
+
+    def body(self) -> PeerBody:
+        """This peer's record on the noticeboard."""
+        a, state, t = self.assembled, self.state(), self.transport
+        stage = self.placing.stage
+        role = self.role if stage is None else "stage" if stage else "ends"
+        return PeerBody(
+            stage=stage or ENDS,
+            role=role,
+            state=_POSTED.get(state, state),
+            open_to=self.placing.open_to,
+            settled=self.placing.settled,
+            epoch=max(0, a.stage.epoch) if a else 0,
+            name=self.name[:64],
+            version=VERSION,
+            tokens_per_s=a.meter.tokens_per_s if a else 0.0,
+            speed=a.work.speed() if a else 0.0,
+            maddrs=tuple(self.addresses()),
+            started=self._since.wall(),
+            leads=a is not None and a.training.leader is not None,
+            reach=t.reachable.standing.value,
+            relays=t.relays.held,
+            room=t.relay.room,
+            rate=t.relay.rate_left,
+            follows=(a.training.following or "") if a else "",
+            protocols=(self._protocols().oldest, self._protocols().newest),
+        )
+
+    def _what(self, stage: int, a: Assembled) -> str:
+        return (
+            "the ends (embedding, head, data)"
+            if stage == ENDS
+            else f"stage {stage}, layers {a.layers}"
+        )
+
+    def _banner(self, solo: bool) -> None:
+        m = self.manifest
+        lines = banner(
+            version=VERSION,
+            name=self.name,
+            peer=self.identity.peer_id,
+            key_path=str(self.config.identity_path),
+            solo=solo,
+            home=str(self.config.home),
+            home_flag=self.config.home_flag,
+            new_key=self._new_key,
+            model=m.model_said() if m else "",
+            parameters=m.parameter_count() if m else 0,
+            swarm=m.swarm.name if m else "",
+            run_id=m.run_id if m else "",
+            listening=self.addresses()[:2],
+            metrics_url=self.metrics_url,
+            invite=self.view.invite().invite if m else "",
+            everywhere=not self.config.transport.host,
+        )
+        say("\n".join(lines))
+
+
+def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -> int:
+    """Run a daemon until it ends; the exit code. Raises LocalFault with the next step for what
+    stopped it."""
+    keep_freed()
+    # Not below what it is already: a parent that is nice has nice children.
+    os.nice(max(0, config.node.nice - os.nice(0)))
+
+    async def body() -> int:
+        nonlocal moved
+        daemon = Daemon(config, manifest, invite)
+        code = await daemon.run()
+        if daemon.fault is not None:
+            raise daemon.fault
+        moved = daemon.mover.done
+        return code
+
+    moved: tuple[int, int] | None = None
+    try:
+        code = uvloop.run(body())
+        if moved is not None:
+            again(*moved)
+        return code
+    except KeyboardInterrupt:
+        return int(ExitCode.INTERRUPTED)
+    finally:
+        # All is closed; searching torch for garbage would take the interpreter seconds more.
+        gc.freeze()
+
+
+__all__: Sequence[str] = ["Daemon", "main"]

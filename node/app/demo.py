@@ -1,0 +1,463 @@
+"""A whole swarm on one machine: real daemons as processes, real p2pd, real TLS, watched until it
+has learnt to write.
+
+``tutti demo`` is the product itself, started several times; nothing here knows how training works.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from node.app.launch import Child, stop_all
+from node.config import NodeConfig
+from node.control.client import ControlClient
+from node.control.snapshot import compare_digests
+from node.control.text import swarm_picture
+from node.core.errors import ExitCode, LocalFault, TimedOut, UsageFault
+from node.core.ids import ENDS
+from node.identity.keys import Identity
+from node.manifest import Manifest
+from protos.control_pb2 import GenerateRequest, Snapshot
+
+START_S = 180.0
+"""Longest wait for the first plan: importing torch in eight processes on two cores takes a
+while."""
+STUCK_S = 120.0
+"""Longest time without a new epoch."""
+POLL_S = 1.0
+KILL_AT = 0.35
+"""Share of the epochs after which ``--kill`` strikes."""
+REPLACE_AFTER_S = 2.0
+PROMPT = "The "
+SAMPLE_TOKENS = 160
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """``nodes``: peers of the ends, then of each block stage. ``epochs`` 0: the manifest's;
+    ``seconds`` 0: no limit.
+
+    ``rendezvous``: everybody meets at a peer that holds no part of the model, as in
+    docker-compose.yml.
+    """
+
+    nodes: tuple[int, ...] = (1, 2, 2, 2)
+    kill: bool = False
+    json: bool = False
+    epochs: int = 0
+    seconds: float = 0.0
+    home: Path | None = None
+    keep: bool = False
+    manifest: Manifest | None = None
+    sample: bool = True
+    rendezvous: bool = False
+
+
+def spread(ends: int, stages: int, replicas: int, peers: int) -> tuple[int, ...]:
+    """Peers of the ends and of each block stage: ``replicas`` of each, or ``peers`` in all. Raises
+    UsageFault for too few."""
+    if not peers:
+        return (ends, *([replicas] * stages))
+    each, more = divmod(peers - ends, stages)
+    if each < 1:
+        raise UsageFault(
+            f"{peers} peers are too few",
+            f"{ends} at the ends and one for each of {stages} block stages",
+        )
+    return (ends, *(each + (i < more) for i in range(stages)))
+
+
+@dataclass
+class Outcome:
+    """What the demo showed; the JSON line of ``tutti demo --json``."""
+
+    nodes: int
+    epochs: int = 0
+    tokens: int = 0
+    tokens_per_s: float = 0.0
+    loss_first: float = 0.0
+    loss_val: float = 0.0
+    seconds: float = 0.0
+    start_seconds: float = 0.0
+    compared: int = 0
+    """Replicas that another one of their cell and epoch could be compared with."""
+    digests_equal: bool = False
+    failures: int = 0
+    killed: str = ""
+    replaced_in_s: float = 0.0
+    bytes_sent: int = 0
+    cpu_s: float = 0.0
+    time_s: dict[str, float] = field(default_factory=dict)
+    sample: str = ""
+
+
+class Swarm:
+    """The daemons of one demo and what they last said."""
+
+    def __init__(self, home: Path, options: DemoOptions) -> None:
+        self.home, self.options = home, options
+        chief = Identity.load_or_create(home / "ends-0" / "identity.key")
+        base = options.manifest or Manifest.default_demo()
+        training = dataclasses.replace(
+            base.training,
+            min_replicas=min(options.nodes[1:]),
+            epochs=options.epochs or base.training.epochs,
+        )
+        pipeline = dataclasses.replace(base.pipeline, stages=len(options.nodes) - 1)
+        self.manifest = Manifest.parse(
+            dataclasses.replace(base, training=training, pipeline=pipeline).sign(chief)
+        )
+        self.swarm_toml = home / "swarm.toml"
+        self.swarm_toml.write_bytes(self.manifest.to_toml())
+        self._port = _free_port()
+        host = (
+            Identity.load_or_create(home / "rendezvous" / "identity.key")
+            if options.rendezvous
+            else chief
+        )
+        self.join = f"/ip4/127.0.0.1/tcp/{self._port}/p2p/{host.peer_id}"
+        self.children: list[Child] = []
+        self.snapshots: dict[str, Snapshot] = {}
+        self.deaths: list[str] = []
+        self._clients: dict[str, ControlClient] = {}
+        if options.rendezvous:
+            meet = (
+                "bootstrap",
+                "--listen",
+                "127.0.0.1",
+                "--port",
+                str(self._port),
+                "--swarm",
+                str(self.swarm_toml),
+            )
+            self.children.append(Child("rendezvous", home / "rendezvous", meet))
+        for stage, count in enumerate(options.nodes):
+            for i in range(count):
+                self.add(stage, i)
+
+    def add(self, stage: int, number: int) -> Child:
+        """One more daemon, not started yet."""
+        label = f"ends-{number}" if stage == ENDS else f"stage-{stage}-{number}"
+        role = ("--role", "ends") if stage == ENDS else ("--role", "stage", "--stage", str(stage))
+        first = stage == ENDS and number == 0 and not self.options.rendezvous
+        where = ("--p2p-port", str(self._port)) if first else ("--join", self.join)
+        arguments = (
+            "start",
+            str(self.swarm_toml),
+            *role,
+            *where,
+            "--listen",
+            "127.0.0.1",
+            "--threads",
+            "1",
+            "--name",
+            label,
+        )
+        child = Child(label, self.home / label, arguments)
+        self.children.append(child)
+        return child
+
+    def poll(self) -> list[Snapshot]:
+        """Ask every daemon for its snapshot; one that has died is remembered as lost."""
+        for child in self.children:
+            if not child.running:
+                self._forget(child)
+                continue
+            try:
+                client = self._clients.get(child.label)
+                if client is None:
+                    client = ControlClient(
+                        NodeConfig.load({"home": str(child.home)}).control_socket, timeout_s=5.0
+                    )
+                    self._clients[child.label] = client
+                self.snapshots[child.label] = client.status()
+            except LocalFault:
+                self._clients.pop(child.label, None)
+        return [self.snapshots[c.label] for c in self.children if c.label in self.snapshots]
+
+    def client(self, label: str) -> ControlClient:
+        return self._clients[label]
+
+    def _forget(self, child: Child) -> None:
+        if (client := self._clients.pop(child.label, None)) is not None:
+            client.close()
+        if child.label in self.snapshots:
+            self.snapshots[child.label].state = "lost"
+        if child.process is not None and child.label not in self.deaths:
+            self.deaths.append(child.label)
+
+    def close(self) -> None:
+        """End every daemon, in order."""
+        for client in self._clients.values():
+            client.close()
+        stop_all(self.children)
+
+
+def run(options: DemoOptions) -> int:
+    """Run the demo; the exit code. Raises TimedOut when the swarm does not start or stands
+    still."""
+    outcome = play(options)
+    if options.json:
+        print(json.dumps(dataclasses.asdict(outcome)), flush=True)
+    fine = outcome.digests_equal or not (outcome.compared or _pairs(options))
+    return int(ExitCode.OK if fine and not outcome.failures else ExitCode.DEGRADED)
+
+
+def _pairs(options: DemoOptions) -> bool:
+    """Whether there are replicas that must be equal: two of a stage, and cells that hold more than
+    one."""
+    return max(options.nodes) > 1 and (
+        options.manifest is None or options.manifest.averaging.cell != 1
+    )
+
+
+def play(options: DemoOptions) -> Outcome:
+    """Start, watch, kill if asked, generate, stop; what came of it."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the children too
+    outcome = Outcome(nodes=sum(options.nodes) + options.rendezvous)
+    with _home(options) as home:
+        swarm = Swarm(home, options)
+        _say(f"tutti demo: {outcome.nodes} daemons on this machine, their files in {home}")
+        began = time.monotonic()
+        try:
+            for child in swarm.children:
+                child.start()
+            with _picture(options, swarm) as show:
+                _wait_for_start(swarm, show, began)
+                outcome.start_seconds = round(time.monotonic() - began, 1)
+                _watch(swarm, options, outcome, show)
+            _finish(swarm, outcome)
+        except KeyboardInterrupt:
+            _say("stopping every daemon")
+            raise
+        finally:
+            swarm.close()
+        _summary(outcome)
+    return outcome
+
+
+def _wait_for_start(swarm: Swarm, show: Show, began: float) -> None:
+    while True:
+        snapshots = swarm.poll()
+        show(
+            snapshots,
+            "starting: every process loads torch and hivemind, finds the others and is told its "
+            "stage",
+        )
+        if any(s.epoch > 0 or s.state == "training" for s in snapshots if s.role == "ends"):
+            return
+        for child in swarm.children:
+            if not child.running:
+                raise LocalFault(
+                    f"the daemon of {child.label} ended while starting",
+                    f"its last words:\n{child.tail()}",
+                )
+        if time.monotonic() - began > START_S:
+            raise TimedOut(
+                f"no epoch was planned in {START_S:.0f} s",
+                f"see daemon.out of each peer below {swarm.home}",
+            )
+        time.sleep(POLL_S)
+
+
+def _watch(swarm: Swarm, options: DemoOptions, outcome: Outcome, show: Show) -> None:
+    began = moved = time.monotonic()
+    last, victim, replacement, killed_at = -1, None, None, 0.0
+    epochs = swarm.manifest.training.epochs
+    while True:
+        snapshots = swarm.poll()
+        now = time.monotonic()
+        ends = [s for s in snapshots if s.role == "ends" and s.state != "lost"]
+        epoch = max((s.epoch for s in ends), default=0)
+        if epoch > last:
+            last, moved = epoch, now
+        if now - moved > STUCK_S:
+            raise TimedOut(
+                f"epoch {last} did not end in {STUCK_S:.0f} s",
+                f"see daemon.out of each peer below {swarm.home}",
+            )
+        if options.kill and victim is None and epoch >= epochs * KILL_AT:
+            victim = next(
+                c
+                for c in swarm.children
+                if c.label.startswith("stage-2-" if len(options.nodes) > 2 else "stage-1-")
+            )
+            victim.kill()
+            outcome.killed, killed_at = victim.label, now
+            _say(f"killed {victim.label} with SIGKILL at epoch {epoch}")
+        if victim is not None and replacement is None and now - killed_at > REPLACE_AFTER_S:
+            replacement = swarm.add(int(victim.label.split("-")[1]), 9)
+            replacement.start()
+            _say(f"a fresh daemon, {replacement.label}, takes its place")
+        if (
+            replacement is not None
+            and not outcome.replaced_in_s
+            and (s := swarm.snapshots.get(replacement.label))
+        ):
+            if s.epoch >= epoch - 1 and s.state == "training" and s.micro_batches > 0:
+                outcome.replaced_in_s = round(now - killed_at, 1)
+                _say(
+                    f"{replacement.label} fetched its state and is in a plan again, "
+                    f"{outcome.replaced_in_s} s after the kill"
+                )
+        show(
+            snapshots,
+            f"{now - began:.0f} s" + (f"   killed {outcome.killed}" if outcome.killed else ""),
+        )
+        if (
+            ends
+            and all(s.state == "finished" for s in ends)
+            or (options.seconds and now - began > options.seconds)
+        ):
+            outcome.seconds = round(now - began, 1)
+            return
+        time.sleep(POLL_S)
+
+
+def _finish(swarm: Swarm, outcome: Outcome) -> None:
+    time.sleep(POLL_S)
+    snapshots = [s for s in swarm.poll() if s.state != "lost"]
+    ends = next(s for s in snapshots if s.role == "ends")
+    compared, unequal = compare_digests(snapshots)
+    outcome.epochs, outcome.tokens = ends.epoch, ends.tokens
+    outcome.tokens_per_s = round(ends.tokens / max(outcome.seconds, 1e-9), 1)
+    outcome.loss_first, outcome.loss_val = round(ends.loss_first, 4), round(ends.loss_val, 4)
+    outcome.compared, outcome.digests_equal = (
+        compared,
+        compared > 0 and not unequal and not any(s.digest_mismatches for s in snapshots),
+    )
+    outcome.failures = len([d for d in swarm.deaths if d != outcome.killed])
+    outcome.bytes_sent = sum(s.bytes_sent for s in snapshots)
+    for kind in sorted({k for s in snapshots for k in s.time_s}):
+        outcome.time_s[kind] = round(sum(s.time_s[kind] for s in snapshots if kind in s.time_s), 1)
+    outcome.cpu_s = round(sum(s.cpu_s for s in snapshots), 1)
+    if not swarm.options.sample:
+        return
+    _say("\na sample, generated through the swarm:")
+    request = GenerateRequest(
+        prompt=PROMPT, max_tokens=SAMPLE_TOKENS, temperature=0.7, seed=1, top_k=40
+    )
+    sys.stderr.write(f"  {PROMPT}")
+    label = next(c.label for c in swarm.children if c.label.startswith("ends-") and c.running)
+    for piece in swarm.client(label).generate(request, 120.0):
+        outcome.sample += piece.text
+        # The model may say anything, terminal commands included.
+        sys.stderr.write(
+            "".join(c if c.isprintable() else "\n  " if c == "\n" else " " for c in piece.text)
+        )
+        sys.stderr.flush()
+    _say("\n")
+
+
+def _summary(o: Outcome) -> None:
+    equal = (
+        "equal"
+        if o.digests_equal
+        else "NOT equal"
+        if o.compared
+        else "not compared: no two are of one cell and epoch"
+    )
+    _say(
+        f"{o.nodes} daemons trained {o.epochs} epochs, {o.tokens / 1e6:.2f} M tokens in "
+        f"{o.seconds:.0f} s: {o.tokens_per_s:,.0f} tokens/s"
+    )
+    _say(
+        f"loss {o.loss_first:.3f} -> held-out {o.loss_val:.3f} nats per byte; replicas {equal}; "
+        f"{o.failures} failures"
+    )
+    if o.killed:
+        _say(f"{o.killed} was killed; its replacement was in a plan {o.replaced_in_s:.0f} s later")
+
+
+# ------------------------------------------------------------ what the person sees
+
+
+class Show:
+    """Called with every poll; draws, or says a line now and then."""
+
+    def __call__(self, snapshots: list[Snapshot], note: str) -> None:
+        raise TypeError("drawn by a subclass")
+
+
+class _Lines(Show):
+    """For pipes and logs: a line when a new tenth of the epochs is reached."""
+
+    def __init__(self, epochs: int) -> None:
+        self._epochs, self._said = epochs, -1
+
+    def __call__(self, snapshots: list[Snapshot], note: str) -> None:
+        ahead = max(snapshots, key=lambda s: s.epoch, default=None)
+        tenth = 10 * ahead.epoch // max(1, self._epochs) if ahead else -1
+        if ahead is not None and tenth > self._said and ahead.loss:
+            self._said = tenth
+            val = f", held-out {ahead.loss_val:.3f}" if ahead.loss_val else ""
+            _say(
+                f"epoch {ahead.epoch}/{self._epochs}  loss {ahead.loss:.3f}{val}  "
+                f"{ahead.tokens_per_s:,.0f} tok/s  {note}"
+            )
+
+
+@contextlib.contextmanager
+def _picture(options: DemoOptions, swarm: Swarm) -> Iterator[Show]:
+    if options.json or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield _Lines(swarm.manifest.training.epochs)
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(stderr=True)
+    with Live(console=console, refresh_per_second=4, transient=False) as live:
+
+        class Drawn(Show):
+            def __call__(self, snapshots: list[Snapshot], note: str) -> None:
+                size = console.size
+                live.update(
+                    swarm_picture(
+                        snapshots,
+                        width=min(size.width, 120),
+                        height=min(size.height, 30) - 1,
+                        note=note,
+                    )
+                )
+
+        yield Drawn()
+
+
+@contextlib.contextmanager
+def _home(options: DemoOptions) -> Iterator[Path]:
+    if options.home is not None:
+        options.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        yield options.home.absolute()
+        return
+    home = Path(tempfile.mkdtemp(prefix="tutti-demo-"))
+    try:
+        yield home
+    except BaseException:
+        _say(f"the daemons' files are kept in {home}")
+        raise
+    if options.keep:
+        _say(f"the daemons' files are in {home}")
+    else:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,505 @@
+"""Which swarm to run, and what it is: from a file, an invite, an address, the memory of this home,
+or newly made.
+
+Never in the daemon's process after :func:`observe`: py-libp2p and hivemind cannot live in one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from node.app.forecast import Forecast, forecast
+from node.config import NodeConfig
+from node.control.diagnose import fault_of
+from node.control.doctor import LIMIT_S, Checkup, examine
+from node.control.sockets import listener
+from node.control.text import consent_lines
+from node.control.words import bits, clean, size
+from node.core.errors import (
+    ExitCode,
+    NetworkFault,
+    ProtocolMismatch,
+    Refused,
+    UsageFault,
+    WireError,
+)
+from node.core.ids import ENDS, PeerId, RunId, short
+from node.core.version import PROTOCOLS
+from node.data.places import Places
+from node.identity.admission import admission_token, is_grant, shown
+from node.identity.invites import Invite, fitting_addresses, is_invite, within_limits
+from node.identity.keys import Identity
+from node.manifest import Manifest, amended, read_manifest
+from protos.ask_pb2 import Answer, Ask, AskManifest, AskPeers, PeersAnswer
+
+if TYPE_CHECKING:
+    from node.data.sources import Corpus
+    from node.data.tokenizer import Tokenizer
+    from node.reach.nearby import Found
+
+LAN_S = 4.0
+"""For peers on the LAN to answer, in seconds."""
+
+
+def choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite | None]:
+    """The swarm to run: the one named, that of an invite, the one used last, or a new solo one."""
+    places = [*([what] if what and what.startswith("/") and "/p2p/" in what else []), *ours.join]
+    invite = next(
+        (Invite.decode(text) for text in ([what] if what else []) + places if is_invite(text)), None
+    )
+    addresses = tuple(p for p in places if p.startswith("/"))
+    named = what is not None and not is_invite(what) and what not in places
+    file = Path(what) if named and what else ours.swarm
+    if file is not None:
+        manifest = read_manifest(file)
+        manifest.verify(invite.run_id if invite else None, me=who(ours))
+        if invite is None and (text := _invite_of(ours, manifest)):
+            invite = Invite.decode(text)
+        ours.remember(manifest)
+    elif invite is not None:
+        # Not known yet: the daemon asks the swarm for it and checks it against the invite.
+        manifest = _known(ours, invite)
+    elif addresses and ours.role != "rendezvous":
+        manifest, _ = look(ours, *addresses)
+        ours.remember(manifest)
+    else:
+        manifest, invite = last_or_solo(ours)
+    if manifest is not None and addresses:
+        known_addresses = invite.addresses if invite else ()
+        admission = invite.admission if invite else ours.admission
+        invite = Invite(
+            manifest.run_id,
+            manifest.swarm.owner,
+            within_limits((*addresses, *known_addresses)),
+            admission,
+        )
+    return manifest, invite
+
+
+def last_or_solo(ours: NodeConfig) -> tuple[Manifest | None, Invite | None]:
+    """The swarm this home ran last, with the invite it came by; a new one of its own when there was
+    none (not at a rendezvous)."""
+    try:
+        known = ours.remembered()
+        if known is not None:
+            known[0].verify(me=who(ours))
+    except Refused as e:
+        return _mended(ours, e)
+    if known is not None:
+        return known[0], Invite.decode(known[1]) if known[1] else None
+    if ours.role == "rendezvous":
+        return None, None
+    identity = Identity.load_or_create(ours.identity_path)
+    manifest, _ = with_hashes(
+        ours, Manifest.default_demo(), Places(ours.node.data, ours.node.tokenizer)
+    )
+    manifest = Manifest.parse(manifest.sign(identity))
+    ours.remember(manifest)
+    return manifest, None
+
+
+def beside(file: Path) -> Path:
+    """A name for a manifest made from ``file`` that nothing has yet: mine-2.toml, mine-3.toml, …"""
+    named = (file.with_name(f"{file.stem}-{n}{file.suffix or '.toml'}") for n in itertools.count(2))
+    return next(path for path in named if not path.exists())
+
+
+def _mended(ours: NodeConfig, why: Refused) -> tuple[Manifest | None, Invite]:
+    """What the damaged one of manifest and invite can be had from: the swarm by the invite, or the
+    peers that were met last by the manifest. Raises ``why`` where that is nothing."""
+    run_id = ours.current()
+    try:
+        invite = Invite.decode(ours.kept_invite(run_id) or "")
+        print(
+            f"{why.what}\n  the swarm is asked for it again, by the invite it was joined by",
+            file=sys.stderr,
+        )
+        return None, invite
+    except (Refused, UsageFault):
+        pass
+    try:
+        manifest = read_manifest(ours.manifest_path(run_id))
+        manifest.verify()
+    except (Refused, UsageFault):
+        raise why from None
+    met = ours.acquaintances(run_id)
+    if not met or manifest.swarm.admission != "open":
+        raise why from None
+    print(f"{why.what}\n  the peers met last are asked instead", file=sys.stderr)
+    return manifest, Invite(manifest.run_id, manifest.swarm.owner, met)
+
+
+def _known(ours: NodeConfig, invite: Invite) -> Manifest | None:
+    """The manifest that is remembered of the invite's run; None for none, or one that is damaged:
+    the swarm has it.
+
+    Raises Refused for one of another owner.
+    """
+    try:
+        known = read_manifest(ours.manifest_path(invite.run_id))
+        known.verify()
+    except (UsageFault, Refused):
+        return None
+    if known.run_id != invite.run_id:
+        return None
+    known.verify(invite.run_id, invite.owner)
+    return known
+
+
+def _invite_of(ours: NodeConfig, manifest: Manifest) -> str:
+    """The invite a run was joined by; a damaged one is said and left."""
+    try:
+        return ours.kept_invite(manifest.run_id)
+    except Refused as e:
+        print(f"{e.what}\n  going on without it; {e.next_step}", file=sys.stderr)
+        return ""
+
+
+def named_content(data: str | None, tokenizer: str | None) -> tuple[dict[str, str], dict[str, str]]:
+    """Fields of a manifest for what the owner of a new run names on the command line, and fields of
+    :class:`Places` for where that lies here.
+
+    A file goes into the manifest by its name: its path is nobody else's business.
+    """
+    fields, places = dict[str, str](), dict[str, str]()
+    if data is not None:
+        kind, _, rest = data.partition(":")
+        fields["data.source"], fields["data.sha256"], places["data"] = data, "", ""
+        if kind not in ("builtin", "hf", "synthetic"):
+            path = Path(os.path.abspath(os.path.expanduser(rest if kind == "file" else data)))
+            fields["data.source"], places["data"] = f"file:{path.name}", str(path)
+    if tokenizer is not None:
+        fields["data.tokenizer"], fields["data.tokenizer_sha256"], places["tokenizer"] = (
+            tokenizer,
+            "",
+            "",
+        )
+        if tokenizer != "bytes":
+            path = Path(os.path.abspath(os.path.expanduser(tokenizer)))
+            fields["data.tokenizer"], places["tokenizer"] = path.name, str(path)
+    return fields, places
+
+
+def opened(ours: NodeConfig, manifest: Manifest, places: Places) -> tuple[Corpus, Tokenizer]:
+    """The data of a run and its tokenizer, opened as an ends peer opens them. Raises what
+    :func:`open_data` raises."""
+    from node.data.sources import open_data  # takes its time to load
+
+    m = manifest.model
+    return open_data(manifest.data, m.seq_len, m.vocab, ours.home, places)
+
+
+def with_hashes(ours: NodeConfig, manifest: Manifest, places: Places) -> tuple[Manifest, Corpus]:
+    """The manifest, unsigned, with the hashes of its data and tokenizer, both opened; those it has
+    already are compared.
+
+    Raises what :func:`open_data` raises.
+    """
+    corpus, tokenizer = opened(ours, manifest, places)
+    hashes = {"data.sha256": corpus.sha256}
+    if manifest.data.tokenizer != "bytes":
+        hashes["data.tokenizer_sha256"] = tokenizer.digest
+    return amended(manifest, hashes), corpus
+
+
+def on_the_lan(seconds: float = LAN_S) -> list[Found]:
+    """Peers of open runs that announce themselves on this LAN. Raises NetworkFault when no
+    interface can take part."""
+    from node.reach.nearby import look as listen
+
+    return asyncio.run(listen(seconds))
+
+
+def lan_lines(found: Sequence[Found]) -> list[str]:
+    """For people: one line for each swarm."""
+    if not found:
+        return ["no swarm announces itself on this LAN"]
+    lines = [f"{'SWARM':16} {'RUN':12} {'PEERS':>5}  OWNER"]
+    for run_id, peers in _by_run(found).items():
+        lines.append(
+            f"{clean(peers[0].swarm, 16):16} {run_id[:12]} {len(peers):5}  "
+            f"{short(PeerId(peers[0].owner))}"
+        )
+    return [
+        *lines,
+        "nobody but those who announce them vouches for these: compare the run with whoever runs "
+        "it",
+    ]
+
+
+def chosen(found: Sequence[Found], named: str | None) -> str:
+    """The invite to the swarm on the LAN that is meant: the one named by its name or the beginning
+    of its run, or the only one.
+
+    Raises UsageFault where that is none or several.
+    """
+    runs = {
+        r: peers
+        for r, peers in _by_run(found).items()
+        if named is None or r.startswith(named) or peers[0].swarm == named
+    }
+    if len(runs) != 1:
+        what = f"{len(runs)} swarms on this LAN" + (f" are called {named!r}" if named else "")
+        step = (
+            "tutti join --lan RUN"
+            if runs
+            else "ask for an invite; is the other machine on this LAN, and its run an open one?"
+        )
+        raise NetworkFault(what, step) if not runs else UsageFault(what, step)
+    run_id, peers = next(iter(runs.items()))
+    addresses = fitting_addresses(a for p in peers for a in p.addresses)
+    return Invite(RunId(run_id), PeerId(peers[0].owner), addresses).encode()
+
+
+def _by_run(found: Sequence[Found]) -> dict[str, list[Found]]:
+    runs: dict[str, list[Found]] = {}
+    for one in sorted(found, key=lambda f: (f.swarm, f.run_id, f.peer)):
+        if one.addresses:
+            runs.setdefault(one.run_id, []).append(one)
+    return runs
+
+
+def look(ours: NodeConfig, *places: str) -> tuple[Manifest, str]:
+    """The verified manifest behind an invite or addresses, asked from the swarm unless remembered;
+    and the invite as text."""
+    if places[0].startswith("/"):
+        answer = observe(places, Ask(manifest=AskManifest()), "manifest")
+        manifest = Manifest.parse(answer.manifest.toml)
+        manifest.verify()
+        print(
+            f"run {manifest.run_id[:12]} is taken on the word of {places[0]}: an address proves no "
+            "swarm, an invite does",
+            file=sys.stderr,
+        )
+        return manifest, Invite(
+            manifest.run_id, manifest.swarm.owner, within_limits(places)
+        ).encode()
+    invite = Invite.decode(places[0])
+    manifest = _known(ours, invite)
+    if manifest is None:
+        token, seed = introduced(ours, invite)
+        answer = observe(
+            invite.addresses,
+            Ask(manifest=AskManifest(run_id=invite.run_id, admission=token)),
+            "manifest",
+            seed,
+        )
+        manifest = Manifest.parse(answer.manifest.toml)
+    manifest.verify(invite.run_id, invite.owner)
+    return manifest, invite.encode()
+
+
+def check(ours: NodeConfig, invite: Invite, seconds: float = LIMIT_S) -> None:
+    """What would go wrong right after the start, asked of a peer of ``invite`` in at most
+    ``seconds``.
+
+    Raises Refused when the clock of this machine differs from theirs by more than a minute, when
+    somebody else runs with the key of this home, or when none of those that answer speaks a
+    protocol version that is spoken here. Nothing is raised when nobody answers.
+    """
+    token, seed = introduced(ours, invite)
+    found = examine(
+        invite.addresses, me=_resting(ours), admission=token, seed=seed, first=True, seconds=seconds
+    )
+    met = any(f.ok or f.code is ExitCode.PROTOCOL for f in found.findings)
+    if met and not found.verdict.ok:
+        raise fault_of(found.verdict, found.findings)
+
+
+def examined(ours: NodeConfig, places: Sequence[str]) -> Checkup:
+    """What keeps this machine from the swarm at ``places``, invites and addresses; with none, at
+    the remembered invite.
+
+    Raises UsageFault for what is neither.
+    """
+    known = None if places else ours.remembered()
+    texts = list(places) or ([known[1]] if known is not None and known[1] else [])
+    for text in texts:
+        if not (is_invite(text) or text.startswith("/")):
+            raise UsageFault(
+                f"neither an invite nor an address: {text[:80]!r}",
+                "give what  tutti swarm invite  printed",
+            )
+    invites = [Invite.decode(text) for text in texts if is_invite(text)]
+    token, seed = introduced(ours, invites[0]) if invites else (b"", None)
+    addresses = [
+        *(a for invite in invites for a in invite.addresses),
+        *(t for t in texts if t.startswith("/")),
+    ]
+    return examine(addresses, me=_resting(ours), admission=token, seed=seed)
+
+
+def who(ours: NodeConfig) -> PeerId | None:
+    """The PeerId of this home, if it has a key."""
+    return Identity.load(ours.identity_path).peer_id if ours.identity_path.exists() else None
+
+
+def _resting(ours: NodeConfig) -> PeerId | None:
+    """The PeerId of this home if it has one and no daemon runs in it."""
+    return who(ours) if listener(ours.control_socket) is None else None
+
+
+def introduced(ours: NodeConfig, invite: Invite) -> tuple[bytes, bytes | None]:
+    """What to show with a question about the run of ``invite``, and the seed of the key to ask
+    with; (b"", None) in an open run."""
+    if not invite.admission:
+        return b"", None
+    # A grant is good for anybody, so the key of this node may stay out of it; a token is good for
+    # its peer only.
+    asker = (
+        Identity.ephemeral()
+        if is_grant(invite.admission)
+        else Identity.load_or_create(ours.identity_path)
+    )
+    return shown(invite.admission, asker, invite.run_id), asker.seed()
+
+
+def ask_peers(ours: NodeConfig, place: str) -> PeersAnswer:
+    """Whom the node at ``place`` sees; of a private run only an invite tells."""
+    if place.startswith("/"):
+        return observe((place,), Ask(peers=AskPeers()), "peers").peers
+    invite = Invite.decode(place)
+    token, seed = introduced(ours, invite)
+    return observe(invite.addresses, Ask(peers=AskPeers(admission=token)), "peers", seed).peers
+
+
+def observe(places: tuple[str, ...], question: Ask, kind: str, seed: bytes | None = None) -> Answer:
+    """Ask a node from outside the swarm, as the key of ``seed`` or a new one. Its refusal is
+    Refused; another kind of answer is WireError. Raises ProtocolMismatch for the manifest of who
+    speaks no protocol version that is spoken here."""
+    begin = time.monotonic()
+    from node.control.observer import (
+        PATIENCE_S,
+        ask_first,
+        protocols_of,
+    )  # takes its time on a busy machine
+
+    left = begin + LIMIT_S - time.monotonic()
+    answer = ask_first(places, question, max(1.0, min(PATIENCE_S, left)), seed)
+    theirs = protocols_of(answer)
+    if kind == "manifest" and not PROTOCOLS.common(theirs):
+        raise ProtocolMismatch(
+            f"{places[0]} speaks {theirs}, this tutti {PROTOCOLS}", PROTOCOLS.advice(theirs)
+        )
+    said = answer.WhichOneof("answer")
+    if said == "refusal":
+        raise Refused(
+            f"{places[0]} refused: {answer.refusal.reason[:300]}",
+            "ask with an invite of that run, or try another peer",
+        )
+    if said != kind:
+        raise WireError(f"{places[0]} answered something else than it was asked")
+    return answer
+
+
+def invite_text(
+    manifest: Manifest,
+    addresses: tuple[str, ...],
+    identity: Identity,
+    peer: PeerId | None = None,
+    days: float = 30.0,
+) -> str:
+    """An invite; with an admission token when the swarm is private. Refused for a private swarm of
+    somebody else."""
+    token = b""
+    if manifest.swarm.admission == "invite":
+        if identity.peer_id != manifest.swarm.owner:
+            raise Refused(
+                "this swarm is private and you are not its owner", "ask the owner for an invite"
+            )
+        token = admission_token(identity, manifest.run_id, peer, time.time() + days * 86400)
+    return Invite(manifest.run_id, manifest.swarm.owner, addresses, token).encode()
+
+
+def sheet(manifest: Manifest, *, signed: bool) -> list[str]:
+    """What joining means."""
+    m, t, p = manifest.model, manifest.training, manifest.pipeline
+    return consent_lines(
+        name=manifest.swarm.name,
+        run_id=manifest.run_id,
+        owner=manifest.swarm.owner,
+        signed=signed,
+        admission=manifest.swarm.admission,
+        model=manifest.model_said(),
+        parameters=manifest.parameter_count(),
+        data=f"{manifest.data.source}, {_hash(manifest.data.sha256)}, tokenizer "
+        f"{manifest.data.tokenizer}",
+        cut=f"ends and {p.stages} block stages, activations as {p.wire}, gradients as "
+        f"{manifest.averaging.wire}",
+        work=f"{t.epochs:,} epochs of {t.target_batch * m.seq_len:,} tokens, "
+        f"{manifest.optimizer.name}",
+        fetches_data=manifest.data.source.startswith("hf:"),
+        traffic=traffic_lines(manifest),
+        width=shutil.get_terminal_size().columns,
+    )
+
+
+def content_line(manifest: Manifest, corpus: Corpus | None) -> str:
+    """What a manifest names, and what was found here; None for a corpus that was not opened."""
+    d = manifest.data
+    if corpus is None:
+        return f"{d.source}, {_hash(d.sha256)}; not opened"
+    said = f"{d.source}, {corpus.tokens:,} tokens, sha256 {corpus.sha256[:12]}"
+    return (
+        said
+        if d.sha256
+        else f"{said}; the manifest has no hash of it, so peers cannot tell whether they train on "
+        "the same"
+    )
+
+
+def content_document(manifest: Manifest, corpus: Corpus | None) -> dict[str, object]:
+    """The same for machines: hashes as the manifest has them, "" for none; ``tokens`` None where
+    nothing was opened."""
+    d, tokens = manifest.data, corpus.tokens if corpus else None
+    return {
+        "data": {
+            "source": d.source,
+            "sha256": d.sha256,
+            "tokenizer_sha256": d.tokenizer_sha256,
+            "tokens": tokens,
+        }
+    }
+
+
+def _hash(sha256: str) -> str:
+    return f"sha256 {sha256[:12]}" if sha256 else "no hash"
+
+
+def traffic_lines(manifest: Manifest) -> list[str]:
+    """What an epoch moves over the line of a peer, by its role, and what that makes of an hour."""
+    hosts = manifest.training.min_replicas
+    alone, more, ends = (
+        forecast(manifest, 1),
+        forecast(manifest, 1, {1: hosts + 1}),
+        forecast(manifest, ENDS),
+    )
+
+    def each(f: Forecast) -> str:
+        averaging = f", {size(f.averaging)} of averaging" if f.averaging else ""
+        return f"{size(f.activations)} of activations and their gradients{averaging}"
+
+    minute = max(ends.over(1, 60, leads=True)[0], alone.over(1, 60)[0]) / 60
+    return [
+        "up, and as much down, for each epoch:",
+        f"{_peers(hosts)} in a block stage, each: {each(alone)}",
+        f"{_peers(hosts + 1)} in a block stage, each: {each(more)}",
+        f"{_peers(hosts)} at the ends, each: {each(ends)}; who leads sends {size(ends.plans)} of "
+        "plans besides",
+        f"an epoch a minute is up to {bits(minute)} each way, {size(3600 * minute)} an hour",
+        f"without epochs {bits(alone.idle)} each way; a block stage is fetched once, "
+        f"{size(alone.state)}",
+        "--max-up RATE and --max-down RATE cap all of it",
+    ]
+
+
+def _peers(number: int) -> str:
+    return f"{number} peer{'s' * (number != 1)}"

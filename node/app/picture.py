@@ -1,0 +1,543 @@
+"""What a running daemon looks like at this moment: the snapshot that one screen needs, the list of
+peers, the page of metrics. Enters: the daemon, news of every plan. Leaves: figures. Never: a wait,
+a change to anything it looks at."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from node.app.moving import place
+from node.averaging.reducers.spread import ERROR
+from node.control.text import doing
+from node.core.ids import ENDS, PeerId, short
+from node.core.journey import Plan
+from node.core.version import VERSION
+from node.manifest import Manifest
+from node.scheduler.costs import Costs
+from node.scheduler.reasons import reasons
+from node.transport.port import PeerLink
+from protos import ask_pb2 as ask
+from protos import control_pb2 as pb
+
+if TYPE_CHECKING:
+    from node.app.assembly import Assembled
+    from node.app.daemon import Daemon
+    from node.training.service import Training
+    from node.training.work import Work
+
+HISTORY = 256
+"""Losses kept for the picture."""
+STALL_S, STALL_EPOCHS = 15.0, 3.0
+"""A peer that has done nothing useful for so many seconds, and so many times what an epoch should
+take, is not healthy."""
+START_S = 120.0
+"""For finding the swarm and building the stage."""
+JOB_S = 600.0
+"""A single job of the device may run so long and counts as work."""
+TELL_S, NEWS_S = 30.0, 5.0
+"""Between two sentences about the same doing, and between two looks whether it has changed."""
+MEASURE_S = 5.0
+"""Between two looks at the numbers of the metrics page."""
+
+
+@dataclass
+class Tally:
+    """What plans have told so far, for the screen."""
+
+    loss: float = 0.0
+    loss_first: float = 0.0
+    loss_val: float = 0.0
+    losses: list[float] = field(default_factory=list)
+    tokens: int = 0
+    tokens_per_s: float = 0.0
+    seen_epoch: int = -1
+    last_plan_at: float = 0.0
+    cpu_began: float = -1.0
+    forecast_s: float = 0.0
+    last_said_s: float = 0.0
+    last_took_s: float = 0.0
+
+    def planned(
+        self,
+        epoch: int,
+        loss: float,
+        loss_val: float,
+        tokens: int,
+        now: float,
+        forecast_s: float = 0.0,
+    ) -> float:
+        """News that travels with every plan: the epoch before it, as the whole swarm saw it.
+        Seconds that one took, 0 for unknown."""
+        if epoch <= self.seen_epoch:
+            return 0.0
+        seconds = (
+            now - self.last_plan_at if self.last_plan_at and epoch == self.seen_epoch + 1 else 0.0
+        )
+        if self.cpu_began < 0:
+            self.cpu_began = time.process_time()
+        if loss > 0:
+            self.loss, self.loss_first = loss, self.loss_first or loss
+            self.losses = [*self.losses, loss][-HISTORY:]
+        self.loss_val = loss_val or self.loss_val
+        if self.last_plan_at and now > self.last_plan_at and tokens > self.tokens > 0:
+            rate = (tokens - self.tokens) / (now - self.last_plan_at)
+            self.tokens_per_s = (
+                rate if not self.tokens_per_s else 0.7 * self.tokens_per_s + 0.3 * rate
+            )
+        if seconds:
+            self.last_said_s, self.last_took_s = self.forecast_s, seconds
+        self.forecast_s = forecast_s
+        self.tokens, self.seen_epoch, self.last_plan_at = tokens, epoch, now
+        return seconds
+
+
+def _allowed(a: Assembled, m: Manifest | None) -> float:
+    """Seconds that this peer may have nothing to do while others work: half of what the plan gives
+    to an epoch of a large model, in which the deadlines are above the manifest's floors."""
+    plan, round_s = a.work.plan, a.work.rounds.deadline_s
+    if m is None or plan is None or not plan.paths:
+        return 0.0
+    above = plan.deadline_s > m.training.epoch_timeout_s or round_s > m.averaging.round_timeout_s
+    return (plan.deadline_s + round_s) / 2 if above else 0.0
+
+
+class Picture:
+    """Of one daemon."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._d = daemon
+        self.tally = Tally()
+        self._told: dict[Any, float] = {}
+        self._troubles: list[str] = []
+        self._kinds: set[str] = set()
+
+    # ----------------------------------------------------------- status
+
+    def snapshot(self) -> pb.Snapshot:
+        """Everything one screen needs; no waiting."""
+        d, t = self._d, self.tally
+        now = time.monotonic()
+        s = pb.Snapshot(
+            peer=d.identity.peer_id,
+            name=d.name,
+            version=VERSION,
+            up_s=now - d.started,
+            state=d.state(),
+            home=str(d.config.home),
+            metrics_url=d.metrics_url,
+            addresses=d.addresses(),
+            p2pd_restarts=d.transport.p2p.restarts,
+            role=d.role,
+            loss=t.loss,
+            loss_val=t.loss_val,
+            loss_first=t.loss_first,
+            tokens=t.tokens,
+            tokens_per_s=t.tokens_per_s,
+            loss_history=t.losses,
+        )
+        if d.manifest is not None:
+            s.swarm.CopyFrom(self._swarm(d.manifest))
+        s.cpu_s = time.process_time() - t.cpu_began if t.cpu_began >= 0 else 0.0
+        links = d.transport.peers()
+        traffic = d.transport.traffic
+        s.bytes_sent, s.bytes_received, s.max_up, s.max_down = (
+            traffic.sent,
+            traffic.received,
+            traffic.max_up,
+            traffic.max_down,
+        )
+        s.up_rate, s.down_rate = traffic.rates()
+        s.paths_to.update(Counter(p.path for p in links.values() if p.path))
+        s.reachable = d.transport.reachable.words(len(d.transport.relays.held))
+        s.warnings.extend(d.child_trouble.values())
+        if d.assembled is not None:
+            self._work(s)
+        s.healthy, s.reason, s.next_step = self._health(s)
+        return s
+
+    def _work(self, s: pb.Snapshot) -> None:
+        d = self._d
+        a = d.assembled
+        if a is None or d.manifest is None:
+            return
+        work, training = a.work, a.training
+        s.stage, s.layers = a.stage.stage, a.layers
+        s.replicas = 1 + len(d.presence.replicas(a.stage.stage)) if d.presence else 1
+        s.epoch, s.digest = a.stage.epoch, a.stage.digest
+        to = d.mover.target
+        s.phase = training.member.state.value if to is None else f"to {place(to)}"
+        s.leader = training.leader_id() or ""
+        s.device, s.memory_used, s.memory_limit = (
+            a.device_said,
+            a.device.memory_used(),
+            a.memory_limit,
+        )
+        s.stash_bytes, s.stash_limit = a.pipeline.stash.used, d.config.limits.stash_bytes
+        s.micro_batches, s.last_work_s = (
+            a.meter.micro_batches,
+            max(0.0, time.monotonic() - a.meter.last_work),
+        )
+        for kind, seconds in d.metrics.totals().items():
+            s.time_s[kind] = seconds
+        s.round.CopyFrom(
+            pb.RoundLine(
+                done=work.rounds.done,
+                failed=work.rounds.failed,
+                last_s=work.rounds.seconds,
+                members=work.rounds.members,
+                contributors=work.rounds.contributors,
+                bytes=work.rounds.nbytes,
+                repaired=training.leader.repaired if training.leader else 0,
+            )
+        )
+        if work.plan is not None and work.plan.paths:
+            s.paths.CopyFrom(
+                self._paths(
+                    work.plan,
+                    d.manifest,
+                    training.leader.routing.costs if training.leader else None,
+                )
+            )
+        if training.standing.in_force.cell or work.outer.number:
+            s.outer.CopyFrom(outer_line(work, training.member.cell))
+        if training.standing.known.revision:
+            s.change.CopyFrom(change_line(training, work.plan))
+        s.digest_mismatches = training.leader.mismatches if training.leader else 0
+        s.progress = work.fetching
+        s.momentum_lost, s.momentum_age = work.momentum_lost, work.momentum_age
+        if training.past.given_up_epochs:
+            n, tokens = training.past.given_up_epochs, training.past.given_up_tokens
+            s.warnings.append(
+                f"{n} epochs ({tokens} tokens) of this side were given up when the network healed"
+            )
+        s.warnings.extend(self._troubles)
+        if s.replicas == 1 and d.manifest.training.epochs > s.epoch:
+            what = "the ends have" if a.stage.stage == ENDS else f"stage {a.stage.stage} has"
+            s.warnings.append(f"{what} one peer only: when it leaves, training waits")
+
+    def _paths(self, plan: Plan, m: Manifest, costs: Costs | None) -> pb.PathsLine:
+        t = self.tally
+        return pb.PathsLine(
+            how=m.scheduler.paths,
+            run_s=plan.forecast[0],
+            round_s=plan.forecast[1],
+            last_said_s=t.last_said_s,
+            last_took_s=t.last_took_s,
+            why=reasons(plan, m.pipeline.stages, costs),
+        )
+
+    def _health(self, s: pb.Snapshot) -> tuple[bool, str, str]:
+        d = self._d
+        if d.problem:
+            return False, d.problem, d.problem_next
+        if d.role == "rendezvous":
+            up = d.transport.p2p.up
+            return (
+                up,
+                "" if up else "the p2p daemon is not running",
+                "" if up else "it is started again by itself; see tutti logs",
+            )
+        if s.state in ("finished", "draining", "moving", "stopping"):
+            return True, "", ""
+        a = d.assembled
+        if a is None:
+            if s.up_s < START_S:
+                return True, "", ""
+            return False, f"still starting after {s.up_s:.0f} s", "see tutti logs"
+        now = time.monotonic()
+        if s.state == "joining":
+            still = now - a.work.fetched_at
+            if still < STALL_S:
+                return True, "", ""
+            return (
+                False,
+                f"nothing of the state has come for {still:.0f} s ({s.progress:.0%} is here)",
+                "see tutti logs",
+            )
+        unproven = a.training.unproven()
+        waiting = a.training.waiting_for()
+        if waiting:
+            return (
+                False,
+                f"waiting for {waiting}{self._no_way(unproven)}",
+                _waiting_step(waiting, bool(unproven)),
+            )
+        expected = max(self.tally.forecast_s, self.tally.last_took_s)
+        idle = 0.0 if 0.0 < a.thread.busy_for < JOB_S else s.last_work_s
+        if idle > max(STALL_S, STALL_EPOCHS * expected, _allowed(a, d.manifest)):
+            return (
+                False,
+                f"no useful work for {idle:.0f} s{self._no_way(unproven)}",
+                "see tutti logs",
+            )
+        return True, "", ""
+
+    def _no_way(self, peers: Sequence[PeerId]) -> str:
+        if not peers or self._d.presence is None:
+            return ""
+        others = self._d.presence.others()
+        names = [
+            f"{others[p].body.name} (stage {others[p].body.stage})" if p in others else short(p)
+            for p in peers[:3]
+        ]
+        return f"; no way to {', '.join(names)}" + (
+            f" and {len(peers) - 3} more" if len(peers) > 3 else ""
+        )
+
+    def _swarm(self, m: Manifest) -> ask.SwarmLine:
+        epoch = self._d.assembled.stage.epoch if self._d.assembled else 0
+        return ask.SwarmLine(
+            name=m.swarm.name,
+            run_id=m.run_id,
+            epoch=max(0, epoch),
+            epochs=m.training.epochs,
+            loss=self.tally.loss,
+            stages=m.pipeline.stages,
+        )
+
+    # ----------------------------------------------------------- ways
+
+    def reach(self) -> pb.ReachReport:
+        """How others reach this peer, and its ways to them, with what was tried."""
+        d = self._d
+        t, now = d.transport, d.clock.wall()
+        r = t.reachable
+        report = pb.ReachReport(
+            standing=r.standing.value,
+            reachable=r.words(len(t.relays.held)),
+            addresses=r.multiaddrs(),
+            seen=r.seen(),
+            relays=t.relays.held,
+            mapping={} if r.local else r.mapper.tried,
+            clients=t.relay.clients,
+            circuits=t.relay.circuits,
+            bootstrap=t.p2p.bootstrap,
+            lan=d.lan.trouble if d.lan is not None else "off",
+            ports=dict(zip(("libp2p", "gRPC"), t.ports, strict=True)),
+        )
+        links = t.peers()
+        for peer, entry in sorted(d.presence.others().items() if d.presence else ()):
+            b, link = entry.body, links.get(peer, PeerLink())
+            report.ways.append(
+                pb.WayLine(
+                    peer=peer,
+                    name=b.name,
+                    stage=b.stage,
+                    role=b.role,
+                    path=link.path,
+                    via=link.via,
+                    rtt_s=link.rtt,
+                    up=link.up,
+                    down=link.down,
+                    proven_s=max(0.001, now - link.proven) if link.proven else 0.0,
+                    tried=t.tried(peer),
+                    standing=b.reach,
+                )
+            )
+        return report
+
+    # ----------------------------------------------------------- the metrics page
+
+    def planned(self, plan: Plan) -> None:
+        """A new plan reached this peer."""
+        t, config, m = self.tally, self._d.config, self._d.manifest
+        known = t.loss_first
+        if not known and m is not None:
+            t.loss_first = known = config.reference(m.run_id)
+        seconds = self.tally.planned(
+            plan.epoch, plan.loss, plan.loss_val, plan.tokens, time.monotonic(), sum(plan.forecast)
+        )
+        if t.loss_first and not known and m is not None:
+            self._d.tasks.spawn(
+                asyncio.to_thread(config.keep_reference, m.run_id, t.loss_first), "reference loss"
+            )
+        if seconds:
+            self._d.metrics.epoch_seconds.observe(seconds)
+
+    async def keep_telling(self) -> None:
+        """Say in the journal what this peer is doing, for ever: at once when that changes, and now
+        and then while it does not."""
+        news, told = "", 0.0
+        while True:
+            word, text = doing(self.snapshot())
+            now = time.monotonic()
+            if word != news or (now - told >= TELL_S and word != "finished"):
+                news, told = word, now
+                self._d.journal.emit("daemon", "doing", text, state=word)
+            await asyncio.sleep(NEWS_S)
+
+    async def keep_measuring(self) -> None:
+        """Bring the page that is scraped up to date with the screen, and what the screen says of
+        the disk with the disk, for ever."""
+        while True:
+            if self._d.assembled is not None:
+                # A network disk may take its time to answer.
+                self._troubles = await asyncio.to_thread(self._d.assembled.work.troubles)
+            self.measure()
+            await asyncio.sleep(MEASURE_S)
+
+    def measure(self) -> None:
+        """Every gauge and counter of the page that this file knows about."""
+        s, m = self.snapshot(), self._d.metrics
+        for gauge, value in (
+            (m.epoch, s.epoch),
+            (m.stage, s.stage),
+            (m.loss, s.loss),
+            (m.loss_held_out, s.loss_val),
+            (m.tokens_per_second, s.tokens_per_s),
+            (m.replicas, s.replicas),
+            (m.stash_bytes, s.stash_bytes),
+            (m.memory_bytes, s.memory_used),
+            (m.cells_apart, s.outer.spread.relative),
+        ):
+            gauge.set(value)
+        tasks = kinds_of_tasks()
+        for kind in tasks.keys() | self._kinds:
+            m.tasks.labels(kind=kind).set(tasks[kind])
+        self._kinds |= tasks.keys()
+        for counter, total in (
+            (m.tokens_total, s.tokens),
+            (m.micro_batches_total.labels(result="counted"), s.micro_batches),
+            (m.rounds_total.labels(result="done"), s.round.done),
+            (m.rounds_total.labels(result="failed"), s.round.failed),
+            (m.rounds_total.labels(result="repaired"), s.round.repaired),
+            (m.digest_mismatches_total, s.digest_mismatches),
+        ):
+            # A total that went back (a leader that was replaced counts anew) adds nothing: a
+            # counter only grows.
+            counter.inc(max(0.0, total - self._told.get(counter, 0.0)))
+            self._told[counter] = total
+
+    # ----------------------------------------------------------- peers
+
+    def peers(self) -> ask.PeersAnswer:
+        """Every peer in sight, this one first."""
+        d = self._d
+        answer = ask.PeersAnswer()
+        if d.manifest is not None:
+            answer.swarm.CopyFrom(self._swarm(d.manifest))
+        now = d.clock.wall()
+        me = d.body()
+        answer.peers.append(
+            ask.PeerLine(
+                peer=d.identity.peer_id,
+                name=d.name,
+                state=me.state,
+                stage=me.stage,
+                role=me.role,
+                path="self",
+                epoch=me.epoch,
+                tokens_per_s=me.tokens_per_s,
+                up_s=time.monotonic() - d.started,
+                version=VERSION,
+                oldest_protocol=me.protocols[0],
+                newest_protocol=me.protocols[1],
+                progress=d.assembled.work.fetching if d.assembled else 0.0,
+            )
+        )
+        if d.presence is None:
+            return answer
+        links = d.transport.peers()
+        for peer, entry in sorted(d.presence.others().items()):
+            b, link = entry.body, links.get(peer)
+            answer.peers.append(
+                ask.PeerLine(
+                    peer=peer,
+                    name=b.name,
+                    state=b.state,
+                    stage=b.stage,
+                    role=b.role,
+                    path=link.path if link else "",
+                    via=link.via if link else "",
+                    rtt_s=link.rtt if link else 0.0,
+                    tokens_per_s=b.tokens_per_s,
+                    epoch=b.epoch,
+                    up_s=max(0.0, now - b.started),
+                    version=b.version,
+                    oldest_protocol=b.protocols[0],
+                    newest_protocol=b.protocols[1],
+                    seen_s=max(0.0, now - entry.refreshed),
+                )
+            )
+        for peer, (entry, since) in sorted(d.presence.lost().items()):
+            b = entry.body
+            answer.peers.append(
+                ask.PeerLine(
+                    peer=peer,
+                    name=b.name,
+                    state="lost",
+                    stage=b.stage,
+                    role=b.role,
+                    epoch=b.epoch,
+                    version=b.version,
+                    oldest_protocol=b.protocols[0],
+                    newest_protocol=b.protocols[1],
+                    seen_s=max(0.0, now - since),
+                )
+            )
+        return answer
+
+
+def _waiting_step(waiting: str, unproven: bool) -> str:
+    if "a peer for" in waiting:
+        return "invite one: tutti swarm invite"
+    if waiting == "an ends peer":
+        return "wait for whoever founded the run, or hold the ends here: tutti start --role ends"
+    if unproven or "a way between" in waiting:
+        return (
+            "let a router map a port (UPnP), forward one by hand, or start  tutti bootstrap  on "
+            "a public machine; see tutti doctor net"
+        )
+    return "nothing to do if it comes; see tutti peers"
+
+
+def change_line(training: Training, plan: Plan | None) -> pb.ChangeLine:
+    """The owner's newest change to how cells average, and what is in force."""
+    rules = training.standing.in_force
+    o, cell = rules.outer, f"cells of {rules.cell}" if rules.cell else "one cell"
+    says = f"{cell}, {o.says}" if o.every else cell
+    since = plan.since if plan is not None and rules.revision else 0
+    return pb.ChangeLine(
+        revision=training.standing.known.revision, in_force=rules.revision, since=since, says=says
+    )
+
+
+def outer_line(work: Work, cell: int) -> pb.OuterLine:
+    """Where this peer is among the cells of its stage, and what its last outer round was."""
+    news, epoch = work.outer, work.version.epoch
+    compared, apart = (
+        work.plan.spread.get(work.stage.stage, (0, 0.0)) if work.plan is not None else (0, 0.0)
+    )
+    ahead = (
+        e - epoch for e in range(epoch, epoch + work.anchor.ahead.every + 1) if work.anchor.due(e)
+    )
+    return pb.OuterLine(
+        cell=cell + 1,
+        last=news.number,
+        cells=news.cells,
+        peers=news.peers,
+        bytes=news.nbytes,
+        last_s=news.seconds,
+        next=next(ahead, 0),
+        spread=pb.SpreadLine(cells=compared, relative=apart, error=ERROR if compared else 0.0),
+    )
+
+
+def kinds_of_tasks() -> Counter[str]:
+    """Tasks of the running event loop by the first word of their name, or, for those of libraries,
+    by their function; none outside of a loop."""
+    try:
+        tasks = asyncio.all_tasks()
+    except RuntimeError:
+        return Counter()
+    return Counter(
+        getattr(t.get_coro(), "__qualname__", "")
+        if t.get_name().startswith("Task-")
+        else t.get_name().split(" ")[0]
+        for t in tasks
+    )

@@ -1,0 +1,42 @@
+"""Whether a stage of a run fits into the memory of this peer, before anything of it is loaded.
+Arithmetic only."""
+
+from __future__ import annotations
+
+from node.config import NodeConfig
+from node.manifest import Manifest
+from node.model.cost import Verdict, fits, fits_beside
+from node.model.shapes import parameter_shapes
+from node.optim.parts import parts_of
+from node.training.rounds.memory import outer_bytes
+
+
+def room(
+    config: NodeConfig, manifest: Manifest, stage: int, limit: int, beside: int = 0
+) -> Verdict:
+    """Whether ``stage`` fits into ``limit`` bytes of this peer's device, and what outer rounds keep
+    of it into the ``beside`` bytes of main memory, where that is not the device's (0)."""
+    m, p, t, outer = manifest.model, manifest.pipeline, manifest.training, manifest.outer
+    # Who has a buddy is one: beside the own share of the optimizer's state there is a copy of
+    # another's.
+    shares = t.min_replicas if t.min_replicas < 2 or not t.buddy_every else t.min_replicas // 2
+    parts = parts_of(parameter_shapes(m, p.stages, stage), manifest.optimizer)
+    states = [part.state for part in parts]
+    # A matrix is stepped whole: however many share the rest, somebody has all of the largest.
+    mine = max(*states, -(-sum(states) // max(1, shares)))
+    cells = max(2, -(-t.min_replicas // max(1, manifest.averaging.peers)))
+    kept = outer_bytes(outer, {part.name: part.bytes for part in parts}, cells)
+    verdict = fits(
+        m,
+        p.stages,
+        stage,
+        limit,
+        micro_batch=p.micro_batch,
+        in_flight=config.limits.in_flight,
+        optimizer=mine,
+        outer=kept.device if beside else kept.main + kept.device,
+    )
+    if not verdict.ok or not beside:
+        return verdict
+    found = fits_beside(stage, p.stages, kept.main, beside)
+    return verdict if found.ok else found

@@ -1,0 +1,256 @@
+"""What the operator may ask of a running daemon: the control window, and the answers strangers get
+over libp2p."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from node.app.picture import Picture
+from node.control.service import as_event
+from node.control.window import Window
+from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, TimedOut, UsageFault
+from node.core.ids import ENDS, PeerId
+from node.identity.invites import Invite, fitting_addresses
+from node.telemetry.events import Event, Journal
+from protos import ask_pb2 as ask
+from protos import control_pb2 as pb
+
+if TYPE_CHECKING:
+    from node.app.assembly import Assembled
+    from node.app.daemon import Daemon
+
+
+class View(Window):
+    """The daemon behind the unix socket. ``stop`` and ``drain`` end it through ``daemon``."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._d = daemon
+        self.picture = Picture(daemon)
+
+    @property
+    def journal(self) -> Journal:
+        return self._d.journal
+
+    # ----------------------------------------------------------- what is told
+
+    def snapshot(self) -> pb.Snapshot:
+        """Everything one screen needs; no waiting."""
+        return self.picture.snapshot()
+
+    def peers(self) -> ask.PeersAnswer:
+        """Every peer in sight, this one first."""
+        return self.picture.peers()
+
+    async def answer(self, peer: PeerId, question: ask.Ask) -> ask.Answer:
+        """A stranger's question over libp2p. Private facts (addresses, files) are not among the
+        answers.
+
+        Raises Refused when the run is private and ``peer`` shows no token for it.
+        """
+        kind = question.WhichOneof("question")
+        m = self._d.manifest
+        if m is not None and kind in ("manifest", "peers"):
+            # Of a private run a stranger learns nothing, not even who is in it.
+            self._d.gate().admit(peer, getattr(question, kind).admission, self._d.clock.wall())
+        if kind == "manifest" and m is not None and question.manifest.run_id in ("", m.run_id):
+            return ask.Answer(manifest=ask.ManifestAnswer(toml=m.to_toml()))
+        if kind == "peers":
+            return ask.Answer(peers=self.peers())
+        raise LocalFault("this node has no such thing to tell", code=ExitCode.PROTOCOL)
+
+    async def ping(self, peer: str, count: int, improve: bool = False) -> pb.PingReport:
+        """Round trips on the path that work takes; with ``improve`` after every better way was
+        tried."""
+        d = self._d
+        found = self._resolve(peer)
+        entry = d.presence.others().get(found) if d.presence else None
+        report = pb.PingReport(peer=found, name=entry.body.name if entry else "")
+        try:
+            if improve:
+                await d.transport.improve(found)
+            for i in range(count):
+                report.rtt_s.append(await d.transport.ping(found, 5.0))
+                if i + 1 < count:
+                    await asyncio.sleep(0.2)
+        except PeerFault as e:
+            report.error = e.reason
+        link = d.transport.peers().get(found)
+        report.path, report.via = d.transport.path(found), link.via if link else ""
+        report.tried.update(d.transport.tried(found))
+        return report
+
+    def reach(self) -> pb.ReachReport:
+        """How this peer is reached, and its ways to others."""
+        return self.picture.reach()
+
+    def _resolve(self, text: str) -> PeerId:
+        if text.startswith("/"):
+            peer = PeerId(text.rpartition("/p2p/")[2])
+            self._d.transport.learn(peer, [text])
+            return peer
+        known = set(self._d.presence.others()) if self._d.presence else set()
+        by_name = [
+            p for p in known if self._d.presence and self._d.presence.others()[p].body.name == text
+        ]
+        hits = by_name or [p for p in known if p.endswith(text) or p == text]
+        if len(hits) != 1:
+            why = (
+                f"{len(hits)} peers match {text!r}"
+                if hits
+                else f"no peer in sight ends in {text!r}"
+            )
+            raise UsageFault(why, "see tutti peers")
+        return hits[0]
+
+    # ----------------------------------------------------------- leaving
+
+    def stop(self) -> None:
+        """End the daemon soon."""
+        self._d.stop("asked to stop")
+
+    async def drain(self, timeout_s: float) -> None:
+        """Finish the epoch under way, leave the swarm, end. Raises TimedOut."""
+        d = self._d
+        d.draining = True
+        if d.presence is not None:
+            d.presence.changed()
+        self.journal.emit("daemon", "draining", "finishing the epoch under way, then leaving")
+        if d.assembled is not None:
+            try:
+                async with asyncio.timeout(timeout_s or 120.0):
+                    await d.assembled.training.leave("drain")
+                    await d.assembled.work.saved()
+            except TimeoutError as e:
+                d.draining = False
+                d.assembled.training.stay()
+                raise TimedOut(
+                    f"the epoch did not end in {timeout_s:.0f} s", "try again, or tutti stop"
+                ) from e
+        self.journal.emit("daemon", "drained", "left the swarm: it is safe to switch off")
+        d.stop("drained")
+
+    # ----------------------------------------------------------- the model
+
+    async def generate(self, request: pb.GenerateRequest) -> AsyncIterator[pb.Piece]:
+        """Text through the live swarm, a piece a token."""
+        from node.inference import forwarding
+        from node.inference.generate import speak
+
+        a, transport = self._assembled(), self._d.transport
+        own = speak(a, transport, request) if a.ends is not None else None
+        async for piece in own or forwarding.generate(
+            transport, self._ends(a), a.pipeline.settings.stages, request
+        ):
+            yield piece
+
+    async def evaluate(self, request: pb.EvaluateRequest) -> AsyncIterator[pb.Evaluated]:
+        """Held-out loss through the live swarm, one choice of missing stages after the other."""
+        from node.inference import forwarding
+        from node.inference.evaluate import answer
+
+        a, transport = self._assembled(), self._d.transport
+        own = answer(a, transport, request) if a.ends is not None else None
+        async for found in own or forwarding.evaluate(
+            transport, self._ends(a), a.pipeline.settings.stages, request
+        ):
+            yield found
+
+    def _assembled(self) -> Assembled:
+        """What this daemon hosts. Raises UsageFault for a rendezvous, NetworkFault before it has
+        joined."""
+        if self._d.role == "rendezvous":
+            raise UsageFault(
+                "a rendezvous holds no part of the model",
+                "ask a peer that hosts a stage; see  tutti peers",
+            )
+        if self._d.assembled is None:
+            raise NetworkFault(
+                "the daemon has not joined yet", "try again when tutti status says ready"
+            )
+        return self._d.assembled
+
+    def _ends(self, a: Assembled) -> list[PeerId]:
+        """Other peers at the ends: those with a record first, and who leads, and has the most to
+        do, after the others."""
+        listed = set(self._d.presence.ends()) if self._d.presence else set[PeerId]()
+        plan = a.work.plan
+        planned = {m.peer for m in plan.stage(ENDS)} if plan else set[PeerId]()
+        leader = plan.leader if plan else None
+        return sorted(
+            (listed | planned) - {self._d.identity.peer_id},
+            key=lambda p: (p not in listed, p == leader, p),
+        )
+
+    async def export(self, directory: str) -> AsyncIterator[pb.Event]:
+        """Gather every stage at one epoch and write a Hugging Face directory."""
+        from node.app.export import gather
+
+        a, m = self._d.assembled, self._d.manifest
+        if a is None or m is None:
+            raise NetworkFault(
+                "the daemon has not joined yet", "try again when tutti status says ready"
+            )
+        feed: asyncio.Queue[Event | None] = asyncio.Queue()
+
+        def say(kind: str, text: str, **fields: object) -> None:
+            feed.put_nowait(Event(self._d.clock.wall(), "info", "export", kind, text, dict(fields)))
+
+        async def work() -> LocalFault | PeerFault | None:
+            """Its fault belongs to whoever asked for the export; raised here it would be one of the
+            daemon's own tasks."""
+            try:
+                await gather(
+                    a, m, self._d.transport, Path(directory), self._d.config.places(m.run_id), say
+                )
+            except (LocalFault, PeerFault) as fault:
+                return fault
+            finally:
+                feed.put_nowait(None)
+            return None
+
+        task = self._d.tasks.spawn(work(), "export")
+        with contextlib.suppress(asyncio.CancelledError):
+            while (event := await feed.get()) is not None:
+                yield as_event(event)
+            if (fault := await task) is not None:
+                raise fault
+
+    def switch(self, change: str) -> pb.SwitchReply:
+        """A change to how cells average, to everybody. Raises Refused when the owner did not sign
+        it, UsageFault for an old one."""
+        a = self._d.assembled
+        if a is None:
+            raise NetworkFault(
+                "this daemon takes no part in a run yet", "try again when tutti status says ready"
+            )
+        if a.training.finished.is_set():
+            raise UsageFault(
+                "the run is complete, so nothing averages any more",
+                "a new run begins with  tutti swarm init --from FILE",
+            )
+        known = a.training.standing.known
+        rules = a.training.change(change)
+        if rules.revision < known.revision or (
+            rules.revision == known.revision and change != known.change
+        ):
+            raise UsageFault(
+                f"change {known.revision} is known here already",
+                f"give the new one the number {known.revision + 1}",
+            )
+        return pb.SwitchReply(revision=rules.revision)
+
+    def invite(self) -> pb.InviteReply:
+        """The line another machine needs: how to reach this peer, and others of the run for when it
+        is not there."""
+        d = self._d
+        if d.manifest is None:
+            raise NetworkFault("no swarm yet", "wait until tutti status shows one")
+        addresses = fitting_addresses(d.ways_in())
+        text = Invite(
+            d.manifest.run_id, d.manifest.swarm.owner, addresses, d.config.admission
+        ).encode()
+        return pb.InviteReply(invite=text, addresses=addresses)

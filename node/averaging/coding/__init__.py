@@ -1,0 +1,1 @@
+"""Numbers to bytes and back, in formats that are checked before anything is allocated."""

@@ -1,0 +1,195 @@
+"""Differences and gradients in few bits: what one peer sends, what the others read, what the owner
+adopts. Enters: fp32 numbers. Leaves: bytes, and the numbers that everybody will have. Never: memory
+for bytes that were not counted first; parameters (see ``outer.check``): their rounding would add
+up.
+
+How each format lies in its bytes is in ``layouts.py``. Encoding is a function of the numbers alone.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from node.averaging.coding.formats import nbytes_of
+from node.averaging.coding.layouts import FAULTS, OPENERS, PIECE, WRITERS
+from node.core.errors import WireError
+
+Buffer = bytes | bytearray | memoryview
+if sys.byteorder != "little":
+    raise ImportError("tensors are sent as they lie in memory, which must be little endian")
+
+
+class Numbers(ABC):
+    """fp32 numbers of ``shape`` that need not be in memory: who goes through them has a ``PIECE``
+    at a time, in the processor's cache, so that 32 MiB of numbers are not written and read again
+    because 8 MiB of bytes have come."""
+
+    shape: tuple[int, ...]
+    numbers: int
+    lies = False
+    """They are in memory as fp32 already."""
+
+    @abstractmethod
+    def read(self, start: int, into: Tensor) -> Tensor:
+        """As many numbers from ``start`` on, a multiple of ``PIECE``, as ``into`` [numbers] has
+        room for: there, or where they lie already and must not be changed."""
+
+    def pieces(self) -> Iterator[Tensor]:
+        """All of them in order, fp32; each is good until the next is asked for."""
+        scratch = torch.empty(min(PIECE, self.numbers))
+        for start in range(0, self.numbers, PIECE):
+            yield self.read(start, scratch[: self.numbers - start])
+
+    def whole(self) -> Tensor:
+        """All of them in their shape."""
+        return self.read(0, torch.empty(self.numbers)).view(self.shape)
+
+    def norm(self) -> float:
+        """Their 2-norm, not finite where a number is not. The same for the same numbers, whoever
+        asks."""
+        return math.hypot(*(float(torch.linalg.vector_norm(piece)) for piece in self.pieces()))
+
+
+class Coded(Numbers):
+    """The numbers of a part as the bytes they came in, looked through and not opened.
+
+    Raises WireError, before anything is allocated, when there are more or fewer bytes than
+    ``shape`` takes; and for scales, places or values that no encoder writes. ValueError for an
+    unknown codec. ``data`` must not change any more.
+    """
+
+    def __init__(self, data: Tensor | Buffer, shape: Sequence[int], codec: str) -> None:
+        self.shape, self.numbers, self.codec = tuple(shape), math.prod(shape), codec
+        expected = nbytes_of(self.numbers, codec)
+        size = data.numel() if isinstance(data, Tensor) else memoryview(data).nbytes
+        if size != expected:
+            raise WireError(
+                f"{size} bytes for {self.numbers} numbers as {codec}, expected {expected}"
+            )
+        raw = _aligned(data) if self.numbers else torch.empty(0, dtype=torch.uint8)
+        if fault := FAULTS[codec](raw, self.numbers):
+            raise WireError(fault)
+        self.lies = codec == "fp32"
+        self._raw, self._open = raw, OPENERS[codec](raw, self.numbers)
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Coded:
+        """Numbers that travel as they are, or not at all: the same memory if they are fp32,
+        contiguous and on the CPU."""
+        return cls(_flat(tensor).view(torch.uint8), tensor.shape, "fp32")
+
+    def read(self, start: int, into: Tensor) -> Tensor:
+        if self.lies:
+            return self._raw.view(torch.float32)[start : start + into.numel()]
+        for at in range(0, into.numel(), PIECE):
+            self._open(start + at, into[at : at + PIECE])
+        return into
+
+    def whole(self) -> Tensor:
+        """All of them in their shape; for fp32 the memory of the bytes."""
+        return self._raw.view(torch.float32).view(self.shape) if self.lies else super().whole()
+
+    def norm(self) -> float:
+        return float(torch.linalg.vector_norm(self.whole())) if self.lies else super().norm()
+
+
+class Rounded(Numbers):
+    """Numbers of ours as others would have them if they got them in ``codec``: rounded when they
+    are asked for."""
+
+    def __init__(self, tensor: Tensor, codec: str) -> None:
+        self.shape, self.numbers, self._flat = tuple(tensor.shape), tensor.numel(), _flat(tensor)
+        self._way = Encoding(min(PIECE, self.numbers), codec)
+
+    def read(self, start: int, into: Tensor) -> Tensor:
+        for at in range(0, into.numel(), PIECE):
+            piece = into[at : at + PIECE]
+            self._way.write(0, self._flat[start + at : start + at + piece.numel()])
+            self._way.read(0, piece)
+        return into
+
+
+class Encoding:
+    """The bytes of ``numbers`` numbers in ``codec``, written a piece at a time; each can be read
+    again while it is in the cache.
+
+    Raises ValueError for an unknown codec.
+    """
+
+    def __init__(self, numbers: int, codec: str) -> None:
+        self.numbers, self.codec = numbers, codec
+        self._raw = torch.empty(nbytes_of(numbers, codec), dtype=torch.uint8)
+        self._write, self._open = (
+            WRITERS[codec](self._raw, numbers),
+            OPENERS[codec](self._raw, numbers),
+        )
+
+    def write(self, start: int, piece: Tensor) -> None:
+        """A ``PIECE`` of numbers (fp32, CPU, contiguous), or what is left at the end, from
+        ``start`` on, a multiple of it."""
+        self._write(start, piece)
+
+    def read(self, start: int, into: Tensor) -> None:
+        """What was written there, as everybody will have it."""
+        self._open(start, into)
+
+    def done(self) -> Tensor:
+        """All the bytes [nbytes_of] uint8. Raises ValueError for what :func:`encode` does."""
+        if FAULTS[self.codec](self._raw, self.numbers):
+            raise ValueError(
+                f"a number that is not finite, or nearly so, cannot be sent as {self.codec}"
+            )
+        return self._raw
+
+
+def encode(tensor: Tensor, codec: str) -> Tensor:
+    """The numbers of ``tensor``, any shape, as bytes [nbytes_of] uint8 on the CPU; its own memory
+    for contiguous fp32.
+
+    Raises ValueError for an unknown codec, and for a number that is not finite, or within a fifth
+    of the largest that is; fp32, bf16 and fp16 let these pass, and receivers refuse them.
+    """
+    flat = _flat(tensor)
+    if codec == "fp32":
+        return flat.view(torch.uint8)
+    encoding = Encoding(flat.numel(), codec)
+    for start in range(0, flat.numel(), PIECE):
+        encoding.write(start, flat[start : start + PIECE])
+    return encoding.done()
+
+
+def decode(data: Tensor | Buffer, numbers: int, codec: str) -> Tensor:
+    """The ``numbers`` numbers that ``data`` stands for: fp32 on the CPU, [numbers]. Raises as
+    :class:`Coded`."""
+    found = Coded(data, (numbers,), codec).whole()
+    return found.clone() if codec == "fp32" else found
+
+
+def settle(tensor: Tensor, codec: str) -> tuple[Tensor, Tensor]:
+    """(bytes to send, the numbers that they are to everybody), the latter in the shape of
+    ``tensor``.
+
+    The owner of a result adopts the second, so that all members end with the same bits.
+    """
+    data = encode(tensor, codec)
+    return data, decode(data, tensor.numel(), codec).view(tensor.shape)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", torch.float32).reshape(-1)
+
+
+def _aligned(data: Tensor | Buffer) -> Tensor:
+    """The bytes as uint8 that may be seen as words; copied only when they lie at an odd address or
+    must not be written to."""
+    if not isinstance(data, Tensor):
+        view = memoryview(data).cast("B")
+        data = torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.uint8)
+    raw = data.view(torch.uint8).reshape(-1)
+    return raw.clone() if raw.data_ptr() % 4 or raw.storage_offset() % 4 else raw

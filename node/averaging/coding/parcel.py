@@ -1,0 +1,160 @@
+"""Parts as bytes on their way: what heads must announce, messages, and putting them back together.
+
+A message of bytes is one protobuf field, ``bytes chunk = 2``, written and read by hand: protobuf
+copies a field three times. Enters: parts in a number format of ``formats.py``. Leaves: messages;
+there, the coded bytes of every part. Never: memory for bytes that a head did not announce as it
+must.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from node.averaging.coding.formats import nbytes_of
+from node.core.errors import WireError
+from protos import tensor_pb2
+
+Shape = Sequence[int]
+CHUNK_TAG = 0x12
+"""Field 2, length delimited: of both ``Contribution.chunk`` and ``Fresh.chunk``."""
+CRUMB, FEWEST_MESSAGES = 1 << 12, 64
+"""Whoever sends a mebibyte byte by byte costs us a message each: on average they hold this much,
+after a few that need not."""
+CODES: dict[str, tensor_pb2.WireType] = {
+    "fp32": tensor_pb2.FP32,
+    "bf16": tensor_pb2.BF16,
+    "fp16": tensor_pb2.FP16,
+    "int8": tensor_pb2.INT8,
+    "int4": tensor_pb2.INT4,
+    "top-k": tensor_pb2.TOP_K,
+}
+
+
+def head_of(name: str, shape: Shape, codec: str) -> tensor_pb2.TensorHead:
+    """What goes before a part. Raises ValueError for an unknown format."""
+    nbytes = nbytes_of(math.prod(shape), codec)
+    return tensor_pb2.TensorHead(
+        name=name, shape=[int(d) for d in shape], wire=CODES[codec], nbytes=nbytes
+    )
+
+
+def messages(parts: Iterable[Tensor], size: int) -> Iterator[bytes]:
+    """The bytes of all parts [nbytes] uint8 back to back, in messages of ``size`` of them; the last
+    may be shorter. No part may change before its last message is cut. Raises ValueError below 1."""
+    if size < 1:
+        raise ValueError("a message holds at least one byte")
+    pieces: list[memoryview] = []
+    room = size
+    for part in parts:
+        view = part.numpy().data
+        while len(view):
+            pieces.append(view[:room])
+            view = view[room:]
+            room -= len(pieces[-1])
+            if not room:
+                yield _framed(pieces, size)
+                pieces, room = [], size
+    if pieces:
+        yield _framed(pieces, size - room)
+
+
+def payload(message: bytes) -> memoryview:
+    """The bytes a message brings. Raises WireError when it is anything else than a chunk, or brings
+    none."""
+    if not message or message[0] != CHUNK_TAG:
+        raise WireError("a message that brings no bytes")
+    length = shift = 0
+    for at in range(1, min(len(message), 6)):
+        length |= (message[at] & 0x7F) << shift
+        shift += 7
+        if not message[at] & 0x80:
+            if not length or length != len(message) - at - 1:
+                break
+            return memoryview(message)[at + 1 :]
+    raise WireError("a message of another length than it says")
+
+
+class Reader:
+    """Puts the parts of a group back together.
+
+    ``expected`` lists the (name, shape) this side knows must come, in order, all in format
+    ``codec``; the heads are compared with it when the reader is made (WireError). Memory for a part
+    is set aside when its first byte arrives.
+    """
+
+    def __init__(
+        self,
+        heads: Sequence[tensor_pb2.TensorHead],
+        expected: Sequence[tuple[str, Shape]],
+        codec: str,
+    ) -> None:
+        if len(heads) != len(expected):
+            raise WireError(f"{len(heads)} tensors announced, expected {len(expected)}")
+        for head, (name, shape) in zip(heads, expected, strict=True):
+            check_head(head, name, shape, codec)
+        self._sizes = [nbytes_of(math.prod(shape), codec) for _, shape in expected]
+        self._parts: list[Tensor] = []
+        self._into = memoryview(b"")
+        self.nbytes = self.remaining = sum(self._sizes)
+        """Bytes of the whole group, and those still missing."""
+        self._messages = FEWEST_MESSAGES + self.nbytes // CRUMB
+
+    def feed(self, data: memoryview) -> None:
+        """Take the next bytes; they may cross parts. Raises WireError, taking nothing, when they
+        are too many, or come in crumbs."""
+        self._messages -= 1
+        if self._messages < 0:
+            raise WireError(f"{self.nbytes} bytes come in messages of less than {CRUMB}")
+        if len(data) > self.remaining:
+            raise WireError(
+                f"{len(data)} bytes came where {self.remaining} were left of {self.nbytes}"
+            )
+        self.remaining -= len(data)
+        while len(data):
+            while not len(self._into):
+                self._into = self._open()
+            taken = min(len(data), len(self._into))
+            self._into[:taken] = data[:taken]
+            self._into, data = self._into[taken:], data[taken:]
+
+    def finish(self) -> list[Tensor]:
+        """The coded bytes of every part, in order. Raises WireError when some are missing."""
+        if self.remaining:
+            raise WireError(f"the stream ended {self.remaining} bytes short of {self.nbytes}")
+        while len(self._parts) < len(self._sizes):  # what is left has no bytes
+            self._open()
+        return self._parts
+
+    def _open(self) -> memoryview:
+        part = torch.empty(self._sizes[len(self._parts)], dtype=torch.uint8)
+        self._parts.append(part)
+        return part.numpy().data
+
+
+def check_head(head: tensor_pb2.TensorHead, name: str, shape: Shape, codec: str) -> None:
+    """Raises WireError unless ``head`` announces exactly this name, shape, format and number of
+    bytes."""
+    if head.name != name:
+        raise WireError(f"tensor {head.name[:80]!r} where {name!r} belongs")
+    if len(head.shape) != len(shape) or any(a != b for a, b in zip(head.shape, shape, strict=True)):
+        raise WireError(f"tensor {name!r} has shape {list(head.shape[:8])}, expected {list(shape)}")
+    if head.wire != CODES[codec]:
+        raise WireError(f"tensor {name!r} travels as format {head.wire}, expected {codec}")
+    if head.nbytes != nbytes_of(math.prod(shape), codec):
+        raise WireError(
+            f"tensor {name!r} announces {head.nbytes} bytes, expected "
+            f"{nbytes_of(math.prod(shape), codec)}"
+        )
+
+
+def _framed(pieces: Sequence[memoryview], length: int) -> bytes:
+    prefix = bytearray((CHUNK_TAG,))
+    while length > 0x7F:
+        prefix.append(length & 0x7F | 0x80)
+        length >>= 7
+    prefix.append(length)
+    return b"".join((prefix, *pieces))

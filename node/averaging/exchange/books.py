@@ -1,0 +1,173 @@
+"""What the round's machine remembers of streams, of the groups of an attempt, and of an epoch.
+Enters: what the machine writes. Leaves: answers to its questions.
+Never: an action."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from node.averaging.exchange.events import Began, Opened
+from node.core.ids import PeerId, RoundId
+
+SAFETY = 0.8
+"""Share of the time that is left which a grace may take."""
+
+
+class Phase(Enum):
+    HELD = "its round is not open here"
+    QUEUED = "its group is not let in yet"
+    READING = "its gradients are coming"
+    WAITING = "wants its parts"
+    SETTLED = "served or refused"
+
+
+COMING = (Phase.QUEUED, Phase.READING)
+OPEN = (*COMING, Phase.WAITING)
+
+
+@dataclass(slots=True)
+class Stream:
+    began: Began
+    phase: Phase = Phase.HELD
+
+    @property
+    def live(self) -> bool:
+        return self.phase is not Phase.SETTLED
+
+
+@dataclass(slots=True)
+class Books:
+    """One group of the current attempt. ``given``: tokens by contributor; ``present``: came for
+    what is claimed already; ``missing``: broke off. ``closes``: when its quorum has waited long
+    enough for the others, None before there is one."""
+
+    names: frozenset[str]
+    contribute_by: float
+    given: dict[PeerId, int]
+    present: set[PeerId] = field(default_factory=set)
+    missing: set[PeerId] = field(default_factory=set)
+    closes: float | None = None
+
+
+@dataclass(slots=True)
+class Epoch:
+    """``claimed`` and ``fresh`` are of the whole epoch, ``served`` (how often each peer had each
+    group) of each of its rounds, the rest of the current attempt. ``idle``: came with nothing to
+    give; ``missing``: died or left; ``barred``: spoiled a contribution, or lied about one.
+    ``stepping``: the optimizer has a group of ours. Where members are in cells, each cell has one
+    of these."""
+
+    cell: int = 0
+    rounds: dict[RoundId, Opened] = field(default_factory=dict)
+    current: Opened | None = None
+    claimed: set[str] = field(default_factory=set)
+    fresh: set[str] = field(default_factory=set)
+    served: Counter[tuple[RoundId, PeerId, int]] = field(default_factory=Counter)
+    groups: list[Books] = field(default_factory=list)
+    idle: set[PeerId] = field(default_factory=set)
+    missing: set[PeerId] = field(default_factory=set)
+    barred: set[PeerId] = field(default_factory=set)
+    fault: str = ""
+    stepping: bool = False
+    began: float = 0.0
+
+    def begin(self, opened: Opened, now: float) -> None:
+        """A new attempt: what is claimed and fresh stays."""
+        self.began = now
+        self.current = self.rounds[opened.round] = opened
+        self.claimed |= opened.held
+        self.fresh |= opened.held
+        self.groups = [
+            Books(
+                frozenset(group.names), until, {opened.me: opened.tokens} if opened.tokens else {}
+            )
+            for group, until in zip(opened.groups, opened.contribute_by, strict=True)
+        ]
+        self.idle, self.missing, self.barred, self.fault = {opened.me}, set(), set(), ""
+
+    @property
+    def may_hold(self) -> bool:
+        """Whether parts that nobody gave anything to may stay as they are."""
+        opened = self.current
+        if opened is None or not opened.cells:
+            return opened is not None and opened.may_hold
+        # Who is only gone may have had something to give, and another of its cell may give it in
+        # the next attempt.
+        return opened.may_hold and opened.members - opened.listeners <= self.idle | self.barred
+
+    def unclaimed(self, group: int) -> frozenset[str]:
+        """What a step of this group would take, and a contribution to it must cover."""
+        return self.groups[group].names - self.claimed
+
+    def let_in(self, window: int) -> Iterator[int]:
+        """The groups whose gradients may be here: the first ``window`` that are not fresh."""
+        for group, books in enumerate(self.groups):
+            if window and not books.names <= self.fresh:
+                window -= 1
+                yield group
+
+    def awaited(self, group: int) -> frozenset[PeerId]:
+        """Whose contribution to a group of the current attempt may still come."""
+        if self.current is None:
+            return frozenset()
+        books = self.groups[group]
+        out = (
+            self.idle
+            | self.missing
+            | self.barred
+            | books.given.keys()
+            | books.present
+            | books.missing
+        )
+        return self.current.members - self.current.listeners - out
+
+    def closes(self, group: int, now: float) -> float:
+        """When a group is stepped without those whose contribution may still come."""
+        books, opened = self.groups[group], self.current
+        if opened is None or not opened.quorum:
+            return books.contribute_by
+        # When nobody is left who may still come, nobody is waited for, however many a quorum is.
+        if books.closes is None and len(books.given) >= opened.quorum:
+            books.closes = now + grace(opened.grace_s, opened.spare_s, now - self.began)
+        return (
+            books.contribute_by if books.closes is None else min(books.closes, books.contribute_by)
+        )
+
+    def wanted(self, stream: Stream) -> frozenset[str]:
+        """A contributor is answered with the parts it gave to; a listener with all of the group it
+        asked for."""
+        began = stream.began
+        return frozenset(began.names) or frozenset(
+            self.rounds[began.round].groups[began.group].names
+        )
+
+
+def by_cell(opened: Opened) -> Mapping[int, Opened]:
+    """What is opened in each cell: an owner takes part in all, and gives and holds something in its
+    own only."""
+    if not opened.cells:
+        return {0: opened}
+    found: dict[int, Opened] = {}
+    for cell in sorted(set(opened.cells.values())):
+        members = frozenset(
+            p for p, at in opened.cells.items() if at == cell and p in opened.members
+        )
+        mine = opened.me in members
+        found[cell] = replace(
+            opened,
+            members=members | {opened.me},
+            listeners=opened.listeners if mine else opened.listeners | {opened.me},
+            held=opened.held if mine else frozenset(),
+            tokens=opened.tokens if mine else 0,
+        )
+    return found
+
+
+def grace(most: float, spare_s: float | None, quorum_s: float, safety: float = SAFETY) -> float:
+    """Seconds that may pass after a quorum took ``quorum_s``, at most ``most``; ``spare_s``: nobody
+    waits for the result before, None where every wait is felt. After the rule of Decoupled DiLoCo
+    (arXiv 2604.21428)."""
+    return most if spare_s is None else min(most, max(0.0, safety * (spare_s - quorum_s)))

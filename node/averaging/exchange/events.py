@@ -1,0 +1,236 @@
+"""What happens to an owner's exchanges, and what it may do about it: the words between the machine
+and whoever drives it. Enters: events. Leaves: actions. Never: a decision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from node.averaging.exchange.groups import Group
+from node.core.ids import PeerId, RoundId
+
+
+class Kind(StrEnum):
+    """Why an exchange is refused. The names are those of ``RefusalKind`` on the wire."""
+
+    PLAN = "plan-hash"
+    """The other side works from another plan."""
+    OWNERSHIP = "ownership-hash"
+    """The other side computed other owners."""
+    STRANGER = "not-a-member"
+    """Not in this round's view, or gives gradients though it is a listener."""
+    HEADS = "heads"
+    """Names, shapes or sizes are not those of our parts."""
+    VALUES = "values"
+    """Not finite, too large, or more tokens than the epoch has."""
+    BUSY = "busy"
+    """Too many exchanges wait for a round that is not open here."""
+    LATE = "late"
+    """The round ended, or never opened here, before this exchange got anywhere."""
+    SUPERSEDED = "superseded"
+    """A newer attempt, or a newer exchange of the same peer, has taken its place."""
+    FORGOTTEN = "forgotten"
+    """The epoch is committed and gone."""
+    FAILED = "failed"
+    """This owner could not step; the next attempt may."""
+    GROUPS = "groups"
+    """The other side cut our parts into other groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Our own round begins. ``groups``: the parts we own in it, in the order of their steps;
+    ``held``: parts whose fresh bytes we already have (from this or a former owner); ``tokens``:
+    behind our own gradients, 0 for none; ``contribute_by``: when to step each group without the
+    late; ``may_hold``: parts that nobody gives anything to stay as they are, which is no fault.
+    ``cells``: where cells are averaged and answered each by itself, and none waits for another,
+    those of the members; empty: all are in one. There parts stay as they are only when all who
+    might have given have said that they have nothing. ``quorum``: contributions to a group after
+    which the others have ``grace_s`` left, 0 for all; ``spare_s``: nobody waits for the result so
+    long, None where everybody does."""
+
+    round: RoundId
+    me: PeerId
+    plan_hash: str
+    ownership_hash: str
+    members: frozenset[PeerId]
+    listeners: frozenset[PeerId]
+    groups: tuple[Group, ...]
+    held: frozenset[str]
+    tokens: int
+    contribute_by: tuple[float, ...]
+    token_limit: int
+    may_hold: bool = False
+    cells: Mapping[PeerId, int] = field(default_factory=dict)
+    quorum: int = 0
+    grace_s: float = 0.0
+    spare_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """A stream's head has come; nothing has been set aside for it. It is for one of our groups,
+    which its peer calls ``digest``. No tokens: it only wants to be served; a ``gift``: it only
+    wants to know that its gradients have come."""
+
+    stream: int
+    peer: PeerId
+    round: RoundId
+    plan_hash: str
+    ownership_hash: str
+    group: int
+    digest: str
+    tokens: int
+    names: tuple[str, ...]
+    gift: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    """All bytes of the stream are here and their values are fit to be summed."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spoiled:
+    """What came does not parse, or is not fit to be summed."""
+
+    stream: int
+    kind: Kind
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The stream is closed, for whatever reason."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Somebody else found this peer dead."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """The optimizer is done with these parts."""
+
+    epoch: int
+    names: frozenset[str]
+    cell: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailed:
+    """The optimizer gave up on these parts."""
+
+    epoch: int
+    names: frozenset[str]
+    text: str
+    cell: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Forgot:
+    """Epochs up to this one are over."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Voided:
+    """Nothing of this epoch and later ones counts: the swarm has gone back and begins it anew."""
+
+    epoch: int
+
+
+Event = (
+    Opened
+    | Began
+    | Uploaded
+    | Spoiled
+    | Ended
+    | Gone
+    | Ticked
+    | Stepped
+    | StepFailed
+    | Forgot
+    | Voided
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Set memory aside for the stream's tensors and read them."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The stream's round is open here and has nothing for it yet: be patient until the round's
+    deadline, and stop reading it."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Send the stream the fresh bytes of these parts, sorted by name, of none for a gift; stop
+    reading it."""
+
+    stream: int
+    names: tuple[str, ...]
+    cell: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """End the stream with this reason; ``weight`` counts against its peer."""
+
+    stream: int
+    kind: Kind
+    text: str
+    weight: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Reduce the contributions of these peers to a group, who claim ``tokens`` in all, and step
+    ``names``. One at a time in a cell. Without contributors: keep the parts as they are."""
+
+    round: RoundId
+    group: int
+    names: tuple[str, ...]
+    contributors: tuple[PeerId, ...]
+    tokens: int
+    cell: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Our own parts will not get fresh in this attempt."""
+
+    epoch: int
+    text: str
+    cell: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Give :class:`Ticked` at this time."""
+
+    at: float
+
+
+Action = Read | Wait | Serve | Refuse | Step | Fail | Wake

@@ -1,0 +1,462 @@
+"""What an owner decides while a cell's contributions come in: whom to read, whom to refuse, when to
+step, whom to serve.
+
+One machine per daemon, all epochs. A *round* is one attempt of an epoch; its owner's parts come in
+*groups*; a *stream* is one exchange some peer has open with us for one of them. Four rules carry
+everything else:
+
+* a part is *claimed* when it is handed to the optimizer and *fresh* when it came back; a claimed
+  part is never claimed again in its epoch, whatever attempt, term or set of contributors comes
+  later: late comers get the bytes that exist;
+* a step takes all parts of one group that are not claimed yet, and only contributions that cover
+  all of them;
+* one group is stepped at a time, and only the first ``window`` that are not fresh are let in: the
+  others wait at their senders;
+* the first fault of an attempt latches: until the next attempt opens, everybody who still waits is
+  refused.
+
+Members may be in cells that are answered each by itself: then all of this holds in each, and a part
+is claimed once in every cell.
+
+Pure: no clock, no socket, no tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from node.averaging.exchange.books import COMING, OPEN, Epoch, Phase, Stream, by_cell
+from node.averaging.exchange.events import (
+    Action,
+    Began,
+    Ended,
+    Event,
+    Fail,
+    Forgot,
+    Gone,
+    Kind,
+    Opened,
+    Read,
+    Refuse,
+    Serve,
+    Spoiled,
+    Step,
+    StepFailed,
+    Stepped,
+    Ticked,
+    Uploaded,
+    Voided,
+    Wait,
+    Wake,
+)
+from node.averaging.exchange.groups import LET_IN, UNDER_WAY
+from node.core.ids import PeerId, RoundId
+
+MOST_SERVED = 8
+"""Times a peer is sent the same group in an attempt: once is enough, a lost connection makes it
+two, and more only costs our uplink."""
+
+
+class RoundMachine:
+    """``handle(event, now) -> actions``. ``held_per_peer`` and ``held_total`` bound the streams
+    that wait for a round; ``window``: groups whose gradients may be here at once, that of the step
+    in progress included."""
+
+    def __init__(
+        self, held_per_peer: int = 2 * UNDER_WAY, held_total: int = 256, window: int = LET_IN
+    ) -> None:
+        self._held_per_peer, self._held_total, self._window = held_per_peer, held_total, window
+        self._epochs: dict[tuple[int, int], Epoch] = {}
+        """By number and cell; 0 where all members are in one."""
+        self._cells: dict[int, dict[PeerId, int]] = {}
+        self._streams: dict[int, Stream] = {}
+        self._floor = -1
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """The only door. Raises ValueError when our own side opens a round that is not newer than
+        the last of its epoch."""
+        match event:
+            case Opened():
+                return self._opened(event, now)
+            case Began():
+                return self._began(event, now)
+            case Uploaded(stream):
+                return self._uploaded(stream, now)
+            case Spoiled(stream, kind, text):
+                return self._spoiled(stream, kind, text, now)
+            case Ended(stream):
+                return self._ended(stream, now)
+            case Gone(peer):
+                return self._gone(peer, now)
+            case Ticked():
+                return [a for e in self._epochs.values() for a in self._step_if_ready(e, now)]
+            case Stepped(number, names, cell):
+                return self._stepped(self._epochs.get((number, cell)), number, names, now)
+            case StepFailed(number, names, text, cell):
+                return self._step_failed(self._epochs.get((number, cell)), number, names, text)
+            case Forgot(number):
+                return self._forgot(number)
+            case Voided(number):
+                return self._voided(number)
+
+    def _opened(self, opened: Opened, now: float) -> list[Action]:
+        if opened.round.epoch <= self._floor:
+            raise ValueError(f"epoch {opened.round.epoch} is over")
+        rounds = [
+            e.current.round
+            for (n, _), e in self._epochs.items()
+            if n == opened.round.epoch and e.current is not None
+        ]
+        if rounds and opened.round <= max(rounds):
+            raise ValueError(f"{opened.round} is not newer than {max(rounds)}")
+        self._cells.setdefault(opened.round.epoch, {}).update(opened.cells)
+        begun: list[Epoch] = []
+        for cell, part in by_cell(opened).items():
+            epoch = self._epochs.setdefault((opened.round.epoch, cell), Epoch(cell))
+            epoch.begin(part, now)
+            begun.append(epoch)
+        actions: list[Action] = []
+        for epoch in begun:
+            for number, stream in self._of_epoch(opened.round.epoch, epoch.cell):
+                if stream.phase is Phase.HELD and stream.began.round <= opened.round:
+                    actions += self._judge(number, stream)
+                elif stream.phase in OPEN and not epoch.wanted(stream) <= epoch.claimed:
+                    actions.append(
+                        self._refuse(
+                            number, Kind.SUPERSEDED, f"attempt {opened.round.attempt} has begun"
+                        )
+                    )
+                elif stream.phase in COMING:
+                    actions.append(self._put_off(number, stream))
+            actions += self._serve_ready(epoch, opened.round.epoch) + self._step_if_ready(
+                epoch, now
+            )
+        return actions
+
+    def _began(self, began: Began, now: float) -> list[Action]:
+        stream = self._streams[began.stream] = Stream(began)
+        actions = self._judge(began.stream, stream)
+        epoch = self._epoch_of(began)
+        return actions if epoch is None else actions + self._step_if_ready(epoch, now)
+
+    def _cell_of(self, began: Began) -> int:
+        cells = self._cells.get(began.round.epoch, {})
+        return cells[began.peer] if began.peer in cells else _of_strangers(cells)
+
+    def _epoch_of(self, began: Began) -> Epoch | None:
+        return self._epochs.get((began.round.epoch, self._cell_of(began)))
+
+    def _judge(self, number: int, stream: Stream) -> list[Action]:
+        """Read, hold, serve or refuse a stream whose head is known."""
+        began = stream.began
+        if began.round.epoch <= self._floor:
+            return [self._refuse(number, Kind.FORGOTTEN, f"epoch {began.round.epoch} is over")]
+        epoch = self._epoch_of(began)
+        opened = None if epoch is None else epoch.rounds.get(began.round)
+        if epoch is None or opened is None:
+            if (
+                epoch is not None
+                and epoch.current is not None
+                and began.round < epoch.current.round
+            ):
+                return [
+                    self._refuse(
+                        number,
+                        Kind.SUPERSEDED,
+                        f"this peer is at attempt {epoch.current.round.attempt}",
+                    )
+                ]
+            return self._hold(number, stream)
+        refusal = self._objection(number, began, opened)
+        if refusal is not None:
+            if refusal.weight and opened is epoch.current:
+                # who lies about its head has nothing that is worth waiting for
+                epoch.barred.add(began.peer)
+            return [refusal]
+        if epoch.wanted(stream) <= epoch.claimed:
+            if opened is epoch.current:
+                epoch.groups[began.group].present.add(began.peer)
+            wait = self._put_off(number, stream)
+            return self._serve_if_fresh(number, stream, epoch) or [wait]
+        if opened is not epoch.current:
+            assert epoch.current is not None  # it is another one than ``opened``
+            at = f"this peer is at attempt {epoch.current.round.attempt}"
+            return [self._refuse(number, Kind.SUPERSEDED, at)]
+        if epoch.fault:
+            return [self._refuse(number, Kind.FAILED, epoch.fault)]
+        if began.tokens == 0:
+            epoch.idle.add(began.peer)
+            return [self._put_off(number, stream)]
+        if began.peer in epoch.groups[began.group].given:
+            return [self._put_off(number, stream)]
+        if began.peer in epoch.barred:
+            return [
+                self._refuse(
+                    number, Kind.VALUES, "an earlier contribution to this round was refused"
+                )
+            ]
+        if not epoch.unclaimed(began.group) <= set(began.names):
+            return [
+                self._refuse(number, Kind.HEADS, "leaves out parts that are not stepped yet", 1.0)
+            ]
+        if began.group not in epoch.let_in(self._window):
+            stream.phase = Phase.QUEUED
+            return [Wait(number)]
+        return self._read(number, stream, epoch)
+
+    def _objection(self, number: int, began: Began, opened: Opened) -> Refuse | None:
+        """What is wrong with a head whatever the state of the round."""
+        if began.plan_hash != opened.plan_hash:
+            return self._refuse(
+                number, Kind.PLAN, f"plan {began.plan_hash[:12]!r} is not {opened.plan_hash[:12]!r}"
+            )
+        if began.ownership_hash != opened.ownership_hash:
+            return self._refuse(
+                number,
+                Kind.OWNERSHIP,
+                f"{began.ownership_hash[:12]!r} is not {opened.ownership_hash[:12]!r}",
+            )
+        if began.peer not in opened.members:
+            return self._refuse(number, Kind.STRANGER, "not in this round's view", 1.0)
+        if began.tokens and began.peer in opened.listeners:
+            return self._refuse(number, Kind.STRANGER, "a listener has no gradients to give", 1.0)
+        if began.group >= len(opened.groups) or began.digest != opened.groups[began.group].digest:
+            return self._refuse(
+                number,
+                Kind.GROUPS,
+                f"group {began.group} of {len(opened.groups)} is another one here",
+            )
+        if bool(began.tokens) != bool(began.names) or len(set(began.names)) != len(began.names):
+            return self._refuse(
+                number, Kind.HEADS, "tokens and tensors come together, each tensor once", 1.0
+            )
+        if not set(opened.groups[began.group].names).issuperset(began.names):
+            return self._refuse(
+                number, Kind.HEADS, "names parts that are not this peer's, or of another group", 1.0
+            )
+        if began.tokens > opened.token_limit:
+            return self._refuse(
+                number,
+                Kind.VALUES,
+                f"{began.tokens} tokens where {opened.token_limit} are possible",
+                1.0,
+            )
+        return None
+
+    def _read(self, number: int, stream: Stream, epoch: Epoch) -> list[Action]:
+        peer, group = stream.began.peer, stream.began.group
+        actions: list[Action] = [
+            self._refuse(other, Kind.SUPERSEDED, "a newer exchange of the same peer")
+            for other, s in self._of_epoch(stream.began.round.epoch, epoch.cell)
+            if other != number
+            and s.phase is Phase.READING
+            and (s.began.peer, s.began.group) == (peer, group)
+        ]
+        stream.phase = Phase.READING
+        epoch.missing.discard(peer)
+        epoch.groups[group].missing.discard(peer)
+        return [*actions, Read(number)]
+
+    def _put_off(self, number: int, stream: Stream) -> Wait:
+        stream.phase = Phase.WAITING
+        return Wait(number)
+
+    def _hold(self, number: int, stream: Stream) -> list[Action]:
+        held = [s for n, s in self._streams.items() if s.phase is Phase.HELD and n != number]
+        if (
+            len(held) >= self._held_total
+            or sum(s.began.peer == stream.began.peer for s in held) >= self._held_per_peer
+        ):
+            return [
+                self._refuse(
+                    number, Kind.BUSY, "too many exchanges wait for rounds that are not open here"
+                )
+            ]
+        return []
+
+    def _uploaded(self, number: int, now: float) -> list[Action]:
+        stream = self._streams.get(number)
+        epoch = None if stream is None else self._epoch_of(stream.began)
+        if stream is None or epoch is None or stream.phase is not Phase.READING:
+            return []
+        began = stream.began
+        stream.phase = Phase.SETTLED if began.gift else Phase.WAITING
+        epoch.groups[began.group].given[began.peer] = began.tokens
+        return [*([Serve(number, ())] if began.gift else []), *self._step_if_ready(epoch, now)]
+
+    def _spoiled(self, number: int, kind: Kind, text: str, now: float) -> list[Action]:
+        stream = self._streams.get(number)
+        epoch = None if stream is None else self._epoch_of(stream.began)
+        if stream is None or epoch is None or stream.phase is not Phase.READING:
+            return []
+        epoch.barred.add(stream.began.peer)  # what it gave to groups before is fit, and stays
+        return [self._refuse(number, kind, text, 1.0), *self._step_if_ready(epoch, now)]
+
+    def _ended(self, number: int, now: float) -> list[Action]:
+        stream = self._streams.pop(number, None)
+        epoch = None if stream is None else self._epoch_of(stream.began)
+        if stream is None or epoch is None or not stream.live or stream.phase is Phase.HELD:
+            return []
+        began = stream.began
+        others = [
+            s.began
+            for _, s in self._of_epoch(began.round.epoch, epoch.cell)
+            if s.live and s.began.peer == began.peer
+        ]
+        # Its contribution, if whole, stays: what is given is given.
+        if not others:
+            epoch.missing.add(began.peer)
+        elif began.round == self._round_of(epoch) and all(
+            (b.round, b.group) != (began.round, began.group) for b in others
+        ):
+            epoch.groups[began.group].missing.add(began.peer)
+        return self._step_if_ready(epoch, now)
+
+    def _gone(self, peer: PeerId, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for (number, cell), epoch in self._epochs.items():
+            if any(
+                s.phase is Phase.READING and s.began.peer == peer
+                for _, s in self._of_epoch(number, cell)
+            ):
+                continue  # its gradients are coming all the same; if they stop, the stream ends
+            epoch.missing.add(peer)
+            actions += self._step_if_ready(epoch, now)
+        return actions
+
+    def _step_if_ready(self, epoch: Epoch, now: float) -> list[Action]:
+        """The first group let in that has all it waits for, unless another is at the optimizer."""
+        opened = epoch.current
+        if opened is None or epoch.fault or epoch.stepping:
+            return []
+        wakes: list[Action] = []
+        for group in epoch.let_in(self._window):
+            names, books, awaited = (
+                epoch.unclaimed(group),
+                epoch.groups[group],
+                epoch.awaited(group),
+            )
+            if not names:
+                continue
+            if awaited:
+                before, closes = books.closes, epoch.closes(group, now)
+                if now < closes:
+                    wakes += [Wake(closes)] if books.closes != before else []
+                    continue
+            of_epoch = self._of_epoch(opened.round.epoch, epoch.cell)
+            # Nobody is waited for twice who has not said a word.
+            epoch.missing |= awaited - {s.began.peer for _, s in of_epoch if s.phase in COMING}
+            if not books.given and not epoch.may_hold:
+                return wakes + self._latch(
+                    opened.round.epoch, epoch, "nobody gave gradients for these parts"
+                )
+            epoch.claimed |= names
+            epoch.stepping = True
+            by, tokens = tuple(sorted(books.given)), sum(books.given.values())
+            step = Step(opened.round, group, tuple(sorted(names)), by, tokens, epoch.cell)
+            late = [
+                (n, s)
+                for n, s in of_epoch
+                if s.phase in COMING and epoch.wanted(s) <= epoch.claimed
+            ]
+            return [*wakes, step, *(self._put_off(n, s) for n, s in late)]
+        return wakes
+
+    def _stepped(
+        self, epoch: Epoch | None, number: int, names: frozenset[str], now: float
+    ) -> list[Action]:
+        if epoch is None:
+            return []
+        epoch.stepping = False
+        epoch.fresh |= names
+        actions = self._serve_ready(epoch, number)
+        let_in = set(epoch.let_in(self._window))
+        for n, s in self._of_epoch(number, epoch.cell):
+            if s.phase is Phase.QUEUED and s.began.group in let_in:
+                actions += self._judge(n, s)
+        return actions + self._step_if_ready(epoch, now)
+
+    def _step_failed(
+        self, epoch: Epoch | None, number: int, names: frozenset[str], text: str
+    ) -> list[Action]:
+        if epoch is None:
+            return []
+        epoch.stepping = False
+        epoch.claimed -= names - epoch.fresh
+        return self._latch(number, epoch, text)
+
+    def _latch(self, number: int, epoch: Epoch, text: str) -> list[Action]:
+        epoch.fault = epoch.fault or text
+        of_epoch = self._of_epoch(number, epoch.cell)
+        waiting = [
+            n for n, s in of_epoch if s.phase in OPEN and not epoch.wanted(s) <= epoch.claimed
+        ]
+        return [
+            *(self._refuse(n, Kind.FAILED, epoch.fault) for n in waiting),
+            Fail(number, epoch.fault, epoch.cell),
+        ]
+
+    def _forgot(self, number: int) -> list[Action]:
+        self._floor = max(self._floor, number)
+        actions: list[Action] = [
+            self._refuse(n, Kind.FORGOTTEN, f"epoch {s.began.round.epoch} is over")
+            for n, s in self._streams.items()
+            if s.live and s.began.round.epoch <= number
+        ]
+        self._epochs = {key: e for key, e in self._epochs.items() if key[0] > number}
+        self._cells = {n: cells for n, cells in self._cells.items() if n > number}
+        return actions
+
+    def _voided(self, number: int) -> list[Action]:
+        """The swarm went back. Streams whose round is not open here stay: they may belong to the
+        new beginning."""
+        self._floor = min(self._floor, number - 1)
+        actions: list[Action] = [
+            self._refuse(n, Kind.SUPERSEDED, f"epoch {number} begins anew")
+            for n, s in self._streams.items()
+            if s.live and s.phase is not Phase.HELD and s.began.round.epoch >= number
+        ]
+        self._epochs = {key: e for key, e in self._epochs.items() if key[0] < number}
+        self._cells = {n: cells for n, cells in self._cells.items() if n < number}
+        return actions
+
+    def _serve_ready(self, epoch: Epoch, number: int) -> list[Action]:
+        ready = [(n, s) for n, s in self._of_epoch(number, epoch.cell) if s.phase in OPEN]
+        return [action for n, s in ready for action in self._serve_if_fresh(n, s, epoch)]
+
+    def _serve_if_fresh(self, number: int, stream: Stream, epoch: Epoch) -> list[Action]:
+        wanted = epoch.wanted(stream)
+        if not wanted <= epoch.fresh:
+            return []
+        had = (stream.began.round, stream.began.peer, stream.began.group)
+        epoch.served[had] += 1
+        if epoch.served[had] > MOST_SERVED:
+            return [
+                self._refuse(
+                    number, Kind.BUSY, f"was served this group {MOST_SERVED} times in this attempt"
+                )
+            ]
+        stream.phase = Phase.SETTLED
+        return [Serve(number, () if stream.began.gift else tuple(sorted(wanted)), epoch.cell)]
+
+    def _refuse(self, number: int, kind: Kind, text: str, weight: float = 0.0) -> Refuse:
+        self._streams[number].phase = Phase.SETTLED
+        return Refuse(number, kind, text, weight)
+
+    def _of_epoch(self, number: int, cell: int) -> list[tuple[int, Stream]]:
+        cells = self._cells.get(number, {})
+        others = _of_strangers(cells)
+        return sorted(
+            (n, s)
+            for n, s in self._streams.items()
+            if s.began.round.epoch == number and cells.get(s.began.peer, others) == cell
+        )
+
+    @staticmethod
+    def _round_of(epoch: Epoch) -> RoundId | None:
+        return None if epoch.current is None else epoch.current.round
+
+
+def _of_strangers(cells: Mapping[PeerId, int]) -> int:
+    """The cell of whoever is in none: any will refuse it. 0 where members are in no cells."""
+    return min(cells.values(), default=0)

@@ -1,0 +1,260 @@
+"""The member's side of the exchanges with one owner: give our gradients of its parts, take its
+fresh parameters, believe nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+import torch
+from google.protobuf.message import DecodeError
+
+from node.averaging.coding import parcel
+from node.averaging.coding.codecs import Coded
+from node.averaging.exchange.events import Kind
+from node.averaging.exchange.groups import UNDER_WAY, Group
+from node.averaging.exchange.ledger import Held
+from node.averaging.exchange.request import RoundRequest
+from node.averaging.reducers.reduce import opened
+from node.core.errors import PeerFault, WireError
+from node.core.ids import PeerId
+from node.core.tasks import together
+from node.transport.port import TransportPort, printable, translate
+from protos import averaging_pb2, tensor_pb2
+
+SERVICES = ("tutti.averaging.v1.Averaging", "tutti.averaging.v1.Outer")
+"""Of gRPC: a cell's rounds, and those between cells."""
+
+Part = tuple[tensor_pb2.TensorHead, torch.Tensor]
+"""A contribution's head and bytes."""
+
+CONTRIBUTORS_LIMIT = 4096
+"""Peers a cell can have, generously."""
+
+
+class Unwelcome(PeerFault):
+    """The owner lives and has answered, but not with parts: ``kind`` says why."""
+
+    def __init__(self, peer: PeerId, kind: Kind, text: str) -> None:
+        super().__init__(peer, f"refused our exchange, {kind.value}: {text}")
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """A group of an owner's parts, and those of them that we want: all of them unless we give
+    gradients."""
+
+    group: Group
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one exchange gave: parts, and the tensor bytes both ways."""
+
+    parts: dict[str, Held]
+    nbytes: int
+
+
+class Exchanges:
+    """With one owner, in one attempt. ``giving``: with our gradients, one group going up at a time,
+    in order. ``gift``: and nothing is wanted back."""
+
+    def __init__(
+        self,
+        transport: TransportPort,
+        owner: PeerId,
+        request: RoundRequest,
+        giving: bool,
+        chunk: int,
+        service: str = SERVICES[0],
+        gift: bool = False,
+    ) -> None:
+        self._transport, self._owner, self._request, self._gift = transport, owner, request, gift
+        self._giving, self._chunk, self._method = giving, chunk, f"/{service}/Exchange"
+        self._turn, self._redialled = asyncio.Lock(), 0
+
+    async def all(
+        self, errands: Sequence[Errand], timeout: float, took: Callable[[Answer], None]
+    ) -> None:
+        """Groups in order, a window of them at once; ``took`` is called with each answer as it
+        comes.
+
+        Begins no other after one has failed, lets those under way end, and raises the first
+        PeerFault.
+        """
+        todo, faults = iter(errands), list[PeerFault]()
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout
+
+        async def some() -> None:
+            for errand in todo:
+                try:
+                    took(await self.one(errand, end - loop.time()))
+                except PeerFault as fault:
+                    faults.append(fault)
+                if faults:
+                    return
+
+        await together(*(some() for _ in range(min(UNDER_WAY, len(errands)))))
+        if faults:
+            raise faults[0]
+
+    async def one(self, errand: Errand, timeout: float) -> Answer:
+        """Give gradients of a group to its owner (if giving) and wait for its fresh parameters.
+
+        A lost connection is dialled anew once: an exchange may be repeated, what was stepped is not
+        stepped again. Raises Unwelcome for a refusal, PeerFault with weight 1 for an answer that
+        does not hold together, with 0 for everything that may be nobody's fault.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                redialled = self._redialled
+                try:
+                    return await self._once(errand)
+                except grpc.aio.AioRpcError as e:
+                    if e.code() is not grpc.StatusCode.UNAVAILABLE:
+                        raise
+                # else another exchange has, and the line is a new one
+                if redialled == self._redialled:
+                    self._redialled += 1
+                    self._transport.forget(self._owner)
+                return await self._once(errand)
+        except grpc.aio.AioRpcError as e:
+            raise translate(self._owner, e) from e
+        except WireError as e:
+            raise PeerFault(self._owner, f"gave an answer that is refused: {e}", 1.0) from e
+        except TimeoutError as e:
+            raise PeerFault(self._owner, "gave no fresh parts in time") from e
+
+    async def _once(self, errand: Errand) -> Answer:
+        channel = await self._transport.channel(self._owner)
+        # Encoded while the one before goes up; the turn is queued for at once, so that groups go up
+        # in order: the owner lets in the first ones only, and one of the others that had the turn
+        # would keep them out.
+        coded = asyncio.get_running_loop().run_in_executor(
+            None, self._coded, errand.names if self._giving else ()
+        )
+        await self._turn.acquire()
+        upload = _Upload(self._request, errand.group, self._chunk, self._turn, self._gift)
+        try:
+            upload.parts = await coded
+            call = channel.stream_stream(self._method)(upload.messages())
+            try:
+                held, received = await _fresh(
+                    call, self._owner, self._request, () if self._gift else errand.names
+                )
+            finally:
+                call.cancel()
+        finally:
+            upload.over()
+        self._transport.count(self._owner, sent=upload.sent, received=received)
+        return Answer(held, upload.sent + received)
+
+    def _coded(self, names: Sequence[str]) -> list[Part]:
+        request = self._request
+        return [
+            (parcel.head_of(n, request.shapes[n], request.up), request.bytes_of(n)) for n in names
+        ]
+
+
+class _Upload:
+    """What goes up in one exchange. Whoever makes it holds ``turn``; it is released after the last
+    byte, or by :meth:`over`."""
+
+    def __init__(
+        self, request: RoundRequest, group: Group, chunk: int, turn: asyncio.Lock, gift: bool
+    ) -> None:
+        self._request, self._group, self._chunk, self._gift = request, group, chunk, gift
+        self.parts: Sequence[Part] = ()
+        self._turn: asyncio.Lock | None = turn
+        self.sent = 0
+        """Tensor bytes handed to the network."""
+
+    def over(self) -> None:
+        """Let the next one begin. Safe to call twice."""
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.release()
+
+    async def messages(self) -> AsyncIterator[bytes]:
+        request = self._request
+        head = averaging_pb2.ContributionHead(
+            epoch=request.round.epoch,
+            term=request.round.term,
+            attempt=request.round.attempt,
+            plan_hash=request.plan_hash,
+            ownership_hash=request.ownership_hash,
+            tokens=request.tokens if self.parts else 0,
+            tensors=[head for head, _ in self.parts],
+            group=self._group.index,
+            group_digest=self._group.digest,
+            gift=self._gift,
+        )
+        yield averaging_pb2.Contribution(head=head).SerializeToString()
+        left = sum(data.numel() for _, data in self.parts)
+        for message in parcel.messages((data for _, data in self.parts), self._chunk):
+            yield message
+            self.sent += min(self._chunk, left - self.sent)
+        self.over()
+
+
+async def _fresh(
+    call: grpc.aio.StreamStreamCall, owner: PeerId, request: RoundRequest, names: Sequence[str]
+) -> tuple[dict[str, Held], int]:
+    """Read and check an owner's answer. Raises WireError for one that does not parse or is not what
+    was asked for."""
+    first: bytes | None = await anext(aiter(call), None)
+    if first is None:
+        raise WireError("an empty answer")
+    try:
+        message = averaging_pb2.Fresh.FromString(first)
+    except DecodeError as e:
+        raise WireError("the first message is none of ours") from e
+    if message.WhichOneof("part") == "refusal":
+        raise Unwelcome(owner, _kind(message.refusal.kind), printable(message.refusal.text))
+    if message.WhichOneof("part") != "head":
+        raise WireError("the first message is not the head")
+    head, expected = message.head, [(n, request.shapes[n]) for n in sorted(names)]
+    if any(
+        (not m.tokens and not request.may_hold) or len(m.contributors) > CONTRIBUTORS_LIMIT
+        for m in head.made
+    ):
+        raise WireError("parts that were made from nothing, or from too many")
+    if not all(m.tensors for m in head.made) or sum(m.tensors for m in head.made) != len(expected):
+        raise WireError("does not say how each part was made")
+    reader = parcel.Reader(list(head.tensors), expected, request.down)
+    if reader.remaining:
+        async for raw in call:
+            reader.feed(parcel.payload(raw))
+            if not reader.remaining:
+                break
+    parts = reader.finish()
+    tensors = await asyncio.to_thread(
+        _opened, parts, [shape for _, shape in expected], request.down
+    )
+    made = [
+        (m.tokens, tuple(map(PeerId, m.contributors))) for m in head.made for _ in range(m.tensors)
+    ]
+    rows = zip(sorted(names), tensors, parts, made, strict=True)
+    return {n: Held(t, owner, *how, request.down, data) for n, t, data, how in rows}, reader.nbytes
+
+
+def _opened(
+    parts: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]], codec: str
+) -> list[torch.Tensor]:
+    found = [opened(Coded(data, shape, codec)) for data, shape in zip(parts, shapes, strict=True)]
+    if not all(fine for _, fine in found):
+        raise WireError("fresh parameters that are not finite")
+    return [numbers for numbers, _ in found]
+
+
+def _kind(number: int) -> Kind:
+    try:
+        return Kind[averaging_pb2.RefusalKind.Name(number)]  # type: ignore[arg-type]
+    except (ValueError, KeyError) as e:
+        raise WireError(f"a refusal of unknown kind {number}") from e

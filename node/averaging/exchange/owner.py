@@ -1,0 +1,552 @@
+"""The owner's side of an exchange: carries out what the machine decides about the streams that
+others open.
+
+Contributions to a group are buffered whole, one per peer, summed only when the machine says so, and
+gone before the optimizer begins. A stream whose round is not open here, or whose group is not let
+in, is not read: HTTP/2 flow control holds its bytes at the sender.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from functools import partial
+
+import grpc
+import grpc.aio
+import torch
+from google.protobuf.message import DecodeError
+
+from node.averaging.coding import parcel
+from node.averaging.coding.codecs import Coded, Numbers, Rounded
+from node.averaging.coding.formats import FORMATS
+from node.averaging.exchange.events import (
+    Action,
+    Began,
+    Ended,
+    Event,
+    Fail,
+    Forgot,
+    Gone,
+    Kind,
+    Opened,
+    Read,
+    Refuse,
+    Serve,
+    Spoiled,
+    Step,
+    StepFailed,
+    Stepped,
+    Ticked,
+    Uploaded,
+    Voided,
+    Wait,
+    Wake,
+)
+from node.averaging.exchange.groups import contribute_until
+from node.averaging.exchange.ledger import Attempt, Epoch, Given, Held, Line
+from node.averaging.exchange.machine import RoundMachine
+from node.averaging.exchange.request import RoundRequest
+from node.averaging.exchange.request import Step as StepCall
+from node.averaging.reducers.quarantine import WEIGHT
+from node.averaging.reducers.reduce import settled, unfit
+from node.averaging.reducers.reducer import Gathered, Reduced, Reducer
+from node.averaging.settings import AveragingSettings
+from node.core.errors import LocalFault, PeerFault, WireError
+from node.core.ids import PeerId, RoundId
+from node.core.tasks import Tasks
+from node.transport.port import TransportPort
+from protos import averaging_pb2
+
+HEAD_TIMEOUT_S = 10.0
+"""A stream that has not said what it is by then is closed."""
+
+HEAD_LIMIT = 1 << 20
+"""Bytes of a head, which is kept as long as its stream: names and shapes of one group."""
+
+DRAIN_TIMEOUT_S = 5.0
+"""After an answer that came before the end of an upload, the sender has this long to hang up. We do
+not hang up first: a client of gRPC's asyncio stack whose write fails loses what it had been
+sent."""
+
+
+class Owner:
+    """Serves ``exchange`` and is the keeper of every fresh part of the epochs that are not
+    forgotten."""
+
+    def __init__(
+        self,
+        transport: TransportPort,
+        settings: AveragingSettings,
+        tasks: Tasks,
+        executor: Executor | None,
+        now: Callable[[], float],
+        chunk: int,
+        say: Callable[..., None] = lambda *_, **__: None,
+    ) -> None:
+        self._transport, self._settings, self._tasks, self._executor = (
+            transport,
+            settings,
+            tasks,
+            executor,
+        )
+        self._now, self._chunk, self._say = now, chunk, say
+        self._machine = RoundMachine()
+        self._reducer, self._fell_back = Reducer(settings), False
+        self._lines: dict[int, Line] = {}
+        self._numbers = itertools.count()
+        self._epochs: dict[int, Epoch] = {}
+        self._stepping = asyncio.Lock()
+
+    # Our own rounds
+
+    def open(
+        self,
+        request: RoundRequest,
+        step: StepCall | None,
+        tokens: int,
+        norms: Mapping[str, float],
+        started: float,
+    ) -> Attempt:
+        """Begin an attempt; ``tokens`` is 0 when our own gradients, of these norms, are not to be
+        used. Raises ValueError if it is not newer."""
+        me = self._transport.peer_id
+        groups = request.groups_of(me, self._settings.group_bytes)
+        epoch = self._epochs.setdefault(request.round.epoch, Epoch())
+        cell = request.cells.get(me, 0)
+        attempt = Attempt(request, step, groups, asyncio.get_running_loop().create_future(), cell)
+        if epoch.attempts and request.round <= max(epoch.attempts):
+            raise ValueError(f"{request.round} is not newer than {max(epoch.attempts)}")
+        for older in epoch.attempts.values():
+            older.drop(attempt.cells)
+        epoch.attempts[request.round] = attempt
+        if tokens:
+            own = Given(tokens, {}, norms)
+            attempt.given |= {(group.index, me): own for group in groups}
+        opened = Opened(
+            round=request.round,
+            me=me,
+            plan_hash=request.plan_hash,
+            ownership_hash=request.ownership_hash,
+            members=frozenset(request.members),
+            listeners=frozenset(request.listeners),
+            groups=groups,
+            held=attempt.mine & epoch.of(cell).keys(),
+            tokens=tokens,
+            contribute_by=contribute_until(started, request.deadline_s, len(groups)),
+            token_limit=request.token_limit,
+            may_hold=request.may_hold,
+            quorum=request.quorum,
+            grace_s=request.grace_s,
+            spare_s=request.spare_s,
+            cells=request.cells,
+        )
+        try:
+            self._feed(opened)
+        except ValueError:  # the epoch is over: keep nothing for it
+            del self._epochs[request.round.epoch]
+            raise
+        self._settle(request.round.epoch)
+        return attempt
+
+    def tick(self) -> None:
+        """Let the machine see the time."""
+        self._feed(Ticked())
+
+    def gone(self, peer: PeerId) -> None:
+        """Wait for this peer no longer."""
+        self._feed(Gone(peer))
+
+    def forget(self, epoch: int) -> None:
+        """Drop everything of epochs up to ``epoch``; who still asks is refused."""
+        self._feed(Forgot(epoch))
+        self._drop([n for n in self._epochs if n <= epoch], "the epoch is over")
+
+    def _drop(self, epochs: list[int], why: str) -> None:
+        for number in epochs:
+            for attempt in self._epochs.pop(number).attempts.values():
+                if not attempt.settled.done():
+                    attempt.settled.set_result(why)
+
+    def void(self, epoch: int) -> None:
+        """Drop everything of ``epoch`` and later ones, which may then be opened again."""
+        self._feed(Voided(epoch))
+        self._reducer.void(epoch)
+        self._drop([n for n in self._epochs if n >= epoch], "the swarm went back")
+
+    def held(self, epoch: int) -> Mapping[str, Held]:
+        """The fresh parts of an epoch this peer has, its own and others'; those of its cell."""
+        return self._epochs[epoch].here if epoch in self._epochs else {}
+
+    def unserved(self, attempt: Attempt) -> frozenset[str]:
+        """Parts of ours that are not fresh in some cell."""
+        epoch = self._epochs.get(attempt.request.round.epoch)
+        cells = attempt.cells if epoch is not None else ()
+        return frozenset(
+            name for cell in cells if epoch for name in attempt.mine - epoch.of(cell).keys()
+        )
+
+    def stepped(self, epoch: int) -> frozenset[str]:
+        """The parts this peer itself has stepped in an epoch."""
+        return frozenset(self._epochs[epoch].stepped) if epoch in self._epochs else frozenset()
+
+    def quarantined(self, epoch: int) -> dict[PeerId, str]:
+        """Whose contributions to an epoch this peer left out for their size, and why."""
+        return dict(self._epochs[epoch].quarantined) if epoch in self._epochs else {}
+
+    def keep(self, round_id: RoundId, parts: Mapping[str, Held]) -> None:
+        """Remember parts gathered from other owners, unless a newer attempt has begun or the epoch
+        is over."""
+        epoch = self._epochs.get(round_id.epoch)
+        if epoch is not None and round_id == max(epoch.attempts):
+            epoch.here.update(parts)
+
+    # Others' streams
+
+    async def exchange(
+        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> None:
+        """The handler of the call: serialised messages in, serialised messages out."""
+        try:
+            peer = self._transport.caller(context)
+        except PeerFault as e:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(e))
+            return
+        head = await _head(requests)
+        if head is None:
+            await context.write(_refusal(Kind.HEADS, "the first message is the head"))
+        else:
+            await self._attend(peer, head, requests, context)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_TIMEOUT_S):
+                async for _ in requests:
+                    pass
+
+    async def _attend(
+        self,
+        peer: PeerId,
+        head: averaging_pb2.ContributionHead,
+        requests: AsyncIterator[bytes],
+        context: grpc.aio.ServicerContext,
+    ) -> None:
+        round_id = RoundId(head.epoch, head.term, head.attempt)
+        line = Line(
+            next(self._numbers), peer, round_id, head.group, head.tokens, list(head.tensors)
+        )
+        self._lines[line.number] = line
+        hashes, names = (head.plan_hash, head.ownership_hash), tuple(h.name for h in line.heads)
+        try:
+            about = (head.group, head.group_digest, head.tokens, names, head.gift)
+            self._feed(Began(line.number, peer, round_id, *hashes, *about))
+            await self._converse(line, requests, context)
+        except TimeoutError:
+            await context.write(_refusal(Kind.LATE, "the round did not get that far in time"))
+        finally:
+            del self._lines[line.number]
+            self._feed(Ended(line.number))
+
+    async def _converse(
+        self, line: Line, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> None:
+        """Do what the machine orders until the stream is answered. Raises TimeoutError when no
+        order, or no byte, comes in time."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self._settings.round_timeout_s) as patience:
+            while True:
+                order = await line.orders.get()
+                patience.reschedule(loop.time() + self._deadline_s(line))
+                match order:
+                    case Read():
+                        await self._receive(line, requests)
+                    case Wait():
+                        pass
+                    case Serve(_, names, cell):
+                        return await self._answer(line, names, cell, context)
+                    case Refuse(_, kind, text, weight):
+                        if weight:
+                            self._transport.fault(
+                                line.peer, f"contribution refused, {kind.value}: {text}", weight
+                            )
+                        await context.write(_refusal(kind, text))
+                        return None
+
+    def _deadline_s(self, line: Line) -> float:
+        attempt = self._attempt(line.round)
+        return self._settings.round_timeout_s if attempt is None else attempt.request.deadline_s
+
+    async def _receive(self, line: Line, requests: AsyncIterator[bytes]) -> None:
+        """Read the tensors; give up quietly when the machine has a newer order for the stream, or
+        the stream breaks off."""
+        attempt = self._attempt(line.round)
+        if attempt is None:
+            return
+        expected = [(h.name, attempt.request.shapes[h.name]) for h in line.heads]
+        try:
+            reader = line.reader = parcel.Reader(line.heads, expected, attempt.request.up)
+            while reader.remaining:
+                # nobody else holds it while we wait, so that a newer order frees what has come
+                reader = None
+                message = await anext(requests, b"")
+                reader = line.reader
+                if reader is None:
+                    return
+                reader.feed(parcel.payload(message))
+            line.reader = None
+            self._transport.count(line.peer, received=reader.nbytes)
+            given, fault = await asyncio.to_thread(
+                self._fit, attempt.request, expected, reader.finish(), line.tokens
+            )
+        except WireError as e:
+            self._feed(Spoiled(line.number, Kind.HEADS, str(e)))
+            return
+        if fault:
+            attempt.refused[line.peer] = fault
+            self._feed(Spoiled(line.number, Kind.VALUES, fault))
+            return
+        begun = (attempt.cell_of(line.peer), line.group) in attempt.begun
+        # nothing newer was decided while the values were looked at
+        if line.orders.empty() and not begun:
+            attempt.given[line.group, line.peer] = given
+            self._feed(Uploaded(line.number))
+
+    def _fit(
+        self,
+        request: RoundRequest,
+        expected: Sequence[tuple[str, Sequence[int]]],
+        parts: Sequence[torch.Tensor],
+        tokens: int,
+    ) -> tuple[Given, str]:
+        """A contribution, and why it must not be averaged or "". Raises WireError for bytes that
+        are no numbers."""
+        named = {
+            n: Coded(data, shape, request.up)
+            for (n, shape), data in zip(expected, parts, strict=True)
+        }
+        norms = {n: coded.norm() for n, coded in named.items()}
+        return Given(tokens, named, norms), unfit(
+            norms, tokens if request.summed else 1, self._settings.max_gradient_norm
+        )
+
+    async def _answer(
+        self, line: Line, names: tuple[str, ...], cell: int, context: grpc.aio.ServicerContext
+    ) -> None:
+        epoch = self._epochs.get(line.round.epoch)
+        parts = epoch.of(cell) if epoch is not None else {}
+        if names and not parts:  # forgotten since the machine gave the order
+            await context.write(_refusal(Kind.FORGOTTEN, f"epoch {line.round.epoch} is over"))
+            return
+        held = [parts[name] for name in names]
+        runs = itertools.groupby(held, key=lambda h: (h.tokens, h.contributors))
+        head = averaging_pb2.FreshHead(
+            tensors=[
+                parcel.head_of(name, h.tensor.shape, h.codec)
+                for name, h in zip(names, held, strict=True)
+            ],
+            made=[
+                averaging_pb2.Made(tensors=len(list(run)), tokens=t, contributors=by)
+                for (t, by), run in runs
+            ],
+        )
+        await context.write(averaging_pb2.Fresh(head=head).SerializeToString())
+        for message in parcel.messages((h.data for h in held), self._chunk):
+            await context.write(message)
+        self._transport.count(line.peer, sent=sum(h.data.numel() for h in held))
+
+    # The machine's hands
+
+    def _feed(self, event: Event) -> None:
+        for action in self._machine.handle(event, self._now()):
+            self._carry_out(action)
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case Read() | Wait() | Serve() | Refuse():
+                if (line := self._lines.get(action.stream)) is not None:
+                    line.orders.put_nowait(action)
+                    # its bytes are for nothing: let go of them though the sender may never say
+                    # another word
+                    line.reader = None
+            case Step():
+                if (attempt := self._attempt(action.round)) is not None:
+                    attempt.begun.add((action.cell, action.group))
+                self._tasks.spawn(
+                    self._step(action),
+                    f"step {action.round.epoch}.{action.round.attempt}.{action.group}",
+                )
+            case Fail(number, text, cell):
+                self._settle(number, cell, text)
+            case Wake(at):
+                self._tasks.spawn(self._tick_at(at), "grace")
+
+    async def _tick_at(self, when: float) -> None:
+        await asyncio.sleep(max(0.0, when - self._now()))
+        self.tick()
+
+    async def _step(self, action: Step) -> None:
+        """Reduce, step, keep. Whatever goes wrong is told to the machine before it is told to our
+        parent."""
+        number, names, cell = action.round.epoch, frozenset(action.names), action.cell
+        event: Stepped | StepFailed = StepFailed(number, names, "the step was interrupted", cell)
+        try:
+            async with self._stepping:
+                loop = asyncio.get_running_loop()
+                reduced, fresh = await loop.run_in_executor(
+                    self._executor, self._reduce_and_step, action
+                )
+                if fresh and (attempt := self._attempt(action.round)) is not None:
+                    epoch = self._epochs[number]
+                    epoch.of(cell).update(fresh)
+                    epoch.stepped |= names
+                    if reduced is not None:
+                        self._learn(
+                            epoch, reduced, attempt.request.reducer or self._settings.reducer
+                        )
+            event = Stepped(number, names, cell)
+        except LocalFault as e:
+            # Parts that cannot be stepped here may be elsewhere: the leader repairs the round, and
+            # nothing ends.
+            event = StepFailed(number, names, f"the owner's step failed: {e}", cell)
+            self._say("step-failed", f"epoch {number}: {e} {e.next_step}", level="error")
+        except Exception as e:
+            event = StepFailed(number, names, f"the owner's step failed: {type(e).__name__}", cell)
+            raise
+        finally:
+            # The epoch may have begun anew meanwhile: what an attempt of before made is nothing to
+            # it.
+            if self._attempt(action.round) is not None:
+                self._feed(event)
+                self._settle(number, cell)
+
+    def _learn(self, epoch: Epoch, reduced: Reduced, rule: str) -> None:
+        """What a reduction showed about others: counted once an epoch, never against ourselves."""
+        self._reducer.remember(reduced)
+        for peer, why in reduced.quarantined.items():
+            if peer not in epoch.quarantined and peer != self._transport.peer_id:
+                self._transport.fault(peer, f"contribution quarantined: {why}", WEIGHT)
+        epoch.quarantined = reduced.quarantined | epoch.quarantined
+        if reduced.fell_back and not self._fell_back:
+            self._fell_back = True
+            count = len(reduced.contributors)
+            text = (
+                f"{rule} needs three contributors, there are {count}: it is their mean until "
+                "there are more"
+            )
+            self._say("reducer-fell-back", text, level="warning")
+
+    def _reduce_and_step(self, action: Step) -> tuple[Reduced | None, dict[str, Held]]:
+        attempt, me = self._attempt(action.round), self._transport.peer_id
+        if attempt is None:
+            return None, {}
+        request = attempt.request
+        if not action.contributors and request.may_hold:
+            kept = request.kept(action.cell, action.names)
+            made = {
+                n: settled(n, Coded.of(kept[n]), request.shapes[n], request.down)
+                for n in action.names
+            }
+            return None, {
+                name: Held(tensor, me, 0, (), request.down, data)
+                for name, (tensor, data) in made.items()
+            }
+        given = {peer: attempt.given.pop((action.group, peer)) for peer in action.contributors}
+        claims = {peer: g.tokens for peer, g in given.items()}
+        gradients = {
+            peer: _travelled(request, action.names)
+            if peer == me
+            else [g.named[n] for n in action.names]
+            for peer, g in given.items()
+        }
+        # Ours are of what was not rounded, which is near enough to tell who is far too large,
+        # unless most is left out.
+        rule = request.reducer or self._settings.reducer
+        near = request.up == "fp32" or (rule == "mean" and not FORMATS[request.up].biased)
+        known = [peer for peer in given if peer != me or near]
+        norms = {peer: [given[peer].norms[n] for n in action.names] for peer in known}
+        gathered = Gathered(
+            action.round.epoch,
+            action.names,
+            claims,
+            gradients,
+            request.allowed,
+            request.total,
+            request.summed,
+            norms,
+            rule,
+        )
+        reduced = self._reducer.reduce(gathered)
+        fresh: dict[str, Numbers] = dict(zip(action.names, reduced.numbers, strict=True))
+        hook = (
+            attempt.step
+            if request.apply is None
+            else partial(request.apply, action.cell, action.names)
+        )
+        if hook is not None:
+            means = {name: each.whole() for name, each in fresh.items()}
+            reduced = replace(reduced, numbers=())
+            del fresh, given, gathered, gradients
+            stepped = hook(means)
+            fresh = {name: Coded.of(stepped[name]) for name in action.names}
+        made = {
+            name: settled(name, fresh[name], request.shapes[name], request.down)
+            for name in action.names
+        }
+        reduced = replace(reduced, numbers=())
+        tokens, contributors, down = reduced.tokens, reduced.contributors, request.down
+        return reduced, {
+            name: Held(tensor, me, tokens, contributors, down, data)
+            for name, (tensor, data) in made.items()
+        }
+
+    def _attempt(self, round_id: RoundId) -> Attempt | None:
+        epoch = self._epochs.get(round_id.epoch)
+        return None if epoch is None else epoch.attempts.get(round_id)
+
+    def _settle(self, number: int, cell: int = 0, fault: str = "") -> None:
+        """Tell the rounds of an epoch whose own parts are all here, in every cell, or will not
+        come."""
+        epoch = self._epochs.get(number, Epoch())
+        for attempt in epoch.attempts.values():
+            if fault:
+                attempt.faults[cell] = fault
+                attempt.drop((cell,))
+            if not attempt.settled.done() and all(
+                at in attempt.faults for at in attempt.lacking(epoch.held)
+            ):
+                attempt.settled.set_result(
+                    "; ".join(attempt.faults[at] for at in sorted(attempt.lacking(epoch.held)))
+                )
+
+
+def _travelled(request: RoundRequest, names: Sequence[str]) -> list[Numbers]:
+    """Our own gradients with the rounding of the wire, so that a sum does not depend on which peer
+    owns the part."""
+    gradients = request.gradients or {}
+    return [
+        Coded.of(gradients[n])
+        if request.up == "fp32" or n in request.coded
+        else Rounded(gradients[n], request.up)
+        for n in names
+    ]
+
+
+async def _head(requests: AsyncIterator[bytes]) -> averaging_pb2.ContributionHead | None:
+    """The head a stream begins with, or None when something else comes, or nothing in time."""
+    with contextlib.suppress(TimeoutError, DecodeError):
+        async with asyncio.timeout(HEAD_TIMEOUT_S):
+            first = await anext(requests, b"")
+            if len(first) > HEAD_LIMIT:
+                return None
+            message = averaging_pb2.Contribution.FromString(first)
+            if message.WhichOneof("part") == "head":
+                return message.head
+    return None
+
+
+def _refusal(kind: Kind, text: str) -> bytes:
+    return averaging_pb2.Fresh(
+        refusal=averaging_pb2.Refusal(kind=kind.name, text=text)
+    ).SerializeToString()

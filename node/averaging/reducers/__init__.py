@@ -1,0 +1,1 @@
+"""What becomes of contributions: their weights, who is left out, by which rule they become one."""

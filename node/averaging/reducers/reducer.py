@@ -1,0 +1,181 @@
+"""One owner's way from contributions to one gradient per token: weigh, leave out the absurd,
+reduce. Enters: gradient sums with what their senders claim. Leaves: means for the optimizer. Never:
+a socket, a ban."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median_high
+
+import torch
+
+from node.averaging.coding.codecs import Coded, Numbers
+from node.averaging.reducers import robust
+from node.averaging.reducers.quarantine import Size, Trail, quarantined
+from node.averaging.reducers.reduce import means
+from node.averaging.reducers.weights import weights
+from node.averaging.settings import AveragingSettings
+from node.core.ids import PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What is to be reduced. ``claims``: tokens by contributor; ``gradients``: their sums over
+    these tokens, as they came, in the order of ``names``. ``allowed`` and ``total``: see
+    :func:`node.averaging.reducers.weights.weights`. Not ``summed``: they are values already, and
+    each counts for its tokens. ``norms``: of ``gradients``, of whom they are known. ``reducer``: ""
+    for that of the settings."""
+
+    epoch: int
+    names: tuple[str, ...]
+    claims: Mapping[PeerId, int]
+    gradients: Mapping[PeerId, Sequence[Numbers]]
+    allowed: Mapping[PeerId, int] = field(default_factory=dict)
+    total: int = 0
+    summed: bool = True
+    norms: Mapping[PeerId, Sequence[float]] = field(default_factory=dict)
+    reducer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """``numbers``: gradients per token, in the order of the names, which may need the contributions
+    until they are read; ``tokens``: the weight behind them; ``contributors``: whose gradients are
+    in them, sorted; ``quarantined``: whose are not, and why. ``fell_back``: too few for the reducer
+    that was asked for, so it is their mean. ``center`` and ``typical`` are for
+    :meth:`Reducer.remember`."""
+
+    epoch: int
+    names: tuple[str, ...]
+    numbers: Sequence[Numbers]
+    tokens: int
+    contributors: tuple[PeerId, ...]
+    quarantined: dict[PeerId, str]
+    fell_back: bool
+    typical: Size
+    center: list[torch.Tensor] | None = None
+
+    @property
+    def means(self) -> list[torch.Tensor]:
+        """The numbers [shape] fp32, in memory."""
+        return [each.whole() for each in self.numbers]
+
+
+class Reducer:
+    """Reduces by the manifest. :meth:`reduce` changes nothing, so it may run on any thread and be
+    done again; :meth:`remember` is called when its result was stepped."""
+
+    def __init__(self, settings: AveragingSettings) -> None:
+        self._settings = settings
+        self._trail = Trail()
+        self._centers: dict[str, tuple[int, torch.Tensor]] = {}
+
+    def reduce(self, g: Gathered) -> Reduced:
+        """The same bits for the same contributions in whatever order they came.
+
+        Raises ValueError when nobody contributed, or all weigh nothing.
+        """
+        sizes = {
+            p: Size(
+                t if g.summed else 1,
+                tuple(g.norms[p] if p in g.norms else (each.norm() for each in g.gradients[p])),
+            )
+            for p, t in sorted(g.claims.items())
+            if t > 0
+        }
+        # Before anybody is left out: what a liar claims must not become room for the claims of
+        # another.
+        weigh = {
+            p: w for p, w in weights(g.claims, g.allowed, g.total).items() if w > 0 and p in sizes
+        }
+        out = quarantined(
+            {p: sizes[p] for p in weigh}, self._settings.quarantine, g.epoch, g.names, self._trail
+        )
+        order = tuple(sorted(weigh.keys() - out.keys()))
+        if not order:
+            raise ValueError("no contribution has any weight")
+        asked = g.reducer or self._settings.reducer
+        fell_back = asked != "mean" and len(order) < robust.FEWEST
+        name = "mean" if fell_back else asked
+        made = self._apply(name, g, order, sizes, weigh)
+        typical = median_high([(sizes[p].per_token, p) for p in order])[1]
+        center = [each.whole().clone() for each in made] if name == "centered-clip" else None
+        return Reduced(
+            g.epoch,
+            g.names,
+            made,
+            sum(weigh[p] for p in order),
+            order,
+            out,
+            fell_back,
+            sizes[typical],
+            center,
+        )
+
+    def remember(self, reduced: Reduced) -> None:
+        """Expect such norms from now on, and start from this average next time."""
+        self._trail.note(reduced.epoch, reduced.names, reduced.typical)
+        self._centers = {n: c for n, c in self._centers.items() if c[0] >= reduced.epoch - 1}
+        if reduced.center is not None:
+            self._centers |= {
+                n: (reduced.epoch, c) for n, c in zip(reduced.names, reduced.center, strict=True)
+            }
+
+    def void(self, epoch: int) -> None:
+        """``epoch`` and later ones did not happen."""
+        self._trail.void(epoch)
+        self._centers = {n: c for n, c in self._centers.items() if c[0] < epoch}
+
+    def _apply(
+        self,
+        name: str,
+        g: Gathered,
+        order: tuple[PeerId, ...],
+        sizes: Mapping[PeerId, Size],
+        weigh: Mapping[PeerId, int],
+    ) -> Sequence[Numbers]:
+        s = self._settings
+        tokens = [g.claims[p] if g.summed else 1 for p in order]
+        if name == "mean":
+            if not g.summed and len({weigh[p] for p in order}) == 1:
+                return means(g.gradients, order, len(order))
+            scaled = {p: weigh[p] / t for p, t in zip(order, tokens, strict=True) if weigh[p] != t}
+            return means(g.gradients, order, sum(weigh[p] for p in order), scaled)
+        norms, weight = [sizes[p].per_token for p in order], [float(weigh[p]) for p in order]
+        if name == "clipped-mean":
+            shares = robust.clipped(norms, weight, s.clip)
+            return means(
+                g.gradients,
+                order,
+                1,
+                {p: f / t for p, f, t in zip(order, shares, tokens, strict=True)},
+            )
+        given = [[each.whole() for each in g.gradients[p]] for p in order]
+        if name == "median":
+            return [Coded.of(t) for t in robust.median(given, tokens)]
+        if name == "trimmed-mean":
+            return [Coded.of(t) for t in robust.trimmed_mean(given, tokens, s.trim)]
+        center = self._center(g)
+        shares, kept = robust.centered(
+            given, tokens, norms, weight, s.clip, s.clip_iterations, center
+        )
+        factors = {p: f / t for p, f, t in zip(order, shares, tokens, strict=True)}
+        moved = [each.whole() for each in means(g.gradients, order, 1, factors)]
+        if center is not None:
+            for m, c in zip(moved, center, strict=True):
+                m.add_(c, alpha=kept)
+        return [Coded.of(m) for m in moved]
+
+    def _center(self, g: Gathered) -> list[torch.Tensor] | None:
+        """Averages of the epoch before, zeros for parts that were another's; None when all were."""
+        known = {
+            n: c for n in g.names if (c := self._centers.get(n)) is not None and c[0] == g.epoch - 1
+        }
+        if not known:
+            return None
+        like = next(iter(g.gradients.values()))
+        return [
+            known[n][1] if n in known else torch.zeros(t.shape)
+            for n, t in zip(g.names, like, strict=True)
+        ]

@@ -1,0 +1,1 @@
+"""Who averages with whom, and what becomes of the mean. Pure but for tensors."""

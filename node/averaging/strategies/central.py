@@ -1,0 +1,64 @@
+"""The classical baselines: one or a few members hold the parameters, the others push and pull.
+Enters: how many members, round, seed. Leaves: who owns, and who pushes when.
+Never: the optimizer, what becomes of a push (:mod:`node.averaging.strategies.pushes`).
+
+A synchronous parameter server is a butterfly whose shares all lie with one owner; sharded, with a
+few. Without a barrier, pushes older than a bound are refused (stale-synchronous, Ho et al. 2013);
+Hogwild (Niu et al. 2011) also drops the lock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from node.averaging.strategies.strategy import Groups, Pushes, order
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterServer:
+    """Everybody's values meet at ``shards`` members, who change with the seed only, and come back
+    in the same round."""
+
+    shards: int = 1
+    partial: bool = False
+
+    def meet(self, count: int, round: int, seed: int) -> Groups:
+        return Groups(np.zeros(count, np.int64), owners=servers(count, self.shards, seed))
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """No barrier: pushes are applied as they come, unless more than ``bound`` others were applied
+    since the sender's pull."""
+
+    bound: int
+    shards: int = 1
+    partial: bool = True
+
+    def meet(self, count: int, round: int, seed: int) -> Pushes:
+        return Pushes(
+            order(count, seed, "pushes", round), servers(count, self.shards, seed), self.bound
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Hogwild:
+    """Neither barrier nor lock nor bound: whatever arrives is added in place, coordinate by
+    coordinate."""
+
+    shards: int = 1
+    partial: bool = True
+
+    def meet(self, count: int, round: int, seed: int) -> Pushes:
+        return Pushes(
+            order(count, seed, "pushes", round), servers(count, self.shards, seed), locked=False
+        )
+
+
+def servers(count: int, shards: int, seed: int) -> tuple[int, ...]:
+    """Places of the owners. Raises ValueError when there are more shards than members."""
+    if not 1 <= shards <= count:
+        raise ValueError(f"{shards} shards among {count} members")
+    return tuple(sorted(order(count, seed, "servers")[:shards].tolist()))

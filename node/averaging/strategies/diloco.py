@@ -1,0 +1,100 @@
+"""DiLoCo (arXiv 2311.08105): members train alone for a while, then the average of what they moved
+by is one outer step. Enters: parameters at the anchor and now, averaged differences. Leaves: the
+next anchor and momentum, and what to train on from. Never: an average (that is the strategy's), a
+half-made step: every function gives a new state, the caller adopts it on commit.
+
+The streaming form (arXiv 2501.18512) does it in fragments, a few steps late, and
+keeps part of what was learned meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from node.averaging.strategies.outer import OuterSettings
+from node.core.errors import StepFault
+
+Named = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class OuterState:
+    """``anchor``: parameters after the last outer step, fp32. ``momentum``: of the outer optimizer,
+    same names and shapes; zeros at first."""
+
+    anchor: dict[str, Tensor]
+    momentum: dict[str, Tensor]
+
+    @classmethod
+    def begin(cls, parameters: Named) -> OuterState:
+        """From a copy of ``parameters``."""
+        anchor = {
+            name: p.detach().to("cpu", torch.float32, copy=True) for name, p in parameters.items()
+        }
+        return cls(anchor, {name: torch.zeros_like(p) for name, p in anchor.items()})
+
+
+@torch.no_grad()
+def pseudo_gradient(state: OuterState, local: Named) -> dict[str, Tensor]:
+    """Anchor minus local parameters, for the names in ``local``: where gradient descent would have
+    gone, with a minus."""
+    return {
+        name: state.anchor[name] - p.detach().to("cpu", torch.float32) for name, p in local.items()
+    }
+
+
+@torch.no_grad()
+def outer_step(state: OuterState, mean: Named, s: OuterSettings) -> OuterState:
+    """One step of SGD along the averaged pseudo-gradients ``mean``; names that are not in it keep
+    anchor and momentum.
+
+    buf <- momentum * buf + mean; Nesterov: anchor <- anchor - lr * (mean + momentum * buf), as
+    torch.optim.SGD; plain: anchor - lr * buf. Element by element and in a fixed order, so equal
+    inputs give equal bits at every member. Raises ValueError for a shape that is not the anchor's,
+    or numbers that are not finite.
+    """
+    anchor, momentum = dict(state.anchor), dict(state.momentum)
+    for name, delta in mean.items():
+        if delta.shape != anchor[name].shape:
+            raise ValueError(
+                f"{name} is {tuple(anchor[name].shape)}, its pseudo-gradient {tuple(delta.shape)}"
+            )
+        if not bool(torch.isfinite(delta).all()):
+            raise ValueError(f"the pseudo-gradient of {name} is not finite")
+        buf = momentum[name] * s.momentum + delta if s.momentum else delta.clone()
+        # delta + momentum * buf is buf itself without momentum.
+        along = delta + s.momentum * buf if s.optimizer == "nesterov" and s.momentum else buf
+        anchor[name], momentum[name] = anchor[name] - s.lr * along, buf
+    return OuterState(anchor, momentum)
+
+
+@torch.no_grad()
+def pushed(value: Tensor, delta: Tensor, rate: float) -> Tensor:
+    """value - rate * delta: what a server without a barrier makes of one pseudo-gradient by itself.
+    It has no momentum, which would count the direction that cells have in common once for each of
+    them.
+
+    Raises StepFault for another shape, or numbers that are not finite.
+    """
+    if delta.shape != value.shape:
+        raise StepFault(f"a push of {tuple(delta.shape)} to a part of {tuple(value.shape)}")
+    after = value - rate * delta
+    if not bool(torch.isfinite(after).all()):
+        raise StepFault("a push that makes numbers that are not finite")
+    return after
+
+
+@torch.no_grad()
+def mixed(local: Named, state: OuterState, mixing: float) -> dict[str, Tensor]:
+    """What to train on from, for the names in ``local``: ``mixing`` of the local parameters, the
+    rest from the anchor."""
+    if not mixing:
+        return {name: state.anchor[name].clone() for name in local}
+    return {
+        n: torch.lerp(state.anchor[n], p.detach().to("cpu", torch.float32), mixing)
+        for n, p in local.items()
+    }

@@ -1,0 +1,163 @@
+"""Moshpit averaging (Ryabinin et al. 2021, arXiv 2103.03239): members stand in a virtual grid and
+average along one axis a round. Enters: how many members, round, seed; or the keys of those who are
+there. Leaves: groups. Never: a group larger than an axis is long.
+
+M^d members average exactly in d rounds. :class:`Moshpit` computes the grid from a view that all
+share. Where there is no view, each member keeps a key (its last d-1 indices): :func:`meet_by_key`
+and :func:`advance` are the paper's rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from node.averaging.strategies.strategy import Groups, Places, dice, leaders, order
+from node.core.ids import PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Moshpit:
+    """Axis ``round % d`` of a grid with room for all members, no axis longer than in ``grid``;
+    random cells, drawn once.
+
+    ``packed``: axes are shortened, or left out, until the grid is as full as it can be. A full grid
+    is exact after any d rounds in a row without failures. Not ``packed``: the grid as it is given,
+    which is the published experiment.
+    """
+
+    grid: tuple[int, ...]
+    packed: bool = True
+    partial: bool = True
+
+    def meet(self, count: int, round: int, seed: int) -> Groups:
+        """Raises ValueError when the grid is too small."""
+        shape = self.shape(count)
+        return Groups(lines(self.cells(count, seed), shape, round % len(shape)))
+
+    def shape(self, count: int) -> tuple[int, ...]:
+        """The grid that ``count`` members stand in. Raises ValueError when they are too many."""
+        if count > math.prod(self.grid):
+            raise ValueError(
+                f"{count} members do not fit a grid of {'x'.join(map(str, self.grid))}"
+            )
+        return (
+            tuple(a for a in pack(count, self.grid) if a > 1) or (1,) if self.packed else self.grid
+        )
+
+    def cells(self, count: int, seed: int) -> Places:
+        """The cell [n] of every member."""
+        return order(math.prod(self.shape(count)), seed, "cells")[:count]
+
+
+def lines(cells: Places, grid: tuple[int, ...], axis: int) -> Places:
+    """Which line of the grid along ``axis`` each cell is on: the label of its group [n]."""
+    below = math.prod(grid[axis + 1 :])
+    return cells // (below * grid[axis]) * below + cells % below
+
+
+def fit(count: int, most: int, axes: int = 2) -> tuple[int, ...]:
+    """A packed grid for ``count`` members with lines of at most ``most``, of ``axes`` axes or as
+    many more as it takes.
+
+    Raises ValueError for fewer than two members, or lines of less than two.
+    """
+    if count < 2 or most < 2:
+        raise ValueError("a grid needs two members, and lines of two")
+    while most**axes < count:
+        axes += 1
+    return pack(count, (most,) * axes)
+
+
+@lru_cache(maxsize=256)
+def pack(count: int, longest: tuple[int, ...]) -> tuple[int, ...]:
+    """The grid with the least room that still holds ``count``, no axis longer than in ``longest``;
+    among equals the most square.
+
+    Exact averaging in as many rounds as there are axes needs a full grid, so ``count`` should be a
+    product of numbers that fit.
+    """
+    if len(longest) == 1:
+        return (count,)
+    behind = math.prod(longest[1:])
+    shapes = [
+        (length, *pack(-(-count // length), longest[1:]))
+        for length in range(max(1, -(-count // behind)), min(longest[0], count) + 1)
+    ]
+    return min(shapes, key=lambda shape: (math.prod(shape), max(shape), shape))
+
+
+def first_keys(count: int, grid: tuple[int, ...], seed: int) -> Places:
+    """Indices [n, d-1] to begin with: a key is the line along the last axis that a member stands
+    on."""
+    moshpit = Moshpit(grid)
+    return np.array(np.unravel_index(moshpit.cells(count, seed), moshpit.shape(count)), np.int64).T[
+        :, :-1
+    ]
+
+
+def meet_by_key(keys: Places, most: int) -> Groups:
+    """Members with one key meet; where more than ``most`` share it, in several groups of about
+    equal size.
+
+    ``keys`` [n, d-1]. Members beyond ``most`` occur in grids that are not full or that somebody
+    failed to move in.
+    """
+    # one axis: everybody has the same key
+    places = keys if keys.shape[1] else np.zeros((len(keys), 1), np.int64)
+    _, labels, counts = np.unique(places, axis=0, return_inverse=True, return_counts=True)
+    labels = labels.reshape(-1).astype(np.int64)
+    pieces = -(-counts // most)
+    return Groups(
+        labels * int(pieces.max()) + _ranks(labels, np.arange(len(labels))) % pieces[labels]
+    )
+
+
+def advance(
+    keys: Places, groups: Groups, met: np.ndarray, length: int, round: int, seed: int
+) -> Places:
+    """Keys after ``round``: members of a group get different indices below ``length``, spread
+    evenly, and forget their oldest.
+
+    ``met`` [n] bool: who took part; the others keep their key. :func:`indices` for all groups at
+    once, as the simulator wants it, with other random numbers. Raises ValueError when a group has
+    more than ``length`` members.
+    """
+    labels = np.where(met, groups.labels, groups.labels.max() + 1 + np.arange(len(met)))
+    ranks = _ranks(labels, order(len(met), seed, "indices", round))
+    sizes = np.bincount(labels)
+    if int(sizes.max()) > length:
+        raise ValueError(f"a group of {int(sizes.max())} cannot have {length} different indices")
+    starts = dice(seed, "starts", round).random_raw(len(sizes)) % np.uint64(length)
+    index = (ranks * length // sizes[labels] + starts[labels].astype(np.int64)) % length
+    return np.where(met[:, None], np.column_stack((keys, index))[:, 1:], keys)
+
+
+def indices(
+    group: Sequence[PeerId], key: str, length: int, round: int, seed: int
+) -> dict[PeerId, int]:
+    """The new index of every member of a group that met under ``key``: different, below ``length``,
+    spread evenly.
+
+    A function of the group alone, so its members agree without a message. Raises ValueError when it
+    is larger than ``length``.
+    """
+    if len(group) > length:
+        raise ValueError(f"a group of {len(group)} cannot have {length} different indices")
+    drawn = leaders(group, f"{seed}:{round}:{key}")
+    start = int(dice(seed, "start", round, key, *drawn).random_raw()) % length
+    return {peer: (rank * length // len(drawn) + start) % length for rank, peer in enumerate(drawn)}
+
+
+def _ranks(labels: Places, drawn: Places) -> Places:
+    """The place of each member within its group, when members come in the order ``drawn``."""
+    by_group = drawn[np.argsort(labels[drawn], kind="stable")]
+    sizes = np.bincount(labels)
+    starts = np.cumsum(sizes) - sizes
+    ranks = np.empty(len(labels), np.int64)
+    ranks[by_group] = np.arange(len(labels)) - starts[labels[by_group]]
+    return ranks

@@ -1,0 +1,383 @@
+"""What is averaged between cells, how often, by which strategy; and which of these go together.
+Enters: settings. Leaves: a strategy, or the reason why there is none.
+Never: torch.
+
+A strategy is *partial* when a round leaves members with different values. What may be averaged with
+it must contract by itself: parameters do; gradients, and differences from anchors that are not the
+same everywhere, do not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from node.averaging.coding.formats import FORMATS
+from node.core.errors import UsageFault
+
+if TYPE_CHECKING:
+    from node.averaging.strategies.strategy import Strategy
+
+STRATEGIES: dict[str, str] = {
+    "butterfly": "all members in one group, each reduces one part",
+    "moshpit": "one axis of a grid a round; exact after as many rounds as it has axes when it is "
+    "full",
+    "gossip": "random pairs",
+    "ring": "the two neighbours on a ring",
+    "push-sum": "directed edges to members 1, 2, 4, .. further on, mass conserved",
+    "parameter-server": "all shares with one member, or a few; a push may be late by at most the "
+    "bound",
+    "hogwild": "as the parameter server, with neither barrier nor lock",
+}
+DIRECTED = ("ring", "push-sum")
+"""Those along edges: each member makes a mean of its own."""
+CARRIES: dict[str, str] = {
+    "gradients": "every epoch, into one optimizer step",
+    "parameters": "themselves, in fp32",
+    "deltas": "anchor minus local parameters, the pseudo-gradient of DiLoCo; anchors are equal "
+    "everywhere",
+    "state": "parameters after a local outer step and its momentum, in fp32: DiLoCo where anchors "
+    "differ",
+}
+REDUCERS = ("mean", "clipped-mean", "median", "trimmed-mean", "centered-clip")
+OPTIMIZERS = ("none", "sgd", "nesterov")
+
+
+@dataclass(frozen=True)
+class OuterSettings:
+    """How cells average with each other, every so many epochs."""
+
+    strategy: str = "butterfly"
+    """butterfly | moshpit | gossip | ring | push-sum | parameter-server | hogwild."""
+    carries: str = "parameters"
+    """gradients | parameters | deltas (DiLoCo) | state (DiLoCo over a partial strategy)."""
+    every: int = 0
+    """Epochs between rounds; 0: there are none."""
+    optimizer: str = "none"
+    """Outer optimizer: none | sgd | nesterov."""
+    lr: float = 0.7
+    """Its learning rate; this one and the momentum are those of DiLoCo (arXiv 2311.08105). Without
+    a barrier it is shared by the cells: each push is a step of lr / cells."""
+    momentum: float = 0.9
+    """Its momentum; pushes without a barrier have none."""
+    codec: str = "fp32"
+    """fp32 | bf16 | fp16 | int8 | int4 | top-k. Lossy ones are for gradients and deltas."""
+    feedback: bool = False
+    """Error feedback: what rounding lost is added to the next round."""
+    reducer: str = "mean"
+    """As in [averaging], with its trim and clip; anything but the mean needs groups of three, and
+    is the mean among fewer. Those that clip are for deltas."""
+    grid: tuple[int, ...] = ()
+    """Axes of the Moshpit grid."""
+    fanout: int = 1
+    """Neighbours a push-sum sends to."""
+    shards: int = 1
+    """Members that hold the parameters of a parameter server."""
+    staleness: int | None = None
+    """Pushes a parameter server may be ahead of one it accepts; None: it waits for everybody."""
+    fragments: int = 1
+    """Streaming: pieces of the model, one after the other in the epochs between rounds."""
+    overlap: int = 0
+    """Streaming: epochs between sending a fragment and its outer step."""
+    mixing: float = 0.0
+    """Streaming: share of the local parameters that stays when a fragment's step lands."""
+    quorum: int = 0
+    """Contributions with which a round may close, after a grace; 0: all."""
+    grace_s: float = 30.0
+    """Longest wait for more once there is a quorum."""
+
+    @property
+    def partial(self) -> bool:
+        """A round may leave members with different values."""
+        return self.pushes or self.strategy in ("gossip", "ring", "push-sum", "moshpit")
+
+    @property
+    def pushes(self) -> bool:
+        """No barrier: every push is applied by itself, as it comes."""
+        return self.strategy == "hogwild" or (
+            self.strategy == "parameter-server" and self.staleness is not None
+        )
+
+    @property
+    def streams(self) -> bool:
+        """After a round cells differ in what it has not carried, or in what they learned while it
+        was under way."""
+        return self.fragments > 1 or self.overlap > 0
+
+    @property
+    def says(self) -> str:
+        """A few words for people."""
+        what = (
+            self.carries
+            if self.fragments == 1
+            else f"one of {self.fragments} fragments of {self.carries}"
+        )
+        late = f", sent {self.overlap} epochs before" if self.overlap else ""
+        closes = f", closed by a quorum of {self.quorum}" if self.quorum else ""
+        return f"{self.strategy} of {what} after every {self.gap} epochs{late}{closes}"
+
+    @property
+    def gap(self) -> int:
+        """Epochs of micro-batches between two rounds, each of one fragment."""
+        return self.every // max(1, self.fragments)
+
+
+def check(s: OuterSettings) -> None:
+    """Raises UsageFault, with the reason, for settings that cannot hold together."""
+    _one_of("strategy", s.strategy, STRATEGIES)
+    _one_of("carries", s.carries, CARRIES)
+    _one_of("optimizer", s.optimizer, OPTIMIZERS)
+    _one_of("codec", s.codec, FORMATS)
+    _one_of("reducer", s.reducer, REDUCERS)
+    _numbers(s)
+    _strategy(s)
+    _carries(s)
+    _codec(s)
+    _reducer(s)
+    _streaming(s)
+    _quorum(s)
+
+
+def strategy_of(s: OuterSettings) -> Strategy:
+    """The strategy that is asked for. Raises UsageFault as :func:`check`."""
+    check(s)
+    # numpy takes a while to load, and whoever only reads a manifest asks for no strategy.
+    from node.averaging.strategies.central import Hogwild, ParameterServer, Stale
+    from node.averaging.strategies.gossip import Exponential, Pairs, Ring
+    from node.averaging.strategies.moshpit import Moshpit
+    from node.averaging.strategies.strategy import Butterfly
+
+    if s.strategy == "moshpit":
+        return Moshpit(s.grid)
+    if s.strategy == "push-sum":
+        return Exponential(s.fanout)
+    if s.strategy == "parameter-server":
+        return ParameterServer(s.shards) if s.staleness is None else Stale(s.staleness, s.shards)
+    simple: dict[str, Strategy] = {
+        "butterfly": Butterfly(),
+        "gossip": Pairs(),
+        "ring": Ring(),
+        "hogwild": Hogwild(s.shards),
+    }
+    return simple[s.strategy]
+
+
+def carried(s: OuterSettings, cell: int) -> None:
+    """Raises UsageFault, with the reason, for settings that hold together but that a live swarm
+    with cells of ``cell`` peers (0: all replicas in one) does not carry."""
+    if not s.every:
+        if s != OuterSettings():
+            raise UsageFault(
+                "outer.every is 0, so nothing else in [outer] has any effect",
+                "set outer.every, or leave [outer] out",
+            )
+        if cell:
+            raise UsageFault(
+                f"cells of {cell} that never average with each other train as many models as there "
+                "are cells",
+                'set outer.every and outer.strategy, or averaging.cell = "all"',
+            )
+        return
+    check(s)
+    if not cell:
+        raise UsageFault(
+            "all replicas of a stage are one cell, so there are no others to average with",
+            "set averaging.cell to a number",
+        )
+    for refused, what, instead in (
+        (
+            s.pushes and s.feedback,
+            f"error feedback in {s.strategy} without a barrier",
+            'use "int8" without outer.feedback',
+        ),
+        (
+            s.carries == "gradients",
+            "gradients between cells",
+            'set averaging.cell = "all" and leave [outer] out, which is the same',
+        ),
+    ):
+        if refused:
+            raise UsageFault(f"a live swarm does not carry this yet: {what}", instead)
+
+
+def _one_of(name: str, value: str, among: Iterable[str]) -> None:
+    names = list(among)
+    if value not in names:
+        raise UsageFault(f"outer.{name} is {value!r}", f"use {', '.join(names)}")
+
+
+def _numbers(s: OuterSettings) -> None:
+    for name in ("fanout", "shards", "fragments"):
+        if getattr(s, name) < 1:
+            raise UsageFault(f"outer.{name} is {getattr(s, name)}", "give a whole number above 0")
+    for name in ("every", "overlap", "quorum", "grace_s"):
+        if not 0 <= getattr(s, name) < math.inf:
+            raise UsageFault(
+                f"outer.{name} is {getattr(s, name)}", "give a number that is not negative"
+            )
+    if not 0 < s.lr < math.inf or not 0 <= s.momentum < 1 or not 0 <= s.mixing <= 1:
+        raise UsageFault(
+            f"outer.lr {s.lr}, momentum {s.momentum}, mixing {s.mixing}",
+            "lr above 0, momentum from 0 to below 1, mixing from 0 to 1",
+        )
+
+
+def _strategy(s: OuterSettings) -> None:
+    if s.strategy == "moshpit" and (not s.grid or any(axis < 2 for axis in s.grid)):
+        raise UsageFault(
+            f"outer.grid is {list(s.grid)}",
+            "give the axes of the grid, each at least 2, as [32, 32]",
+        )
+    if s.grid and s.strategy != "moshpit":
+        raise UsageFault(f"outer.grid is for moshpit, not {s.strategy}", "leave it out")
+    if s.fanout > 1 and s.strategy != "push-sum":
+        raise UsageFault(f"outer.fanout is for push-sum, not {s.strategy}", "leave it out")
+    if s.shards > 1 and s.strategy not in ("parameter-server", "hogwild"):
+        raise UsageFault(
+            f"outer.shards is for parameter-server and hogwild, not {s.strategy}", "leave it out"
+        )
+    if s.staleness is not None and s.strategy != "parameter-server":
+        raise UsageFault(
+            f"outer.staleness is for parameter-server, not {s.strategy}", "leave it out"
+        )
+    if s.staleness is not None and s.staleness < 0:
+        raise UsageFault(f"outer.staleness is {s.staleness}", "give a number of pushes, 0 or more")
+
+
+def _carries(s: OuterSettings) -> None:
+    partial = s.partial and not s.pushes
+    if s.carries == "gradients" and partial:
+        raise UsageFault(
+            f"{s.strategy} averages in parts of the swarm: gradients that differ push parameters "
+            "apart and nothing pulls them together",
+            'use outer.carries = "parameters", or the butterfly',
+        )
+    if s.carries == "gradients" and s.every > 1:
+        raise UsageFault(
+            "gradients are stepped in the epoch they are of",
+            'set outer.every = 1, or outer.carries = "deltas"',
+        )
+    if s.carries == "deltas" and partial:
+        raise UsageFault(
+            f"after a round of {s.strategy} anchors differ, and differences from different anchors "
+            "average to nothing",
+            'use outer.carries = "state", which averages anchors and momentum too, or the '
+            "butterfly",
+        )
+    steps = s.carries in ("deltas", "state")
+    if steps and s.optimizer == "none":
+        raise UsageFault(
+            f"{s.carries} need an outer optimizer",
+            'set outer.optimizer = "nesterov", or "sgd" with lr = 1',
+        )
+    if not steps and s.optimizer != "none":
+        raise UsageFault(
+            f"an outer optimizer steps pseudo-gradients, not {s.carries}",
+            'set outer.carries = "deltas"',
+        )
+    if s.carries == "state" and not partial:
+        raise UsageFault(
+            f"{s.strategy} keeps anchors equal, so twice the bytes buy nothing",
+            'set outer.carries = "deltas"',
+        )
+    if s.pushes and s.carries == "parameters":
+        raise UsageFault(
+            f"{s.strategy} without a barrier adds what is pushed; parameters do not add up",
+            'push "gradients" or "deltas"',
+        )
+    if s.pushes and s.optimizer == "nesterov" and s.momentum > 0:
+        raise UsageFault(
+            f"{s.strategy} without a barrier applies every push by itself: momentum would count "
+            "the members' common direction once for each",
+            'set outer.optimizer = "sgd"',
+        )
+
+
+def _codec(s: OuterSettings) -> None:
+    made = FORMATS[s.codec]
+    if made.lossy and s.carries in ("parameters", "state"):
+        raise UsageFault(
+            f"{s.codec} rounds, and {s.carries} would be rounded again in every round",
+            'set outer.codec = "fp32", or carry "deltas"',
+        )
+    if made.biased and not s.feedback:
+        raise UsageFault(
+            f"{s.codec} leaves most numbers out, always the same small ones",
+            "set outer.feedback = true",
+        )
+    if s.feedback and not made.lossy:
+        raise UsageFault(
+            f"{s.codec} loses nothing that could be fed back", "set outer.feedback = false"
+        )
+
+
+def _reducer(s: OuterSettings) -> None:
+    if s.reducer == "mean":
+        return
+    if s.strategy in ("gossip", "ring", "push-sum") or (
+        s.strategy == "moshpit" and min(s.grid) < 3
+    ):
+        raise UsageFault(
+            f"of the few that meet in {s.strategy}, {s.reducer} cannot say who is wrong",
+            "use groups of three and more",
+        )
+    if s.pushes:
+        raise UsageFault(
+            f"{s.reducer} compares contributions, and a push comes alone",
+            'set outer.reducer = "mean"',
+        )
+    if s.reducer in ("clipped-mean", "centered-clip") and s.carries in ("parameters", "state"):
+        raise UsageFault(
+            f"{s.reducer} clips by the length of what is given, and cells differ by far less than "
+            f"{s.carries} are long",
+            'use "median" or "trimmed-mean", or carry "deltas"',
+        )
+    if FORMATS[s.codec].biased:
+        raise UsageFault(
+            f"with {s.codec} most contributions to a number are 0, and so is their {s.reducer}",
+            'set outer.reducer = "mean"',
+        )
+
+
+def _streaming(s: OuterSettings) -> None:
+    if s.fragments == 1 and s.overlap == 0:
+        if s.mixing:
+            raise UsageFault(
+                "outer.mixing keeps what was learned while a fragment was under way, and none is",
+                "set outer.overlap",
+            )
+        return
+    if s.carries != "deltas":
+        raise UsageFault(
+            f"streaming sends fragments of deltas, not {s.carries}", 'set outer.carries = "deltas"'
+        )
+    if s.every % s.fragments:
+        raise UsageFault(
+            f"{s.fragments} fragments do not divide {s.every} epochs evenly",
+            "make outer.every a multiple of outer.fragments",
+        )
+    if s.overlap >= s.every // s.fragments:
+        raise UsageFault(
+            f"a fragment would still be under way after {s.overlap} epochs when the next one is "
+            f"due after {s.every // s.fragments}",
+            "lower outer.overlap, or raise outer.every",
+        )
+    if s.pushes:
+        raise UsageFault(
+            f"{s.strategy} without a barrier has no common epoch to send a fragment in",
+            "set outer.fragments = 1",
+        )
+
+
+def _quorum(s: OuterSettings) -> None:
+    if not s.quorum:
+        return
+    if s.carries != "deltas":
+        raise UsageFault(
+            f"who is late for a quorum must catch up, and {s.carries} cannot be taken late",
+            'set outer.carries = "deltas"',
+        )
+    if s.pushes:
+        raise UsageFault(f"{s.strategy} without a barrier waits for nobody", "set outer.quorum = 0")

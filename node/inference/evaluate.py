@@ -1,0 +1,197 @@
+"""Held-out loss through the live swarm, with block stages missing: those asked for, those nobody
+serves, or a share by turns."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
+
+from node.core.errors import UsageFault
+from node.core.journey import Hop
+from node.inference.detour import Around, named
+from node.transport.port import TransportPort
+from protos import control_pb2 as pb
+
+if TYPE_CHECKING:
+    from node.app.assembly import Assembled
+
+MOST_CHOICES, MOST_BATCHES = 1000, 10_000
+CHOICES = 8
+TOGETHER = 4
+"""Batches under way at once."""
+
+
+class Forward(Protocol):
+    """The part of the pipeline that is needed: (loss sum in nats, tokens) of one batch [B, T]."""
+
+    def evaluate(
+        self, hops: Sequence[Hop], tokens: Tensor, targets: Tensor
+    ) -> Coroutine[Any, Any, tuple[float, int]]: ...
+
+
+class HeldOut(Protocol):
+    """The part of the text that is needed: (tokens, targets) of the i-th held-out batch, and how
+    many there are."""
+
+    def held_out(self, i: int) -> tuple[Tensor, Tensor]: ...
+    def held_out_count(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Result:
+    """One choice of missing stages, those ``asked`` for and the ``dead``: ``loss`` in nats per
+    token over ``tokens``."""
+
+    asked: tuple[int, ...]
+    dead: tuple[int, ...]
+    stages: int
+    loss: float
+    tokens: int
+
+
+def choose(
+    stages: int, fixed: Collection[int], count: int, choices: int, seed: int = 0
+) -> list[tuple[int, ...]]:
+    """At most ``choices`` different sets of ``count`` missing block stages, all of which hold
+    ``fixed``.
+
+    Every other stage is missing about equally often: each set takes those that were missing least
+    so far, ties by dice.
+    """
+    dice, rest = random.Random(seed), [s for s in range(1, stages + 1) if s not in fixed]
+    free = count - len(fixed)
+    if not 0 <= free <= len(rest):
+        raise ValueError(f"{count} missing stages of {stages} with {sorted(fixed)} among them")
+    seen, out = dict.fromkeys(rest, 0), list[tuple[int, ...]]()
+    possible = math.comb(len(rest), free)
+    # Drawn sets repeat; of few possible ones nearly all are found in so many draws.
+    for _ in range(20 * choices):
+        if len(out) >= min(choices, possible):
+            break
+        drawn = sorted(sorted(rest, key=lambda s: (seen[s], dice.random()))[:free])
+        made = tuple(sorted((*fixed, *drawn)))
+        for s in drawn:
+            seen[s] += 1
+        if made not in out:
+            out.append(made)
+    return out
+
+
+def missing_count(stages: int, share: float) -> int:
+    """How many block stages a share is, to the nearest. Raises UsageFault for one that leaves
+    none."""
+    if not 0 <= share < 1:
+        raise UsageFault(
+            f"a share of {share:g} of the block stages",
+            "give 0 or more and less than 1, such as 0.5",
+        )
+    count = round(share * stages)
+    if count >= stages:
+        raise UsageFault(
+            f"a share of {share:g} leaves none of {stages} block stages", "give a smaller share"
+        )
+    return count
+
+
+async def evaluate(
+    pipeline: Forward,
+    text: HeldOut,
+    around: Callable[[Sequence[int]], Around],
+    asked: Sequence[int],
+    share: float,
+    choices: int,
+    batches: int,
+) -> AsyncIterator[Result]:
+    """The loss without ``asked`` (and what is dead), then, with a ``share``, that of choices of so
+    many missing stages.
+
+    ``around(stages)`` makes the way without these stages. Raises UsageFault when nothing is held
+    out or a share is no share, NetworkFault when a stage has nobody and may not be left out.
+    """
+    count = min(batches, MOST_BATCHES, text.held_out_count())
+    if not count:
+        raise UsageFault("no text is held out", "make a run with data.holdout above 0")
+    whole = await _loss(pipeline, text, around(asked), count, frozenset())
+    yield whole
+    if not share:
+        return
+    missing, stages = (*whole.asked, *whole.dead), whole.stages
+    wanted = missing_count(stages, share)
+    if wanted < len(missing):
+        what = (
+            f"a share of {share:g} is {wanted} of {stages} block stages, and {len(missing)} are "
+            "missing anyway"
+        )
+        raise UsageFault(what, "give a larger share, or none")
+    if wanted == len(missing):
+        return
+    for chosen in choose(stages, missing, wanted, min(choices or CHOICES, MOST_CHOICES)):
+        # What is dead is left out by name: whoever asks for a share has said that so many may be
+        # missing.
+        yield await _loss(pipeline, text, around(chosen), count, frozenset(whole.dead))
+
+
+async def answer(
+    a: Assembled, transport: TransportPort, request: pb.EvaluateRequest
+) -> AsyncGenerator[pb.Evaluated, None]:
+    """What ``tutti eval`` is told, choice by choice; ``a`` hosts the ends. Raises as
+    :func:`evaluate` does."""
+    text, settings = a.work.engines.text, a.pipeline.settings
+    if text is None:
+        raise UsageFault(
+            "this peer holds no text", "ask a peer that hosts the ends; see  tutti peers"
+        )
+    asked = named(settings.stages, request.leave_out.stages, request.leave_out.after)
+
+    def around(without: Sequence[int]) -> Around:
+        return Around(transport, settings, lambda: a.work.plan, without)
+
+    batches = request.batches or a.work.settings.eval_batches
+    async for found in evaluate(
+        a.pipeline, text, around, asked, request.share, request.choices, batches
+    ):
+        missing = pb.Missing(asked=found.asked, dead=found.dead, stages=found.stages)
+        yield pb.Evaluated(
+            missing=missing, loss=found.loss, tokens=found.tokens, epoch=max(0, a.stage.epoch)
+        )
+
+
+async def _loss(
+    pipeline: Forward, text: HeldOut, way: Around, count: int, dead: frozenset[int]
+) -> Result:
+    """Over the first ``count`` batches, all without the same stages."""
+    try:
+        before = await way.look()
+        while True:
+            total, tokens = 0.0, 0
+            for begin in range(0, count, TOGETHER):
+                turns = range(begin, min(count, begin + TOGETHER))
+                for loss, n in await asyncio.gather(
+                    *(_batch(pipeline, text, way, i) for i in turns)
+                ):
+                    total, tokens = total + loss, tokens + n
+            now = way.detour
+            if now.missing == before.missing:
+                fell = dead & set(now.asked) | set(now.dead)
+                return Result(
+                    tuple(s for s in now.asked if s not in fell),
+                    tuple(sorted(fell)),
+                    now.stages,
+                    total / tokens,
+                    tokens,
+                )
+            # A stage died or came back on the way: the sum is of two different models.
+            before = now
+    finally:
+        await way.close()
+
+
+async def _batch(pipeline: Forward, text: HeldOut, way: Around, i: int) -> tuple[float, int]:
+    inputs, targets = text.held_out(i)
+    return await way.take(i, lambda hops: pipeline.evaluate(hops, inputs, targets))

@@ -1,0 +1,278 @@
+"""``generate`` and ``eval`` at a peer that hosts no ends: an ends peer runs the passes, and its
+answer streams back.
+
+Enters: the operator's request, the ends peers in sight. Leaves: what one of them answers, its sizes
+checked. Never: half of a text from one peer and half from another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence, Set
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from node.control.service import MAX_TOKENS, refuse
+from node.control.sockets import CODE_KEY, NEXT_KEY
+from node.core.errors import (
+    ExitCode,
+    LocalFault,
+    NetworkFault,
+    PeerFault,
+    RoundAborted,
+    TimedOut,
+    UsageFault,
+    WireError,
+)
+from node.core.ids import PeerId, short
+from node.core.tasks import Tasks
+from node.inference.detour import PING_S, TRIES, WATCH_S, named
+from node.inference.evaluate import MOST_CHOICES, answer
+from node.inference.generate import speak
+from node.pipeline.hops.outbound import EOF
+from node.transport.port import TransportPort, translate
+from protos import control_pb2 as pb
+from protos import ends_pb2_grpc as rpc
+
+if TYPE_CHECKING:
+    from node.app.assembly import Assembled
+
+
+T = TypeVar("T", pb.Piece, pb.Evaluated)
+LIMIT_S = 600.0
+"""For one whole answer, at who asks and at who runs the passes."""
+SERVED = 2
+"""Questions of others that an ends peer works on at once, one of each peer: it has its own work."""
+MISSES = 3
+"""Signs of life missed one after the other before an ends peer that is silent is given up."""
+MAX_PROMPT = 1 << 16
+"""Bytes of a prompt that others are asked to continue."""
+MAX_PIECE = 1 << 12
+"""Characters of one token."""
+MAX_SAID = 500
+"""Characters kept of a fault that an ends peer reports."""
+
+
+class EndsService(rpc.EndsServicer):
+    """Runs forward passes for members of the run. Made before the transport serves: it adds itself
+    to the transport's server.
+
+    ``members()`` are the peers that are answered.
+    """
+
+    def __init__(
+        self, a: Assembled, transport: TransportPort, members: Callable[[], Set[PeerId]]
+    ) -> None:
+        self._a, self._transport, self._members = a, transport, members
+        self._serving: set[PeerId] = set()
+        rpc.add_EndsServicer_to_server(self, transport.server)
+
+    async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.Piece]:
+        """As ``tutti generate`` at this peer. PERMISSION_DENIED for strangers, RESOURCE_EXHAUSTED
+        when others are served."""
+        request.max_tokens = min(request.max_tokens or 100, MAX_TOKENS)
+        async with contextlib.aclosing(
+            self._serve(context, lambda: self._speak(request))
+        ) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def Evaluate(
+        self, request: pb.EvaluateRequest, context: Any
+    ) -> AsyncIterator[pb.Evaluated]:
+        """As ``tutti eval`` at this peer, refused as :meth:`Generate` is."""
+        asked = self._serve(context, lambda: answer(self._a, self._transport, request))
+        async with contextlib.aclosing(asked) as losses:
+            async for found in losses:
+                yield found
+
+    def _speak(self, request: pb.GenerateRequest) -> AsyncGenerator[pb.Piece, None]:
+        check(request)
+        return speak(self._a, self._transport, request)
+
+    async def _serve(
+        self, context: Any, begin: Callable[[], AsyncGenerator[T, None]]
+    ) -> AsyncGenerator[T, None]:
+        peer = self._transport.caller(context)
+        if peer not in self._members():
+            await context.abort(
+                grpc.StatusCode.PERMISSION_DENIED, "only members of the run are answered"
+            )
+        if peer in self._serving or len(self._serving) >= SERVED:
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, "busy with the questions of others"
+            )
+        self._serving.add(peer)
+        try:
+            async with asyncio.timeout(LIMIT_S), contextlib.aclosing(begin()) as answers:
+                async for item in answers:
+                    yield item
+        except TimeoutError:
+            await context.abort(
+                grpc.StatusCode.DEADLINE_EXCEEDED, f"not done after {LIMIT_S:.0f} s"
+            )
+        except (LocalFault, PeerFault, RoundAborted, WireError) as fault:
+            await refuse(context, fault)
+        finally:
+            self._serving.discard(peer)
+
+
+def check(request: pb.GenerateRequest) -> None:
+    """Raises UsageFault for what nobody is asked to work on."""
+    size = len(request.prompt.encode())
+    if size > MAX_PROMPT:
+        raise UsageFault(
+            f"the prompt has {size:,} bytes",
+            f"give at most {MAX_PROMPT:,}: the model sees its last tokens only",
+        )
+    if not 0 <= request.temperature <= 10:
+        raise UsageFault(f"a temperature of {request.temperature:g}", "give a number from 0 to 10")
+
+
+def generate(
+    transport: TransportPort, ends: Sequence[PeerId], stages: int, request: pb.GenerateRequest
+) -> AsyncGenerator[pb.Piece, None]:
+    """The text that one of the peers ``ends`` makes, in a run of so many block ``stages``; its
+    first piece says who.
+
+    Raises UsageFault for a request that cannot be, NetworkFault when nobody answers or the one that
+    did is lost, TimedOut after :data:`LIMIT_S`, and what went wrong at the ends peer as a
+    LocalFault.
+    """
+    check(request)
+    named(stages, request.leave_out.stages, request.leave_out.after)
+    most = 2 * (request.max_tokens or 100) + 2  # each may come with a word on what is missing
+
+    def fits(piece: pb.Piece, count: int) -> bool:
+        return count <= most and len(piece.text) <= MAX_PIECE and _fits(piece.missing, stages)
+
+    return _ask(transport, ends, lambda stub: stub.Generate, request, fits)
+
+
+def evaluate(
+    transport: TransportPort, ends: Sequence[PeerId], stages: int, request: pb.EvaluateRequest
+) -> AsyncGenerator[pb.Evaluated, None]:
+    """The losses that one of the peers ``ends`` measures; the first says who. Raises as
+    :func:`generate`."""
+    named(stages, request.leave_out.stages, request.leave_out.after)
+
+    def fits(found: pb.Evaluated, count: int) -> bool:
+        return count <= MOST_CHOICES + 1 and _fits(found.missing, stages)
+
+    return _ask(transport, ends, lambda stub: stub.Evaluate, request, fits)
+
+
+def _fits(missing: pb.Missing, stages: int) -> bool:
+    return max(len(missing.asked), len(missing.dead), missing.stages) <= stages
+
+
+async def _ask(
+    transport: TransportPort,
+    ends: Sequence[PeerId],
+    call: Callable[[Any], Callable[..., Any]],
+    request: Any,
+    fits: Callable[[T, int], bool],
+) -> AsyncGenerator[T, None]:
+    until, why = time.monotonic() + LIMIT_S, list[str]()
+    for peer in ends[:TRIES]:
+        count = 0
+        try:
+            left = until - time.monotonic()
+            async with contextlib.aclosing(_answers(transport, peer, call, request, left)) as items:
+                async for item in items:
+                    count += 1
+                    if not fits(item, count):
+                        raise PeerFault(peer, "answered with more than it was asked for", 1.0)
+                    item.by = peer if count == 1 else ""
+                    yield item
+            return
+        except PeerFault as e:
+            if e.weight:
+                transport.fault(peer, e.reason, e.weight)
+            if count:
+                what = (
+                    f"ends peer {short(peer)}, which ran the passes, was lost before the end: "
+                    f"{e.reason}"
+                )
+                raise NetworkFault(what, "ask again; tutti peers  shows who is there") from e
+            why.append(str(e))
+    if not why:
+        what = "this peer hosts no ends, and no peer that does is in sight"
+        raise NetworkFault(
+            what,
+            "wait for one, or bring one:  tutti swarm invite ; tutti peers  shows who is there",
+        )
+    listed = "".join(f"\n  {reason}" for reason in why)
+    raise NetworkFault(
+        f"none of {len(why)} ends peers ran it{listed}",
+        "ask again; tutti peers  shows who is there",
+    )
+
+
+async def _answers(
+    transport: TransportPort,
+    peer: PeerId,
+    call: Callable[[Any], Callable[..., Any]],
+    request: Any,
+    seconds: float,
+) -> AsyncGenerator[Any, None]:
+    """What one ends peer answers. Raises PeerFault when it does not, or not any more."""
+    stream, tasks = (
+        call(rpc.EndsStub(await transport.channel(peer)))(request, timeout=max(0.0, seconds)),
+        Tasks("forwarding"),
+    )
+    try:
+        while (item := await _next(transport, peer, tasks.spawn(stream.read(), "read"))) is not EOF:
+            yield item
+    except grpc.aio.AioRpcError as e:
+        raise _fault(peer, e) from e
+    finally:
+        stream.cancel()
+        await tasks.close()
+
+
+async def _next(transport: TransportPort, peer: PeerId, read: asyncio.Task[Any]) -> Any:
+    """The next message. A pass may take long: the peer is asked for signs of life meanwhile, and is
+    given up without them."""
+    missed = 0
+    while not (await asyncio.wait((read,), timeout=WATCH_S))[0]:
+        try:
+            async with asyncio.timeout(PING_S):
+                await transport.ping(peer, PING_S)
+            missed = 0
+        except (PeerFault, TimeoutError) as e:
+            missed += 1
+            if missed >= MISSES:
+                raise PeerFault(peer, "does not answer any more") from e
+    if read.cancelled():  # not by this task: the call went with its channel
+        raise PeerFault(peer, "its connection broke")
+    return read.result()
+
+
+def _fault(peer: PeerId, error: grpc.aio.AioRpcError) -> LocalFault | PeerFault:
+    """What the ends peer says went wrong, its words clipped; a PeerFault when it says nothing, and
+    another may be asked."""
+    if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+        return TimedOut(
+            f"ends peer {short(peer)} was not done after {LIMIT_S:.0f} s",
+            "ask for less, or ask at an ends peer",
+        )
+    extra = {str(key): value for key, value in error.trailing_metadata() or ()}
+    if error.code() != grpc.StatusCode.FAILED_PRECONDITION or CODE_KEY not in extra:
+        return translate(peer, error)
+    code = ExitCode.NETWORK
+    with contextlib.suppress(ValueError):
+        code = ExitCode(int(extra[CODE_KEY]))
+    step = extra.get(NEXT_KEY, b"")
+    step = step.decode(errors="replace") if isinstance(step, bytes) else step
+    return LocalFault(
+        f"ends peer {short(peer)} says: {_clipped(error.details())}", _clipped(step), code
+    )
+
+
+def _clipped(text: str | None) -> str:
+    return "".join(c if c.isprintable() else " " for c in (text or "")[:MAX_SAID]).strip()

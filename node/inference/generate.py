@@ -1,0 +1,98 @@
+"""Sampling text through the live swarm: one forward pass a token, over a path chosen anew for
+each."""
+
+from __future__ import annotations
+
+import codecs
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from node.core.errors import UsageFault
+from node.data.tokenizer import ByteTokenizer, Tokenizer
+from node.inference.detour import Around, Detour, named
+from node.transport.port import TransportPort
+from protos import control_pb2 as pb
+from protos.control_pb2 import GenerateRequest
+
+if TYPE_CHECKING:
+    from node.app.assembly import Assembled
+
+
+async def speak(
+    a: Assembled, transport: TransportPort, request: GenerateRequest
+) -> AsyncGenerator[pb.Piece, None]:
+    """What ``tutti generate`` is told; ``a`` hosts the ends. A piece without text says which stages
+    are missing from there on.
+
+    Raises UsageFault for stages that are not there, NetworkFault when one has nobody and may not be
+    left out.
+    """
+    if a.tokenizer is None:
+        raise UsageFault(
+            "this peer has no tokenizer", "ask a peer that hosts the ends; see  tutti peers"
+        )
+    pipeline, news = a.pipeline, list[Detour]()
+    asked = named(pipeline.settings.stages, request.leave_out.stages, request.leave_out.after)
+    way = Around(transport, pipeline.settings, lambda: a.work.plan, asked, news.append)
+    began, count, missing = time.monotonic(), 0, ()
+
+    def forward(turn: int, tokens: torch.Tensor) -> Awaitable[torch.Tensor]:
+        return way.take(turn, lambda hops: pipeline.logits(hops, tokens))
+
+    try:
+        async for text in sample(forward, a.tokenizer, request, a.seq_len):
+            for found in news:
+                if found.missing != missing:
+                    missing = found.missing
+                    yield pb.Piece(
+                        missing=pb.Missing(asked=found.asked, dead=found.dead, stages=found.stages)
+                    )
+            news.clear()
+            count += 1
+            yield pb.Piece(text=text)
+    finally:
+        await way.close()
+    yield pb.Piece(last=True, tokens_per_s=count / max(1e-9, time.monotonic() - began))
+
+
+async def sample(
+    forward: Callable[[int, torch.Tensor], Awaitable[torch.Tensor]],
+    tokenizer: Tokenizer,
+    request: GenerateRequest,
+    window: int,
+) -> AsyncIterator[str]:
+    """Yield the continuation of ``request.prompt`` piece by piece.
+
+    ``forward(turn, tokens)`` gives the logits [1, V] of the position after ``tokens`` [1, T], of
+    which it sees the last ``window``. ``temperature`` 0 takes the likeliest token; ``top_k`` 0
+    keeps all. The same seed and parameters give the same text.
+    """
+    ids = [int(i) for i in tokenizer.encode(request.prompt)] or [
+        int(i) for i in tokenizer.encode("\n")
+    ]
+    dice = torch.Generator().manual_seed(request.seed)
+    partial = codecs.getincrementaldecoder("utf-8")("replace")
+    for turn in range(request.max_tokens or 100):
+        logits = (await forward(turn, torch.tensor([ids[-window:]], dtype=torch.int64)))[0].float()
+        ids.append(_pick(logits, request.temperature, request.top_k, dice))
+        piece = tokenizer.decode([ids[-1]])
+        # A byte model may be in the middle of a character: hold its bytes back until it is whole.
+        text = (
+            partial.decode(bytes([ids[-1]]))
+            if ids[-1] < 256 and isinstance(tokenizer, ByteTokenizer)
+            else piece
+        )
+        if text:
+            yield text
+
+
+def _pick(logits: torch.Tensor, temperature: float, top_k: int, dice: torch.Generator) -> int:
+    if temperature <= 0:
+        return int(logits.argmax())
+    logits = logits / temperature
+    if 0 < top_k < logits.numel():
+        logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], float("-inf"))
+    return int(torch.multinomial(torch.softmax(logits, -1), 1, generator=dice))

@@ -1,0 +1,3 @@
+"""One hop: a tensor as a frame, the calling and the called side. Never: where to, which the machine
+says.
+"""

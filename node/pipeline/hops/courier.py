@@ -1,0 +1,242 @@
+"""Carries what the machine wants sent: frames, questions for an input, notes to and from an
+origin."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from node.core.errors import PeerFault, WireError
+from node.core.ids import PeerId
+from node.core.journey import Hop
+from node.pipeline import events as ev
+from node.pipeline.events import Claim, Key, Way
+from node.pipeline.hops.frames import frames
+from node.pipeline.hops.outbound import AlreadyThere, Outbound
+from node.pipeline.pace import Pace
+from node.pipeline.route import beside
+from node.pipeline.timing import Timing
+from node.wire.tensors import TensorReader
+from protos import pipeline_pb2 as pb
+
+if TYPE_CHECKING:
+    from node.pipeline.service import Pipeline
+
+NOTE_TRIES, NOTE_PAUSE_S = 3, 0.2
+"""A hop that cannot be told that it counts loses that count: worth asking again, not worth waiting
+long."""
+
+
+class Courier:
+    """The sending half of the service. One attempt for each visit and direction is under way at a
+    time."""
+
+    def __init__(self, room: Pipeline) -> None:
+        self._room = room
+        self.outbound = Outbound(room.transport, room.clock, room.telemetry)
+        self.pace, self.timing = Pace(), Timing()
+        self.hop_seconds: dict[tuple[PeerId, Way], tuple[int, float]] = {}
+        """(frames, device seconds) of other peers in the plan in force, as their receipts say."""
+        self._sending: dict[tuple[Key, Way], asyncio.Task[None] | asyncio.TimerHandle] = {}
+        self._names: dict[PeerId, list[int]] = {}
+        self._naming: set[PeerId] = set()
+        self._asking: dict[PeerId, set[asyncio.Task[TensorReader | Exception]]] = {}
+
+    def forget(self) -> None:
+        """Another plan is in force."""
+        self.hop_seconds.clear()
+        self._names.clear()
+
+    def gone(self, peer: PeerId) -> None:
+        """It is dead: an input is asked for elsewhere. (Frames to it have been sent anew by the
+        machine.)"""
+        for call in self._asking.pop(peer, ()):
+            call.cancel()
+
+    def send(self, action: ev.Send) -> None:
+        """Start an attempt in place of the one that may be under way."""
+        attempt = self._room.tasks.spawn(self._send(action), "send")
+        self._replace(action.key, action.way, attempt)
+
+    def later(self, key: Key, way: Way, seconds: float) -> None:
+        """Ask the machine again after a pause."""
+        self._replace(
+            key, way, asyncio.get_running_loop().call_later(seconds, self._retry, key, way)
+        )
+
+    def cancel(self, key: Key, way: Way) -> None:
+        """End the attempt under way."""
+        if (task := self._sending.pop((key, way), None)) is not None:
+            task.cancel()
+
+    def _replace(self, key: Key, way: Way, task: asyncio.Task[None] | asyncio.TimerHandle) -> None:
+        old = self._sending.get((key, way))
+        self._sending[key, way] = task
+        if old is not None:
+            old.cancel()
+
+    def _retry(self, key: Key, way: Way) -> None:
+        room = self._room
+        self._sending.pop((key, way), None)
+        work = room.stash.get(key)
+        if work is not None:
+            room.do(ev.Expired(key) if work.deadline < room.clock.now() else ev.Retry(key, way))
+
+    async def _send(self, action: ev.Send) -> None:
+        room, key, way, peer = self._room, action.key, action.way, action.peer
+        work, plan = room.stash.get(key), room.machine.plan
+        buffer = None if work is None else work.output if way is Way.FORWARD else work.upstream
+        if work is None or buffer is None or plan is None:
+            return
+        claim = Claim(key.epoch, plan.hash, key.index, action.journey, action.position)
+        began = room.clock.now()
+        messages = frames(claim, pb.TRAIN, work.deadline - began, work.shape, buffer, room.shape)
+
+        def accepted(seconds: float) -> None:
+            self.timing.sent(peer, seconds, room.clock.now())
+            if room.machine.plan is plan:
+                room.do(ev.Passed(key, way, peer))
+
+        outcome = await self.outbound.send(peer, way, messages, len(buffer), room.hop_s, accepted)
+        if room.machine.plan is not plan:
+            return
+        # this task is at its end; what comes next must not cancel it
+        self._sending.pop((key, way), None)
+        if outcome.trouble is None:
+            self._measure(claim.journey[action.position], way, began, outcome.compute_s)
+            room.do(ev.Settled(key, way, peer))
+            return
+        room.telemetry.emit(
+            "hop-turned",
+            f"{way.value} not done: {outcome.reason}",
+            "debug",
+            peer=peer,
+            index=key.index,
+            trouble=outcome.trouble.value,
+        )
+        room.do(ev.Turned(key, way, peer, outcome.trouble))
+
+    def _measure(self, hop: Hop, way: Way, began: float, compute_s: float) -> None:
+        machine = self._room.machine
+        frames_so_far, seconds = self.hop_seconds.get((hop.peer, way), (0, 0.0))
+        self.hop_seconds[hop.peer, way] = frames_so_far + 1, seconds + compute_s
+        self.pace.observe(hop.peer, began, self._room.clock.now())
+        siblings = machine.replicas(hop.stage)
+        machine.suspects.slow = machine.suspects.slow - set(siblings) | self.pace.slow(siblings)
+
+    async def fetch(self, action: ev.Fetch) -> None:
+        """Get the input of a visit that takes a dead replica's place."""
+        room, key = self._room, action.key
+        work, plan = room.stash.get(key), room.machine.plan
+        settled = False
+        for peer in action.peers:
+            if work is None or plan is None or room.stash.get(key) is not work:
+                return
+            try:
+                reader = await self._ask(peer, key, action.skipped, plan.hash)
+            except AlreadyThere:
+                settled = True
+                break
+            except WireError as e:
+                room.transport.fault(peer, str(e), 1.0)
+            except PeerFault as e:
+                room.telemetry.emit("fetch-failed", str(e), "debug", peer=peer, index=key.index)
+            else:
+                if room.stash.get(key) is not work:
+                    return
+                journey = room.machine.visits[key].journey
+                stage = journey[beside(journey, key.position, Way.BACKWARD)].stage
+                if room.guard.objection(Way.FORWARD, stage, peer, key.index, reader):
+                    continue
+                work.input = reader if work.y is None and work.x is None else work.input
+                room.do(ev.Fetched(key, peer))
+                return
+        if room.stash.get(key) is work:
+            room.do(ev.NotFetched(key, settled))
+
+    async def _ask(
+        self, peer: PeerId, key: Key, skipped: tuple[int, ...], plan_hash: str
+    ) -> TensorReader:
+        room = self._room
+        if peer in room.machine.suspects.gone:
+            raise PeerFault(peer, "it is dead")
+        shape, wire, timeout = room.shape_of(key.index), room.shape.wire, room.hop_s
+        read = self.outbound.fetch(
+            peer,
+            key,
+            skipped,
+            plan_hash,
+            lambda head: TensorReader([head], [("", shape)], wire),
+            timeout,
+        )
+        call = room.tasks.spawn(_caught(read), "ask")
+        self._asking.setdefault(peer, set()).add(call)
+        try:
+            await asyncio.wait((call,))
+            if call.cancelled():
+                raise PeerFault(peer, "it has died")
+            if isinstance(found := call.result(), Exception):
+                raise found
+            return found
+        finally:
+            call.cancel()
+            self._asking.get(peer, set()).discard(call)
+
+    async def tell_origin(self, key: Key, origin: PeerId, reason: str) -> None:
+        """Nobody can finish this micro-batch."""
+        room, plan = self._room, self._room.machine.plan
+        room.telemetry.emit("micro-batch-lost", reason, "warning", index=key.index)
+        if plan is not None:
+            try:
+                await self.outbound.lost(origin, key, plan.hash, reason, room.hop_s)
+            except PeerFault as e:
+                room.telemetry.emit("origin-silent", str(e), "debug", index=key.index)
+
+    def tell_counted(self, index: int, peers: tuple[PeerId, ...]) -> None:
+        """Name the hops whose shares count. One note to a peer is under way at a time; what comes
+        meanwhile goes together."""
+        for peer in peers:
+            self._names.setdefault(peer, []).append(index)
+            if peer not in self._naming:
+                self._naming.add(peer)
+                self._room.tasks.spawn(self._name(peer), "counted")
+
+    async def _name(self, peer: PeerId) -> None:
+        room = self._room
+        try:
+            while (plan := room.machine.plan) is not None and (
+                indices := self._names.pop(peer, None)
+            ):
+                for attempt in range(1, NOTE_TRIES + 1):
+                    began = room.clock.now()
+                    try:
+                        await self.outbound.counted(
+                            peer, plan.epoch, plan.hash, indices, room.hop_s
+                        )
+                        room.transport.patience.took("named", room.clock.now() - began)
+                        break
+                    except PeerFault as e:
+                        room.telemetry.emit(
+                            "hop-not-told",
+                            str(e),
+                            "debug",
+                            peer=peer,
+                            count=len(indices),
+                            attempt=attempt,
+                        )
+                    if attempt < NOTE_TRIES:
+                        await asyncio.sleep(NOTE_PAUSE_S * attempt)
+                    if room.machine.plan is not plan:
+                        break
+        finally:
+            self._naming.discard(peer)
+
+
+async def _caught(read: Coroutine[Any, Any, TensorReader]) -> TensorReader | Exception:
+    """What was fetched, or why not: that a peer has the gradient already, or is gone, is an answer
+    and no task that died."""
+    try:
+        return await read
+    except (AlreadyThere, PeerFault, WireError) as e:
+        return e

@@ -1,0 +1,214 @@
+"""What no plan can beat: lower bounds of the makespan, each by its name. Pure.
+
+Enters: Problem. Leaves: seconds by bound. Every bound relaxes the replay's own model, so none is
+ever above a makespan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from math import comb, inf
+from typing import Any
+
+from node.scheduler.planning.dealing import legal, orders
+from node.scheduler.planning.problem import Problem
+
+MOST_STEPS = 400_000
+"""Additions up to which the shortest round trips are searched through all legal orders of stages;
+beyond, stages may repeat."""
+
+
+FEW_PEERS = 64
+"""Above, numpy is worth its import."""
+RECENT = 64
+"""Homecomings looked at for one launch: with fewer the bound is lower, never wrong."""
+
+
+def lower_bounds(problem: Problem) -> dict[str, float]:
+    """``round_trips``: an ends peer's micro-batches wait for its slots and each is gone for a round
+    trip at least. ``ends``: all tasks of an ends peer one after the other. ``stage``: the visits of
+    a stage, spread over its replicas as evenly as their speeds allow. ``slots``: the visits of a
+    stage hold its slots, each for a residence at least."""
+    p = problem
+    trips = shortest_trips(p)
+    found = {"round_trips": 0.0, "ends": 0.0, "stage": 0.0, "slots": 0.0}
+    for o, count in p.counts.items():
+        if count:
+            work = count * p.compute[o] * (1 + p.loss + p.backward) + (3 * count - 1) * p.gap
+            found["ends"] = max(found["ends"], work)
+            found["round_trips"] = max(found["round_trips"], chain(p, o, count, trips[o]))
+    blocks = len(p.stages) - 1
+    if blocks and (p.equal_visits or p.hops == blocks):
+        tails = _tails(p)
+        for s in range(1, blocks + 1):
+            visits = p.visits[s - 1] if p.visits else p.total * p.hops // blocks
+            found["stage"] = max(found["stage"], _stage(p, s, visits))
+            found["slots"] = max(found["slots"], _slots(p, s, visits, tails))
+    return found
+
+
+def chain(p: Problem, o: int, count: int, trip: float) -> float:
+    """The last of ``count`` homecomings at o, each away for ``trip`` at least.
+
+    Launch k (from 0) follows homecoming k - slots. After homecoming j the ends peer still works off
+    one after the other, before launch k can start, the forwards of all launches since and the
+    backwards of all homecomings since: one pair for each.
+    """
+    slots = p.slots[o]
+    forward, back = p.compute[o] + p.gap, p.backward * p.compute[o] + p.gap
+    home: list[float] = []
+    for k in range(count):
+        start = k * forward
+        for j in range(max(0, k - 3 * slots + 1, k - slots - RECENT), k - slots + 1):
+            start = max(start, home[j] + p.gap + (k - slots - j) * (forward + back))
+        home.append(max(start + trip, home[-1] + back if home else 0.0))
+    return home[-1]
+
+
+def _stage(p: Problem, s: int, visits: int) -> float:
+    peers = p.stages[s]
+    cycles = [(1 + p.backward) * p.compute[n] + 2 * p.gap for n in peers]
+    if min(cycles) <= 0:
+        return 0.0
+    spread = visits / sum(1 / c for c in cycles)
+    return max(
+        0.0,
+        _least_in(p, s)
+        + min(p.compute[o] for o in p.stages[0])
+        + spread
+        - p.gap
+        + _least_home(p, s),
+    )
+
+
+def _slots(p: Problem, s: int, visits: int, tails: list[list[float]]) -> float:
+    """Before stage s a path has been at the stages before it at most, and by a swap at a few behind
+    it; the rest comes after."""
+    peers = p.stages[s]
+    more = max(0, min(p.hops - 1, p.hops - s - (p.max_swap_distance if p.max_swaps else 0)))
+    stay = min((1 + p.backward) * p.compute[n] + tails[more][n] for n in peers)
+    return visits * stay / sum(p.slots[n] for n in peers)
+
+
+def _tails(p: Problem) -> list[list[float]]:
+    """``[r][n]``: seconds from peer n over r more hops home for the loss and back, at least; stages
+    may repeat."""
+    ends, d = p.stages[0], p.delays
+    block = [n for stage in p.stages[1:] for n in stage]
+    rows = [[inf] * len(d)]
+    for n in block:
+        rows[0][n] = min(d[n][o] + d[o][n] + p.loss * p.compute[o] for o in ends)
+    if len(block) > FEW_PEERS:
+        import numpy as np
+
+        step, at = _steps(p, block), np.array([rows[0][n] for n in block])
+        for _ in range(p.hops - 1):
+            at = (step + at[None, :]).min(axis=1)
+            rows.append([inf] * len(d))
+            for n, t in zip(block, at.tolist(), strict=True):
+                rows[-1][n] = t
+        return rows
+    work = 1 + p.backward
+    for _ in range(p.hops - 1):
+        last, row = rows[-1], [inf] * len(d)
+        for n in block:
+            row[n] = min(
+                (d[n][m] + d[m][n] + work * p.compute[m] + last[m] for m in block if _may(p, n, m)),
+                default=inf,
+            )
+        rows.append(row)
+    return rows
+
+
+def _may(p: Problem, n: int, m: int) -> bool:
+    """Whether a path may go from n to m, as far as these two tell."""
+    back = p.max_swap_distance if p.max_swaps else 0
+    ahead = p.stage_of[m] - p.stage_of[n]
+    return ahead != 0 and -back <= ahead <= p.max_jump + back
+
+
+def _others(p: Problem, n: int) -> list[int]:
+    return [a for a, s in p.stage_of.items() if s != p.stage_of[n]]
+
+
+def _in(p: Problem, n: int) -> float:
+    return min(p.delays[a][n] for a in _others(p, n))
+
+
+def _out(p: Problem, n: int) -> float:
+    return min(p.delays[n][a] for a in _others(p, n))
+
+
+def _least_in(p: Problem, s: int) -> float:
+    return min(_in(p, n) for n in p.stages[s])
+
+
+def _least_home(p: Problem, s: int) -> float:
+    return min(_out(p, n) for n in p.stages[s]) + p.backward * min(
+        p.compute[o] for o in p.stages[0]
+    )
+
+
+def shortest_trips(p: Problem) -> dict[int, float]:
+    """Of every ends peer the round trip of its shortest legal path with nobody else there, or
+    less."""
+    blocks, q = len(p.stages) - 1, p.hops
+    if q == 0:
+        return {o: p.compute[o] * (1 + p.backward + p.loss) + 2 * p.delays[o][o] for o in p.counts}
+    widest = max(len(stage) for stage in p.stages)
+    sets = comb(blocks, q)
+    swaps = 1 if not p.max_swaps else 1 + q * q // 2
+    if len(p.counts) * sets * swaps * q * widest * widest <= MOST_STEPS:
+        walks = [
+            order
+            for chosen in combinations(range(1, blocks + 1), q)
+            if legal(p, chosen)
+            for order in orders(p, chosen, 1 << 20)
+        ]
+        return {o: min(_trip(p, o, order) for order in walks) for o in p.counts}
+    return _relaxed(p)
+
+
+def _trip(p: Problem, o: int, order: tuple[int, ...]) -> float:
+    work = 1 + p.backward
+    best = {o: work * p.compute[o] + p.loss * p.compute[o]}
+    for s in order:
+        best = {
+            n: work * p.compute[n]
+            + min(t + p.delays[a][n] + p.delays[n][a] for a, t in best.items())
+            for n in p.stages[s]
+        }
+    return min(t + p.delays[n][o] + p.delays[o][n] for n, t in best.items())
+
+
+def _steps(p: Problem, block: Sequence[int]) -> Any:
+    """Between peers of block stages: the way there and back and the work at the second; infinite
+    where no path goes."""
+    import numpy as np
+
+    stage = np.array([p.stage_of[n] for n in block])
+    delays = np.array(p.delays)[np.ix_(block, block)]
+    back = p.max_swap_distance if p.max_swaps else 0
+    ahead = stage[None, :] - stage[:, None]
+    step = delays + delays.T + (1 + p.backward) * np.array(p.compute)[block][None, :]
+    step[(ahead == 0) | (ahead < -back) | (ahead > p.max_jump + back)] = inf
+    return step
+
+
+def _relaxed(p: Problem) -> dict[int, float]:
+    """Paths of as many hops; a step may go as far ahead or back as jumps and swaps allow, stages
+    may repeat after a swap."""
+    import numpy as np
+
+    block = [n for s in range(1, len(p.stages)) for n in p.stages[s]]
+    stage, step = np.array([p.stage_of[n] for n in block]), _steps(p, block)
+    work = (1 + p.backward) * np.array(p.compute)
+    out: dict[int, float] = {}
+    for o in p.counts:
+        both = np.array([p.delays[o][n] + p.delays[n][o] for n in block])
+        best = np.where(stage <= p.max_jump, both + work[block], inf)
+        for _ in range(p.hops - 1):
+            best = (best[:, None] + step).min(axis=0)
+        out[o] = float((best + both).min() + work[o] + p.loss * p.compute[o])
+    return out

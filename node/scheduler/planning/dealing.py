@@ -1,0 +1,201 @@
+"""Which block stages each micro-batch trains, dealt so that all stages are trained equally often.
+Pure.
+
+A set of stages is legal when some order of it keeps the rules; if any does, the rising one does
+too: what lies between two neighbours of the rising order is jumped over in every order, at once. So
+sets are dealt, and orders are a matter of search.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from node.core.errors import UsageFault
+from node.scheduler.planning.problem import Problem
+
+StageSet = tuple[int, ...]
+"""Block stages, rising."""
+
+
+def legal(problem: Problem, stages: StageSet) -> bool:
+    """Whether the rising order of these stages keeps the bound on jumps."""
+    front = 0
+    for s in stages:
+        if s - front > problem.max_jump:
+            return False
+        front = s
+    return True
+
+
+def deal(problem: Problem) -> list[StageSet]:
+    """A legal set for every micro-batch; with ``equal_visits`` every stage is in equally many.
+
+    Raises UsageFault, naming the rule that cannot hold and the nearest problem without it.
+    """
+    blocks = len(problem.stages) - 1
+    visits = problem.total * problem.hops
+    if problem.equal_visits and blocks and not problem.visits and visits % blocks:
+        more = next(
+            x for x in range(1, blocks + 1) if (problem.total + x) * problem.hops % blocks == 0
+        )
+        raise UsageFault(
+            f"equal visits cannot hold: {problem.total} micro-batches make {visits} visits, and "
+            f"{blocks} stages share them",
+            f"give {problem.total + more} micro-batches in all, or equal_visits false",
+        )
+    dealt = _deal(problem, blocks)
+    if dealt is not None:
+        return dealt
+    for jump in range(problem.max_jump + 1, blocks + 1):
+        if _deal(replace(problem, max_jump=jump), blocks) is not None:
+            break
+    else:
+        jump = blocks
+    raise UsageFault(
+        f"equal visits cannot hold with max_jump {problem.max_jump}: paths of {problem.hops} of "
+        f"{blocks} block stages do not "
+        "reach all stages equally often",
+        f"give max_jump {jump}, or equal_visits false, or path_length {blocks + 1}",
+    )
+
+
+def _deal(problem: Problem, blocks: int) -> list[StageSet] | None:
+    """Each set the legal one of the stages that lack most visits so far; then, for equal visits,
+    exchanges until none does."""
+    if problem.hops == blocks:
+        return [tuple(range(1, blocks + 1))] * problem.total
+    lack = [0, *(problem.visits or [problem.total * problem.hops // blocks] * blocks)]
+    out: list[StageSet] = []
+    for _ in range(problem.total):
+        found = _heaviest([x * 1.0 for x in lack], problem.hops, problem.max_jump)
+        for s in found:
+            lack[s] -= 1
+        out.append(found)
+    return _evened(problem, out, lack) if problem.equal_visits else out
+
+
+def _evened(problem: Problem, dealt: list[StageSet], lack: list[int]) -> list[StageSet] | None:
+    """Take a visit from a stage with too many, give it to one that lacks it, through others if need
+    be; None: there is no way."""
+    blocks = len(lack) - 1
+    pool = Counter(dealt)
+    while any(lack[1:]):
+        trail = _exchange(
+            problem,
+            pool,
+            {s for s in range(1, blocks + 1) if lack[s] < 0},
+            {s for s in range(1, blocks + 1) if lack[s] > 0},
+        )
+        if trail is None:
+            return None
+        for was, now in trail:
+            pool[was] -= 1
+            pool[now] += 1
+        first, last = trail[0], trail[-1]
+        (gave,), (got,) = set(first[0]) - set(first[1]), set(last[1]) - set(last[0])
+        lack[gave] += 1
+        lack[got] -= 1
+    # In turns, so that neighbours differ.
+    out: list[StageSet] = []
+    while pool := +pool:
+        out += sorted(pool)
+        pool -= Counter(list(pool))
+    return out
+
+
+def _exchange(
+    problem: Problem, pool: Counter[StageSet], above: set[int], below: set[int]
+) -> list[tuple[StageSet, StageSet]] | None:
+    """Sets to replace, each by one with one other stage, so that a stage above gives a visit to one
+    below; breadth first."""
+    came: dict[int, tuple[int, StageSet, StageSet] | None] = dict.fromkeys(sorted(above))
+    queue = deque(came)
+    blocks = len(problem.stages) - 1
+    while queue:
+        s = queue.popleft()
+        for was in sorted(+pool):
+            if s not in was:
+                continue
+            for other in range(1, blocks + 1):
+                now = tuple(sorted({*was, other} - {s}))
+                if other in came or other in was or not legal(problem, now):
+                    continue
+                came[other] = (s, was, now)
+                queue.append(other)
+                if other in below:
+                    trail: list[tuple[StageSet, StageSet]] = []
+                    at = came[other]
+                    while at is not None:
+                        trail.append((at[1], at[2]))
+                        at = came[at[0]]
+                    return (
+                        trail[::-1]
+                        if all(c <= pool[was] for was, c in Counter(w for w, _ in trail).items())
+                        else None
+                    )
+    return None
+
+
+def _heaviest(weight: Sequence[float], q: int, jump: int) -> StageSet:
+    """``q`` stages of the largest total weight, no two neighbours further apart than ``jump``."""
+    blocks = len(weight) - 1
+    if q == 0:
+        return ()
+    if jump > blocks - q:
+        # No gap can be too wide: the q heaviest.
+        return tuple(sorted(sorted(range(1, blocks + 1), key=lambda s: (-weight[s], s))[:q]))
+    least = float("-inf")
+    best = [[least] * (blocks + 1) for _ in range(q + 1)]
+    back = [[0] * (blocks + 1) for _ in range(q + 1)]
+    best[0][0] = 0.0
+    for k in range(1, q + 1):
+        row, before = best[k], best[k - 1]
+        for s in range(k, blocks - q + k + 1):
+            was = max(range(max(0, s - jump), s), key=before.__getitem__)
+            row[s], back[k][s] = before[was] + weight[s], was
+    s = max(range(blocks + 1), key=best[q].__getitem__)
+    out = []
+    for k in range(q, 0, -1):
+        out.append(s)
+        s = back[k][s]
+    return tuple(reversed(out))
+
+
+def orders(problem: Problem, stages: StageSet, most: int = 64) -> list[StageSet]:
+    """Legal orders of a set, the rising one first, at most ``most``."""
+    return list(
+        _orders(stages, problem.max_swaps, problem.max_swap_distance, problem.max_jump, most)
+    )
+
+
+@lru_cache(maxsize=65536)
+def _orders(
+    stages: StageSet, swaps: int, distance: int, jump: int, most: int
+) -> tuple[StageSet, ...]:
+    out: list[StageSet] = []
+    for order in _walk((), stages, 0, swaps, swaps, distance, jump):
+        out.append(order)
+        if len(out) >= most:
+            break
+    return tuple(out)
+
+
+def _walk(
+    done: StageSet, left: StageSet, front: int, swaps: int, total: int, distance: int, jump: int
+) -> Iterator[StageSet]:
+    if not left:
+        yield done
+        return
+    for s in left:
+        rest = tuple(x for x in left if x != s)
+        # A stage left behind further than a swap reaches can never be fetched.
+        if s > front:
+            if s - front <= jump and (left[0] == s or s - left[0] <= distance):
+                yield from _walk((*done, s), rest, s, swaps, total, distance, jump)
+        elif swaps and front - s <= min(distance, total, jump):
+            yield from _walk(
+                (*done, s), rest, front, swaps - 1, total - (front - s), distance, jump
+            )

@@ -1,0 +1,370 @@
+"""A whole plan at once: round robin, a cheap rule, and the insertion of one path after the other
+into reservation tables. Pure.
+
+All make rising paths only, so that no order of events can end in a deadlock.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from node.scheduler.planning.dealing import StageSet
+from node.scheduler.planning.problem import Problem, Route
+
+EFFORTS = ((8, 12), (3, 2), (1, 2))
+"""Partial paths kept while one is built, and sets of stages tried for it: for few micro-batches,
+for many, in haste. The second takes a tenth of the first's time, the third a third of the second's;
+plans get a few percent longer."""
+CAREFUL, PROMPT = 0.35, 0.95
+"""Shares of its time in which an insertion that takes its time, and one that does not, mean to
+end."""
+SLACK = 0.02
+"""Share by which it may be behind that before it takes less."""
+FEW = 300
+"""Micro-batches up to which work is not spared."""
+FINAL = 6
+"""Of them looked at to the end."""
+NEAR, SPREAD = 6, 3
+"""Replicas looked at in a large stage: the nearest, and others in turn."""
+
+
+def origins_in_turns(problem: Problem) -> Iterator[int]:
+    """The origin of every micro-batch: ends peers in turns, as long as they have some left."""
+    for k in range(max(problem.counts.values())):
+        for o, count in sorted(problem.counts.items()):
+            if k < count:
+                yield o
+
+
+def round_robin(problem: Problem, sets: Sequence[StageSet]) -> list[Route]:
+    """Replicas of every stage in turns, whatever they cost: what anything else must beat."""
+    used: Counter[int] = Counter()
+    routes: list[Route] = []
+    for o, stages in zip(origins_in_turns(problem), sets, strict=True):
+        route = [o]
+        for s in stages:
+            route.append(problem.stages[s][used[s] % len(problem.stages[s])])
+            used[s] += 1
+        routes.append(tuple(route))
+    return routes
+
+
+def cheap(problem: Problem, sets: Sequence[StageSet], slots: bool = True) -> list[Route]:
+    """Every micro-batch by the next replica that is near and has little to do: no tables, a few
+    microseconds a hop.
+
+    ``slots``: a peer is also taken while its slots are held.
+    """
+    rule, left = _Cheap(problem, slots), Counter(sets)
+    owed = {o: {s for p, s in problem.owed if p == o} for o in problem.counts}
+    return [rule.route(o, _taken(left, owed[o])) for o in origins_in_turns(problem)]
+
+
+class _Cheap:
+    """``load[n]``: seconds for which peer n is taken: by work, or by micro-batches that hold its
+    slots until they have been home."""
+
+    def __init__(self, problem: Problem, slots: bool = True) -> None:
+        self.problem, self.near, self.slots = problem, _Near(problem), slots
+        self.load = [0.0] * len(problem.compute)
+
+    def route(self, o: int, stages: StageSet) -> Route:
+        """The path through ``stages``, hop by hop where the next one is done first."""
+        p, load = self.problem, self.load
+        delays, compute, slots = p.delays, p.compute, p.slots
+        route = [o]
+        for s in stages:
+            way = delays[route[-1]]
+            n = min(self.near(route[-1], s), key=lambda n: way[n] + load[n] + compute[n])
+            work = (1 + p.backward) * compute[n] + 2 * p.gap
+            load[n] += (
+                max(work, (work + delays[n][o] + delays[o][n]) / slots[n]) if self.slots else work
+            )
+            route.append(n)
+        return tuple(route)
+
+
+def _taken(pool: Counter[StageSet], owed: set[int]) -> StageSet:
+    """One of the sets that are left, one that pays debts if there is any; it is not there any
+    more."""
+    found = _offered(pool, owed, 1, None)[0] if owed else next(iter(pool))
+    pool[found] -= 1
+    if not pool[found]:
+        del pool[found]
+    owed -= set(found)
+    return found
+
+
+class Tables:
+    """What is reserved: tasks by peer, and its slots from arrival to the end of the backward.
+
+    ``in_order``: reservations come in order of launch. A slot is then taken after all that were
+    given; else wherever fewer are held than there are, as far as is known.
+    """
+
+    def __init__(self, problem: Problem, in_order: bool = True) -> None:
+        self.problem, self.in_order = problem, in_order
+        self.busy: list[list[tuple[float, float]]] = [[] for _ in problem.compute]
+        self.leave: list[list[float]] = [[] for _ in problem.compute]
+        self.stays: list[list[tuple[float, float]]] = [[] for _ in problem.compute]
+
+    def slot(self, n: int, t: float) -> float:
+        """When a micro-batch that reaches peer n at t has a slot."""
+        slots = self.problem.slots[n]
+        if self.in_order:
+            leave = self.leave[n]
+            return max(t, leave[-slots]) if len(leave) >= slots else t
+        stays = self.stays[n]
+        if len(stays) < slots:
+            return t
+        held = sorted(out for came, out in stays if came <= t < out)
+        return held[-slots] if len(held) >= slots else t
+
+    def crowd(self, n: int, came: float, out: float) -> float:
+        """Seconds from came to out during which peer n would hold more than it has slots,
+        roughly."""
+        stays = self.stays[n]
+        if len(stays) < self.problem.slots[n]:
+            return 0.0
+        overlaps = sorted(
+            (min(out, o) - max(came, c) for c, o in stays if c < out and o > came), reverse=True
+        )
+        return (
+            overlaps[self.problem.slots[n] - 1] if len(overlaps) >= self.problem.slots[n] else 0.0
+        )
+
+    def start(self, n: int, t: float, took: float) -> float:
+        """The earliest start from t on of a task of ``took`` seconds at peer n between what is
+        reserved."""
+        busy = self.busy[n]
+        at = bisect_left(busy, (t, 0.0))
+        if at and busy[at - 1][1] > t:
+            t = busy[at - 1][1]
+        took += self.problem.gap
+        while at < len(busy) and busy[at][0] < t + took:
+            if busy[at][1] > t:
+                t = busy[at][1]
+            at += 1
+        return t
+
+    def book(self, n: int, start: float, took: float) -> float:
+        """Reserve; the end of the task, without the gap."""
+        insort(self.busy[n], (start, start + took + self.problem.gap))
+        return start + took
+
+
+def insertion(
+    problem: Problem,
+    sets: Sequence[StageSet],
+    seed: int = 0,
+    by_origin: bool = False,
+    go_on: Callable[[], bool] = lambda: True,
+    spent: Callable[[], float] | None = None,
+) -> list[Route] | None:
+    """Launch after launch, each on the path that is home first beside all that is reserved; None
+    when stopped by ``go_on``.
+
+    ``spent``: share of the time for it that is used. Where that runs ahead of the work, paths are
+    looked for less carefully; when it is 1, what is left goes by the cheap rule. ``by_origin``: all
+    launches of the ends peer with the longest way first, then those of the next; others go around
+    them. ``seed`` 0: as described; else with noise, for other plans. ``sets`` are given out so that
+    owed stages come first.
+    """
+    dice = random.Random(seed)
+    noise = 0.15 if seed else 0.0
+    small = problem.total <= FEW
+    tables = Tables(problem, in_order=not (by_origin and small))
+    pool = Counter(sets)
+    owed = {o: {s for p, s in problem.owed if p == o} for o in problem.counts}
+    far = {o: -_distance(problem, o) * problem.counts[o] / problem.slots[o] for o in problem.counts}
+    far = {o: x * (1 + noise * dice.random()) for o, x in far.items()}
+    launches = [
+        (far[o] if by_origin else 0.0, 0.0, far[o], o)
+        for o, c in problem.counts.items()
+        for _ in range(min(c, problem.slots[o]))
+    ]
+    heapq.heapify(launches)
+    left = {o: max(0, c - problem.slots[o]) for o, c in problem.counts.items()}
+    lists: dict[int, list[Route]] = {o: [] for o in left}
+    near = _Near(problem)
+    done = 0
+    while launches:
+        if not go_on():
+            return None
+        used = spent() if spent else 0.0
+        if used >= 1.0:
+            _finish(tables, lists, pool, owed)
+            break
+        behind = used - SLACK
+        part = done / problem.total
+        width, tries = EFFORTS[
+            0 if small and behind <= CAREFUL * part else 1 if behind <= PROMPT * part else 2
+        ]
+        first, t, _, o = heapq.heappop(launches)
+        t = max(t, first) if not by_origin else t
+        found: tuple[float, StageSet, Route] | None = None
+        for stages in _offered(pool, owed[o], tries, dice if seed else None):
+            score, route = _route(tables, near, o, t, stages, width)
+            score *= 1 + noise * dice.random() / 2
+            if found is None or score < found[0]:
+                found = score, stages, route
+        if found is None:
+            return None
+        _, stages, route = found
+        pool[stages] -= 1
+        if not pool[stages]:
+            del pool[stages]
+        owed[o] -= set(stages)
+        lists[o].append(route)
+        done += 1
+        home = _book(tables, route, t)
+        if left[o]:
+            left[o] -= 1
+            heapq.heappush(launches, (far[o] if by_origin else home, home, far[o], o))
+    turn = {o: iter(routes) for o, routes in lists.items()}
+    return [next(turn[o]) for o in origins_in_turns(problem)]
+
+
+def _finish(
+    tables: Tables,
+    lists: dict[int, list[Route]],
+    pool: Counter[StageSet],
+    owed: dict[int, set[int]],
+) -> None:
+    """The micro-batches that are not in ``lists`` yet by the cheap rule, beside what is
+    reserved."""
+    problem, rule = tables.problem, _Cheap(tables.problem)
+    rule.load = [sum(end - start for start, end in busy) for busy in tables.busy]
+    rest = replace(
+        problem, counts={o: count - len(lists[o]) for o, count in problem.counts.items()}
+    )
+    for o in origins_in_turns(rest):
+        lists[o].append(rule.route(o, _taken(pool, owed[o])))
+
+
+def _distance(problem: Problem, o: int) -> float:
+    """Mean way from an ends peer to its nearer half of the others and back."""
+    ways = sorted(
+        problem.delays[o][n] + problem.delays[n][o] for n, s in problem.stage_of.items() if s
+    )
+    return sum(ways[: (len(ways) + 1) // 2]) or 1.0
+
+
+def _offered(
+    pool: Counter[StageSet], owed: set[int], tries: int, dice: random.Random | None
+) -> list[StageSet]:
+    """Sets to try: those that train most of what is owed, then those that are left most often."""
+    sets = list(pool)
+    if dice is not None:
+        dice.shuffle(sets)
+    sets.sort(key=lambda z: (-len(owed.intersection(z)), -pool[z] if dice is None else 0))
+    best = len(owed.intersection(sets[0]))
+    return [z for z in sets if len(owed.intersection(z)) == best][:tries]
+
+
+class _Near:
+    """Replicas of a stage worth looking at from a peer."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.known: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.turn = 0
+
+    def __call__(self, a: int, stage: int) -> tuple[int, ...]:
+        peers = self.problem.stages[stage]
+        if len(peers) <= NEAR + SPREAD:
+            return peers
+        found = self.known.get((a, stage))
+        if found is None:
+            there, d = self.problem.delays[a], self.problem.delays
+            c = self.problem.compute
+            found = tuple(heapq.nsmallest(NEAR, peers, key=lambda n: there[n] + d[n][a] + 2 * c[n]))
+            self.known[a, stage] = found
+        self.turn += 1
+        return (*found, *(peers[(self.turn * SPREAD + x) % len(peers)] for x in range(SPREAD)))
+
+
+def _route(
+    tables: Tables, near: _Near, o: int, t: float, stages: StageSet, width: int
+) -> tuple[float, Route]:
+    """The path through ``stages`` that is home first, launched at t, and about when."""
+    p = tables.problem
+    delays, compute, back = p.delays, p.compute, p.backward
+    t = tables.start(o, t, compute[o]) + compute[o]
+    launched = t
+    beam: list[tuple[float, float, float, Route]] = [(0.0, t, 0.0, (o,))]
+    for s in stages:
+        grown: list[tuple[float, float, float, Route]] = []
+        for _, t, home, route in beam:
+            a = route[-1]
+            way = delays[a]
+            for n in near(a, s):
+                work = compute[n]
+                end = tables.start(n, tables.slot(n, t + way[n]), work) + work
+                back_home = home + delays[n][a] + back * work
+                grown.append(
+                    (end + back_home + delays[n][o] + delays[o][n], end, back_home, (*route, n))
+                )
+        grown.sort()
+        beam = grown[:width]
+    ends = [
+        (
+            _home(tables, route, t, {} if tables.in_order else _arrivals(tables, route, launched)),
+            route,
+        )
+        for _, t, _, route in beam[:FINAL]
+    ]
+    return min(ends, key=lambda end: end[0])
+
+
+def _arrivals(tables: Tables, route: Route, t: float) -> dict[int, float]:
+    """When the forward of a path has a slot at each of its peers; its first one ended at t."""
+    p, came = tables.problem, {route[0]: t}
+    for a, n in zip(route, route[1:], strict=False):
+        came[n] = tables.slot(n, t + p.delays[a][n])
+        t = tables.start(n, came[n], p.compute[n]) + p.compute[n]
+    return came
+
+
+def _home(tables: Tables, route: Route, t: float, came: dict[int, float]) -> float:
+    """When a micro-batch is home whose last forward ended at t; later by what it stays where the
+    slots are held."""
+    p, o = tables.problem, route[0]
+    before, work = route[-1], p.loss * p.compute[o]
+    t = tables.start(o, t + p.delays[before][o], work) + work
+    before, late = o, 0.0
+    for n in reversed(route):
+        work = p.backward * p.compute[n]
+        t = tables.start(n, t + p.delays[before][n], work) + work
+        if not tables.in_order and n != o:
+            late += tables.crowd(n, came[n], t)
+        before = n
+    return t + late
+
+
+def _book(tables: Tables, route: Route, t: float) -> float:
+    """Reserve the tasks and slots of a path; when it is home."""
+    p, o = tables.problem, route[0]
+    before = -1
+    came: dict[int, float] = {}
+    for n in route:
+        t = came[n] = t if before < 0 else tables.slot(n, t + p.delays[before][n])
+        t = tables.book(n, tables.start(n, t, p.compute[n]), p.compute[n])
+        before = n
+    work = p.loss * p.compute[o]
+    t = tables.book(o, tables.start(o, t + p.delays[before][o], work), work)
+    before = o
+    for n in reversed(route):
+        work = p.backward * p.compute[n]
+        t = tables.book(n, tables.start(n, t + p.delays[before][n], work), work)
+        if n != o:
+            insort(tables.leave[n], t)
+            if not tables.in_order:
+                tables.stays[n].append((came[n], t))
+        before = n
+    return t

@@ -1,0 +1,308 @@
+"""Plan the paths of an epoch: the best plan that a budget allows, with lower bounds beside it.
+Pure: the clock is handed in.
+
+Enters: Problem, a clock or a number of moves. Leaves: Plan. Never: a plan that breaks a rule or
+deadlocks, a plan longer than round robin; every makespan is the exact replay's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from node.core.errors import UsageFault
+from node.scheduler.planning.bounds import lower_bounds
+from node.scheduler.planning.dealing import StageSet, deal
+from node.scheduler.planning.estimate import INFINITE, Estimator
+from node.scheduler.planning.first import cheap, insertion, origins_in_turns, round_robin
+from node.scheduler.planning.problem import Problem, Route
+from node.scheduler.planning.replay import replay
+from node.scheduler.planning.rules import OF_PATHS, broken, joined, owed_kept
+from node.scheduler.planning.search import Search
+
+Clock = Callable[[], float]
+FIRST = 0.85
+"""Share of the budget for the first insertion; it goes in haste where that is not enough."""
+LEAST_KEPT = 0.01
+"""Share of the limit that is set aside for the end at least."""
+STARTS = 0.1
+"""Share of the budget for plans from scratch; the search goes on from the best of them."""
+PHASES = ((0.25, 0.05), (0.5, 0.003), (0.8, 0.01), (1.0, 0.002))
+"""Of the search: the share of the budget left at which it ends, and what a worse plan may cost
+more, over the makespan. The first moves all micro-batches of an origin together."""
+SEARCHED = 1000
+"""Micro-batches up to which moves are tried: with more, one evaluation takes too long for any to
+help."""
+ENOUGH = 1 + 1e-9
+"""A plan so close to the bound is not improved further."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``routes`` in launch order. ``bounds``: lower bounds by name. ``first_s``, ``planning_s``: by
+    the clock handed in. ``moves``: plans that were tried. ``owed``: stages by ends peer that no
+    path of this plan joins."""
+
+    problem: Problem
+    routes: tuple[Route, ...]
+    makespan: float
+    bounds: dict[str, float]
+    first_s: float
+    first_makespan: float
+    planning_s: float
+    moves: int
+
+    @property
+    def bound(self) -> float:
+        """The highest lower bound."""
+        return max(self.bounds.values())
+
+    @property
+    def owed(self) -> dict[int, list[int]]:
+        """By ends peer, the stages its micro-batches did not train: what a later epoch owes it."""
+        seen = joined(self.problem, self.routes)
+        blocks = range(1, len(self.problem.stages))
+        rest = {
+            o: [s for s in blocks if (o, s) not in seen]
+            for o, count in self.problem.counts.items()
+            if count
+        }
+        return {o: stages for o, stages in rest.items() if stages}
+
+
+class _Budget:
+    """Time or moves, whichever is over first."""
+
+    def __init__(self, clock: Clock, limit_s: float | None, moves: int | None) -> None:
+        self.clock, self.limit_s, self.moves = clock, limit_s, moves
+        self.began = clock()
+        self._last = self._longest = 0.0
+
+    def keep(self, seconds: float) -> None:
+        """Set aside what it takes to end: of a limit, half at most."""
+        if self.limit_s is not None:
+            self.limit_s -= min(seconds, self.limit_s / 2)
+
+    def share(self, seconds: float) -> float:
+        """Of the limit."""
+        return seconds / self.limit_s if self.limit_s else 0.0
+
+    def used(self, moves: int) -> float:
+        """Share that is used: 0..1 and more."""
+        share = 0.0
+        if self.limit_s is not None:
+            share = (self.clock() - self.began) / self.limit_s if self.limit_s > 0 else 1.0
+        return max(share, moves / self.moves) if self.moves else share
+
+    def begin(self) -> None:
+        """Steps follow."""
+        self._last = self.clock()
+
+    def step(self, moves: int) -> float:
+        """As :meth:`used`, but used up where another step as long as the longest so far would not
+        fit any more."""
+        now = self.clock()
+        self._longest, self._last = max(self._longest, now - self._last), now
+        return max(
+            self.used(moves), 1.0 if self.share(now - self.began + self._longest) >= 1 else 0.0
+        )
+
+
+class _Best:
+    """The best plan that the exact replay confirmed."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.routes: tuple[Route, ...] = ()
+        self.makespan = float("inf")
+        self.debt = 1 << 60
+
+    def offer(self, routes: Sequence[Route], seems: float | None = None) -> bool:
+        """Take it if it keeps every rule, completes and is shorter; debts to ends peers count
+        first."""
+        debt = len(self.problem.owed - joined(self.problem, routes)) if self.problem.owed else 0
+        if debt > self.debt:
+            return False
+        played = replay(self.problem, routes)
+        better = (debt, played.makespan) < (self.debt, self.makespan) and len(played.done) == len(
+            routes
+        )
+        if better:
+            self.routes, self.makespan, self.debt = tuple(routes), played.makespan, debt
+        return better and (seems is None or played.makespan <= seems + 1e-9)
+
+
+def make_plan(
+    problem: Problem,
+    *,
+    clock: Clock = lambda: 0.0,
+    limit_s: float | None = None,
+    moves: int | None = None,
+    seed: int = 0,
+    known: Sequence[Sequence[Route]] = (),
+) -> Plan:
+    """The best plan found within ``limit_s`` of ``clock`` or ``moves`` tried plans, whichever ends
+    first; at least one plan is made. With ``moves`` alone the result depends on the arguments only.
+    ``known``: plans to begin with.
+
+    Raises UsageFault when no plan can keep the rules, with the nearest problem that has one.
+    """
+    if limit_s is None and moves is None:
+        raise ValueError("give a limit in seconds or in moves")
+    budget = _Budget(clock, limit_s, moves)
+    sets = deal(problem)
+    _payable(problem)
+    best = _Best(problem)
+    _first(problem, sets, best, budget, known)
+    first_s, first_makespan = clock() - budget.began, best.makespan
+    bounds = lower_bounds(problem)
+    bound = max(bounds.values())
+    tried = _starts(problem, sets, best, budget, bound, seed)
+    if best.makespan > bound * ENOUGH and budget.used(tried) < 1.0 and problem.total <= SEARCHED:
+        tried = _improve(problem, best, budget, bound, seed, tried)
+    if best.debt:
+        o, s = min(problem.owed - joined(problem, best.routes))
+        raise UsageFault(
+            f"no plan was found in which ends peer {o} trains stage {s}, which is owed to it",
+            "give a longer --limit, or more micro-batches, or owe less",
+        )
+    if (why := broken(problem, best.routes)) is not None:
+        raise RuntimeError(f"the planner broke a rule: {why}")
+    return Plan(
+        problem,
+        best.routes,
+        best.makespan,
+        bounds,
+        first_s,
+        first_makespan,
+        clock() - budget.began,
+        tried,
+    )
+
+
+def _first(
+    problem: Problem,
+    sets: list[StageSet],
+    best: _Best,
+    budget: _Budget,
+    known: Sequence[Sequence[Route]],
+) -> None:
+    """Round robin whatever it takes; then, as far as there is time, plans that are known, the cheap
+    rule and an insertion."""
+    began = budget.clock()
+    best.offer(round_robin(problem, sets))
+    # To judge a last plan and to ask all rules at the end takes about as long as this did.
+    budget.keep(max(2 * (budget.clock() - began), LEAST_KEPT * (budget.limit_s or 0.0)))
+    for routes in known:
+        if budget.used(0) < FIRST and all(
+            rule is owed_kept or rule(problem, routes) is None for rule in OF_PATHS
+        ):
+            best.offer(routes)
+    began = budget.clock()
+    for slots in (True, False):
+        if budget.used(0) < FIRST / 2:
+            began = budget.clock()
+            best.offer(cheap(problem, sets, slots))
+    here, until = budget.used(0), FIRST - budget.share(budget.clock() - began)
+    if here < until:
+        quick = insertion(problem, sets, spent=lambda: (budget.used(0) - here) / (until - here))
+        if quick is not None:
+            best.offer(quick)
+
+
+def _payable(problem: Problem) -> None:
+    """Raises UsageFault when an ends peer is owed more stages than its paths have, or one that no
+    path reaches."""
+    for o, count in problem.counts.items():
+        owed = [s for p, s in problem.owed if p == o]
+        if len(owed) > count * problem.hops:
+            raise UsageFault(
+                f"ends peer {o} is owed {len(owed)} stages, its {count} paths visit "
+                f"{count * problem.hops}",
+                "owe less, or give more micro-batches or longer paths",
+            )
+    reach = problem.hops * problem.max_jump
+    for o, s in sorted(problem.owed):
+        if s > reach or not problem.hops:
+            raise UsageFault(
+                f"stage {s}, owed to ends peer {o}, is out of reach of any path",
+                f"give max_jump {s}, or owe less",
+            )
+
+
+def _starts(
+    problem: Problem, sets: list[StageSet], best: _Best, budget: _Budget, bound: float, seed: int
+) -> int:
+    """Insert again and again, the first times as described, then with noise; how many plans were
+    tried."""
+    turns = 0
+    while budget.used(turns * 8) < STARTS and best.makespan > bound * ENOUGH:
+        dice = 0 if not turns else seed * 1_000_003 + turns
+        routes = insertion(problem, sets, dice, turns % 4 != 3, lambda: budget.used(0) < STARTS)
+        if routes is None:
+            break
+        best.offer(routes)
+        turns += 1
+    return turns * 8
+
+
+def _improve(
+    problem: Problem, best: _Best, budget: _Budget, bound: float, seed: int, tried: int
+) -> int:
+    """Search in phases: few paths for each origin, all its micro-batches together, then each
+    micro-batch for itself."""
+    search = Search(Estimator(problem), best.routes, seed)
+    search.moves = tried
+    begin = budget.used(tried)
+    lanes = _lanes(problem, seed, lambda: budget.used(tried) < 0.5)
+    for until, heat in PHASES:
+        coarse = heat == PHASES[0][1]
+        if coarse and lanes is None:
+            continue
+        here, there = budget.used(search.moves), begin + (1 - begin) * until
+        if here >= there:
+            continue
+
+        def progress(moves: int, here: float = here, there: float = there) -> float:
+            return (
+                1.0
+                if best.makespan <= bound * ENOUGH
+                else (budget.step(moves) - here) / (there - here)
+            )
+
+        search.lanes = lanes[0] if coarse and lanes else 0
+        search.begin(lanes[1] if coarse and lanes else best.routes)
+        budget.begin()
+        search.run(progress, INFINITE if best.debt else best.makespan, best.offer, heat)
+    return search.moves
+
+
+def _lanes(
+    problem: Problem, seed: int, go_on: Callable[[], bool]
+) -> tuple[int, list[Route]] | None:
+    """As few paths for each origin as visit all stages equally often, and a plan of them; None:
+    there are none to repeat, or ``go_on`` ended the search for them."""
+    counts = set(problem.counts.values())
+    if len(counts) != 1:
+        return None
+    (count,) = counts
+    for each in range(1, count // 2 + 1):
+        if count % each:
+            continue
+        if not go_on():
+            return None
+        few = replace(problem, counts=dict.fromkeys(problem.counts, each), owed=frozenset())
+        try:
+            routes = insertion(few, deal(few), seed, True, go_on)
+        except UsageFault:
+            continue
+        if routes is None:
+            continue
+        by = {o: [r for r in routes if r[0] == o] for o in few.counts}
+        turn = dict.fromkeys(few.counts, 0)
+        out: list[Route] = []
+        for o in origins_in_turns(problem):
+            out.append(by[o][turn[o] % each])
+            turn[o] += 1
+        return each, out
+    return None

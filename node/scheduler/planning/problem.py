@@ -1,0 +1,329 @@
+"""A path problem: peers, stages, delays and the rules that a plan of an epoch must keep. Pure data,
+checked when it is read.
+
+Enters: a JSON document. Leaves: Problem. Never: a NaN, a negative time, a peer in two stages, a
+plan that cannot exist. The model is SkipPipe's (arXiv 2502.19913): a micro-batch leaves an ends
+peer (stage 0), visits ``length - 1`` of the block stages 1..S-1, comes home for its loss and goes
+the same way back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from node.core.errors import UsageFault
+
+MOST_PEERS = 4096
+MOST_MICROBATCHES = 200_000
+MOST_SECONDS = 1e9
+MOST_COUNT = 1 << 20
+KNOWN = (
+    *(
+        "name",
+        "delays_s",
+        "compute_s",
+        "stages",
+        "locations",
+        "path_length",
+        "slots_ends",
+        "slots_stage",
+    ),
+    *(
+        "microbatches_per_end",
+        "backward_ratio",
+        "loss_ratio",
+        "gap_s",
+        "max_swaps",
+        "max_swap_distance",
+        "max_jump",
+    ),
+    *("equal_visits", "owed", "reference", "may_host", "sync_ratio"),
+)
+
+Route = tuple[int, ...]
+"""Where a micro-batch goes: its origin, then the peers of its block stages in order of the forward
+pass."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """All times in seconds. ``delays[a][b]``: from a to b. ``compute[n]``: one forward at n; a
+    backward takes ``backward`` times as long, a loss ``loss`` times; ``gap``: idle after every
+    task. ``stages[0]``: the ends peers. ``counts[o]``: micro-batches of each of them. ``slots[n]``:
+    micro-batches peer n may hold, from forward to backward. ``owed``: (origin, stage) that some
+    path must join, because earlier epochs did not. ``visits``: of every block stage, where they
+    cannot be equal; empty for equal ones.
+
+    For assignment only: ``slots_ends`` and ``block_slots[n]``, what peer n holds at the ends and
+    elsewhere; ``may_host``: the stages of peers that cannot host all; ``sync_ratio``: weight of the
+    worst link inside a stage beside the makespan."""
+
+    name: str
+    delays: tuple[tuple[float, ...], ...]
+    compute: tuple[float, ...]
+    stages: tuple[tuple[int, ...], ...]
+    length: int
+    slots: tuple[int, ...]
+    counts: Mapping[int, int]
+    backward: float = 2.0
+    loss: float = 0.25
+    gap: float = 0.0
+    max_swaps: int = 0
+    max_swap_distance: int = 1
+    max_jump: int = MOST_COUNT
+    equal_visits: bool = True
+    owed: frozenset[tuple[int, int]] = frozenset()
+    visits: tuple[int, ...] = ()
+    labels: tuple[str, ...] = ()
+    reference: Mapping[str, float] = field(default_factory=dict)
+    slots_ends: int = 0
+    block_slots: tuple[int, ...] = ()
+    may_host: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    sync_ratio: float = 1.0
+
+    def may(self, n: int, stage: int) -> bool:
+        """Whether peer n can host the stage: memory, or its operator's wish."""
+        return n not in self.may_host or stage in self.may_host[n]
+
+    @cached_property
+    def stage_of(self) -> dict[int, int]:
+        """Peer -> stage. A peer that is not there has no work."""
+        return {n: s for s, peers in enumerate(self.stages) for n in peers}
+
+    @cached_property
+    def hops(self) -> int:
+        """Block stages that every path visits."""
+        return self.length - 1
+
+    @cached_property
+    def total(self) -> int:
+        """Micro-batches of the epoch."""
+        return sum(self.counts.values())
+
+    def with_slots(self, ends: int) -> Problem:
+        """The same problem with ``ends`` micro-batches in flight at every ends peer."""
+        mine = set(self.stages[0])
+        return replace(
+            self,
+            slots=tuple(ends if n in mine else s for n, s in enumerate(self.slots)),
+            slots_ends=ends,
+        )
+
+
+def parse(document: Any) -> Problem:
+    """Check every field of a document. Raises UsageFault: what, why, next step."""
+    if not isinstance(document, dict):
+        raise UsageFault(
+            "the problem is not an object",
+            "give an object with delays_s, compute_s, stages, path_length",
+        )
+    for key in ("delays_s", "compute_s", "stages", "path_length", "microbatches_per_end"):
+        if key not in document:
+            raise UsageFault(
+                f"{key} is missing", f"give {key}; `tutti schedule --help` shows the format"
+            )
+    compute = _times(document["compute_s"], "compute_s", None)
+    peers = len(compute)
+    if not 1 <= peers <= MOST_PEERS:
+        raise UsageFault(
+            f"compute_s has {peers} peers", f"give one time for each of 1 to {MOST_PEERS} peers"
+        )
+    rows = document["delays_s"]
+    if not isinstance(rows, list) or len(rows) != peers:
+        given = len(rows) if isinstance(rows, list) else "no"
+        raise UsageFault(
+            f"delays_s has {given} rows for {peers} peers", f"give a square matrix of {peers} rows"
+        )
+    delays = tuple(_times(row, f"row {i} of delays_s", peers) for i, row in enumerate(rows))
+    stages = _stages(document["stages"], peers)
+    length = whole(document["path_length"], "path_length", 1, MOST_COUNT)
+    if length > len(stages):
+        raise UsageFault(
+            f"path_length {length} is more than the {len(stages)} stages, and no stage is visited "
+            "twice",
+            f"give path_length {len(stages)} or less",
+        )
+    ends = whole(document.get("slots_ends", 3), "slots_ends", 1, MOST_COUNT)
+    block = document.get("slots_stage", 3)
+    block = [block] * peers if not isinstance(block, list) else block
+    if len(block) != peers:
+        raise UsageFault(
+            f"slots_stage has {len(block)} figures for {peers} peers",
+            "give one figure, or one for each peer",
+        )
+    each = [whole(x, "slots_stage", 1, MOST_COUNT) for x in block]
+    counts = _counts(document["microbatches_per_end"], stages[0])
+    reference = document.get("reference")
+    labels = document.get("locations")
+    return Problem(
+        name=str(document.get("name", "problem"))[:80],
+        delays=delays,
+        compute=compute,
+        stages=stages,
+        length=length,
+        slots=tuple(ends if n in set(stages[0]) else s for n, s in enumerate(each)),
+        counts=counts,
+        backward=seconds(document.get("backward_ratio", 2.0), "backward_ratio"),
+        loss=seconds(document.get("loss_ratio", 0.25), "loss_ratio"),
+        gap=seconds(document.get("gap_s", 0.0), "gap_s"),
+        max_swaps=whole(document.get("max_swaps", 0), "max_swaps", 0, MOST_COUNT),
+        max_swap_distance=whole(
+            document.get("max_swap_distance", 1), "max_swap_distance", 0, MOST_COUNT
+        ),
+        max_jump=whole(document.get("max_jump", len(stages)), "max_jump", 1, MOST_COUNT),
+        equal_visits=_truth(document.get("equal_visits", True), "equal_visits"),
+        owed=_owed(document.get("owed"), stages),
+        labels=tuple(str(x)[:40] for x in labels)
+        if isinstance(labels, list) and len(labels) == peers
+        else (),
+        reference={
+            str(k)[:40]: float(v) for k, v in reference.items() if isinstance(v, int | float)
+        }
+        if isinstance(reference, dict)
+        else {},
+        slots_ends=ends,
+        block_slots=tuple(each),
+        may_host=_may_host(document.get("may_host"), len(stages), peers),
+        sync_ratio=seconds(document.get("sync_ratio", 1.0), "sync_ratio"),
+    )
+
+
+def seconds(value: Any, what: str) -> float:
+    """A finite number from 0 on. Raises UsageFault."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 <= value <= MOST_SECONDS
+    ):
+        raise UsageFault(
+            f"{what} is {str(value)[:40]}", f"give a number from 0 to {MOST_SECONDS:.0e}"
+        )
+    return float(value)
+
+
+def whole(value: Any, what: str, least: int, most: int) -> int:
+    """A whole number of a range. Raises UsageFault."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise UsageFault(
+            f"{what} is {str(value)[:40]}", f"give a whole number from {least} to {most}"
+        )
+    return value
+
+
+def _truth(value: Any, what: str) -> bool:
+    if not isinstance(value, bool):
+        raise UsageFault(f"{what} is {str(value)[:40]}", "give true or false")
+    return value
+
+
+def _times(row: Any, what: str, size: int | None) -> tuple[float, ...]:
+    if not isinstance(row, list) or (size is not None and len(row) != size):
+        given = len(row) if isinstance(row, list) else "no"
+        raise UsageFault(
+            f"{what} has {given} figures", f"give a list of {size or 'one for each peer'}"
+        )
+    try:
+        out = tuple(map(float, row))
+    except (TypeError, ValueError, OverflowError) as e:
+        raise UsageFault(
+            f"{what} holds something else than numbers", "give seconds, such as 0.25"
+        ) from e
+    # One pass in C for what is nearly always true; NaN fails both comparisons.
+    if out and not (min(out) >= 0 and max(out) <= MOST_SECONDS and not math.isnan(sum(out))):
+        bad = next(i for i, x in enumerate(out) if not 0 <= x <= MOST_SECONDS)
+        raise UsageFault(
+            f"{what} holds {row[bad]} at {bad}",
+            f"give finite seconds from 0 to {MOST_SECONDS:.0e}; no NaN",
+        )
+    return out
+
+
+def _stages(given: Any, peers: int) -> tuple[tuple[int, ...], ...]:
+    if (
+        not isinstance(given, list)
+        or not given
+        or not all(isinstance(stage, list) for stage in given)
+    ):
+        raise UsageFault(
+            "stages is not a list of lists of peers",
+            "give [[0, 1], [2, 3], ...]; the first are the ends peers",
+        )
+    seen: set[int] = set()
+    for s, stage in enumerate(given):
+        if not stage:
+            raise UsageFault(
+                f"stage {s} has no peer",
+                "give every stage at least one peer, or leave the stage out",
+            )
+        for n in stage:
+            whole(n, f"a peer of stage {s}", 0, peers - 1)
+            if n in seen:
+                raise UsageFault(f"peer {n} is in two stages", "name every peer once")
+            seen.add(n)
+    return tuple(tuple(stage) for stage in given)
+
+
+def _counts(given: Any, ends: tuple[int, ...]) -> dict[int, int]:
+    if not isinstance(given, list):
+        given = [given] * len(ends)
+    if len(given) != len(ends):
+        raise UsageFault(
+            f"microbatches_per_end has {len(given)} figures for {len(ends)} ends peers",
+            "give one figure, or one for each",
+        )
+    counts = {
+        o: whole(x, "microbatches_per_end", 0, MOST_COUNT) for o, x in zip(ends, given, strict=True)
+    }
+    if not 1 <= sum(counts.values()) <= MOST_MICROBATCHES:
+        raise UsageFault(
+            f"there are {sum(counts.values())} micro-batches",
+            f"give 1 to {MOST_MICROBATCHES} of them",
+        )
+    return counts
+
+
+def _owed(given: Any, stages: tuple[tuple[int, ...], ...]) -> frozenset[tuple[int, int]]:
+    if given is None:
+        return frozenset()
+    if given == "all":
+        return frozenset((o, s) for o in stages[0] for s in range(1, len(stages)))
+    if not isinstance(given, dict) or not all(isinstance(x, list) for x in given.values()):
+        raise UsageFault(
+            "owed is not an object",
+            'give {"0": [4, 5]}: stages that ends peer 0 must train, or "all"',
+        )
+    found: set[tuple[int, int]] = set()
+    for key, wanted in given.items():
+        origin = next((o for o in stages[0] if str(o) == key), None)
+        if origin is None:
+            raise UsageFault(
+                f"owed names {key[:40]}, which is no ends peer", "name peers of stages[0]"
+            )
+        found.update(
+            (origin, whole(s, f"a stage owed to {key}", 1, len(stages) - 1)) for s in wanted
+        )
+    return frozenset(found)
+
+
+def _may_host(given: Any, stages: int, peers: int) -> dict[int, frozenset[int]]:
+    if given is None:
+        return {}
+    if not isinstance(given, dict) or not all(isinstance(x, list) for x in given.values()):
+        raise UsageFault(
+            "may_host is not an object",
+            'give {"7": [1, 2]}: the stages that peer 7 can host; others can host all',
+        )
+    found: dict[int, frozenset[int]] = {}
+    for key, able in given.items():
+        if not (key.isascii() and key.isdecimal() and len(key) < 8 and int(key) < peers):
+            raise UsageFault(
+                f"may_host names {key[:40]}, which is no peer", f"name peers from 0 to {peers - 1}"
+            )
+        found[int(key)] = frozenset(
+            whole(s, f"a stage that {key} may host", 0, stages - 1) for s in able
+        )
+    return found

@@ -1,0 +1,188 @@
+"""The rules of a plan, each a predicate of its own: None when it holds, else one sentence. Pure.
+
+Of the paths: `counted`, `ends_kept`, `equal_visits`, `bounded_swaps`, `bounded_jumps`, `owed_kept`,
+`safe`. Of what a replay did: `complete`, `memory`, `collisions`. `broken` asks them all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from node.scheduler.planning.problem import Problem, Route
+from node.scheduler.planning.replay import Replayed
+
+Paths = Sequence[Route]
+
+
+def counted(problem: Problem, paths: Paths) -> str | None:
+    """Every ends peer starts its micro-batches, every path has its length and names peers of block
+    stages."""
+    for route in paths:
+        if route[0] not in problem.counts:
+            return f"{route[0]} is not an ends peer"
+        if len(route) != problem.length:
+            return (
+                f"a path of {problem.name} visits {problem.hops} block stages, not {len(route) - 1}"
+            )
+    found = Counter(route[0] for route in paths)
+    for o, count in problem.counts.items():
+        if found[o] != count:
+            return f"ends peer {o} starts {found[o]} micro-batches, not {count}"
+    return None
+
+
+def ends_kept(problem: Problem, paths: Paths) -> str | None:
+    """Stage 0 begins and ends every path, is never skipped, never in the middle; no stage is
+    visited twice."""
+    for route in paths:
+        stages = [problem.stage_of.get(n, 0) for n in route[1:]]
+        if problem.stage_of.get(route[0]) != 0:
+            return f"the path of {route[0]} does not begin at an ends peer"
+        if 0 in stages:
+            return f"{route[1 + stages.index(0)]}, in the middle of a path, is of no block stage"
+        if len(set(stages)) != len(stages):
+            return f"a path visits stages {stages}: one of them twice"
+    return None
+
+
+def equal_visits(problem: Problem, paths: Paths) -> str | None:
+    """Every block stage is trained by equally many micro-batches, or as many as the problem says,
+    if it asks for it."""
+    visits = Counter(problem.stage_of.get(n, 0) for route in paths for n in route[1:])
+    found = [visits[s] for s in range(1, len(problem.stages))]
+    if problem.equal_visits and (
+        found != list(problem.visits) if problem.visits else len(set(found)) > 1
+    ):
+        return f"stages are visited {found} times"
+    return None
+
+
+def bounded_swaps(problem: Problem, paths: Paths) -> str | None:
+    """A path goes back behind the furthest stage it has been at only so often and so far."""
+    for route in paths:
+        front = swaps = total = 0
+        for s in (problem.stage_of.get(n, 0) for n in route[1:]):
+            front = max(front, s)
+            swaps, total = swaps + (s < front), total + front - s
+            if front - s > problem.max_swap_distance:
+                return (
+                    f"a path swaps stage {s} with {front}, further than {problem.max_swap_distance}"
+                )
+        if max(swaps, total) > problem.max_swaps:
+            return f"a path swaps {swaps} stages by {total}, more than {problem.max_swaps}"
+    return None
+
+
+def bounded_jumps(problem: Problem, paths: Paths) -> str | None:
+    """From the furthest stage it has been at a path goes no further than ``max_jump``."""
+    for route in paths:
+        front = 0
+        for s in (problem.stage_of.get(n, 0) for n in route[1:]):
+            if abs(s - front) > problem.max_jump:
+                return f"a path jumps from stage {front} to {s}, further than {problem.max_jump}"
+            front = max(front, s)
+    return None
+
+
+def owed_kept(problem: Problem, paths: Paths) -> str | None:
+    """Every stage that is owed to an ends peer is on one of its paths."""
+    missing = sorted(problem.owed - joined(problem, paths))
+    return (
+        f"ends peer {missing[0][0]} never trains stage {missing[0][1]}, which is owed to it"
+        if missing
+        else None
+    )
+
+
+def joined(problem: Problem, paths: Paths) -> set[tuple[int, int]]:
+    """(origin, block stage) that meet on some path."""
+    return {(route[0], problem.stage_of[n]) for route in paths for n in route[1:]}
+
+
+def safe(problem: Problem, paths: Paths) -> str | None:
+    """No order of events, however late anybody is, can end in a deadlock.
+
+    A peer can be stuck only while all its slots are held by micro-batches that wait, now or later,
+    at a peer that is stuck. So whoever can never hold that many of them, with no more of an origin
+    in flight than the origin has slots, is not stuck; it is taken away, and all is asked again,
+    until none is left (safe) or none can be taken away. Rising paths are always safe: the peers of
+    the last stage go first.
+    """
+    slots = problem.slots
+    routes = Counter(route for route in paths)
+    through: dict[int, dict[int, int]] = {}
+    for route, count in routes.items():
+        for n in route[1:]:
+            by = through.setdefault(n, {})
+            by[route[0]] = by.get(route[0], 0) + count
+    stuck = {
+        n for n, by in through.items() if sum(min(c, slots[o]) for o, c in by.items()) > slots[n]
+    }
+    while stuck:
+        waits: dict[int, dict[int, int]] = {n: {} for n in stuck}
+        for route, count in routes.items():
+            k = len(route) - 1
+            while k and route[k] not in stuck:
+                k -= 1
+            for n in route[1:k]:
+                if n in stuck:
+                    waits[n][route[0]] = waits[n].get(route[0], 0) + count
+        left = {n for n in stuck if sum(min(c, slots[o]) for o, c in waits[n].items()) >= slots[n]}
+        if left == stuck:
+            return f"peers {sorted(stuck)[:8]} may wait for each other in a ring"
+        stuck = left
+    return None
+
+
+def complete(problem: Problem, paths: Paths, played: Replayed) -> str | None:
+    """Every micro-batch came home."""
+    lost = len(paths) - len(played.done)
+    return f"{lost} of {len(paths)} micro-batches never come home: a deadlock" if lost else None
+
+
+def memory(problem: Problem, paths: Paths, played: Replayed) -> str | None:
+    """At no time a peer holds more micro-batches than it has slots."""
+    held: Counter[int] = Counter()
+    for t, n, change in played.held:
+        held[n] += change
+        if held[n] > problem.slots[n]:
+            return (
+                f"peer {n} holds {held[n]} micro-batches at {t:.3f} s, and has "
+                f"{problem.slots[n]} slots"
+            )
+    return None
+
+
+def collisions(problem: Problem, paths: Paths, played: Replayed) -> str | None:
+    """No two tasks of a peer at once, and the gap after each."""
+    free: dict[int, float] = {}
+    for task in sorted(played.tasks):
+        if task.start < free.get(task.peer, 0.0) - 1e-9:
+            return (
+                f"peer {task.peer} starts a task at {task.start:.3f} s, while it still has another"
+            )
+        free[task.peer] = task.end + problem.gap
+    return None
+
+
+OF_PATHS: tuple[Callable[[Problem, Paths], str | None], ...] = (
+    *(counted, ends_kept, equal_visits, bounded_swaps, bounded_jumps, owed_kept, safe),
+)
+OF_REPLAY: tuple[Callable[[Problem, Paths, Replayed], str | None], ...] = (
+    complete,
+    memory,
+    collisions,
+)
+
+
+def broken(problem: Problem, paths: Paths, played: Replayed | None = None) -> str | None:
+    """The first rule that does not hold, as a sentence; of the replay too, if there is one."""
+    for rule in OF_PATHS:
+        if why := rule(problem, paths):
+            return why
+    if played is not None:
+        for check in OF_REPLAY:
+            if why := check(problem, paths, played):
+                return why
+    return None

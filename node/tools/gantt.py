@@ -1,0 +1,200 @@
+"""A plan as a picture: who computes what when, for the terminal, as SVG and as a figure. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from node.scheduler.planning.problem import Problem
+from node.scheduler.planning.replay import Task
+from node.telemetry.pictures import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLUMNS = 72
+LINES = 40
+COLOURS = {"f": "#4a90d9", "l": "#9b6fd0", "b": "#e08a3c"}
+WORDS = {"f": "forward", "l": "loss", "b": "backward"}
+MOST_INCHES, LEAST_INCHES = 40.0, 0.14
+"""The height of a PNG at most; the width of a task that can bear a number."""
+FEW_TASKS = 1500
+DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def label(problem: Problem, n: int) -> str:
+    """Stage and peer, and the place if it has a name."""
+    stage = "ends" if problem.stage_of.get(n) == 0 else f"{problem.stage_of.get(n, '-')!s:>4}"
+    return f"{stage} {n:>4} {problem.labels[n][:10] if problem.labels else ''}".rstrip()
+
+
+def terminal(problem: Problem, tasks: Sequence[Task], colour: bool = True) -> list[str]:
+    """A line for each peer, the busiest of each stage if there are many. A column shows the task
+    that fills most of it: the forward of origin 1 as 1, its backward the same, in another colour
+    or, without colour, underlined by ``'`` behind it."""
+    span = max((t.end for t in tasks), default=0.0) or 1.0
+    names = {o: DIGITS[k % len(DIGITS)] for k, o in enumerate(problem.stages[0])}
+    origin = {t.mb: t.peer for t in tasks if t.hop == 0}
+    by: dict[int, list[Task]] = {n: [] for stage in problem.stages for n in stage}
+    for task in tasks:
+        by[task.peer].append(task)
+    shown = _shown(problem, by)
+    width = max(len(label(problem, n)) for n in shown)
+    lines = []
+    for n in shown:
+        cells = [" "] * COLUMNS
+        fill = [0.0] * COLUMNS
+        for task in by[n]:
+            for c in range(
+                int(task.start / span * COLUMNS), min(COLUMNS, int(task.end / span * COLUMNS) + 1)
+            ):
+                share = min(task.end, (c + 1) * span / COLUMNS) - max(
+                    task.start, c * span / COLUMNS
+                )
+                if share > fill[c]:
+                    fill[c], cells[c] = (
+                        share,
+                        _cell(names.get(origin.get(task.mb, -1), "?"), task.kind, colour),
+                    )
+        load = sum(t.end - t.start for t in by[n]) / span
+        lines.append(f"{label(problem, n):<{width}} {''.join(cells)} {load:>4.0%}")
+    end = f"{span:.1f} s"
+    lines.append(f"{'':<{width}} 0{end:>{COLUMNS - 1}}")
+    hidden = len(by) - len(shown)
+    if hidden:
+        lines.append(f"  and {hidden} peers that are less busy")
+    ends = "  ".join(
+        f"{names[o]} {problem.labels[o] if problem.labels else o}" for o in problem.stages[0][:12]
+    )
+    marks = (
+        "blue forward, orange backward, violet loss"
+        if colour
+        else "a letter is a forward, ~ a backward, * a loss"
+    )
+    lines.append(f"origins: {ends}   {marks}")
+    return lines
+
+
+def _cell(name: str, kind: str, colour: bool) -> str:
+    if not colour:
+        return {"f": name, "l": "*", "b": "~"}[kind]
+    code = {"f": 44, "l": 45, "b": 43}[kind]
+    return f"\x1b[30;{code}m{name}\x1b[0m"
+
+
+def _shown(problem: Problem, by: dict[int, list[Task]]) -> list[int]:
+    if len(by) <= LINES:
+        return list(by)
+    each = max(1, LINES // len(problem.stages))
+    busy = {n: sum(t.end - t.start for t in tasks) for n, tasks in by.items()}
+    kept = [n for stage in problem.stages for n in sorted(stage, key=lambda n: -busy[n])[:each]]
+    return kept[:LINES]
+
+
+def svg(problem: Problem, tasks: Sequence[Task], title: str) -> str:
+    """All peers and all tasks; a task says its micro-batch and times when the pointer rests on
+    it."""
+    span = max((t.end for t in tasks), default=0.0) or 1.0
+    rows = [n for stage in problem.stages for n in stage]
+    height, left, wide = 14.0, 150.0, 1000.0
+    place = {n: 40 + k * height for k, n in enumerate(rows)}
+    low = 40 + len(rows) * height
+    origin = {t.mb: t.peer for t in tasks if t.hop == 0}
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + wide + 20:.0f}" '
+        f'height="{low + 50:.0f}" '
+        'font-family="sans-serif" font-size="10">',
+        '<rect width="100%" height="100%" fill="white"/><text x="10" y="20" '
+        f'font-size="14">{escape(title)}</text>',
+    ]
+    for k, n in enumerate(rows):
+        shade = "#f4f4f4" if problem.stage_of[n] % 2 else "#ffffff"
+        parts.append(
+            f'<rect x="0" y="{place[n]:.1f}" width="{left + wide}" height="{height}" '
+            f'fill="{shade}"/>'
+        )
+        parts.append(
+            f'<text x="6" y="{40 + k * height + 10.5:.1f}">'
+            f"{escape(label(problem, n).strip())}</text>"
+        )
+    for t in tasks:
+        x, w = left + wide * t.start / span, max(0.4, wide * (t.end - t.start) / span)
+        text = (
+            f"{WORDS[t.kind]} of micro-batch {t.mb} of {origin.get(t.mb, '?')}: {t.start:.3f} "
+            f"to {t.end:.3f} s"
+        )
+        parts.append(
+            f'<rect x="{x:.2f}" y="{place[t.peer] + 1:.1f}" width="{w:.2f}" height="{height - 2}" '
+            f'fill="{COLOURS[t.kind]}">'
+            f"<title>{escape(text)}</title></rect>"
+        )
+    for i in range(11):
+        x = left + wide * i / 10
+        parts.append(
+            f'<line x1="{x:.1f}" y1="36" x2="{x:.1f}" y2="{low:.1f}" stroke="#bbb" '
+            'stroke-width="0.5"/>'
+        )
+        parts.append(
+            f'<text x="{x:.1f}" y="{low + 14:.1f}" text-anchor="middle">{span * i / 10:.2f} '
+            "s</text>"
+        )
+    for i, (kind, word) in enumerate(WORDS.items()):
+        x = left + i * 90
+        parts.append(
+            f'<rect x="{x}" y="{low + 26:.1f}" width="12" height="10" fill="{COLOURS[kind]}"/>'
+        )
+        parts.append(f'<text x="{x + 16}" y="{low + 35:.1f}">{word}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def figure(problem: Problem, tasks: Sequence[Task], title: str) -> Figure:
+    """The same for a PNG; where there is room a task bears the number of its micro-batch. Raises
+    UsageFault without matplotlib."""
+    rows = [n for stage in problem.stages for n in stage]
+    place = {n: k for k, n in enumerate(rows)}
+    span = max((t.end for t in tasks), default=0.0) or 1.0
+    wide, high = 15.0, min(MOST_INCHES, 1.6 + 0.24 * len(rows))
+    made = new_figure(wide, high)
+    axes = made.add_subplot()
+    few = len(tasks) <= FEW_TASKS
+    for n in rows:
+        if problem.stage_of[n] % 2:
+            axes.axhspan(place[n] - 0.5, place[n] + 0.5, color="#f2f2f2", linewidth=0, zorder=0)
+    for kind, word in WORDS.items():
+        mine = [t for t in tasks if t.kind == kind]
+        axes.barh(
+            [place[t.peer] for t in mine],
+            [t.end - t.start for t in mine],
+            left=[t.start for t in mine],
+            height=0.84,
+            color=COLOURS[kind],
+            edgecolor="white",
+            linewidth=0.4 if few else 0.0,
+            label=word,
+        )
+    for t in tasks if few else ():
+        if t.kind != "l" and (t.end - t.start) / span * wide > LEAST_INCHES:
+            axes.text(
+                (t.start + t.end) / 2,
+                place[t.peer],
+                str(t.mb),
+                ha="center",
+                va="center",
+                fontsize=5.5,
+                color="white",
+            )
+    each = max(1, len(rows) * 14 // int(high * 72) + (len(rows) > 0.9 * MOST_INCHES / 0.24))
+    axes.set_yticks(
+        range(0, len(rows), each),
+        [" ".join(label(problem, n).split()) for n in rows[::each]],
+        fontsize=7,
+    )
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlim(0, span * 1.005)
+    axes.grid(axis="x", color="#bbb", linewidth=0.5)
+    axes.set_axisbelow(True)
+    axes.set_xlabel("seconds")
+    axes.set_title(title, fontsize=11, loc="left")
+    axes.legend(loc="lower left", bbox_to_anchor=(0.75, 1.0), ncols=3, fontsize=8, frameon=False)
+    return made

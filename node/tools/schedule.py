@@ -1,0 +1,310 @@
+"""``tutti schedule``: a path problem from a JSON file, a plan for programs, or a table and a
+picture for people.
+
+Raises UsageFault for what is wrong in a document, with the next step. Reads the clock: the planner
+below it does not.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from node.core.errors import UsageFault
+from node.scheduler.planning.planner import Plan, make_plan
+from node.scheduler.planning.problem import Problem, Route, parse
+from node.scheduler.planning.replay import replay, solo
+from node.scheduler.planning.rules import broken, safe
+from node.telemetry import pictures
+from node.tools import gantt, replan
+from node.tools.assignment import Assigned, assign
+
+MOST_BYTES = 512 << 20
+LONGEST_S = 3600.0
+WALL = 4.0
+"""Seconds by the wall for one of processor time that is asked for: on a busy machine planning ends
+then."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was said on the command line."""
+
+    file: str
+    as_json: bool = False
+    gantt: Path | None = None
+    events: Path | None = None
+    limit: float = 0.0
+    moves: int = 0
+    slots_ends: int = 0
+    seed: int = 0
+    assign: bool = False
+
+
+def run_command(options: Options) -> int:
+    """Plan, print, draw. Returns the exit code."""
+    if options.gantt is not None:
+        pictures.check(options.gantt)
+    problem = parse(read(options.file))
+    if options.slots_ends:
+        problem = problem.with_slots(options.slots_ends)
+    found = assigned(problem, options) if options.assign else None
+    problem = found.problem if found else problem
+    given = read(str(options.events)) if options.events else None
+    events = replan.parse_events(given, problem) if given is not None else ()
+    ready = _given(given, problem)
+    plan = None
+    if (routes := ready) is None:
+        plan = planned(problem, options)
+        routes = plan.routes
+    tasks = replay(problem, routes)
+    said = (
+        document(plan)
+        if plan
+        else {"paths": _paths(routes), "makespan_s": round(tasks.makespan, 6)}
+    )
+    lines = picture(plan) if plan else []
+    if found:
+        said["stages"] = [list(peers) for peers in problem.stages]
+        said["assignment"] = {
+            "before_s": round(found.before_s, 6),
+            "after_s": round(found.after_s, 6),
+            "tried": found.tried,
+        }
+        lines += [
+            f"assignment   {found.after_s:.3f} s predicted with exchange of gradients, "
+            f"{found.before_s:.3f} s as given; "
+            f"{found.tried} tried",
+            "stages       " + json.dumps(said["stages"]),
+        ]
+    if options.events is not None:
+        more, text = again(problem, routes, events, options.seed)
+        said, lines = said | more, lines + text
+    if options.gantt is not None:
+        bound = f", lower bound {plan.bound:.3f} s" if plan else ""
+        title = f"{problem.name}: {tasks.makespan:.3f} s{bound}"
+        pictures.write(
+            options.gantt,
+            lambda: gantt.svg(problem, tasks.tasks, title),
+            lambda: gantt.figure(problem, tasks.tasks, title),
+        )
+    if options.as_json:
+        print(json.dumps(said))
+    else:
+        if options.events is None:
+            lines += ["", *gantt.terminal(problem, tasks.tasks, sys.stdout.isatty())]
+        print("\n".join(lines))
+    return 0
+
+
+def read(path: str) -> Any:
+    """The JSON document in a file, or on stdin for ``-``. Raises UsageFault when there is none."""
+    try:
+        if path == "-":
+            raw = sys.stdin.buffer.read(MOST_BYTES + 1)
+        else:
+            with Path(path).open("rb") as file:
+                raw = file.read(MOST_BYTES + 1)
+    except OSError as e:
+        raise UsageFault(
+            f"cannot read {path}: {e.strerror}", "name a JSON file, or  -  for stdin"
+        ) from e
+    if len(raw) > MOST_BYTES:
+        raise UsageFault(f"{path} is larger than {MOST_BYTES >> 20} MiB", "describe fewer peers")
+    try:
+        return json.loads(raw.decode(), parse_constant=_not_finite)
+    except (ValueError, RecursionError) as e:
+        raise UsageFault(
+            f"{path} is not JSON: {e}"[:300], "see  tutti schedule --help  for the format"
+        ) from e
+
+
+def _not_finite(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not a number")
+
+
+def usual_limit(problem: Problem) -> float:
+    """Seconds of one core when nothing is said: 4, for many micro-batches more, up to 20."""
+    return min(20.0, max(4.0, 0.005 * problem.total))
+
+
+def planned(problem: Problem, options: Options) -> Plan:
+    """The plan that was asked for. ``limit`` counts seconds of one core, so that a busy machine
+    does not make plans worse; after :data:`WALL` times as long by the wall planning ends all the
+    same."""
+    limit = options.limit or usual_limit(problem)
+    if not 0 < limit <= LONGEST_S:
+        raise UsageFault(f"--limit {limit}", f"give seconds from 0.1 to {LONGEST_S:.0f}")
+    clock = _clock()
+    if options.moves:
+        # A number of moves alone: the same plan on every machine.
+        return make_plan(problem, clock=clock, moves=options.moves, seed=options.seed)
+    return make_plan(problem, clock=clock, limit_s=limit, seed=options.seed)
+
+
+def assigned(problem: Problem, options: Options) -> Assigned:
+    """Peers put where they are best, in as many seconds as planning gets, or half as many moves."""
+    limit = options.limit or usual_limit(problem)
+    clock = _clock()
+    if options.moves:
+        return assign(problem, clock=clock, moves=max(1, options.moves // 2), seed=options.seed)
+    return assign(problem, clock=clock, limit_s=limit, seed=options.seed)
+
+
+def _clock() -> Callable[[], float]:
+    cpu, wall = time.process_time(), time.monotonic()
+    return lambda: max(time.process_time() - cpu, (time.monotonic() - wall) / WALL)
+
+
+def _given(document: Any, problem: Problem) -> tuple[Route, ...] | None:
+    """The plan in a document of events, checked; None: there is none, so one is made."""
+    if not isinstance(document, dict) or "paths" not in document:
+        return None
+    rows = document["paths"]
+    routes: list[Route] = []
+    for k, row in enumerate(rows if isinstance(rows, list) else [rows]):
+        hops: list[Any] = [None]
+        if isinstance(row, dict) and isinstance(row.get("hops"), list):
+            hops = [row.get("origin"), *row["hops"]]
+        if not all(
+            isinstance(n, int) and not isinstance(n, bool) and n in problem.stage_of for n in hops
+        ):
+            raise UsageFault(
+                f"path {k} is not a path",
+                'give {"origin": 0, "hops": [5, 9, 13]}, as `tutti schedule --json` does',
+            )
+        routes.append(tuple(hops))
+    why = broken(problem, routes, replay(problem, routes) if _countable(problem, routes) else None)
+    if why:
+        raise UsageFault(
+            f"the plan breaks a rule: {why}", "plan again:  tutti schedule PROBLEM.json --json"
+        )
+    return tuple(routes)
+
+
+def _countable(problem: Problem, routes: list[Route]) -> bool:
+    return all(route[0] in problem.counts for route in routes)
+
+
+def _paths(routes: tuple[Route, ...]) -> list[dict[str, Any]]:
+    return [{"origin": route[0], "hops": list(route[1:])} for route in routes]
+
+
+def document(plan: Plan) -> dict[str, Any]:
+    """For programs."""
+    return {
+        "paths": _paths(plan.routes),
+        "makespan_s": round(plan.makespan, 6),
+        "lower_bound_s": round(plan.bound, 6),
+        "planning_s": round(plan.planning_s, 3),
+        "bounds_s": {name: round(value, 6) for name, value in plan.bounds.items()},
+        "first_plan_s": round(plan.first_s, 4),
+        "first_makespan_s": round(plan.first_makespan, 6),
+        "tried": plan.moves,
+        "deadlock_free": safe(plan.problem, plan.routes) is None,
+        "owed": {str(o): stages for o, stages in plan.owed.items()},
+    }
+
+
+def picture(plan: Plan) -> list[str]:
+    """For people: a line for each ends peer and the figures."""
+    p = plan.problem
+    done = replay(p, plan.routes).done
+    lines = [
+        f"{'ends peer':<20} {'µ-batches':>9} {'last home':>10} {'shortest':>9} "
+        f"{'longest path':>12}  stages trained"
+    ]
+    for o in p.stages[0][:40]:
+        mine = [i for i, route in enumerate(plan.routes) if route[0] == o]
+        if not mine:
+            continue
+        alone = [solo(p, plan.routes[i]) for i in mine]
+        visits = Counter(p.stage_of[n] for i in mine for n in plan.routes[i][1:])
+        trained = " ".join(f"{s}:{visits[s]}" for s in range(1, len(p.stages)))
+        name = f"{o} {p.labels[o] if p.labels else ''}"
+        last = max(done[i] for i in mine)
+        lines.append(
+            f"{name:<20} {len(mine):>9} {last:>8.3f} s {min(alone):>7.3f} s {max(alone):>10.3f} s  "
+            f"{trained}"
+        )
+    if len(p.stages[0]) > 40:
+        lines.append(f"  and {len(p.stages[0]) - 40} more")
+    over = plan.makespan / plan.bound if plan.bound else 1.0
+    binding = max(plan.bounds, key=lambda name: plan.bounds[name])
+    lines += [
+        "",
+        f"makespan     {plan.makespan:.3f} s for {p.total} micro-batches, {p.hops} of "
+        f"{len(p.stages) - 1} block stages each",
+        f"lower bound  {plan.bound:.3f} s ({binding}): at most {over - 1:.1%} of it can be saved "
+        "by other paths",
+        "bounds       " + "  ".join(f"{name} {value:.3f} s" for name, value in plan.bounds.items()),
+        f"planning     {plan.planning_s:.2f} s, {plan.moves} plans tried; the first, "
+        f"{plan.first_makespan:.3f} s, after "
+        f"{plan.first_s * 1000:.0f} ms",
+    ]
+    lines += [
+        f"{name:<12} {value:.3f} s, published or measured elsewhere"
+        for name, value in list(p.reference.items())[:8]
+    ]
+    if plan.owed:
+        owed = json.dumps({str(o): s for o, s in list(plan.owed.items())[:8]})
+        lines.append(
+            f'next epoch   not every ends peer trained every stage: plan it with  "owed": {owed}'
+        )
+    return lines
+
+
+def again(
+    problem: Problem, routes: tuple[Route, ...], events: tuple[replan.Event, ...], seed: int
+) -> tuple[dict[str, Any], list[str]]:
+    """An epoch of the plan with these events: for programs, and for people."""
+    running, strikes = replan.play(problem, routes, events, time.process_time, seed)
+    rows = [
+        {
+            "at_s": s.event.at,
+            "what": s.event.what,
+            "peer": s.event.peer,
+            "affected": s.affected,
+            "replan_s": round(s.took, 5),
+            "afterthought_s": round(s.later, 5),
+            "makespan_s": _finite(s.makespan),
+        }
+        for s in strikes
+    ]
+    dropped = [i for i in range(len(routes)) if i not in running.done]
+    lines = [
+        "",
+        f"{'at':>9}  {'what':<6} {'peer':>5} {'paths changed':>13} {'planned in':>11} "
+        f"{'makespan then':>14}",
+    ]
+    lines += [
+        f"{r['at_s']:>7.2f} s  {r['what']:<6} {r['peer'] if r['peer'] >= 0 else 'all':>5} "
+        f"{r['affected']:>13} "
+        f"{r['replan_s'] * 1000:>8.1f} ms "
+        f"{r['makespan_s'] if r['makespan_s'] is not None else 'never':>12} s"
+        for r in rows
+    ]
+    lines.append(
+        f"makespan with events {running.makespan:.3f} s; {running.again} started again, "
+        f"{len(dropped)} dropped"
+    )
+    new = [tuple(route) for route in running.routes]
+    return {
+        "replanned": {
+            "paths": _paths(tuple(new)),
+            "makespan_s": round(running.makespan, 6),
+            "dropped": dropped,
+            "started_again": running.again,
+            "events": rows,
+        }
+    }, lines
+
+
+def _finite(x: float) -> float | None:
+    return round(x, 3) if x < float("inf") else None

@@ -1,0 +1,162 @@
+"""When peers should change their stage: the bottleneck gets help from whoever can best spare it.
+Pure.
+
+The rules are :func:`node.scheduler.placement.choose_moves`, while epochs follow each other, and
+:func:`~node.scheduler.placement.level`, while a stage has too few peers to begin one. Here is the
+patience around them, so that peers do not run to and fro.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from node.core.ids import ENDS, PeerId
+from node.core.journey import Version
+from node.scheduler.placement import Move, choose_moves, level
+from node.training.leader.roster import Roster
+
+SETTLED_MOVES = 10
+"""A peer that was asked to change its stage is left alone for that many times ``every_s``."""
+
+AT_ONCE = 8
+"""One of so many peers may be asked to move at a time, and always two."""
+
+COMING_S = 60.0
+"""Who is on its way to a stage that lacks peers is waited for at most so long."""
+
+REST_S = 100.0
+"""A peer that was asked to help such a stage is left alone for at least so long."""
+
+
+class Balance:
+    """``every_s``: between two looks, 0 never looks; ``download_s``: what a change costs the
+    mover."""
+
+    def __init__(self, stages: int, every_s: float, download_s: float) -> None:
+        self._stages, self._every, self._download = stages, every_s, download_s
+        self._asked: dict[PeerId, tuple[float, int, float]] = {}
+        """When, to which stage, and how fast it was."""
+        self._behind: dict[PeerId, float] = {}
+        self._looked: float | None = None
+        self._known: set[PeerId] = set()
+        self._lacking: dict[int, float] = {}
+        """Stages with too few peers that others could help, and since when."""
+        self._changes: list[float] = []
+        """When somebody came or went, those that only changed their stage left out."""
+
+    def refused(self, peer: PeerId, now: float) -> None:
+        """It stays; it is not asked again soon."""
+        _, _, speed = self._asked.get(peer, (0.0, 0, 0.0))
+        self._asked[peer] = now, 0, speed
+
+    def look(self, roster: Roster, base: Version | None, now: float) -> list[Move]:
+        """The changes that pay, often none, and none before it is time to look again.
+
+        Who was asked and is not here is on its way, and counts where it goes. Who has just come, so
+        that it was not measured or does not hold ``base`` yet, counts as any other where it is, and
+        stays; who does not hold it for long does not count.
+        """
+        if self._looked is None:
+            self._looked = now
+        if not self._every or now - self._looked < self._every or base is None:
+            return []
+        self._looked = now
+        settled = SETTLED_MOVES * self._every
+        here = {
+            p: c
+            for p, c in roster.candidates.items()
+            if not c.leaving and 1 <= c.stage <= self._stages
+        }
+        self._asked = {p: told for p, told in self._asked.items() if now - told[0] < settled}
+        self._behind = {p: self._behind.get(p, now) for p in here if not roster.can_start(p, base)}
+        view: dict[int, dict[PeerId, float]] = {s: {} for s in range(1, self._stages + 1)}
+        away = set(self._behind)
+        for p, c in here.items():
+            if now - self._behind.get(p, now) < settled:
+                view[c.stage][p] = roster.believed(p)
+                if c.speed <= 0:
+                    away.add(p)
+        for p, (_, target, speed) in self._asked.items():
+            if p not in here and target:
+                view[target][p] = speed
+                away.add(p)
+        most = max(2, len(here) // AT_ONCE)
+        horizon = self._lasts(set(here) | self._asked.keys(), now, settled)
+        moves = choose_moves(
+            view,
+            view,
+            download_s=self._download,
+            horizon_s=horizon,
+            stay=self._asked,
+            away=away,
+            most=most,
+        )
+        for move in moves:
+            self._asked[move.peer] = now, move.target, view[move.source][move.peer]
+        return moves
+
+    def mend(
+        self,
+        roster: Roster,
+        me: PeerId,
+        lacking: Collection[int],
+        coming: Mapping[PeerId, int | None],
+        patience_s: float,
+        now: float,
+    ) -> Move | None:
+        """The change that brings a peer to a block stage of ``lacking``, which has too few of them
+        to plan an epoch; None while ``patience_s`` is not over, or nobody can be spared.
+
+        To be asked again and again while stages lack peers, and with none when they do not. One
+        peer is asked at a time for each stage; not ``me``, nobody who was asked lately, and not
+        the only one of its stage that could start from the version last agreed on. For a stage
+        that somebody is ``coming`` to (None: somebody chooses a stage) it waits longer.
+        """
+        rest = max(SETTLED_MOVES * self._every, REST_S)
+        self._asked = {p: told for p, told in self._asked.items() if now - told[0] < rest}
+        here = roster.replicas()
+        under_way = {p: to for p, (at, to, _) in self._asked.items() if to and now - at < COMING_S}
+        under_way = {p: to for p, to in under_way.items() if p not in here[to]}
+        lacking = {stage for stage in lacking if stage != ENDS}
+        if not lacking:
+            self._lacking = {}
+            return None
+        helped = {stage for stage in under_way.values() if stage in lacking}
+        view: dict[int, dict[PeerId, float]] = {}
+        free: dict[PeerId, Collection[int]] = {}
+        for stage, peers in here.items():
+            stay = [p for p in peers if p not in under_way]
+            holds = {p for p in stay if _holds(roster, p, peers)}
+            view[stage] = {p: roster.believed(p) if p in holds else 0.0 for p in stay}
+            free |= {p: lacking for p in stay if holds != {p} and p != me and p not in self._asked}
+        moves = level(view, free, lacking - helped)
+        could = {*helped, *(m.target for m in moves)}
+        self._lacking = {stage: self._lacking.get(stage, now) for stage in could}
+        expected = {to for p, to in coming.items() if to is None or p not in here.get(to, ())}
+        # Who is there and not proven to reach the others yet may be in a moment.
+        expected |= {
+            stage for stage, peers in roster.present().items() if len(peers) > len(here[stage])
+        }
+        for m in moves:
+            waits = COMING_S if expected & {m.target, None} else patience_s
+            if now - self._lacking[m.target] >= max(waits, patience_s):
+                self._asked[m.peer] = now, m.target, 0.0
+                return m
+        return None
+
+    def _lasts(self, known: set[PeerId], now: float, settled: float) -> float:
+        """How long what is gained now will last: until somebody else comes or goes, judged by how
+        often that was of late."""
+        if self._known:
+            self._changes += [now] * len(known ^ self._known)
+        self._known = known
+        self._changes = [at for at in self._changes if now - at < settled]
+        return max(self._every, settled / (1 + len(self._changes)))
+
+
+def _holds(roster: Roster, peer: PeerId, mates: Collection[PeerId]) -> bool:
+    """Whether it has what its stage goes on from, as far as that is known."""
+    if roster.base is not None:
+        return roster.can_start(peer, roster.base)
+    epochs = {p: roster.candidates[p].at.epoch for p in mates}
+    return epochs[peer] == max(epochs.values())

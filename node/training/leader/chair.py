@@ -1,0 +1,173 @@
+"""The leader's side of a peer: carries out what :class:`~node.training.leader.leader.Leader`
+decides, and tells it how that went. Enters: events for the leader. Leaves: notes to members,
+probes, a search for better paths, the record. Never: a decision; the member's side (that is
+:mod:`node.training.service`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+from node.core.errors import PeerFault
+from node.core.ids import PeerId, short
+from node.core.journey import Plan, Version
+from node.scheduler.router import Job, search
+from node.training.protocol import events as ev
+from node.training.protocol import notes
+from node.training.protocol.pace import PROBE_TIMEOUT_S, SEARCH_S, STANDS_S, TELL_TIMEOUT_S
+from protos import training_pb2 as pb
+
+if TYPE_CHECKING:
+    from node.training.service import Training
+
+
+class Unheard(PeerFault):
+    """A peer did not answer, over a new connection either, whose attempt began at ``since`` of the
+    own clock."""
+
+    def __init__(self, fault: PeerFault, since: float) -> None:
+        super().__init__(fault.peer, fault.reason, fault.weight)
+        self.since = since
+
+
+class Chair:
+    """Of one peer. ``domain``: that plans of this run are signed in."""
+
+    def __init__(self, training: Training, domain: str) -> None:
+        self._training, self._domain = training, domain
+        self._tasks, self._journal, self._me = training.tasks, training.journal, training.me
+        self._probing: set[PeerId] = set()
+        self._searching = asyncio.Lock()
+
+    def lead(self, event: Any) -> None:
+        """Feed the leader, if this peer leads, and carry out what it decides."""
+        t = self._training
+        if t.leader is None or event is None:
+            return
+        for action in t.leader.handle(event, t.clock.now()):
+            match action:
+                case ev.SendPlan(plan):
+                    signature = t.identity.sign(plan.canonical(), self._domain)
+                    for m in plan.members:
+                        # Who has to load an older version first takes as long as that takes.
+                        told = self._deliver(
+                            m.peer,
+                            notes.plan_note(plan, signature),
+                            ev.PlanArrived(plan),
+                            plan.deadline_s,
+                        )
+                        self._tasks.spawn(told, "plan")
+                case ev.SendRound():
+                    note = notes.round_note(action)
+                    for peer in action.to:
+                        self._tasks.spawn(
+                            self._deliver(peer, note, notes.round_event(note, self._me)), "round"
+                        )
+                case ev.SendLost():
+                    self._spread(action)
+                case ev.Probe(peer):
+                    if peer not in self._probing:
+                        self._probing.add(peer)
+                        self._tasks.spawn(self._probe(peer), "probe")
+                case ev.Recall(version, holders):
+                    self._tasks.spawn(self._recall(version, holders), "recall")
+                case ev.Move(peer, stage):
+                    self._tasks.spawn(self._ask_to_move(peer, stage), "move")
+                case ev.Search(job):
+                    self._tasks.spawn(self._search(job), "search")
+                case ev.Evaluate(epoch, plan):
+                    self._tasks.spawn(self._evaluate(epoch, plan), "evaluate")
+                case ev.Report(kind, text, level, facts):
+                    self._journal.emit("training", kind, text, level, **facts)
+
+    async def _deliver(
+        self, peer: PeerId, note: pb.Note, event: Any, stands_s: float = STANDS_S
+    ) -> None:
+        t = self._training
+        try:
+            reason = (
+                await t.happens(event)
+                if peer == self._me
+                else await t.word(peer, note, TELL_TIMEOUT_S, stands_s)
+            )
+        except PeerFault as e:
+            reason = e.reason
+        if reason is not None:
+            self._journal.emit(
+                "training", "note-refused", f"peer {short(peer)}: {reason}", "warning", peer=peer
+            )
+            mine = peer == self._me and isinstance(event, ev.PlanArrived)
+            self.lead(ev.Declined(event.plan.hash, reason) if mine else ev.Unreachable(peer))
+
+    def _spread(self, action: ev.SendLost) -> None:
+        note = notes.dead_note(action)
+        for peer in action.to:
+            if peer == self._me:
+                self._training.hear_of_dead(peer, note.dead)
+            else:
+                self._tasks.spawn(self._tell_once(peer, note), "dead")
+
+    async def _tell_once(self, peer: PeerId, note: pb.Note) -> None:
+        """Good to know and no more: a member that misses it finds out by itself."""
+        with contextlib.suppress(PeerFault):
+            await self._training.word(peer, note, PROBE_TIMEOUT_S)
+
+    async def _probe(self, peer: PeerId) -> None:
+        try:
+            reason = await self._training.word(peer, pb.Note(), PROBE_TIMEOUT_S)
+            self.lead(ev.Answered(peer, reason is None))
+        except Unheard as e:
+            self.lead(ev.Unreachable(peer, e.since))
+        finally:
+            self._probing.discard(peer)
+
+    async def _recall(self, version: Version, holders: tuple[PeerId, ...]) -> None:
+        plan, dropped = self._training.member.remembers(version)
+        own = ev.Recalled(version, plan, dropped) if plan is not None else None
+        self.lead(own or await self._training.past.recall(version, holders))
+
+    async def _ask_to_move(self, peer: PeerId, stage: int) -> None:
+        t = self._training
+        try:
+            if peer == self._me:
+                refused = t.on_move(stage) or None
+            else:
+                refused = await t.tell(peer, pb.Note(move=pb.MoveNote(stage=stage)), TELL_TIMEOUT_S)
+        except PeerFault as e:
+            # It may have heard the question and be on its way: it counts as one that is.
+            text = f"peer {short(peer)}: {e.reason}"
+            self._journal.emit("training", "move-unanswered", text, "info", peer=peer)
+            return
+        if refused is not None:
+            self._journal.emit(
+                "training",
+                "move-refused",
+                f"peer {short(peer)} stays: {refused}",
+                "info",
+                peer=peer,
+            )
+            self.lead(ev.MoveRefused(peer))
+
+    async def _search(self, job: Job) -> None:
+        # one at a time; what changed meanwhile is seen by the next one
+        if not self._searching.locked():
+            async with self._searching:
+                routes, makespan = await asyncio.to_thread(
+                    search, job, clock=time.thread_time, limit_s=SEARCH_S
+                )
+            self.lead(ev.Searched(job, routes, makespan))
+
+    async def _evaluate(self, epoch: int, plan: Plan) -> None:
+        loss = 0.0
+        try:
+            loss = await self._training.work.evaluate(plan)
+        except PeerFault as e:
+            self._journal.emit(
+                "training",
+                "evaluation-failed",
+                f"the held-out loss could not be measured: {e}",
+                "warning",
+            )
+        self.lead(ev.Evaluated(epoch, loss))

@@ -1,0 +1,169 @@
+"""How long the work of an epoch may take: a multiple of what is expected of it, with the manifest's
+numbers as floors. Pure.
+
+Enters: what peers say of their speed and their lines, how long earlier rounds took, who does what
+in a plan. Leaves: seconds. The leader reckons them and its plan and its notes carry them, so that
+all members wait equally long.
+
+run     the busiest peer's micro-batches one after another, and one more on its way through all
+        stages
+round   the slowest owner's steps, and the parameters of the stage over the slowest line, there and
+        back
+What was measured on these peers counts before what is reckoned from operations, and for a first
+plan there is only the latter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from statistics import median
+
+from node.core.ids import ENDS, PeerId
+from node.core.journey import Member, Path, Plan, in_cell
+from node.core.patience import SPARE, Took
+from node.scheduler.costs import BEYOND, Measured
+from node.training.leader.roster import Roster
+from node.training.protocol.facts import RunFacts
+
+MARGIN = 4.0
+"""Times what measured speeds lead to expect: peers share machines, and lines with others."""
+FIRST = 10.0
+"""Times what is reckoned before anything was measured: a product alone is faster than a stage with
+all that is around its products."""
+MOST_S = 3600.0
+"""Nothing may take longer, whatever is claimed."""
+AGAIN, AGAIN_MOST = 2.0, 4.0
+"""Another attempt of a round has so many times as long as the one before it, up to so many times:
+it may have been too short."""
+COPIED_S = 1e-8
+"""Seconds a byte of parameters costs beside its way: it is packed, copied, summed up and digested,
+at 100 MB/s at least."""
+TERA = 1e12
+
+
+class Deadlines:
+    """``operations`` of a micro-batch at each stage and ``steps`` of each part are the run's
+    (:class:`RunFacts`)."""
+
+    def __init__(self, facts: RunFacts) -> None:
+        self._facts = facts
+        self._rounds, self._outer = Took(), Took()
+
+    # ----------------------------------------------------------- what was
+
+    def took(self, plan: Plan, round_s: float) -> None:
+        """The round of this plan was done by everybody after so long."""
+        (self._outer if plan.outer else self._rounds).add(round_s)
+
+    # ----------------------------------------------------------- what may be
+
+    def run(self, roster: Roster, paths: tuple[Path, ...], forecast_s: float = 0.0) -> float:
+        """Seconds for these micro-batches. ``forecast_s``: what who laid the paths expects, 0 for
+        unknown."""
+        said = _believed(roster)
+        usual = _usual(said)
+        busy: dict[PeerId, float] = {}
+        longest, known = 0.0, True
+        for path in paths:
+            through = 0.0
+            for stage, peer in [(ENDS, path.origin), *((h.stage, h.peer) for h in path.hops)]:
+                measured = self._measured(stage, said.get(peer))
+                known = known and measured > 0
+                seconds = measured or self._reckoned(stage, said.get(peer), usual)
+                busy[peer] = busy.get(peer, 0.0) + seconds
+                through += seconds + 2 * _tensor_s(said.get(peer))
+            longest = max(longest, through)
+        expected = max(forecast_s, max(busy.values(), default=0.0) + longest)
+        return self._bounded(self._facts.epoch_timeout_s, (MARGIN if known else FIRST) * expected)
+
+    def round(self, roster: Roster, plan: Plan, attempt: int = 0) -> float:
+        """Seconds for an attempt of the round that ends the epoch of a plan, in any of its
+        units."""
+        said = _believed(roster)
+        usual = _usual(said)
+        expected = max(
+            (self._of_cell(plan, cell, said, usual) for cell in _cells(plan)), default=0.0
+        )
+        expected = max(
+            MARGIN * expected, SPARE * (self._outer if plan.outer else self._rounds).expected
+        )
+        return self._bounded(self._facts.round_timeout_s, expected) * min(
+            AGAIN**attempt, AGAIN_MOST
+        )
+
+    # ----------------------------------------------------------- parts of the above
+
+    def _of_cell(
+        self, plan: Plan, cell: list[Member], said: Mapping[PeerId, Measured], usual: float
+    ) -> float:
+        stage, size = cell[0].stage, self._size(cell[0].stage)
+        way = max((_tensor_s(said.get(m.peer)) for m in cell), default=0.0)
+        others = 1 - 1 / len(cell)
+        moved = 2 * others * (size / self._facts.tensor) * way if self._facts.tensor else 0.0
+        return self._steps(plan, stage, cell[0].cell, said, usual) + moved + COPIED_S * size
+
+    def _steps(
+        self, plan: Plan, stage: int, cell: int, said: Mapping[PeerId, Measured], usual: float
+    ) -> float:
+        if plan.outer or stage >= len(self._facts.steps):
+            return 0.0
+        busy: dict[PeerId, float] = {}
+        for part, operations in self._facts.steps[stage].items():
+            owner = plan.owners.get(in_cell(part, cell))
+            if owner is not None:
+                each = said[owner].tera_s if owner in said else 0.0
+                busy[owner] = busy.get(owner, 0.0) + operations / TERA * (each or usual)
+        return max(busy.values(), default=0.0)
+
+    def _measured(self, stage: int, m: Measured | None) -> float:
+        if m is None or not (m.forward_s and m.backward_s):
+            return 0.0
+        return m.forward_s + m.backward_s + (m.loss_s if stage == ENDS else 0.0)
+
+    def _reckoned(self, stage: int, m: Measured | None, usual: float) -> float:
+        operations = self._facts.operations[stage] if stage < len(self._facts.operations) else 0.0
+        return operations / TERA * ((m.tera_s if m is not None else 0.0) or usual)
+
+    def _size(self, stage: int) -> int:
+        return self._facts.sizes[stage] if stage < len(self._facts.sizes) else 0
+
+    @staticmethod
+    def _bounded(floor_s: float, seconds: float) -> float:
+        return max(floor_s, min(seconds, MOST_S))
+
+
+def _cells(plan: Plan) -> list[list[Member]]:
+    found: dict[tuple[int, int], list[Member]] = {}
+    for m in plan.members:
+        found.setdefault((m.stage, m.cell), []).append(m)
+    return list(found.values())
+
+
+def _believed(roster: Roster) -> dict[PeerId, Measured]:
+    """What everybody says, where it is not beyond :data:`~node.scheduler.costs.BEYOND` times the
+    median of its kind: nobody makes the others wait by calling itself slow."""
+    said = {p: c.costs for p, c in roster.candidates.items()}
+    most = {
+        name: _most([getattr(m, name) for m in said.values()])
+        for name in ("forward_s", "backward_s", "loss_s", "tera_s")
+    }
+    return {
+        p: replace(m, **{name: min(getattr(m, name), limit) for name, limit in most.items()})
+        for p, m in said.items()
+    }
+
+
+def _most(claims: list[float]) -> float:
+    known = [seconds for seconds in claims if seconds > 0]
+    return BEYOND * median(known) if known else 0.0
+
+
+def _usual(said: Mapping[PeerId, Measured]) -> float:
+    """What operations cost a peer of which that is not known."""
+    return median(known) if (known := [m.tera_s for m in said.values() if m.tera_s > 0]) else 0.0
+
+
+def _tensor_s(m: Measured | None) -> float:
+    """Of the slowest of its ways that carry tensors."""
+    return max((way.tensor_s for _, way in m.ways), default=0.0) if m is not None else 0.0

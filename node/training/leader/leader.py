@@ -1,0 +1,632 @@
+"""The leader of the epoch: plan, run, close, round, commit. Pure: events and time in, actions out.
+
+    GATHER  every stage has a live peer that can start from one version  -> plan        -> RUN
+            nobody here knows the plan behind that version               -> recall      -> GATHER
+    RUN     every micro-batch has an outcome, or the deadline has passed  -> close      -> ROUND
+    ROUND   every live member has committed                               -> next version -> GATHER
+            a member lacks parts and nobody is still averaging            -> repair      -> ROUND
+
+It is a coordinator, never a data path. Whatever it knows it can learn again from what peers say
+every second, so the next leader starts in GATHER with a higher term and loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from statistics import median_high
+from typing import Any
+
+from node.core.errors import OutOfResources
+from node.core.ids import ENDS, PeerId
+from node.core.journey import Hop, Plan, Unit, Version
+from node.scheduler.proven import NoWay
+from node.training.leader import reports
+from node.training.leader.attempt import Attempt
+from node.training.leader.balance import Balance
+from node.training.leader.deadlines import Deadlines
+from node.training.leader.planning import News, Planning
+from node.training.leader.roster import Roster
+from node.training.leader.routing import Routing
+from node.training.leader.starting_point import LOST_S, StartingPoint, counted
+from node.training.protocol import events as ev
+from node.training.protocol.bounds import STEP_HEARD, Terms
+from node.training.protocol.facts import RunFacts
+from node.training.protocol.memory import GENESIS, Memory, Past
+from node.training.protocol.pace import ASK_AFTER, STANDS_S
+from node.training.protocol.rules import Rules, between
+
+RECALL_FROM = 4
+"""Peers that are asked for the plan behind a version."""
+UNANSWERED_S = 3 * STANDS_S
+"""A probe of which nothing has come for so long has failed, whatever became of it."""
+ROUNDS = 1.5
+"""Deadlines of a round after which its members are no longer waited for: they had the note later
+than it was sent."""
+RECOUNTS = 2
+"""Times that an epoch is done again because members of a cell end with different parameters and
+nobody can say whose are right."""
+
+
+class Phase(Enum):
+    """Where the epoch is."""
+
+    GATHER = "gather"
+    EVALUATE = "evaluate"
+    RUN = "run"
+    ROUND = "round"
+    FINISHED = "finished"
+
+
+class Leader:
+    """The machine. ``history`` is the newest plan this peer took part in, if any, and ``dropped``
+    what of it did not count: they carry cursor and owners over. ``rules``: the owner's newest
+    change that this peer knows; ``known``: whom it has worked with."""
+
+    def __init__(
+        self,
+        me: PeerId,
+        facts: RunFacts,
+        *,
+        term: int = 0,
+        history: Plan | None = None,
+        dropped: Sequence[int] = (),
+        rules: Rules | None = None,
+        known: frozenset[PeerId] = frozenset(),
+    ) -> None:
+        self.me, self.facts, self.term = me, facts, term
+        self._terms = Terms(term)
+        self.phase = Phase.GATHER
+        self.roster = Roster(facts.stages, me if facts.prove else None, me, known)
+        self.waiting_for, self._lacking = "peers", ""
+        self.loss = history.loss if history else 0.0
+        self.loss_val = history.loss_val if history else 0.0
+        self.tokens = history.tokens if history else 0
+        self.spread = history.spread if history else {}
+        self.repaired = self.failed_rounds = self.mismatches = self.moves = 0
+        self._epoch: Attempt | None = None
+        self.memory = Memory(facts.sampler, facts.cursor, facts.recall, history, dropped)
+        self.routing = Routing(
+            facts.router(), facts.sizes or (0,) * (facts.stages + 1), facts.tensor, history, dropped
+        )
+        self.roster.stood = self.memory.stood
+        self._starting = StartingPoint(facts)
+        self.deadlines = Deadlines(facts)
+        self.planning = Planning(me, facts, self.routing, self.deadlines, rules or facts.read(""))
+        self._balance = Balance(facts.stages, facts.rebalance_every_s, facts.download_s)
+        self._evaluated: Version | None = None
+        self._changed: float | None = None
+        self._coming: Mapping[PeerId, int | None] = {}
+        self._disputed: tuple[Version, int] | None = None
+        self._asked: dict[PeerId, float] = {}
+        """Silent peers that are being probed, and since when."""
+        self.resigning = False
+        """Finish the epoch under way and plan no other: somebody else is to lead."""
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in force, if an epoch is under way."""
+        return self._epoch.plan if self._epoch else None
+
+    @property
+    def idle(self) -> bool:
+        """No epoch is under way."""
+        return self.phase in (Phase.GATHER, Phase.FINISHED)
+
+    @property
+    def base(self) -> Version | None:
+        """The version the swarm last agreed on; None before the first plan."""
+        return self.roster.base
+
+    def handle(self, event: Any, now: float) -> list[Any]:
+        """One event in, actions out. Unknown or stale events change nothing."""
+        if self.phase is Phase.FINISHED and not isinstance(
+            event, ev.Heard | ev.Recalled | ev.Unreachable | ev.Declined | ev.Tick
+        ):
+            return []
+        match event:
+            case ev.Heard():
+                return self._heard(event, now)
+            case ev.Unreachable(peer, since):
+                known = self.roster.candidates.get(peer)
+                self._asked.pop(peer, None)
+                return (
+                    []
+                    if known is None or known.heard > since
+                    else self._gone(peer, now, "does not answer")
+                )
+            case ev.Answered(peer, ours):
+                return self._answered(peer, ours, now)
+            case ev.Declined(plan_hash, reason):
+                newest = self.memory.history
+                current = (
+                    newest is not None
+                    and newest.hash == plan_hash
+                    and self.phase is not Phase.GATHER
+                )
+                return (
+                    self._abandon(now, f"the leader cannot follow its own plan: {reason}")
+                    if current
+                    else []
+                )
+            case ev.Accused(about, by, _):
+                known = self.roster.candidates
+                return (
+                    [ev.Probe(about)] if about in known and about != self.me and by in known else []
+                )
+            case ev.Finished():
+                return self._finished(event, now)
+            case ev.Committed() | ev.Incomplete():
+                return self._outcome(event, now)
+            case ev.Evaluated(epoch, loss):
+                return self._was_evaluated(epoch, loss, now)
+            case ev.Recalled():
+                return self._recalled(event, now)
+            case ev.MoveRefused(peer):
+                self._balance.refused(peer, now)
+            case ev.Changed(rules):
+                self.planning.learns(rules)
+            case ev.Searched(job, routes, makespan):
+                self.routing.searched(job, routes, makespan)
+            case ev.Tick(coming, known, slack):
+                self._coming, self.roster.known = coming, known
+                return self._tick(now, slack)
+        return []
+
+    # ----------------------------------------------------------- who is there
+
+    def _heard(self, e: ev.Heard, now: float) -> list[Any]:
+        done: list[Any] = []
+        before = self.roster.candidates.get(e.peer)
+        if before is not None and before.stage != e.stage:
+            done = self._gone(e.peer, now, f"left stage {before.stage}")
+            before = None
+        self.roster.hear(e, now)
+        self._asked.pop(e.peer, None)
+        if before is None:
+            self._changed = now
+        if self.phase is Phase.FINISHED:
+            # Somebody came for the end, or stands elsewhere: the last plan again, so that it serves
+            # too.
+            last = self.memory.history
+            missing = last is not None and last.member(e.peer) is None
+            return done + (self._try_plan(now) if missing and e.at == self.base else [])
+        return done + (self._try_plan(now) if self.phase is Phase.GATHER else [])
+
+    def _gone(self, peer: PeerId, now: float, why: str) -> list[Any]:
+        self._asked.pop(peer, None)
+        known = self.roster.candidates.pop(peer, None) if peer != self.me else None
+        if known is None:
+            return []
+        self._changed = now
+        if known.leaving:
+            self.planning.departed(peer, now)
+            done: list[Any] = [reports.peer_left(peer)]
+        else:
+            done = [reports.peer_lost(peer, why)]
+        epoch = self._epoch
+        if epoch is None or epoch.plan.member(peer) is None or peer in epoch.dead:
+            return done
+        epoch.dead.add(peer)
+        if self.phase is Phase.RUN:
+            bare = epoch.bare
+            if bare is not None:
+                # No path can end any more, and there would be nobody to average.
+                return done + self._abandon(
+                    now, f"stage {bare} has lost every peer that holds epoch {epoch.plan.epoch}"
+                )
+            epoch.give_up(peer)
+            to = tuple(m.peer for m in epoch.alive)
+            return [
+                *done,
+                ev.SendLost(to, epoch.plan, tuple(sorted(epoch.dead))),
+                *self._close_if_done(now),
+            ]
+        if self.phase is Phase.ROUND:
+            epoch.outcomes.pop(peer, None)
+            if epoch.plan.senders:
+                # Who waits for what it was to send has no connection to it that could break.
+                done.append(
+                    ev.SendLost(
+                        tuple(m.peer for m in epoch.alive), epoch.plan, tuple(sorted(epoch.dead))
+                    )
+                )
+            member = epoch.plan.member(peer)
+            return done + self._settle_unit(epoch.plan.unit_of(member), now) if member else done
+        return done
+
+    def _tick(self, now: float, slack: float) -> list[Any]:
+        done = self._mind_the_silent(now, slack)
+        epoch = self._epoch
+        if self.phase is Phase.GATHER:
+            done += self._try_plan(now)
+        elif epoch is not None and now >= epoch.deadline:
+            if self.phase is Phase.RUN:
+                epoch.give_up(None)
+                done += self._close_if_done(now)
+            elif self.phase is Phase.ROUND:
+                late = [
+                    m.peer
+                    for m in epoch.awaited
+                    if m.peer not in epoch.outcomes and m.peer != self.me
+                ]
+                for peer in late:
+                    done += self._gone(peer, now, "did not finish the round in time")
+                if self.phase is Phase.ROUND and not late:
+                    done += self._abandon(now, "this peer did not finish its own round")
+            elif self.phase is Phase.EVALUATE:
+                done += self._was_evaluated(epoch.plan.epoch + 1, 0.0, now)
+        return done
+
+    def _mind_the_silent(self, now: float, slack: float) -> list[Any]:
+        """Ask those who are silent whether they live. Silence alone is no death: whose machine is
+        busy answers late."""
+        done: list[Any] = []
+        for peer, c in list(self.roster.candidates.items()):
+            silent, most = now - c.heard, self.roster.silence(peer, self.facts.late_s) + slack
+            if peer == self.me or silent <= ASK_AFTER * most:
+                continue
+            if peer not in self._asked:
+                self._asked[peer] = now
+                done.append(ev.Probe(peer))
+            elif now - self._asked[peer] > UNANSWERED_S:
+                done += self._gone(peer, now, f"was last heard {silent:.1f} s ago")
+        return done
+
+    def _answered(self, peer: PeerId, ours: bool, now: float) -> list[Any]:
+        self._asked.pop(peer, None)
+        known = self.roster.candidates.get(peer)
+        if ours or known is None:
+            self.roster.alive(peer, now)
+            return []
+        return (
+            self._gone(peer, now, "follows another leader")
+            if now - known.heard > self.facts.late_s
+            else []
+        )
+
+    # ----------------------------------------------------------- where to start from
+
+    def _try_plan(self, now: float) -> list[Any]:
+        facts = self.facts
+        if self.resigning:
+            self.waiting_for = "the next leader"
+            return []
+        stages = self.roster.replicas()
+        young = self.base is None and all(c.at == GENESIS for c in self.roster.candidates.values())
+        need = facts.min_replicas if young else 1
+        thin = [s for s, peers in stages.items() if len(peers) < (need if s != ENDS else 1)]
+        nobody = (
+            "a peer for " + ", ".join("the ends" if s == ENDS else f"stage {s}" for s in thin)
+            if thin
+            else ""
+        )
+        if thin and (young or ENDS in thin or len(thin) > facts.spare):
+            self.waiting_for = self._not_joined(thin, need) or nobody
+            return self._mend(thin, now)
+        self._mend((), now)
+        # A young swarm waits a moment, so that peers that start together are in the first plan
+        # together.
+        if self.base is None and self._changed is not None and now - self._changed < facts.settle_s:
+            self.waiting_for = "more peers"
+            return []
+        base = self._starting.choose(self.roster, self.tokens, now)
+        if isinstance(base, str):
+            self.waiting_for = nobody or base
+            if lost := self._starting.relent(self.roster, now):
+                return [reports.agreement_lost(lost), *self._try_plan(now)]
+            if fallen := self._starting.fall_back(self.roster, now):
+                return [reports.stage_fell_back(fallen), *self._try_plan(now)]
+            return []
+        past = self.memory.past(base, self.roster.tokens_of(base), facts.target_batch)
+        if past is None:
+            return self._recall(base, now)
+        self.waiting_for = ""
+        self._starting.found()
+        done = self._rebalance(now)
+        try:
+            return done + self._plan(base, past, now)
+        except OutOfResources as e:
+            return done + self._cannot_own(e)
+        except NoWay as e:
+            self.waiting_for = str(e)
+            return done
+
+    def _not_joined(self, thin: Sequence[int], need: int) -> str:
+        """Of stages that have enough peers, but not enough that reach the others: the pairs that
+        are missing."""
+        here = self.roster.present()
+        full = [s for s in thin if len(here[s]) >= (need if s != ENDS else 1)]
+        pairs = [(a, b) for a, b in self.roster.apart() if self.roster.candidates[a].stage in full]
+        stage = {p: c.stage for p, c in self.roster.candidates.items()}
+        return str(NoWay([(Hop(stage[a], a), Hop(stage[b], b)) for a, b in pairs])) if pairs else ""
+
+    def _cannot_own(self, why: OutOfResources) -> list[Any]:
+        """The members' memory does not hold the optimizer's state: wait for others, and say so
+        once."""
+        said, self._lacking = self._lacking, str(why)
+        self.waiting_for = f"memory for the optimizer's state: {why}"
+        return [reports.out_of_room(why)] if said != self._lacking else []
+
+    def _recall(self, base: Version, now: float) -> list[Any]:
+        self.waiting_for = f"the history of epoch {base.epoch}"
+        match self.memory.asking(base, now, self.facts.recall_s):
+            case "ask":
+                return [
+                    ev.Recall(
+                        base,
+                        tuple(p for p in self.roster.holders(base) if p != self.me)[:RECALL_FROM],
+                    )
+                ]
+            case "over":
+                return self._recalled(ev.Recalled(base), now)
+        return []
+
+    def _recalled(self, e: ev.Recalled, now: float) -> list[Any]:
+        known = self.memory.recalled(e.version, e.plan, e.dropped)
+        if known is None or self.phase is not Phase.GATHER:
+            return []
+        done: list[Any] = []
+        if known and e.plan is not None:
+            self.loss, self.loss_val, self.spread = e.plan.loss, e.plan.loss_val, e.plan.spread
+        elif not known:
+            done = [reports.history_lost(e.version)]
+        return done + self._try_plan(now)
+
+    # ----------------------------------------------------------- plan
+
+    def _plan(self, base: Version, past: Past, now: float) -> list[Any]:
+        done = self._change_history(base, past)
+        self.roster.agree(base)
+        self.tokens = past.tokens
+        news = News(self.loss, self.loss_val, self.spread)
+        plan, said, words = self.planning.plan(
+            self.roster, base, past, self._next_term(now), news, now
+        )
+        self.term, self._lacking = plan.term, ""
+        self._terms.saw(plan.term, now)
+        self.roster.agreed |= plan.digests
+        self.memory.planned(plan)
+        if not plan.outer:
+            working = {h.peer for p in plan.paths for h in p.journey}
+            self.roster.worked({m.peer for m in plan.members if m.current}, working)
+        if plan.last:
+            self.phase, self._epoch = Phase.FINISHED, None
+        else:
+            pushes = plan.outer > 0 and between(plan, self.facts.read).pushes
+            self.phase, self._epoch = (
+                Phase.RUN,
+                Attempt(plan, now, now + plan.deadline_s, pushes=pushes),
+            )
+            if plan.outer:
+                # The members begin it as soon as they have the plan.
+                self._open(self._epoch, now)
+        return [*done, *said, ev.SendPlan(plan), words]
+
+    def _next_term(self, now: float) -> int:
+        """Above all that members have seen, as far as plans explain that: one peer's word must not
+        use the numbers up."""
+        said = [c.term for c in self.roster.candidates.values()]
+        most = self._terms.most(now, STEP_HEARD)
+        if not self.term and said:
+            # No plan was ever followed here: what most say, and a step beyond.
+            most = median_high(said) + STEP_HEARD
+        return max([self.term, *(min(term, most) for term in said)]) + 1
+
+    def _change_history(self, base: Version, past: Past) -> list[Any]:
+        """Say so when the swarm does not go on from where it was."""
+        was = self.base
+        if was is None or base == was:
+            return []
+        if counted(self.roster, base, self.tokens) > self.tokens:
+            self._starting.joined()
+            return [reports.history_changed(base, was, past.tokens, self.tokens)]
+        return [reports.went_back(base, was)]
+
+    def _rebalance(self, now: float) -> list[Any]:
+        """Once in a while, peers from the stages that can spare them to the stage that holds the
+        others up."""
+        if self.base is None or self.base.epoch >= self.facts.epochs or self._starting.lacks_stages:
+            return []
+        done: list[Any] = []
+        for m in self._balance.look(self.roster, self.base, now):
+            self.moves += 1
+            done += [ev.Move(m.peer, m.target), reports.move_asked(m)]
+        return done
+
+    def _mend(self, thin: Sequence[int], now: float) -> list[Any]:
+        """A peer of a stage that can spare one, for a stage that has too few to plan an epoch."""
+        # What a stage held is not brought back by who comes from another: who had it may return.
+        begun = any(c.at.epoch for c in self.roster.candidates.values())
+        patience = LOST_S if begun else self.facts.lacks_s
+        m = self._balance.mend(self.roster, self.me, thin, self._coming, patience, now)
+        if m is None:
+            return []
+        self.moves += 1
+        return [ev.Move(m.peer, m.target), reports.help_asked(m)]
+
+    # ----------------------------------------------------------- run and close
+
+    def _finished(self, e: ev.Finished, now: float) -> list[Any]:
+        epoch = self._epoch
+        if self.phase is not Phase.RUN or epoch is None or e.plan_hash != epoch.plan.hash:
+            return []
+        epoch.report(e, self.facts.micro_batch * self.facts.sequence)
+        return self._close_if_done(now)
+
+    def _close_if_done(self, now: float) -> list[Any]:
+        epoch = self._epoch
+        if (
+            epoch is None
+            or self.phase is not Phase.RUN
+            or len(epoch.results) < len(epoch.plan.paths)
+        ):
+            return []
+        if not any(r.counted for r in epoch.results.values()):
+            return self._abandon(now, "no micro-batch was finished")
+        done: list[Any] = []
+        for unit in self._open(epoch, now):
+            to, owners = (
+                tuple(m.peer for m in epoch.living(unit)),
+                epoch.reown(unit, {}, self.facts.assign),
+            )
+            done.append(epoch.round(unit, to, owners, epoch.round_s))
+        return done + self.routing.search(self.roster)
+
+    def _open(self, epoch: Attempt, now: float) -> tuple[Unit, ...]:
+        """The rounds begin; those who have one."""
+        self.phase, epoch.closed = Phase.ROUND, now
+        epoch.round_s = self.deadlines.round(self.roster, epoch.plan)
+        epoch.deadline = now + ROUNDS * epoch.round_s
+        epoch.attempts = dict.fromkeys(epoch.plan.units, 0)
+        return epoch.units
+
+    # ----------------------------------------------------------- round and commit
+
+    def _outcome(self, e: ev.Committed | ev.Incomplete, now: float) -> list[Any]:
+        epoch = self._epoch
+        if self.phase is not Phase.ROUND or epoch is None or e.plan_hash != epoch.plan.hash:
+            return []
+        member = epoch.plan.member(e.peer)
+        if member is None or e.peer in epoch.dead:
+            return []
+        if isinstance(e, ev.Incomplete) and (
+            e.attempt != epoch.attempts[epoch.plan.unit_of(member)]
+            or isinstance(epoch.outcomes.get(e.peer), ev.Committed)
+        ):
+            return []
+        epoch.outcomes[e.peer] = e
+        if isinstance(e, ev.Committed) and (c := self.roster.candidates.get(e.peer)):
+            c.reachable = tuple({*c.reachable, epoch.plan.base}) if member.current else c.reachable
+            c.at, c.tokens = epoch.makes, epoch.plan.tokens + epoch.tokens
+            c.digest, c.speed, c.cell, c.arrived = (
+                e.digest,
+                e.speed or c.speed,
+                member.cell,
+                e.arrived,
+            )
+        done: list[Any] = []
+        if isinstance(e, ev.Incomplete):
+            # The accused are probed now, so that the repair does not hand them the same parts
+            # again.
+            done = [ev.Probe(p) for p in e.failed if p in self.roster.candidates and p != self.me]
+        return done + self._settle_unit(epoch.plan.unit_of(member), now)
+
+    def _settle_unit(self, unit: Unit, now: float) -> list[Any]:
+        epoch, stage = self._epoch, unit[0]
+        if epoch is None or self.phase is not Phase.ROUND:
+            return []
+        if epoch.bare is not None:
+            return self._abandon(
+                now, f"stage {stage} has lost every peer that holds epoch {epoch.plan.epoch}"
+            )
+        peers = [m.peer for m in epoch.living(unit)] if unit in epoch.units else []
+        if any(p not in epoch.outcomes for p in peers):
+            return []
+        unfinished = [p for p in peers if isinstance(epoch.outcomes[p], ev.Incomplete)]
+        if unfinished:
+            return self._repair(epoch, unit, unfinished, now)
+        done = all(isinstance(epoch.outcomes.get(m.peer), ev.Committed) for m in epoch.awaited)
+        return self._commit(now) if done else []
+
+    def _repair(
+        self, epoch: Attempt, unit: Unit, unfinished: list[PeerId], now: float
+    ) -> list[Any]:
+        """Nobody in the unit is averaging any more and some lack parts: copy from who has all, else
+        re-own the dead's."""
+        stage, peers = unit[0], epoch.living(unit)
+        epoch.attempts[unit] += 1
+        if epoch.attempts[unit] > 2 * len(peers) + 2:
+            return self._abandon(
+                now, f"stage {stage} could not finish its round in {epoch.attempts[unit]} attempts"
+            )
+        round_s = self.deadlines.round(self.roster, epoch.plan, epoch.attempts[unit])
+        epoch.round_s = max(epoch.round_s, round_s)
+        epoch.deadline = max(epoch.deadline, now + ROUNDS * round_s)
+        self.repaired += 1
+        again = epoch.repair(unit, unfinished, self.facts.assign, round_s)
+        return [*again, reports.round_repaired(stage, epoch.attempts[unit], len(epoch.dead))]
+
+    def _commit(self, now: float) -> list[Any]:
+        epoch = self._epoch
+        if epoch is None:
+            return []
+        done = self._dispute(epoch, now)
+        if self._epoch is None:
+            return done
+        done += self._check_digests(epoch)
+        self.spread = epoch.apart(self.roster.agreed)
+        if not epoch.plan.outer:
+            self.loss = sum(r.loss_sum for r in epoch.results.values() if r.counted) / max(
+                1, epoch.tokens
+            )
+            self.routing.committed(epoch.plan, epoch.dropped, now - epoch.closed)
+        if not epoch.dead:  # who died was waited for, which is no work
+            self.deadlines.took(epoch.plan, now - epoch.closed)
+        self.tokens += epoch.tokens
+        base = self.roster.base = epoch.makes
+        self.memory.committed(base, epoch.plan, epoch.final_owners, epoch.dropped, self.tokens)
+        apart = {stage: apart for stage, (_, apart) in self.spread.items()}
+        done.append(reports.epoch_committed(epoch, base, self.facts.epochs, self.loss, apart, now))
+        every = self.facts.eval_every
+        if (
+            every
+            and (base.epoch % every == 0 or base.epoch == self.facts.epochs)
+            and self._evaluated != base
+        ):
+            self.phase = Phase.EVALUATE
+            epoch.deadline = now + max(self.facts.epoch_timeout_s, epoch.plan.deadline_s)
+            return [*done, ev.Evaluate(base.epoch, epoch.plan)]
+        self.phase, self._epoch = Phase.GATHER, None
+        return done + self._try_plan(now)
+
+    def _dispute(self, epoch: Attempt, now: float) -> list[Any]:
+        """Where no majority says whose parameters are right, nobody's win: all go back to the
+        version they agree on, and the epoch is done again. A difference that comes back costs only
+        so many epochs; then what the first of them holds goes on, and it is said."""
+        stages = epoch.disputed
+        if not stages:
+            return []
+        base, times = self._disputed or (epoch.plan.base, 0)
+        times = times + 1 if base == epoch.plan.base else 1
+        self._disputed = (epoch.plan.base, times)
+        again = times <= RECOUNTS
+        said = reports.digests_disputed(stages, again)
+        if not again:
+            return [said]
+        self.mismatches += len(stages)
+        self.roster.undo(epoch.makes)
+        return [said, *self._abandon(now, reports.disputed(stages))]
+
+    def _check_digests(self, epoch: Attempt) -> list[Any]:
+        """Equal digests inside a cell are an invariant; who differs from the majority has to catch
+        up."""
+        worked = {stage for stage, _ in epoch.units}
+        agreed, strays = epoch.digests()
+        self.roster.agreed = {
+            unit: digest for unit, digest in self.roster.agreed.items() if unit[0] not in worked
+        } | agreed
+        self.roster.fallen.clear()
+        self.mismatches += len(strays)
+        return [reports.digest_mismatch(peer, stage) for stage, peer in strays]
+
+    def _was_evaluated(self, epoch: int, loss: float, now: float) -> list[Any]:
+        if self.phase is not Phase.EVALUATE or self.base is None or self._epoch is None:
+            return []
+        if epoch != self.base.epoch:
+            return []
+        self._evaluated = self.base
+        done: list[Any] = []
+        if loss > 0:
+            self.loss_val = loss
+            done = [reports.evaluated(epoch, loss)]
+        self.phase, self._epoch = Phase.GATHER, None
+        return done + self._try_plan(now)
+
+    def _abandon(self, now: float, why: str) -> list[Any]:
+        """Give this attempt up: nothing of it counts, all its samples go back, the version
+        stays."""
+        epoch = self._epoch
+        self.failed_rounds += 1
+        self.phase, self._epoch, self._changed = Phase.GATHER, None, now
+        return [reports.epoch_abandoned(epoch, why)] if epoch is not None else []

@@ -1,0 +1,171 @@
+"""From a version to the plan that starts from it: who does what, which settings count,
+micro-batches and their paths. Pure. Enters: the roster, what goes with the version, the term.
+Leaves: a plan, and what is said about it. Never: which version that is
+(:mod:`node.training.leader.starting_point`), what becomes of the plan (the leader's)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from node.core.errors import Refused
+from node.core.ids import PeerId
+from node.core.journey import Path, Plan, Version
+from node.training.leader import reports
+from node.training.leader.deadlines import Deadlines
+from node.training.leader.draft import Draft, draft
+from node.training.leader.roster import Roster
+from node.training.leader.routing import Routing
+from node.training.protocol.events import Report
+from node.training.protocol.facts import RunFacts
+from node.training.protocol.memory import Past
+from node.training.protocol.rules import LEVEL, Rules
+
+DEPART_S = 15.0
+"""Who left still gives what it held for about so long."""
+
+
+@dataclass(frozen=True)
+class News:
+    """Of the epoch before, for every member's operator: see :class:`~node.core.journey.Plan`."""
+
+    loss: float = 0.0
+    loss_val: float = 0.0
+    spread: dict[int, tuple[int, float]] = field(default_factory=dict)
+
+
+class Planning:
+    """``rules``: the owner's newest change that is known here. Kept from plan to plan: which stages
+    are left out, who has left."""
+
+    def __init__(
+        self, me: PeerId, facts: RunFacts, routing: Routing, deadlines: Deadlines, rules: Rules
+    ) -> None:
+        self._me, self._facts, self._routing, self._deadlines, self._rules = (
+            me,
+            facts,
+            routing,
+            deadlines,
+            rules,
+        )
+        self._left_out: tuple[int, ...] = ()
+        self._departed: dict[PeerId, float] = {}
+
+    def learns(self, rules: Rules) -> None:
+        """The owner has changed how cells average; of two changes the higher revision counts."""
+        self._rules = max(self._rules, rules, key=lambda r: r.revision)
+
+    def departed(self, peer: PeerId, now: float) -> None:
+        """A peer has left, and for a while still gives what it held."""
+        self._departed[peer] = now
+
+    def plan(
+        self, roster: Roster, base: Version, past: Past, term: int, news: News, now: float
+    ) -> tuple[Plan, list[Report], Report]:
+        """The plan that starts from ``base``, on whose digests the roster has agreed; what is to be
+        said before it, and of it.
+
+        Raises OutOfResources when the members' memory does not hold the optimizer's state.
+        """
+        facts, routing = self._facts, self._routing
+        said = self._leave_out(roster, base)
+        finished = base.epoch >= facts.epochs
+        rules, since, changes = self._in_force(base, past, finished)
+        cell, meetings = (
+            (rules.cell, facts.meet(rules.outer))
+            if rules.revision
+            else (facts.cell, facts.meetings)
+        )
+        outer = meetings.number(base.epoch) if meetings and not finished else 0
+        if changes:
+            said.append(reports.averaging_changed(rules, base))
+            outer, meetings = outer or 1, facts.meet(LEVEL)
+        sends = meetings.sends(base.epoch) if meetings and not finished and not outer else 0
+        made = draft(roster, base, past, facts.assign, cell, meetings, outer, sends)
+        sampler = facts.sampler(past.cursor)
+        cursor = facts.cursor(sampler)
+        paths: tuple[Path, ...] = ()
+        by_stage = {
+            stage: [row for of in cells.values() for row in of]
+            for stage, cells in made.cells.items()
+        }
+        if not finished and not outer:
+            count = facts.target_batch // facts.micro_batch
+            samples = [tuple(sampler.take(facts.micro_batch)) for _ in range(count)]
+            paths = routing.lay(roster, made.cells, samples, facts.assign_paths)
+        plan = Plan(
+            base.epoch,
+            term,
+            self._me,
+            made.members,
+            paths,
+            made.owners,
+            self._moved(roster, made, now),
+            made.digests,
+            deadline_s=facts.epoch_timeout_s,
+            cursor=cursor,
+            loss=news.loss,
+            loss_val=news.loss_val,
+            tokens=past.tokens,
+            lineage=base.lineage,
+            forecast=routing.forecast(by_stage) if paths else (0.0, 0.0),
+            outer=outer,
+            reducers=made.reducers,
+            spread=news.spread,
+            worked=made.worked,
+            stood=roster.stages_that_stood(base),
+            change=rules.change,
+            since=since,
+            senders=made.senders,
+            mass=made.mass,
+            fragment=made.fragment,
+            sends=sends,
+        )
+        within = (
+            self._deadlines.round(roster, plan)
+            if outer
+            else self._deadlines.run(roster, paths, plan.forecast[0])
+        )
+        plan = replace(plan, deadline_s=within)
+        if finished:
+            return plan, said, reports.run_finished(facts.epochs)
+        about = routing.about(by_stage) if paths else {}
+        return plan, said, reports.epoch_planned(plan, self._left_out, cell > 0, about)
+
+    def _in_force(self, base: Version, past: Past, finished: bool) -> tuple[Rules, int, bool]:
+        """The settings of this plan, since which epoch they are in force, and whether they come
+        into force with it.
+
+        What was in force goes with the history: where a newer change is known, it comes into force
+        now, also when that was so before on a history that is undone. A plan that ends the run
+        changes nothing."""
+        try:
+            before = self._facts.read(past.change)
+        except Refused:
+            before = self._facts.read("")  # a stranger's memory is not to be believed
+        if before.revision >= self._rules.revision:
+            self._rules = before
+        if finished or (
+            before.revision == self._rules.revision
+            and not (before.revision and past.since == base.epoch)
+        ):
+            return before, past.since, False
+        return self._rules, base.epoch, True
+
+    def _leave_out(self, roster: Roster, base: Version) -> list[Report]:
+        """Say it when paths begin to go around a stage, and when they no longer do."""
+        was, self._left_out = self._left_out, tuple(roster.bare(base))
+        gone, back = sorted(set(self._left_out) - set(was)), sorted(set(was) - set(self._left_out))
+        said = [reports.stage_left_out(s, base) for s in gone]
+        return said + [reports.stage_back(s, base, roster.held(s, base)) for s in back]
+
+    def _moved(self, roster: Roster, made: Draft, now: float) -> dict[str, PeerId]:
+        """Who can still give the optimizer state of each part that has another owner than
+        before."""
+        self._departed = {p: at for p, at in self._departed.items() if now - at < DEPART_S}
+        leaving = {p for p, c in roster.candidates.items() if c.leaving}
+        donors = {m.peer for m in made.members} | leaving | self._departed.keys()
+        return {
+            p: old
+            for p, new in made.owners.items()
+            if (old := made.before.get(p, new)) != new and old in donors
+        }

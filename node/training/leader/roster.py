@@ -1,0 +1,429 @@
+"""Who is here and what they hold, as the leader has heard it: which versions every stage could
+start from.
+
+Pure. A *version* is an epoch and its history; two sides of a network that was parted hold different
+ones of the same epoch, so peers are matched by version and never by epoch alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TypeVar
+
+from node.core.ids import ENDS, PeerId
+from node.core.journey import Unit, Version
+from node.scheduler.costs import NOTHING, Measured
+from node.scheduler.throughput import quantise
+from node.training.protocol import events as ev
+from node.training.protocol.cells import ANY
+
+FORGIVE_AFTER = 8
+"""Epochs without a micro-batch after which a replica's measured speed is no longer believed."""
+
+CEILING = 2.0
+"""A claimed speed counts for at most so many times what neighbours measure."""
+
+HALF_LIFE_S, PAUSES, MOST_PAUSE_S = 60.0, 2.0, 30.0
+"""A silence is too long beyond so many times the longest one lately, and that counts for at most so
+much."""
+
+H = TypeVar("H", bound=Hashable)
+
+
+@dataclass
+class Candidate:
+    """A peer as the leader last heard of it. ``leaving``: it serves what it holds and takes part no
+    more."""
+
+    stage: int
+    at: Version
+    digest: str
+    speed: float
+    reachable: tuple[Version, ...]
+    tokens: int
+    heard: float
+    leaving: bool = False
+    seen: tuple[tuple[PeerId, float], ...] = ()
+    room: int = 0
+    costs: Measured = NOTHING
+    cell: int = ANY
+    arrived: tuple[int, ...] = ()
+    term: int = 0
+    pause: float = 0.0
+    """The longest silence of it lately, which counts half after :data:`HALF_LIFE_S`."""
+
+
+class Roster:
+    """``base`` is the version the swarm last agreed on, ``agreed`` the digest of each cell of each
+    stage at it. ``me``: the leader, where only peers take part that are proven to reach it and each
+    other; None where that is not asked. ``leader``: the same, in any case; ``known``: whom it has
+    worked with."""
+
+    def __init__(
+        self,
+        stages: int,
+        me: PeerId | None = None,
+        leader: PeerId | None = None,
+        known: frozenset[PeerId] = frozenset(),
+    ) -> None:
+        self._stages, self._me, self._leader, self.known = stages, me, leader, known
+        self._together: dict[int, set[PeerId]] = {}
+        self._reach: dict[PeerId, frozenset[PeerId]] = {}
+        self.candidates: dict[PeerId, Candidate] = {}
+        self.base: Version | None = None
+        self.agreed: dict[Unit, str] = {}
+        self.stood: Callable[[Version], Mapping[int, Version]] = lambda version: {}
+        """Stages whose parameters at a version are those of an older one: nobody had them in the
+        epochs between."""
+        self.fallen: dict[int, Version] = {}
+        """The same of stages that go on from an older version than they could, because nobody holds
+        that any more."""
+        self.undone: set[Version] = set()
+        """Versions that an epoch has made and that do not count, though peers hold them until the
+        next plan."""
+        self._speeds: dict[PeerId, float] = {}
+        self._idle: dict[PeerId, int] = {}
+        self._table: tuple[dict[PeerId, float], dict[int, list[tuple[PeerId, float]]]] | None = None
+
+    def hear(self, e: ev.Heard, now: float) -> Candidate | None:
+        """Note a sign of life; what was known of the peer before, None for a stranger."""
+        old, self._table = self.candidates.get(e.peer), None
+        self._reach[e.peer] = frozenset(p for p, _ in e.costs.ways)
+        self.candidates[e.peer] = Candidate(
+            e.stage,
+            e.at,
+            e.digest,
+            e.speed,
+            e.reachable,
+            e.tokens,
+            now,
+            e.leaving,
+            e.seen,
+            e.room,
+            e.costs,
+            e.cell,
+            e.arrived,
+            e.term,
+            0.0 if old is None else _paused(old, now),
+        )
+        return old
+
+    def alive(self, peer: PeerId, now: float) -> None:
+        """A sign of life that says nothing else."""
+        if (c := self.candidates.get(peer)) is not None:
+            c.pause, c.heard = _paused(c, now), now
+
+    def silence(self, peer: PeerId, least_s: float) -> float:
+        """Seconds of silence that are unusual for this peer, at least ``least_s``: one on a busy
+        machine is heard less regularly."""
+        return max(least_s, PAUSES * min(self.candidates[peer].pause, MOST_PAUSE_S))
+
+    def replicas(self) -> dict[int, list[PeerId]]:
+        """Who would take part, by stage."""
+        stages = self.present()
+        return (
+            stages
+            if self._me is None
+            else {s: self._joined(s, peers) for s, peers in stages.items()}
+        )
+
+    def present(self) -> dict[int, list[PeerId]]:
+        """Who is here and does not leave, by stage."""
+        stages: dict[int, list[PeerId]] = {stage: [] for stage in range(self._stages + 1)}
+        for peer, c in sorted(self.candidates.items()):
+            if c.stage in stages and not c.leaving:
+                stages[c.stage].append(peer)
+        return stages
+
+    def proven(self, a: PeerId, b: PeerId) -> bool:
+        """Whether two peers reach each other: both say so. Always where that is not asked."""
+        return (
+            self._me is None
+            or a == b
+            or (b in self._reach.get(a, ()) and a in self._reach.get(b, ()))
+        )
+
+    def apart(self) -> list[tuple[PeerId, PeerId]]:
+        """Pairs whose missing proof keeps the first of them out: with the leader, or with a replica
+        of its stage."""
+        taking = self.replicas()
+        return [
+            (peer, other)
+            for stage, peers in self.present().items()
+            for peer in peers
+            if peer not in taking[stage]
+            for other in dict.fromkeys([*([self._me] if self._me else ()), *taking[stage]])
+            if not self.proven(peer, other)
+        ]
+
+    def _joined(self, stage: int, peers: Sequence[PeerId]) -> list[PeerId]:
+        """Replicas that reach the leader and each other, so that every one can give to every owner.
+        Who was among them stays as long as that holds, before others come in."""
+        before = self._together.get(stage, set())
+        chosen: list[PeerId] = []
+        for peer in sorted(peers, key=lambda p: (p != self._me, p not in before, p)):
+            if (
+                self._me is not None
+                and self.proven(peer, self._me)
+                and all(self.proven(peer, p) for p in chosen)
+            ):
+                chosen.append(peer)
+        self._together[stage] = set(chosen)
+        return sorted(chosen)
+
+    def stands(self, peer: PeerId, version: Version) -> frozenset[int]:
+        """The cells it could be current in: it holds the version, and, where a cell has agreed on
+        its digest, the very same one; or it can go back to it. Empty for a listener."""
+        c = self.candidates[peer]
+        able = {version, self.held(c.stage, version)}
+        if c.at not in able:
+            return frozenset({c.cell} if able & set(c.reachable) else ())
+        agreed = {cell: digest for (stage, cell), digest in self.agreed.items() if stage == c.stage}
+        if version != self.base or not agreed:
+            return frozenset({c.cell})
+        return frozenset(cell for cell, digest in agreed.items() if digest == c.digest)
+
+    def arrived(self, version: Version) -> dict[Unit, tuple[int, ...]]:
+        """By cell, of which cells something has arrived in the round along edges that made
+        ``version``: what most there say who know."""
+        said: dict[Unit, dict[PeerId, tuple[int, ...]]] = {}
+        for peer, c in self.candidates.items():
+            if c.at == version and c.arrived:
+                said.setdefault((c.stage, c.cell), {})[peer] = c.arrived
+        return {unit: majority(words) for unit, words in said.items()}
+
+    def can_start(self, peer: PeerId, version: Version) -> bool:
+        """Whether it could be current in some cell of its stage."""
+        return bool(self.stands(peer, version))
+
+    def held(self, stage: int, version: Version) -> Version:
+        """The version whose parameters a stage has at ``version``: another one where it was left
+        out in between."""
+        here = self.fallen.get(stage) if version == self.base else None
+        return here or self.stood(version).get(stage, version)
+
+    def stages_that_stood(self, version: Version) -> dict[int, Version]:
+        """What a plan from ``version`` says of the stages whose parameters are older, those it goes
+        around included."""
+        here = self.fallen if version == self.base else {}
+        return {
+            s: self.held(s, version)
+            for s in sorted({*self.stood(version), *here, *self.bare(version)})
+        }
+
+    def bare(self, version: Version) -> list[int]:
+        """Stages that nobody could start from ``version`` at."""
+        return [
+            s
+            for s, peers in self.replicas().items()
+            if not any(self.can_start(p, version) for p in peers)
+        ]
+
+    def older(self, stage: int) -> Version | None:
+        """What most peers of a stage hold, of those who hold more than what a run begins with."""
+        said = {p: at for p in self.replicas()[stage] if (at := self.candidates[p].at).epoch}
+        return majority(said) if said else None
+
+    def fall_back(self, stage: int) -> Version | None:
+        """Let a stage go on from what most of its peers hold, if that is more than what a run
+        begins with."""
+        held = self.older(stage)
+        if held is not None:
+            self.fallen[stage] = held
+            self.agreed = {unit: digest for unit, digest in self.agreed.items() if unit[0] != stage}
+        return held
+
+    def startable(self, spare: int = 0) -> list[Version]:
+        """Versions every stage could start from, the best first: most tokens counted in its
+        history, then the newest. ``spare`` block stages may be missing.
+
+        A history only counts tokens where somebody of every stage stands at its end, so one peer's
+        word makes none.
+        """
+        stages = self.replicas()
+        known = {
+            v
+            for p in self._present(stages)
+            for v in (self.candidates[p].at, *self.candidates[p].reachable)
+        }
+        able = [
+            v
+            for v in known - self.undone
+            if len(bare := self.bare(v)) <= spare and ENDS not in bare
+        ]
+        return sorted((v for v in able if self._vouched(v)), key=self._rank, reverse=True)
+
+    def _vouched(self, version: Version) -> bool:
+        """Whether this history is more than the word of strangers: it is the leader's own; or
+        wherever peers are that it has worked with, one of them could start from the version too."""
+        own = self.candidates.get(self._leader) if self._leader else None
+        if (
+            not self.known
+            or version == self.base
+            or (own is not None and version in (own.at, *own.reachable))
+        ):
+            return True
+        return not any(
+            (mine := self.known.intersection(peers))
+            and not any(self.can_start(p, version) for p in mine)
+            and any(self.can_start(p, version) for p in peers)
+            for peers in self.replicas().values()
+        )
+
+    def richer(self, tokens: int, best: Version) -> list[PeerId]:
+        """Peers at the end of another history than that of ``best``, with more than ``tokens``
+        tokens by their own word. Nobody waits for strangers where others are known."""
+        others = [
+            (p, self.candidates[p])
+            for p in self._present(self.replicas())
+            if not self.known or p in self.known
+        ]
+        return [
+            p
+            for p, c in others
+            if c.tokens > tokens and not {best, *self.undone} & {c.at, *c.reachable}
+        ]
+
+    def tokens_of(self, version: Version) -> int:
+        """Tokens counted in the history of a version: what most who stand at its end say; -1 when
+        nobody does."""
+        said = {p: c.tokens for p, c in self.candidates.items() if c.at == version}
+        return majority(said) if said else -1
+
+    def holders(self, version: Version) -> tuple[PeerId, ...]:
+        """Who stands at the version or came from it; ends peers first, for they are the likeliest
+        to know its history."""
+        found = [
+            (c.stage != ENDS, c.at != version, p)
+            for p, c in self.candidates.items()
+            if version in (c.at, *c.reachable)
+        ]
+        return tuple(p for *_, p in sorted(found))
+
+    def agree(self, base: Version) -> None:
+        """What the digest of every cell is at ``base``: what was committed, else what most say who
+        would take part in it."""
+        for stage, peers in self.replicas().items():
+            if base == self.base and any(s == stage for s, _ in self.agreed):
+                continue
+            self.agreed = {unit: digest for unit, digest in self.agreed.items() if unit[0] != stage}
+            able = (base, self.held(stage, base))
+            there = [p for p in peers if (c := self.candidates[p]).at in able and c.digest]
+            cells = {self.candidates[p].cell for p in there}
+            # Parameters that are no cell's count only where there is no cell: a fetched copy is
+            # some cell's, by its digest.
+            for cell in cells - {ANY} or cells:
+                self.agreed[stage, cell] = majority(
+                    {p: self.candidates[p].digest for p in there if self.candidates[p].cell == cell}
+                )
+        self.base = base
+
+    def undo(self, version: Version) -> None:
+        """Nobody starts from this version, whoever holds it. Those of other epochs are forgotten:
+        they are no news any more."""
+        self.undone = {version, *(v for v in self.undone if v.epoch == version.epoch)}
+
+    def relent(self) -> tuple[int, ...]:
+        """Forget what was agreed where nobody who would take part holds it, though somebody claims
+        the version: better to go on from what these hold than never again. The stages concerned."""
+        gone = [
+            stage
+            for stage, peers in self.replicas().items()
+            if self.base is not None
+            and any(s == stage for s, _ in self.agreed)
+            and not any(self.can_start(p, self.base) for p in peers)
+            and any(self.candidates[p].at == self.base for p in peers)
+        ]
+        self.agreed = {unit: digest for unit, digest in self.agreed.items() if unit[0] not in gone}
+        return tuple(gone)
+
+    def speed(self, peer: PeerId) -> float:
+        """Micro-batches per second to plan with, quantised; 0 for unknown."""
+        believed = self.believed(peer)
+        if believed > 0:
+            believed = self._speeds[peer] = quantise(
+                believed, self._speeds.get(peer, 0.0), per_octave=2
+            )
+        return believed
+
+    def believed(self, peer: PeerId) -> float:
+        """Micro-batches per second as they are claimed and seen; 0 for unknown."""
+        # Who gets nothing is not measured either: now and then its speed counts as unknown, and it
+        # is tried again.
+        if self._idle.get(peer, 0) >= FORGIVE_AFTER:
+            return 0.0
+        return min(self.candidates[peer].speed, self._bound(peer))
+
+    def measured(self) -> dict[PeerId, Measured]:
+        """What those who would take part say of their costs; of who got no work for long it is not
+        believed any more."""
+        return {
+            p: c.costs if self._idle.get(p, 0) < FORGIVE_AFTER else NOTHING
+            for p, c in sorted(self.candidates.items())
+            if not c.leaving
+        }
+
+    def doubts(self) -> dict[PeerId, float]:
+        """By peer, how many times slower than it says its neighbours find it, where that is beyond
+        ``CEILING``."""
+        return {
+            p: c.speed / b for p, c in self.candidates.items() if c.speed > (b := self._bound(p))
+        }
+
+    def _bound(self, peer: PeerId) -> float:
+        """The most that is believed of a claim: ``CEILING`` times what neighbours see, in the units
+        of its siblings.
+
+        Neighbours see a peer through its link and its next hop, so their numbers only compare
+        replicas of one stage.
+        """
+        if self._table is None:
+            self._table = self._measured()
+        rates, units = self._table
+        mine = rates.get(peer, 0.0)
+        others = [unit for p, unit in units.get(self.candidates[peer].stage, ()) if p != peer]
+        return CEILING * mine * median(others) if mine > 0 and others else math.inf
+
+    def _measured(self) -> tuple[dict[PeerId, float], dict[int, list[tuple[PeerId, float]]]]:
+        """What neighbours see of each peer (the median of their words), and for each stage claimed
+        over seen speeds."""
+        said: dict[PeerId, list[float]] = {}
+        for by, c in self.candidates.items():
+            for about, rate in c.seen:
+                if about != by and rate > 0:
+                    said.setdefault(about, []).append(rate)
+        rates = {peer: median(words) for peer, words in said.items()}
+        units: dict[int, list[tuple[PeerId, float]]] = {}
+        for p, c in self.candidates.items():
+            if c.speed > 0 and p in rates:
+                units.setdefault(c.stage, []).append((p, c.speed / rates[p]))
+        return rates, units
+
+    def worked(self, current: set[PeerId], working: set[PeerId]) -> None:
+        """A plan was made: of the ``current`` members only ``working`` have micro-batches."""
+        self._idle = {p: 0 if p in working else self._idle.get(p, 0) + 1 for p in current}
+        self._speeds = {p: s for p, s in self._speeds.items() if p in self.candidates}
+
+    def _rank(self, version: Version) -> tuple[int, Version]:
+        return self.tokens_of(version), version
+
+    @staticmethod
+    def _present(stages: Mapping[int, list[PeerId]]) -> list[PeerId]:
+        return [p for peers in stages.values() for p in peers]
+
+
+def _paused(c: Candidate, now: float) -> float:
+    silent = now - c.heard
+    return max(silent, c.pause * 0.5 ** (silent / HALF_LIFE_S))
+
+
+def majority(said: Mapping[PeerId, H]) -> H:
+    """What most peers say; a tie goes to what the smallest PeerId says, for every leader alike."""
+    count = Counter(said.values())
+    return max(
+        ((count[said[p]], -i, said[p]) for i, p in enumerate(sorted(said))), key=lambda t: t[:2]
+    )[2]

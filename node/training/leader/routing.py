@@ -1,0 +1,178 @@
+"""The leader's side of the paths: what peers say of their costs goes to the router, what came of a
+plan comes back. Pure.
+
+The router is :mod:`node.scheduler.router`; here is what only a leader knows: who says what, how
+long rounds took, whose plan counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from node.core.ids import ENDS, PeerId
+from node.core.journey import Hop, Path, Plan
+from node.scheduler.costs import Costs, believe, least
+from node.scheduler.proven import NoWay, complete, missing, reroute
+from node.scheduler.router import Job, Laid, Router
+from node.scheduler.throughput import Rate
+from node.training.leader.roster import Roster
+from node.training.protocol import events as ev
+from node.training.protocol.cells import lay
+
+ROUNDS = 0.3
+"""Weight of the newest round in what the next one is expected to take."""
+
+UNPROVEN_S = 1000.0
+"""What a tensor between two peers that are not proven to reach each other is taken to need."""
+
+Stages = Mapping[int, Sequence[tuple[PeerId, float]]]
+
+
+class Routing:
+    """``router`` is None where a plain function lays the paths. ``bytes_of``: of the parameters of
+    each stage, and of a tensor."""
+
+    def __init__(
+        self,
+        router: Router | None,
+        sizes: Sequence[int],
+        tensor: int,
+        history: Plan | None,
+        dropped: Sequence[int],
+    ) -> None:
+        self._router, self._sizes, self._tensor = router, sizes, tensor
+        self.laid: Laid | None = None
+        self.costs = Costs()
+        self._rounds: tuple[frozenset[PeerId], Rate] | None = None
+        if router is not None and history is not None and history.paths:
+            router.counted([p for p in history.paths if p.index not in dropped])
+
+    def lay(
+        self,
+        roster: Roster,
+        cells: Mapping[int, Stages],
+        samples: Sequence[tuple[int, ...]],
+        plain: Callable[..., tuple[Path, ...]],
+    ) -> tuple[Path, ...]:
+        """Paths for the micro-batches of an epoch; ``cells``: by stage, then by number. ``plain``
+        lays them where there is no router, and where a stage has several cells: there a path stays
+        among parameters that were trained together.
+
+        Only pairs of peers that are proven to reach each other are neighbours on a path. Raises
+        NoWay where that cannot be.
+        """
+        self.laid = None
+        cell_of = {
+            p: (stage, row) for stage, of in cells.items() for row in of.values() for p, _ in row
+        }
+
+        def siblings(hop: Hop) -> Sequence[tuple[PeerId, float]]:
+            return cell_of[hop.peer][1]
+
+        if self._router is None or any(len(of) > 1 for of in cells.values()):
+            return reroute(lay(cells, samples, plain), siblings, roster.proven)
+        by_stage = {stage: next(iter(of.values())) for stage, of in cells.items()}
+        blocks = {s: row for s, row in by_stage.items() if s != ENDS}
+        ends = self._with_a_path(by_stage, roster)
+        costs = believe(
+            roster.measured(), {p for p, _ in by_stage[ENDS]}, roster.doubts(), self._tensor
+        )
+        self.costs = _apart(costs, [p for row in by_stage.values() for p, _ in row], roster)
+        self.laid = self._router.lay(ends, blocks, samples, self.costs)
+        paths = reroute(self.laid.paths, siblings, roster.proven)
+        if paths != self.laid.paths:
+            self.laid = replace(self.laid, paths=paths, run_s=0.0)
+        return paths
+
+    def _with_a_path(self, by_stage: Stages, roster: Roster) -> Sequence[tuple[PeerId, float]]:
+        """Ends peers from which a path through every stage leads back. Where paths may leave out
+        stages, all of them: which stages a path visits is not known yet."""
+        stages = [s for s in sorted(by_stage) if s != ENDS]
+        if self._router is not None and self._router.settings.hops(self._router.stages) < len(
+            stages
+        ):
+            return by_stage[ENDS]
+        replicas = {s: [p for p, _ in row] for s, row in by_stage.items()}
+        able = [(p, v) for p, v in by_stage[ENDS] if complete(p, stages, replicas, roster.proven)]
+        if not able:
+            raise NoWay(missing([p for p, _ in by_stage[ENDS]], stages, replicas, roster.proven))
+        return able
+
+    def forecast(self, by_stage: Stages) -> tuple[float, float]:
+        """Seconds that the paths laid last and the round after them should take; zeros when too
+        little is known."""
+        laid = self.laid
+        if laid is None or not self.costs.compute or not laid.run_s:
+            return 0.0, 0.0
+        if self._rounds is not None and self._rounds[0] == _everybody(by_stage):
+            return laid.run_s, self._rounds[1].seconds_per_unit
+        return laid.run_s, self._round_model(by_stage)
+
+    def _round_model(self, by_stage: Stages) -> float:
+        """Every member sends gradients to the owners of the other parts and fresh parameters to the
+        others, and gets as much: twice its stage over its line, less what it owns itself; and two
+        ways there and back. Over a line with a cap no faster than that."""
+        longest = 0.0
+        for stage, row in by_stage.items():
+            if len(row) > 1:
+                moved = 2 * (1 - 1 / len(row)) * self._sizes[stage]
+                line = least(*(self.costs.lines.get(p, 0.0) for p, _ in row))
+                body = max(
+                    moved / max(1, self._tensor) * self.costs.body_s, moved / line if line else 0.0
+                )
+                longest = max(longest, body + 4 * self.costs.delay_s)
+        return longest
+
+    def committed(self, plan: Plan, dropped: Sequence[int], round_s: float) -> None:
+        """This epoch counts, without the micro-batches that were dropped; its round took so
+        long."""
+        who = frozenset(m.peer for m in plan.members if m.current)
+        if self._rounds is None or self._rounds[0] != who:
+            self._rounds = who, Rate(ROUNDS)
+        if round_s > 0:
+            self._rounds[1].observe(1.0, round_s)
+        if self._router is not None:
+            self._router.counted([p for p in plan.paths if p.index not in dropped])
+
+    def search(self, roster: Roster) -> list[Any]:
+        """While others average: is there something worth a search for the next epoch?"""
+        if self._router is None or self.laid is None:
+            return []
+        ends = {o for o, _ in self.laid.task.counts} if self.laid.task else set[PeerId]()
+        job = self._router.job(
+            self.laid, believe(roster.measured(), ends, roster.doubts(), self._tensor)
+        )
+        return [] if job is None else [ev.Search(job)]
+
+    def searched(self, job: Job, routes: Sequence[tuple[int, ...]], makespan: float) -> None:
+        """A search has ended."""
+        if self._router is not None:
+            self._router.improved(job, tuple(tuple(r) for r in routes), makespan)
+
+    def about(self, by_stage: Stages) -> dict[str, object]:
+        """What the record says of the paths laid last."""
+        laid = self.laid
+        if laid is None or self._router is None:
+            return {}
+        run_s, round_s = self.forecast(by_stage)
+        facts: dict[str, object] = {
+            "paths": self._router.settings.paths,
+            "laid_by": laid.how,
+            "skip": self._router.settings.skip,
+        }
+        if run_s:
+            facts |= {"predicted_run_s": round(run_s, 4), "predicted_round_s": round(round_s, 4)}
+        return facts | ({"owed": [list(d) for d in laid.owed]} if laid.owed else {})
+
+
+def _apart(costs: Costs, peers: Sequence[PeerId], roster: Roster) -> Costs:
+    """The same, with pairs that are not proven so far apart that the search for paths leaves them
+    alone."""
+    far = {(a, b): UNPROVEN_S for a in peers for b in peers if not roster.proven(a, b)}
+    return replace(costs, ways={**costs.ways, **far}) if far else costs
+
+
+def _everybody(by_stage: Stages) -> frozenset[PeerId]:
+    return frozenset(p for row in by_stage.values() for p, _ in row)

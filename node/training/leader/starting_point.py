@@ -1,0 +1,153 @@
+"""Which version the next plan starts from, or what has to be waited for first. Pure. Enters: the
+roster, the tokens counted so far, the time. Leaves: a version, or a few words on what is missing.
+Never: what goes with a version (:mod:`node.training.protocol.memory`).
+
+The end of the history with most tokens counts. Going back costs epochs, and what the bigger side of
+a parted network did is not undone because a few of the other side came first: both are waited for,
+for a while.
+"""
+
+from __future__ import annotations
+
+from node.core.ids import short
+from node.core.journey import Version
+from node.training.leader.roster import Roster
+from node.training.protocol.facts import RunFacts
+
+COURTESY_S, COURTESY_MOST_S = 60.0, 3600.0
+"""Once in so long, planning waits for those who claim to have counted more tokens than we."""
+NOTHING_IN_COMMON = "stages that hold one version in common"
+MISSED_S = 3.0
+"""A stage without anybody for so long is left out, where the run allows it: a new leader may not
+have heard of all yet."""
+
+LOST_S = 60.0
+"""When the stages have held no version in common for so long, some go on from an older one than the
+others: who had the newer one had time to come back, and its own epochs are all that is lost.
+Nothing else would end the waiting."""
+
+
+class StartingPoint:
+    """The choice, and for how long it has been waited for a better one."""
+
+    def __init__(self, facts: RunFacts) -> None:
+        self._facts = facts
+        self._bare: dict[int, float] = {}
+        """Stages that nobody could go on at, and since when; minus the stage: that somebody holds
+        in an older version."""
+        self._stuck_since: float | None = None
+        self._courtesy: float | None = None
+        self._courtesy_every = COURTESY_S / 2
+
+    @property
+    def lacks_stages(self) -> bool:
+        """Some stage has nobody who could go on."""
+        return bool(self._bare)
+
+    def choose(self, roster: Roster, tokens: int, now: float) -> Version | str:
+        """The version to start from: of those every stage can start from, the end of the history
+        with most tokens; ``tokens`` are counted in ours. Else what is waited for.
+
+        Peers that stand elsewhere at the end of a history with more tokens than that get a moment
+        to bring the rest of their side.
+        """
+        able = roster.startable()
+        best = able[0] if able else None
+        if best is not None and counted(roster, best, tokens) >= tokens:
+            self._bare = {}
+            return self._richer(roster, best, tokens, now) or best
+        if (around := self._around(roster, tokens, now)) is not None:
+            return around
+        if self._stuck_since is None:
+            self._stuck_since = now
+        # Going back costs epochs, so a swarm that has lost a whole stage first gives it a chance to
+        # return.
+        if tokens and now - self._stuck_since < self._facts.patience_s:
+            return (
+                f"a peer that holds epoch {roster.base.epoch}"
+                if roster.base
+                else "peers that hold the newest epoch"
+            )
+        return best or NOTHING_IN_COMMON
+
+    def found(self) -> None:
+        """What goes with the version is known too: nothing is waited for."""
+        self._stuck_since = None
+
+    def joined(self) -> None:
+        """The swarm goes on from a richer history: who claimed it was right, and the next claim is
+        heard soon again."""
+        self._courtesy_every = COURTESY_S / 2
+
+    def relent(self, roster: Roster, now: float) -> tuple[int, ...]:
+        """Take what there is where what was agreed on is lost for good, once patience is over. The
+        stages concerned, mostly none."""
+        if (
+            self._stuck_since is None
+            or now - self._stuck_since < self._facts.patience_s
+            or roster.startable()
+        ):
+            return ()
+        return roster.relent()
+
+    def fall_back(self, roster: Roster, now: float) -> dict[int, Version]:
+        """Let the stages that nobody holds at the newest version go on from what most there hold,
+        where every one has something and there is no other way. By stage what each goes on from,
+        mostly nothing."""
+        base, since = roster.base, self._stuck_since
+        if base is None or since is None or now - since < LOST_S or roster.startable():
+            return {}
+        bare = roster.bare(base)
+        if len(bare) > self._facts.stages or not all(
+            0 < (roster.older(s) or base).epoch < base.epoch for s in bare
+        ):
+            return {}
+        return {s: held for s in bare if (held := roster.fall_back(s)) is not None}
+
+    def _around(self, roster: Roster, tokens: int, now: float) -> Version | None:
+        """The version to start from without the stages that nobody holds it at, if plans may leave
+        out so many.
+
+        Somebody who is there with an older version of such a stage gets a moment to find a newer
+        one; then it goes on from that.
+        """
+        facts = self._facts
+        able = roster.startable(facts.spare) if facts.spare else []
+        base = roster.base if roster.base in able else next(iter(able), None)
+        if base is None or counted(roster, base, tokens) < tokens:
+            return None
+        here = roster.replicas()
+        bare = roster.bare(base)
+        self._bare = {s: self._bare.get(s, now) for s in [*bare, *(-s for s in bare if here[s])]}
+        if any(now - self._bare[s] < MISSED_S for s in bare):
+            return None
+        for s in bare:
+            if now - self._bare.get(-s, now) >= facts.patience_s and base == roster.base:
+                roster.fall_back(s)
+        # A run that is complete has all of its stages.
+        return base if base.epoch < facts.epochs or not roster.bare(base) else None
+
+    def _richer(self, roster: Roster, best: Version, tokens: int, now: float) -> str:
+        """Whose side of a parted network is waited for; empty for nobody's."""
+        claims = roster.richer(max(counted(roster, best, tokens), tokens), best)
+        if not claims:
+            return ""
+        # A claim costs nothing to make: whoever repeats one that comes to nothing is waited for
+        # ever more rarely.
+        if self._courtesy is None or now - self._courtesy > self._courtesy_every:
+            self._courtesy, self._courtesy_every = (
+                now,
+                min(2 * self._courtesy_every, COURTESY_MOST_S),
+            )
+        waits = now - self._courtesy < self._facts.patience_s
+        return (
+            f"the side of {short(claims[0])}, which says it has counted more tokens"
+            if waits
+            else ""
+        )
+
+
+def counted(roster: Roster, version: Version, tokens: int) -> int:
+    """Tokens in the history of a version; of the one we have just committed we know it best:
+    ``tokens``."""
+    return tokens if version == roster.base else max(0, roster.tokens_of(version))

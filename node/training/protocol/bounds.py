@@ -1,0 +1,92 @@
+"""How far the numbers go that others tell: by what the manifest fixes, and by how many plans can
+have been made. Pure. Enters: a word of a peer. Leaves: why no honest peer would say it, empty for
+none. Never: who is to blame: whoever said it, and not who hears of it later. So nothing beyond
+these bounds may be kept or told on.
+
+These are bounds and no proofs: what is within them can still be a lie.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from node.core.journey import Plan
+from node.training.protocol import events as ev
+
+PLANS_PER_S = 10.0
+"""More plans than this no swarm makes for long, however often its leader changes."""
+STEP, STEP_HEARD = 1 << 20, 1 << 16
+"""By how much the term of a plan may exceed the last one that was followed, for each plan that can
+have been made since; and by how much a leader lets the words of others raise its own. Two sides of
+a parted network count apart, so it is more than one; the second is smaller, so that no honest
+leader goes beyond what its members accept."""
+MOST_TERM = 1 << 48
+"""Of any swarm: at ``PLANS_PER_S`` plans, each by :data:`STEP_HEARD` higher, it takes 13 years to
+come so far."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """``epochs`` of the run, ``tokens`` of one epoch (0: not known, and no bound)."""
+
+    epochs: int
+    tokens: int
+
+    def of_history(self, epoch: int, tokens: int) -> str:
+        """Why no history of ``epoch`` epochs counts so many tokens."""
+        if epoch > self.epochs:
+            return f"epoch {epoch}, and the run has {self.epochs}"
+        if self.tokens and tokens > epoch * self.tokens:
+            return f"{tokens} tokens in {epoch} epochs, and one counts at most {self.tokens}"
+        return ""
+
+    def of_heard(self, e: ev.Heard) -> str:
+        """Why nobody can stand where this heartbeat says."""
+        return self.of_history(e.at.epoch, e.tokens) or next(
+            (why for v in e.reachable if (why := self.of_history(v.epoch, 0))), ""
+        )
+
+    def of_plan(self, plan: Plan) -> str:
+        """Why no leader of this run makes such a plan."""
+        if why := self.of_history(plan.epoch, plan.tokens):
+            return why
+        if plan.last and plan.epoch < self.epochs:
+            return f"it ends the run at epoch {plan.epoch} of {self.epochs}"
+        return (
+            ""
+            if plan.last or plan.epoch < self.epochs
+            else f"it works on after epoch {self.epochs}, which is the last"
+        )
+
+    def of_round(self, r: ev.RoundArrived) -> str:
+        """Why no epoch can have counted what this round does."""
+        return (
+            f"{r.tokens} tokens in one epoch, at most {self.tokens}"
+            if self.tokens and r.tokens > self.tokens
+            else ""
+        )
+
+    def counted(self, epoch: int, tokens: int) -> int:
+        """What is believed of a number of tokens that was written down: a file may be anybody's."""
+        return min(tokens, epoch * self.tokens) if self.tokens else tokens
+
+
+class Terms:
+    """The term of the last plan that was followed or made here, and when. ``term`` 0: none was, and
+    any believable one may come."""
+
+    def __init__(self, term: int = 0) -> None:
+        self.term = term
+        self._at: float | None = None
+
+    def saw(self, term: int, now: float) -> None:
+        """A plan of this term is in force here."""
+        self.term, self._at = max(self.term, term), now
+
+    def most(self, now: float, step: int = STEP) -> int:
+        """The highest term that can have been reached: every plan since the last one here may have
+        come from another side."""
+        if not self.term:
+            return MOST_TERM
+        since = 0.0 if self._at is None else max(0.0, now - self._at)
+        return min(MOST_TERM, self.term + int(step * (1 + PLANS_PER_S * since)))

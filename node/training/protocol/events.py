@@ -1,0 +1,412 @@
+"""What happens in an epoch and what is done about it: inputs and outputs of the leader and the
+member."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from node.core.ids import PeerId
+from node.core.journey import Plan, Version
+from node.scheduler.costs import NOTHING, Measured
+from node.scheduler.router import Job
+from node.training.protocol.rules import Rules
+
+# ------------------------------------------------------------ what the leader hears
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A peer says it is alive and where it stands: ``at`` is the version of its parameters,
+    ``digest`` theirs, ``reachable`` what it can put in place instead, ``tokens`` what was counted
+    in the history of ``at``. ``leaving``: plan without it; what it holds can still be had from it
+    for a moment. ``speed`` is its own measurement, ``seen`` what it measures of its neighbours,
+    both in micro-batches per second. ``room``: bytes of optimizer state it can keep as an owner; 0:
+    not known. ``costs``: what work and ways cost it. ``cell``: whose parameters these are; -1 for
+    none's. ``change``: of the owner to how cells average, which the leader may not know; it is for
+    the service that hears it, to be checked. ``arrived``: the cells that have a part in what the
+    last outer round along edges brought here, the own one included; empty: not known."""
+
+    peer: PeerId
+    stage: int
+    at: Version
+    digest: str
+    speed: float = 0.0
+    reachable: tuple[Version, ...] = ()
+    term: int = 0
+    tokens: int = 0
+    leaving: bool = False
+    seen: tuple[tuple[PeerId, float], ...] = ()
+    room: int = 0
+    costs: Measured = NOTHING
+    cell: int = -1
+    change: str = ""
+    arrived: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Recalled:
+    """The plan behind a version, and what of it did not count, as a peer remembers it; None when
+    nobody does."""
+
+    version: Version
+    plan: Plan | None = None
+    dropped: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Changed:
+    """The owner's change to how cells average, checked: it comes into force with the next plan if
+    it is newer than what is."""
+
+    rules: Rules
+
+
+@dataclass(frozen=True)
+class MoveRefused:
+    """A peer does not change its stage."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True)
+class Unreachable:
+    """A call to this peer failed, or a probe of it did. ``since``: clock when the last attempt at
+    it began, where word from the peer that came later shows that it lives; without, it is useless
+    for the epoch even so."""
+
+    peer: PeerId
+    since: float = math.inf
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A probe of this peer was answered: it lives, whatever is not heard of it. ``ours`` False: it
+    follows another leader."""
+
+    peer: PeerId
+    ours: bool = True
+
+
+@dataclass(frozen=True)
+class Declined:
+    """The leader's own member cannot follow this plan; of others that counts as
+    :class:`Unreachable`."""
+
+    plan_hash: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Accused:
+    """``by`` could not get an answer from ``about``. One word against another: it is probed before
+    it counts."""
+
+    about: PeerId
+    by: PeerId
+    reason: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one micro-batch; ``loss_sum`` in nats over ``tokens`` tokens."""
+
+    index: int
+    counted: bool
+    loss_sum: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    """An ends peer reports micro-batches of the plan with this hash."""
+
+    peer: PeerId
+    plan_hash: str
+    results: tuple[Result, ...]
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A member holds every fresh part of its stage; ``digest`` names them, by ``sketch`` cells are
+    compared (empty: not told). ``arrived``: as in :class:`Heard`."""
+
+    peer: PeerId
+    plan_hash: str
+    attempt: int
+    digest: str
+    speed: float = 0.0
+    contributors: int = 0
+    sketch: tuple[float, ...] = ()
+    arrived: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Incomplete:
+    """A member's round ended and parts are missing: ``holds`` it has, ``failed`` owners did not
+    serve it."""
+
+    peer: PeerId
+    plan_hash: str
+    attempt: int
+    holds: tuple[str, ...]
+    failed: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The held-out loss, nats per token, of the parameters at ``epoch``; 0 when it could not be
+    measured."""
+
+    epoch: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class Searched:
+    """The search of a job has ended with these routes."""
+
+    job: Job
+    routes: tuple[tuple[int, ...], ...]
+    makespan: float
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed. ``coming``: who is about to take part, at which stage; None: it chooses.
+    ``known``: whom the leader has worked with. ``slack``: seconds by which the timers of this
+    process ran late lately, so that what others said in time is heard late."""
+
+    coming: Mapping[PeerId, int | None] = field(default_factory=dict)
+    known: frozenset[PeerId] = frozenset()
+    slack: float = 0.0
+
+
+# ------------------------------------------------------------ what the leader does
+
+
+@dataclass(frozen=True)
+class SendPlan:
+    """Sign the plan and tell every member."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class SendRound:
+    """Tell ``to`` to average: attempt 0 closes the epoch, later attempts repair it."""
+
+    to: tuple[PeerId, ...]
+    plan: Plan
+    attempt: int
+    dead: tuple[PeerId, ...]
+    owners: dict[str, PeerId] = field(default_factory=dict)
+    sources: tuple[PeerId, ...] = ()
+    dropped: tuple[int, ...] = ()
+    deadline_s: float = 30.0
+    digest: str = ""
+    """What ``sources`` have committed."""
+    tokens: int = 0
+    """Counted in this epoch."""
+    among: tuple[PeerId, ...] = ()
+    """Whose cells are answered in this attempt, where cells are answered one by one; empty: all of
+    the living."""
+
+
+@dataclass(frozen=True)
+class SendLost:
+    """Tell the living members of the epoch under way who is dead, so that nobody waits for them."""
+
+    to: tuple[PeerId, ...]
+    plan: Plan
+    dead: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True)
+class Recall:
+    """Ask ``holders``, one after the other, for the plan behind ``version``; the answer comes back
+    as Recalled."""
+
+    version: Version
+    holders: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True)
+class Move:
+    """Ask a peer to host another stage; it may say no."""
+
+    peer: PeerId
+    stage: int
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Find out whether this peer is alive; the answer comes back as Heard or Unreachable."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Measure the held-out loss of the parameters at ``epoch`` over these members, then say
+    Evaluated."""
+
+    epoch: int
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Search:
+    """Look for better paths, somewhere where it holds up nobody, then say Searched."""
+
+    job: Job
+
+
+@dataclass(frozen=True)
+class Report:
+    """A fact for the record. ``kind`` is a stable word, ``text`` a sentence, ``facts`` its
+    numbers."""
+
+    kind: str
+    text: str
+    level: str = "info"
+    facts: dict[str, object] = field(default_factory=dict)
+
+
+# ------------------------------------------------------------ what a member hears and does
+
+
+@dataclass(frozen=True)
+class PlanArrived:
+    """The leader's signed plan, signature already checked."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class RoundArrived:
+    """The leader closes or repairs the epoch."""
+
+    leader: PeerId
+    epoch: int
+    term: int
+    plan_hash: str
+    attempt: int
+    dead: tuple[PeerId, ...]
+    owners: dict[str, PeerId]
+    sources: tuple[PeerId, ...]
+    dropped: tuple[int, ...]
+    deadline_s: float
+    digest: str = ""
+    tokens: int = 0
+    among: tuple[PeerId, ...] = ()
+
+
+@dataclass(frozen=True)
+class RoundEnded:
+    """The exchange of (epoch, term, attempt) returned. ``missing`` parts did not come, ``failed``
+    owners are why."""
+
+    epoch: int
+    term: int
+    attempt: int
+    holds: tuple[str, ...]
+    missing: tuple[str, ...]
+    failed: tuple[PeerId, ...]
+    contributors: int = 0
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """The fresh parameters are in place; ``digest`` names them."""
+
+    epoch: int
+    term: int
+    attempt: int
+    digest: str
+    contributors: int = 0
+
+
+@dataclass(frozen=True)
+class GoTo:
+    """Put an older version in place: ``how`` is roll-back or checkpoint."""
+
+    version: Version
+    how: str
+
+
+@dataclass(frozen=True)
+class Settle:
+    """The update that made ``epoch`` is final: optimizer state of it counts, what was kept to undo
+    it may go."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Take part in this plan: tell the pipeline, fetch the optimizer state of parts gained, start
+    own micro-batches. ``behind``: where a listener stood until now, and the tokens counted in that
+    history."""
+
+    plan: Plan
+    listener: bool
+    behind: tuple[Version, int] | None = None
+
+
+@dataclass(frozen=True)
+class Average:
+    """Leave the pipeline phase and run this round."""
+
+    plan: Plan
+    round: RoundArrived
+    listener: bool
+
+
+@dataclass(frozen=True)
+class CopyFrom:
+    """Fetch the stage at ``plan.epoch + 1`` from ``sources``, which have committed it."""
+
+    plan: Plan
+    round: RoundArrived
+
+
+@dataclass(frozen=True)
+class Adopt:
+    """Put the gathered parts in place as ``epoch``."""
+
+    plan: Plan
+    ended: RoundEnded
+
+
+@dataclass(frozen=True)
+class TellCommitted:
+    """Tell the leader."""
+
+    plan: Plan
+    attempt: int
+    digest: str
+    contributors: int = 0
+
+
+@dataclass(frozen=True)
+class TellIncomplete:
+    """Tell the leader."""
+
+    plan: Plan
+    ended: RoundEnded
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Answer the caller with no, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The run is complete at ``plan.epoch``: keep serving, train no more."""
+
+    plan: Plan

@@ -1,0 +1,199 @@
+"""What goes with a version of the parameters: where the sampler is, who owned what, how much was
+counted. Pure.
+
+The leader plans from it. It comes from the plans this peer took part in, from a checkpoint, or from
+another peer that remembers the plan behind the version; a version whose plan nobody remembers goes
+on from a guess, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from node.core.ids import PeerId
+from node.core.journey import Hop, Plan, Unit, Version, lineage_after
+from node.training.protocol.cells import ANY
+
+GENESIS = Version(0)
+"""What a run begins with: every peer can make it."""
+
+Cursor = tuple[int, tuple[int, ...]]
+"""Where the sampler is: the next position, and those handed back."""
+
+
+class SamplerPort(Protocol):
+    """The resumable sample order; positions are natural numbers, each handed out once unless given
+    back."""
+
+    def take(self, n: int) -> tuple[int, ...]: ...
+    def give_back(self, positions: Sequence[int]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Past:
+    """What goes with a version: the sampler, who owned what, tokens counted until then; of each
+    cell, what it has done since it last met others; the change to how cells average that was in
+    force, and since when. ``mass``: of the cells, as it was before the round along edges
+    ``flowed``, if such a round made the version: what of it arrived is known to who was there."""
+
+    cursor: Cursor
+    owners: dict[str, PeerId]
+    tokens: int
+    worked: dict[Unit, int] = field(default_factory=dict)
+    change: str = ""
+    since: int = 0
+    mass: dict[Unit, int] = field(default_factory=dict)
+    flowed: Plan | None = None
+
+
+class Memory:
+    """``history`` is the newest plan known and ``dropped`` what of it did not count; both may be
+    replaced by recalling."""
+
+    def __init__(
+        self,
+        sampler: Callable[[Cursor], Any],
+        cursor: Callable[[Any], Cursor],
+        from_checkpoint: Callable[[Version], Past | None],
+        history: Plan | None,
+        dropped: Sequence[int],
+    ) -> None:
+        self._sampler, self._cursor, self._from_checkpoint = sampler, cursor, from_checkpoint
+        self.history, self._dropped = history, tuple(dropped)
+        self._next: tuple[Version, Past] | None = None
+        self._asked: tuple[Version, float] | None = None
+        self.forgotten: set[Version] = set()
+
+    def planned(self, plan: Plan) -> None:
+        """This plan was made; nothing of it has been committed yet."""
+        self.history, self._dropped, self._next, self._asked = plan, (), None, None
+
+    def committed(
+        self,
+        version: Version,
+        plan: Plan,
+        owners: dict[str, PeerId],
+        dropped: Sequence[int],
+        tokens: int,
+    ) -> None:
+        """``plan`` made ``version``, with these owners in the end."""
+        self.history, self._dropped = plan, tuple(dropped)
+        self._next = (
+            version,
+            _after(self.cursor_after(plan, dropped), owners, tokens, plan, dropped),
+        )
+
+    def past(self, base: Version, tokens: int, batch: int) -> Past | None:
+        """What goes with ``base``; None when it is not known here. ``tokens`` is what others say
+        was counted (-1: nobody says), ``batch`` the samples of an epoch, for the guess when nobody
+        anywhere knows."""
+        if self._next is not None and self._next[0] == base:
+            return self._next[1]
+        h = self.history
+        if h is not None and base == h.base:
+            return Past(
+                h.cursor, dict(h.owners), h.tokens, dict(h.worked), h.change, h.since, dict(h.mass)
+            )
+        if h is not None and base == makes(h, self._dropped):
+            return _after(
+                self.cursor_after(h, self._dropped),
+                dict(h.owners),
+                max(tokens, h.tokens),
+                h,
+                self._dropped,
+            )
+        if base == GENESIS:
+            return Past((0, ()), {}, 0)
+        found = self._from_checkpoint(base)
+        if found is None and base in self.forgotten:
+            return Past((base.epoch * batch, ()), {}, max(0, tokens))
+        return found
+
+    def stood(self, version: Version) -> dict[int, Version]:
+        """Stages whose parameters at ``version`` are those of an older one, as far as the newest
+        plan tells."""
+        h = self.history
+        if h is None or not h.stood:
+            return {}
+        if version == h.base:
+            return h.stood
+        worked = {m.stage for m in h.members if m.current}
+        return (
+            {s: v for s, v in h.stood.items() if s not in worked}
+            if version == makes(h, self._dropped)
+            else {}
+        )
+
+    def asking(self, base: Version, now: float, patience_s: float) -> str:
+        """ "ask" when others are to be asked for ``base`` now, "wait" while they are, "over" when
+        that took too long."""
+        if self._asked is None or self._asked[0] != base:
+            self._asked = (base, now + patience_s)
+            return "ask"
+        return "wait" if now < self._asked[1] else "over"
+
+    def recalled(self, version: Version, plan: Plan | None, dropped: Sequence[int]) -> bool | None:
+        """Others answered: True when they knew, False when nobody does, None when we did not
+        ask."""
+        if self._asked is None or self._asked[0] != version:
+            return None
+        self._asked = None
+        if plan is None or version not in (plan.base, makes(plan, dropped)):
+            self.forgotten.add(version)
+            return False
+        self.history, self._dropped, self._next = plan, tuple(dropped), None
+        return True
+
+    def cursor_after(self, plan: Plan, dropped: Sequence[int]) -> Cursor:
+        """The sampler when ``plan`` is done: its samples are taken, those of dropped micro-batches
+        are back."""
+        sampler = self._sampler(plan.cursor)
+        for path in plan.paths:
+            sampler.take(len(path.samples))
+        lost = set(dropped)
+        sampler.give_back([s for p in plan.paths if p.index in lost for s in p.samples])
+        return self._cursor(sampler)
+
+
+def makes(plan: Plan, dropped: Sequence[int]) -> Version:
+    """The version that ``plan`` makes when these micro-batches do not count."""
+    return Version(plan.epoch + 1, lineage_after(plan, dropped))
+
+
+def _after(
+    cursor: Cursor, owners: dict[str, PeerId], tokens: int, plan: Plan, dropped: Sequence[int]
+) -> Past:
+    flowed = plan if plan.senders and plan.mass else None
+    return Past(
+        cursor,
+        owners,
+        tokens,
+        worked_after(plan, dropped),
+        plan.change,
+        plan.since,
+        dict(plan.mass),
+        flowed,
+    )
+
+
+def worked_after(plan: Plan, dropped: Sequence[int]) -> dict[Unit, int]:
+    """Micro-batches that have counted in each cell since it last met others, when ``plan`` is done.
+    A micro-batch counts for the cells its path was laid through, as in
+    :func:`node.scheduler.assigned.assigned`. A stage with one cell has nothing to weigh."""
+    if plan.outer:
+        return {}
+    cells = {Hop(m.stage, m.peer): m.cell for m in plan.members}
+    worked = {
+        (m.stage, m.cell): plan.worked.get((m.stage, m.cell), 0)
+        for m in plan.members
+        if len(plan.cells(m.stage)) > 1
+    }
+    for path in plan.paths:
+        if path.index not in dropped:
+            for hop in {*path.journey}:
+                unit = (hop.stage, cells.get(hop, ANY))
+                if unit in worked:
+                    worked[unit] += 1
+    return worked

@@ -1,0 +1,323 @@
+"""Notes on the wire to events and back. Pure; what does not parse raises WireError."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from node.averaging.reducers.spread import Sketch, packed, unpacked
+from node.core.errors import WireError
+from node.core.ids import PeerId
+from node.core.journey import Plan, Version, lineage
+from node.scheduler.costs import MOST_SLOTS, Measured, Way, code, decoded
+from node.training.protocol import events as ev
+from node.training.protocol.bounds import MOST_TERM
+from node.training.protocol.memory import makes
+from protos import training_pb2 as pb
+
+
+def plan_domain(run_id: str) -> str:
+    """What a leader's signature under a plan is for: a plan of one run means nothing in another."""
+    return f"tutti/plan/1/{run_id}"
+
+
+MAX_PLAN = 4 << 20
+"""Bytes of the largest plan that is read."""
+MAX_SEEN = 64
+"""Neighbours a peer tells its measurements of."""
+CODES = 512
+"""Steps of the scale that seconds are told in, and room."""
+MAX_PAST = 1024
+"""Versions of its past that a peer tells."""
+MAX_CELLS = 100_000
+"""Cells of a stage."""
+MAX_ARRIVED = 64
+"""Cells that can send to one in an outer round."""
+MAX_NAMED = 20_000
+"""Parts, or peers, that a note names."""
+MAX_COUNT, MAX_AMOUNT, MAX_DIGEST = 1 << 53, 1e12, 64
+"""What a peer says of itself ends up in the leader's plan; beyond these nobody could read that plan
+any more."""
+
+
+def plan_note(plan: Plan, signature: bytes) -> pb.Note:
+    """ "Here is the epoch.\""""
+    return pb.Note(
+        epoch=plan.epoch,
+        term=plan.term,
+        plan=pb.PlanNote(plan=plan.canonical(), signature=signature),
+    )
+
+
+def round_note(a: ev.SendRound) -> pb.Note:
+    """ "Average now.\""""
+    body = pb.RoundNote(
+        plan_hash=a.plan.hash,
+        attempt=a.attempt,
+        dead=a.dead,
+        owners=a.owners,
+        sources=a.sources,
+        dropped=a.dropped,
+        deadline_s=a.deadline_s,
+        digest=a.digest,
+        tokens=a.tokens,
+        among=a.among,
+    )
+    return pb.Note(epoch=a.plan.epoch, term=a.plan.term, round=body)
+
+
+def dead_note(a: ev.SendLost) -> pb.Note:
+    """ "Do not wait for these.\""""
+    return pb.Note(
+        epoch=a.plan.epoch, term=a.plan.term, dead=pb.DeadNote(plan_hash=a.plan.hash, dead=a.dead)
+    )
+
+
+def finished_note(plan: Plan, results: tuple[ev.Result, ...]) -> pb.Note:
+    """ "These micro-batches are done.\""""
+    rows = [
+        pb.MicroBatchResult(index=r.index, counted=r.counted, loss_sum=r.loss_sum, tokens=r.tokens)
+        for r in results
+    ]
+    return pb.Note(
+        epoch=plan.epoch,
+        term=plan.term,
+        finished=pb.FinishedNote(plan_hash=plan.hash, results=rows),
+    )
+
+
+def committed_note(
+    a: ev.TellCommitted, speed: float, sketch: Sketch = (), arrived: Sequence[int] = ()
+) -> pb.Note:
+    """ "I hold every fresh part.\""""
+    body = pb.CommittedNote(
+        plan_hash=a.plan.hash,
+        attempt=a.attempt,
+        digest=a.digest,
+        speed=speed,
+        contributors=a.contributors,
+        sketch=packed(sketch),
+        arrived=arrived[:MAX_ARRIVED],
+    )
+    return pb.Note(epoch=a.plan.epoch, term=a.plan.term, committed=body)
+
+
+def incomplete_note(a: ev.TellIncomplete) -> pb.Note:
+    """ "Parts are missing.\""""
+    e = a.ended
+    body = pb.IncompleteNote(
+        plan_hash=a.plan.hash, attempt=e.attempt, holds=e.holds, failed=e.failed
+    )
+    return pb.Note(epoch=a.plan.epoch, term=a.plan.term, incomplete=body)
+
+
+def ready_note(e: ev.Heard) -> pb.Note:
+    """ "I am alive, and this is where I stand.\""""
+    body = pb.ReadyNote(
+        stage=e.stage,
+        at=version_note(e.at),
+        digest=e.digest,
+        speed=e.speed,
+        reachable=[version_note(v) for v in e.reachable],
+        term=e.term,
+        tokens=e.tokens,
+        leaving=e.leaving,
+        seen=dict(e.seen[:MAX_SEEN]),
+        room=e.room,
+        costs=cost_note(e.costs),
+        cell=e.cell + 1,
+        change=e.change,
+        arrived=e.arrived[:MAX_ARRIVED],
+    )
+    return pb.Note(epoch=e.at.epoch, term=e.term, ready=body)
+
+
+def cost_note(m: Measured) -> pb.CostNote:
+    """Seconds as steps of a logarithmic scale; of the ways those that carry tensors first."""
+    ways = sorted(m.ways, key=lambda row: (not row[1].tensor_s, row[0]))[:MAX_SEEN]
+    return pb.CostNote(
+        forward=code(m.forward_s),
+        backward=code(m.backward_s),
+        loss=code(m.loss_s),
+        slots=min(m.slots, MOST_SLOTS),
+        ways={p: code(way.tensor_s) * CODES + code(way.trip_s) for p, way in ways},
+        rates={p: max(1, int(way.rate)) for p, way in ways if way.rate > 0},
+        up=int(m.up),
+        down=int(m.down),
+        tera=code(m.tera_s),
+    )
+
+
+def parse_costs(note: pb.CostNote) -> Measured:
+    """Raises WireError for seconds that are none, and for more ways than anybody tells of."""
+    if len(note.ways) > MAX_SEEN:
+        raise WireError(f"the costs of {len(note.ways)} ways, at most {MAX_SEEN} are told")
+    try:
+        ways = tuple(
+            (
+                PeerId(p),
+                Way(decoded(number // CODES), decoded(number % CODES), float(note.rates.get(p, 0))),
+            )
+            for p, number in sorted(note.ways.items())
+        )
+        each = (decoded(note.forward), decoded(note.backward), decoded(note.loss))
+        return Measured(
+            *each,
+            min(note.slots, MOST_SLOTS),
+            ways,
+            float(note.up),
+            float(note.down),
+            decoded(note.tera),
+        )
+    except ValueError as e:
+        raise WireError(str(e)) from e
+
+
+def version_note(version: Version) -> pb.VersionNote:
+    return pb.VersionNote(epoch=version.epoch, lineage=version.lineage)
+
+
+def parse_version(note: pb.VersionNote) -> Version:
+    """Raises WireError for a lineage that is none or an epoch beyond belief."""
+    try:
+        return Version(_count(note.epoch), lineage(note.lineage))
+    except ValueError as e:
+        raise WireError(str(e)) from e
+
+
+def history_reply(
+    plan: Plan | None, dropped: tuple[int, ...], past: Sequence[tuple[Version, int]]
+) -> pb.HistoryReply:
+    """What this peer remembers; ``past`` are versions it stood at with the tokens counted until
+    each, newest first."""
+    rows = [
+        pb.MilestoneNote(version=version_note(v), tokens=tokens) for v, tokens in past[:MAX_PAST]
+    ]
+    return pb.HistoryReply(plan=plan.canonical() if plan else b"", dropped=dropped, past=rows)
+
+
+def parse_history(
+    version: Version, reply: pb.HistoryReply
+) -> tuple[ev.Recalled, list[tuple[Version, int]]]:
+    """The inverse; what does not make or start from ``version`` is not believed. Raises WireError
+    for nonsense."""
+    past = [(parse_version(m.version), _count(m.tokens)) for m in reply.past[:MAX_PAST]]
+    if not reply.plan:
+        return ev.Recalled(version), past
+    plan, dropped = parse_plan(pb.PlanNote(plan=reply.plan)), tuple(reply.dropped)
+    if version not in (plan.base, makes(plan, dropped)):
+        raise WireError("a plan that did not make this version")
+    return ev.Recalled(version, plan, dropped), past
+
+
+def parse_plan(note: pb.PlanNote) -> Plan:
+    """The plan inside; its signature is the caller's to check."""
+    if len(note.plan) > MAX_PLAN:
+        raise WireError(f"a plan of {len(note.plan)} bytes, at most {MAX_PLAN} are read")
+    try:
+        return Plan.parse(note.plan)
+    except ValueError as e:
+        raise WireError(str(e)) from e
+
+
+def leader_event(note: pb.Note, peer: PeerId) -> object | None:
+    """What a member's note means to the leader; None for a note that is not for it."""
+    match note.WhichOneof("say"):
+        case "ready":
+            r = note.ready
+            reachable = tuple(parse_version(v) for v in r.reachable[:64])
+            return ev.Heard(
+                peer,
+                r.stage,
+                parse_version(r.at),
+                _digest(r.digest),
+                _finite(r.speed),
+                reachable,
+                _count(r.term, MOST_TERM),
+                _count(r.tokens),
+                r.leaving,
+                tuple((PeerId(p), _finite(rate)) for p, rate in sorted(r.seen.items())[:MAX_SEEN]),
+                _count(r.room),
+                parse_costs(r.costs),
+                _count(r.cell, MAX_CELLS) - 1,
+                r.change,
+                _cells(r.arrived),
+            )
+        case "finished":
+            rows = tuple(
+                ev.Result(r.index, r.counted, _finite(r.loss_sum), _count(r.tokens, 1 << 40))
+                for r in note.finished.results
+            )
+            return ev.Finished(peer, note.finished.plan_hash, rows)
+        case "committed":
+            c = note.committed
+            return ev.Committed(
+                peer,
+                c.plan_hash,
+                c.attempt,
+                _digest(c.digest),
+                _finite(c.speed),
+                c.contributors,
+                unpacked(c.sketch),
+                _cells(c.arrived),
+            )
+        case "incomplete":
+            i = note.incomplete
+            return ev.Incomplete(peer, i.plan_hash, i.attempt, _named(i.holds), _peers(i.failed))
+        case "fault":
+            return ev.Accused(PeerId(note.fault.about), peer, note.fault.reason[:200])
+    return None
+
+
+def round_event(note: pb.Note, leader: PeerId) -> ev.RoundArrived:
+    """What the leader's round note means to a member."""
+    r = note.round
+    return ev.RoundArrived(
+        leader,
+        note.epoch,
+        note.term,
+        r.plan_hash,
+        r.attempt,
+        _peers(r.dead),
+        {k: PeerId(v) for k, v in r.owners.items()},
+        _peers(r.sources),
+        tuple(r.dropped),
+        min(_finite(r.deadline_s), 3600.0),
+        _digest(r.digest),
+        _count(r.tokens),
+        _peers(r.among),
+    )
+
+
+def _finite(value: float) -> float:
+    if not (math.isfinite(value) and 0 <= value <= MAX_AMOUNT):
+        raise WireError("expected a number from 0 to a believable size")
+    return value
+
+
+def _count(value: int, most: int = MAX_COUNT) -> int:
+    if value > most:
+        raise WireError("a count beyond belief")
+    return value
+
+
+def _cells(told: Sequence[int]) -> tuple[int, ...]:
+    if len(told) > MAX_ARRIVED:
+        raise WireError(f"{len(told)} cells that sent to one, at most {MAX_ARRIVED} can")
+    return tuple(_count(cell, MAX_CELLS) for cell in told)
+
+
+def _named(told: Sequence[str]) -> tuple[str, ...]:
+    if len(told) > MAX_NAMED:
+        raise WireError(f"{len(told)} parts or peers, at most {MAX_NAMED} are named")
+    return tuple(told)
+
+
+def _peers(told: Sequence[str]) -> tuple[PeerId, ...]:
+    return tuple(map(PeerId, _named(told)))
+
+
+def _digest(text: str) -> str:
+    if len(text) > MAX_DIGEST:
+        raise WireError(f"a digest has at most {MAX_DIGEST} letters")
+    return text

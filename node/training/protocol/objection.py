@@ -1,0 +1,159 @@
+"""Why nobody could work by a plan, whoever signed it: a plan comes from a peer, and is checked
+before anything is done by it. Pure. Enters: a plan, what this peer knows for itself (its stage's
+parts, the manifest). Leaves: a reason, empty for none. Never: the signature and the term: who hears
+the plan has looked at these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from node.averaging.strategies.outer import DIRECTED, OuterSettings
+from node.core.errors import Refused
+from node.core.ids import ENDS, PeerId
+from node.core.journey import Plan, Unit, Version
+from node.pipeline.route import fewest_hops
+from node.pipeline.settings import PipelineSettings
+from node.training.protocol.edges import WHOLE, adds_up
+from node.training.protocol.meetings import Meetings, meeting
+from node.training.protocol.memory import worked_after
+from node.training.protocol.rules import LEVEL, Read, Rules, carries, due, levels, sends
+
+
+class PartsPort(Protocol):
+    """The parts of a stage: :class:`node.training.rounds.common.Rounds`, of which nobody here needs
+    the tensors."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+    def carried(self, fragment: int, fragments: int) -> frozenset[str]: ...
+
+
+def objection(
+    plan: Plan,
+    me: PeerId,
+    rounds: PartsPort,
+    pipeline: PipelineSettings,
+    read: Read,
+    epochs: int,
+    here: Version,
+    followed: Plan | None = None,
+) -> str:
+    """Asked by ``me``, whose stage has the parts of ``rounds``; the rest as in
+    :func:`of_averaging`."""
+    try:
+        rules = read(plan.change)
+    except Refused as e:
+        return str(e)
+    return (
+        of_averaging(plan, rules, epochs, here, followed)
+        or _of_owners(plan, me, rounds, rules)
+        or _of_paths(plan, pipeline)
+    )
+
+
+def of_averaging(
+    plan: Plan, rules: Rules, epochs: int, here: Version, followed: Plan | None = None
+) -> str:
+    """Why cells cannot average so, whichever parts there are. ``epochs``: of the run; ``here``: the
+    version in place; ``followed``: the plan that this peer took part in last, if any."""
+    number = due(rules, plan.since, plan.epoch, epochs)
+    fragment = carries(rules, plan.since, plan.epoch, epochs)
+    sending = sends(rules, plan.since, plan.epoch, epochs)
+    if (plan.outer, plan.fragment, plan.sends) != (number, fragment, sending) or (
+        number and plan.paths
+    ):
+        return "an outer round when none is due, or none when one is"
+    # What is in place was made by the plan followed last, unless it came from elsewhere; between
+    # two terms there may have been another plan from the same version, which counts and was not
+    # heard of here.
+    made = (
+        followed is not None
+        and (followed.epoch + 1, followed.term + 1) == (plan.epoch, plan.term)
+        and here == plan.base
+    )
+    settings = LEVEL if levels(plan) else rules.outer
+    before = followed if made else None
+    return of_edges(plan, settings) or of_mass(plan, settings, before) or of_work(plan, before)
+
+
+def _of_owners(plan: Plan, who: PeerId, rounds: PartsPort, rules: Rules) -> str:
+    me = plan.member(who)
+    if me is None:
+        return ""
+    meets = meeting(plan, rules.outer.fragments) if plan.sends else plan
+    carried = rounds.carried(meets.fragment, rules.outer.fragments)
+    mine = {m.peer for m in plan.cell(me.stage, me.cell) if m.current}
+    unit = meets.unit_of(me)
+    there, averagers = {m.peer for m in meets.unit(unit) if m.current}, meets.averagers(unit)
+    if any(plan.owner(name, me.cell) not in mine for name in rounds.shapes) or any(
+        averagers.get(name) not in there for name in carried
+    ):
+        return "a parameter of this stage has no owner among its members"
+    if meets.fragment and averagers.keys() & rounds.shapes.keys() != carried:
+        return "an outer round of other parts than are due"
+    return ""
+
+
+def of_edges(plan: Plan, settings: OuterSettings) -> str:
+    """Why these are not the edges of the strategy: every peer works them out from the cells and the
+    number of the round."""
+    edges: dict[Unit, tuple[int, ...]] = {}
+    if plan.outer and settings.strategy in DIRECTED:
+        meetings = Meetings(settings, {}, 0, 0)  # no strategy with edges throws dice
+        for stage in {m.stage for m in plan.members if m.current}:
+            edges |= {
+                (stage, cell): among
+                for cell, among in meetings.senders(plan.cells(stage), plan.outer).items()
+            }
+    if plan.senders != edges:
+        return "edges between cells that are not those of the strategy"
+    if edges and any(m.group != m.cell for m in plan.members if (m.stage, m.cell) in edges):
+        return "cells in one group where each makes a mean of its own"
+    return ""
+
+
+def of_mass(plan: Plan, settings: OuterSettings, before: Plan | None) -> str:
+    """Why cells cannot weigh what the plan says."""
+    weighed = bool(settings.every) and settings.strategy == "push-sum"
+    units = {(m.stage, m.cell) for m in plan.members if m.current} if weighed else set()
+    if plan.mass.keys() != units or any(mass < 1 for mass in plan.mass.values()):
+        return "masses that are not of its cells, or not above 0"
+    for stage in {stage for stage, _ in plan.mass}:
+        here = [mass for (at, _), mass in plan.mass.items() if at == stage]
+        if 2 * sum(here) <= len(here) * WHOLE:
+            return "cells with less than half of the mass that they begin with"
+    if before is not None and not adds_up(plan, before):
+        return "masses that do not add up to what the plan before leaves"
+    return ""
+
+
+def of_work(plan: Plan, before: Plan | None) -> str:
+    """Why no cell can have worked so much since it met others, by which it is weighed when it does.
+    A cell that was cut from another goes on from what that one did, so the most of the stage bounds
+    each."""
+    most: dict[int, int] = {}
+    for (stage, _), count in (
+        worked_after(before, ()) if before is not None else plan.worked
+    ).items():
+        most[stage] = max(count, most.get(stage, 0))
+    if any(count > most.get(stage, 0) for (stage, _), count in plan.worked.items()):
+        return "a cell that has worked more than the plan before gave any"
+    return ""
+
+
+def _of_paths(plan: Plan, pipeline: PipelineSettings) -> str:
+    fewest = fewest_hops(pipeline.stages, pipeline.may_skip)
+    current = {(m.stage, m.peer) for m in plan.members if m.current}
+    for path in plan.paths:
+        if len(path.samples) != pipeline.micro_batch or (ENDS, path.origin) not in current:
+            return "a micro-batch of the wrong size, or without an ends peer"
+        visited = {h.stage for h in path.hops}
+        if not (
+            len(visited) == len(path.hops) >= fewest
+            and visited <= set(range(1, pipeline.stages + 1))
+        ):
+            return "a path that does not visit enough block stages, each once at most"
+        if any((h.stage, h.peer) not in current for h in path.hops):
+            return "a path over somebody who is no current member"
+    return ""

@@ -1,0 +1,120 @@
+"""Which versions this peer has stood at, and what others remember: the plan behind a version, and
+what was lost when a side of a parted network gives its own history up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+import grpc.aio
+
+from node.core.errors import PeerFault, WireError
+from node.core.ids import PeerId, short
+from node.core.journey import Plan, Version
+from node.telemetry.events import Journal
+from node.training.protocol import events as ev
+from node.training.protocol import notes
+from node.training.protocol.bounds import Bounds
+from node.transport.port import TransportPort, translate
+from protos import training_pb2 as pb
+from protos import training_pb2_grpc as rpc
+
+ASK_S = 2.0
+"""For one peer to tell what it remembers."""
+
+
+class Past:
+    """``given_up_epochs`` and ``given_up_tokens``: committed here and undone because another
+    history went on."""
+
+    def __init__(self, transport: TransportPort, journal: Journal, bounds: Bounds) -> None:
+        self._transport, self._journal, self._bounds = transport, journal, bounds
+        self._stood: deque[tuple[Version, int]] = deque(maxlen=notes.MAX_PAST)
+        self.given_up_epochs = self.given_up_tokens = 0
+
+    def stood(self, version: Version, tokens: int) -> None:
+        """This peer has begun an epoch from ``version``."""
+        while self._stood and self._stood[-1][0].epoch >= version.epoch:
+            self._stood.pop()  # undone since
+        self._stood.append((version, tokens))
+
+    def reply(self, plan: Plan | None, dropped: tuple[int, ...]) -> pb.HistoryReply:
+        """The answer to who asks for a version, with the plan that is remembered of it."""
+        return notes.history_reply(plan, dropped, list(reversed(self._stood)))
+
+    async def recall(self, version: Version, holders: Sequence[PeerId]) -> ev.Recalled:
+        """What the first of ``holders`` that knows it says; without a plan when none does."""
+        for peer in holders:
+            try:
+                found, _ = await self._ask(peer, version)
+            except PeerFault:
+                continue
+            if found.plan is not None:
+                return found
+        return ev.Recalled(version)
+
+    async def give_up(self, at: Version, tokens: int, leader: PeerId) -> None:
+        """This peer stood ``at`` and the swarm goes on from elsewhere: find out what that costs,
+        and say it."""
+        if at.epoch == 0:
+            return
+        try:
+            _, theirs = await self._ask(leader, at)
+        except PeerFault as e:
+            self._journal.emit(
+                "training",
+                "history-unknown",
+                f"cannot tell what epoch {at.epoch} here was worth: {e}",
+                "warning",
+            )
+            return
+        known = {v for v, _ in theirs}
+        if at in known:
+            return  # only behind: nothing is lost
+        common = next(((v, t) for v, t in reversed(self._stood) if v in known), None)
+        if common is None and (not theirs or at.epoch > theirs[0][0].epoch + 1):
+            self._journal.emit(
+                "training",
+                "history-unknown",
+                f"epoch {at.epoch} here belongs to no history that is known",
+                "warning",
+            )
+            return
+        if common is None:
+            return  # older than what the leader remembers: behind, as far as anybody can tell
+        epochs, lost = at.epoch - common[0].epoch, max(0, tokens - common[1])
+        self.given_up_epochs += epochs
+        self.given_up_tokens += lost
+        self._journal.emit(
+            "training",
+            "history-given-up",
+            f"{epochs} epochs ({lost} tokens) of this side are given up: {short(leader)} leads a "
+            "history with more",
+            "warning",
+            epochs=epochs,
+            tokens=lost,
+            since=common[0].epoch,
+        )
+
+    async def _ask(
+        self, peer: PeerId, version: Version
+    ) -> tuple[ev.Recalled, list[tuple[Version, int]]]:
+        try:
+            async with asyncio.timeout(ASK_S):
+                stub = rpc.TrainingStub(await self._transport.channel(peer))
+                reply = await stub.History(
+                    pb.HistoryRequest(version=notes.version_note(version)), timeout=ASK_S
+                )
+        except TimeoutError as e:
+            raise PeerFault(peer, "no answer in time") from e
+        except grpc.aio.AioRpcError as e:
+            raise translate(peer, e) from e
+        try:
+            found, past = notes.parse_history(version, reply)
+            if found.plan is not None and (why := self._bounds.of_plan(found.plan)):
+                raise WireError(f"a plan that cannot have been: {why}")
+            return found, past
+        except WireError as e:
+            self._transport.fault(peer, str(e), 1.0)
+            raise PeerFault(peer, str(e)) from e

@@ -1,0 +1,138 @@
+"""What the two kinds of round of a stage have in common: who owns which part, and what an attempt
+came to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from node.averaging.exchange.request import RoundOutcome
+from node.averaging.exchange.service import CellRound
+from node.core.ids import PeerId, short
+from node.core.journey import Plan, Unit
+from node.optim.ownership import ownership_hash
+from node.optim.parts import parts_of
+from node.optim.settings import OptimSettings
+from node.training.protocol import events as ev
+from node.training.protocol.meetings import pieces
+from node.training.state.engines import Engines
+from node.training.state.stage import StageState
+
+
+class Rounds:
+    """Of one stage at one peer. ``done`` and ``failed`` count attempts; ``seconds``, ``nbytes``
+    (tensor bytes sent and received), ``members`` and ``contributors`` are of the last one,
+    ``deadline_s`` what it had."""
+
+    def __init__(
+        self, stage: StageState, engines: Engines, optimizer: OptimSettings, me: PeerId
+    ) -> None:
+        self.shapes = {name: tuple(t.shape) for name, t in stage.parameters().items()}
+        self._parts, self._method = parts_of(self.shapes, optimizer), optimizer.name
+        self._operations = {part.name: part.cost for part in self._parts}
+        self._stage, self._engines, self._me = stage.stage, engines, me
+        self.done = self.failed = 0
+        self.under_way: int | None = None
+        """The epoch whose fragment is still to land, which others may still need from here."""
+        self.seconds = self.deadline_s = 0.0
+        self.nbytes = self.members = self.contributors = 0
+
+    def operations(self, names: Iterable[str]) -> float:
+        """Of a step of these parts."""
+        return sum(self._operations[name] for name in names)
+
+    def unit(self, plan: Plan) -> Unit:
+        """The unit of the plan this peer averages in."""
+        me = plan.member(self._me)
+        return plan.unit_of(me) if me is not None else (self._stage, 0)
+
+    def owners(self, plan: Plan, r: ev.RoundArrived) -> dict[str, PeerId]:
+        """Who averages each part of this stage in this attempt: the plan's word, and the leader's
+        where it has changed."""
+        planned = plan.averagers(self.unit(plan))
+        owners = {
+            name: planned[name] for name in self.shapes if name in planned or not plan.fragment
+        }
+        owners.update({name: peer for name, peer in r.owners.items() if name in owners})
+        return owners
+
+    def hash_of(self, owners: Mapping[str, PeerId]) -> str:
+        """What travels with every exchange, so that nobody averages by other owners."""
+        return ownership_hash(
+            [part for part in self._parts if part.name in owners], owners, self._method
+        )
+
+    def carried(self, fragment: int, fragments: int) -> frozenset[str]:
+        """The parts of this stage that an outer round carries."""
+        sizes = {part.name: part.bytes for part in self._parts}
+        return (
+            pieces(sizes, fragments)[fragment - 1]
+            if 0 < fragment <= fragments
+            else frozenset(sizes)
+        )
+
+    def ended(
+        self,
+        plan: Plan,
+        r: ev.RoundArrived,
+        outcome: RoundOutcome,
+        members: int,
+        holds: Iterable[str],
+        missing: tuple[str, ...],
+    ) -> ev.RoundEnded:
+        """The attempt has come to this: for the record, and for the leader."""
+        self.done += not missing
+        self.failed += bool(missing)
+        self.seconds, self.nbytes, self.deadline_s = outcome.seconds, outcome.nbytes, r.deadline_s
+        self.members, self.contributors = members, len(outcome.contributors)
+        self._engines.metrics.time_spent("round", outcome.seconds)
+        for peer, why in {**outcome.failed, **outcome.refused, **outcome.quarantined}.items():
+            self._engines.journal.emit(
+                "averaging",
+                "member-failed",
+                f"peer {short(peer)}: {why}",
+                "warning",
+                peer=peer,
+                epoch=plan.epoch,
+            )
+        failed = tuple(sorted(p for p in outcome.failed if p != self._me))
+        return ev.RoundEnded(
+            plan.epoch,
+            plan.term,
+            r.attempt,
+            tuple(sorted(holds)),
+            missing,
+            failed,
+            len(outcome.contributors),
+        )
+
+    def absurd(self, plan: Plan, r: ev.RoundArrived, why: ValueError) -> ev.RoundEnded:
+        """The leader's note contradicts its plan: this attempt cannot be run by anybody."""
+        self._engines.journal.emit("averaging", "round-absurd", str(why), "error", epoch=plan.epoch)
+        return ev.RoundEnded(
+            plan.epoch, plan.term, r.attempt, (), tuple(sorted(self.shapes)), (), 0
+        )
+
+    # ----------------------------------------------------------- the exchanges under both
+
+    @property
+    def _exchanges(self) -> tuple[CellRound, ...]:
+        e = self._engines
+        return (e.cell,) if e.outer is None else (e.cell, e.outer)
+
+    def void(self, epoch: int) -> None:
+        """No attempt of this epoch counts."""
+        for exchange in self._exchanges:
+            exchange.void(epoch)
+
+    def forget(self, epoch: int) -> None:
+        """Nobody needs what was averaged up to this epoch any more."""
+        self._engines.cell.forget(epoch)
+        if self._engines.outer is not None:
+            self._engines.outer.forget(
+                epoch if self.under_way is None else min(epoch, self.under_way - 1)
+            )
+
+    def gone(self, peer: PeerId) -> None:
+        """This peer is dead: nobody waits for it."""
+        for exchange in self._exchanges:
+            exchange.gone(peer)

@@ -1,0 +1,149 @@
+"""The round of an epoch of micro-batches at one member: gradients to their owners, the owners'
+steps, fresh parameters to all. Enters: a plan, the leader's word on each attempt. Leaves: the
+cell's next parameters, what the round came to. Never: another cell (that is
+:mod:`node.training.rounds.outer`), a byte on the wire (the averaging room's)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from node.averaging.exchange.request import RoundRequest
+from node.core.ids import ENDS, PeerId, RoundId
+from node.core.journey import Plan
+from node.pipeline.route import fewest_hops
+from node.scheduler.assigned import assigned
+from node.training.protocol import events as ev
+from node.training.rounds.common import Rounds
+from node.training.state.engines import Engines
+from node.training.state.handover import Handover
+from node.training.state.stage import StageState
+
+
+@dataclass
+class _Given:
+    """What this peer gives to every attempt of one plan; ``compute_s``: seconds its device had
+    worked when the plan began."""
+
+    plan: Plan
+    compute_s: float = 0.0
+    gradients: dict[str, Tensor] | None = None
+    tokens: int = 0
+
+
+class InnerRound:
+    """Of one stage; ``sequence``: tokens of a sample."""
+
+    def __init__(
+        self,
+        stage: StageState,
+        engines: Engines,
+        handover: Handover,
+        rounds: Rounds,
+        sequence: int,
+        me: PeerId,
+    ) -> None:
+        self._stage, self._engines, self._handover, self._rounds = stage, engines, handover, rounds
+        self._sequence, self._me = sequence, me
+        self._given: _Given | None = None
+
+    def begin(self, plan: Plan) -> None:
+        """Gradients of this plan are made from now on."""
+        self._given = _Given(plan, self._engines.meter.compute_s)
+
+    async def attempt(
+        self, plan: Plan, r: ev.RoundArrived, listener: bool
+    ) -> tuple[ev.RoundEnded, dict[str, Tensor] | None]:
+        """One attempt: what it came to, and the fresh parameters that are here now; None when it
+        could not be run at all."""
+        given = await self._gradients(plan, r, listener)
+        owners = self._rounds.owners(plan, r)
+        home = plan.home(self._me)
+        cell = [m for m in plan.cell(self._stage.stage, home) if m.peer not in r.dead]
+        if not listener:
+            self._handover.opens(plan, owners, r.dead)
+        share = assigned(plan, self._stage.stage, self._sequence, r.dropped, home)
+        request = RoundRequest(
+            round=RoundId(plan.epoch, plan.term, r.attempt),
+            plan_hash=plan.hash,
+            members=tuple(m.peer for m in cell),
+            listeners=frozenset(m.peer for m in cell if not m.current),
+            owners=owners,
+            ownership_hash=self._rounds.hash_of(owners),
+            shapes=self._rounds.shapes,
+            gradients=None if listener else given.gradients,
+            tokens=0 if listener else given.tokens,
+            deadline_s=r.deadline_s,
+            token_limit=share.most,
+            allowed=share.allowed,
+            total=share.total,
+            hold=(lambda names: self._hold(plan, names)) if self._may_go_idle(plan) else None,
+        )
+        try:
+            outcome = await self._engines.cell.run(
+                request, lambda mean: self._step(plan.epoch, mean, r.deadline_s)
+            )
+        except ValueError as e:
+            return self._rounds.absurd(plan, r, e), None
+        finally:
+            self._handover.closes()
+        return self._rounds.ended(
+            plan, r, outcome, len(cell), outcome.fresh, outcome.missing
+        ), dict(outcome.fresh)
+
+    async def _gradients(self, plan: Plan, r: ev.RoundArrived, listener: bool) -> _Given:
+        """Of this plan, taken from the pipeline once, with the first attempt."""
+        if self._given is None or self._given.plan.hash != plan.hash:
+            self._given = _Given(plan)
+        given, e = self._given, self._engines
+        if given.gradients is None and not listener:
+            await e.pipeline.receipts(plan.epoch, r.dropped)
+            given.gradients, given.tokens = await e.pipeline.take_gradients(plan.epoch)
+            self._measure(given)
+            e.journal.emit(
+                "training",
+                "contributed",
+                f"{given.tokens} tokens of epoch {plan.epoch} went through here",
+                "debug",
+                epoch=plan.epoch,
+                hash=plan.hash[:12],
+                stage=self._stage.stage,
+                tokens=given.tokens,
+            )
+        return given
+
+    def _measure(self, given: _Given) -> None:
+        meter, paths = self._engines.meter, given.plan.paths
+        if paths and given.tokens:
+            each = len(paths[0].samples) * self._sequence
+            meter.epoch_done(
+                round(given.tokens / each), given.tokens, meter.compute_s - given.compute_s
+            )
+
+    def _step(self, epoch: int, mean: Mapping[str, Tensor], deadline_s: float) -> dict[str, Tensor]:
+        self._handover.taking.ready(mean.keys(), deadline_s)
+        began = time.monotonic()
+        fresh = self._engines.owner.step_parts(self._stage.parameters(), mean, epoch)
+        stepped = {name: t.cpu() for name, t in fresh.items()}
+        took = time.monotonic() - began
+        self._engines.meter.stepped(epoch, self._rounds.operations(mean), took)
+        return stepped
+
+    def _may_go_idle(self, plan: Plan) -> bool:
+        """Whether this cell may be left without a micro-batch that counts: one of several may get
+        none, or lose those it had, and so may a block stage that journeys leave out."""
+        p, stage = self._engines.pipeline.settings, self._stage.stage
+        return len(plan.cells(stage)) > 1 or (
+            stage != ENDS and fewest_hops(p.stages, p.may_skip) < p.stages
+        )
+
+    def _hold(self, plan: Plan, names: tuple[str, ...]) -> dict[str, Tensor]:
+        """Nobody in the cell has gradients: its parameters stay, and so does the optimizer's
+        state."""
+        self._engines.owner.hold(names, plan.epoch)
+        here = self._stage.parameters()
+        return {name: here[name].detach().to("cpu", torch.float32, copy=True) for name in names}

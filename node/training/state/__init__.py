@@ -1,0 +1,3 @@
+"""What a member holds: the stage and its engines, optimizer state that changes owners, versions on
+disk. Never: a decision about the epoch.
+"""

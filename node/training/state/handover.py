@@ -1,0 +1,317 @@
+"""Optimizer state outlives its owner: what of it this peer gives to others, takes over, and keeps
+as copies.
+
+A part's state belongs to one version of the parameters. Whoever becomes an owner finds it with the
+peer that owned the part before, or as a copy at that owner's buddy; whoever leaves stays until it
+has been fetched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+
+from torch import Tensor
+
+from node.checkpoint.state import StateKind
+from node.core.errors import PeerFault
+from node.core.ids import PeerId, short
+from node.core.journey import Plan, Version
+from node.core.tasks import Tasks
+from node.optim.settings import OptimSettings
+from node.optim.spare import Spares, Trail, wards
+from node.training.state.engines import Engines
+from node.training.state.parts import Parts, by_part
+from node.training.state.stage import StageState
+from node.training.state.takeover import TakeOver
+
+
+class Handover:
+    """The state of one stage's parts at one peer. ``owned`` are the parts it stepped, or was to
+    step, in the last round."""
+
+    def __init__(
+        self,
+        stage: StageState,
+        engines: Engines,
+        optimizer: OptimSettings,
+        buddy_every: int,
+        me: PeerId,
+        tasks: Tasks,
+    ) -> None:
+        self.stage, self.engines, self.me = stage, engines, me
+        self._every, self._tasks = buddy_every, tasks
+        self.spares, self._trail = Spares(), Trail()
+        self._parts = Parts(stage, engines, optimizer)
+        self.taking = TakeOver(
+            self._parts, engines, self.spares, self._trail, stage.stage, me, tasks
+        )
+        self.owned: frozenset[str] | None = None
+        self._plan: Plan | None = None
+        self._copying: tuple[PeerId, asyncio.Task[None]] | None = None
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._given: dict[tuple[Version, str], int] = {}
+        self._count = 0
+        self._news = asyncio.Event()
+
+    # ----------------------------------------------------------- what others may have
+
+    def describe(
+        self, kind: StateKind, epoch: int | None, lineage: str
+    ) -> tuple[Version, dict[str, Tensor]] | None:
+        """OPTIMIZER or SPARE state at a version, as "<part>/<state>"; the newest that is final when
+        ``epoch`` is None."""
+        if kind is StateKind.SPARE:
+            return None if epoch is None else self.spares.at(epoch, lineage)
+        # Who asks for the version in place has a plan that starts from it: the update that made it
+        # is final.
+        versions = (
+            (self.stage.settled,) if epoch is None else (self.stage.version, self.stage.settled)
+        )
+        for version in versions:
+            if epoch in (None, version.epoch) and lineage in ("", version.lineage):
+                state = self.state_at(version)
+                return (
+                    (version, {f"{n}/{k}": t for n, s in state.items() for k, t in s.items()})
+                    if state
+                    else None
+                )
+        return None
+
+    def listing(self, kind: StateKind) -> dict[str, Version]:
+        """Part to the version of the OPTIMIZER or SPARE state held."""
+        if kind is StateKind.SPARE:
+            return self.spares.versions()
+        settled = self.stage.settled
+        return {
+            name: settled
+            for name in self.engines.owner.names()
+            if self.taking.has(name, settled.epoch)
+        }
+
+    def state_at(self, version: Version) -> dict[str, dict[str, Tensor]]:
+        """The state of every part this peer owned when ``version`` was made, of exactly that
+        version."""
+        owner, final = self.engines.owner, version == self.stage.settled
+        # Of an update that is not final only what the last attempt left with this peer counts; an
+        # earlier one may have stepped more.
+        names = owner.names() if final else sorted(self.owned or ())
+        found = {name: owner.after(name, version.epoch - 1) for name in names}
+        return {name: state for name, state in found.items() if state}
+
+    # ----------------------------------------------------------- the epoch
+
+    def begin(self, plan: Plan, listener: bool) -> None:
+        """A plan is in force: look for the state of parts gained while the epoch runs."""
+        self.taking.forget()
+        self._news.set()
+        self._plan = plan
+        owner = self.engines.owner
+        if listener:
+            # What it holds is not the swarm's, and may be of a later epoch than the swarm has gone
+            # back to.
+            self.hold_nothing()
+            return
+        self._stand(plan.base)
+        for name in owner.names():
+            if plan.epoch and not self.taking.has(name, plan.epoch):
+                # Loaded for an attempt that came to nothing: still the copy it was before.
+                self._set_aside(name)
+        self.taking.expect(
+            plan,
+            [n for n in self._parts.shapes if plan.owner(n, plan.home(self.me)) == self.me],
+            (),
+        )
+
+    def opens(self, plan: Plan, owners: Mapping[str, PeerId], dead: Collection[PeerId]) -> None:
+        """A round begins: parts of the dead may be this peer's now, and copies for others have to
+        wait."""
+        self._quiet.clear()
+        self.owned = frozenset(name for name, owner in owners.items() if owner == self.me)
+        self.taking.expect(plan, sorted(self.owned), dead)
+
+    def hold(self, plan: Plan, deadline_s: float) -> None:
+        """An outer round leaves optimizer state as it is: what this peer owns goes on to the next
+        version. On the thread that steps; waits shortly for state on its way."""
+        mine = [n for n in self._parts.shapes if plan.owner(n, plan.home(self.me)) == self.me]
+        self.taking.ready(mine, deadline_s)
+        self.engines.owner.hold(mine, plan.epoch)
+
+    def adopted(self) -> None:
+        """Fresh parameters are in place."""
+        self._news.set()
+
+    def closes(self) -> None:
+        """The round is over."""
+        self._quiet.set()
+
+    def settled(self, epoch: int, plan: Plan | None) -> None:
+        """The version ``epoch`` is final, and ``plan`` starts from it."""
+        self.taking.settled()
+        owner = self.engines.owner
+        owner.commit(epoch - 1, self.owned)
+        if self.owned is not None:
+            for name in set(owner.names()) - self.owned:
+                # Its new owner has stepped it; until that one's buddy has a copy this is the newest
+                # beside it.
+                self._set_aside(name)
+            self.spares.drop(self.owned)
+        if plan is None or plan.epoch != epoch or plan.member(self.me) is None:
+            return
+        self._stand(plan.base)
+        cell = plan.home(self.me)
+        mine = wards(self.me, [m.peer for m in plan.cell(self.stage.stage, cell) if m.current])
+        versions = self.spares.versions()
+        self.spares.drop(
+            [
+                n
+                for n, v in versions.items()
+                if plan.owner(n, cell) not in mine and epoch - v.epoch > 2 * self._every
+            ]
+        )
+        if self._every and epoch and epoch % self._every == 0 and not plan.last:
+            self._keep_copies(plan, mine)
+
+    def finished(self, plan: Plan) -> None:
+        """The run is complete: nobody steps any more."""
+        self.taking.forget()
+        self._plan = plan
+
+    def stood(self, version: Version) -> None:
+        """``version`` is in place, and nobody has stepped a part of this stage since the one
+        before: state here is that of it too."""
+        owner = self.engines.owner
+        owner.hold(owner.names(), version.epoch - 1)
+        owner.commit(version.epoch - 1, None)
+        self.went_to(version)
+
+    def went_to(self, version: Version) -> None:
+        """Another version is in place than the last epoch made."""
+        self.taking.forget()
+        self._stand(version)
+
+    def hold_nothing(self) -> None:
+        """Whatever state is here belongs to no version that counts."""
+        self.taking.forget()
+        self.engines.owner.clear()
+        self.spares.clear()
+        self._trail.forget()
+        self.owned = None
+
+    def _set_aside(self, name: str) -> None:
+        owner = self.engines.owner
+        if self._every and owner.through(name) >= 0:
+            self.spares.put(name, self._trail.at(owner.through(name) + 1), owner.state(name))
+        owner.drop(name)
+
+    def _stand(self, version: Version) -> None:
+        self._trail.stand(version)
+        self.spares.keep_only(self._trail)
+
+    # ----------------------------------------------------------- keeping copies for others
+
+    def _keep_copies(self, plan: Plan, mine: Sequence[PeerId]) -> None:
+        if self._copying is not None and not self._copying[1].done():
+            if self._copying[0] in mine:
+                # on a slow line an older copy that is whole is worth more than many that were begun
+                return
+            self._copying[1].cancel()
+        for ward in mine:
+            self._copying = ward, self._tasks.spawn(self._copy(plan, ward), "spare")
+
+    async def _copy(self, plan: Plan, ward: PeerId) -> None:
+        """In the background and between the rounds: the state of the parts ``ward`` owns, each of
+        its newest version."""
+        held = await self._parts.listing(ward, StateKind.OPTIMIZER)
+        names = [
+            n
+            for n in sorted(self._parts.shapes)
+            if plan.owner(n, plan.home(ward)) == ward and n in held
+        ]
+        version, done, say = plan.base, 0, self.engines.journal.emit
+        for batch in self._parts.batches(names):
+            try:
+                snapshot = await self._parts.fetch_newest(ward, batch, self._quiet)
+            except PeerFault as error:
+                say(
+                    "optim",
+                    "spare-failed",
+                    f"no copy of {len(names) - done} parts of {short(ward)}: {error}",
+                    "debug",
+                    peer=ward,
+                )
+                return
+            version = snapshot.version
+            for name, state in by_part(snapshot.tensors).items():
+                if (
+                    self._plan is not None
+                    and self._plan.owner(name, self._plan.home(self.me)) != self.me
+                ):
+                    self.spares.put(name, version, state)
+                    done += 1
+        if done:
+            text = (
+                f"keeps a copy of the optimizer state of {done} parts of {short(ward)}, epoch "
+                f"{version.epoch}"
+            )
+            say("optim", "spare-kept", text, "debug", parts=done, epoch=version.epoch, peer=ward)
+
+    # ----------------------------------------------------------- leaving
+
+    def served(self, kind: StateKind, version: Version, name: str) -> None:
+        """A tensor has gone out to somebody."""
+        if kind is StateKind.OPTIMIZER:
+            self._count += 1
+            self._given = {
+                key: n for key, n in self._given.items() if key[0].epoch >= version.epoch - 1
+            }
+            self._given[version, name] = self._count
+            self._news.set()
+
+    async def handed_over(self, timeout_s: float) -> bool:
+        """Wait until somebody has fetched the state of every part held here; False when that does
+        not happen.
+
+        Patience ends ``timeout_s`` after the last news: a tensor that went out, or an epoch that
+        still counts on this peer.
+        """
+        say, began = self.engines.journal.emit, self._count
+        while True:
+            self._news.clear()
+            plan, held = self._plan, self.state_at(self.stage.version)
+            if plan is None or plan.last:
+                return True  # a run that has not begun, or is complete, needs none of it
+            if not any(m.peer != self.me for m in plan.cell(self.stage.stage, plan.home(self.me))):
+                text = f"nobody else is here to take the state of {len(held)} parts"
+                say("optim", "not-handed-over", text, "warning", parts=len(held))
+                return False
+            left = [name for name, state in held.items() if not self._is_given(name, state, began)]
+            working = plan.epoch >= self.stage.epoch
+            if not left and not (working and not held):
+                if held:
+                    text = f"others have the optimizer state of all {len(held)} parts"
+                    say("optim", "handed-over", text, parts=len(held), epoch=self.stage.epoch)
+                return True
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._news.wait()
+            except TimeoutError:
+                if not left:
+                    return True
+                text = f"nobody fetched the optimizer state of {len(left)} of {len(held)} parts"
+                say("optim", "not-handed-over", text, "warning", parts=len(left))
+                return False
+
+    def _is_given(self, name: str, state: Mapping[str, Tensor], began: int) -> bool:
+        """All of it went out: of the version in place, or, should the swarm undo that, since
+        ``began`` of the one before.
+
+        Of the version an epoch starts from, a buddy may have had a copy all along: the state that
+        counts is the one it ends with.
+        """
+        here, before = self.stage.version, self.stage.settled
+        least = 1 if here != before else began + 1
+        keys = [f"{name}/{key}" for key in state]
+        now = all(self._given.get((here, k), 0) >= least for k in keys)
+        return now or all(self._given.get((before, k), 0) > began for k in keys)

@@ -1,0 +1,314 @@
+"""A new owner looks for the optimizer state of its parts: with the last owner, among its own
+copies, in the cell.
+
+State is loaded by worker threads while the round runs; the thread that steps a part waits for it,
+for a moment. A copy may be some epochs old, which is said. It is never of a later version than the
+plan starts from, nor of another history, so no update is applied twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from node.checkpoint.state import StateKind
+from node.core.errors import PeerFault, StepFault
+from node.core.ids import PeerId, short
+from node.core.journey import Plan, Version, in_cell, of_cell
+from node.core.tasks import Tasks
+from node.optim.spare import Spare, Spares, Trail
+from node.training.state.engines import Engines
+from node.training.state.parts import Parts
+
+TRIES = 2
+"""Questions to the owner a part is taken over from."""
+WAIT_SHARE = 0.15
+"""A step waits for state still on its way for so much of the round's deadline."""
+
+
+class Arrival:
+    """State on its way to its new owner. ``why`` says of each part what became of its last owner's
+    state."""
+
+    def __init__(self, plan: Plan, parts: Iterable[str]) -> None:
+        self.plan, self.parts = plan, frozenset(parts)
+        self.pending = set(self.parts)
+        self.why: dict[str, str] = {}
+        self.lock = threading.Lock()
+        self.task: asyncio.Task[None] | None = None
+        self._ended = threading.Event()
+        self._closed = False
+
+    @property
+    def open(self) -> bool:
+        return not self._closed
+
+    def end(self) -> None:
+        """Nothing more will come."""
+        self._ended.set()
+
+    def close(self, timeout_s: float = 0.0) -> bool:
+        """Wait for what is on its way, then take no more of it. False when it was closed
+        already."""
+        self._ended.wait(timeout_s)
+        with self.lock:
+            was, self._closed = self._closed, True
+        return not was
+
+
+class TakeOver:
+    """``lost``: parts that went on without state; ``old``: parts that went on with an older copy,
+    ``age`` the epochs the oldest of those was behind."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        engines: Engines,
+        spares: Spares,
+        trail: Trail,
+        stage: int,
+        me: PeerId,
+        tasks: Tasks,
+    ) -> None:
+        self._parts, self._engines, self._spares, self._trail = parts, engines, spares, trail
+        self._stage, self._me, self._tasks = stage, me, tasks
+        self.lost = self.old = self.age = 0
+        self._arrivals: list[Arrival] = []
+        self._told: set[str] = set()
+
+    def forget(self) -> None:
+        """The epoch is over, or begins anew: what is still on its way comes too late."""
+        for arrival in self._arrivals:
+            arrival.close()
+            if arrival.task is not None:
+                arrival.task.cancel()
+        self._arrivals = []
+
+    def settled(self) -> None:
+        """What was lost is lost; what is lost from now on is news again."""
+        self.forget()
+        self._told.clear()
+
+    def has(self, name: str, epoch: int) -> bool:
+        """Whether a part's state is of the version that ``epoch`` starts from."""
+        return epoch > 0 and self._engines.owner.through(name) == epoch - 1
+
+    def expect(self, plan: Plan, parts: Sequence[str], dead: Collection[PeerId]) -> None:
+        """Go and look for the state of those of our ``parts`` that have none of the plan's
+        version."""
+        known = {n for a in self._arrivals for n in a.parts} | self._engines.owner.staged(
+            plan.epoch
+        )
+        missing = [n for n in parts if n not in known and not self.has(n, plan.epoch)]
+        if not plan.epoch or not missing:
+            return
+        arrival = Arrival(plan, missing)
+        cell = plan.home(self._me)
+        donors = {
+            n: d
+            for n in missing
+            if (d := plan.moved.get(in_cell(n, cell))) is not None
+            and d != self._me
+            and d not in dead
+        }
+        gone = "its last owner is gone"
+        owners = of_cell(plan.owners, cell)
+        arrival.why = {
+            n: gone if owners[n] == self._me else f"its owner {short(owners[n])} died"
+            for n in missing
+        }
+        arrival.why |= {
+            n: f"{short(d)}, which owned it, did not give it in time" for n, d in donors.items()
+        }
+        self._arrivals.append(arrival)
+        arrival.task = self._tasks.spawn(self._bring(arrival, donors, dead), "take-over")
+
+    def ready(self, names: Collection[str], deadline_s: float) -> None:
+        """For the thread that steps ``names``: wait shortly for their state, then do with what
+        there is."""
+        for arrival in [a for a in self._arrivals if a.open and not a.parts.isdisjoint(names)]:
+            if arrival.close(WAIT_SHARE * deadline_s):
+                self._do_without(arrival)
+
+    # ----------------------------------------------------------- where it comes from
+
+    async def _bring(
+        self, arrival: Arrival, donors: Mapping[str, PeerId], dead: Collection[PeerId]
+    ) -> None:
+        try:
+            by_donor: dict[PeerId, list[str]] = defaultdict(list)
+            for name, donor in donors.items():
+                by_donor[donor].append(name)
+            await asyncio.gather(
+                *(self._from_owner(arrival, donor, names) for donor, names in by_donor.items())
+            )
+            if arrival.pending and arrival.open:
+                await self._from_copies(arrival, dead)
+        finally:
+            arrival.end()
+        # Nothing more will come: say so now rather than when the step finds out.
+        if arrival.pending and arrival.close():
+            self._do_without(arrival)
+
+    async def _from_owner(self, arrival: Arrival, donor: PeerId, names: Sequence[str]) -> None:
+        base, came = arrival.plan.base, 0
+        for batch in self._parts.batches(names):
+            try:
+                got = await self._parts.fetch(donor, StateKind.OPTIMIZER, base, batch, TRIES)
+            except PeerFault as error:
+                arrival.why.update(
+                    dict.fromkeys(
+                        names, f"{short(donor)}, which owned it, did not give it ({error.reason})"
+                    )
+                )
+                self._engines.journal.emit(
+                    "optim",
+                    "state-not-moved",
+                    str(error),
+                    "warning",
+                    parts=len(names) - came,
+                    peer=donor,
+                )
+                break
+            came += await self._load(arrival, donor, {n: Spare(base, s) for n, s in got.items()})
+        if came:
+            text = f"took over the optimizer state of {came} parts from {short(donor)}"
+            self._engines.journal.emit(
+                "optim", "state-moved", text, parts=came, epoch=base.epoch, peer=donor
+            )
+
+    async def _from_copies(self, arrival: Arrival, dead: Collection[PeerId]) -> None:
+        """The newest copy of each part that is left, wherever in the cell it is; another cell's is
+        better than none."""
+        plan = arrival.plan
+        home = {m.peer: m.cell == plan.home(self._me) for m in plan.stage(self._stage)}
+        others = [
+            m.peer
+            for m in plan.stage(self._stage)
+            if m.current and m.peer != self._me and m.peer not in dead
+        ]
+        said = await asyncio.gather(*(self._parts.listing(p, StateKind.SPARE) for p in others))
+        offers = dict(zip(others, said, strict=True)) | {self._me: self._spares.versions()}
+        while arrival.open and offers:
+            chosen: dict[tuple[PeerId, Version], list[str]] = defaultdict(list)
+            for name in sorted(arrival.pending):
+                able = [
+                    (home.get(p, True), v.epoch, p == self._me, p, v)
+                    for p, held in offers.items()
+                    if (v := held.get(name)) and self._fits(v, plan)
+                ]
+                if able:
+                    *_, holder, version = max(able)
+                    chosen[holder, version].append(name)
+            if not chosen:
+                return
+            for (holder, version), names in chosen.items():
+                if holder == self._me:
+                    copies = {
+                        n: s
+                        for n in names
+                        if (s := self._spares.get(n)) is not None and s.version == version
+                    }
+                    loaded = await self._load(arrival, holder, copies)
+                else:
+                    loaded = await self._from_buddy(arrival, holder, version, names)
+                if loaded < len(names):
+                    offers.pop(holder, None)
+                self._say_old(plan, loaded, version)
+
+    async def _from_buddy(
+        self, arrival: Arrival, holder: PeerId, version: Version, names: Sequence[str]
+    ) -> int:
+        loaded = 0
+        for batch in self._parts.batches(names):
+            try:
+                got = await self._parts.fetch(holder, StateKind.SPARE, version, batch)
+            except PeerFault as error:
+                arrival.why.update(
+                    dict.fromkeys(
+                        batch, f"the copy at {short(holder)} did not come ({error.reason})"
+                    )
+                )
+                break
+            loaded += await self._load(
+                arrival, holder, {n: Spare(version, s) for n, s in got.items()}
+            )
+        return loaded
+
+    # ----------------------------------------------------------- putting it in place
+
+    async def _load(self, arrival: Arrival, donor: PeerId, copies: Mapping[str, Spare]) -> int:
+        """Put state in place unless its step has begun; how many parts."""
+        done, wrong = await asyncio.to_thread(self._put, arrival, copies)
+        if wrong:
+            arrival.why.update(dict.fromkeys(wrong, f"what {short(donor)} gave cannot be"))
+            if donor != self._me:
+                self._engines.transport.fault(
+                    donor, f"optimizer state that cannot be: {next(iter(wrong.values()))}", 1.0
+                )
+        return done
+
+    def _put(self, arrival: Arrival, copies: Mapping[str, Spare]) -> tuple[int, dict[str, str]]:
+        done, wrong = 0, {}
+        for name, copy in copies.items():
+            with arrival.lock:
+                if not arrival.open or name not in arrival.pending:
+                    continue
+                if error := self._place(name, copy):
+                    wrong[name] = error
+                    continue
+                arrival.pending.discard(name)
+                done += 1
+        return done, wrong
+
+    def _place(self, name: str, copy: Spare) -> str:
+        """Why not; empty when it is in place."""
+        try:
+            self._engines.owner.load_state(
+                name, self._parts.shapes[name], copy.state, copy.version.epoch - 1
+            )
+        except StepFault as error:
+            return str(error)
+        return ""
+
+    def _do_without(self, arrival: Arrival) -> None:
+        """Nothing more comes: our own copy has to do, and a part without one has lost its state. On
+        any thread."""
+        plan, lost = arrival.plan, dict[str, str]()
+        for name in sorted(arrival.pending):
+            copy = self._spares.get(name)
+            if copy is not None and self._fits(copy.version, plan) and not self._place(name, copy):
+                self._say_old(plan, 1, copy.version)
+            else:
+                lost[name] = arrival.why[name]
+        new = {n: why for n, why in lost.items() if n not in self._told}
+        self._told |= new.keys()
+        self.lost += len(new)
+        for why in sorted(set(new.values())):
+            count = sum(w == why for w in new.values())
+            text = f"{count} parts go on without optimizer state: {why}, and no copy came"
+            self._engines.journal.emit(
+                "optim", "state-lost", text, "warning", epoch=plan.epoch, parts=count, reason=why
+            )
+
+    def _say_old(self, plan: Plan, parts: int, version: Version) -> None:
+        age, say = plan.epoch - version.epoch, self._engines.journal.emit
+        if parts and not age:
+            say(
+                "optim",
+                "state-moved",
+                f"took over the optimizer state of {parts} parts from a copy",
+                parts=parts,
+                epoch=plan.epoch,
+            )
+        elif parts:
+            self.old, self.age = self.old + parts, max(self.age, age)
+            text = (
+                f"{parts} parts go on with a copy of their optimizer state that is {age} epochs old"
+            )
+            say("optim", "momentum-old", text, "warning", epoch=plan.epoch, parts=parts, age=age)
+
+    def _fits(self, version: Version, plan: Plan) -> bool:
+        return version.epoch <= plan.epoch and self._trail.leads_from(version)

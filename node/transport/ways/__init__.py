@@ -1,0 +1,1 @@
+"""Ways to a peer: direct, punched, relayed; which is tried next and which is kept."""

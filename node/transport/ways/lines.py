@@ -1,0 +1,563 @@
+"""The caller's side: one line (gRPC channel) to each peer, dialled when first wanted, dropped when
+it breaks, replaced by a better one. Enters: peers that are wanted. Leaves: channels; what was tried
+on the way. Never: a choice of when to try for better (that is :mod:`node.reach.ladder`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from node.core.errors import PeerFault
+from node.core.ids import PeerId, short
+from node.core.patience import Patience
+from node.core.tasks import Tasks
+from node.reach.ladder import Attempt, Climb, Rung
+from node.transport.channels import LabelledChannel
+from node.transport.doorman import TOKEN_KEY
+from node.transport.frames import Streams
+from node.transport.handshake import Acquaintance
+from node.transport.metering import Meter
+from node.transport.settings import TransportSettings
+from node.transport.ways.tunnel import Tunnel
+
+if TYPE_CHECKING:
+    from node.telemetry.events import Journal
+    from node.transport.ways.relays import Relays
+
+RETIRE_S, FINISH_S = 5.0, 120.0
+"""A forgotten channel takes calls for RETIRE_S more, for who has just asked for it, then FINISH_S
+to finish them."""
+
+REDIAL_S, LOST_FOR_S = 2.0, 30.0
+"""A peer whose connection broke less than LOST_FOR_S ago is probably dead: it has REDIAL_S to prove
+the contrary, or as long as a dial is measured to take here."""
+
+HEAD_START_S = 0.5
+"""What a better way is ahead of the next one when both are tried at the same time."""
+
+READY, FAILED = grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE
+
+
+@dataclass(eq=False)
+class Line:
+    """A working channel to a peer. ``via``: the relay it goes through, "" for none; ``since`` Unix
+    seconds."""
+
+    met: Acquaintance
+    rung: Rung
+    channel: LabelledChannel
+    tunnel: Tunnel | None
+    since: float
+    via: PeerId = PeerId("")
+
+    @property
+    def path(self) -> str:
+        return self.rung.word
+
+
+@dataclass
+class Tried:
+    """What became of the last attempt of each kind at one peer: "" when it worked, else why not."""
+
+    climb: Climb
+    outcome: dict[str, str] = field(default_factory=dict)
+    busy: bool = False
+
+
+class Lines:
+    """``greet`` shakes hands with a peer over libp2p, ``greet_through(peer, relay)`` through a
+    relay, ``punch(peer)`` and ``connect(peer)`` make a libp2p connection; all raise PeerFault.
+    ``runtime`` is a 0700 directory for sockets; ``meter`` counts calls, ``carried`` the bytes of
+    tunnels."""
+
+    def __init__(
+        self,
+        streams: Streams,
+        settings: TransportSettings,
+        greet: Callable[[PeerId], Awaitable[Acquaintance]],
+        runtime: Path,
+        journal: Journal,
+        tasks: Tasks,
+        punch: bool = False,
+        patience: Patience | None = None,
+        meter: Meter | None = None,
+        carried: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        self._patience = patience or Patience()
+        self._streams, self._settings, self._greet, self._meter, self._carried = (
+            streams,
+            settings,
+            greet,
+            meter,
+            carried,
+        )
+        self._runtime, self._journal, self._tasks, self._punch = runtime, journal, tasks, punch
+        self.relays: Relays | None = None
+        self.greet_through: Callable[[PeerId, PeerId], Awaitable[Acquaintance]] = _no_relay
+        self.how: Callable[[PeerId], str] = lambda peer: "tunnel"
+        """The path of a tunnel through the libp2p connection to a peer; "" where there is none."""
+        self._lines: dict[PeerId, Line] = {}
+        self._dialling: dict[PeerId, asyncio.Task[Line | PeerFault]] = {}
+        self._lost: dict[PeerId, float] = {}
+        self._tried: dict[PeerId, Tried] = {}
+        self._numbers = itertools.count()
+        self.on_lost: list[Callable[[PeerId], None]] = []
+        self.on_up: list[Callable[[PeerId], None]] = []
+
+    def line(self, peer: PeerId) -> Line | None:
+        """The line there is now."""
+        return self._lines.get(peer)
+
+    def all(self) -> dict[PeerId, Line]:
+        """Every line there is now."""
+        return dict(self._lines)
+
+    def tried(self, peer: PeerId) -> dict[str, str]:
+        """By way, the outcome of the last attempt at it: "" for success, else the reason."""
+        known = self._tried.get(peer)
+        return dict(known.outcome) if known else {}
+
+    async def get(self, peer: PeerId) -> Line:
+        """The line to ``peer``, dialled once however many ask at the same time. Raises
+        PeerFault."""
+        line = self._lines.get(peer)
+        if line is not None:
+            if line.met.until > time.time():
+                return line
+            # The peer's admission has run out: it has to show a newer one before we call it again.
+            self.forget(peer, line)
+        dialling = self._dialling.get(peer)
+        if dialling is None:
+            dialling = self._dialling[peer] = self._tasks.spawn(
+                self._dial(peer), f"dial {short(peer)}"
+            )
+            dialling.add_done_callback(lambda _: self._dialling.pop(peer, None))
+        try:
+            # Shielded: others may be waiting for the same dialling when this caller is cancelled.
+            made = await asyncio.shield(dialling)
+        except asyncio.CancelledError:
+            me = asyncio.current_task()
+            if me is not None and me.cancelling():
+                raise
+            raise PeerFault(peer, "the dial was given up") from None
+        if isinstance(made, PeerFault):
+            raise PeerFault(made.peer, made.reason, made.weight) from made
+        return made
+
+    def forget(self, peer: PeerId, line: Line | None = None) -> bool:
+        """Drop the peer's line, or only ``line`` if that is still the one. The next ``get`` dials
+        anew."""
+        current = self._lines.get(peer)
+        if current is None or (line is not None and current is not line):
+            return False
+        del self._lines[peer]
+        self._of(peer).climb.reached(Rung.NONE, time.monotonic())
+        self._tasks.spawn(self._retire(current), f"retire {short(peer)}")
+        return True
+
+    def doubt(self, peer: PeerId) -> None:
+        """Others say that it is dead: who waits for a dial to it waits no longer, and the next one
+        is a short one."""
+        self._lost[peer] = time.monotonic()
+        if (dialling := self._dialling.get(peer)) is not None:
+            dialling.cancel()
+
+    async def close(self) -> None:
+        """End every line, with its calls."""
+        lines, self._lines = list(self._lines.values()), {}
+        for line in lines:
+            await _end(line)
+
+    # ----------------------------------------------------------- the first line
+
+    async def _dial(self, peer: PeerId) -> Line | PeerFault:
+        began = time.monotonic()
+        lost = began - self._lost.get(peer, -LOST_FOR_S) < LOST_FOR_S
+        patience = self._patience.within(("dial", peer), REDIAL_S, began)
+        try:
+            async with asyncio.timeout(patience if lost else None):
+                line = await self._first(peer)
+        except PeerFault as e:
+            return e
+        except TimeoutError:
+            return PeerFault(peer, f"no answer in {patience:.1f} s since its connection broke")
+        self._patience.took(("dial", peer), time.monotonic() - began)
+        self._lost.pop(peer, None)
+        self._take(peer, line)
+        return line
+
+    async def _first(self, peer: PeerId) -> Line:
+        """The first of all ways that works: libp2p, then each relay of the peer a moment later."""
+        ways: list[tuple[str, Coroutine[Any, Any, Line]]] = [("libp2p", self._over_libp2p(peer))]
+        for relay in self.relays.of(peer) if self.relays is not None else ():
+            ways.append((f"relay {short(relay)}", self._through(peer, relay)))
+        return await self._race(peer, ways)
+
+    async def _race(
+        self, peer: PeerId, ways: Sequence[tuple[str, Coroutine[Any, Any, Line]]]
+    ) -> Line:
+        """Start each way ``HEAD_START_S`` after the one before, or when that has failed; the first
+        line wins. Raises PeerFault."""
+        reasons: dict[str, PeerFault] = {}
+        waiting, running = list(ways), dict[asyncio.Task[Line | PeerFault], str]()
+        try:
+            while waiting or running:
+                if waiting:
+                    name, way = waiting.pop(0)
+                    running[self._tasks.spawn(_caught(way), f"dial {short(peer)} {name}")] = name
+                done, _ = await asyncio.wait(
+                    running,
+                    timeout=HEAD_START_S if waiting else None,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                won: Line | None = None
+                for one in done:
+                    name, made = running.pop(one), one.result()
+                    self._of(peer).outcome[name] = (
+                        made.reason if isinstance(made, PeerFault) else ""
+                    )
+                    if isinstance(made, PeerFault):
+                        reasons[name] = made
+                    elif won is None:
+                        won = made
+                    else:
+                        await _end(made)
+                if won is not None:
+                    return won
+        finally:
+            for one in running:
+                one.cancel()
+                one.add_done_callback(self._discard)
+            for _, way in waiting:
+                way.close()
+        first = next(iter(reasons.values()))
+        if len(reasons) == 1:
+            raise first
+        raise PeerFault(
+            peer,
+            "; ".join(f"{name}: {e.reason}" for name, e in reasons.items()),
+            max(e.weight for e in reasons.values()),
+        )
+
+    def _discard(self, late: asyncio.Task[Line | PeerFault]) -> None:
+        """A way that worked after another one had: nobody wants it."""
+        if not late.cancelled() and isinstance(made := late.result(), Line):
+            self._tasks.spawn(_end(made), "discard")
+
+    async def _over_libp2p(self, peer: PeerId) -> Line:
+        met = await self._greet(peer)
+        # It lives. If it is the wire to its address that died, that takes a while to find out, and
+        # the tunnel is left.
+        ways: list[tuple[str, Coroutine[Any, Any, Line]]] = (
+            [("tcp", self._direct(met))] if met.targets else []
+        )
+        return await self._race(peer, [*ways, ("tunnel", self._tunnelled(met))])
+
+    async def _through(self, peer: PeerId, relay: PeerId) -> Line:
+        return await self._tunnelled(await self.greet_through(peer, relay), relay)
+
+    def _take(self, peer: PeerId, line: Line) -> None:
+        """This is the peer's line from now on; one there was goes on with the calls it has."""
+        old = self._lines.get(peer)
+        self._lines[peer] = line
+        self._of(peer).climb.reached(line.rung, time.monotonic())
+        self._tasks.spawn(self._watch(line), f"watch {short(peer)}")
+        if old is not None:
+            self._tasks.spawn(self._retire(old), f"retire {short(peer)}")
+        name = line.met.name or short(peer)
+        via = f" by {short(line.via)}" if line.via else ""
+        text = f"{name} is reached: {line.path}{via}" + (f" instead of {old.path}" if old else "")
+        self._journal.emit(
+            "transport", "line-up", text, peer=peer, path=line.path, protocol=line.met.protocol
+        )
+        for callback in self.on_up:
+            callback(peer)
+
+    # ----------------------------------------------------------- a better one
+
+    def climb(
+        self,
+        now: float,
+        punch: Callable[[PeerId], Awaitable[None]],
+        connect: Callable[[PeerId], Awaitable[None]],
+    ) -> None:
+        """Start whatever attempt at a better line is due."""
+        for peer, line in self._lines.items():
+            known = self._of(peer)
+            known.climb.connected = _RUNGS.get(self.how(peer), Rung.NONE)
+            known.climb.dialable = bool(line.met.targets)
+            attempt = None if known.busy else known.climb.due(now)
+            if attempt is not None:
+                known.busy = True
+                self._tasks.spawn(
+                    self._better(peer, line, attempt, punch, connect), f"climb {short(peer)}"
+                )
+        if len(self._tried) > 4 * max(64, len(self._lines)):
+            self._tried = {p: t for p, t in self._tried.items() if p in self._lines or t.busy}
+
+    def news(self, peer: PeerId) -> None:
+        """The peer announces other addresses: worth a try at once."""
+        if (known := self._tried.get(peer)) is not None:
+            known.climb.news(time.monotonic())
+
+    async def improve(
+        self,
+        peer: PeerId,
+        punch: Callable[[PeerId], Awaitable[None]],
+        connect: Callable[[PeerId], Awaitable[None]],
+    ) -> None:
+        """Try every better way once, now; used by ``tutti ping``."""
+        known, line = self._of(peer), self._lines.get(peer)
+        if line is None or known.busy:
+            return
+        known.climb.news(time.monotonic())
+        known.climb.connected = _RUNGS.get(self.how(peer), Rung.NONE)
+        known.climb.dialable = bool(line.met.targets)
+        while (attempt := known.climb.due(time.monotonic())) is not None and (
+            line := self._lines.get(peer)
+        ) is not None:
+            known.busy = True
+            await self._better(peer, line, attempt, punch, connect)
+
+    async def _better(
+        self,
+        peer: PeerId,
+        line: Line,
+        attempt: Attempt,
+        punch: Callable[[PeerId], Awaitable[None]],
+        connect: Callable[[PeerId], Awaitable[None]],
+    ) -> None:
+        known = self._of(peer)
+        name = {
+            Attempt.DIAL: "tcp",
+            Attempt.CONNECT: "libp2p",
+            Attempt.PUNCH: "punch",
+            Attempt.TUNNEL: "tunnel",
+        }[attempt]
+        made, why = None, ""
+        try:
+            async with asyncio.timeout(4 * self._dial_s(peer)):
+                if attempt is Attempt.PUNCH:
+                    await punch(peer)
+                elif attempt is Attempt.CONNECT:
+                    await connect(peer)
+                # Its addresses, or it itself, may be others than when it was met.
+                met = await (
+                    self.greet_through(peer, line.via)
+                    if self._only_relayed(line, attempt)
+                    else self._greet(peer)
+                )
+                made = await (
+                    self._direct(met) if attempt is Attempt.DIAL else self._tunnelled(met)
+                )
+        except PeerFault as e:
+            why = e.reason
+        except TimeoutError:
+            why = "no answer in time"
+        finally:
+            known.busy = False
+        known.outcome[name] = why
+        if made is None or self._lines.get(peer) is not line or made.rung <= line.rung:
+            known.climb.failed(attempt, time.monotonic())
+            if made is not None:
+                await _end(made)
+            return
+        self._take(peer, made)
+
+    def _only_relayed(self, line: Line, attempt: Attempt) -> bool:
+        return attempt is Attempt.DIAL and bool(line.via) and not self.how(line.met.peer)
+
+    def _of(self, peer: PeerId) -> Tried:
+        known = self._tried.get(peer)
+        if known is None:
+            known = self._tried[peer] = Tried(Climb(self._punch))
+        return known
+
+    # ----------------------------------------------------------- channels
+
+    async def _direct(self, met: Acquaintance) -> Line:
+        """TCP to the first of its addresses that answers. Raises PeerFault."""
+        patience = self._dial_s(met.peer)
+
+        async def one(target: str) -> tuple[str, LabelledChannel] | None:
+            channel, good = self._channel(met, target), False
+            try:
+                good = await self._ready(channel, patience)
+            finally:
+                if not good:
+                    await channel.close()
+            return (target, channel) if good else None
+
+        trying = {
+            self._tasks.spawn(one(target), f"tcp {short(met.peer)}") for target in met.targets
+        }
+        won: tuple[str, LabelledChannel] | None = None
+        try:
+            while trying and won is None:
+                done, trying = await asyncio.wait(trying, return_when=asyncio.FIRST_COMPLETED)
+                for answer in [found for task in done if (found := task.result()) is not None]:
+                    if won is None:
+                        won = answer
+                    else:
+                        await answer[1].close()
+        finally:
+            for task in trying:
+                task.cancel()
+        if won is None:
+            raise PeerFault(
+                met.peer, f"none of its {len(met.targets)} addresses answers in {patience:.3g} s"
+            )
+        target, channel = won
+        return Line(
+            met, Rung.MAPPED if target in met.mapped else Rung.DIRECT, channel, None, time.time()
+        )
+
+    async def _tunnelled(self, met: Acquaintance, relay: PeerId | None = None) -> Line:
+        timeout = 2 * self._dial_s(met.peer)
+        streams = self._streams
+        if relay is not None and self.relays is not None:
+            streams = self.relays.through(relay, met.token)
+        tunnel = Tunnel(
+            streams,
+            met.peer,
+            self._runtime / f"tunnel-{next(self._numbers)}.sock",
+            timeout,
+            self._carried,
+        )
+        await tunnel.start()
+        channel, good = self._channel(met, tunnel.target, relayed=relay is not None), False
+        try:
+            good = await self._ready(channel, timeout)
+        finally:
+            if not good:
+                await channel.close()
+                await tunnel.close()
+        if good:
+            rung = (
+                Rung.RELAYED if relay is not None else _RUNGS.get(self.how(met.peer), Rung.TUNNEL)
+            )
+            return Line(met, rung, channel, tunnel, time.time(), relay or PeerId(""))
+        raise PeerFault(met.peer, f"no tunnel to its gRPC server came up in {timeout:.3g} s")
+
+    def _dial_s(self, peer: PeerId) -> float:
+        """For one address: as dials of this peer were measured to take, and not below what the
+        operator sets."""
+        return self._patience.within(
+            ("dial", peer), self._settings.dial_timeout_s, time.monotonic()
+        )
+
+    def _channel(self, met: Acquaintance, target: str, relayed: bool = False) -> LabelledChannel:
+        settings = self._settings
+        options: list[tuple[str, Any]] = [
+            ("grpc.ssl_target_name_override", met.server_name),
+            *settings.connection_options(relayed, self._patience.slack(time.monotonic())),
+            ("grpc.initial_reconnect_backoff_ms", 500),
+            ("grpc.max_reconnect_backoff_ms", 5000),
+            ("grpc.use_local_subchannel_pool", 1),
+            # Peers are dialled, never a proxy from the environment, and a peer's name says nothing
+            # about balancing.
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.service_config_disable_resolution", 1),
+        ]
+        # The one root is the one certificate the handshake delivered: whoever shows another is not
+        # the peer.
+        pinned = grpc.ssl_channel_credentials(root_certificates=met.certificate)
+        raw = grpc.aio.secure_channel(target, pinned, options=options)
+        peer = met.peer
+
+        async def fresh() -> LabelledChannel:
+            self._drop(peer, channel)
+            return (await self.get(peer)).channel
+
+        channel = LabelledChannel(
+            raw,
+            ((TOKEN_KEY, met.token),),
+            fresh,
+            lambda call: call.add_done_callback(
+                lambda done: self._tasks.spawn(self._look(peer, channel, done), "look")
+            ),
+            self._meter,
+            peer,
+        )
+        return channel
+
+    async def _ready(self, channel: LabelledChannel, timeout: float) -> bool:
+        """Whether the channel connects in time; an address that refuses is not tried twice."""
+        try:
+            async with asyncio.timeout(timeout):
+                while (state := channel.get_state(try_to_connect=True)) is not READY:
+                    if state is FAILED:
+                        return False
+                    await channel.wait_for_state_change(state)
+                return True
+        except TimeoutError:
+            return False
+
+    async def _watch(self, line: Line) -> None:
+        """Forget the line as soon as its connection breaks, so that the next call dials instead of
+        waiting in backoff."""
+        peer = line.met.peer
+        while line.channel.get_state() is READY:
+            await line.channel.wait_for_state_change(READY)
+        if self.forget(peer, line):
+            self._lost[peer] = time.monotonic()
+            if line.via and self.relays is not None:
+                self.relays.blame(line.via, time.monotonic())
+            self._journal.emit(
+                "transport",
+                "line-lost",
+                f"lost {line.met.name or short(peer)}",
+                peer=peer,
+                path=line.path,
+            )
+            for callback in self.on_lost:
+                callback(peer)
+
+    async def _look(self, peer: PeerId, channel: LabelledChannel, call: Any) -> None:
+        # A stream cannot be repeated for its caller, but its next one should not meet the same
+        # refusal.
+        if await call.code() is grpc.StatusCode.UNAUTHENTICATED:
+            self._drop(peer, channel)
+
+    def _drop(self, peer: PeerId, channel: LabelledChannel) -> None:
+        line = self._lines.get(peer)
+        if line is not None and line.channel is channel:
+            self.forget(peer, line)
+
+    async def _retire(self, line: Line) -> None:
+        try:
+            await asyncio.sleep(RETIRE_S)
+            await line.channel.close(FINISH_S)
+        finally:
+            await _end(line)
+
+
+_RUNGS = {"tunnel": Rung.TUNNEL, "reversed": Rung.REVERSED, "punched": Rung.PUNCHED}
+
+
+async def _no_relay(peer: PeerId, relay: PeerId) -> Acquaintance:
+    raise PeerFault(peer, "no relay is used here")
+
+
+async def _caught(way: Coroutine[Any, Any, Line]) -> Line | PeerFault:
+    """A fault is an outcome here, not a task that failed."""
+    try:
+        return await way
+    except PeerFault as e:
+        return e
+
+
+async def _end(line: Line) -> None:
+    with contextlib.suppress(grpc.aio.UsageError):
+        await line.channel.close()
+    if line.tunnel is not None:
+        await line.tunnel.close()

@@ -1,0 +1,376 @@
+"""How others reach this peer, and what it does about it: asks peers to dial it, keeps connections
+to those that can be dialled, finds relays while it cannot be dialled, and relays for others while
+it can. Enters: what the directory says of peers, what they report. Leaves: addresses to announce,
+connections of p2pd. Never: a gRPC channel (that is :mod:`node.transport.ways.lines`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Container, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from node.core.addresses import Scope, scope
+from node.core.errors import NetworkFault, PeerFault
+from node.core.ids import PeerId, short
+from node.core.tasks import Tasks
+from node.reach.interfaces import is_loopback, own_addresses
+from node.reach.portmap import Mapping, PortMapper
+from node.reach.settings import ReachSettings
+from node.reach.standing import Reach, Report, Standing
+from node.transport.addresses import host_of, join_host, multiaddr, part_of
+from node.transport.limits import PEERS_KEPT
+from node.transport.p2p import P2pDaemon
+from node.transport.settings import TransportSettings
+from protos.ask_pb2 import Answer, Ask, AskReach
+
+if TYPE_CHECKING:
+    from node.telemetry.events import Journal
+
+LOOK_S = 1.0
+"""Between two looks at what is to be done."""
+COMPANY = 128
+"""Peers to which a libp2p connection is kept."""
+CONNECT_S = 8.0
+AGAIN_S, LONGEST_S = 4.0, 300.0
+"""First pause after a peer could not be dialled; doubles up to the longest."""
+DIAL_BACK_S = 3.0
+"""For a port of a peer that asks whether it can be dialled."""
+PORTS = 4
+"""Ports that one question may ask to be dialled."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a peer says of itself in the directory. ``room``: places it has left as a relay,
+    ``rate``: bytes a second it has left for one circuit more, 0 for no limit."""
+
+    addresses: tuple[str, ...] = ()
+    standing: Standing = Standing.UNKNOWN
+    room: int = 0
+    rate: float = 0.0
+
+
+@dataclass
+class _Dials:
+    """Attempts to connect to one peer."""
+
+    failures: int = 0
+    next: float = 0.0
+    busy: bool = False
+
+
+class Reachable:
+    """``ask(peer, question)`` raises PeerFault; ``grpc_port()`` is where gRPC listens; ``secret``
+    is for the router, which renews mappings after a crash for who knows it."""
+
+    def __init__(
+        self,
+        p2p: P2pDaemon,
+        transport: TransportSettings,
+        settings: ReachSettings,
+        journal: Journal,
+        ask: Callable[[PeerId, Ask, float], Awaitable[Answer]],
+        grpc_port: Callable[[], int],
+        secret: bytes = b"",
+        on_error: Callable[[str, BaseException], None] | None = None,
+    ) -> None:
+        self._p2p, self._transport, self._settings, self._journal = (
+            p2p,
+            transport,
+            settings,
+            journal,
+        )
+        self._ask, self._grpc_port = ask, grpc_port
+        self._reach = Reach()
+        self._known: OrderedDict[PeerId, Known] = OrderedDict()
+        self._dials: dict[PeerId, _Dials] = {}
+        self._tasks = Tasks("reach", on_error)
+        self.local = is_loopback(transport.host)
+        """Only this machine can reach this peer: nothing of the following is done."""
+        self.mapper = PortMapper(journal, self._mapped, on_error, secret=secret)
+        self._was = Standing.UNKNOWN
+        self.on_change: list[Callable[[], None]] = []
+        """Told when the standing or an address changes."""
+
+    def start(self) -> None:
+        """Begin; does nothing for a peer on loopback but keeping its connections."""
+        self._tasks.spawn(self._run(), "run", eternal=True)
+
+    async def _start_mapping(self) -> None:
+        # Who has a public IPv4 address of its own has no router that could map to it.
+        routed = not any(":" not in a and scope(a) is Scope.PUBLIC for a in own_addresses())
+        if self._settings.map_ports and routed:
+            p2p, grpc = self._p2p.port, self._grpc_port()
+            self.mapper.want([("tcp", p2p), ("udp", p2p), ("tcp", grpc)])
+            await self.mapper.start()
+
+    def _mapped(self) -> None:
+        self._reach.listens(*self._external())
+        self.changed()
+
+    async def close(self) -> None:
+        await self._tasks.close()
+        await self.mapper.close()
+
+    # ----------------------------------------------------------- what is known
+
+    def learn(self, peer: PeerId, known: Known) -> bool:
+        """What the directory says of a peer now; True when that is news."""
+        old = self._known.pop(peer, None)
+        self._known[peer] = known
+        if len(self._known) > PEERS_KEPT:
+            gone, _ = self._known.popitem(last=False)
+            self._dials.pop(gone, None)
+        if old is None or old.addresses != known.addresses or old.standing != known.standing:
+            self._dials.pop(peer, None)
+            return old is not None
+        return False
+
+    def known(self, peer: PeerId) -> Known:
+        """What the directory said of a peer last."""
+        return self._known.get(peer, Known())
+
+    @property
+    def standing(self) -> Standing:
+        """Whether others can dial this peer. On one machine everybody can."""
+        return Standing.OPEN if self.local else self._reach.standing(time.monotonic())
+
+    def relays(self) -> dict[PeerId, float]:
+        """Peers that would relay for this one and that it is connected to, the round trip
+        unknown."""
+        links = self._p2p.links()
+        return {p: 0.0 for p, k in self._known.items() if k.room > 0 and p in links}
+
+    def mapped_by(self) -> str:
+        """How the router was asked to map the libp2p port: "UPnP", "NAT-PMP", "PCP", "" for not at
+        all."""
+        return next(
+            (
+                m.how
+                for m in self._mappings()
+                if (m.protocol, m.internal) == ("tcp", self._p2p.port)
+            ),
+            "",
+        )
+
+    def words(self, relays: int) -> str:
+        """One line for people: how others reach this peer, which holds ``relays`` reservations."""
+        if self.local:
+            return "on this machine only"
+        if self.standing is Standing.OPEN:
+            how = self.mapped_by()
+            return f"direct, by a port that the router maps ({how})" if how else "direct"
+        if self.standing is Standing.UNKNOWN:
+            return "not known yet: nobody has tried to dial this peer"
+        punched = sum(self._p2p.how(p) == "punched" for p in self._p2p.links())
+        parts = [f"relayed by {relays}"] if relays else []
+        parts += [f"punched with {punched}"] if punched else []
+        return (
+            ", ".join(parts) or "outbound only: others cannot dial this peer, and no relay is known"
+        )
+
+    # ----------------------------------------------------------- addresses
+
+    def multiaddrs(self) -> list[str]:
+        """Multiaddrs under which others may reach this peer, each with its PeerId, the most likely
+        first."""
+        own = self._p2p.addresses()
+        if self.local:
+            return own
+        mark = f"/p2p/{self._p2p.peer_id}"
+        port = self._p2p.port
+        more = [
+            multiaddr(m.host, m.external, "tcp" if m.protocol == "tcp" else "quic") + mark
+            for m in self._mappings()
+            if m.internal == port
+        ]
+        if self.standing is Standing.OPEN:
+            # A port that was mapped by hand: those who see us there have dialled it.
+            more += [
+                multiaddr(host, self._external()[0]) + mark
+                for host in self._reach.public(time.monotonic())
+            ]
+        outside = [a for a in own if scope(host_of(a)) < Scope.LINK]
+        ranked = sorted(dict.fromkeys([*more, *outside]), key=_rank)
+        return ranked or own
+
+    def targets(self) -> tuple[list[str], list[str]]:
+        """host:port that others should dial for gRPC, the most likely first; and those of them that
+        the router maps."""
+        settings, port, now = self._transport, self._grpc_port(), time.monotonic()
+        if settings.force_tunnel:
+            return [], []
+        if settings.announce:
+            return list(settings.announce), []
+        if settings.host not in ("", "0.0.0.0", "::"):
+            return [join_host(settings.host, port)], []
+        mapped = [
+            join_host(m.host, m.external)
+            for m in self._mappings()
+            if (m.protocol, m.internal) == ("tcp", port)
+        ]
+        hosts = [h for h in own_addresses() if settings.host != "0.0.0.0" or ":" not in h]
+        if self._reach.bulk_open(now):
+            hosts = [*self._reach.public(now), *hosts]
+        usual = [join_host(h, port) for h in dict.fromkeys(hosts)]
+        loop = "::1" if settings.host == "::" else "127.0.0.1"
+        return list(dict.fromkeys([*mapped, *usual])) or [join_host(loop, port)], mapped
+
+    def seen(self) -> list[str]:
+        """Multiaddrs at which others see this peer's libp2p port, public ones: for hole
+        punching."""
+        now = time.monotonic()
+        public = [
+            multiaddr(host, port)
+            for host, port in self._reach.seen(now)
+            if scope(host) is Scope.PUBLIC
+        ]
+        six = [
+            multiaddr(a, self._p2p.port)
+            for a in own_addresses()
+            if ":" in a and scope(a) is Scope.PUBLIC
+        ]
+        return list(dict.fromkeys([*six, *public]))
+
+    def moving_ports(self) -> bool:
+        """Whether the router gives every connection another port (address-dependent mapping):
+        nothing can be punched then."""
+        by_host: dict[str, set[int]] = {}
+        for host, port in self._reach.seen(time.monotonic()):
+            by_host.setdefault(host, set()).add(port)
+        return any(len(ports) > 1 for ports in by_host.values())
+
+    def _mappings(self) -> list[Mapping]:
+        # A second router above the one that maps: what it maps to is no address that anybody
+        # outside can dial.
+        return [m for m in self.mapper.mappings if scope(m.host) is Scope.PUBLIC]
+
+    def _external(self) -> tuple[int, int]:
+        """The libp2p and the gRPC port as others would dial them."""
+        outside = {m.internal: m.external for m in self._mappings() if m.protocol == "tcp"}
+        p2p, grpc = self._p2p.port, self._grpc_port()
+        return outside.get(p2p, p2p), outside.get(grpc, grpc)
+
+    # ----------------------------------------------------------- what is done
+
+    async def _run(self) -> None:
+        if not self.local:
+            await self._start_mapping()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            now = time.monotonic()
+            links = self._p2p.links()
+            self._keep_company(links.keys(), now)
+            if self.local:
+                continue
+            self._reach.listens(*self._external())
+            for peer in self._reach.whom_to_ask(links, now):
+                self._tasks.spawn(self._be_dialled(peer, links[peer]), f"reach {short(peer)}")
+            standing = self.standing
+            if standing is not self._was:
+                self._was = standing
+                self._journal.emit(
+                    "transport", "standing", _STANDING[standing], standing=standing.value
+                )
+                self.changed()
+
+    def changed(self) -> None:
+        """What others should know of this peer is something else now."""
+        for callback in self.on_change:
+            callback()
+
+    def _keep_company(self, connected: Container[PeerId], now: float) -> None:
+        """Connect to peers that can be dialled: whoever cannot be dialled is reached over the
+        connections it makes."""
+        recent = list(self._known.items())[-COMPANY:]
+        for peer, known in recent:
+            if peer in connected or not known.addresses:
+                self._dials.pop(peer, None)
+                continue
+            dials = self._dials.setdefault(peer, _Dials())
+            if not dials.busy and now >= dials.next:
+                dials.busy = True
+                self._tasks.spawn(self._connect(peer, known, dials), f"connect {short(peer)}")
+
+    async def _connect(self, peer: PeerId, known: Known, dials: _Dials) -> None:
+        try:
+            await self.connect(peer)
+        except PeerFault:
+            # Whom others cannot dial either is worth a rare try only: it may be on this very LAN.
+            dials.failures += 3 if known.standing is Standing.CLOSED else 1
+            dials.next = time.monotonic() + min(LONGEST_S, AGAIN_S * 2.0 ** (dials.failures - 1))
+        finally:
+            dials.busy = False
+
+    async def connect(self, peer: PeerId) -> None:
+        """A libp2p connection to the addresses that the peer announces. Raises PeerFault."""
+        known = self.known(peer)
+        if not known.addresses:
+            raise PeerFault(peer, "it announces no address")
+        await self._p2p.reach(peer, CONNECT_S)
+
+    async def _be_dialled(self, peer: PeerId, ends: Sequence[str]) -> None:
+        """Ask a peer where it sees this one, and whether it can dial it there."""
+        ports = self._external()
+        try:
+            answer = await self._ask(peer, Ask(reach=AskReach(ports=ports)), 2 * DIAL_BACK_S)
+        except PeerFault:
+            return
+        if answer.WhichOneof("answer") != "reach":
+            return
+        host, port = host_of(answer.reach.seen), part_of(answer.reach.seen, "tcp")
+        far = scope(host) is Scope.PUBLIC and any(scope(host_of(e)) is Scope.PUBLIC for e in ends)
+        found = frozenset(answer.reach.open) & frozenset(ports)
+        if host and scope(host) <= Scope.PRIVATE:
+            before = self.seen()
+            seen = int(port) if port.isdigit() else 0
+            self._reach.reported(Report(peer, host, seen, found, far, time.monotonic()))
+            if self.seen() != before:
+                self.changed()
+
+    async def dialled(self, peer: PeerId, ports: Sequence[int]) -> tuple[str, list[int]]:
+        """Where this peer sees ``peer`` (a multiaddr, "" for nowhere), and which of its TCP ports
+        accept a connection there.
+
+        Only the address of the connection that the peer has is dialled, so nobody can have others
+        dialled by us.
+        """
+        ends = self._p2p.links().get(peer)
+        if ends is None:
+            with contextlib.suppress(NetworkFault):
+                ends = (await self._p2p.look()).get(peer)
+        seen = next((e for e in ends or () if "/tcp/" in e), next(iter(ends or ()), ""))
+        host = host_of(seen)
+        if not host or scope(host) > Scope.PRIVATE:
+            # A punched connection comes to p2pd from this very machine, whose ports are nobody's
+            # business.
+            return "", []
+        asked = [p for p in dict.fromkeys(ports) if 0 < p < 1 << 16][:PORTS]
+        found = await asyncio.gather(*(_accepts(host, port) for port in asked))
+        return seen, [port for port, good in zip(asked, found, strict=True) if good]
+
+
+_STANDING = {
+    Standing.UNKNOWN: "nobody has tried to dial this peer yet",
+    Standing.OPEN: "other peers can dial this peer",
+    Standing.CLOSED: "other peers cannot dial this peer: it is reached over connections that it "
+    "makes, and through relays",
+}
+
+
+def _rank(address: str) -> tuple[int, bool, bool]:
+    return scope(host_of(address)), "/tcp/" not in address, ":" in host_of(address)
+
+
+async def _accepts(host: str, port: int) -> bool:
+    try:
+        async with asyncio.timeout(DIAL_BACK_S):
+            _, writer = await asyncio.open_connection(host, port)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True

@@ -1,0 +1,284 @@
+"""The two sides that a relay serves: being reached through relays, and reaching somebody through
+one. Enters: relays that others offer, streams that relays bring. Leaves: streams whose other end
+has proven its identity. Never: a stream that is used before that, whatever its relay says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import math
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from google.protobuf.message import DecodeError
+
+from node.core.errors import PeerFault, Refused, WireError
+from node.core.ids import PeerId, short
+from node.core.tasks import Tasks
+from node.identity.keys import Identity
+from node.reach import secure
+from node.reach.reserve import WANTED, Reservations
+from node.transport import handshake
+from node.transport.frames import StreamEnded, Streams, read_frame, write_frame
+from node.transport.limits import PEERS_KEPT
+from node.transport.ways import tunnel
+from node.transport.ways.relay import ASK_BYTES, FIRST_WORD_S, RELAY
+from protos.reach_pb2 import Connect, RelayAnswer, RelayAsk, Relayed, Reserve
+
+if TYPE_CHECKING:
+    from node.telemetry.events import Journal
+
+LOOK_S = 1.0
+"""Between two looks whether a reservation is wanted."""
+BEAT_S, BEAT_TIMEOUT_S = 2.0, 4.0
+"""Between two bytes to a relay that holds a reservation, and for its echo."""
+OPEN_S = 6.0
+"""For a relay to bring a stream to its client."""
+BLAME_S = 600.0
+"""A relay over which a connection broke comes after the others for so long."""
+NONCES = 4096
+"""Preambles of relayed tunnels that cannot be used again."""
+_NONCE = 16
+_LABEL = b"tutti/relayed/tunnel/1"
+
+Serve = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Meet = Callable[[PeerId, secure.Secured], Awaitable[None]]
+
+
+class Relays:
+    """``run_id()`` and ``admission()`` are what this peer shows to relays; ``offers()``: relays
+    that would take a client, with the round trip to each in seconds (0: unknown). ``meet(peer,
+    stream)`` answers a handshake of a proven peer."""
+
+    def __init__(
+        self,
+        streams: Streams,
+        identity: Identity,
+        shown: secure.Shown,
+        tokens: handshake.Tokens,
+        run_id: Callable[[], str],
+        admission: Callable[[], bytes],
+        offers: Callable[[], Mapping[PeerId, float]],
+        meet: Meet,
+        serve_tunnel: Serve,
+        journal: Journal,
+        on_error: Callable[[str, BaseException], None] | None = None,
+    ) -> None:
+        self._streams, self._identity, self._shown, self._tokens = streams, identity, shown, tokens
+        self._run_id, self._admission, self._offers = run_id, admission, offers
+        self._meet, self._serve_tunnel, self._journal = meet, serve_tunnel, journal
+        self._choice = Reservations(secrets.token_bytes(16))
+        self._of: OrderedDict[PeerId, tuple[PeerId, ...]] = OrderedDict()
+        self._used: OrderedDict[bytes, None] = OrderedDict()
+        self._blamed: dict[PeerId, float] = {}
+        self._tasks = Tasks("relays", on_error)
+        self.on_change: Callable[[], None] = lambda: None
+        """Told when a reservation is made or lost."""
+
+    # ----------------------------------------------------------- being reached
+
+    @property
+    def held(self) -> tuple[PeerId, ...]:
+        """Relays through which this peer can be reached now."""
+        return tuple(sorted(self._choice.held))
+
+    def start(self) -> None:
+        """Begin to keep as many reservations as are wanted."""
+        self._tasks.spawn(self._keep(), "keep", eternal=True)
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+    def want(self, wanted: bool) -> None:
+        """Whether others should reach this peer through relays. Reservations that are no longer
+        wanted stay until they end."""
+        self._choice.wanted = WANTED if wanted else 0
+
+    async def _keep(self) -> None:
+        while True:
+            for relay in self._choice.due(self._offers(), time.monotonic()):
+                self._tasks.spawn(self._reserve(relay), f"reserve {short(relay)}")
+            await asyncio.sleep(LOOK_S)
+
+    async def _reserve(self, relay: PeerId) -> None:
+        """Hold one reservation until it ends, whatever the reason."""
+        try:
+            async with asyncio.timeout(OPEN_S):
+                reader, writer = await self._ask(relay, RelayAsk(reserve=Reserve()))
+        except (PeerFault, TimeoutError) as e:
+            self._journal.emit(
+                "transport",
+                "relay-refused",
+                f"no place at relay {short(relay)}: {e}",
+                "debug",
+                peer=relay,
+            )
+            self._choice.lost(relay, time.monotonic())
+            return
+        self._choice.granted(relay)
+        self._journal.emit(
+            "transport",
+            "relay-held",
+            f"others can reach this peer through {short(relay)}",
+            peer=relay,
+        )
+        self.on_change()
+        try:
+            await self._beat(reader, writer)
+        except (OSError, TimeoutError, StreamEnded) as e:
+            why = str(e) or "no answer"
+            self._journal.emit(
+                "transport",
+                "relay-lost",
+                f"relay {short(relay)} is lost: {why}",
+                "warning",
+                peer=relay,
+            )
+        finally:
+            writer.close()
+            self._choice.lost(relay, time.monotonic())
+            self.on_change()
+
+    async def _beat(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while self._choice.wanted:
+            writer.write(b".")
+            await writer.drain()
+            async with asyncio.timeout(BEAT_TIMEOUT_S):
+                if not await reader.read(1):
+                    raise StreamEnded("it has ended the reservation")
+            await asyncio.sleep(BEAT_S)
+
+    async def serve(
+        self, relay: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """A stream that ``relay`` brings. Raises WireError, TimeoutError, Refused for one that
+        proves nothing."""
+        if relay not in self._choice.held:
+            return
+        async with asyncio.timeout(FIRST_WORD_S):
+            raw = await read_frame(reader, ASK_BYTES)
+        try:
+            word = Relayed.FromString(raw)
+        except DecodeError as e:
+            raise WireError(f"not a relayed stream: {e}") from e
+        if word.stream == handshake.STREAM:
+            async with asyncio.timeout(FIRST_WORD_S):
+                peer, stream = await secure.answer(
+                    reader, writer, self._identity, self._shown, self._run_id()
+                )
+            await self._meet(peer, stream)
+        elif word.stream == tunnel.STREAM:
+            async with asyncio.timeout(FIRST_WORD_S):
+                nonce, shown = (
+                    await reader.readexactly(_NONCE),
+                    await reader.readexactly(hashlib.sha256().digest_size),
+                )
+            peer = PeerId(word.source)
+            if nonce in self._used or not self._tokens.proves(
+                peer, _preamble(nonce, self._identity.peer_id), shown
+            ):
+                raise Refused(f"a relayed tunnel that {short(peer)} did not open")
+            self._used[nonce] = None
+            if len(self._used) > NONCES:
+                self._used.popitem(last=False)
+            await self._serve_tunnel(peer, reader, writer)
+
+    # ----------------------------------------------------------- reaching others
+
+    def learn(self, peer: PeerId, relays: Sequence[PeerId]) -> None:
+        """Through whom ``peer`` says it can be reached."""
+        self._of.pop(peer, None)
+        if relays:
+            self._of[peer] = tuple(relays[:WANTED])
+            if len(self._of) > PEERS_KEPT:
+                self._of.popitem(last=False)
+
+    def of(self, peer: PeerId) -> tuple[PeerId, ...]:
+        """Relays of ``peer``, those over which a connection broke lately last. This very peer and
+        the target are left out."""
+        known = [r for r in self._of.get(peer, ()) if r not in (self._identity.peer_id, peer)]
+        return tuple(sorted(known, key=lambda r: self._blamed.get(r, -math.inf)))
+
+    def blame(self, relay: PeerId, now: float) -> None:
+        """A connection over this relay broke; if that was not its client, it may happen again."""
+        self._blamed = {r: at for r, at in self._blamed.items() if now - at < BLAME_S} | {
+            relay: now
+        }
+
+    async def private(self, relay: PeerId, peer: PeerId) -> secure.Secured:
+        """A stream to the handshake of ``peer`` through ``relay``, both ends proven. Raises
+        PeerFault."""
+        try:
+            async with asyncio.timeout(OPEN_S):
+                reader, writer = await self._connect(relay, peer, handshake.STREAM)
+                try:
+                    return await secure.call(reader, writer, self._identity, peer, self._run_id())
+                except BaseException:
+                    writer.close()
+                    raise
+        except TimeoutError as e:
+            raise PeerFault(peer, f"no answer through relay {short(relay)} in {OPEN_S:g} s") from e
+
+    def through(self, relay: PeerId, token: str) -> Streams:
+        """Streams for a :class:`~node.transport.ways.tunnel.Tunnel` through ``relay``; ``token`` is
+        what the peer gave us (hex)."""
+        return _Through(self, relay, token)
+
+    async def _connect(
+        self, relay: PeerId, peer: PeerId, stream: str
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        try:
+            return await self._ask(relay, RelayAsk(connect=Connect(target=peer, stream=stream)))
+        except PeerFault as e:
+            raise PeerFault(peer, f"relay {short(relay)}: {e.reason}") from e
+
+    async def _ask(
+        self, relay: PeerId, ask: RelayAsk
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A stream to ``relay`` on which it has said yes. Raises PeerFault with its reason."""
+        ask.run_id, ask.admission = self._run_id(), self._admission()
+        reader, writer = await self._streams.open_stream(relay, RELAY, OPEN_S)
+        try:
+            await write_frame(writer, ask.SerializeToString())
+            answer = RelayAnswer.FromString(await read_frame(reader, ASK_BYTES))
+            if not answer.granted:
+                raise PeerFault(relay, handshake.printable(answer.reason) or "it says no")
+        except BaseException as e:
+            writer.close()
+            if isinstance(e, WireError | DecodeError | OSError):
+                raise PeerFault(relay, f"the relay broke off: {e}") from e
+            raise
+        return reader, writer
+
+
+class _Through:
+    """See :meth:`Relays.through`."""
+
+    def __init__(self, relays: Relays, relay: PeerId, token: str) -> None:
+        self._relays, self._relay, self._token = relays, relay, bytes.fromhex(token)
+
+    async def open_stream(
+        self, peer: PeerId, name: str, timeout: float = OPEN_S, limit: int = 0
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A stream to ``peer``, with the proof that it was opened by who holds the token. Raises
+        PeerFault. ``limit`` is left to the one that carries it."""
+        try:
+            async with asyncio.timeout(timeout):
+                reader, writer = await self._relays._connect(self._relay, peer, name)
+        except TimeoutError as e:
+            raise PeerFault(
+                peer, f"no stream through relay {short(self._relay)} in {timeout:g} s"
+            ) from e
+        nonce = secrets.token_bytes(_NONCE)
+        with contextlib.suppress(OSError):
+            writer.write(nonce + hmac.digest(self._token, _preamble(nonce, peer), "sha256"))
+        return reader, writer
+
+
+def _preamble(nonce: bytes, callee: PeerId) -> bytes:
+    return _LABEL + nonce + callee.encode()

@@ -1,0 +1,119 @@
+"""The counters of ``benchmarks.codebase`` on a made-up tree: each sees what it is there to see."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+from benchmarks.source import tree as source
+from benchmarks.source.reached import unreached
+from benchmarks.source.tree import Tree
+from benchmarks.source.walks import check, read_walk
+
+FILES = {
+    "cli.py": """
+        from node import app
+        def main():
+            from node.jobs import Job
+            app.start(Job())
+        """,
+    "node/__init__.py": "",
+    "node/app.py": '''
+        """What the program starts."""
+        from typing import TYPE_CHECKING, Protocol
+        if TYPE_CHECKING:
+            from node.dead import helper
+        class Port(Protocol):
+            def promised(self) -> None: ...
+        def start(job: "Job") -> None:
+            """Two statements below, one here."""
+            helper = 3
+            job.run()
+        def never() -> None:
+            helper()
+        ''',
+    "node/jobs.py": """
+        from textual import App
+        class Job:
+            def run(self):
+                return self._work()
+            def _work(self):
+                return [1]
+            def unused(self):
+                return {"a": "# fmt: skip"}
+        class Screen(App):
+            def on_key(self):
+                pass
+        class Local:
+            def run(self):
+                pass
+        SCREEN = Screen()
+        """,
+    "node/dead.py": """
+        class Job:
+            def run(self):
+                pass
+        def helper():
+            return 1
+        """,
+    "tests/test_a.py": "from node.dead import helper\nassert helper() == 1\n",
+}
+
+
+def made(root: Path, files: dict[str, str]) -> Tree:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(textwrap.dedent(text))
+    return source.read(root)
+
+
+def test_what_only_tests_call_is_found(tmp_path: Path) -> None:
+    """Neither an import for types, a local variable of the name nor a method of that name in a
+    class nobody makes reaches anything; a library's base class reaches what overrides it."""
+    assert unreached(made(tmp_path, FILES)) == [
+        "node.app.never",
+        "node.dead.Job.run",
+        "node.dead.helper",
+        "node.jobs.Job.unused",
+        "node.jobs.Local.run",
+    ]
+
+
+def test_docstrings_and_bare_constants_are_no_statements(tmp_path: Path) -> None:
+    tree = made(tmp_path, {"node/a.py": '"""Doc."""\nx = 1\ndef f():\n    """Doc."""\n    ...\n'})
+    assert source.count(tree.under("node")) == 2
+
+
+def test_moved_code_is_not_saved(tmp_path: Path) -> None:
+    """What kept its name and most statements; neither new functions nor those that stayed."""
+    kept = "def kept(a):\n    b = a + 1\n    c = b * 2\n    return c\n"
+    before = made(tmp_path / "a", {"node/a.py": kept + "def gone():\n    return 4\n"})
+    after = made(
+        tmp_path / "b",
+        {
+            "node/b.py": "def other():\n    return 1\n",
+            "benchmarks/a.py": kept.replace("b * 2", "b * 3") + "def fresh():\n    return 5\n",
+        },
+    )
+    assert source.moved(before, after, away_from="node", into=("benchmarks",)) == 3
+    assert source.moved(after, after, away_from="node", into=("benchmarks",)) == 0
+
+
+def test_shared_names_long_lines_and_packages_are_counted(tmp_path: Path) -> None:
+    tree = made(tmp_path, {**FILES, "node/sub/long.py": "x = 1  # " + "é" * 92 + "\n" + "#" * 100})
+    node = tree.under("node")
+    assert source.shared_class_names(node) == {"Job": ["node/dead.py", "node/jobs.py"]}
+    assert source.long_lines(node) == ["node/sub/long.py:1"]
+    assert source.skipped_formatting(node) == ["node/jobs.py:9"]
+    assert source.largest_package(node) == ("node", 4)
+
+
+def test_a_walk_follows_imports_and_calls(tmp_path: Path) -> None:
+    page = "# A\n## Down\n1. `cli.py`: starts\n2. `node/app.py`\n\ntext `x.py`\n## Up\n1. `z.py`\n"
+    tree = made(tmp_path, FILES)
+    assert read_walk(page, "Down") == ("cli.py", "node/app.py")
+    assert read_walk(page, "Sideways") == ()
+    assert check(tree, ("cli.py", "node/app.py", "node/jobs.py")).sound
+    assert not check(tree, ()).sound
+    assert check(tree, ("cli.py", "z.py")).missing == ("z.py",)
+    assert check(tree, ("cli.py", "node/dead.py")).unlinked == (("cli.py", "node/dead.py"),)

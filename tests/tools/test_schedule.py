@@ -1,0 +1,167 @@
+"""``tutti schedule``: the document, the picture, the events, and every way to ask for the
+impossible."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks.scheduler import DATA, load
+from cli import main
+from node.scheduler.planning.problem import parse
+from node.scheduler.planning.replay import replay
+from node.tools.gantt import COLOURS
+
+B = str(DATA / "skippipe_B.json")
+
+
+def ask(capsys, *words):
+    code = main(["schedule", *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_json_can_be_replayed(capsys):
+    code, out, _ = ask(capsys, B, "--json", "--moves", "800")
+    said = json.loads(out)
+    assert code == 0
+    routes = [(row["origin"], *row["hops"]) for row in said["paths"]]
+    assert replay(load("B"), routes).makespan == pytest.approx(said["makespan_s"], abs=1e-6)
+    assert said["lower_bound_s"] <= said["makespan_s"] < 18.0
+    assert said["planning_s"] >= 0
+    assert said["deadlock_free"] is True
+
+
+def test_people_get_a_table_and_a_picture(capsys, tmp_path):
+    svg = tmp_path / "plan.svg"
+    code, out, _ = ask(capsys, B, "--moves", "200", "--gantt", str(svg), "--slots-ends", "6")
+    assert code == 0
+    assert "lower bound" in out
+    assert "Australia" in out
+    assert len([line for line in out.splitlines() if line.endswith("%")]) == 20
+    drawn = ElementTree.parse(svg).getroot()
+    titles = [e.text for e in drawn.iter("{http://www.w3.org/2000/svg}title")]
+    assert len(titles) == 30 * 9
+    assert sum("loss" in str(t) for t in titles) == 30
+
+
+def test_the_picture_may_be_a_png(capsys, tmp_path):
+    from matplotlib.image import imread
+
+    png = tmp_path / "plan.PNG"
+    assert ask(capsys, B, "--moves", "50", "--gantt", str(png))[0] == 0
+    pixels = (imread(png)[..., :3] * 255).round().astype(int)
+    high, wide, _ = pixels.shape
+    # Every peer's row is crossed; the forwards of the ends peers come first, and the last task ends
+    # at the right.
+    colours = {
+        kind: [int(text[i : i + 2], 16) for i in (1, 3, 5)] for kind, text in COLOURS.items()
+    }
+    blue, orange = ((pixels == colours[kind]).all(axis=2) for kind in "fb")
+    assert high > 20 * 15
+    assert wide > 1000
+    assert blue.any(axis=0).argmax() < orange.any(axis=0).argmax()
+    runs = (blue | orange).any(axis=1).astype(int)
+    assert (runs[1:] > runs[:-1]).sum() >= 20
+
+
+def test_a_picture_of_another_kind_is_refused_before_planning(capsys, tmp_path):
+    code, out, err = ask(capsys, str(tmp_path / "none.json"), "--gantt", str(tmp_path / "plan.bmp"))
+    assert (code, out) == (2, "")
+    assert "picture" in err
+
+
+def test_the_problem_may_come_by_stdin(capsys, monkeypatch):
+    text = (DATA / "skippipe_B.json").read_bytes()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+    code, out, _ = ask(capsys, "-", "--json", "--moves", "50")
+    assert code == 0
+    assert len(json.loads(out)["paths"]) == 30
+
+
+def test_events_keep_a_given_plan_or_make_one(capsys, tmp_path):
+    _, out, _ = ask(capsys, B, "--json", "--moves", "100")
+    events = tmp_path / "events.json"
+    strikes = [
+        {"at_s": 2.0, "what": "death", "peer": 12},
+        {"at_s": 4.0, "what": "busy", "peer": 9, "for_s": 1.0},
+    ]
+    events.write_text(json.dumps({"events": strikes, "paths": json.loads(out)["paths"]}))
+    code, out, _ = ask(capsys, B, "--json", "--replan", str(events))
+    said = json.loads(out)
+    assert code == 0
+    again = said["replanned"]
+    assert [e["what"] for e in again["events"]] == ["death", "busy"]
+    assert again["dropped"] == []
+    assert len(again["paths"]) == 30
+    events.write_text(json.dumps({"events": strikes}))
+    code, out, _ = ask(capsys, B, "--moves", "100", "--replan", str(events))
+    assert code == 0
+    assert "makespan with events" in out
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"path_length": 9}, "path_length"),
+        ({"microbatches_per_end": [6, 6, 6, 6, 5]}, "equal visits"),
+        ({"max_jump": 1, "max_swaps": 0}, "max_jump"),
+        ({"delays_s": [[0.0]]}, "delays_s"),
+    ],
+)
+def test_the_impossible_is_refused_with_a_next_step(capsys, tmp_path, change, word):
+    document = json.loads((DATA / "skippipe_B.json").read_text()) | change
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(document))
+    code, out, err = ask(capsys, str(path))
+    assert code == 2
+    assert out == ""
+    assert word in err
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1, 2", '{"delays_s": NaN}', "\x00"])
+def test_what_is_no_json_is_refused(capsys, tmp_path, text):
+    path = tmp_path / "p.json"
+    path.write_text(text)
+    assert ask(capsys, str(path))[0] == 2
+
+
+def test_other_refusals(capsys, tmp_path):
+    assert ask(capsys, str(tmp_path / "none.json"))[0] == 2
+    assert ask(capsys, B, "--moves", "50", "--gantt", str(tmp_path / "plan.bmp"))[0] == 2
+    assert ask(capsys, B, "--moves", "50", "--gantt", str(tmp_path / "no" / "plan.svg"))[0] == 1
+    events = tmp_path / "events.json"
+    events.write_text(json.dumps({"events": [], "paths": [{"origin": 0, "hops": [1]}]}))
+    code, _, err = ask(capsys, B, "--replan", str(events))
+    assert code == 2
+    assert "rule" in err or "path" in err
+    assert ask(capsys, B, "--limit", "99999")[0] == 2
+
+
+def test_a_swarm_of_one_of_each_is_planned():
+    one = {
+        "delays_s": [[0, 1], [1, 0]],
+        "compute_s": [1, 1],
+        "stages": [[0], [1]],
+        "path_length": 2,
+        "microbatches_per_end": 2,
+    }
+    assert parse(one).total == 2
+
+
+def test_peers_are_put_where_they_are_better(capsys):
+    code, out, _ = ask(
+        capsys, str(DATA / "skippipe_A.json"), "--json", "--assign", "--moves", "120"
+    )
+    said = json.loads(out)
+    assert code == 0
+    assert said["assignment"]["after_s"] < said["assignment"]["before_s"]
+    given = json.loads((DATA / "skippipe_A.json").read_text())
+    assert [len(peers) for peers in said["stages"]] == [len(peers) for peers in given["stages"]]
+    again = parse(given | {"stages": said["stages"]})
+    routes = [(row["origin"], *row["hops"]) for row in said["paths"]]
+    assert replay(again, routes).makespan == pytest.approx(said["makespan_s"], abs=1e-6)
