@@ -184,9 +184,9 @@ class RoundMachine:
                 self._refuse(
                     number,
                     Kind.SUPERSEDED,
-                    f"this peer is at attempt {epoch.current.round.attempt}",
+                    f"this peer is at attempt {epoch.current.round.attempt}",  # type: ignore[union-attr]
                 )
-            ]  # type: ignore[union-attr]
+            ]
         if epoch.fault:
             return [self._refuse(number, Kind.FAILED, epoch.fault)]
         if began.tokens == 0:
